@@ -1,0 +1,48 @@
+// The Python module roundoff.kernels._compiled: it takes addresses and plain numbers, and knows nothing of torch.
+#include <nanobind/nanobind.h>
+
+#include <cstdlib>
+#include <cstring>
+
+#include "isa.h"
+
+namespace nb = nanobind;
+
+namespace roundoff {
+
+static Level detect() {
+#ifdef ROUNDOFF_X86_LEVELS
+  __builtin_cpu_init();
+  const bool v3 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("bmi2");
+  const bool v4 = v3 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+                  __builtin_cpu_supports("avx512cd") && __builtin_cpu_supports("avx512dq") &&
+                  __builtin_cpu_supports("avx512vl");
+  const char* asked = std::getenv("ROUNDOFF_ISA");
+  if (asked && !std::strcmp(asked, "plain")) return Level::plain;
+  if (asked && !std::strcmp(asked, "v3") && v3) return Level::v3;
+  return v4 ? Level::v4 : v3 ? Level::v3 : Level::plain;
+#else
+  return Level::plain;
+#endif
+}
+
+Level level() {
+  static const Level found = detect();
+  return found;
+}
+
+void bind_summarize(nb::module_& m);
+
+}  // namespace roundoff
+
+NB_MODULE(_compiled, m) {
+  m.doc() = "One-pass loops over tensor memory.";
+  m.def("level", [] {
+    switch (roundoff::level()) {
+      case roundoff::Level::v4: return "x86-64-v4";
+      case roundoff::Level::v3: return "x86-64-v3";
+      default: return "plain";
+    }
+  }, "The instruction set in use.");
+  roundoff::bind_summarize(m);
+}

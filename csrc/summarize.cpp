@@ -1,0 +1,545 @@
+// The loops behind summarize, written once with GCC's vector types and compiled for each instruction set.
+//
+// A tensor is walked in its logical order in chunks of 1024 elements that stay in the first cache: each chunk is hashed,
+// its numbers are added up in eight or sixteen fixed lanes, and its sketch is taken. Lanes are the same on every
+// machine, so the sums are too.
+#include "summarize.h"
+
+#include <cstring>
+#if defined(__AVX2__)
+#include <immintrin.h>
+#endif
+
+namespace roundoff {
+namespace ROUNDOFF_ISA {
+namespace {
+
+constexpr int kChunk = 1024;
+constexpr int kPlaceStride = 613;  // how far the signs of neighbouring outer places are apart; odd, so it visits all
+
+typedef double d8 __attribute__((vector_size(64)));
+typedef float f8 __attribute__((vector_size(32)));
+typedef float f16 __attribute__((vector_size(64)));
+typedef uint32_t u16 __attribute__((vector_size(64)));
+typedef int32_t i16 __attribute__((vector_size(64)));
+typedef uint64_t u8 __attribute__((vector_size(64)));
+
+template <class V>
+inline V load(const void* from) {
+  V v;
+  std::memcpy(&v, from, sizeof v);
+  return v;
+}
+
+inline d8 load_wide(const double* from) { return load<d8>(from); }
+inline d8 load_wide(const float* from) { return __builtin_convertvector(load<f8>(from), d8); }
+
+inline d8 absolute(d8 x) { return (d8)((u8)x & 0x7fffffffffffffffull); }
+
+// ---- hash -----------------------------------------------------------------------------------------------------------
+
+// Products of the low 32 bits of each lane.
+inline u8 multiply_low(u8 a, u8 b) {
+#if defined(__AVX512F__)
+  return (u8)_mm512_mul_epu32((__m512i)a, (__m512i)b);
+#elif defined(__AVX2__)
+  u8 out;
+  const __m256i* x = (const __m256i*)&a;
+  const __m256i* y = (const __m256i*)&b;
+  __m256i parts[2] = {_mm256_mul_epu32(x[0], y[0]), _mm256_mul_epu32(x[1], y[1])};
+  std::memcpy(&out, parts, sizeof out);
+  return out;
+#else
+  return (a & 0xffffffffull) * b;
+#endif
+}
+
+// Weighted sum of at most 1024 words; words that are not there count as 0.
+uint64_t hash_block(const char* words, int num_words) {
+  const Tables& t = tables();
+  u8 even = {}, odd = {};
+  int i = 0;
+  for (; i + 16 <= num_words; i += 16) {
+    const u8 pair = load<u8>(words + 4 * i);
+    even += multiply_low(pair, load<u8>(t.even_weights + i / 2));
+    odd += multiply_low(pair >> 32, load<u8>(t.odd_weights + i / 2));
+  }
+  even += odd;
+  uint64_t sum = 0;
+  for (int lane = 0; lane < 8; ++lane) sum += even[lane];
+  for (; i < num_words; ++i) {
+    uint32_t word;
+    std::memcpy(&word, words + 4 * i, 4);
+    sum += word * (i % 2 ? t.odd_weights[i / 2] : t.even_weights[i / 2]);
+  }
+  return sum;
+}
+
+// ---- numbers --------------------------------------------------------------------------------------------------------
+
+struct Numbers {
+  d8 sum = {}, sum_abs = {}, sum_squares = {};
+  double min = __builtin_inf(), max = -__builtin_inf();
+  int64_t num_nan = 0, num_posinf = 0, num_neginf = 0, num_zero = 0, num_subnormal = 0;
+};
+
+template <class T>
+struct Bits;
+template <>
+struct Bits<float> {
+  using word = uint32_t;
+  using lanes = u16;
+  using values = f16;
+  static constexpr word magnitude = 0x7fffffffu, infinity = 0x7f800000u;
+};
+template <>
+struct Bits<double> {
+  using word = uint64_t;
+  using lanes = u8;
+  using values = d8;
+  static constexpr word magnitude = 0x7fffffffffffffffull, infinity = 0x7ff0000000000000ull;
+};
+
+template <class T>
+inline typename Bits<T>::word magnitude_bits(T x) {
+  typename Bits<T>::word bits;
+  std::memcpy(&bits, &x, sizeof bits);
+  return bits & Bits<T>::magnitude;
+}
+
+template <class V>
+inline V smaller(V a, V b) { return a < b ? a : b; }
+template <class V>
+inline V larger(V a, V b) { return a > b ? a : b; }
+
+// Adds the first `n` values, a multiple of 16, all finite or not; true if they were, else `into` is as it was.
+template <class T>
+bool add_finite(const T* x, int n, typename Bits<T>::word smallest_normal, Numbers& into) {
+  using B = Bits<T>;
+  using V = typename B::values;
+  using W = typename B::lanes;
+  constexpr int lanes = sizeof(V) / sizeof(T);
+  d8 sum[2] = {}, sum_abs[2] = {}, sum_squares[2] = {};
+  V low = load<V>(x), high = low;
+  W least = (W)low & B::magnitude, most = least;
+  for (int i = 0; i < n; i += 16) {
+    for (int part = 0; part < 16; part += lanes) {
+      const V v = load<V>(x + i + part);
+      const W m = (W)v & B::magnitude;
+      low = smaller(v, low);
+      high = larger(v, high);
+      least = smaller(m, least);
+      most = larger(m, most);
+    }
+    for (int half = 0; half < 2; ++half) {
+      const d8 v = load_wide(x + i + 8 * half);
+      sum[half] += v;
+      sum_abs[half] += absolute(v);
+      sum_squares[half] += v * v;
+    }
+  }
+  typename B::word smallest = ~(typename B::word)0, largest = 0;
+  for (int lane = 0; lane < lanes; ++lane) {
+    smallest = smaller<typename B::word>(least[lane], smallest);
+    largest = larger<typename B::word>(most[lane], largest);
+  }
+  if (largest >= B::infinity) return false;
+  for (int lane = 0; lane < lanes; ++lane) {
+    into.min = smaller<double>(low[lane], into.min);
+    into.max = larger<double>(high[lane], into.max);
+  }
+  into.sum += sum[0] + sum[1];
+  into.sum_abs += sum_abs[0] + sum_abs[1];
+  into.sum_squares += sum_squares[0] + sum_squares[1];
+  if (smallest < smallest_normal) {  // rare for weights, usual after a ReLU: one more look at the cached chunk
+    W zeros = {}, small = {};
+    for (int i = 0; i < n; i += lanes) {
+      const W m = load<W>(x + i) & B::magnitude;
+      zeros -= (W)(m == 0);
+      small -= (W)(m < smallest_normal);
+    }
+    for (int lane = 0; lane < lanes; ++lane) {
+      into.num_zero += zeros[lane];
+      into.num_subnormal += small[lane] - zeros[lane];
+    }
+  }
+  return true;
+}
+
+template <class T>
+void add_one(T x, int lane, typename Bits<T>::word smallest_normal, Numbers& into) {
+  const auto m = magnitude_bits(x);
+  if (m >= Bits<T>::infinity) {
+    if (m > Bits<T>::infinity) ++into.num_nan;
+    else if (x > 0) ++into.num_posinf;
+    else ++into.num_neginf;
+    return;
+  }
+  into.num_zero += m == 0;
+  into.num_subnormal += m != 0 && m < smallest_normal;
+  const double v = x;
+  into.min = smaller(v, into.min);
+  into.max = larger(v, into.max);
+  into.sum[lane] += v;
+  into.sum_abs[lane] += __builtin_fabs(v);
+  into.sum_squares[lane] += v * v;
+}
+
+// Adds one chunk. Returns where its finite values stand: `x` itself, or `spare` with 0 in place of NaN and infinity.
+template <class T>
+const T* add_chunk(const T* x, int n, typename Bits<T>::word smallest_normal, T* spare, Numbers& into) {
+  using B = Bits<T>;
+  const int body = n & ~15;
+  if (body && add_finite(x, body, smallest_normal, into)) {
+    bool finite = true;
+    for (int i = body; i < n; ++i) {
+      add_one(x[i], i & 7, smallest_normal, into);
+      finite &= magnitude_bits(x[i]) < B::infinity;
+    }
+    if (finite) return x;
+  } else {
+    for (int i = 0; i < n; ++i) add_one(x[i], i & 7, smallest_normal, into);
+  }
+  for (int i = 0; i < n; ++i) spare[i] = magnitude_bits(x[i]) < B::infinity ? x[i] : T(0);
+  return spare;
+}
+
+// ---- sketch ---------------------------------------------------------------------------------------------------------
+//
+// An element stands at (outer o, channel c, inner l). It goes, with the sign of its channel times the sign of its place,
+// into bucket (c + o + l) mod 8, and with weight c + 1 into the bucket's twin. If two tensors differ in one channel only,
+// the quotient of the differences of twin and bucket is that channel's number plus one.
+
+struct Shape3 {
+  int64_t channels, inner;
+};
+
+struct Sketch {
+  d8 plain = {}, weighted = {};
+};
+
+inline d8 rotate(d8 x, int64_t by) {
+  double twice[16];
+  std::memcpy(twice, &x, sizeof x);
+  std::memcpy(twice + 8, &x, sizeof x);
+  return load<d8>(twice + ((8 - (by & 7)) & 7));
+}
+
+template <class T>
+void sketch_inner(const T* x, int n, int64_t start, Shape3 shape, Sketch& into) {
+  const Tables& t = tables();
+  const int64_t plane = shape.channels * shape.inner;
+  int64_t o = start / plane, c = start % plane / shape.inner, l = start % shape.inner;
+  while (n > 0) {
+    const int run = shape.inner - l < n ? int(shape.inner - l) : n;
+    const double* signs = t.place_signs + ((o * kPlaceStride + (l >> 3)) & (kPeriod - 1));
+    d8 sum = {};
+    double edge[8] = {};
+    bool edged = false;
+    int i = 0;
+    const int offset = int(l & 7);
+    for (; i < run && ((offset + i) & 7); ++i) edge[offset + i] += x[i] * signs[0], edged = true;
+    int group = offset && i ? 1 : 0;
+    for (; i + 8 <= run; i += 8) sum += load_wide(x + i) * signs[group++];
+    for (; i < run; ++i) edge[(offset + i) & 7] += x[i] * signs[(offset + i) >> 3], edged = true;
+    if (edged) sum += load<d8>(edge);
+    const double sign = t.channel_signs[c & (kPeriod - 1)];
+    const d8 turned = rotate(sum, c + o) * sign;
+    into.plain += turned;
+    into.weighted += turned * double(c + 1);
+    x += run;
+    n -= run;
+    l = 0;
+    if (++c == shape.channels) c = 0, ++o;
+  }
+}
+
+template <class T>
+void sketch_rows(const T* x, int n, int64_t start, int64_t channels, Sketch& into) {
+  const Tables& t = tables();
+  int64_t o = start / channels, c = start % channels;
+  const d8 lanes = {1, 2, 3, 4, 5, 6, 7, 8};
+  while (n > 0) {
+    const int run = channels - c < n ? int(channels - c) : n;
+    d8 plain = {}, weighted = {};
+    double edge[8] = {}, edge_weighted[8] = {};
+    bool edged = false;
+    int i = 0;
+    auto one = [&](int at) {
+      const double v = x[at] * t.channel_signs[(c + at) & (kPeriod - 1)];
+      edge[(c + at) & 7] += v;
+      edge_weighted[(c + at) & 7] += v * double(c + at + 1);
+      edged = true;
+    };
+    for (; i < run && ((c + i) & 7); ++i) one(i);
+    d8 weights = lanes + double(c + i);
+    for (; i + 8 <= run; i += 8) {
+      const d8 v = load_wide(x + i) * load<d8>(t.channel_signs + ((c + i) & (kPeriod - 1)));
+      plain += v;
+      weighted += v * weights;
+      weights += 8.0;
+    }
+    for (; i < run; ++i) one(i);
+    if (edged) plain += load<d8>(edge), weighted += load<d8>(edge_weighted);
+    const double sign = t.place_signs[(o * kPlaceStride) & (kPeriod - 1)];
+    into.plain += rotate(plain, o) * sign;
+    into.weighted += rotate(weighted, o) * sign;
+    x += run;
+    n -= run;
+    c = 0;
+    ++o;
+  }
+}
+
+// ---- reading --------------------------------------------------------------------------------------------------------
+
+inline int element_size(Dtype dtype) {
+  switch (dtype) {
+    case Dtype::f64: case Dtype::i64: return 8;
+    case Dtype::f32: case Dtype::i32: return 4;
+    case Dtype::bf16: case Dtype::f16: case Dtype::i16: return 2;
+    default: return 1;
+  }
+}
+
+float half_to_float(uint16_t half) {
+  const uint32_t sign = uint32_t(half & 0x8000u) << 16, rest = half & 0x7fffu;
+  uint32_t bits;
+  if (rest >= 0x7c00u) bits = 0x7f800000u | (rest & 0x3ffu) << 13;
+  else if (rest >= 0x400u) bits = (rest << 13) + (112u << 23);
+  else {
+    const float small = float(rest) * 0x1p-24f;
+    std::memcpy(&bits, &small, 4);
+  }
+  bits |= sign;
+  float out;
+  std::memcpy(&out, &bits, 4);
+  return out;
+}
+
+void halves_to_floats(const char* raw, int n, float* out) {
+  int i = 0;
+#if defined(__F16C__)
+  for (; i + 8 <= n; i += 8)
+    _mm256_storeu_ps(out + i, _mm256_cvtph_ps(_mm_loadu_si128((const __m128i*)(raw + 2 * i))));
+#endif
+  for (; i < n; ++i) out[i] = half_to_float(load<uint16_t>(raw + 2 * i));
+}
+
+template <class From, class To>
+void convert(const char* raw, int n, To* out) {
+  for (int i = 0; i < n; ++i) out[i] = To(load<From>(raw + sizeof(From) * i));
+}
+
+// Gives the elements of a view in logical order, 1024 at a time, copying only where they are not contiguous.
+class Chunks {
+ public:
+  explicit Chunks(const View& view) : data_(view.data), size_(element_size(view.dtype)) {
+    for (int d = 0; d < view.num_dims; ++d) {
+      const int64_t extent = view.shape[d], stride = view.stride[d];
+      total_ *= extent;
+      if (extent == 1) continue;
+      if (num_dims_ && stride_[num_dims_ - 1] == stride * extent) {
+        shape_[num_dims_ - 1] *= extent;
+        stride_[num_dims_ - 1] = stride;
+      } else {
+        shape_[num_dims_] = extent;
+        stride_[num_dims_] = stride;
+        ++num_dims_;
+      }
+    }
+    contiguous_ = num_dims_ == 0 || (num_dims_ == 1 && stride_[0] == 1);
+  }
+
+  int64_t total() const { return total_; }
+
+  // The next `n` elements; `room` is used when they have to be gathered.
+  const char* next(int n, char* room) {
+    if (contiguous_) {
+      const char* at = data_ + done_ * size_;
+      done_ += n;
+      return at;
+    }
+    char* to = room;
+    for (int left = n; left > 0;) {
+      const int last = num_dims_ - 1;
+      int64_t run = shape_[last] - index_[last];
+      if (run > left) run = left;
+      copy_run(to, data_ + offset() * size_, run, stride_[last]);
+      to += run * size_;
+      left -= int(run);
+      advance(run);
+    }
+    return room;
+  }
+
+ private:
+  int64_t offset() const {
+    int64_t at = 0;
+    for (int d = 0; d < num_dims_; ++d) at += index_[d] * stride_[d];
+    return at;
+  }
+
+  void advance(int64_t run) {
+    int d = num_dims_ - 1;
+    index_[d] += run;
+    while (d > 0 && index_[d] == shape_[d]) {
+      index_[d] = 0;
+      ++index_[--d];
+    }
+  }
+
+  void copy_run(char* to, const char* from, int64_t n, int64_t stride) const {
+    if (stride == 1) {
+      std::memcpy(to, from, n * size_);
+      return;
+    }
+    switch (size_) {
+      case 8: strided<uint64_t>(to, from, n, stride); break;
+      case 4: strided<uint32_t>(to, from, n, stride); break;
+      case 2: strided<uint16_t>(to, from, n, stride); break;
+      default: strided<uint8_t>(to, from, n, stride); break;
+    }
+  }
+
+  template <class U>
+  static void strided(char* to, const char* from, int64_t n, int64_t stride) {
+    for (int64_t i = 0; i < n; ++i) std::memcpy(to + i * sizeof(U), from + i * stride * sizeof(U), sizeof(U));
+  }
+
+  const char* data_;
+  int size_;
+  int num_dims_ = 0;
+  int64_t shape_[kMaxDims], stride_[kMaxDims], index_[kMaxDims] = {};
+  int64_t total_ = 1, done_ = 0;
+  bool contiguous_;
+};
+
+// The channel is the second dimension of four and more, the last of fewer; a long vector is cut into 1024 stretches.
+Shape3 channels_of(const View& view, int64_t total) {
+  if (view.num_dims >= 4) {
+    int64_t inner = 1;
+    for (int d = 2; d < view.num_dims; ++d) inner *= view.shape[d];
+    return {view.shape[1], inner};
+  }
+  if (view.num_dims >= 2) return {view.shape[view.num_dims - 1], 1};
+  if (total <= kPeriod) return {total ? total : 1, 1};
+  return {kPeriod, (total + kPeriod - 1) / kPeriod};
+}
+
+template <class T>
+void count_exponents(const T* x, int n, uint32_t* histogram) {
+  constexpr int mantissa = sizeof(T) == 4 ? 23 : 52, bias = sizeof(T) == 4 ? 127 : 1023;
+  for (int i = 0; i < n; ++i) {
+    const auto m = magnitude_bits(x[i]);
+    if (m == 0) continue;
+    const int bucket = (int(m >> mantissa) - bias + 48) >> 1;
+    ++histogram[bucket < 0 ? 0 : bucket > 31 ? 31 : bucket];
+  }
+}
+
+template <class T>
+struct Summary {
+  typename Bits<T>::word smallest_normal;
+  Shape3 shape;
+  uint32_t* histogram;
+  Numbers numbers;
+  Sketch sketch;
+  T spare[kChunk];
+
+  void add(const T* x, int n, int64_t start) {
+    const T* finite = add_chunk(x, n, smallest_normal, spare, numbers);
+    if (shape.inner == 1) sketch_rows(finite, n, start, shape.channels, sketch);
+    else sketch_inner(finite, n, start, shape, sketch);
+    if (histogram) count_exponents(finite, n, histogram);
+  }
+
+  void write(double* row) const {
+    const Numbers& a = numbers;
+    const bool any = a.min <= a.max;
+    row[MIN] = any ? a.min : __builtin_nan("");
+    row[MAX] = any ? a.max : __builtin_nan("");
+    row[SUM] = row[SUM_ABS] = row[SUM_SQUARES] = 0;
+    for (int lane = 0; lane < 8; ++lane) {
+      row[SUM] += a.sum[lane];
+      row[SUM_ABS] += a.sum_abs[lane];
+      row[SUM_SQUARES] += a.sum_squares[lane];
+      row[SKETCH + lane] = sketch.plain[lane];
+      row[SKETCH + kBuckets + lane] = sketch.weighted[lane];
+    }
+    row[NUM_NAN] = double(a.num_nan);
+    row[NUM_POSINF] = double(a.num_posinf);
+    row[NUM_NEGINF] = double(a.num_neginf);
+    row[NUM_ZERO] = double(a.num_zero);
+    row[NUM_SUBNORMAL] = double(a.num_subnormal);
+  }
+};
+
+// Words of a chunk for the hash: itself where an element has four or eight bytes, widened where it has fewer.
+const char* words_of(Dtype dtype, const char* raw, int n, uint32_t* room) {
+  switch (element_size(dtype)) {
+    case 2: convert<uint16_t>(raw, n, room); return (const char*)room;
+    case 1: convert<uint8_t>(raw, n, room); return (const char*)room;
+    default: return raw;
+  }
+}
+
+inline const float* values_of(Dtype dtype, const char* raw, int n, float* room) {
+  switch (dtype) {
+    case Dtype::f32: return (const float*)raw;
+    case Dtype::f16: halves_to_floats(raw, n, room); return room;
+    default:  // bf16 is the upper half of a float
+      for (int i = 0; i < n; ++i) {
+        const uint32_t bits = uint32_t(load<uint16_t>(raw + 2 * i)) << 16;
+        std::memcpy(room + i, &bits, 4);
+      }
+      return room;
+  }
+}
+
+inline const double* values_of(Dtype dtype, const char* raw, int n, double* room) {
+  switch (dtype) {
+    case Dtype::f64: return (const double*)raw;
+    case Dtype::i64: convert<int64_t>(raw, n, room); return room;
+    case Dtype::i32: convert<int32_t>(raw, n, room); return room;
+    case Dtype::i16: convert<int16_t>(raw, n, room); return room;
+    case Dtype::i8: convert<int8_t>(raw, n, room); return room;
+    default: convert<uint8_t>(raw, n, room); return room;
+  }
+}
+
+template <class T>
+void walk(const View& view, typename Bits<T>::word smallest_normal, double* row, uint32_t* histogram) {
+  Chunks chunks(view);
+  const int64_t total = chunks.total();
+  Summary<T> summary{smallest_normal, channels_of(view, total), histogram, {}, {}, {}};
+  alignas(64) char gathered[kChunk * 8];
+  alignas(64) uint32_t words[kChunk];
+  alignas(64) T values[kChunk];
+  const int words_each = element_size(view.dtype) == 8 ? 2 : 1;
+  uint64_t hash = 0, block = 0;
+  for (int64_t start = 0; start < total; start += kChunk) {
+    const int n = total - start < kChunk ? int(total - start) : kChunk;
+    const char* raw = chunks.next(n, gathered);
+    const char* bits = words_of(view.dtype, raw, n, words);
+    for (int left = n * words_each; left > 0; left -= kPeriod, bits += 4 * kPeriod)
+      hash += hash_block(bits, left < kPeriod ? left : kPeriod) * block_weight(block++);
+    summary.add(values_of(view.dtype, raw, n, values), n, start);
+  }
+  summary.write(row);
+  std::memcpy(row + HASH, &hash, sizeof hash);
+}
+
+}  // namespace
+
+void summarize(const View& view, double* row, uint32_t* histogram) {
+  switch (view.dtype) {
+    case Dtype::f32: case Dtype::bf16: return walk<float>(view, 0x00800000u, row, histogram);
+    case Dtype::f16: return walk<float>(view, 0x38800000u, row, histogram);
+    case Dtype::f64: return walk<double>(view, 0x0010000000000000ull, row, histogram);
+    default: return walk<double>(view, 1, row, histogram);  // integers have no subnormals
+  }
+}
+
+}  // namespace ROUNDOFF_ISA
+}  // namespace roundoff

@@ -1,0 +1,41 @@
+// One pass over a tensor: its numbers, its hash and its sketch.
+#pragma once
+
+#include <cstdint>
+
+#include "isa.h"
+
+namespace roundoff {
+
+// Order is shared with kernels/row.py.
+enum class Dtype : int { f64, f32, bf16, f16, i64, i32, i16, i8, u8 };
+
+// Places in a row of results, shared with kernels/row.py.
+enum Place { MIN, MAX, SUM, SUM_ABS, SUM_SQUARES, NUM_NAN, NUM_POSINF, NUM_NEGINF, NUM_ZERO, NUM_SUBNORMAL, HASH, SKETCH };
+constexpr int kBuckets = 8;                        // random-sign sums in a sketch, each with a channel-weighted twin
+constexpr int kRowWidth = SKETCH + 2 * kBuckets;   // doubles in a row
+constexpr int kMaxDims = 16;
+constexpr int kPeriod = 1024;                      // signs and hash weights repeat after this many places
+
+struct View {
+  const char* data;
+  Dtype dtype;
+  int num_dims;
+  int64_t shape[kMaxDims];
+  int64_t stride[kMaxDims];  // in elements
+};
+
+struct Tables {
+  uint64_t even_weights[kPeriod / 2];        // hash weights of the words 0, 2, 4, ... of a block
+  uint64_t odd_weights[kPeriod / 2];         // and of the words 1, 3, 5, ...
+  double channel_signs[kPeriod];
+  double place_signs[kPeriod + kPeriod / 8];  // repeated a little, so that a chunk never has to wrap around
+};
+const Tables& tables();
+uint64_t block_weight(uint64_t block);
+
+// Fills one row. `histogram`, if not null, gets 32 counts of the nonzero finite elements by power of four:
+// bucket b holds |x| in [4^(b-24), 4^(b-23)), the outer two are open.
+ROUNDOFF_EACH_LEVEL(void summarize(const View& view, double* row, uint32_t* histogram))
+
+}  // namespace roundoff

@@ -1,0 +1,60 @@
+"""Every error roundoff raises on purpose.
+
+RoundoffError
+├── FormatError       a number format that does not exist or cannot be
+├── KernelError       a tensor that a kernel cannot take
+├── RunFolderError    a run folder that is missing, broken, too new, or already taken
+├── RecordError       a recording that was asked for something it cannot do
+├── ScriptError       a script that cannot be started
+└── UsageError        arguments that do not fit together
+
+The CLI prints these without a traceback and exits with 2. Anything else that escapes is a bug of ours.
+"""
+
+from __future__ import annotations
+
+from typing import Self
+
+
+class RoundoffError(Exception):
+    """What happened, why, and what to do, in one text.
+
+    >>> print(RoundoffError.explain("No format 'e4m4'.", why="known are e4m3, e5m2.", fix="use e4m3."))
+    No format 'e4m4'.
+      why: known are e4m3, e5m2.
+      fix: use e4m3.
+    """
+
+    @classmethod
+    def explain(cls, what: str, *, why: str | None = None, fix: str | None = None) -> Self:
+        """Build the error from its three sentences; the text is all it carries, so it survives pickling."""
+        lines = [what]
+        if why:
+            lines.append(f"  why: {why}")
+        if fix:
+            lines.append(f"  fix: {fix}")
+        return cls("\n".join(lines))
+
+
+class FormatError(RoundoffError):
+    """A number format that does not exist, or cannot be."""
+
+
+class KernelError(RoundoffError):
+    """A tensor or argument that a kernel cannot take."""
+
+
+class RunFolderError(RoundoffError):
+    """A run folder that is missing, broken, written by a newer version, or already taken."""
+
+
+class RecordError(RoundoffError):
+    """A recording that was asked for something it cannot do."""
+
+
+class ScriptError(RoundoffError):
+    """A training script that cannot be started."""
+
+
+class UsageError(RoundoffError):
+    """Arguments that do not fit together."""

@@ -1,0 +1,131 @@
+"""The summary in torch operations: for accelerators, for rare dtypes, and where no compiler was at hand.
+
+Counts, extrema and hash equal those of the compiled kernel exactly, sums to about 1e-12 of the sum of magnitudes.
+Nothing here waits for the device: the row stays on it until somebody copies it.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from roundoff.kernels import row as at
+from roundoff.kernels.tables import PERIOD, block_weights, channel_signs, hash_weights, place_signs
+
+_PLACE_STRIDE = 613
+_WORD_DTYPES = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+
+def summarize_torch(x: Tensor) -> Tensor:
+    """Return the 27 numbers of `x` as float64 on its own device; place 10 holds the bits of an int64."""
+    values = _values(x)
+    wide = values.to(_widest(x.device))
+    finite = torch.isfinite(wide)
+    wide = torch.where(finite, wide, 0)
+    flat, mask = wide.reshape(-1), finite.reshape(-1)
+    numbers = [
+        torch.where(mask, flat, math.inf).amin() if flat.numel() else flat.new_tensor(math.inf),
+        torch.where(mask, flat, -math.inf).amax() if flat.numel() else flat.new_tensor(-math.inf),
+        flat.sum(),
+        flat.abs().sum(),
+        flat.square().sum(),
+        torch.isnan(values).sum(),
+        torch.isposinf(values).sum() if values.is_floating_point() else flat.new_zeros(()),
+        torch.isneginf(values).sum() if values.is_floating_point() else flat.new_zeros(()),
+        (flat.eq(0) & mask).sum(),
+        _num_subnormal(x, wide),
+    ]
+    low, high = numbers[0], numbers[1]
+    none_finite = low > high
+    numbers[0] = torch.where(none_finite, math.nan, low)
+    numbers[1] = torch.where(none_finite, math.nan, high)
+    head = torch.stack([n.to(wide.dtype) for n in numbers])
+    code = hash_torch(x).reshape(1).view(torch.float64).to(x.device) if wide.dtype == torch.float64 else head[:1] * 0
+    return torch.cat([head, code, sketch_torch(wide)])
+
+
+def hash_torch(x: Tensor) -> Tensor:
+    """Return the position-weighted 64-bit hash of `x`, as an int64 scalar on its device."""
+    words = _words(x)
+    num_blocks = -(-words.numel() // PERIOD)
+    words = torch.nn.functional.pad(words, (0, num_blocks * PERIOD - words.numel())).view(num_blocks, PERIOD)
+    weights = torch.from_numpy(hash_weights()).to(x.device)
+    blocks = (words * weights).sum(dim=1)
+    return (blocks * torch.from_numpy(block_weights(num_blocks)).to(x.device)).sum()
+
+
+def sketch_torch(wide: Tensor) -> Tensor:
+    """Return the eight random-sign sums of finite values and their channel-weighted twins."""
+    channels, inner = channels_of(tuple(wide.shape))
+    index = torch.arange(wide.numel(), device=wide.device)
+    outer, rest = index // (channels * inner), index % (channels * inner)
+    channel, place = rest // inner, rest % inner
+    table = _on(channel_signs(), wide), _on(place_signs(), wide)
+    signs = table[0][channel % PERIOD] * table[1][(outer * _PLACE_STRIDE + place // 8) % PERIOD]
+    signed = wide.reshape(-1) * signs
+    bucket = (channel + outer + place) % at.NUM_BUCKETS
+    sums = wide.new_zeros(2, at.NUM_BUCKETS)
+    sums[0].index_add_(0, bucket, signed)
+    sums[1].index_add_(0, bucket, signed * (channel + 1))
+    return sums.reshape(-1)
+
+
+def histogram_torch(x: Tensor) -> Tensor:
+    """Count the nonzero finite elements by power of four: bucket b holds |x| in [4^(b-24), 4^(b-23))."""
+    wide = _values(x).to(_widest(x.device)).reshape(-1).abs()
+    counted = torch.isfinite(wide) & (wide > 0)
+    exponent = torch.frexp(torch.where(counted, wide, 1)).exponent - 1
+    bucket = ((exponent + 48) >> 1).clamp(0, at.NUM_HISTOGRAM_BUCKETS - 1).long()
+    counts = torch.zeros(at.NUM_HISTOGRAM_BUCKETS, dtype=torch.int64, device=x.device)
+    return counts.index_add_(0, bucket, counted.long())
+
+
+def channels_of(shape: tuple[int, ...]) -> tuple[int, int]:
+    """Return (number of channels, elements of one channel that stand together).
+
+    The channel is the second dimension of four and more, the last of fewer; a long vector is cut into 1024 stretches.
+    """
+    if len(shape) >= 4:
+        return max(shape[1], 1), max(math.prod(shape[2:]), 1)
+    if len(shape) >= 2:
+        return max(shape[-1], 1), 1
+    total = math.prod(shape)
+    return (max(total, 1), 1) if total <= PERIOD else (PERIOD, -(-total // PERIOD))
+
+
+def _values(x: Tensor) -> Tensor:
+    if x.is_complex():
+        return torch.view_as_real(x.resolve_conj())
+    if x.is_floating_point() and x.element_size() == 1:
+        return x.float()
+    return x
+
+
+def _words(x: Tensor) -> Tensor:
+    if x.is_complex():
+        x = torch.view_as_real(x.resolve_conj())
+    x = x.resolve_neg().contiguous().reshape(-1)
+    size = x.element_size()
+    words = x.view(_WORD_DTYPES[size]) if x.dtype != torch.bool else x.view(torch.uint8)
+    if size == 8:
+        return words.view(torch.int32).long() & 0xFFFFFFFF
+    return words.long() & ((1 << 8 * size) - 1)
+
+
+def _num_subnormal(x: Tensor, wide: Tensor) -> Tensor:
+    if not (x.is_floating_point() or x.is_complex()):
+        return wide.new_zeros(())
+    dtype = x.dtype if x.is_floating_point() else torch.view_as_real(x.resolve_conj()).dtype
+    magnitude = wide.abs()
+    return ((magnitude > 0) & (magnitude < torch.finfo(dtype).smallest_normal)).sum()
+
+
+def _widest(device: torch.device) -> torch.dtype:
+    return torch.float32 if device.type == "mps" else torch.float64
+
+
+def _on(table: np.ndarray, like: Tensor) -> Tensor:
+    return torch.from_numpy(table).to(device=like.device, dtype=like.dtype)

@@ -1,0 +1,47 @@
+"""The fixed pseudo-random numbers behind the hash and the sketch, made the same way here and in csrc/tables.h."""
+
+from __future__ import annotations
+
+import functools
+
+import numpy as np
+
+PERIOD = 1024
+"""Signs and hash weights repeat after this many places; a block weight tells the repetitions apart."""
+
+_MASK = (1 << 64) - 1
+
+
+def splitmix64(x: int) -> int:
+    """Scramble 64 bits: the next number of the well-known SplitMix64 generator from state `x`."""
+    x = (x + 0x9E3779B97F4A7C15) & _MASK
+    x = ((x ^ (x >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
+    x = ((x ^ (x >> 27)) * 0x94D049BB133111EB) & _MASK
+    return x ^ (x >> 31)
+
+
+@functools.cache
+def hash_weights() -> np.ndarray:
+    """One odd 32-bit weight for each of the 1024 words of a block."""
+    return np.array([splitmix64(i) >> 32 | 1 for i in range(PERIOD)], dtype=np.int64)
+
+
+@functools.cache
+def channel_signs() -> np.ndarray:
+    """+1 or -1 for each channel, modulo 1024."""
+    return np.array([1.0 - 2.0 * (splitmix64(i + (1 << 32)) >> 63) for i in range(PERIOD)])
+
+
+@functools.cache
+def place_signs() -> np.ndarray:
+    """+1 or -1 for each place within a channel, modulo 1024."""
+    return np.array([1.0 - 2.0 * (splitmix64(i + (2 << 32)) >> 63) for i in range(PERIOD)])
+
+
+def block_weights(num_blocks: int) -> np.ndarray:
+    """One odd 64-bit weight for each block of 1024 words, as wrapped int64."""
+    x = np.arange(num_blocks, dtype=np.uint64) + np.uint64(3 << 32)
+    x = x + np.uint64(0x9E3779B97F4A7C15)
+    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return ((x ^ (x >> np.uint64(31))) | np.uint64(1)).view(np.int64)
