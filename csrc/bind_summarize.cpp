@@ -19,6 +19,7 @@ static Tables make_tables() {
   for (uint64_t i = 0; i < kPeriod; ++i) {
     (i % 2 ? t.odd_weights : t.even_weights)[i / 2] = splitmix64(i) >> 32 | 1;
     t.channel_signs[i] = splitmix64(i + (1ull << 32)) >> 63 ? -1.0 : 1.0;
+    t.channel_weights[i] = t.channel_signs[i] * double(i + 1);
     t.place_signs[i] = splitmix64(i + (2ull << 32)) >> 63 ? -1.0 : 1.0;
   }
   for (int i = 0; i < kPeriod / 8; ++i) t.place_signs[kPeriod + i] = t.place_signs[i];

@@ -2,7 +2,7 @@
 //
 // A tensor is walked in its logical order in chunks of 1024 elements that stay in the first cache: each chunk is hashed,
 // its numbers are added up in eight or sixteen fixed lanes, and its sketch is taken. Lanes are the same on every
-// machine, so the sums are too.
+// machine, and products of fp32 and narrower are exact in fp64 (contracted or not), so their sums are the same too.
 #include "summarize.h"
 
 #include <cstring>
@@ -32,7 +32,13 @@ inline V load(const void* from) {
 }
 
 inline d8 load_wide(const double* from) { return load<d8>(from); }
-inline d8 load_wide(const float* from) { return __builtin_convertvector(load<f8>(from), d8); }
+inline d8 load_wide(const float* from) {
+#if defined(__AVX512F__)
+  return (d8)_mm512_cvtps_pd(_mm256_loadu_ps(from));
+#else
+  return __builtin_convertvector(load<f8>(from), d8);
+#endif
+}
 
 inline d8 absolute(d8 x) { return (d8)((u8)x & 0x7fffffffffffffffull); }
 
@@ -112,39 +118,43 @@ inline V smaller(V a, V b) { return a < b ? a : b; }
 template <class V>
 inline V larger(V a, V b) { return a > b ? a : b; }
 
-// Adds the first `n` values, a multiple of 16, all finite or not; true if they were, else `into` is as it was.
-template <class T>
-bool add_finite(const T* x, int n, typename Bits<T>::word smallest_normal, Numbers& into) {
+// What a loop over values may do besides adding them up: nothing, or a part of the sketch.
+struct Nothing {
+  void add(d8, int) {}
+};
+
+// Adds the first `n` values, a multiple of 16; false, and `into` as it was, if they cannot all be finite.
+template <class T, class Extra>
+bool add_finite(const T* x, int n, typename Bits<T>::word smallest_normal, Numbers& into, Extra& extra) {
   using B = Bits<T>;
   using V = typename B::values;
   using W = typename B::lanes;
   constexpr int lanes = sizeof(V) / sizeof(T);
   d8 sum[2] = {}, sum_abs[2] = {}, sum_squares[2] = {};
   V low = load<V>(x), high = low;
-  W least = (W)low & B::magnitude, most = least;
+  W least = (W)low & B::magnitude;
   for (int i = 0; i < n; i += 16) {
+    __builtin_prefetch(x + i + kChunk);  // the next chunk: the processor's own prefetching stops at a page's end
     for (int part = 0; part < 16; part += lanes) {
       const V v = load<V>(x + i + part);
-      const W m = (W)v & B::magnitude;
       low = smaller(v, low);
       high = larger(v, high);
-      least = smaller(m, least);
-      most = larger(m, most);
+      least = smaller((W)v & B::magnitude, least);
     }
     for (int half = 0; half < 2; ++half) {
       const d8 v = load_wide(x + i + 8 * half);
       sum[half] += v;
       sum_abs[half] += absolute(v);
       sum_squares[half] += v * v;
+      extra.add(v, half);
     }
   }
-  typename B::word smallest = ~(typename B::word)0, largest = 0;
+  double total = 0;  // NaN or infinite if one value is, or if squares of large fp64 values are
+  for (int lane = 0; lane < 8; ++lane) total += sum_squares[0][lane] + sum_squares[1][lane];
+  if (!(total < __builtin_inf())) return false;
+  typename B::word smallest = ~(typename B::word)0;
   for (int lane = 0; lane < lanes; ++lane) {
     smallest = smaller<typename B::word>(least[lane], smallest);
-    largest = larger<typename B::word>(most[lane], largest);
-  }
-  if (largest >= B::infinity) return false;
-  for (int lane = 0; lane < lanes; ++lane) {
     into.min = smaller<double>(low[lane], into.min);
     into.max = larger<double>(high[lane], into.max);
   }
@@ -190,7 +200,8 @@ template <class T>
 const T* add_chunk(const T* x, int n, typename Bits<T>::word smallest_normal, T* spare, Numbers& into) {
   using B = Bits<T>;
   const int body = n & ~15;
-  if (body && add_finite(x, body, smallest_normal, into)) {
+  Nothing nothing;
+  if (body && add_finite(x, body, smallest_normal, into, nothing)) {
     bool finite = true;
     for (int i = body; i < n; ++i) {
       add_one(x[i], i & 7, smallest_normal, into);
@@ -214,8 +225,11 @@ struct Shape3 {
   int64_t channels, inner;
 };
 
-struct Sketch {
-  d8 plain = {}, weighted = {};
+// The sketch of a stretch of one channel, taken while its numbers are added up: one sign for each group of eight.
+struct InnerSums {
+  const double* signs;
+  d8 sums[2] = {};
+  void add(d8 v, int half) { sums[half] += v * *signs++; }
 };
 
 inline d8 rotate(d8 x, int64_t by) {
@@ -225,6 +239,17 @@ inline d8 rotate(d8 x, int64_t by) {
   return load<d8>(twice + ((8 - (by & 7)) & 7));
 }
 
+struct Sketch {
+  d8 plain = {}, weighted = {};
+
+  // Adds what a stretch of channel `c` summed up to, lane by lane.
+  void add_run(d8 sum, int64_t o, int64_t c) {
+    const d8 turned = rotate(sum, c + o) * tables().channel_signs[c & (kPeriod - 1)];
+    plain += turned;
+    weighted += turned * double(c + 1);
+  }
+};
+
 template <class T>
 void sketch_inner(const T* x, int n, int64_t start, Shape3 shape, Sketch& into) {
   const Tables& t = tables();
@@ -233,20 +258,22 @@ void sketch_inner(const T* x, int n, int64_t start, Shape3 shape, Sketch& into) 
   while (n > 0) {
     const int run = shape.inner - l < n ? int(shape.inner - l) : n;
     const double* signs = t.place_signs + ((o * kPlaceStride + (l >> 3)) & (kPeriod - 1));
-    d8 sum = {};
+    d8 sum = {}, other = {};  // two, so that one addition need not wait for the last
     double edge[8] = {};
     bool edged = false;
     int i = 0;
     const int offset = int(l & 7);
     for (; i < run && ((offset + i) & 7); ++i) edge[offset + i] += x[i] * signs[0], edged = true;
     int group = offset && i ? 1 : 0;
+    for (; i + 16 <= run; i += 16, group += 2) {
+      sum += load_wide(x + i) * signs[group];
+      other += load_wide(x + i + 8) * signs[group + 1];
+    }
     for (; i + 8 <= run; i += 8) sum += load_wide(x + i) * signs[group++];
+    sum += other;
     for (; i < run; ++i) edge[(offset + i) & 7] += x[i] * signs[(offset + i) >> 3], edged = true;
     if (edged) sum += load<d8>(edge);
-    const double sign = t.channel_signs[c & (kPeriod - 1)];
-    const d8 turned = rotate(sum, c + o) * sign;
-    into.plain += turned;
-    into.weighted += turned * double(c + 1);
+    into.add_run(sum, o, c);
     x += run;
     n -= run;
     l = 0;
@@ -258,36 +285,38 @@ template <class T>
 void sketch_rows(const T* x, int n, int64_t start, int64_t channels, Sketch& into) {
   const Tables& t = tables();
   int64_t o = start / channels, c = start % channels;
-  const d8 lanes = {1, 2, 3, 4, 5, 6, 7, 8};
-  while (n > 0) {
-    const int run = channels - c < n ? int(channels - c) : n;
-    d8 plain = {}, weighted = {};
+  while (n > 0) {  // one row, or the part of it that shares a period of signs
+    const int64_t place = c & (kPeriod - 1), base = c - place;
+    int64_t end = channels - base < kPeriod ? channels - base : kPeriod;
+    const int run = end - place < n ? int(end - place) : n;
+    d8 plain[2] = {}, weighted[2] = {};
     double edge[8] = {}, edge_weighted[8] = {};
     bool edged = false;
     int i = 0;
     auto one = [&](int at) {
-      const double v = x[at] * t.channel_signs[(c + at) & (kPeriod - 1)];
-      edge[(c + at) & 7] += v;
-      edge_weighted[(c + at) & 7] += v * double(c + at + 1);
+      edge[(place + at) & 7] += x[at] * t.channel_signs[place + at];
+      edge_weighted[(place + at) & 7] += x[at] * t.channel_weights[place + at];
       edged = true;
     };
-    for (; i < run && ((c + i) & 7); ++i) one(i);
-    d8 weights = lanes + double(c + i);
-    for (; i + 8 <= run; i += 8) {
-      const d8 v = load_wide(x + i) * load<d8>(t.channel_signs + ((c + i) & (kPeriod - 1)));
-      plain += v;
-      weighted += v * weights;
-      weights += 8.0;
-    }
+    auto eight = [&](int at, int which) {
+      const d8 v = load_wide(x + at);
+      plain[which] += v * load<d8>(t.channel_signs + place + at);
+      weighted[which] += v * load<d8>(t.channel_weights + place + at);
+    };
+    for (; i < run && ((place + i) & 7); ++i) one(i);
+    for (; i + 16 <= run; i += 16) eight(i, 0), eight(i + 8, 1);
+    if (i + 8 <= run) eight(i, 0), i += 8;
     for (; i < run; ++i) one(i);
-    if (edged) plain += load<d8>(edge), weighted += load<d8>(edge_weighted);
+    d8 sum = plain[0] + plain[1], sum_weighted = weighted[0] + weighted[1];
+    if (edged) sum += load<d8>(edge), sum_weighted += load<d8>(edge_weighted);
+    sum_weighted += sum * double(base);
     const double sign = t.place_signs[(o * kPlaceStride) & (kPeriod - 1)];
-    into.plain += rotate(plain, o) * sign;
-    into.weighted += rotate(weighted, o) * sign;
+    into.plain += rotate(sum, o) * sign;
+    into.weighted += rotate(sum_weighted, o) * sign;
     x += run;
     n -= run;
-    c = 0;
-    ++o;
+    c += run;
+    if (c == channels) c = 0, ++o;
   }
 }
 
@@ -415,7 +444,8 @@ class Chunks {
   bool contiguous_;
 };
 
-// The channel is the second dimension of four and more, the last of fewer; a long vector is cut into 1024 stretches.
+// The channel is the second dimension of four and more, the last of fewer; a long vector is cut into at most 1024
+// stretches of a multiple of 1024 elements.
 Shape3 channels_of(const View& view, int64_t total) {
   if (view.num_dims >= 4) {
     int64_t inner = 1;
@@ -424,7 +454,8 @@ Shape3 channels_of(const View& view, int64_t total) {
   }
   if (view.num_dims >= 2) return {view.shape[view.num_dims - 1], 1};
   if (total <= kPeriod) return {total ? total : 1, 1};
-  return {kPeriod, (total + kPeriod - 1) / kPeriod};
+  const int64_t stretch = kChunk * ((total + kChunk * kPeriod - 1) / (kChunk * kPeriod));
+  return {(total + stretch - 1) / stretch, stretch};
 }
 
 template <class T>
@@ -448,10 +479,22 @@ struct Summary {
   T spare[kChunk];
 
   void add(const T* x, int n, int64_t start) {
+    if (n == kChunk && shape.inner % kChunk == 0 && add_stretch(x, start)) return;
     const T* finite = add_chunk(x, n, smallest_normal, spare, numbers);
     if (shape.inner == 1) sketch_rows(finite, n, start, shape.channels, sketch);
     else sketch_inner(finite, n, start, shape, sketch);
     if (histogram) count_exponents(finite, n, histogram);
+  }
+
+  // Adds a whole chunk that lies within one channel, numbers and sketch at once; false if it is not all finite.
+  bool add_stretch(const T* x, int64_t start) {
+    const int64_t stretch = start / shape.inner, o = stretch / shape.channels, c = stretch % shape.channels;
+    const int64_t l = start % shape.inner;
+    InnerSums sums{tables().place_signs + ((o * kPlaceStride + (l >> 3)) & (kPeriod - 1))};
+    if (!add_finite(x, kChunk, smallest_normal, numbers, sums)) return false;
+    sketch.add_run(sums.sums[0] + sums.sums[1], o, c);
+    if (histogram) count_exponents(x, kChunk, histogram);
+    return true;
   }
 
   void write(double* row) const {

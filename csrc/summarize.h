@@ -29,6 +29,7 @@ struct Tables {
   uint64_t even_weights[kPeriod / 2];        // hash weights of the words 0, 2, 4, ... of a block
   uint64_t odd_weights[kPeriod / 2];         // and of the words 1, 3, 5, ...
   double channel_signs[kPeriod];
+  double channel_weights[kPeriod];            // the sign times channel + 1
   double place_signs[kPeriod + kPeriod / 8];  // repeated a little, so that a chunk never has to wrap around
 };
 const Tables& tables();

@@ -86,14 +86,18 @@ def histogram_torch(x: Tensor) -> Tensor:
 def channels_of(shape: tuple[int, ...]) -> tuple[int, int]:
     """Return (number of channels, elements of one channel that stand together).
 
-    The channel is the second dimension of four and more, the last of fewer; a long vector is cut into 1024 stretches.
+    The channel is the second dimension of four and more, the last of fewer; a long vector is cut into at most 1024
+    stretches of a multiple of 1024 elements.
     """
     if len(shape) >= 4:
         return max(shape[1], 1), max(math.prod(shape[2:]), 1)
     if len(shape) >= 2:
         return max(shape[-1], 1), 1
     total = math.prod(shape)
-    return (max(total, 1), 1) if total <= PERIOD else (PERIOD, -(-total // PERIOD))
+    if total <= PERIOD:
+        return max(total, 1), 1
+    stretch = PERIOD * -(-total // PERIOD**2)
+    return -(-total // stretch), stretch
 
 
 def _values(x: Tensor) -> Tensor:
