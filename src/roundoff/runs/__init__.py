@@ -1,0 +1,60 @@
+"""The run folder: rows, files, version; the only room that reads or writes one."""
+
+from roundoff.runs.call import Call
+from roundoff.runs.columns import EventColumns, HashColumns, Interned, ParameterColumns
+from roundoff.runs.event import Event, EventKey, shape_from_text, shape_to_text
+from roundoff.runs.finding import Finding, Severity, ordered
+from roundoff.runs.folder import (
+    READABLE_BY,
+    VERSION,
+    batch_path,
+    crash_path,
+    flight_path,
+    next_free_name,
+    replay_path,
+)
+from roundoff.runs.info import RunInfo
+from roundoff.runs.metrics import Metrics
+from roundoff.runs.plain_json import JsonValue
+from roundoff.runs.reader import Run
+from roundoff.runs.schema import EVENTS, HASHES, HISTOGRAM_LENGTH, PARAMETERS, SKETCH_LENGTH, TABLES
+from roundoff.runs.tensor_file import TensorEntry, TensorFile
+from roundoff.runs.tensor_writer import TensorWriter
+from roundoff.runs.writer import RecordingStoppedWarning, RunWriter
+
+__all__ = [
+    "EVENTS",
+    "HASHES",
+    "HISTOGRAM_LENGTH",
+    "PARAMETERS",
+    "READABLE_BY",
+    "SKETCH_LENGTH",
+    "TABLES",
+    "VERSION",
+    "Call",
+    "Event",
+    "EventColumns",
+    "EventKey",
+    "Finding",
+    "HashColumns",
+    "Interned",
+    "JsonValue",
+    "Metrics",
+    "ParameterColumns",
+    "RecordingStoppedWarning",
+    "Run",
+    "RunInfo",
+    "RunWriter",
+    "Severity",
+    "TensorEntry",
+    "TensorFile",
+    "TensorWriter",
+    "batch_path",
+    "crash_path",
+    "flight_path",
+    "next_free_name",
+    "ordered",
+    "replay_path",
+    "shape_from_text",
+    "shape_to_text",
+]

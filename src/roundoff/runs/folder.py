@@ -1,0 +1,125 @@
+"""The names inside a run folder, and the version of the whole."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+VERSION = 1
+"""The version of the folder this code writes, and the newest it reads."""
+
+READABLE_BY = 1
+"""The oldest version whose readers understand what this code writes."""
+
+INFO_NAME = "run.json"
+FINDINGS_NAME = "findings.json"
+PROBES_NAME = "probes.jsonl"
+
+_PART = re.compile(r"rank(\d+)-part-(\d+)\.parquet")
+_TENSORS = re.compile(r"rank(\d+)-step(\d+)\.safetensors")
+_BATCH = re.compile(r"rank(\d+)-batch-(\d+)\.safetensors")
+_LINES = re.compile(r"(?:metrics|calls)-rank(\d+)\.jsonl")
+_REPLAY = re.compile(r"step(\d+)")
+
+
+def metrics_path(folder: Path, *, rank: int) -> Path:
+    """Return where one line per step goes."""
+    return folder / f"metrics-rank{rank}.jsonl"
+
+
+def calls_path(folder: Path, *, rank: int) -> Path:
+    """Return where the calls of the loop go."""
+    return folder / f"calls-rank{rank}.jsonl"
+
+
+def part_path(folder: Path, table: str, *, rank: int, part: int) -> Path:
+    """Return the name of one part of a table.
+
+    >>> part_path(Path("runs/a"), "events", rank=0, part=7).as_posix()
+    'runs/a/events/rank0-part-00007.parquet'
+    """
+    return folder / table / f"rank{rank}-part-{part:05d}.parquet"
+
+
+def tensors_path(folder: Path, *, rank: int, step: int) -> Path:
+    """Return where the whole tensors of one step go."""
+    return folder / "tensors" / f"rank{rank}-step{step}.safetensors"
+
+
+def batch_path(folder: Path, *, rank: int, index: int) -> Path:
+    """Return where one of the first batches goes."""
+    return folder / "batches" / f"rank{rank}-batch-{index:05d}.safetensors"
+
+
+def replay_path(folder: Path, *, step: int) -> Path:
+    """Return the folder of a replayed step; it holds a run folder of its own."""
+    return folder / "replay" / f"step{step}"
+
+
+def flight_path(folder: Path, *, rank: int) -> Path:
+    """Return where the ring of what was running is mapped."""
+    return folder / f"flight-rank{rank}.bin"
+
+
+def crash_path(folder: Path, *, rank: int) -> Path:
+    """Return where the stacks of a crash go."""
+    return folder / f"crash-rank{rank}.txt"
+
+
+def parts(folder: Path, table: str) -> list[tuple[int, int, Path]]:
+    """Return (rank, part, path) of every finished part of a table, in that order."""
+    return sorted(_numbered(folder / table, _PART))
+
+
+def tensor_files(folder: Path) -> list[tuple[int, int, Path]]:
+    """Return (rank, step, path) of every file of whole tensors, in that order."""
+    return sorted(_numbered(folder / "tensors", _TENSORS))
+
+
+def batch_files(folder: Path) -> list[tuple[int, int, Path]]:
+    """Return (rank, index, path) of every kept batch, in that order."""
+    return sorted(_numbered(folder / "batches", _BATCH))
+
+
+def replayed_steps(folder: Path) -> list[int]:
+    """Return the steps that were replayed."""
+    return sorted(int(match[1]) for match, _ in _matching(folder / "replay", _REPLAY))
+
+
+def ranks_with_files(folder: Path) -> set[int]:
+    """Return every rank that has left a file."""
+    found = {int(match[1]) for match, _ in _matching(folder, _LINES)}
+    for table in ("events", "parameters", "hashes"):
+        found |= {rank for rank, _, _ in parts(folder, table)}
+    return found | {rank for rank, _, _ in tensor_files(folder)}
+
+
+def next_free_name(base: Path | str, stem: str) -> Path:
+    """Make the folder of the next run, `base/stem-3` after `base/stem-2`, and return it.
+
+    It is made, empty, so that two trainings started together get two names. The numbers of removed runs in
+    between are not used again: a higher number is a later run.
+    """
+    base = Path(base)
+    base.mkdir(parents=True, exist_ok=True)
+    taken = re.compile(re.escape(stem) + r"-(\d+)")
+    number = max((int(match[1]) for match, _ in _matching(base, taken)), default=0)
+    while True:
+        number += 1
+        try:
+            (base / f"{stem}-{number}").mkdir()
+        except FileExistsError:
+            continue
+        return base / f"{stem}-{number}"
+
+
+def _numbered(folder: Path, pattern: re.Pattern[str]) -> Iterator[tuple[int, int, Path]]:
+    return ((int(match[1]), int(match[2]), path) for match, path in _matching(folder, pattern))
+
+
+def _matching(folder: Path, pattern: re.Pattern[str]) -> Iterator[tuple[re.Match[str], Path]]:
+    if folder.is_dir():
+        for path in folder.iterdir():
+            if match := pattern.fullmatch(path.name):
+                yield match, path

@@ -1,0 +1,134 @@
+"""A table on disk: parquet files that are each complete, numbered as they were written."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from roundoff.errors import RunFolderError
+from roundoff.runs import folder as names
+from roundoff.runs.atomic import write_atomically
+from roundoff.runs.schema import Table
+from roundoff.runs.selection import Selection
+
+MAX_BUFFERED_ROWS = 1 << 16
+"""More rows than this are written without waiting for a flush."""
+
+MAX_PART_BYTES = 4 * 2**30
+"""A part that claims to hold more than this when read is refused; ours hold some megabytes."""
+
+
+class PartWriter:
+    """Collects the rows of one table and one rank, and writes them as the next part."""
+
+    def __init__(self, folder: Path, table: Table, *, rank: int) -> None:
+        self._folder = folder
+        self._table = table
+        self._rank = rank
+        self._next_part = 0
+        self._pending: list[pa.Table] = []
+        self._num_pending = 0
+
+    def add(self, rows: pa.Table) -> Path | None:
+        """Take rows; return the part if there were so many that one was written."""
+        self._pending.append(rows)
+        self._num_pending += rows.num_rows
+        return self.flush() if self._num_pending > MAX_BUFFERED_ROWS else None
+
+    def flush(self) -> Path | None:
+        """Write what is pending as one part and return its path; None if nothing is."""
+        pending, self._pending = self._pending, []
+        num_rows, self._num_pending = self._num_pending, 0
+        if num_rows == 0:
+            return None
+        rows = pending[0] if len(pending) == 1 else pa.concat_tables(pending).unify_dictionaries()
+        path = names.part_path(self._folder, self._table.name, rank=self._rank, part=self._next_part)
+        if self._next_part == 0:
+            path.parent.mkdir(exist_ok=True)
+        write_atomically(path, to_parquet(rows, self._table))
+        self._next_part += 1
+        return path
+
+
+def to_parquet(rows: pa.Table, table: Table) -> memoryview:
+    """Return the bytes of a parquet file with these rows.
+
+    Strings take a dictionary, nothing else does; only the step keeps statistics, by which a reader skips whole parts.
+    """
+    sink = pa.BufferOutputStream()
+    pq.write_table(
+        rows,
+        sink,
+        compression="zstd",
+        compression_level=1,
+        use_dictionary=[c.name for c in table.columns if c.encoding is None],
+        column_encoding={c.name: c.encoding for c in table.columns if c.encoding is not None},
+        write_statistics=["step"],
+        store_schema=False,
+        row_group_size=MAX_BUFFERED_ROWS,
+    )
+    return memoryview(sink.getvalue())
+
+
+def read_part(path: Path, table: Table, *, columns: Sequence[str], selection: Selection) -> pa.Table | None:
+    """Read the selected rows of a part, or return None when the statistics of the step say that there are none.
+
+    Columns that the part lacks (an older version wrote it) are null; those it has beyond the table are left out.
+    """
+    needed = [name for name in table.names if name in columns or name in selection.columns]
+    with _open(path) as file:
+        groups = [i for i in range(file.num_row_groups) if selection.may_hold(*_step_bounds(file, i))]
+        if not groups:
+            return None
+        present = [name for name in needed if name in file.schema_arrow.names]
+        rows = _conform(file.read_row_groups(groups, columns=present), table, needed)
+    return selection.filter(rows).select(list(columns))
+
+
+def read_steps(path: Path) -> set[int]:
+    """Return the steps that occur in a part; only the footer is read where all rows are of one step."""
+    found: set[int] = set()
+    with _open(path) as file:
+        for group in range(file.num_row_groups):
+            low, high = _step_bounds(file, group)
+            column = [low] if low == high else file.read_row_group(group, columns=["step"])["step"].to_pylist()
+            found.update(column)
+    return found
+
+
+@contextlib.contextmanager
+def _open(path: Path) -> Iterator[pq.ParquetFile]:
+    """Open a part; whatever is wrong with it becomes a `RunFolderError` that names it."""
+    try:
+        with pq.ParquetFile(path) as file:
+            claimed = sum(file.metadata.row_group(i).total_byte_size for i in range(file.num_row_groups))
+            if claimed > MAX_PART_BYTES:
+                raise OSError(f"it claims to hold {claimed} bytes")
+            yield file
+    except (pa.ArrowException, OSError, ValueError, KeyError) as error:
+        raise RunFolderError.explain(
+            f"'{path}' cannot be read.",
+            why=f"it is cut short or damaged ({error}).",
+            fix="take the file from a copy of the run, or delete it to read the rest.",
+        ) from error
+
+
+def _step_bounds(file: pq.ParquetFile, group: int) -> tuple[int, int]:
+    place = file.schema_arrow.names.index("step")
+    statistics = file.metadata.row_group(group).column(place).statistics
+    if statistics is None or not statistics.has_min_max:
+        return -(2**31), 2**31 - 1
+    return statistics.min, statistics.max
+
+
+def _conform(rows: pa.Table, table: Table, columns: Sequence[str]) -> pa.Table:
+    fields = [table.arrow.field(name) for name in columns]
+    arrays = [
+        rows[field.name].cast(field.type) if field.name in rows.column_names else pa.nulls(len(rows), field.type)
+        for field in fields
+    ]
+    return pa.Table.from_arrays(arrays, schema=pa.schema([field.with_nullable(True) for field in fields]))

@@ -1,0 +1,178 @@
+"""A run folder, opened for reading."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import pyarrow as pa
+
+from roundoff.errors import RunFolderError
+from roundoff.runs import folder as names
+from roundoff.runs.atomic import write_atomically
+from roundoff.runs.call import Call
+from roundoff.runs.event import Event, events_of
+from roundoff.runs.finding import Finding
+from roundoff.runs.info import RunInfo, read_info
+from roundoff.runs.lines import read_lines
+from roundoff.runs.metrics import Metrics
+from roundoff.runs.parts import read_part, read_steps
+from roundoff.runs.plain_json import JsonValue, read_json_object, to_json
+from roundoff.runs.schema import EVENTS, HASHES, PARAMETERS, Table
+from roundoff.runs.selection import Selection
+from roundoff.runs.tensor_file import TensorFile
+
+RANK_FIELD = pa.field("rank", pa.int32())
+"""The column that every table gains when it is read: files say it by their name."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Run:
+    """A run folder, opened for reading; nothing is kept, so a run that is still being written can be read again.
+
+    Every method raises a `RunFolderError` that names the file when it finds one broken.
+    """
+
+    path: Path
+    info: RunInfo
+
+    @classmethod
+    def open(cls, path: Path | str) -> Run:
+        """Open a run folder; a `RunFolderError` says what is wrong if it is not one, or too new."""
+        return cls(path=Path(path), info=read_info(Path(path)))
+
+    @property
+    def ranks(self) -> list[int]:
+        """The ranks that have left files, in order."""
+        return sorted(names.ranks_with_files(self.path))
+
+    @property
+    def steps(self) -> list[int]:
+        """The steps that have events, in order."""
+        found: set[int] = set()
+        for _, _, path in names.parts(self.path, EVENTS.name):
+            found |= read_steps(path)
+        return sorted(found)
+
+    def events(
+        self,
+        *,
+        step: int | Collection[int] | None = None,
+        site: str | None = None,
+        phase: str | None = None,
+        op: str | None = None,
+        rank: int | None = None,
+        columns: Sequence[str] | None = None,
+    ) -> pa.Table:
+        """Return the events that are asked for, by rank and in the order they were written.
+
+        `site` and `op` are patterns with `*`, `?` and `[...]`; an op may carry its number, `aten.bmm#0`. Parts that
+        hold none of the steps are not read. The table has the columns asked for, or all of them, and `rank`.
+        """
+        selection = Selection(step=step, site=site, phase=phase, op=op, rank=rank)
+        return self._read(EVENTS, selection, columns)
+
+    def iter_events(
+        self,
+        *,
+        step: int | Collection[int] | None = None,
+        site: str | None = None,
+        phase: str | None = None,
+        op: str | None = None,
+        rank: int | None = None,
+    ) -> Iterator[Event]:
+        """Yield the events that are asked for, one part at a time in memory."""
+        selection = Selection(step=step, site=site, phase=phase, op=op, rank=rank)
+        for rows in self._read_parts(EVENTS, selection, EVENTS.names):
+            yield from events_of(rows)
+
+    def parameters(self, *, step: int | Collection[int] | None = None, rank: int | None = None) -> pa.Table:
+        """Return norms and shares of parameters, with `rank`."""
+        return self._read(PARAMETERS, Selection(step=step, rank=rank), None)
+
+    def hashes(self, *, step: int | Collection[int] | None = None, rank: int | None = None) -> pa.Table:
+        """Return the hashes of inputs, parameters, gradients and buffers, with `rank`."""
+        return self._read(HASHES, Selection(step=step, rank=rank), None)
+
+    def metrics(self, *, rank: int = 0) -> list[Metrics]:
+        """Return what each step came to, in order."""
+        return list(read_lines(names.metrics_path(self.path, rank=rank), Metrics.from_object))
+
+    def calls(self, *, rank: int = 0) -> list[Call]:
+        """Return what the loop did, in order."""
+        return list(read_lines(names.calls_path(self.path, rank=rank), Call.from_object))
+
+    def probes(self) -> list[dict[str, JsonValue]]:
+        """Return what probes measured, in order."""
+        return list(read_lines(self.path / names.PROBES_NAME, dict))
+
+    def tensor_file(self, step: int, *, rank: int = 0) -> TensorFile:
+        """Open the whole tensors of a step; a `RunFolderError` lists the steps that have some."""
+        path = names.tensors_path(self.path, rank=rank, step=step)
+        if not path.exists():
+            kept = [step for of_rank, step, _ in names.tensor_files(self.path) if of_rank == rank]
+            raise RunFolderError.explain(
+                f"'{self.path}' holds no whole tensors of step {step}, rank {rank}.",
+                why=f"steps with tensors of that rank: {', '.join(map(str, kept)) or 'none'}.",
+            )
+        return TensorFile(path)
+
+    @property
+    def tensor_steps(self) -> list[tuple[int, int]]:
+        """(rank, step) of every file of whole tensors, in order."""
+        return [(rank, step) for rank, step, _ in names.tensor_files(self.path)]
+
+    def batches(self, *, rank: int = 0) -> list[TensorFile]:
+        """Open the first batches that were kept, in order."""
+        return [TensorFile(path) for of_rank, _, path in names.batch_files(self.path) if of_rank == rank]
+
+    @property
+    def replayed_steps(self) -> list[int]:
+        """The steps that were replayed, in order."""
+        return names.replayed_steps(self.path)
+
+    def replay(self, step: int) -> Run:
+        """Open the run that a replayed step left."""
+        return Run.open(names.replay_path(self.path, step=step))
+
+    def findings(self) -> list[Finding] | None:
+        """Return what a diagnosis found, the verdict first; None if the run was not diagnosed."""
+        path = self.path / names.FINDINGS_NAME
+        if not path.exists():
+            return None
+        value = read_json_object(path).get("findings")
+        try:
+            if not isinstance(value, list):
+                raise ValueError("it has no list 'findings'")
+            return [Finding.from_object(item) for item in value]
+        except (ValueError, TypeError) as error:
+            raise RunFolderError.explain(f"'{path}' cannot be read.", why=f"{error}.", fix="diagnose again.") from error
+
+    def write_findings(self, findings: Sequence[Finding]) -> None:
+        """Write what a diagnosis found, in the order given, over what an earlier one did."""
+        value: JsonValue = {"version": names.VERSION, "findings": [finding.to_object() for finding in findings]}
+        path = self.path / names.FINDINGS_NAME
+        try:
+            write_atomically(path, to_json(value, indent=1).encode())
+        except OSError as error:
+            raise RunFolderError.explain(f"'{path}' cannot be written.", why=f"{error.strerror}.") from error
+
+    def _read(self, table: Table, selection: Selection, columns: Sequence[str] | None) -> pa.Table:
+        chosen = _chosen(table, columns)
+        tables = list(self._read_parts(table, selection, chosen))
+        if not tables:
+            fields = [RANK_FIELD, *(table.arrow.field(name).with_nullable(True) for name in chosen)]
+            return pa.schema(fields).empty_table()
+        return pa.concat_tables(tables)
+
+    def _read_parts(self, table: Table, selection: Selection, columns: Sequence[str]) -> Iterator[pa.Table]:
+        for rank, _, path in names.parts(self.path, table.name):
+            if selection.rank is None or selection.rank == rank:
+                rows = read_part(path, table, columns=columns, selection=selection)
+                if rows is not None and rows.num_rows:
+                    yield rows.add_column(0, RANK_FIELD, pa.repeat(pa.scalar(rank, pa.int32()), rows.num_rows))
+
+
+def _chosen(table: Table, columns: Sequence[str] | None) -> list[str]:
+    return list(table.names) if columns is None else [name for name in columns if name != "rank"]

@@ -1,0 +1,177 @@
+"""Whole tensors into a safetensors file, one after another, without holding them."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import os
+import shutil
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any, BinaryIO, Self, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from roundoff.runs.atomic import naming, temporary_name
+from roundoff.runs.tensor_dtypes import TENSOR_DTYPES
+
+TensorBytes: TypeAlias = bytes | bytearray | memoryview | npt.NDArray[Any]
+"""The elements of a tensor in memory, in row-major order."""
+
+Attempt: TypeAlias = Callable[[Callable[[], None]], None]
+"""Runs an action and decides what becomes of its failure."""
+
+HELD_BYTES = 8 * 2**20
+"""The header stands first in the file and is known last: up to this much data waits in memory for it."""
+
+RESERVED_BYTES = 2**20
+"""Beyond that, this much room is left for the header and padded with spaces."""
+
+
+class TensorWriter:
+    """Writes one safetensors file; it is complete when the block ends, and absent if the block fails.
+
+    The same content (dtype, shape, content hash) under a second key is stored once: the second key becomes an alias,
+    listed in the file's metadata, that `TensorFile` resolves.
+    """
+
+    def __init__(self, path: Path, *, attempt: Attempt | None = None) -> None:
+        self._path = path
+        self._attempt = attempt or _just_do
+        self._entries: dict[str, dict[str, Any]] = {}
+        self._aliases: dict[str, str] = {}
+        self._key_of_content: dict[tuple[str, tuple[int, ...], int], str] = {}
+        self._held: list[bytes] = []
+        self._num_bytes = 0
+        self._file: BinaryIO | None = None
+        self._is_done = False
+
+    def add(
+        self, key: str, data: TensorBytes, *, dtype: str, shape: Sequence[int], content_hash: int | None = None
+    ) -> None:
+        """Append a tensor; its bytes are copied or written before this returns.
+
+        Args:
+            key: `phase/microbatch/site/op#n:output0`.
+            data: the elements in row-major order; an array of any dtype, or anything with the bytes.
+            dtype: as safetensors names it: F32, BF16, F8_E4M3, I64, BOOL, ...
+            shape: empty for a scalar.
+            content_hash: 64 bits that stand for the content; without it the tensor is always stored.
+        """
+        self._attempt(lambda: self._add(key, data, dtype, tuple(shape), content_hash))
+
+    def close(self) -> None:
+        """Complete the file."""
+        if not self._is_done:
+            self._is_done = True
+            self._attempt(self._finish)
+
+    def discard(self) -> None:
+        """Leave no file."""
+        self._is_done = True
+        self._held.clear()
+        with contextlib.suppress(OSError):
+            if self._file is not None:
+                self._file.close()
+            temporary_name(self._path).unlink(missing_ok=True)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if kind is None:
+            self.close()
+        else:
+            self.discard()
+
+    def _add(self, key: str, data: TensorBytes, dtype: str, shape: tuple[int, ...], content_hash: int | None) -> None:
+        assert not self._is_done, "the file is complete"
+        if key in self._entries or key in self._aliases:
+            raise ValueError(f"tensor '{key}' is already in {self._path}")
+        if content_hash is not None:
+            first = self._key_of_content.setdefault((dtype, shape, content_hash), key)
+            if first != key:
+                self._aliases[key] = first
+                return
+        content = _bytes_of(data)
+        if len(content) != math.prod(shape) * TENSOR_DTYPES[dtype].num_bytes:
+            raise ValueError(f"tensor '{key}' has {len(content)} bytes, which is not {dtype} {list(shape)}")
+        begin, self._num_bytes = self._num_bytes, self._num_bytes + len(content)
+        self._entries[key] = {"dtype": dtype, "shape": list(shape), "data_offsets": [begin, self._num_bytes]}
+        self._append(content)
+
+    def _append(self, content: memoryview) -> None:
+        if self._file is None and self._num_bytes <= HELD_BYTES:
+            self._held.append(bytes(content))
+            return
+        with self._removing_on_failure():
+            if self._file is None:
+                self._file = self._open()
+                self._file.seek(8 + RESERVED_BYTES)
+                self._write_held(self._file)
+            self._file.write(content)
+
+    def _finish(self) -> None:
+        with self._removing_on_failure():
+            if self._file is None:
+                self._file = self._open()
+                self._file.write(self._header())
+                self._write_held(self._file)
+            elif len(header := self._header(padded_to=8 + RESERVED_BYTES)) == 8 + RESERVED_BYTES:
+                self._file.seek(0)
+                self._file.write(header)
+            else:
+                self._file = self._copied_behind(header, self._file)
+            os.fsync(self._file.fileno())
+            self._file.close()
+            temporary_name(self._path).replace(self._path)
+
+    def _copied_behind(self, header: bytes, file: BinaryIO) -> BinaryIO:
+        """Write the file once more, for a header that outgrew the room left for it."""
+        file.seek(8 + RESERVED_BYTES)
+        temporary_name(self._path).unlink()
+        copy = self._open()
+        copy.write(header)
+        shutil.copyfileobj(file, copy, 2**20)
+        file.close()
+        return copy
+
+    def _header(self, *, padded_to: int = 0) -> bytes:
+        """Return the length and the header, padded with spaces to a multiple of 8 and to at least `padded_to`."""
+        metadata = {"__metadata__": {"aliases": json.dumps(self._aliases)}} if self._aliases else {}
+        text = json.dumps({**metadata, **self._entries}, separators=(",", ":")).encode()
+        length = max(-(-len(text) // 8) * 8, padded_to - 8)
+        return length.to_bytes(8, "little") + text.ljust(length)
+
+    def _open(self) -> BinaryIO:
+        self._path.parent.mkdir(exist_ok=True)
+        return temporary_name(self._path).open("w+b")
+
+    def _write_held(self, file: BinaryIO) -> None:
+        file.writelines(self._held)
+        self._held.clear()
+
+    @contextlib.contextmanager
+    def _removing_on_failure(self) -> Any:
+        try:
+            with naming(self._path):
+                yield
+        except BaseException:
+            self.discard()
+            raise
+
+
+def _just_do(action: Callable[[], None]) -> None:
+    action()
+
+
+def _bytes_of(data: TensorBytes) -> memoryview:
+    if isinstance(data, np.ndarray):
+        return np.ascontiguousarray(data).reshape(-1).view(np.uint8).data
+    view = memoryview(data)
+    return view.cast("B") if view.nbytes else memoryview(b"")

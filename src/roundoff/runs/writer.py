@@ -1,0 +1,197 @@
+"""The one that writes a run folder while the training goes on."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+import warnings
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from datetime import UTC, datetime
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from roundoff.errors import RunFolderError
+from roundoff.runs import folder as names
+from roundoff.runs.call import Call
+from roundoff.runs.columns import EventColumns, HashColumns, ParameterColumns
+from roundoff.runs.info import RunInfo, Status, write_info
+from roundoff.runs.lines import append_lines
+from roundoff.runs.metrics import Metrics
+from roundoff.runs.parts import PartWriter
+from roundoff.runs.plain_json import JsonValue, to_json
+from roundoff.runs.schema import EVENTS, HASHES, PARAMETERS
+from roundoff.runs.tensor_writer import TensorWriter
+
+
+class RecordingStoppedWarning(UserWarning):
+    """The run could not be written any further; the training goes on."""
+
+
+class RunWriter:
+    """Writes one rank's share of a run folder.
+
+    Rows and lines are collected and written by `flush`; after it they survive the death of the process. When
+    something cannot be written, the writer warns once, remembers why in `stopped`, and every later call does
+    nothing; with `strict` it raises a `RunFolderError` instead. In a forked process (a data
+    loader's worker) it does nothing.
+    """
+
+    def __init__(self, folder: Path, info: RunInfo, *, rank: int, strict: bool) -> None:
+        self.folder = folder
+        self.info = info
+        self.rank = rank
+        self.stopped: str | None = None
+        """Why nothing is written any more, or None."""
+        self._strict = strict
+        self._lock = threading.RLock()
+        self._process = os.getpid()
+        self._is_closed = False
+        self._lines: dict[Path, list[str]] = {}
+        self._events = PartWriter(folder, EVENTS, rank=rank)
+        self._parameters = PartWriter(folder, PARAMETERS, rank=rank)
+        self._hashes = PartWriter(folder, HASHES, rank=rank)
+
+    @classmethod
+    def create(cls, folder: Path | str, info: RunInfo, *, rank: int = 0, strict: bool = False) -> RunWriter:
+        """Make the folder, and run.json in it if this is rank 0.
+
+        A `RunFolderError` says that it cannot be made, or that this rank has already left files in it.
+        """
+        folder = Path(folder)
+        started = datetime.now(UTC).isoformat(timespec="milliseconds")
+        info = replace(info, name=info.name or folder.resolve().name, started=info.started or started)
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            _refuse_taken(folder, rank)
+            if rank == 0:
+                write_info(folder, info)
+            (folder / EVENTS.name).mkdir(exist_ok=True)
+        except OSError as error:
+            raise RunFolderError.explain(
+                f"No run can be written to '{folder}'.",
+                why=f"{error.filename}: {error.strerror}.",
+                fix="name a folder on a disk that can be written to.",
+            ) from error
+        return cls(folder, info, rank=rank, strict=strict)
+
+    def write_events(self, columns: EventColumns) -> None:
+        """Take events; the arrays may be reused when this returns."""
+        self._attempt(lambda: self._add(self._events, columns))
+
+    def write_parameters(self, columns: ParameterColumns) -> None:
+        """Take the norms and shares of parameters."""
+        self._attempt(lambda: self._add(self._parameters, columns))
+
+    def write_hashes(self, columns: HashColumns) -> None:
+        """Take hashes."""
+        self._attempt(lambda: self._add(self._hashes, columns))
+
+    def write_metrics(self, metrics: Metrics) -> None:
+        """Take what one step came to."""
+        path = names.metrics_path(self.folder, rank=self.rank)
+        self._attempt(lambda: self._lines.setdefault(path, []).append(metrics.to_text()))
+
+    def write_call(self, call: Call) -> None:
+        """Take something the loop did."""
+        path = names.calls_path(self.folder, rank=self.rank)
+        self._attempt(lambda: self._lines.setdefault(path, []).append(call.to_text()))
+
+    def write_probe(self, probe: Mapping[str, JsonValue]) -> None:
+        """Take what a probe measured, as one JSON object."""
+        path = self.folder / names.PROBES_NAME
+        self._attempt(lambda: self._lines.setdefault(path, []).append(to_json(probe)))
+
+    def tensors(self, step: int) -> TensorWriter:
+        """Return the file for whole tensors of a step, to be used as a block."""
+        return TensorWriter(names.tensors_path(self.folder, rank=self.rank, step=step), attempt=self._attempt)
+
+    def batch(self, index: int) -> TensorWriter:
+        """Return the file for one of the first batches, to be used as a block."""
+        return TensorWriter(names.batch_path(self.folder, rank=self.rank, index=index), attempt=self._attempt)
+
+    def update_info(self, info: RunInfo) -> None:
+        """Replace what run.json says, at once; only rank 0 writes it."""
+        self.info = info
+        if self.rank == 0:
+            self._attempt(lambda: write_info(self.folder, info))
+
+    def note(self, text: str) -> None:
+        """Add a sentence to the notes in run.json."""
+        self.update_info(replace(self.info, notes=(*self.info.notes, text)))
+
+    def flush(self) -> None:
+        """Write everything that was collected."""
+        self._attempt(self._flush)
+
+    def close(self, *, status: Status = "finished") -> None:
+        """Write what is left, and in run.json when and how the run ended."""
+        if not self._is_closed:
+            self.flush()
+            self.update_info(replace(self.info, status=status, finished=_now()))
+            self._is_closed = True
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close(status="finished" if kind is None else "failed")
+
+    def _add(self, writer: PartWriter, columns: EventColumns | ParameterColumns | HashColumns) -> None:
+        writer.add(columns.to_arrow())
+
+    def _flush(self) -> None:
+        for writer in (self._events, self._parameters, self._hashes):
+            writer.flush()
+        lines, self._lines = self._lines, {}
+        for path, texts in lines.items():
+            append_lines(path, texts)
+
+    def _attempt(self, action: Callable[[], None]) -> None:
+        """Do it, unless the writer has stopped; turn a failure into the one warning, or into an error if strict."""
+        if self.stopped is not None or os.getpid() != self._process:
+            return
+        with self._lock:
+            try:
+                action()
+            except Exception as error:
+                self._stop(error)
+
+    def _stop(self, error: Exception) -> None:
+        reason = _reason(error)
+        if self._strict:
+            raise RunFolderError.explain(f"The run in '{self.folder}' cannot be written.", why=reason) from error
+        self.stopped = reason
+        self._lines.clear()
+        if self.rank == 0:
+            with contextlib.suppress(OSError):
+                write_info(self.folder, replace(self.info, notes=(*self.info.notes, f"Recording stopped: {reason}")))
+        warnings.warn(
+            f"roundoff stopped recording to '{self.folder}'; the training goes on.\n  why: {reason}",
+            RecordingStoppedWarning,
+            stacklevel=4,
+        )
+
+
+def _refuse_taken(folder: Path, rank: int) -> None:
+    taken = rank in names.ranks_with_files(folder) or (rank == 0 and (folder / names.INFO_NAME).exists())
+    if taken:
+        raise RunFolderError.explain(
+            f"'{folder}' already holds a run.",
+            why="a run is never written over.",
+            fix="name another folder, or remove this one.",
+        )
+
+
+def _reason(error: Exception) -> str:
+    if isinstance(error, OSError) and error.filename:
+        return f"{error.filename}: {error.strerror}."
+    return f"{type(error).__name__}: {error}."
+
+
+def _now() -> str:
+    return datetime.now(UTC).isoformat(timespec="milliseconds")
