@@ -14,8 +14,10 @@ from roundoff.runs.folder import (
     replay_path,
 )
 from roundoff.runs.info import RunInfo
+from roundoff.runs.listing import RunSummary, UnreadableRun, list_runs
 from roundoff.runs.metrics import Metrics
-from roundoff.runs.plain_json import JsonValue
+from roundoff.runs.mirror import MirrorStoppedWarning
+from roundoff.runs.plain_json import JsonValue, to_json
 from roundoff.runs.reader import Run
 from roundoff.runs.schema import EVENTS, HASHES, HISTOGRAM_LENGTH, PARAMETERS, SKETCH_LENGTH, TABLES
 from roundoff.runs.tensor_file import TensorEntry, TensorFile
@@ -40,21 +42,26 @@ __all__ = [
     "Interned",
     "JsonValue",
     "Metrics",
+    "MirrorStoppedWarning",
     "ParameterColumns",
     "RecordingStoppedWarning",
     "Run",
     "RunInfo",
+    "RunSummary",
     "RunWriter",
     "Severity",
     "TensorEntry",
     "TensorFile",
     "TensorWriter",
+    "UnreadableRun",
     "batch_path",
     "crash_path",
     "flight_path",
+    "list_runs",
     "next_free_name",
     "ordered",
     "replay_path",
     "shape_from_text",
     "shape_to_text",
+    "to_json",
 ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, fields
@@ -10,6 +11,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+
+from roundoff.runs.plain_json import JsonValue
 
 
 class EventKey(NamedTuple):
@@ -99,6 +102,16 @@ class Event:
         """How many elements fall in each of the 32 buckets of exponents; None where it was not asked for."""
         return None if self.histogram_bytes is None else np.frombuffer(self.histogram_bytes, dtype="<u4")
 
+    def to_object(self) -> dict[str, JsonValue]:
+        """Return the event as a JSON object; the hash is in hex, since many parsers round integers above 2**53."""
+        value: dict[str, JsonValue] = {name: getattr(self, name) for name in _FIELD_NAMES if "_bytes" not in name}
+        sketch, histogram = self.sketch, self.histogram
+        return value | {
+            "hash": f"{self.hash:016x}",
+            "sketch": None if sketch is None else sketch.tolist(),
+            "histogram": None if histogram is None else histogram.tolist(),
+        }
+
 
 def shape_to_text(shape: tuple[int, ...]) -> str:
     """Write a shape as the table keeps it.
@@ -109,6 +122,7 @@ def shape_to_text(shape: tuple[int, ...]) -> str:
     return "x".join(map(str, shape))
 
 
+@functools.lru_cache(maxsize=4096)
 def shape_from_text(text: str) -> tuple[int, ...]:
     """Read a shape as the table keeps it."""
     return tuple(map(int, text.split("x"))) if text else ()

@@ -95,6 +95,15 @@ def ranks_with_files(folder: Path) -> set[int]:
     return found | {rank for rank, _, _ in tensor_files(folder)}
 
 
+def files_of_rank(folder: Path, rank: int) -> list[Path]:
+    """Return the finished files that a rank writes, other than the parts of tables; rank 0 writes those of the run."""
+    own = [metrics_path(folder, rank=rank), calls_path(folder, rank=rank)]
+    if rank == 0:
+        own += [folder / INFO_NAME, folder / PROBES_NAME]
+    found = [path for of_rank, _, path in (*tensor_files(folder), *batch_files(folder)) if of_rank == rank]
+    return [path for path in own if path.exists()] + found
+
+
 def next_free_name(base: Path | str, stem: str) -> Path:
     """Make the folder of the next run, `base/stem-3` after `base/stem-2`, and return it.
 

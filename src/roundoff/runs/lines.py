@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import os
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
@@ -15,6 +16,8 @@ T = TypeVar("T")
 
 MAX_LINE_BYTES = 16 * 2**20
 """A longer line is refused."""
+
+_TAIL_BYTES = 2**16
 
 
 def append_lines(path: Path, lines: Iterable[str]) -> None:
@@ -34,31 +37,59 @@ def append_lines(path: Path, lines: Iterable[str]) -> None:
 def read_lines(path: Path, parse: Callable[[dict[str, JsonValue]], T]) -> Iterator[T]:
     """Yield what `parse` makes of the object on each line, in order; a missing file has none.
 
-    A last line without its newline was cut off by the death of its writer and is dropped. Any other line that
-    is not a JSON object, or that `parse` answers with a `ValueError`, is a `RunFolderError` that names file and line.
+    A last line without its newline was cut off by the death of its writer and is dropped. Any other line that is not
+    a JSON object, or that `parse` answers with a `ValueError`, is a `RunFolderError` that names file and line.
     """
+    for number, line in enumerate(_raw_lines(path), start=1):
+        try:
+            item = parse(_object(line))
+        except (ValueError, RecursionError) as error:
+            if _is_cut_off(line):
+                return
+            raise _broken(path, f"line {number}", error) from error
+        yield item
+
+
+def read_last_line(path: Path, parse: Callable[[dict[str, JsonValue]], T]) -> T | None:
+    """Return what `parse` makes of the last line that is whole, without reading the ones before; None without any.
+
+    A file whose last line is longer than 64 KiB is read from its start.
+    """
+    for line in reversed(_tail(path)):
+        try:
+            return parse(_object(line))
+        except (ValueError, RecursionError) as error:
+            if not _is_cut_off(line):
+                raise _broken(path, "last line", error) from error
+    last = collections.deque(read_lines(path, parse), maxlen=1)
+    return last[0] if last else None
+
+
+def _raw_lines(path: Path) -> Iterator[bytes]:
     try:
-        file = path.open("rb")
+        with path.open("rb") as file:
+            while line := file.readline(MAX_LINE_BYTES):
+                yield line
     except FileNotFoundError:
         return
     except OSError as error:
         raise RunFolderError.explain(f"'{path}' cannot be read.", why=f"{error.strerror}.") from error
-    with file:
-        number = 0
-        while line := file.readline(MAX_LINE_BYTES):
-            number += 1
-            is_whole = line.endswith(b"\n")
-            try:
-                item = parse(_object(line))
-            except (ValueError, RecursionError) as error:
-                if not is_whole and len(line) < MAX_LINE_BYTES:
-                    return
-                raise RunFolderError.explain(
-                    f"'{path}' line {number} cannot be read.",
-                    why=f"{error}.",
-                    fix="delete the line, or take the file from a copy of the run.",
-                ) from error
-            yield item
+
+
+def _tail(path: Path) -> list[bytes]:
+    """Return the whole lines (and one that may be cut off) among the last 64 KiB."""
+    try:
+        with path.open("rb") as file:
+            size = file.seek(0, os.SEEK_END)
+            file.seek(max(0, size - _TAIL_BYTES))
+            lines = file.read(_TAIL_BYTES).splitlines(keepends=True)
+    except OSError:
+        return []  # reading from the start says what is wrong
+    return lines if size <= _TAIL_BYTES else lines[1:]
+
+
+def _is_cut_off(line: bytes) -> bool:
+    return not line.endswith(b"\n") and len(line) < MAX_LINE_BYTES
 
 
 def _object(line: bytes) -> dict[str, JsonValue]:
@@ -66,3 +97,11 @@ def _object(line: bytes) -> dict[str, JsonValue]:
     if not isinstance(value, dict):
         raise ValueError("it does not hold a JSON object")
     return value
+
+
+def _broken(path: Path, place: str, error: Exception) -> RunFolderError:
+    return RunFolderError.explain(
+        f"'{path}' {place} cannot be read.",
+        why=f"{error}.",
+        fix="delete the line, or take the file from a copy of the run.",
+    )

@@ -77,7 +77,8 @@ def to_parquet(rows: pa.Table, table: Table) -> memoryview:
 def read_part(path: Path, table: Table, *, columns: Sequence[str], selection: Selection) -> pa.Table | None:
     """Read the selected rows of a part, or return None when the statistics of the step say that there are none.
 
-    Columns that the part lacks (an older version wrote it) are null; those it has beyond the table are left out.
+    Nullable columns that the part lacks (an older version wrote it) are null; those it has beyond the table are left
+    out.
     """
     needed = [name for name in table.names if name in columns or name in selection.columns]
     with _open(path) as file:
@@ -131,4 +132,7 @@ def _conform(rows: pa.Table, table: Table, columns: Sequence[str]) -> pa.Table:
         rows[field.name].cast(field.type) if field.name in rows.column_names else pa.nulls(len(rows), field.type)
         for field in fields
     ]
+    for field, array in zip(fields, arrays, strict=True):
+        if array.null_count and not field.nullable:
+            raise ValueError(f"column '{field.name}' lacks values")
     return pa.Table.from_arrays(arrays, schema=pa.schema([field.with_nullable(True) for field in fields]))

@@ -30,7 +30,7 @@ def to_json(value: JsonValue, *, indent: int | None = None) -> str:
     >>> to_json({"loss": float("nan"), "lr": [0.1, float("-inf")]})
     '{"loss": "nan", "lr": [0.1, "-inf"]}'
     """
-    return json.dumps(_without_nonfinite(value), allow_nan=False, ensure_ascii=False, indent=indent)
+    return json.dumps(_without_nonfinite(value), allow_nan=False, indent=indent)
 
 
 def from_json(text: str | bytes) -> JsonValue:

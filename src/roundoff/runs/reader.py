@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from roundoff.errors import RunFolderError
+from roundoff.errors import RunFolderError, UsageError
 from roundoff.runs import folder as names
 from roundoff.runs.atomic import write_atomically
 from roundoff.runs.call import Call
@@ -84,8 +84,11 @@ class Run:
     ) -> Iterator[Event]:
         """Yield the events that are asked for, one part at a time in memory."""
         selection = Selection(step=step, site=site, phase=phase, op=op, rank=rank)
-        for rows in self._read_parts(EVENTS, selection, EVENTS.names):
-            yield from events_of(rows)
+        try:
+            for rows in self._read_parts(EVENTS, selection, EVENTS.names):
+                yield from events_of(rows)
+        except ValueError as error:
+            raise RunFolderError.explain(f"An event in '{self.path}' cannot be read.", why=f"{error}.") from error
 
     def parameters(self, *, step: int | Collection[int] | None = None, rank: int | None = None) -> pa.Table:
         """Return norms and shares of parameters, with `rank`."""
@@ -175,4 +178,11 @@ class Run:
 
 
 def _chosen(table: Table, columns: Sequence[str] | None) -> list[str]:
-    return list(table.names) if columns is None else [name for name in columns if name != "rank"]
+    if columns is None:
+        return list(table.names)
+    for name in columns:
+        if name not in table.names and name != "rank":
+            raise UsageError.explain(
+                f"The table {table.name} has no column '{name}'.", why=f"it has rank, {', '.join(table.names)}."
+            )
+    return [name for name in columns if name != "rank"]

@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import json
 import math
 import os
-import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any, BinaryIO, Self, TypeAlias
+from typing import Any, Self, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
-from roundoff.runs.atomic import naming, temporary_name
+from roundoff.runs.atomic import naming, temporary_name, write_all
 from roundoff.runs.tensor_dtypes import TENSOR_DTYPES
 
 TensorBytes: TypeAlias = bytes | bytearray | memoryview | npt.NDArray[Any]
@@ -46,7 +46,7 @@ class TensorWriter:
         self._key_of_content: dict[tuple[str, tuple[int, ...], int], str] = {}
         self._held: list[bytes] = []
         self._num_bytes = 0
-        self._file: BinaryIO | None = None
+        self._file: io.FileIO | None = None
         self._is_done = False
 
     def add(
@@ -73,10 +73,11 @@ class TensorWriter:
         """Leave no file."""
         self._is_done = True
         self._held.clear()
-        with contextlib.suppress(OSError):
-            if self._file is not None:
+        if self._file is not None:
+            with contextlib.suppress(OSError):
                 self._file.close()
-            temporary_name(self._path).unlink(missing_ok=True)
+            with contextlib.suppress(OSError):
+                temporary_name(self._path).unlink()
 
     def __enter__(self) -> Self:
         return self
@@ -114,31 +115,33 @@ class TensorWriter:
                 self._file = self._open()
                 self._file.seek(8 + RESERVED_BYTES)
                 self._write_held(self._file)
-            self._file.write(content)
+            write_all(self._file.fileno(), content)
 
     def _finish(self) -> None:
         with self._removing_on_failure():
             if self._file is None:
                 self._file = self._open()
-                self._file.write(self._header())
+                write_all(self._file.fileno(), self._header())
                 self._write_held(self._file)
             elif len(header := self._header(padded_to=8 + RESERVED_BYTES)) == 8 + RESERVED_BYTES:
                 self._file.seek(0)
-                self._file.write(header)
+                write_all(self._file.fileno(), header)
             else:
                 self._file = self._copied_behind(header, self._file)
             os.fsync(self._file.fileno())
             self._file.close()
             temporary_name(self._path).replace(self._path)
 
-    def _copied_behind(self, header: bytes, file: BinaryIO) -> BinaryIO:
+    def _copied_behind(self, header: bytes, file: io.FileIO) -> io.FileIO:
         """Write the file once more, for a header that outgrew the room left for it."""
         file.seek(8 + RESERVED_BYTES)
         temporary_name(self._path).unlink()
         copy = self._open()
-        copy.write(header)
-        shutil.copyfileobj(file, copy, 2**20)
-        file.close()
+        self._file = copy  # what a failure closes and removes
+        with file:
+            write_all(copy.fileno(), header)
+            while chunk := file.read(2**20):
+                write_all(copy.fileno(), chunk)
         return copy
 
     def _header(self, *, padded_to: int = 0) -> bytes:
@@ -148,16 +151,16 @@ class TensorWriter:
         length = max(-(-len(text) // 8) * 8, padded_to - 8)
         return length.to_bytes(8, "little") + text.ljust(length)
 
-    def _open(self) -> BinaryIO:
+    def _open(self) -> io.FileIO:
         self._path.parent.mkdir(exist_ok=True)
-        return temporary_name(self._path).open("w+b")
+        return temporary_name(self._path).open("w+b", buffering=0)
 
-    def _write_held(self, file: BinaryIO) -> None:
-        file.writelines(self._held)
+    def _write_held(self, file: io.FileIO) -> None:
+        write_all(file.fileno(), b"".join(self._held))
         self._held.clear()
 
     @contextlib.contextmanager
-    def _removing_on_failure(self) -> Any:
+    def _removing_on_failure(self) -> Iterator[None]:
         try:
             with naming(self._path):
                 yield

@@ -20,6 +20,7 @@ from roundoff.runs.columns import EventColumns, HashColumns, ParameterColumns
 from roundoff.runs.info import RunInfo, Status, write_info
 from roundoff.runs.lines import append_lines
 from roundoff.runs.metrics import Metrics
+from roundoff.runs.mirror import Mirror, MirrorStoppedWarning
 from roundoff.runs.parts import PartWriter
 from roundoff.runs.plain_json import JsonValue, to_json
 from roundoff.runs.schema import EVENTS, HASHES, PARAMETERS
@@ -39,7 +40,7 @@ class RunWriter:
     loader's worker) it does nothing.
     """
 
-    def __init__(self, folder: Path, info: RunInfo, *, rank: int, strict: bool) -> None:
+    def __init__(self, folder: Path, info: RunInfo, *, rank: int, strict: bool, mirror: Mirror | None) -> None:
         self.folder = folder
         self.info = info
         self.rank = rank
@@ -48,6 +49,7 @@ class RunWriter:
         self._strict = strict
         self._lock = threading.RLock()
         self._process = os.getpid()
+        self._mirror = mirror
         self._is_closed = False
         self._lines: dict[Path, list[str]] = {}
         self._events = PartWriter(folder, EVENTS, rank=rank)
@@ -55,14 +57,17 @@ class RunWriter:
         self._hashes = PartWriter(folder, HASHES, rank=rank)
 
     @classmethod
-    def create(cls, folder: Path | str, info: RunInfo, *, rank: int = 0, strict: bool = False) -> RunWriter:
+    def create(
+        cls, folder: Path | str, info: RunInfo, *, rank: int = 0, strict: bool = False, mirror: str | None = None
+    ) -> RunWriter:
         """Make the folder, and run.json in it if this is rank 0.
 
-        A `RunFolderError` says that it cannot be made, or that this rank has already left files in it.
+        A `RunFolderError` says that it cannot be made, or that this rank has already left files in it. `mirror` is an
+        fsspec URL, `s3://bucket/runs/a`: finished files are copied there too; when that fails, a warning says so and
+        the recording goes on.
         """
         folder = Path(folder)
-        started = datetime.now(UTC).isoformat(timespec="milliseconds")
-        info = replace(info, name=info.name or folder.resolve().name, started=info.started or started)
+        info = replace(info, name=info.name or folder.resolve().name, started=info.started or _now())
         try:
             folder.mkdir(parents=True, exist_ok=True)
             _refuse_taken(folder, rank)
@@ -75,7 +80,10 @@ class RunWriter:
                 why=f"{error.filename}: {error.strerror}.",
                 fix="name a folder on a disk that can be written to.",
             ) from error
-        return cls(folder, info, rank=rank, strict=strict)
+        writer = cls(folder, info, rank=rank, strict=strict, mirror=Mirror(mirror, folder) if mirror else None)
+        if rank == 0:
+            writer._send(folder / names.INFO_NAME)
+        return writer
 
     def write_events(self, columns: EventColumns) -> None:
         """Take events; the arrays may be reused when this returns."""
@@ -129,9 +137,10 @@ class RunWriter:
     def close(self, *, status: Status = "finished") -> None:
         """Write what is left, and in run.json when and how the run ended."""
         if not self._is_closed:
+            self._is_closed = True
             self.flush()
             self.update_info(replace(self.info, status=status, finished=_now()))
-            self._is_closed = True
+            self._attempt(self._complete_mirror)
 
     def __enter__(self) -> Self:
         return self
@@ -142,14 +151,35 @@ class RunWriter:
         self.close(status="finished" if kind is None else "failed")
 
     def _add(self, writer: PartWriter, columns: EventColumns | ParameterColumns | HashColumns) -> None:
-        writer.add(columns.to_arrow())
+        self._send(writer.add(columns.to_arrow()))
 
     def _flush(self) -> None:
         for writer in (self._events, self._parameters, self._hashes):
-            writer.flush()
+            self._send(writer.flush())
         lines, self._lines = self._lines, {}
         for path, texts in lines.items():
             append_lines(path, texts)
+
+    def _send(self, path: Path | None) -> None:
+        """Have a finished file copied to the mirror, if there is one that works."""
+        if self._mirror is not None and path is not None:
+            self._mirror.send(path)
+
+    def _complete_mirror(self) -> None:
+        if self._mirror is not None:
+            for path in names.files_of_rank(self.folder, self.rank):
+                self._mirror.send(path)
+            self._mirror.close()
+
+    def _give_up_failed_mirror(self) -> None:
+        if self._mirror is not None and self._mirror.failure is not None:
+            failed, self._mirror = self._mirror, None
+            warnings.warn(
+                f"roundoff stopped copying '{self.folder}' to '{failed.url}'; the recording goes on.\n"
+                f"  why: {failed.failure}",
+                MirrorStoppedWarning,
+                stacklevel=4,
+            )
 
     def _attempt(self, action: Callable[[], None]) -> None:
         """Do it, unless the writer has stopped; turn a failure into the one warning, or into an error if strict."""
@@ -160,6 +190,7 @@ class RunWriter:
                 action()
             except Exception as error:
                 self._stop(error)
+        self._give_up_failed_mirror()
 
     def _stop(self, error: Exception) -> None:
         reason = _reason(error)

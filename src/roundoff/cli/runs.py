@@ -1,0 +1,176 @@
+"""`roundoff runs`: which runs there are, and the events inside one."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from roundoff.errors import RoundoffError, UsageError
+
+if TYPE_CHECKING:
+    from roundoff.runs import Event, Run, RunSummary, UnreadableRun
+
+DEFAULT_FOLDER = Path("runs")
+MAX_NAMES = 12
+"""An error lists so many of the names that exist."""
+
+
+class _RunsGroup(click.Group):
+    """A group whose first word may also be a folder: `roundoff runs DIR` means `roundoff runs list DIR`."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        if not args or (args[0] not in self.commands and args[0] not in ctx.help_option_names):
+            args = ["list", *args]
+        return super().parse_args(ctx, args)
+
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except RoundoffError as error:
+            click.echo(f"{type(error).__name__}: {error}", err=True)
+            ctx.exit(2)
+
+
+@click.group(
+    "runs",
+    cls=_RunsGroup,
+    subcommand_metavar="[DIR] | show RUN",
+    epilog="Example: roundoff runs show runs/train-1 --step 3 --site 'blocks.*'",
+)
+def runs_command() -> None:
+    """List the runs in DIR (by default ./runs), or show the events of one."""
+
+
+@runs_command.command("list", epilog="Example: roundoff runs experiments/")
+@click.argument("folder", metavar="[DIR]", type=click.Path(path_type=Path), default=DEFAULT_FOLDER)
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON array.")
+def list_command(folder: Path, as_json: bool) -> None:
+    """List the runs in DIR with recipe, steps, last loss and findings, the oldest first."""
+    from roundoff.runs import RunSummary, list_runs, to_json
+
+    runs = list_runs(folder)
+    if not runs:
+        why = "no folder in it holds a run.json." if folder.is_dir() else "it is not a folder."
+        raise UsageError.explain(f"No runs in '{folder}'.", why=why, fix="record one: roundoff run train.py")
+    if as_json:
+        click.echo(to_json([run.to_object() for run in runs], indent=1))
+    else:
+        click.echo(_run_table(runs))
+    if not any(isinstance(run, RunSummary) for run in runs):
+        click.get_current_context().exit(2)
+
+
+@runs_command.command("show", epilog="Example: roundoff runs show runs/train-1 --step 3 --op 'aten.addmm#*'")
+@click.argument("path", metavar="RUN", type=click.Path(path_type=Path))
+@click.option("--step", type=click.IntRange(min=0), help="Only this step.")
+@click.option("--site", metavar="PATTERN", help="Only sites like this: 'blocks.*'.")
+@click.option("--phase", metavar="PATTERN", help="Only forward, backward, optimizer or eval.")
+@click.option("--op", metavar="PATTERN", help="Only ops like this: 'aten.bmm', 'aten.bmm#0', 'aten.*'.")
+@click.option("--rank", type=click.IntRange(min=0), help="Only this rank.")
+@click.option("--limit", type=click.IntRange(min=0), default=40, show_default=True, help="Lines of text; 0 for all.")
+@click.option("--json", "as_json", is_flag=True, help="Print every matching event in one JSON array.")
+def show_command(path: Path, limit: int, as_json: bool, **filters: Any) -> None:
+    """Print the events of RUN that all the filters match."""
+    from roundoff.runs import Run, to_json
+
+    run = Run.open(path)
+    asked = {name: value for name, value in filters.items() if value is not None}
+    events = list(run.iter_events(**asked))
+    if not events:
+        raise _nothing_found(run, asked)
+    if as_json:
+        click.echo(to_json([event.to_object() for event in events], indent=1))
+    else:
+        click.echo(_event_table(events, limit=limit or len(events)))
+
+
+def _nothing_found(run: Run, asked: dict[str, Any]) -> UsageError:
+    """Say which filter excludes everything, and what it could have been."""
+    existing = run.events(columns=["step", "phase", "site", "op"])
+    if not existing.num_rows:
+        return UsageError.explain(f"'{run.path}' holds no events.", why="no step of it was recorded.")
+    culprits = [name for name, value in asked.items() if not run.events(**{name: value}, columns=[name]).num_rows]
+    lines = [f"{name}s: {_some(existing[name].unique().to_pylist())}" for name in culprits or asked]
+    wanted = " and ".join(f"{name} '{asked[name]}'" for name in culprits[:1] or asked)
+    return UsageError.explain(
+        f"No event of '{run.path}' has {wanted}.",
+        why="recorded are " + "; ".join(lines) + ".",
+        fix="change the filter.",
+    )
+
+
+def _some(values: Sequence[Any]) -> str:
+    shown = ", ".join(str(value) for value in sorted(values)[:MAX_NAMES])
+    return shown if len(values) <= MAX_NAMES else f"{shown} and {len(values) - MAX_NAMES} more"
+
+
+def _run_table(runs: Sequence[RunSummary | UnreadableRun]) -> str:
+    from roundoff.runs import UnreadableRun
+
+    rows = [("run", "recipe", "status", "steps", "last loss", "findings")]
+    problems = []
+    for run in runs:
+        if isinstance(run, UnreadableRun):
+            problems.append(f"{run.path}  cannot be read\n  {run.problem.replace(chr(10), chr(10) + '  ')}")
+        else:
+            loss = _number(run.last_loss)
+            rows.append((str(run.path), run.recipe or "-", run.status, str(run.num_steps), loss, _findings_text(run)))
+    table = [_aligned(rows, right={3, 4})] if len(rows) > 1 else []
+    return "\n".join(table + problems)
+
+
+def _findings_text(run: RunSummary) -> str:
+    if run.findings is None:
+        return "not diagnosed"
+    if not run.findings:
+        return "none"
+    more = len(run.findings) - 1
+    return run.findings[0].rule + (f", {more} more" if more else "")
+
+
+def _event_table(events: Sequence[Event], *, limit: int) -> str:
+    header = ("step", "rank", "microbatch", "phase", "site", "op", "dtype", "shape", "min", "max", "mean", "nonfinite")
+    rows = [header, *(_event_row(event) for event in events[:limit])]
+    always = {place for place, name in enumerate(header) if name not in ("rank", "microbatch")}
+    kept = [place for place in range(len(header)) if place in always or {row[place] for row in rows[1:]} != {"0"}]
+    right = {place for place, column in enumerate(kept) if header[column] in ("min", "max", "mean", "nonfinite")}
+    text = _aligned([tuple(row[place] for place in kept) for row in rows], right=right)
+    more = len(events) - limit
+    return f"{text}\n{more} more: --limit 0 prints all, --json with every column" if more > 0 else text
+
+
+def _event_row(event: Event) -> tuple[str, ...]:
+    from roundoff.runs import shape_to_text
+
+    return (
+        str(event.step),
+        str(event.rank),
+        str(event.microbatch),
+        event.phase,
+        event.site,
+        f"{event.op_name}:{event.output}",
+        event.dtype,
+        shape_to_text(event.shape) or "scalar",
+        _number(event.min),
+        _number(event.max),
+        _number(event.mean),
+        str(event.num_nonfinite),
+    )
+
+
+def _number(value: float | None) -> str:
+    return "-" if value is None else f"{value:.4g}"
+
+
+def _aligned(rows: Sequence[tuple[str, ...]], *, right: set[int]) -> str:
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+
+    def line(row: tuple[str, ...]) -> str:
+        cells = zip(row, widths, strict=True)
+        padded = (cell.rjust(width) if i in right else cell.ljust(width) for i, (cell, width) in enumerate(cells))
+        return "  ".join(padded).rstrip()
+
+    return "\n".join(map(line, rows))
