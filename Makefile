@@ -1,0 +1,76 @@
+# Everything a contributor types. Each target sets up .venv by itself, once; then again whenever what it was built
+# from changes. Needs Python 3.11 or newer and make; with a C++ compiler the kernels are compiled, without one their
+# torch versions serve.
+#
+#   make demo        see it work, in about a minute
+#   make test        the whole test suite; `make test-fast` leaves out the slow tests
+#   make check       formatting, lint, types; `make format` mends the first two
+#   make bench       measure the figures the README claims
+#
+# Another interpreter: make test PYTHON3=python3.12
+
+PYTHON3 = python3
+VENV = .venv
+PYTHON = $(VENV)/bin/python
+STAMP = $(VENV)/installed-for
+INSTALLED_FROM = pyproject.toml constraints.txt CMakeLists.txt $(wildcard csrc/*)
+
+# Two OpenMP threads on a shared machine can be 30 times slower than one.
+export OMP_NUM_THREADS := 1
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+
+.PHONY: help demo test test-fast check format bench clean
+
+help:
+	@sed -n 's/^#   make/make/p' Makefile
+
+demo: $(STAMP)
+	@$(PYTHON) -m roundoff demo
+
+test: $(STAMP)
+	$(PYTHON) -m pytest -n 2
+
+test-fast: $(STAMP)
+	$(PYTHON) -m pytest -n 2 -m "not slow"
+
+check: $(STAMP)
+	$(PYTHON) -m ruff format --check .
+	$(PYTHON) -m ruff check .
+	$(PYTHON) -m mypy
+
+format: $(STAMP)
+	$(PYTHON) -m ruff format .
+	$(PYTHON) -m ruff check --fix .
+
+bench: $(STAMP)
+	@for file in benchmarks/*.py; do \
+	  if [ -e "$$file" ]; then echo "== $$file"; $(PYTHON) "$$file" || exit 1; fi; \
+	done
+
+clean:
+	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
+
+# A virtual environment does not survive a move: the stamp names the folder it was made for.
+ifneq ($(shell cat $(STAMP) 2>/dev/null),$(CURDIR))
+.PHONY: $(STAMP)
+endif
+
+$(STAMP): $(INSTALLED_FROM)
+	@$(PYTHON3) -c '' 2>/dev/null || { \
+	  echo "No working '$(PYTHON3)' found. Install Python 3.11 or newer, or name one: make PYTHON3=/path/to/python3" >&2; \
+	  exit 1; }
+	@$(PYTHON3) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
+	  echo "'$(PYTHON3)' is $$($(PYTHON3) --version 2>&1); roundoff needs 3.11 or newer." >&2; \
+	  echo "Name a newer one: make PYTHON3=python3.12" >&2; \
+	  exit 1; }
+	@$(PYTHON3) -c 'import ensurepip, venv' 2>/dev/null || { \
+	  echo "'$(PYTHON3)' cannot make virtual environments. On Debian and Ubuntu: apt install python3-venv" >&2; \
+	  exit 1; }
+	@command -v $${CXX:-c++} >/dev/null 2>&1 || command -v g++ >/dev/null 2>&1 || \
+	  echo "No C++ compiler found: the torch kernels will serve, which are slower. For the fast ones: apt install g++"
+	@echo "Setting up $(VENV) (a few minutes the first time) ..."
+	@if [ -e $(STAMP) ] && [ "$$(cat $(STAMP))" != "$(CURDIR)" ] || ! $(PYTHON) -c '' 2>/dev/null; then \
+	  $(PYTHON3) -m venv --clear $(VENV); \
+	fi
+	@$(PYTHON) -m pip install --quiet -c constraints.txt -e '.[dev]'
+	@echo "$(CURDIR)" > $(STAMP)

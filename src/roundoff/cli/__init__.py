@@ -1,0 +1,54 @@
+"""Arguments in, exit code out: 0 clean, 1 found something, 2 could not look."""
+
+from __future__ import annotations
+
+import click
+
+from roundoff.cli.endings import let_go_of_stdout
+from roundoff.cli.lazy_group import LazyCommand, LazyGroup
+
+COMMANDS = {
+    "demo": LazyCommand(
+        module="roundoff.cli.demo",
+        attribute="demo_command",
+        help="Train a small network, record it, and read what was recorded.",
+    ),
+    "record": LazyCommand(
+        module="roundoff.cli.record",
+        attribute="record_command",
+        help="Run a training script and keep what some of its steps computed.",
+    ),
+    "runs": LazyCommand(
+        module="roundoff.cli.runs",
+        attribute="runs_command",
+        help="List recorded runs and read their steps.",
+    ),
+    "formats": LazyCommand(
+        module="roundoff.cli.formats",
+        attribute="formats_command",
+        help="Show which numbers a format can hold.",
+    ),
+    "doctor": LazyCommand(
+        module="roundoff.cli.doctor",
+        attribute="doctor_command",
+        help="Check this installation, and say what is missing for what.",
+    ),
+}
+"""In the order of a first visit; each module is imported when its command is called."""
+
+command_line = LazyGroup(
+    COMMANDS,
+    name="roundoff",
+    help="Train neural networks at any numeric precision, and learn why when it goes wrong.",
+    epilog="\b\nExample:\n  roundoff doctor",
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+click.version_option(package_name="roundoff", message="%(prog)s %(version)s")(command_line)
+
+
+def main() -> None:
+    """Run the command line named by `sys.argv` and leave with its exit code."""
+    try:
+        command_line(prog_name="roundoff")
+    finally:
+        let_go_of_stdout()

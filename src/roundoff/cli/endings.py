@@ -1,0 +1,52 @@
+"""How a command ends: what escapes it becomes a message and an exit code."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import click
+from click.exceptions import Exit
+
+from roundoff.errors import RoundoffError
+
+COULD_NOT_LOOK = 2
+INTERRUPTED = 130
+READER_LEFT = 141
+"""128 + SIGPIPE, as a shell reports a program whose reader closed the pipe."""
+
+
+@contextmanager
+def exit_codes() -> Iterator[None]:
+    """Give every way a command can fail its exit code.
+
+    Our own errors and click's are shown without a traceback and end with 2; an interrupt ends with 130 in silence, and
+    so does, with 141, writing to a pipe whose reader has left. Anything else is a bug and keeps its traceback.
+    """
+    try:
+        yield
+        sys.stdout.flush()
+    except RoundoffError as error:
+        click.echo(f"{type(error).__name__}: {error}", err=True)
+        raise Exit(COULD_NOT_LOOK) from error
+    except click.ClickException as error:
+        error.exit_code = COULD_NOT_LOOK
+        raise
+    except (KeyboardInterrupt, click.Abort):
+        raise Exit(INTERRUPTED) from None
+    except BrokenPipeError:
+        if not let_go_of_stdout():
+            raise
+        raise Exit(READER_LEFT) from None
+
+
+def let_go_of_stdout() -> bool:
+    """Flush stdout; if its reader has left, silence it for the rest of the process and return True."""
+    try:
+        sys.stdout.flush()
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return True
+    return False
