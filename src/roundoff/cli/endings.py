@@ -32,8 +32,8 @@ def exit_codes() -> Iterator[None]:
         click.echo(f"{type(error).__name__}: {error}", err=True)
         raise Exit(COULD_NOT_LOOK) from error
     except click.ClickException as error:
-        error.exit_code = COULD_NOT_LOOK
-        raise
+        error.show()
+        raise Exit(COULD_NOT_LOOK) from error
     except (KeyboardInterrupt, click.Abort):
         raise Exit(INTERRUPTED) from None
     except BrokenPipeError:
