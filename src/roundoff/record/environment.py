@@ -1,0 +1,86 @@
+"""What a run should say about where and how it was made."""
+
+from __future__ import annotations
+
+import os
+import platform
+import subprocess
+import sys
+from importlib import metadata
+from pathlib import Path
+
+import torch
+
+from roundoff.kernels import kernels_in_use
+from roundoff.runs import JsonValue, RunInfo
+
+_PACKAGES = ("roundoff", "torch", "numpy", "pyarrow", "safetensors", "transformers", "accelerate", "lightning")
+
+
+def describe_process(*, seed: int | None, settings: dict[str, JsonValue], command: tuple[str, ...] | None) -> RunInfo:
+    """Gather what run.json says about this process before its training starts."""
+    return RunInfo(
+        command=command if command is not None else tuple(sys.argv),
+        seed=torch.initial_seed() % 2**63 if seed is None else seed,
+        packages=_versions(),
+        hardware=_hardware(),
+        git_commit=_git_commit(Path.cwd()),
+        ranks=world_size(),
+        launch=launch_name(),
+        settings=settings,
+    )
+
+
+def rank() -> int:
+    """Return this process's rank: torch.distributed's if it is up, else the launcher's, else 0."""
+    if torch.distributed.is_available() and torch.distributed.is_initialized():
+        return torch.distributed.get_rank()
+    return int(os.environ.get("RANK", "0"))
+
+
+def world_size() -> int:
+    """Return how many ranks train together."""
+    if torch.distributed.is_available() and torch.distributed.is_initialized():
+        return torch.distributed.get_world_size()
+    return int(os.environ.get("WORLD_SIZE", "1"))
+
+
+def launch_name() -> str | None:
+    """Return what the ranks of one launch have in common, or None for a single process."""
+    if "WORLD_SIZE" not in os.environ:
+        return None
+    parts = [os.environ.get(name, "") for name in ("MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RUN_ID")]
+    return ":".join([*parts, os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")])
+
+
+def _versions() -> dict[str, str]:
+    found = {"python": platform.python_version()}
+    for package in _PACKAGES:
+        try:
+            found[package] = metadata.version(package)
+        except metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+def _hardware() -> dict[str, JsonValue]:
+    accelerator = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
+    return {
+        "machine": platform.machine(),
+        "cpu_count": os.cpu_count(),
+        "threads": torch.get_num_threads(),
+        "cpu_capability": torch.backends.cpu.get_cpu_capability(),
+        "accelerator": str(accelerator) if accelerator is not None else None,
+        "accelerators": torch.accelerator.device_count() if accelerator is not None else 0,
+        "kernels": kernels_in_use(),
+    }
+
+
+def _git_commit(folder: Path) -> str | None:
+    try:
+        answer = subprocess.run(
+            ["git", "rev-parse", "HEAD"], cwd=folder, capture_output=True, text=True, timeout=5, check=False
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return answer.stdout.strip() or None if answer.returncode == 0 else None

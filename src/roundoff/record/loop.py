@@ -1,0 +1,251 @@
+"""Sees what a training loop does, without touching the script: forwards, backwards, steps and the calls between them."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+from collections.abc import Callable, Iterator
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
+from torch.optim.lr_scheduler import LRScheduler
+from torch.optim.optimizer import (
+    Optimizer,
+    register_optimizer_step_post_hook,
+    register_optimizer_step_pre_hook,
+)
+
+from roundoff.record.torch_private import clip_module, engine_module
+
+
+class LoopObserver(Protocol):
+    """Who wants to know what the loop does. None of these may change anything the training can see."""
+
+    def forward_enter(self, module: nn.Module, args: tuple[Any, ...]) -> None:
+        """`module` is about to run."""
+
+    def forward_leave(self, module: nn.Module) -> None:
+        """`module` has run, or raised."""
+
+    def backward_enter(self, roots: tuple[Any, ...]) -> None:
+        """The autograd engine starts from `roots`."""
+
+    def backward_leave(self) -> None:
+        """The autograd engine has ended, or raised."""
+
+    def step_enter(self, optimizer: Optimizer) -> None:
+        """`optimizer.step` begins."""
+
+    def step_leave(self, optimizer: Optimizer) -> None:
+        """`optimizer.step` has ended."""
+
+    def step_skipped(self, optimizer: Optimizer) -> None:
+        """A scaler decided not to step."""
+
+    def called(self, call: str, owner: Any, detail: dict[str, Any]) -> None:
+        """The loop called zero_grad, unscale, clip, scheduler, train, eval, load, save, scale or update_scale."""
+
+    def failed(self, error: Exception) -> None:
+        """One of the above raised: observing must end, the training must not."""
+
+
+@contextlib.contextmanager
+def observing_loop(observer: LoopObserver) -> Iterator[None]:
+    """Tell `observer` what every loop of this process does inside the block; nothing is left behind after it."""
+    watch = _Watch(observer)
+    with contextlib.ExitStack() as stack:
+        stack.callback(watch.stop)
+        watch.install(stack)
+        yield
+
+
+class _Watch:
+    """Hooks and patches that pass on to one observer, once each, and never let its errors out."""
+
+    def __init__(self, observer: LoopObserver) -> None:
+        self._observer = observer
+        self._process = os.getpid()
+        self._active = True
+        self._inside: set[str] = set()
+
+    def stop(self) -> None:
+        self._active = False
+
+    def install(self, stack: contextlib.ExitStack) -> None:
+        tell = self._tell
+        on = self._observer
+        # A forward hook that returned a value would replace the module's output: these return None. Compiled models
+        # trace their hooks, and there they must be nothing at all.
+        hooks = [
+            register_module_forward_pre_hook(
+                lambda module, args: None if torch.compiler.is_compiling() else tell(on.forward_enter, module, args)
+            ),
+            register_module_forward_hook(
+                lambda module, args, output: None if torch.compiler.is_compiling() else tell(on.forward_leave, module),
+                always_call=True,
+            ),
+            register_optimizer_step_pre_hook(lambda optimizer, args, kwargs: tell(on.step_enter, optimizer)),
+            register_optimizer_step_post_hook(lambda optimizer, args, kwargs: tell(on.step_leave, optimizer)),
+        ]
+        for hook in hooks:
+            stack.callback(hook.remove)
+        stack.enter_context(_replaced(*engine_module(), self._around_backward))
+        stack.enter_context(_replaced(*clip_module(), self._noting("clip", _clip_detail)))
+        stack.enter_context(_replaced(torch.nn.utils, "clip_grad_value_", self._noting("clip", _no_detail)))
+        stack.enter_context(_replaced(torch, "save", self._noting("save", _no_detail)))
+        for owner, method, call, detail in _METHODS:
+            for cls in _classes_with(owner, method):
+                stack.enter_context(_replaced(cls, method, self._noting(call, detail)))
+        for cls in _classes_with(torch.amp.GradScaler, "step"):
+            stack.enter_context(_replaced(cls, "step", self._around_scaler_step))
+
+    def _tell(self, method: Callable[..., None], *args: Any) -> None:
+        if not self._active or os.getpid() != self._process:
+            return
+        try:
+            method(*args)
+        except Exception as error:
+            self._active = False
+            self._observer.failed(error)
+
+    def _noting(self, call: str, describe: Callable[..., dict[str, Any]]) -> Callable[[Any], Any]:
+        """Make a wrapper that notes the outermost call of a method that may call itself (train, a super().step)."""
+
+        def wrap(original: Any) -> Any:
+            @functools.wraps(original)
+            def noted(*args: Any, **kwargs: Any) -> Any:
+                if not self._active or call in self._inside:
+                    return original(*args, **kwargs)
+                self._inside.add(call)
+                try:
+                    result = original(*args, **kwargs)
+                finally:
+                    self._inside.discard(call)
+                self._tell(self._note, call, describe, args, kwargs, result)
+                return result
+
+            return noted
+
+        return wrap
+
+    def _note(self, call: str, describe: Callable[..., dict[str, Any]], args: Any, kwargs: Any, result: Any) -> None:
+        detail = describe(result, *args, **kwargs)
+        name = detail.pop("call", call)
+        self._observer.called(name, args[0] if args else None, detail)
+
+    def _around_backward(self, original: Any) -> Any:
+        @functools.wraps(original)
+        def run(roots: Any, *args: Any, **kwargs: Any) -> Any:
+            self._tell(self._observer.backward_enter, tuple(roots))
+            try:
+                return original(roots, *args, **kwargs)
+            finally:
+                self._tell(self._observer.backward_leave)
+
+        return run
+
+    def _around_scaler_step(self, original: Any) -> Any:
+        @functools.wraps(original)
+        def step(scaler: Any, optimizer: Optimizer, *args: Any, **kwargs: Any) -> Any:
+            if not self._active or "scaler_step" in self._inside:
+                return original(scaler, optimizer, *args, **kwargs)
+            self._inside.add("scaler_step")
+            stepped = False
+
+            def note(*_: Any) -> None:
+                nonlocal stepped
+                stepped = True
+
+            hook = optimizer.register_step_pre_hook(note)
+            try:
+                result = original(scaler, optimizer, *args, **kwargs)
+            finally:
+                self._inside.discard("scaler_step")
+                hook.remove()
+            if not stepped:
+                self._tell(self._observer.step_skipped, optimizer)
+            return result
+
+        return step
+
+
+@contextlib.contextmanager
+def _replaced(owner: Any, name: str, wrap: Callable[[Any], Any]) -> Iterator[None]:
+    original = vars(owner)[name] if isinstance(owner, type) else getattr(owner, name)
+    ours = wrap(original)
+    setattr(owner, name, ours)
+    try:
+        yield
+    finally:
+        # Somebody who wrapped our wrapper keeps it; it does nothing any more.
+        if getattr(owner, name) is ours:
+            setattr(owner, name, original)
+
+
+def _classes_with(owner: type, method: str) -> list[type]:
+    """Return `owner` and its subclasses that define the method themselves."""
+    found = [owner] if method in vars(owner) else []
+    for sub in owner.__subclasses__():
+        found.extend(cls for cls in _classes_with(sub, method) if cls not in found)
+    return found
+
+
+def _no_detail(result: Any, *args: Any, **kwargs: Any) -> dict[str, Any]:
+    return {}
+
+
+def _clip_detail(result: Any, parameters: Any, max_norm: Any = None, total_norm: Any = None, *_: Any, **__: Any) -> dict[str, Any]:
+    return {"max_norm": float(max_norm), "total_norm": total_norm}
+
+
+def _train_detail(result: Any, module: nn.Module, mode: bool = True) -> dict[str, Any]:
+    return {"call": "train" if mode else "eval", "module": type(module).__name__}
+
+
+def _load_detail(result: Any, owner: Any, *_: Any, **__: Any) -> dict[str, Any]:
+    missing = list(getattr(result, "missing_keys", None) or ())
+    unexpected = list(getattr(result, "unexpected_keys", None) or ())
+    return {
+        "into": type(owner).__name__,
+        "num_missing": len(missing),
+        "num_unexpected": len(unexpected),
+        "missing": missing[:20],
+        "unexpected": unexpected[:20],
+    }
+
+
+def _scheduler_detail(result: Any, scheduler: Any, *_: Any, **__: Any) -> dict[str, Any]:
+    groups = getattr(getattr(scheduler, "optimizer", None), "param_groups", [])
+    return {
+        "scheduler": type(scheduler).__name__,
+        "initial": bool(getattr(scheduler, "_is_initial", False)),
+        "lr": [_as_number(group.get("lr")) for group in groups],
+    }
+
+
+def _optimizer_detail(result: Any, owner: Any, *_: Any, **__: Any) -> dict[str, Any]:
+    return {"of": type(owner).__name__}
+
+
+def _scale_detail(result: Any, scaler: Any, outputs: Any) -> dict[str, Any]:
+    return {"outputs": outputs, "scaled": result}
+
+
+def _as_number(value: Any) -> Any:
+    return value.detach() if isinstance(value, Tensor) else value
+
+
+_METHODS: tuple[tuple[type, str, str, Callable[..., dict[str, Any]]], ...] = (
+    (Optimizer, "zero_grad", "zero_grad", _optimizer_detail),
+    (nn.Module, "zero_grad", "zero_grad", _optimizer_detail),
+    (Optimizer, "load_state_dict", "load", _load_detail),
+    (nn.Module, "load_state_dict", "load", _load_detail),
+    (nn.Module, "train", "train", _train_detail),
+    (LRScheduler, "step", "scheduler", _scheduler_detail),
+    (torch.amp.GradScaler, "scale", "scale", _scale_detail),
+    (torch.amp.GradScaler, "unscale_", "unscale", _no_detail),
+    (torch.amp.GradScaler, "update", "update_scale", _no_detail),
+)

@@ -1,0 +1,92 @@
+"""What the recorder must know about each operator, read from its schema once."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any
+
+import torch
+from torch import Tensor
+
+_HOLDS_GARBAGE = frozenset(
+    {"empty", "empty_like", "empty_strided", "empty_permuted", "new_empty", "new_empty_strided", "resize_", "set_"}
+)
+_UNDECLARED_VIEWS = frozenset({"_unsafe_view", "_reshape_alias", "lift", "lift_fresh", "_conj", "_neg_view"})
+
+
+class Kind(Enum):
+    """Where an op leaves what it computed."""
+
+    NOTHING = "nothing"
+    """Views, garbage such as `empty`, and ops without tensors: no event."""
+    RETURNED = "returned"
+    MUTATED = "mutated"
+    """Nothing is returned; arguments were written to (foreach, fused optimizers)."""
+    COLLECTIVE = "collective"
+    """Arguments are written to later, by another thread or device."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OpInfo:
+    """What the recorder must know about one operator."""
+
+    name: str
+    """`aten.addmm`: namespace and name, without the overload, so that `add.Tensor` and `add.Scalar` line up."""
+    kind: Kind
+    mutated: tuple[int, ...] = ()
+    """Positions of arguments that are written to."""
+    views: tuple[int, ...] = ()
+    """Positions of returns that are views of an argument and have no numbers of their own."""
+
+
+def describe_op(func: Any) -> OpInfo:
+    """Read an operator's schema; a higher-order operator has none and is taken by what it returns."""
+    schema = getattr(func, "_schema", None)
+    if schema is None:
+        return OpInfo(name=f"higher_order.{func.__name__}", kind=Kind.RETURNED)
+    namespace, _, bare = schema.name.partition("::")
+    name = f"{namespace}.{bare}"
+    if namespace in ("c10d", "_c10d_functional"):
+        return OpInfo(name=name, kind=_kind_of_collective(namespace, bare))
+    if bare in _HOLDS_GARBAGE or bare in _UNDECLARED_VIEWS:
+        return OpInfo(name=name, kind=Kind.NOTHING)
+    mutated = tuple(i for i, arg in enumerate(schema.arguments) if arg.alias_info and arg.alias_info.is_write)
+    views = tuple(i for i, ret in enumerate(schema.returns) if ret.alias_info and not ret.alias_info.is_write)
+    tensors = [i for i, ret in enumerate(schema.returns) if "Tensor" in str(ret.type)]
+    if not tensors:
+        return OpInfo(name=name, kind=Kind.MUTATED if mutated else Kind.NOTHING, mutated=mutated)
+    kind = Kind.NOTHING if len(views) == len(tensors) else Kind.RETURNED
+    return OpInfo(name=name, kind=kind, mutated=mutated, views=views)
+
+
+def _kind_of_collective(namespace: str, bare: str) -> Kind:
+    if namespace == "c10d":
+        return Kind.COLLECTIVE if bare not in ("barrier", "monitored_barrier_", "send") else Kind.NOTHING
+    return Kind.RETURNED if bare == "wait_tensor" else Kind.NOTHING
+
+
+def tensors_in(value: Any) -> Iterator[Tensor]:
+    """Give the tensors of an argument or result, looking into lists and tuples."""
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, (list, tuple)):
+        for item in value:
+            yield from tensors_in(item)
+
+
+def written_arguments(func: Any, info: OpInfo, args: Sequence[Any], kwargs: dict[str, Any]) -> list[Tensor]:
+    """Return the tensors that the op writes to, flattened, in the order of its schema."""
+    found: list[Tensor] = []
+    for position in info.mutated:
+        if position < len(args):
+            found.extend(tensors_in(args[position]))
+        else:
+            found.extend(tensors_in(kwargs.get(func._schema.arguments[position].name)))
+    return found
+
+
+def is_random(func: Any) -> bool:
+    """Say whether the op draws random numbers."""
+    return torch.Tag.nondeterministic_seeded in getattr(func, "tags", ())

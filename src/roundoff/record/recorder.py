@@ -1,0 +1,317 @@
+"""The dispatch mode that sees every op of a step and turns its tensors into rows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from roundoff.record.op_table import Kind, OpInfo, describe_op, tensors_in, written_arguments
+from roundoff.record.reference import Reference
+from roundoff.record.rows import Rows
+from roundoff.record.selection import Filter
+from roundoff.record.sites import Sites
+from roundoff.record.source import Sources
+from roundoff.record.steps import PHASES, Phase, StepClock
+from roundoff.record.torch_private import (
+    DispatchMode,
+    WeakIdKeyDictionary,
+    autograd_node,
+    local_tensor,
+    next_sequence_number,
+)
+
+_PLAIN = (Tensor, nn.Parameter)
+_FROM_A_LEAF = 2**64 - 1
+"""The sequence number of AccumulateGrad nodes."""
+
+
+class Names:
+    """Strings that rows hold as numbers."""
+
+    def __init__(self, *values: str) -> None:
+        self.values: list[str] = list(values)
+        self._codes = {value: code for code, value in enumerate(values)}
+
+    def code(self, value: str) -> int:
+        """Return the number of a string, given it anew if it was not known."""
+        known = self._codes.get(value)
+        if known is None:
+            known = self._codes[value] = len(self.values)
+            self.values.append(value)
+        return known
+
+
+class OpRecorder(DispatchMode):
+    """Sees every op while it is pushed, and adds a row for each tensor that an op computed.
+
+    Whatever goes wrong here is handed to `on_error`, never to the training.
+    """
+
+    def __init__(
+        self,
+        *,
+        sites: Sites,
+        clock: StepClock,
+        wanted: Filter | None,
+        inputs: bool,
+        reference: Reference | None,
+        sources: Sources | None,
+        on_row: Callable[[Tensor, int, tuple[int, int, int, int, int, int]], None] | None,
+        on_error: Callable[[Exception], None],
+    ) -> None:
+        super().__init__()
+        self.stack: list[int] = []
+        """Sites of the modules that are running, outermost first."""
+        self.rows = Rows()
+        self.ops = Names("input", "parameter", "gradient")
+        self.outputs = Names(*(f"output{i}" for i in range(8)))
+        self.parameters = Names()
+        self.num_unreadable = 0
+        self.paused = False
+        self._sites = sites
+        self._clock = clock
+        self._wanted = wanted
+        self._inputs = inputs
+        self._reference = reference
+        self._sources = sources
+        self._on_row = on_row
+        self._on_error = on_error
+        self._infos: dict[Any, tuple[OpInfo, int]] = {}
+        self._counts: list[dict[tuple[int, int], int]] = [{} for _ in PHASES]
+        self._nodes: dict[int, tuple[int, int]] = {}
+        self._older_nodes: dict[int, tuple[int, int]] = {}
+        self._last_node: tuple[int, int, int] = (0, -1, -1)
+        self._pending: list[tuple[Tensor, tuple[int, int, int, int, int, int, int, int]]] = []
+        self._of_parameter: dict[int, tuple[int, int]] = {}
+        self._of_temporary = WeakIdKeyDictionary()
+        self._current: tuple[int, int] = (0, -1)
+        self._next_sequence_number = next_sequence_number()
+        self._node = autograd_node()
+
+    # -- what the session tells -----------------------------------------------------------------------------------
+
+    def new_microbatch(self) -> None:
+        """Count ops from 0 again, except those of the optimizer, which belong to the whole step."""
+        for phase in (Phase.FORWARD, Phase.BACKWARD, Phase.EVAL):
+            self._counts[phase].clear()
+
+    def new_step(self) -> Rows:
+        """Hand over the rows of the step that ended and begin anew."""
+        self.take_pending()
+        rows, self.rows = self.rows, Rows()
+        for counts in self._counts:
+            counts.clear()
+        self._older_nodes, self._nodes = self._nodes, {}
+        self._current = (0, -1)
+        return rows
+
+    def begin_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
+        """Learn which parameter each gradient and piece of optimizer state belongs to, for the time of one step."""
+        self._of_parameter = {}
+        for group in optimizer.param_groups:
+            for parameter in group["params"]:
+                place = self._place_of(parameter)
+                self._of_parameter[id(parameter)] = place
+                if parameter.grad is not None:
+                    self._of_parameter[id(parameter.grad)] = place
+                for state in optimizer.state.get(parameter, {}).values():
+                    if isinstance(state, Tensor):
+                        self._of_parameter[id(state)] = place
+
+    def end_optimizer(self) -> None:
+        """Forget them: their addresses may be used again."""
+        self._of_parameter = {}
+        self._of_temporary = WeakIdKeyDictionary()
+        self._current = (0, -1)
+
+    def add_named(self, x: Tensor, *, op: str, phase: Phase, site: int, parameter: str | None = None,
+                  output: int = 0, microbatch: int = 0) -> None:  # fmt: skip
+        """Add a row for a tensor that is not an op's output: an input, a parameter, a gradient."""
+        op_code = self.ops.code(op)
+        if self._wanted and not self._wanted.wants(PHASES[phase], self._sites.names[site], op):
+            return
+        code = -1 if parameter is None else self.parameters.code(parameter)
+        nth = self._count(phase, site, op_code)
+        self._add(x, phase, microbatch, site, op_code, nth, output, code, -1)
+
+    def take_pending(self) -> None:
+        """Read the tensors of collectives that were still under way when they were called."""
+        pending, self._pending = self._pending, []
+        for x, key in pending:
+            self._add(x, *key)
+
+    # -- what torch tells -------------------------------------------------------------------------------------------
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Run the op as it is and look at what it computed."""
+        if self.paused:
+            return func(*args, **kwargs) if kwargs else func(*args)
+        known = self._infos.get(func)
+        if known is None:
+            known = self._learn(func)
+        info = known[0]
+        if info.kind is Kind.NOTHING:
+            result = func(*args, **kwargs) if kwargs else func(*args)
+            self._note_node()
+            return result
+        saved = self._before(func, info, args, kwargs) if self._reference or self._inputs else None
+        result = func(*args, **kwargs) if kwargs else func(*args)
+        try:
+            self._after(func, info, known[1], args, kwargs, result, saved)
+        except Exception as error:
+            self.paused = True
+            self._on_error(error)
+        return result
+
+    def _learn(self, func: Any) -> tuple[OpInfo, int]:
+        info = describe_op(func)
+        known = self._infos[func] = (info, self.ops.code(info.name))
+        return known
+
+    def _note_node(self) -> None:
+        """Remember which site made the autograd node that was just created, for the time when it runs backward."""
+        number = self._next_sequence_number() - 1
+        if number not in self._nodes and (self.stack or not self._clock.in_backward):
+            source = self._sources.here() if self._sources else -1
+            self._nodes[number] = (self.stack[-1] if self.stack else 0, source)
+
+    def _before(self, func: Any, info: OpInfo, args: Any, kwargs: Any) -> Any:
+        try:
+            inputs = [x.detach().clone() if info.mutated else x for x in tensors_in(args)] if self._inputs else []
+            return inputs, self._reference.before(func, args, kwargs or {}) if self._reference else None
+        except Exception as error:
+            self.paused = True
+            self._on_error(error)
+            return None
+
+    def _after(self, func: Any, info: OpInfo, op: int, args: Any, kwargs: Any, result: Any, saved: Any) -> None:
+        clock = self._clock
+        phase = clock.phase
+        if self._pending and not clock.in_backward and info.kind is not Kind.COLLECTIVE:
+            self.take_pending()
+        site, parameter, source = self._where(phase, args)
+        nth = self._count(phase, site, op)
+        if self._wanted and not self._wanted.wants(PHASES[phase], self._sites.names[site], info.name):
+            return
+        microbatch = 0 if phase is Phase.OPTIMIZER else clock.microbatch
+        if info.kind is Kind.COLLECTIVE:
+            for output, x in enumerate(tensors_in(args[0])):
+                self._pending.append((x, (phase, microbatch, site, op, nth, self._output(output), parameter, source)))
+            return
+        if self._inputs and saved is not None:
+            for index, x in enumerate(saved[0]):
+                code = self.outputs.code(f"input{index}")
+                self._add(x, phase, microbatch, site, op, nth, code, parameter, source)
+        if info.kind is Kind.MUTATED:
+            found = written_arguments(func, info, args, kwargs or {})
+        elif type(result) in _PLAIN:
+            found = [result]
+        else:
+            found = _without_views(result, info)
+        introduced = None
+        if self._reference is not None and saved is not None and saved[1] is not None:
+            introduced = self._reference.after(saved[1], func, args, kwargs or {}, found)
+        per_tensor = len(found) > 1 and phase is Phase.OPTIMIZER and isinstance(args[0], (list, tuple))
+        for output, x in enumerate(found):
+            if per_tensor:
+                site, parameter = self._of_list_entry(args[0], output, x)
+            place = self._add(x, phase, microbatch, site, op, nth, self._output(output), parameter, source)
+            if introduced and place >= 0 and (error := introduced[output]) is not None:
+                self.rows.note_introduced(place, error.max_ulps, error.rms_ulps)
+
+    # -- where an op belongs ------------------------------------------------------------------------------------------
+
+    def _where(self, phase: Phase, args: Any) -> tuple[int, int, int]:
+        """Return the site, parameter and source line of the op that just ran."""
+        if phase is Phase.BACKWARD and not self.stack:
+            return self._where_backward()
+        self._note_node()
+        source = self._sources.here() if self._sources else -1
+        if phase is Phase.OPTIMIZER and not self.stack:
+            return (*self._where_optimizer(args), source)
+        return (self.stack[-1] if self.stack else 0), -1, source
+
+    def _where_backward(self) -> tuple[int, int, int]:
+        node = self._node()
+        if node is None:
+            return self._last_node  # the engine adds up what the node before has left
+        number = node._sequence_nr()
+        if number == _FROM_A_LEAF:
+            variable = getattr(node, "variable", None)
+            site, parameter = self._place_of(variable) if variable is not None else (0, -1)
+            self._last_node = (site, parameter, -1)
+        else:
+            site, source = self._nodes.get(number) or self._older_nodes.get(number) or (0, -1)
+            self._last_node = (site, -1, source)
+        return self._last_node
+
+    def _where_optimizer(self, args: Any) -> tuple[int, int]:
+        known = self._of_parameter
+        for arg in args:
+            if type(arg) in _PLAIN and (place := known.get(id(arg))) is not None:
+                self._current = place
+                break
+        return self._current if self._clock.in_step else (0, -1)
+
+    def _of_list_entry(self, entries: Sequence[Any], index: int, x: Tensor) -> tuple[int, int]:
+        """Return the place of one tensor of a foreach op: that of the argument it was made from."""
+        entry = entries[index] if index < len(entries) else x
+        place: tuple[int, int] = self._of_parameter.get(id(entry)) or self._of_temporary.get(entry) or (0, -1)
+        if place[1] >= 0 and x is not entry:
+            self._of_temporary[x] = place
+        return place
+
+    def _place_of(self, parameter: Tensor) -> tuple[int, int]:
+        site, name = self._sites.of_parameter(parameter)
+        return site, -1 if name is None else self.parameters.code(name)
+
+    # -- rows ---------------------------------------------------------------------------------------------------------
+
+    def _count(self, phase: Phase, site: int, op: int) -> int:
+        counts = self._counts[phase]
+        key = (site, op)
+        nth = counts.get(key, 0)
+        counts[key] = nth + 1
+        return nth
+
+    def _output(self, index: int) -> int:
+        return index if index < 8 else self.outputs.code(f"output{index}")
+
+    def _add(self, x: Tensor, phase: int, microbatch: int, site: int, op: int, nth: int, output: int,
+             parameter: int, source: int) -> int:  # fmt: skip
+        if type(x) not in _PLAIN or x.layout is not torch.strided or x.is_meta:
+            plain = _readable(x)
+            if plain is None:
+                self.num_unreadable += 1
+                return -1
+            x = plain
+        place = self.rows.add(x, phase, microbatch, site, op, nth, output, parameter, source)
+        if self._on_row is not None:
+            self._on_row(x, place, (phase, microbatch, site, op, nth, output))
+        return place
+
+
+def _readable(x: Tensor) -> Tensor | None:
+    """Return the plain memory behind a sharded or sparse tensor, or None where there is none to read."""
+    if type(x) not in _PLAIN:
+        local = local_tensor(x)
+        if local is not None:
+            return _readable(local)
+        if hasattr(type(x), "__torch_dispatch__") and type(x).__torch_dispatch__ is not Tensor.__torch_dispatch__:
+            return None  # a subclass that computes with something else than its own memory
+    if x.layout is torch.sparse_coo:
+        return x._values()
+    if x.layout is not torch.strided or x.is_meta:
+        return None
+    return x
+
+
+def _without_views(result: Any, info: OpInfo) -> list[Tensor]:
+    if info.views and isinstance(result, tuple):
+        result = [entry for index, entry in enumerate(result) if index not in info.views]
+    return list(tensors_in(result))
+
+

@@ -1,0 +1,54 @@
+"""Source lines: where in the user's code an op was called."""
+
+from __future__ import annotations
+
+import os
+import site
+import sys
+import sysconfig
+from pathlib import Path
+
+import torch
+
+import roundoff
+
+_OURS = tuple(str(Path(module.__file__ or "").parent) + os.sep for module in (torch, roundoff))
+
+
+class Sources:
+    """Gives each source line a number; `lines` holds them as `model.py:41`."""
+
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+        self._codes: dict[tuple[str, int], int] = {}
+        self._is_ours: dict[str, bool] = {}
+
+    def here(self) -> int:
+        """Return the innermost line of the running stack that is neither torch's nor ours; -1 if there is none."""
+        frame = sys._getframe(1)
+        while frame is not None:
+            filename = frame.f_code.co_filename
+            ours = self._is_ours.get(filename)
+            if ours is None:
+                ours = self._is_ours[filename] = filename.startswith((*_OURS, "<frozen"))
+            if not ours:
+                return self._code(filename, frame.f_lineno)
+            frame = frame.f_back  # type: ignore[assignment]
+        return -1
+
+    def _code(self, filename: str, line: int) -> int:
+        known = self._codes.get((filename, line))
+        if known is None:
+            known = self._codes[filename, line] = len(self.lines)
+            self.lines.append(f"{shown_path(filename)}:{line}")
+        return known
+
+
+def shown_path(filename: str) -> str:
+    """Shorten a path for people: relative to the current folder, or to where packages are installed."""
+    path = Path(filename).resolve()
+    roots = [Path.cwd(), *map(Path, site.getsitepackages()), Path(sysconfig.get_path("stdlib"))]
+    for root in roots:
+        if path.is_relative_to(root.resolve()):
+            return str(path.relative_to(root.resolve()))
+    return str(path)
