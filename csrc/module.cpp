@@ -32,6 +32,8 @@ Level level() {
 }
 
 void bind_summarize(nb::module_& m);
+void bind_rounding(nb::module_& m);
+void bind_packing(nb::module_& m);
 
 }  // namespace roundoff
 
@@ -45,4 +47,6 @@ NB_MODULE(_compiled, m) {
     }
   }, "The instruction set in use.");
   roundoff::bind_summarize(m);
+  roundoff::bind_rounding(m);
+  roundoff::bind_packing(m);
 }

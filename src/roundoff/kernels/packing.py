@@ -1,0 +1,68 @@
+"""Codes of 1 to 8 bits in a tensor without gaps."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from roundoff.errors import KernelError
+from roundoff.kernels.layout import compiled_for
+from roundoff.kernels.packing_torch import pack_bits_torch, unpack_bits_torch
+
+
+def pack_bits(codes: Tensor, *, num_bits: int) -> Tensor:
+    """Pack uint8 codes of `num_bits` bits each, in row-major order, into ceil(numel * num_bits / 8) bytes.
+
+    Code i takes the bits from i * num_bits on, the lowest bit of a byte first; left-over bits are 0. Bits of a code
+    beyond `num_bits` are cut off.
+
+    >>> pack_bits(torch.tensor([1, 2, 3, 0], dtype=torch.uint8), num_bits=2)
+    tensor([57], dtype=torch.uint8)
+    """
+    _check(codes, num_bits)
+    kernels = compiled_for(codes)
+    if kernels is None:
+        return pack_bits_torch(codes, num_bits=num_bits)
+    codes = codes.contiguous()
+    packed = torch.empty(num_packed_bytes(codes.numel(), num_bits=num_bits), dtype=torch.uint8)
+    kernels.pack(codes.data_ptr(), codes.numel(), num_bits, packed.data_ptr())
+    return packed
+
+
+def unpack_bits(packed: Tensor, *, num_bits: int, num_codes: int) -> Tensor:
+    """Return the first `num_codes` codes of `packed` as a flat uint8 tensor.
+
+    >>> unpack_bits(torch.tensor([57], dtype=torch.uint8), num_bits=2, num_codes=3)
+    tensor([1, 2, 3], dtype=torch.uint8)
+    """
+    _check(packed, num_bits)
+    needed = num_packed_bytes(num_codes, num_bits=num_bits)
+    if num_codes < 0 or packed.numel() < needed:
+        raise KernelError.explain(
+            f"{packed.numel()} bytes do not hold {num_codes} codes of {num_bits} bits.",
+            why=f"that takes {needed} bytes.",
+            fix="unpack with the number of codes and bits that were packed.",
+        )
+    kernels = compiled_for(packed)
+    if kernels is None:
+        return unpack_bits_torch(packed, num_bits=num_bits, num_codes=num_codes)
+    packed = packed.contiguous()
+    codes = torch.empty(num_codes, dtype=torch.uint8)
+    kernels.unpack(packed.data_ptr(), num_codes, num_bits, codes.data_ptr())
+    return codes
+
+
+def num_packed_bytes(num_codes: int, *, num_bits: int) -> int:
+    """Return how many bytes so many codes take."""
+    return -(-num_codes * num_bits // 8)
+
+
+def _check(x: Tensor, num_bits: int) -> None:
+    if not 1 <= num_bits <= 8:
+        raise KernelError.explain(
+            f"Codes of {num_bits} bits cannot be packed.", why="a code has 1 to 8 bits.", fix="pass num_bits=1 ... 8."
+        )
+    if x.dtype != torch.uint8:
+        raise KernelError.explain(
+            f"A tensor of {x.dtype} holds no codes.", why="codes are uint8.", fix="convert with x.to(torch.uint8)."
+        )

@@ -1,0 +1,181 @@
+"""Rounds tensors to a small float, to fixed point, or to blocks with a shared scale.
+
+On the CPU the compiled loops do it in one pass; elsewhere `rounding_torch` gives the same bits. The result keeps the
+dtype and shape of `x` and carries no gradient. Formats with names, checks and defaults are in `roundoff.formats`.
+"""
+
+from __future__ import annotations
+
+import functools
+from array import array
+
+import torch
+from torch import Tensor
+
+from roundoff.kernels.grid import FloatGrid, holds, within
+from roundoff.kernels.layout import DTYPE_CODES, check_tensors, compiled_for, mark_written, write_dense
+from roundoff.kernels.modes import OVERFLOW_CODES, ROUNDING_CODES, Rounding
+from roundoff.kernels.rounding_torch import round_blocks_torch, round_fixed_torch, round_float_torch
+
+
+def round_float(
+    x: Tensor, grid: FloatGrid, *, rounding: Rounding = "nearest", key: int = 0, out: Tensor | None = None
+) -> Tensor:
+    """Move every value of `x` onto `grid`, exactly: no intermediate rounding, subnormals included.
+
+    `key` (see `draw_key`) matters to stochastic rounding only. A grid that holds every value of the dtype copies `x`.
+    """
+    check_tensors(x, out)
+    x = x.detach()
+    numbers = _grid_numbers(grid, x.dtype)
+    if numbers is None:
+        return _given(out, x.clone() if out is None else x)
+    kernels = compiled_for(x)
+    if kernels is None:
+        return _given(out, round_float_torch(x, grid, rounding=rounding, key=key))
+
+    def kernel(source: Tensor, target: Tensor) -> None:
+        kernels.round_float(
+            source.data_ptr(),
+            target.data_ptr(),
+            source.numel(),
+            DTYPE_CODES[source.dtype],
+            *numbers,
+            ROUNDING_CODES[rounding],
+            key,
+        )
+
+    result = torch.empty_like(x) if out is None else out
+    write_dense(x, result, kernel, in_order=rounding == "stochastic")
+    return _written(out, result)
+
+
+def round_fixed(
+    x: Tensor,
+    *,
+    step: float | Tensor,
+    lowest: int,
+    highest: int,
+    rounding: Rounding = "nearest",
+    key: int = 0,
+    out: Tensor | None = None,
+) -> Tensor:
+    """Move every value of `x` to a whole multiple of `step`, between `lowest` and `highest` times it.
+
+    The quotient x / step and the product are computed in fp32 (fp64 for fp64 tensors); ties of the quotient go to the
+    even code. NaN and infinities pass through; a zero is +0. A tensor as `step` broadcasts against `x`; on an
+    accelerator it is not waited for.
+    """
+    check_tensors(x, out)
+    x = x.detach()
+    kernels = compiled_for(x)
+    runs = None if kernels is None else _runs_of(x, step)
+    if kernels is None or runs is None:
+        result = round_fixed_torch(x, step=step, lowest=lowest, highest=highest, rounding=rounding, key=key)
+        return _given(out, result)
+    steps, inner = runs
+
+    def kernel(source: Tensor, target: Tensor) -> None:
+        kernels.round_fixed(
+            source.data_ptr(),
+            target.data_ptr(),
+            source.numel(),
+            DTYPE_CODES[source.dtype],
+            steps.buffer_info()[0],
+            len(steps),
+            inner,
+            float(lowest),
+            float(highest),
+            ROUNDING_CODES[rounding],
+            key,
+        )
+
+    result = torch.empty_like(x) if out is None else out
+    write_dense(x, result, kernel, in_order=rounding == "stochastic" or len(steps) > 1)
+    return _written(out, result)
+
+
+def round_blocks(
+    x: Tensor,
+    grid: FloatGrid,
+    *,
+    block_size: int,
+    max_exponent: int,
+    rounding: Rounding = "nearest",
+    key: int = 0,
+    out: Tensor | None = None,
+) -> Tensor:
+    """Round blocks of the last axis, each to `grid` times its own power of two; the last block may be short.
+
+    The power is 2**(floor(log2(amax)) - `max_exponent`), clipped to 2**-127 ... 2**127, where amax is the block's
+    largest finite magnitude. What is still too large saturates; NaN and infinities pass through and leave the others
+    alone.
+    """
+    check_tensors(x, out)
+    x = x.detach()
+    rows = x.reshape(1) if x.dim() == 0 else x
+    kernels = compiled_for(x)
+    if kernels is None or x.numel() == 0:
+        result = x.clone()
+        if x.numel():
+            result = round_blocks_torch(
+                rows, grid, block_size=block_size, max_exponent=max_exponent, rounding=rounding, key=key
+            ).view(x.shape)
+        return _given(out, result)
+
+    def kernel(source: Tensor, target: Tensor) -> None:
+        kernels.round_blocks(
+            source.data_ptr(),
+            target.data_ptr(),
+            source.numel(),
+            DTYPE_CODES[source.dtype],
+            rows.shape[-1],
+            block_size,
+            grid.mantissa_bits,
+            grid.min_exponent,
+            grid.largest,
+            max_exponent,
+            grid.signed_zero,
+            ROUNDING_CODES[rounding],
+            key,
+        )
+
+    result = torch.empty_like(x) if out is None else out
+    write_dense(x, result, kernel, in_order=True)
+    return _written(out, result)
+
+
+@functools.cache
+def _grid_numbers(grid: FloatGrid, dtype: torch.dtype) -> tuple[int, int, float, int, bool] | None:
+    """Return the grid as the compiled kernel takes it, or None if it holds every value of `dtype`."""
+    if holds(grid, dtype):
+        return None
+    grid = within(grid, dtype)
+    return grid.mantissa_bits, grid.min_exponent, grid.largest, OVERFLOW_CODES[grid.overflow], grid.signed_zero
+
+
+def _runs_of(x: Tensor, step: float | Tensor) -> tuple[array[float], int] | None:
+    """Return the steps, and how many elements in a row take the same one; None unless they vary along one axis only."""
+    if not isinstance(step, Tensor):
+        return array("d", (step,)), max(x.numel(), 1)
+    if not step.is_cpu:
+        return None
+    axes = [axis for axis in range(-step.dim(), 0) if step.shape[axis] > 1]
+    if len(axes) > 1 or step.dim() > x.dim() or (axes and step.shape[axes[0]] != x.shape[axes[0]]):
+        return None
+    inner = x.shape[axes[0] :].numel() // x.shape[axes[0]] if axes else x.numel()
+    return array("d", step.detach().flatten().tolist()), max(inner, 1)
+
+
+def _given(out: Tensor | None, result: Tensor) -> Tensor:
+    """Return `result`, or `out` holding it."""
+    if out is None:
+        return result
+    with torch.no_grad():
+        return out.copy_(result)
+
+
+def _written(out: Tensor | None, result: Tensor) -> Tensor:
+    if out is not None:
+        mark_written(out)
+    return result

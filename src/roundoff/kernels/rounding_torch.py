@@ -1,0 +1,150 @@
+"""The rounding kernels in torch operations: for accelerators, and for machines without the compiled ones.
+
+Results are bit for bit those of csrc/ (NaN payloads aside), stochastic rounding included. Nothing waits for the device.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from roundoff.kernels import patterns_torch as patterns
+from roundoff.kernels.grid import FloatGrid, within
+from roundoff.kernels.modes import Overflow, Rounding
+from roundoff.kernels.random_numbers import indices_of, random_31
+
+_SCALE_LIMIT = 127  # E8M0 holds 2**-127 ... 2**127
+
+
+def round_float_torch(x: Tensor, grid: FloatGrid, *, rounding: Rounding, key: int) -> Tensor:
+    """Round `x` to a small float; see `roundoff.kernels.rounding.round_float`."""
+    grid = within(grid, x.dtype)
+    magnitude, negative = patterns.widen(x)
+    random = random_31(indices_of(x), key=key) if rounding == "stochastic" else None
+    rounded = _rounded_magnitude(
+        magnitude,
+        negative,
+        mantissa_bits=grid.mantissa_bits,
+        min_exponent=grid.min_exponent,
+        smallest=patterns.power_of_two(grid.min_exponent - grid.mantissa_bits),
+        rounding=rounding,
+        random=random,
+    )
+    largest = patterns.pattern_of(grid.largest)
+    over = _overflow_pattern(grid.overflow, largest)
+    # A finite number that is rounded towards zero never leaves the range.
+    over_plus = largest if rounding in ("toward_zero", "down") else over
+    over_minus = largest if rounding in ("toward_zero", "up") else over
+    beyond = over_plus if over_plus == over_minus else torch.where(negative, over_minus, over_plus)
+    beyond = torch.where(magnitude == patterns.INFINITY, over, beyond)
+    rounded = torch.where(rounded > largest, beyond, rounded)
+    rounded = torch.where(magnitude > patterns.INFINITY, magnitude, rounded)
+    if not grid.signed_zero:
+        negative = negative & (rounded != 0)
+    return patterns.narrow(rounded, negative, x.dtype)
+
+
+def round_blocks_torch(
+    x: Tensor, grid: FloatGrid, *, block_size: int, max_exponent: int, rounding: Rounding, key: int
+) -> Tensor:
+    """Round blocks of the last axis to a shared scale; see `roundoff.kernels.rounding.round_blocks`."""
+    length = x.shape[-1]
+    blocked = _in_blocks(x, block_size)
+    random = None
+    if rounding == "stochastic":
+        random = random_31(_in_blocks(indices_of(x), block_size), key=key)
+    magnitude, negative = patterns.widen(blocked)
+    finite = torch.where(magnitude < patterns.INFINITY, magnitude, 0)
+    exponent = patterns.exponent_of(finite.amax(-1, keepdim=True))
+    scale = (exponent - max_exponent).clamp(-_SCALE_LIMIT, _SCALE_LIMIT)
+    rounded = _rounded_magnitude(
+        magnitude,
+        negative,
+        mantissa_bits=grid.mantissa_bits,
+        min_exponent=scale + grid.min_exponent,
+        smallest=(scale + (grid.min_exponent - grid.mantissa_bits + 1023)) << 52,
+        rounding=rounding,
+        random=random,
+    )
+    largest = (scale << 52) + patterns.pattern_of(grid.largest)
+    rounded = torch.minimum(rounded, largest)
+    rounded = torch.where(magnitude >= patterns.INFINITY, magnitude, rounded)
+    if not grid.signed_zero:
+        negative = negative & (rounded != 0)
+    return patterns.narrow(rounded, negative, x.dtype).flatten(-2)[..., :length]
+
+
+def round_fixed_torch(
+    x: Tensor, *, step: float | Tensor, lowest: int, highest: int, rounding: Rounding, key: int
+) -> Tensor:
+    """Round `x` to whole multiples of `step`; see `roundoff.kernels.rounding.round_fixed`."""
+    wide = x if x.dtype == torch.float64 else x.float()
+    # A tensor, not a number: some devices multiply by the inverse of a number instead of dividing.
+    step = torch.as_tensor(step).to(wide) if isinstance(step, Tensor) else wide.new_full((), step)
+    negative = torch.signbit(wide)
+    limit = torch.where(negative, float(-lowest), float(highest)).to(wide.dtype)
+    count = torch.minimum(wide.abs() / step, limit)
+    whole = torch.minimum(_whole_number(wide, count, negative, rounding, key), limit)
+    rounded = torch.where(whole > 0, torch.where(negative, -whole, whole) * step, 0.0)
+    return torch.where(torch.isfinite(wide), rounded, wide).to(x.dtype)
+
+
+def _whole_number(wide: Tensor, count: Tensor, negative: Tensor, rounding: Rounding, key: int) -> Tensor:
+    if rounding == "nearest":
+        return count.round()
+    whole = count.floor()
+    if rounding == "stochastic":
+        part = torch.nan_to_num((count - whole) * 2**31).to(torch.int64)
+        return whole + (part + random_31(indices_of(wide), key=key) >> 31)
+    if rounding == "toward_zero":
+        return whole
+    is_away = negative if rounding == "down" else ~negative
+    magnitude, _ = patterns.widen(wide)
+    is_between = (count > whole) | ((count == 0) & (magnitude != 0))
+    return torch.where(is_away & is_between, whole + 1, whole)
+
+
+def _rounded_magnitude(
+    magnitude: Tensor,
+    negative: Tensor,
+    *,
+    mantissa_bits: int,
+    min_exponent: int | Tensor,
+    smallest: int | Tensor,
+    rounding: Rounding,
+    random: Tensor | None,
+) -> Tensor:
+    """Round fp64 patterns as if the format had no largest number; csrc/small_float.h explains the steps."""
+    exponent = magnitude >> 52
+    missing = (min_exponent + 1023) - exponent.clamp(min=1)
+    cut = missing.clamp(min=0) + (52 - mantissa_bits)
+    is_small = cut > 52
+    within_52 = torch.where(is_small, 0, cut)
+    below = torch.where(is_small, -1, (torch.ones_like(cut) << within_52) - 1)
+    significand = (magnitude & (patterns.HIDDEN - 1)) | torch.where(exponent > 0, patterns.HIDDEN, 0)
+    low = significand & below
+    if rounding == "nearest":
+        is_odd = torch.where(is_small, 0, (significand >> within_52) & 1)
+        carry = (low << 1) > (torch.ones_like(cut) << cut.clamp(max=60)) - is_odd
+    elif rounding == "stochastic":
+        assert random is not None
+        down = cut - 31
+        part = torch.where(down >= 0, low >> down.clamp(0, 63), low << (-down).clamp(0, 63))
+        carry = (part + random) >> 31 != 0
+    elif rounding == "toward_zero":
+        carry = torch.zeros_like(negative)
+    else:
+        carry = (low != 0) & (negative if rounding == "down" else ~negative)
+    small = torch.where(carry, smallest, 0)
+    return torch.where(is_small, small, (magnitude & ~below) + (carry.to(torch.int64) << within_52))
+
+
+def _overflow_pattern(overflow: Overflow, largest: int) -> int:
+    return {"saturate": largest, "infinity": patterns.INFINITY, "nan": patterns.QUIET_NAN}[overflow]
+
+
+def _in_blocks(x: Tensor, block_size: int) -> Tensor:
+    """Fold the last axis into blocks; the last block is filled up with zeros."""
+    missing = -x.shape[-1] % block_size
+    padded = torch.nn.functional.pad(x, (0, missing)) if missing else x
+    return padded.reshape(*x.shape[:-1], -1, block_size)
