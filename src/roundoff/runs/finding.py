@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -52,7 +52,7 @@ class Finding:
         return {name: value[name] for name in FINDING_FIELDS}
 
     @classmethod
-    def from_object(cls, value: Mapping[str, JsonValue]) -> Finding:
+    def from_object(cls, value: JsonValue) -> Finding:
         """Read a finding; a `ValueError` names the field that is missing or holds something else."""
         return object_from(cls, value)
 

@@ -57,7 +57,8 @@ class PartWriter:
 def to_parquet(rows: pa.Table, table: Table) -> memoryview:
     """Return the bytes of a parquet file with these rows.
 
-    Strings take a dictionary, nothing else does; only the step keeps statistics, by which a reader skips whole parts.
+    Strings take a dictionary, nothing else does; only the step keeps statistics, by which a reader skips whole parts;
+    every page has a checksum, by which it notices damage.
     """
     sink = pa.BufferOutputStream()
     pq.write_table(
@@ -68,6 +69,7 @@ def to_parquet(rows: pa.Table, table: Table) -> memoryview:
         use_dictionary=[c.name for c in table.columns if c.encoding is None],
         column_encoding={c.name: c.encoding for c in table.columns if c.encoding is not None},
         write_statistics=["step"],
+        write_page_checksum=True,
         store_schema=False,
         row_group_size=MAX_BUFFERED_ROWS,
     )
@@ -105,7 +107,7 @@ def read_steps(path: Path) -> set[int]:
 def _open(path: Path) -> Iterator[pq.ParquetFile]:
     """Open a part; whatever is wrong with it becomes a `RunFolderError` that names it."""
     try:
-        with pq.ParquetFile(path) as file:
+        with pq.ParquetFile(path, page_checksum_verification=True) as file:
             claimed = sum(file.metadata.row_group(i).total_byte_size for i in range(file.num_row_groups))
             if claimed > MAX_PART_BYTES:
                 raise OSError(f"it claims to hold {claimed} bytes")

@@ -149,7 +149,7 @@ class Run:
             if not isinstance(value, list):
                 raise ValueError("it has no list 'findings'")
             return [Finding.from_object(item) for item in value]
-        except (ValueError, TypeError) as error:
+        except ValueError as error:
             raise RunFolderError.explain(f"'{path}' cannot be read.", why=f"{error}.", fix="diagnose again.") from error
 
     def write_findings(self, findings: Sequence[Finding]) -> None:

@@ -66,8 +66,9 @@ class TensorWriter:
     def close(self) -> None:
         """Complete the file."""
         if not self._is_done:
-            self._is_done = True
             self._attempt(self._finish)
+        if not self._is_done:  # the run is no longer written
+            self.discard()
 
     def discard(self) -> None:
         """Leave no file."""
@@ -100,6 +101,8 @@ class TensorWriter:
                 self._aliases[key] = first
                 return
         content = _bytes_of(data)
+        if dtype not in TENSOR_DTYPES:
+            raise ValueError(f"tensor '{key}' has the unknown dtype '{dtype}'")
         if len(content) != math.prod(shape) * TENSOR_DTYPES[dtype].num_bytes:
             raise ValueError(f"tensor '{key}' has {len(content)} bytes, which is not {dtype} {list(shape)}")
         begin, self._num_bytes = self._num_bytes, self._num_bytes + len(content)
@@ -131,6 +134,7 @@ class TensorWriter:
             os.fsync(self._file.fileno())
             self._file.close()
             temporary_name(self._path).replace(self._path)
+            self._is_done = True
 
     def _copied_behind(self, header: bytes, file: io.FileIO) -> io.FileIO:
         """Write the file once more, for a header that outgrew the room left for it."""

@@ -25,12 +25,14 @@ def object_to_text(value: Any) -> str:
     return to_json(object_of(value))
 
 
-def object_from(cls: type[T], value: Mapping[str, JsonValue]) -> T:
+def object_from(cls: type[T], value: JsonValue) -> T:
     """Build a dataclass from a JSON object; a `ValueError` names the field that is missing or holds something else.
 
     Fields that `cls` does not know are left out: a newer version may have added them. Fields with a default may be
     missing.
     """
+    if not isinstance(value, Mapping):
+        raise ValueError(f"{value!r:.80} stands where an object should")
     hints = _hints(cast(Any, cls))
     found: dict[str, Any] = {}
     for field in fields(cls):  # type: ignore[arg-type]

@@ -67,6 +67,7 @@ class RunWriter:
         the recording goes on.
         """
         folder = Path(folder)
+        far = Mirror(mirror, folder) if mirror else None
         info = replace(info, name=info.name or folder.resolve().name, started=info.started or _now())
         try:
             folder.mkdir(parents=True, exist_ok=True)
@@ -80,7 +81,7 @@ class RunWriter:
                 why=f"{error.filename}: {error.strerror}.",
                 fix="name a folder on a disk that can be written to.",
             ) from error
-        writer = cls(folder, info, rank=rank, strict=strict, mirror=Mirror(mirror, folder) if mirror else None)
+        writer = cls(folder, info, rank=rank, strict=strict, mirror=far)
         if rank == 0:
             writer._send(folder / names.INFO_NAME)
         return writer
