@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from roundoff.cli.endings import let_go_of_stdout
+from roundoff.cli.endings import silence_stdout_without_reader
 from roundoff.cli.lazy_group import LazyCommand, LazyGroup
 
 COMMANDS = {
@@ -51,4 +51,4 @@ def main() -> None:
     try:
         command_line(prog_name="roundoff")
     finally:
-        let_go_of_stdout()
+        silence_stdout_without_reader()

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import os
+import select
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 import click
 from click.exceptions import Exit
@@ -36,17 +37,23 @@ def exit_codes() -> Iterator[None]:
         raise Exit(COULD_NOT_LOOK) from error
     except (KeyboardInterrupt, click.Abort):
         raise Exit(INTERRUPTED) from None
-    except BrokenPipeError:
-        if not let_go_of_stdout():
-            raise
+    except BrokenPipeError as error:
+        if not _reader_has_left():
+            # click takes every broken pipe for that of stdout and hushes it up.
+            raise RuntimeError("a pipe broke that is not the output") from error
+        silence_stdout_without_reader()
         raise Exit(READER_LEFT) from None
 
 
-def let_go_of_stdout() -> bool:
-    """Flush stdout; if its reader has left, silence it for the rest of the process and return True."""
-    try:
+def silence_stdout_without_reader() -> None:
+    """Keep Python from complaining at its end about output that nobody will read."""
+    with suppress(BrokenPipeError):
         sys.stdout.flush()
-    except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return True
-    return False
+        return
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def _reader_has_left() -> bool:
+    poll = select.poll()
+    poll.register(sys.stdout.fileno(), 0)
+    return any(state & select.POLLERR for _, state in poll.poll(0))
