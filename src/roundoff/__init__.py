@@ -1,1 +1,43 @@
 """roundoff trains neural networks at any numeric precision, and says why when it goes wrong."""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from roundoff.errors import RoundoffError as RoundoffError
+    from roundoff.formats import format_named as format_named
+    from roundoff.formats import round_to as round_to
+    from roundoff.record import recording as recording
+    from roundoff.runs import Run as Run
+
+    __version__: str
+
+_HOMES = {
+    "RoundoffError": "roundoff.errors",
+    "Run": "roundoff.runs",
+    "format_named": "roundoff.formats",
+    "recording": "roundoff.record",
+    "round_to": "roundoff.formats",
+}
+
+__all__ = ["RoundoffError", "Run", "__version__", "format_named", "recording", "round_to"]
+
+
+def __getattr__(name: str) -> Any:
+    """Import a public name on first use, since torch alone takes seconds."""
+    if name == "__version__":
+        from importlib.metadata import version
+
+        return version("roundoff")
+    if name not in _HOMES:
+        raise AttributeError(f"module 'roundoff' has no attribute '{name}'")
+    value = getattr(importlib.import_module(_HOMES[name]), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    """List the public names, imported or not."""
+    return sorted(__all__)
