@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from roundoff.errors import RoundoffError, UsageError
+from roundoff.cli.endings import COULD_NOT_LOOK
+from roundoff.errors import UsageError
 
 if TYPE_CHECKING:
     from roundoff.runs import Event, Run, RunSummary, UnreadableRun
@@ -25,13 +26,6 @@ class _RunsGroup(click.Group):
         if not args or (args[0] not in self.commands and args[0] not in ctx.help_option_names):
             args = ["list", *args]
         return super().parse_args(ctx, args)
-
-    def invoke(self, ctx: click.Context) -> Any:
-        try:
-            return super().invoke(ctx)
-        except RoundoffError as error:
-            click.echo(f"{type(error).__name__}: {error}", err=True)
-            ctx.exit(2)
 
 
 @click.group(
@@ -60,7 +54,7 @@ def list_command(folder: Path, as_json: bool) -> None:
     else:
         click.echo(_run_table(runs))
     if not any(isinstance(run, RunSummary) for run in runs):
-        click.get_current_context().exit(2)
+        click.get_current_context().exit(COULD_NOT_LOOK)
 
 
 @runs_command.command("show", epilog="Example: roundoff runs show runs/train-1 --step 3 --op 'aten.addmm#*'")
@@ -92,14 +86,13 @@ def _nothing_found(run: Run, asked: dict[str, Any]) -> UsageError:
     existing = run.events(columns=["step", "phase", "site", "op"])
     if not existing.num_rows:
         return UsageError.explain(f"'{run.path}' holds no events.", why="no step of it was recorded.")
-    culprits = [name for name, value in asked.items() if not run.events(**{name: value}, columns=[name]).num_rows]
-    lines = [f"{name}s: {_some(existing[name].unique().to_pylist())}" for name in culprits or asked]
-    wanted = " and ".join(f"{name} '{asked[name]}'" for name in culprits[:1] or asked)
-    return UsageError.explain(
-        f"No event of '{run.path}' has {wanted}.",
-        why="recorded are " + "; ".join(lines) + ".",
-        fix="change the filter.",
-    )
+    for name, value in asked.items():
+        if not run.events(**{name: value}, columns=[name]).num_rows:
+            recorded = _some(existing[name].unique().to_pylist())
+            what = f"No event of '{run.path}' has {name} '{value}'."
+            return UsageError.explain(what, why=f"recorded are {name}s: {recorded}.")
+    wanted = " and ".join(f"{name} '{value}'" for name, value in asked.items())
+    return UsageError.explain(f"No event of '{run.path}' has {wanted}.", why="each occurs, but not together.")
 
 
 def _some(values: Sequence[Any]) -> str:
