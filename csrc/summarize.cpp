@@ -219,10 +219,15 @@ const T* add_chunk(const T* x, int n, typename Bits<T>::word smallest_normal, T*
 //
 // An element stands at (outer o, channel c, inner l). It goes, with the sign of its channel times the sign of its place,
 // into bucket (c + o + l) mod 8, and with weight c + 1 into the bucket's twin. If two tensors differ in one channel only,
-// the quotient of the differences of twin and bucket is that channel's number plus one.
+// the quotient of the differences of twin and bucket is that channel's number plus one. Where a channel has few
+// elements together (inner < 64: small pictures, convolution weights), all of (c, l) are one row of signs.
+
+constexpr int kShortInner = 64;
 
 struct Shape3 {
   int64_t channels, inner;
+  bool by_rows() const { return inner < kShortInner; }
+  int64_t row() const { return channels * inner; }
 };
 
 // The sketch of a stretch of one channel, taken while its numbers are added up: one sign for each group of eight.
@@ -247,6 +252,13 @@ struct Sketch {
     const d8 turned = rotate(sum, c + o) * tables().channel_signs[c & (kPeriod - 1)];
     plain += turned;
     weighted += turned * double(c + 1);
+  }
+
+  // Adds what a row, or a part of it, summed up to.
+  void add_row(d8 sum, d8 sum_weighted, int64_t o) {
+    const double sign = tables().place_signs[(o * kPlaceStride) & (kPeriod - 1)];
+    plain += rotate(sum, o) * sign;
+    weighted += rotate(sum_weighted, o) * sign;
   }
 };
 
@@ -281,27 +293,53 @@ void sketch_inner(const T* x, int n, int64_t start, Shape3 shape, Sketch& into) 
   }
 }
 
+// Rows of signs: those of the tables, which repeat, and the weights that belong to them.
+class RowWeights {
+ public:
+  explicit RowWeights(Shape3 shape) {
+    if (shape.inner == 1 || !shape.by_rows()) return;
+    const int64_t row = shape.row();
+    own_ = static_cast<double*>(__builtin_malloc(row * sizeof(double)));
+    int64_t i = 0;
+    for (int64_t c = 0; c < shape.channels; ++c)
+      for (int64_t l = 0; l < shape.inner; ++l, ++i)
+        own_[i] = tables().channel_signs[i & (kPeriod - 1)] * double(c + 1);
+  }
+  ~RowWeights() { __builtin_free(own_); }
+  RowWeights(const RowWeights&) = delete;
+
+  // Signed weights from `place` in the period that begins at `base` on; without own ones, less `base` times the sign.
+  const double* at(int64_t base, int64_t place) const {
+    return own_ ? own_ + base + place : tables().channel_weights + place;
+  }
+  double missing(int64_t base) const { return own_ ? 0.0 : double(base); }
+
+ private:
+  double* own_ = nullptr;
+};
+
 template <class T>
-void sketch_rows(const T* x, int n, int64_t start, int64_t channels, Sketch& into) {
+void sketch_rows(const T* x, int n, int64_t start, int64_t row, const RowWeights& row_weights, Sketch& into) {
   const Tables& t = tables();
-  int64_t o = start / channels, c = start % channels;
+  int64_t o = start / row, c = start % row;
   while (n > 0) {  // one row, or the part of it that shares a period of signs
     const int64_t place = c & (kPeriod - 1), base = c - place;
-    int64_t end = channels - base < kPeriod ? channels - base : kPeriod;
+    int64_t end = row - base < kPeriod ? row - base : kPeriod;
     const int run = end - place < n ? int(end - place) : n;
+    const double *signs = t.channel_signs + place, *weights = row_weights.at(base, place);
     d8 plain[2] = {}, weighted[2] = {};
     double edge[8] = {}, edge_weighted[8] = {};
     bool edged = false;
     int i = 0;
     auto one = [&](int at) {
-      edge[(place + at) & 7] += x[at] * t.channel_signs[place + at];
-      edge_weighted[(place + at) & 7] += x[at] * t.channel_weights[place + at];
+      edge[(place + at) & 7] += x[at] * signs[at];
+      edge_weighted[(place + at) & 7] += x[at] * weights[at];
       edged = true;
     };
     auto eight = [&](int at, int which) {
       const d8 v = load_wide(x + at);
-      plain[which] += v * load<d8>(t.channel_signs + place + at);
-      weighted[which] += v * load<d8>(t.channel_weights + place + at);
+      plain[which] += v * load<d8>(signs + at);
+      weighted[which] += v * load<d8>(weights + at);
     };
     for (; i < run && ((place + i) & 7); ++i) one(i);
     for (; i + 16 <= run; i += 16) eight(i, 0), eight(i + 8, 1);
@@ -309,14 +347,11 @@ void sketch_rows(const T* x, int n, int64_t start, int64_t channels, Sketch& int
     for (; i < run; ++i) one(i);
     d8 sum = plain[0] + plain[1], sum_weighted = weighted[0] + weighted[1];
     if (edged) sum += load<d8>(edge), sum_weighted += load<d8>(edge_weighted);
-    sum_weighted += sum * double(base);
-    const double sign = t.place_signs[(o * kPlaceStride) & (kPeriod - 1)];
-    into.plain += rotate(sum, o) * sign;
-    into.weighted += rotate(sum_weighted, o) * sign;
+    into.add_row(sum, sum_weighted + sum * row_weights.missing(base), o);
     x += run;
     n -= run;
     c += run;
-    if (c == channels) c = 0, ++o;
+    if (c == row) c = 0, ++o;
   }
 }
 
@@ -474,20 +509,26 @@ struct Summary {
   typename Bits<T>::word smallest_normal;
   Shape3 shape;
   uint32_t* histogram;
+  RowWeights row_weights;
   Numbers numbers;
   Sketch sketch;
   T spare[kChunk];
 
+  Summary(typename Bits<T>::word smallest_normal, Shape3 shape, uint32_t* histogram)
+      : smallest_normal(smallest_normal), shape(shape), histogram(histogram), row_weights(shape) {}
+
   void add(const T* x, int n, int64_t start) {
-    if (n == kChunk && shape.inner % kChunk == 0 && add_stretch(x, start)) return;
+    if (n == kChunk && add_stretch(x, start)) return;
     const T* finite = add_chunk(x, n, smallest_normal, spare, numbers);
-    if (shape.inner == 1) sketch_rows(finite, n, start, shape.channels, sketch);
+    if (shape.by_rows()) sketch_rows(finite, n, start, shape.row(), row_weights, sketch);
     else sketch_inner(finite, n, start, shape, sketch);
     if (histogram) count_exponents(finite, n, histogram);
   }
 
-  // Adds a whole chunk that lies within one channel, numbers and sketch at once; false if it is not all finite.
+  // Adds a whole chunk that lies within one channel, numbers and sketch at once; false if it cannot be done so, or is
+  // not all finite.
   bool add_stretch(const T* x, int64_t start) {
+    if (shape.inner % kChunk) return false;
     const int64_t stretch = start / shape.inner, o = stretch / shape.channels, c = stretch % shape.channels;
     const int64_t l = start % shape.inner;
     InnerSums sums{tables().place_signs + ((o * kPlaceStride + (l >> 3)) & (kPeriod - 1))};
@@ -555,7 +596,7 @@ template <class T>
 void walk(const View& view, typename Bits<T>::word smallest_normal, double* row, uint32_t* histogram) {
   Chunks chunks(view);
   const int64_t total = chunks.total();
-  Summary<T> summary{smallest_normal, channels_of(view, total), histogram, {}, {}, {}};
+  Summary<T> summary(smallest_normal, channels_of(view, total), histogram);
   alignas(64) char gathered[kChunk * 8];
   alignas(64) uint32_t words[kChunk];
   alignas(64) T values[kChunk];

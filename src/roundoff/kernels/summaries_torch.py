@@ -16,6 +16,7 @@ from roundoff.kernels import row as at
 from roundoff.kernels.tables import PERIOD, block_weights, channel_signs, hash_weights, place_signs
 
 _PLACE_STRIDE = 613
+_SHORT_INNER = 64
 _WORD_DTYPES = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
@@ -62,11 +63,12 @@ def sketch_torch(wide: Tensor) -> Tensor:
     channels, inner = channels_of(tuple(wide.shape))
     index = torch.arange(wide.numel(), device=wide.device)
     outer, rest = index // (channels * inner), index % (channels * inner)
-    channel, place = rest // inner, rest % inner
+    channel = rest // inner
+    along, place = (rest, torch.zeros_like(rest)) if inner < _SHORT_INNER else (channel, rest % inner)
     table = _on(channel_signs(), wide), _on(place_signs(), wide)
-    signs = table[0][channel % PERIOD] * table[1][(outer * _PLACE_STRIDE + place // 8) % PERIOD]
+    signs = table[0][along % PERIOD] * table[1][(outer * _PLACE_STRIDE + place // 8) % PERIOD]
     signed = wide.reshape(-1) * signs
-    bucket = (channel + outer + place) % at.NUM_BUCKETS
+    bucket = (along + outer + place) % at.NUM_BUCKETS
     sums = wide.new_zeros(2, at.NUM_BUCKETS)
     sums[0].index_add_(0, bucket, signed)
     sums[1].index_add_(0, bucket, signed * (channel + 1))
