@@ -1,0 +1,44 @@
+"""Holds docs/run-folder.md to what the code writes."""
+
+import json
+import re
+from dataclasses import fields
+from pathlib import Path
+
+import pytest
+
+from roundoff.runs import TABLES, VERSION, Call, Metrics, RunInfo, RunWriter
+from roundoff.runs.finding import FINDING_FIELDS
+
+PAGE = (Path(__file__).parents[2] / "docs" / "run-folder.md").read_text()
+
+
+def rows_under(heading: str) -> list[tuple[str, str, str]]:
+    """Return the rows of the table in a section of the page."""
+    section = PAGE.split(f"\n{heading}\n")[1].split("\n#")[0]
+    return re.findall(r"^\| `(\w+)` \| (.+?) \| (.+) \|$", section, re.MULTILINE)
+
+
+@pytest.mark.parametrize("table", TABLES, ids=lambda table: table.name)
+def test_every_column_is_on_the_page_with_its_type_and_meaning(table):
+    expected = [(c.name, c.type + (", nullable" if c.nullable else ""), c.meaning) for c in table.columns]
+    assert rows_under(f"### {table.name}") == expected
+
+
+def test_every_field_of_run_json_is_on_the_page(tmp_path: Path):
+    RunWriter.create(tmp_path / "a", RunInfo())
+    written = json.loads((tmp_path / "a" / "run.json").read_text())
+    assert [name for name, _, _ in rows_under("## run.json")] == list(written)
+
+
+def test_every_field_of_the_lines_is_on_the_page():
+    assert [name for name, _, _ in rows_under("## metrics-rankR.jsonl")] == [field.name for field in fields(Metrics)]
+    assert [name for name, _, _ in rows_under("## calls-rankR.jsonl")] == [field.name for field in fields(Call)]
+
+
+def test_every_field_of_a_finding_is_on_the_page():
+    assert tuple(name for name, _, _ in rows_under("## findings.json")) == FINDING_FIELDS
+
+
+def test_the_page_is_about_the_version_that_is_written():
+    assert PAGE.splitlines()[0] == f"# The run folder, version {VERSION}"
