@@ -28,10 +28,10 @@ demo: $(STAMP)
 	@$(PYTHON) -m roundoff demo
 
 test: $(STAMP)
-	$(PYTHON) -m pytest -n 2
+	$(PYTHON) -m pytest -n 2 --dist worksteal
 
 test-fast: $(STAMP)
-	$(PYTHON) -m pytest -n 2 -m "not slow"
+	$(PYTHON) -m pytest -n 2 --dist worksteal -m "not slow"
 
 check: $(STAMP)
 	$(PYTHON) -m ruff format --check .
@@ -72,5 +72,5 @@ $(STAMP): $(INSTALLED_FROM)
 	@if [ -e $(STAMP) ] && [ "$$(cat $(STAMP))" != "$(CURDIR)" ] || ! $(PYTHON) -c '' 2>/dev/null; then \
 	  $(PYTHON3) -m venv --clear $(VENV); \
 	fi
-	@$(PYTHON) -m pip install --quiet -c constraints.txt -e '.[dev]'
+	@$(PYTHON) -m pip install -qq -c constraints.txt -e '.[dev]'
 	@echo "$(CURDIR)" > $(STAMP)
