@@ -1,0 +1,110 @@
+"""Blocks of small floats that share a power-of-two scale: the microscaling (MX) formats of the OCP."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from roundoff.errors import FormatError
+from roundoff.formats.small_float import SmallFloat
+from roundoff.kernels.modes import Overflow, Rounding
+from roundoff.kernels.rounding import round_blocks
+
+_SCALE_LIMIT = 127  # the scale is an E8M0 number, 2**-127 ... 2**127
+_SCALE_BITS = 8
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BlockFormat:
+    """Small floats in blocks of `block_size` along `axis`, each block with a scale of its own.
+
+    The scale is 2**(floor(log2(amax)) - e), where amax is the largest finite magnitude in the block and e the exponent
+    of the element's largest number; it is held to 2**-127 ... 2**127. Elements that are still too large saturate. NaN
+    and infinities pass through and leave the rest of their block alone. The last block of a row may be short. Along an
+    axis other than the last, tensors are copied.
+    """
+
+    name: str
+    element: SmallFloat
+    block_size: int = 32
+    axis: int = -1
+
+    def __post_init__(self) -> None:
+        if self.block_size < 1:
+            raise FormatError.explain(
+                f"Format '{self.name}' cannot have blocks of {self.block_size}.",
+                why="a block holds at least one number.",
+                fix="the OCP formats have block_size=32.",
+            )
+        if self.element.exponent_bits > 8:
+            raise FormatError.explain(
+                f"Format '{self.name}' cannot scale elements of '{self.element.name}'.",
+                why="a shared scale reaches 2**-127 ... 2**127; wider elements need none.",
+                fix="choose an element with at most 8 exponent bits.",
+            )
+
+    @property
+    def num_bits(self) -> float:
+        """Bits per number, its share of the scale included."""
+        return self.element.num_bits + _SCALE_BITS / self.block_size
+
+    @property
+    def largest(self) -> float:
+        """The largest number, in a block with the largest scale."""
+        return math.ldexp(self.element.largest, _SCALE_LIMIT)
+
+    @property
+    def smallest_normal(self) -> float:
+        """The smallest number of full accuracy, in a block with the smallest scale."""
+        return math.ldexp(self.element.smallest_normal, -_SCALE_LIMIT)
+
+    @property
+    def smallest_subnormal(self) -> float:
+        """The smallest positive number, in a block with the smallest scale."""
+        return math.ldexp(self.element.smallest_subnormal, -_SCALE_LIMIT)
+
+    @property
+    def eps(self) -> float:
+        """The distance from 1 to the next larger number, in a block whose largest is not beyond the element's."""
+        return self.element.eps
+
+    @property
+    def overflow(self) -> Overflow:
+        """Elements saturate."""
+        return "saturate"
+
+    def rounded(
+        self, x: Tensor, *, rounding: Rounding, key: int, overflow: Overflow | None, out: Tensor | None
+    ) -> Tensor:
+        """Return `x` rounded to this format; see `round_to`. Random numbers follow the order with blocks last."""
+        if overflow not in (None, "saturate"):
+            raise FormatError.explain(
+                f"Format '{self.name}' cannot overflow to '{overflow}'.",
+                why="the elements of a scaled block saturate.",
+                fix="leave `overflow` away.",
+            )
+        axis = self._axis_of(x)
+        result = round_blocks(
+            x.movedim(axis, -1) if x.dim() else x,
+            self.element.grid(),
+            block_size=self.block_size,
+            max_exponent=self.element.max_exponent,
+            rounding=rounding,
+            key=key,
+            out=out.movedim(axis, -1) if out is not None and out.dim() else out,
+        )
+        if out is not None:
+            return out
+        return result.movedim(-1, axis) if x.dim() else result
+
+    def _axis_of(self, x: Tensor) -> int:
+        num_dims = max(x.dim(), 1)
+        if not -num_dims <= self.axis < num_dims:
+            raise FormatError.explain(
+                f"Format '{self.name}' has its blocks along axis {self.axis}.",
+                why=f"the tensor has {x.dim()} dimensions.",
+                fix=f"use dataclasses.replace(fmt, axis=...) with an axis from {-num_dims} to {num_dims - 1}.",
+            )
+        return self.axis

@@ -1,0 +1,61 @@
+"""What a format makes of one number."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+
+from roundoff.formats.format import Format
+from roundoff.formats.round_to import round_to
+
+Outcome = Literal[
+    "exact", "rounded", "subnormal", "underflow to zero", "saturated", "overflow to infinity", "overflow to nan"
+]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Effect:
+    """The number as the format holds it, how far that is off, and what happened."""
+
+    value: float
+    relative_error: float
+    outcome: Outcome
+
+
+def effect_of(value: float, fmt: Format) -> Effect:
+    """Round one number to nearest; for a block format, as a block of one.
+
+    `subnormal` means rounded with fewer bits than normal numbers have. The relative error of NaN is 0, that of an
+    overflow to infinity or NaN infinite.
+
+    >>> from roundoff.formats.registry import format_named
+    >>> effect_of(70000.0, format_named("fp16"))
+    Effect(value=inf, relative_error=inf, outcome='overflow to infinity')
+    """
+    result = float(round_to(torch.tensor(value, dtype=torch.float64), fmt))
+    return Effect(value=result, relative_error=_relative_error(value, result), outcome=_outcome(value, result, fmt))
+
+
+def _relative_error(value: float, result: float) -> float:
+    if value == result or math.isnan(value):
+        return 0.0
+    if math.isinf(value) or math.isnan(result):
+        return math.inf
+    return abs(result - value) / abs(value)
+
+
+def _outcome(value: float, result: float, fmt: Format) -> Outcome:
+    if value == result or math.isnan(value):
+        return "exact"
+    if math.isnan(result):
+        return "overflow to nan"
+    if math.isinf(result):
+        return "overflow to infinity"
+    if abs(value) > fmt.largest and abs(result) >= fmt.largest:
+        return "saturated"
+    if result == 0:
+        return "underflow to zero"
+    return "subnormal" if abs(result) < fmt.smallest_normal else "rounded"

@@ -1,0 +1,111 @@
+"""Formats by name."""
+
+from __future__ import annotations
+
+import difflib
+import functools
+import re
+from typing import Final
+
+from roundoff.errors import FormatError
+from roundoff.formats.block import BlockFormat
+from roundoff.formats.fixed_point import FixedPoint
+from roundoff.formats.format import Format
+from roundoff.formats.small_float import SmallFloat
+
+# Overflow is what torch 2.13's cast does on the CPU; tests/formats/test_registry.py holds it to that.
+_E4M3: Final = SmallFloat(name="e4m3", exponent_bits=4, mantissa_bits=3, largest=448.0, overflow="saturate")
+_E5M2: Final = SmallFloat(name="e5m2", exponent_bits=5, mantissa_bits=2, largest=57344.0, overflow="infinity")
+_E2M3: Final = SmallFloat(name="e2m3", exponent_bits=2, mantissa_bits=3, largest=7.5, overflow="saturate")
+_E3M2: Final = SmallFloat(name="e3m2", exponent_bits=3, mantissa_bits=2, largest=28.0, overflow="saturate")
+_E2M1: Final = SmallFloat(name="e2m1", exponent_bits=2, mantissa_bits=1, largest=6.0, overflow="saturate")
+
+_KNOWN: Final[tuple[Format, ...]] = (
+    SmallFloat.ieee(11, 52, name="fp64"),
+    SmallFloat.ieee(8, 23, name="fp32"),
+    SmallFloat.ieee(8, 10, name="tf32"),
+    SmallFloat.ieee(8, 7, name="bf16"),
+    SmallFloat.ieee(5, 10, name="fp16"),
+    _E4M3,
+    _E5M2,
+    SmallFloat(
+        name="e4m3fnuz", exponent_bits=4, mantissa_bits=3, bias=8, largest=240.0, overflow="nan", signed_zero=False
+    ),
+    SmallFloat(
+        name="e5m2fnuz", exponent_bits=5, mantissa_bits=2, bias=16, largest=57344.0, overflow="nan", signed_zero=False
+    ),
+    _E2M3,
+    _E3M2,
+    _E2M1,
+    BlockFormat(name="mxfp8", element=_E4M3),
+    BlockFormat(name="mxfp8-e5m2", element=_E5M2),
+    BlockFormat(name="mxfp6-e2m3", element=_E2M3),
+    BlockFormat(name="mxfp6-e3m2", element=_E3M2),
+    BlockFormat(name="mxfp4", element=_E2M1),
+    FixedPoint(num_bits=8, step=2.0**-7),
+    FixedPoint(num_bits=16, step=2.0**-15),
+)
+
+_OTHER_NAMES: Final = {
+    "float64": "fp64",
+    "float32": "fp32",
+    "bfloat16": "bf16",
+    "float16": "fp16",
+    "e4m3fn": "e4m3",
+    "float8_e4m3fn": "e4m3",
+    "float8_e5m2": "e5m2",
+    "float8_e4m3fnuz": "e4m3fnuz",
+    "float8_e5m2fnuz": "e5m2fnuz",
+    "mxfp8-e4m3": "mxfp8",
+    "mxfp4-e2m1": "mxfp4",
+}
+
+
+def known_formats() -> tuple[Format, ...]:
+    """Return the formats that have a name of their own, wide ones first."""
+    return _KNOWN
+
+
+@functools.cache
+def format_named(name: str) -> Format:
+    """Return the format of that name.
+
+    Besides those of `known_formats` and torch's dtype names there are `e5m10` for a float with 5 exponent and 10
+    mantissa bits, laid out as IEEE 754 does (infinities, subnormals), and `q3.5` for two's complement fixed point with
+    3 bits before the point, the sign included, and 5 behind it.
+
+    >>> format_named("e4m3").largest
+    448.0
+    >>> format_named("q3.5").largest
+    3.96875
+
+    Raises:
+        FormatError: no format has that name; the message lists the known ones.
+    """
+    for known in _KNOWN:
+        if known.name == _OTHER_NAMES.get(name, name):
+            return known
+    if match := re.fullmatch(r"e(\d{1,3})m(\d{1,3})", name):
+        exponent_bits, mantissa_bits = int(match[1]), int(match[2])
+        if exponent_bits < 2 or mantissa_bits < 1:
+            raise FormatError.explain(
+                f"No format '{name}'.",
+                why="with infinities, a float needs at least 2 exponent bits and 1 mantissa bit.",
+                fix="make it yourself, with its largest number: docs/add-a-format.md",
+            )
+        return SmallFloat.ieee(exponent_bits, mantissa_bits)
+    if match := re.fullmatch(r"q(\d{1,3})\.(\d{1,3})", name):
+        before, behind = int(match[1]), int(match[2])
+        return FixedPoint(num_bits=before + behind, step=2.0**-behind)
+    raise _unknown(name)
+
+
+def _unknown(name: str) -> FormatError:
+    names = [known.name for known in _KNOWN]
+    if re.fullmatch(r"(?:q|int|fixed)\d+", name):
+        fix = "fixed point needs its point: q1.7 has 8 bits and reaches from -1 to 1."
+    elif close := difflib.get_close_matches(name.lower(), [*names, *_OTHER_NAMES], n=1, cutoff=0.5):
+        fix = f"did you mean '{close[0]}'? Any other format: docs/add-a-format.md"
+    else:
+        fix = "use one of them, or a name like e5m10 or q3.5: docs/add-a-format.md"
+    return FormatError.explain(f"No format '{name}'.", why=f"known formats are {', '.join(names)}.", fix=fix)

@@ -1,0 +1,163 @@
+"""Binary floating-point formats of any width up to fp64."""
+
+from __future__ import annotations
+
+import functools
+import math
+from dataclasses import dataclass
+from typing import Self
+
+import torch
+from torch import Tensor
+
+from roundoff.errors import FormatError
+from roundoff.kernels.grid import FloatGrid
+from roundoff.kernels.modes import OVERFLOWS, Overflow, Rounding
+from roundoff.kernels.rounding import round_float
+
+_TORCH_DTYPES = (
+    torch.float64,
+    torch.float32,
+    torch.bfloat16,
+    torch.float16,
+    torch.float8_e4m3fn,
+    torch.float8_e5m2,
+    torch.float8_e4m3fnuz,
+    torch.float8_e5m2fnuz,
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SmallFloat:
+    """A binary floating-point format, described by the width of its fields.
+
+    `largest` is stated, not derived: e4m3 spends its infinity codes on numbers. `overflow` is what becomes of larger
+    values unless `round_to` is told otherwise. `bias` is subtracted from the stored exponent; None means the usual
+    2**(exponent_bits - 1) - 1. Without `signed_zero` the result is never -0.
+
+    >>> fp16 = SmallFloat(name="fp16", exponent_bits=5, mantissa_bits=10, largest=65504.0, overflow="infinity")
+    >>> fp16.smallest_normal, fp16.smallest_subnormal, fp16.torch_dtype
+    (6.103515625e-05, 5.960464477539063e-08, torch.float16)
+    """
+
+    name: str
+    exponent_bits: int
+    mantissa_bits: int
+    largest: float
+    overflow: Overflow
+    bias: int | None = None
+    signed_zero: bool = True
+
+    @classmethod
+    def ieee(cls, exponent_bits: int, mantissa_bits: int, *, name: str | None = None) -> Self:
+        """Return the format of these widths with infinities and subnormals, as IEEE 754 lays it out.
+
+        >>> SmallFloat.ieee(5, 10).largest
+        65504.0
+        """
+        # Checked before the largest number is computed, so that the message speaks of what the caller wrote.
+        name = name or f"e{exponent_bits}m{mantissa_bits}"
+        _check_widths(name, exponent_bits, mantissa_bits)
+        largest = math.ldexp(2.0 - 2.0**-mantissa_bits, 2 ** (exponent_bits - 1) - 1)
+        return cls(
+            name=name,
+            exponent_bits=exponent_bits,
+            mantissa_bits=mantissa_bits,
+            largest=largest,
+            overflow="infinity",
+        )
+
+    def __post_init__(self) -> None:
+        _check_widths(self.name, self.exponent_bits, self.mantissa_bits)
+        if self.overflow not in OVERFLOWS:
+            raise FormatError.explain(
+                f"Format '{self.name}' has no overflow rule '{self.overflow}'.",
+                why=f"the rules are {', '.join(OVERFLOWS)}.",
+            )
+        if self.min_exponent < -1022:
+            raise FormatError.explain(
+                f"Format '{self.name}' reaches below 2**-1022.",
+                why=f"its bias {self.bias} puts the smallest normal number at 2**{self.min_exponent}.",
+                fix="choose a smaller bias.",
+            )
+        if not (self.smallest_subnormal <= self.largest < math.inf) or not self._holds(self.largest):
+            raise FormatError.explain(
+                f"Format '{self.name}' cannot have {self.largest!r} as its largest number.",
+                why=f"it has {self.mantissa_bits} mantissa bits and nothing below {self.smallest_subnormal!r}.",
+                fix="state a largest number that the format holds.",
+            )
+
+    @property
+    def num_bits(self) -> int:
+        """Bits per number: sign, exponent and mantissa."""
+        return 1 + self.exponent_bits + self.mantissa_bits
+
+    @property
+    def min_exponent(self) -> int:
+        """The exponent of the smallest normal number."""
+        bias = 2 ** (self.exponent_bits - 1) - 1 if self.bias is None else self.bias
+        return 1 - bias
+
+    @property
+    def max_exponent(self) -> int:
+        """The exponent of the largest number."""
+        return math.frexp(self.largest)[1] - 1
+
+    @property
+    def smallest_normal(self) -> float:
+        """The smallest positive number of full relative accuracy."""
+        return math.ldexp(1.0, self.min_exponent)
+
+    @property
+    def smallest_subnormal(self) -> float:
+        """The smallest positive number."""
+        return math.ldexp(1.0, self.min_exponent - self.mantissa_bits)
+
+    @property
+    def eps(self) -> float:
+        """The distance from 1 to the next larger number."""
+        return math.ldexp(1.0, -self.mantissa_bits)
+
+    @property
+    def torch_dtype(self) -> torch.dtype | None:
+        """The torch dtype with the same numbers, or None if torch has none."""
+        mine = (self.largest, self.smallest_normal, self.eps)
+        for dtype in _TORCH_DTYPES:
+            info = torch.finfo(dtype)
+            if mine == (info.max, info.smallest_normal, info.eps):
+                return dtype
+        return None
+
+    def rounded(
+        self, x: Tensor, *, rounding: Rounding, key: int, overflow: Overflow | None, out: Tensor | None
+    ) -> Tensor:
+        """Return `x` rounded to this format; see `round_to`."""
+        return round_float(x, _grid(self, overflow), rounding=rounding, key=key, out=out)
+
+    def grid(self, overflow: Overflow | None = None) -> FloatGrid:
+        """Return what the kernels need to know of the format."""
+        return FloatGrid(
+            mantissa_bits=self.mantissa_bits,
+            min_exponent=self.min_exponent,
+            largest=self.largest,
+            overflow=overflow or self.overflow,
+            signed_zero=self.signed_zero,
+        )
+
+    def _holds(self, value: float) -> bool:
+        exponent = max(math.frexp(value)[1] - 1, self.min_exponent)
+        return math.ldexp(value, self.mantissa_bits - exponent).is_integer()
+
+
+@functools.cache
+def _grid(fmt: SmallFloat, overflow: Overflow | None) -> FloatGrid:
+    return fmt.grid(overflow)
+
+
+def _check_widths(name: str, exponent_bits: int, mantissa_bits: int) -> None:
+    if not (1 <= exponent_bits <= 11 and 0 <= mantissa_bits <= 52):
+        raise FormatError.explain(
+            f"Format '{name}' cannot have {exponent_bits} exponent bits and {mantissa_bits} mantissa bits.",
+            why="a small float has 1 to 11 exponent bits and 0 to 52 mantissa bits, those of fp64.",
+            fix="choose widths in that range.",
+        )
