@@ -1,6 +1,7 @@
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -155,6 +156,19 @@ def test_shows_the_rank_where_there_are_several():
         "0     1     forward  <loop>  aten.mean#0:output0  float16  scalar  nan  nan   nan          1\n"
     )
     assert len(invoke("show", "a", "--rank", "1").stdout.splitlines()) == 10
+
+
+def test_shows_parameter_and_source_where_they_are_known():
+    names = Interned.of([None, None, "blocks.0.mlp.weight"])
+    with RunWriter.create("a", RunInfo(), strict=True) as writer:
+        writer.write_events(replace(events(0), parameter=names, source=Interned.constant("model.py:41", 3)))
+    shown = invoke("show", "a", "--phase", "backward").stdout
+    assert shown == (
+        "step  phase     site          op                 parameter            dtype    shape         min    max  mean"
+        "  nonfinite  source\n"
+        "0     backward  blocks.0.mlp  aten.mm#1:output0  blocks.0.mlp.weight  float32  8x128x256  -3e-07  2e-07     0"
+        "          0  model.py:41\n"
+    )
 
 
 def test_says_how_many_lines_it_left_out():

@@ -1,6 +1,9 @@
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import pytest
+
+from roundoff.errors import RunFolderError
 from roundoff.runs import next_free_name
 from roundoff.runs.folder import part_path, parts, ranks_with_files, replayed_steps, tensor_files
 
@@ -24,6 +27,12 @@ def test_trainings_started_together_get_different_names(tmp_path: Path):
     with ThreadPoolExecutor(8) as pool:
         found = list(pool.map(lambda _: next_free_name(tmp_path, "train"), range(40)))
     assert len(set(found)) == 40
+
+
+def test_a_place_that_cannot_be_written_to_is_an_error(tmp_path: Path):
+    (tmp_path / "file").touch()
+    with pytest.raises(RunFolderError, match=r"No run can be written to '.*file/runs'\.\n  why: .*: Not a directory\."):
+        next_free_name(tmp_path / "file" / "runs", "train")
 
 
 def test_parts_are_ordered_by_number_not_by_text(tmp_path: Path):

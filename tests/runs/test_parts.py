@@ -91,6 +91,18 @@ def test_many_rows_are_written_without_waiting(tmp_path: Path, make_events, monk
     assert writer.flush() is None
 
 
+def test_rows_that_could_not_be_written_are_written_by_the_next_flush(tmp_path: Path, make_events):
+    writer = PartWriter(tmp_path, EVENTS, rank=0)
+    writer.add(make_events(0).to_arrow())
+    (tmp_path / "events").touch()
+    with pytest.raises(OSError, match="exists"):
+        writer.flush()
+    (tmp_path / "events").unlink()
+    path = writer.flush()
+    assert path == tmp_path / "events" / "rank0-part-00000.parquet"
+    assert read_steps(path) == {0}
+
+
 def test_a_part_without_the_step_is_not_read_beyond_its_footer(tmp_path: Path, make_events):
     path = write(tmp_path, make_events(5), make_events(7))
     content = path.read_bytes()

@@ -17,6 +17,9 @@ if TYPE_CHECKING:
 DEFAULT_FOLDER = Path("runs")
 MAX_NAMES = 12
 """An error lists so many of the names that exist."""
+NUMBER_COLUMNS = ("min", "max", "mean", "nonfinite")
+DROPPED_IF_ALL = {"rank": "0", "microbatch": "0", "parameter": "-", "source": "-"}
+"""Columns that are not printed when every line would say this."""
 
 
 class _RunsGroup(click.Group):
@@ -76,7 +79,7 @@ def show_command(path: Path, limit: int, as_json: bool, **filters: Any) -> None:
     if not events:
         raise _nothing_found(run, asked)
     if as_json:
-        click.echo(to_json([event.to_object() for event in events], indent=1))
+        click.echo("[\n" + ",\n".join(to_json(event.to_object()) for event in events) + "\n]")
     else:
         click.echo(_event_table(events, limit=limit or len(events)))
 
@@ -125,33 +128,34 @@ def _findings_text(run: RunSummary) -> str:
 
 
 def _event_table(events: Sequence[Event], *, limit: int) -> str:
-    header = ("step", "rank", "microbatch", "phase", "site", "op", "dtype", "shape", "min", "max", "mean", "nonfinite")
-    rows = [header, *(_event_row(event) for event in events[:limit])]
-    always = {place for place, name in enumerate(header) if name not in ("rank", "microbatch")}
-    kept = [place for place in range(len(header)) if place in always or {row[place] for row in rows[1:]} != {"0"}]
-    right = {place for place, column in enumerate(kept) if header[column] in ("min", "max", "mean", "nonfinite")}
-    text = _aligned([tuple(row[place] for place in kept) for row in rows], right=right)
+    rows = [tuple(_event_cells(event).values()) for event in events[:limit]]
+    header = tuple(_event_cells(events[0]))
+    kept = [place for place, name in enumerate(header) if {row[place] for row in rows} != {DROPPED_IF_ALL.get(name)}]
+    right = {place for place, column in enumerate(kept) if header[column] in NUMBER_COLUMNS}
+    text = _aligned([tuple(row[place] for place in kept) for row in (header, *rows)], right=right)
     more = len(events) - limit
     return f"{text}\n{more} more: --limit 0 prints all, --json with every column" if more > 0 else text
 
 
-def _event_row(event: Event) -> tuple[str, ...]:
+def _event_cells(event: Event) -> dict[str, str]:
     from roundoff.runs import shape_to_text
 
-    return (
-        str(event.step),
-        str(event.rank),
-        str(event.microbatch),
-        event.phase,
-        event.site,
-        f"{event.op_name}:{event.output}",
-        event.dtype,
-        shape_to_text(event.shape) or "scalar",
-        _number(event.min),
-        _number(event.max),
-        _number(event.mean),
-        str(event.num_nonfinite),
-    )
+    return {
+        "step": str(event.step),
+        "rank": str(event.rank),
+        "microbatch": str(event.microbatch),
+        "phase": event.phase,
+        "site": event.site,
+        "op": f"{event.op_name}:{event.output}",
+        "parameter": event.parameter or "-",
+        "dtype": event.dtype,
+        "shape": shape_to_text(event.shape) or "scalar",
+        "min": _number(event.min),
+        "max": _number(event.max),
+        "mean": _number(event.mean),
+        "nonfinite": str(event.num_nonfinite),
+        "source": event.source or "-",
+    }
 
 
 def _number(value: float | None) -> str:

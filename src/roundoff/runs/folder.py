@@ -6,6 +6,8 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
+from roundoff.errors import RunFolderError
+
 VERSION = 1
 """The version of the folder this code writes, and the newest it reads."""
 
@@ -111,16 +113,33 @@ def next_free_name(base: Path | str, stem: str) -> Path:
     between are not used again: a higher number is a later run.
     """
     base = Path(base)
-    base.mkdir(parents=True, exist_ok=True)
     taken = re.compile(re.escape(stem) + r"-(\d+)")
-    number = max((int(match[1]) for match, _ in _matching(base, taken)), default=0)
-    while True:
-        number += 1
-        try:
-            (base / f"{stem}-{number}").mkdir()
-        except FileExistsError:
-            continue
-        return base / f"{stem}-{number}"
+    try:
+        base.mkdir(parents=True, exist_ok=True)
+        number = max((int(match[1]) for match, _ in _matching(base, taken)), default=0) + 1
+        while not _make(base / f"{stem}-{number}"):
+            number += 1
+    except OSError as error:
+        raise unwritable(base, error) from error
+    return base / f"{stem}-{number}"
+
+
+def unwritable(folder: Path, error: OSError) -> RunFolderError:
+    """Say that no run can be written there."""
+    return RunFolderError.explain(
+        f"No run can be written to '{folder}'.",
+        why=f"{error.filename}: {error.strerror}.",
+        fix="name a folder on a disk that can be written to.",
+    )
+
+
+def _make(folder: Path) -> bool:
+    """Make a folder, or return False if the name is taken."""
+    try:
+        folder.mkdir()
+    except FileExistsError:
+        return False
+    return True
 
 
 def _numbered(folder: Path, pattern: re.Pattern[str]) -> Iterator[tuple[int, int, Path]]:

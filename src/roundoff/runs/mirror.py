@@ -30,15 +30,18 @@ class Mirror:
         self._filesystem, self._root = _open(url)
         self._queue: SimpleQueue[Path | None] = SimpleQueue()
         self._thread = threading.Thread(target=self._copy_all, name="roundoff-mirror", daemon=True)
-        self._thread.start()
 
     def send(self, path: Path) -> None:
         """Have a finished file of the folder copied; does not wait for it."""
         self._queue.put(path)
+        if self._thread.ident is None:
+            self._thread.start()
 
     def close(self) -> None:
         """Wait until everything sent is copied, but not for ever."""
         self._queue.put(None)
+        if self._thread.ident is None:
+            return
         self._thread.join(MAX_WAIT_SECONDS)
         if self._thread.is_alive():
             self.failure = self.failure or f"copies were not finished after {MAX_WAIT_SECONDS:g} seconds"

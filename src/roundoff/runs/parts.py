@@ -40,18 +40,25 @@ class PartWriter:
         return self.flush() if self._num_pending > MAX_BUFFERED_ROWS else None
 
     def flush(self) -> Path | None:
-        """Write what is pending as one part and return its path; None if nothing is."""
-        pending, self._pending = self._pending, []
-        num_rows, self._num_pending = self._num_pending, 0
-        if num_rows == 0:
+        """Write what is pending as one part and return its path; None if nothing is.
+
+        What could not be written, or was interrupted, stays pending.
+        """
+        if self._num_pending == 0:
             return None
-        rows = pending[0] if len(pending) == 1 else pa.concat_tables(pending).unify_dictionaries()
+        rows = self._pending[0] if len(self._pending) == 1 else pa.concat_tables(self._pending).unify_dictionaries()
         path = names.part_path(self._folder, self._table.name, rank=self._rank, part=self._next_part)
         if self._next_part == 0:
             path.parent.mkdir(exist_ok=True)
         write_atomically(path, to_parquet(rows, self._table))
         self._next_part += 1
+        self.forget()
         return path
+
+    def forget(self) -> None:
+        """Drop what is pending."""
+        self._pending.clear()
+        self._num_pending = 0
 
 
 def to_parquet(rows: pa.Table, table: Table) -> memoryview:

@@ -55,6 +55,7 @@ class RunWriter:
         self._events = PartWriter(folder, EVENTS, rank=rank)
         self._parameters = PartWriter(folder, PARAMETERS, rank=rank)
         self._hashes = PartWriter(folder, HASHES, rank=rank)
+        self._tables = (self._events, self._parameters, self._hashes)
 
     @classmethod
     def create(
@@ -76,11 +77,7 @@ class RunWriter:
                 write_info(folder, info)
             (folder / EVENTS.name).mkdir(exist_ok=True)
         except OSError as error:
-            raise RunFolderError.explain(
-                f"No run can be written to '{folder}'.",
-                why=f"{error.filename}: {error.strerror}.",
-                fix="name a folder on a disk that can be written to.",
-            ) from error
+            raise names.unwritable(folder, error) from error
         writer = cls(folder, info, rank=rank, strict=strict, mirror=far)
         if rank == 0:
             writer._send(folder / names.INFO_NAME)
@@ -155,7 +152,7 @@ class RunWriter:
         self._send(writer.add(columns.to_arrow()))
 
     def _flush(self) -> None:
-        for writer in (self._events, self._parameters, self._hashes):
+        for writer in self._tables:
             self._send(writer.flush())
         lines, self._lines = self._lines, {}
         for path, texts in lines.items():
@@ -199,6 +196,8 @@ class RunWriter:
             raise RunFolderError.explain(f"The run in '{self.folder}' cannot be written.", why=reason) from error
         self.stopped = reason
         self._lines.clear()
+        for writer in self._tables:
+            writer.forget()
         if self.rank == 0:
             with contextlib.suppress(OSError):
                 write_info(self.folder, replace(self.info, notes=(*self.info.notes, f"Recording stopped: {reason}")))
