@@ -8,6 +8,7 @@ from typing import Literal
 
 import torch
 
+from roundoff.formats.block import BlockFormat
 from roundoff.formats.format import Format
 from roundoff.formats.round_to import round_to
 
@@ -54,8 +55,16 @@ def _outcome(value: float, result: float, fmt: Format) -> Outcome:
         return "overflow to nan"
     if math.isinf(result):
         return "overflow to infinity"
-    if abs(value) > fmt.largest and abs(result) >= fmt.largest:
+    if _has_saturated(value, result, fmt):
         return "saturated"
     if result == 0:
         return "underflow to zero"
     return "subnormal" if abs(result) < fmt.smallest_normal else "rounded"
+
+
+def _has_saturated(value: float, result: float, fmt: Format) -> bool:
+    if isinstance(fmt, BlockFormat):
+        # The scale leaves some numbers too large for their element: further off than half a spacing.
+        spacing = math.ldexp(fmt.eps, math.frexp(value)[1] - 1)
+        return abs(result) >= fmt.smallest_normal and abs(value) - abs(result) > spacing / 2
+    return abs(result) < abs(value) and abs(value) > fmt.largest

@@ -1,0 +1,179 @@
+"""`roundoff formats`: which numbers each format can hold, and what it makes of a given one."""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import click
+
+from roundoff.errors import UsageError
+
+if TYPE_CHECKING:
+    from roundoff.formats import Effect, Format
+
+Row = tuple[str, ...]
+
+_WHAT_TO_SAY = {
+    "subnormal": "rounded, as a subnormal with fewer bits",
+    "overflow to infinity": "overflows to infinity",
+    "overflow to nan": "overflows to NaN",
+    "underflow to zero": "underflows to zero",
+}
+
+
+@click.command(
+    "formats",
+    # A negative number looks like an option.
+    context_settings={"ignore_unknown_options": True},
+    epilog="Example: roundoff formats 70000 --format fp16 --format e5m12",
+)
+@click.argument("number", required=False)
+@click.option(
+    "--format",
+    "names",
+    metavar="NAME",
+    multiple=True,
+    help="Only this format, such as e4m3, e5m10 or q3.5; repeatable.",
+)
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON array.")
+def formats_command(number: str | None, names: tuple[str, ...], as_json: bool) -> None:
+    """Show which numbers a format can hold, or what each format makes of NUMBER (rounded to nearest).
+
+    A block format (mx...) shows NUMBER as a block of its own.
+    """
+    from roundoff.formats import effect_of, format_named, known_formats
+
+    value = None if number is None else _number_in(number)
+    formats = [format_named(name) for name in names] or list(known_formats())
+    if value is None:
+        click.echo(_json_of_formats(formats) if as_json else _table(_format_rows(formats)))
+        return
+    effects = [(fmt.name, effect_of(value, fmt)) for fmt in formats]
+    click.echo(_json_of_effects(effects) if as_json else _table(_effect_rows(effects)))
+
+
+def _number_in(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        raise UsageError.explain(
+            f"'{text}' is not a number.",
+            why="`roundoff formats NUMBER` shows what each format makes of it.",
+            fix=f"write it like 70000, -1.5, 1e-9, inf or nan; for one format: roundoff formats --format {text}",
+        ) from None
+
+
+def _format_rows(formats: Sequence[Format]) -> list[Row]:
+    header = ("format", "bits", "largest", "smallest normal", "smallest subnormal", "eps", "overflow")
+    overflow = {"saturate": "saturates", "infinity": "infinity", "nan": "NaN"}
+    return [
+        header,
+        *(
+            (
+                fmt.name,
+                f"{fmt.num_bits:g}",
+                f"{fmt.largest:.6g}",
+                f"{fmt.smallest_normal:.4g}",
+                f"{fmt.smallest_subnormal:.4g}",
+                f"{fmt.eps:.4g}",
+                overflow[fmt.overflow],
+            )
+            for fmt in formats
+        ),
+    ]
+
+
+def _effect_rows(effects: Sequence[tuple[str, Effect]]) -> list[Row]:
+    header = ("format", "value", "relative error", "what happens")
+    return [
+        header,
+        *(
+            (
+                name,
+                f"{effect.value:.9g}",
+                "-" if effect.outcome == "exact" else f"{effect.relative_error:.2g}",
+                _WHAT_TO_SAY.get(effect.outcome, effect.outcome),
+            )
+            for name, effect in effects
+        ),
+    ]
+
+
+def _table(rows: Sequence[Row]) -> str:
+    """Lay out rows under their header: with rules and colour on a terminal, plain in a pipe."""
+    if not sys.stdout.isatty():
+        return _plain_table(rows)
+    from rich.box import SIMPLE_HEAD
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
+    for place, name in enumerate(rows[0]):
+        table.add_column(name, justify="right" if _is_right(rows, place) else "left", no_wrap=True)
+    for row in rows[1:]:
+        table.add_row(*row)
+    console = Console(width=100)
+    with console.capture() as capture:
+        console.print(table)
+    return capture.get().rstrip()
+
+
+def _plain_table(rows: Sequence[Row]) -> str:
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = []
+    for row in rows:
+        cells = (
+            cell.rjust(width) if _is_right(rows, place) else cell.ljust(width)
+            for place, (cell, width) in enumerate(zip(row, widths, strict=True))
+        )
+        lines.append("  ".join(cells).rstrip())
+    return "\n".join(lines)
+
+
+def _is_right(rows: Sequence[Row], place: int) -> bool:
+    """Whether a column is numbers: all but the first and the last."""
+    return 0 < place < len(rows[0]) - 1
+
+
+def _json_of_formats(formats: Sequence[Format]) -> str:
+    return json.dumps(
+        [
+            {
+                "format": fmt.name,
+                "num_bits": fmt.num_bits,
+                "largest": fmt.largest,
+                "smallest_normal": fmt.smallest_normal,
+                "smallest_subnormal": fmt.smallest_subnormal,
+                "eps": fmt.eps,
+                "overflow": fmt.overflow,
+            }
+            for fmt in formats
+        ],
+        indent=1,
+        allow_nan=False,
+    )
+
+
+def _json_of_effects(effects: Sequence[tuple[str, Effect]]) -> str:
+    """JSON has no infinity and no NaN: they are the texts "inf", "-inf" and "nan"."""
+    return json.dumps(
+        [
+            {
+                "format": name,
+                "value": _json_number(effect.value),
+                "relative_error": _json_number(effect.relative_error),
+                "outcome": effect.outcome,
+            }
+            for name, effect in effects
+        ],
+        indent=1,
+        allow_nan=False,
+    )
+
+
+def _json_number(value: float) -> float | str:
+    return value if math.isfinite(value) else str(value)
