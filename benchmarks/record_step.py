@@ -1,6 +1,6 @@
 """What recording a step costs: CPU time of a recorded step against the plain one, and bytes on disk.
 
-    python benchmarks/record_step.py [--level summary|tensors] [--reference fp64] [--json]
+python benchmarks/record_step.py [--level summary|tensors] [--reference fp64] [--json]
 """
 
 from __future__ import annotations
@@ -16,12 +16,20 @@ from collections.abc import Callable
 from pathlib import Path
 
 import torch
-from models import STEPS
 
+from models import STEPS
 from roundoff.record import recording
 
-MUST = {"summary": {"ResNet": 1.4, "GPT": 1.7}, "tensors": {"ResNet": 3.0, "GPT": 3.0}, "fp64": {"ResNet": 10.0, "GPT": 10.0}}
-TOWARDS = {"summary": {"ResNet": 1.15, "GPT": 1.25}, "tensors": {"ResNet": 2.0, "GPT": 2.0}, "fp64": {"ResNet": 5.0, "GPT": 5.0}}
+MUST = {
+    "summary": {"ResNet": 1.4, "GPT": 1.7},
+    "tensors": {"ResNet": 3.0, "GPT": 3.0},
+    "fp64": {"ResNet": 10.0, "GPT": 10.0},
+}
+TOWARDS = {
+    "summary": {"ResNet": 1.15, "GPT": 1.25},
+    "tensors": {"ResNet": 2.0, "GPT": 2.0},
+    "fp64": {"ResNet": 5.0, "GPT": 5.0},
+}
 MUST_MEGABYTES = 0.15
 
 
@@ -92,7 +100,9 @@ def main() -> int:
     results, missed = {}, False
     with tempfile.TemporaryDirectory() as folder:
         for name in STEPS:
-            got = measure(name, level=options.level, reference=options.reference, rounds=options.rounds, folder=Path(folder))
+            got = measure(
+                name, level=options.level, reference=options.reference, rounds=options.rounds, folder=Path(folder)
+            )
             missed |= got["ratio"] > MUST[kind][name]
             line = (
                 f"{name}: {kind} {got['ratio']:.2f} x the plain step of {got['plain_ms']:.0f} ms "

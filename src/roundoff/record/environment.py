@@ -50,7 +50,10 @@ def launch_name() -> str | None:
     if "WORLD_SIZE" not in os.environ:
         return None
     parts = [os.environ.get(name, "") for name in ("MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RUN_ID")]
-    return ":".join([*parts, os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")])
+    parts.append(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
+    if os.environ.get("LOCAL_WORLD_SIZE") == os.environ["WORLD_SIZE"]:
+        parts.append(str(os.getppid()))  # one launcher on one machine: tells this launch from the one before
+    return ":".join(parts)
 
 
 def _versions() -> dict[str, str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
+import warnings
 from collections.abc import Callable, Iterator
 from typing import Any, Protocol
 
@@ -92,6 +93,7 @@ class _Watch:
         ]
         for hook in hooks:
             stack.callback(hook.remove)
+        stack.enter_context(_without_warning("Using `torch.compile.module.` when there are global hooks"))
         stack.enter_context(_replaced(*engine_module(), self._around_backward))
         stack.enter_context(_replaced(*clip_module(), self._noting("clip", _clip_detail)))
         stack.enter_context(_replaced(torch.nn.utils, "clip_grad_value_", self._noting("clip", _no_detail)))
@@ -185,6 +187,18 @@ def _replaced(owner: Any, name: str, wrap: Callable[[Any], Any]) -> Iterator[Non
             setattr(owner, name, original)
 
 
+@contextlib.contextmanager
+def _without_warning(message: str) -> Iterator[None]:
+    """Keep torch from telling the user about hooks that are ours."""
+    warnings.filterwarnings("ignore", message=message)
+    ours = warnings.filters[0]
+    try:
+        yield
+    finally:
+        if ours in warnings.filters:
+            warnings.filters.remove(ours)  # type: ignore[attr-defined]
+
+
 def _classes_with(owner: type, method: str) -> list[type]:
     """Return `owner` and its subclasses that define the method themselves."""
     found = [owner] if method in vars(owner) else []
@@ -197,7 +211,9 @@ def _no_detail(result: Any, *args: Any, **kwargs: Any) -> dict[str, Any]:
     return {}
 
 
-def _clip_detail(result: Any, parameters: Any, max_norm: Any = None, total_norm: Any = None, *_: Any, **__: Any) -> dict[str, Any]:
+def _clip_detail(
+    result: Any, parameters: Any, max_norm: Any = None, total_norm: Any = None, *_: Any, **__: Any
+) -> dict[str, Any]:
     return {"max_norm": float(max_norm), "total_norm": total_norm}
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -121,8 +121,12 @@ class OpRecorder(DispatchMode):
                     if isinstance(state, Tensor):
                         self._of_parameter[id(state)] = place
 
+    def learn_gradients(self, parameters: Iterable[Tensor]) -> None:
+        """Learn which parameter each gradient belongs to, for clipping and the like between backward and step."""
+        self._of_parameter = {id(p.grad): self._place_of(p) for p in parameters if p.grad is not None}
+
     def end_optimizer(self) -> None:
-        """Forget them: their addresses may be used again."""
+        """Forget them: their identities may be used again."""
         self._of_parameter = {}
         self._of_temporary = WeakIdKeyDictionary()
         self._current = (0, -1)
@@ -253,7 +257,7 @@ class OpRecorder(DispatchMode):
         for arg in args:
             if type(arg) in _PLAIN and (place := known.get(id(arg))) is not None:
                 self._current = place
-                break
+                return place
         return self._current if self._clock.in_step else (0, -1)
 
     def _of_list_entry(self, entries: Sequence[Any], index: int, x: Tensor) -> tuple[int, int]:
@@ -313,5 +317,3 @@ def _without_views(result: Any, info: OpInfo) -> list[Tensor]:
     if info.views and isinstance(result, tuple):
         result = [entry for index, entry in enumerate(result) if index not in info.views]
     return list(tensors_in(result))
-
-

@@ -132,7 +132,9 @@ def parse_steps(text: str) -> Collection[int] | None:
         match = re.fullmatch(r"\s*(\d+)(?:-(\d+))?\s*", piece)
         if match is None:
             raise RecordError.explain(
-                f"'{text}' is not a list of steps.", why=f"'{piece}' is not a number.", fix="write 0-3 or 0-3,10 or all."
+                f"'{text}' is not a list of steps.",
+                why=f"'{piece}' is not a number.",
+                fix="write 0-3 or 0-3,10 or all.",
             )
         steps.update(_checked_range(piece, int(match[1]), int(match[2] or match[1])))
     return frozenset(steps)

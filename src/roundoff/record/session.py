@@ -6,7 +6,7 @@ import contextlib
 import math
 import time
 import warnings
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -85,6 +85,42 @@ def recording(
     if not enabled:
         yield None
         return
+    session = start_recording(
+        model, to=to, steps=steps, sites=sites, ops=ops, phases=phases, level=level, inputs=inputs,
+        reference=reference, stacks=stacks, strict=strict, command=command, seed=seed, settings=settings,
+    )  # fmt: skip
+    with session.running():
+        yield session
+    if session.complaints:
+        text = "\n  ".join(session.complaints)
+        warnings.warn(
+            f"roundoff recorded {session.num_recorded} steps to '{session.folder}', but\n  {text}",
+            IncompleteRecordingWarning,
+            stacklevel=3,
+        )
+
+
+def start_recording(
+    model: nn.Module | Sequence[nn.Module] | None,
+    *,
+    to: str | Path | Callable[[], Path],
+    steps: Collection[int] | int | None,
+    sites: Sequence[str] | str | None,
+    ops: Sequence[str] | str | None,
+    phases: Sequence[str] | str | None,
+    level: Level,
+    inputs: bool,
+    reference: ReferenceKind | None,
+    stacks: bool,
+    strict: bool,
+    command: tuple[str, ...] | None,
+    seed: int | None,
+    settings: dict[str, JsonValue] | None,
+) -> Recording:
+    """Check what was asked for, make the run folder, and return the recording, not yet running; see `recording`.
+
+    `to` may be a function that chooses the folder; it is called when everything else has been checked.
+    """
     if level not in LEVELS:
         raise RecordError.explain(
             f"There is no level '{level}'.", why=f"the levels are {', '.join(LEVELS)}.", fix="use one of them."
@@ -101,9 +137,8 @@ def recording(
         check_sites(selection.sites, named.names)
     asked: dict[str, JsonValue] = {"level": level, "inputs": inputs, "reference": reference, "stacks": stacks}
     info = describe_process(seed=seed, settings={**asked, **(settings or {})}, command=command)
-    writer = RunWriter.create(to, info, rank=rank(), strict=strict)
-    session = Recording(
-        writer=writer,
+    return Recording(
+        writer=RunWriter.create(to() if callable(to) else to, info, rank=rank(), strict=strict),
         selection=selection,
         sites=named,
         level=level,
@@ -111,8 +146,6 @@ def recording(
         reference=Reference(reference) if reference else None,
         sources=Sources() if stacks else None,
     )
-    with session.running():
-        yield session
 
 
 class Recording:
@@ -130,6 +163,11 @@ class Recording:
         sources: Sources | None,
     ) -> None:
         self.folder = writer.folder
+        self.complaints: list[str] = []
+        """What was asked for and never came; known when the block has ended."""
+        self.num_events = 0
+        self.num_steps = 0
+        """How many steps the loop took, recorded or not."""
         self._writer = writer
         self._selection = selection
         self._sites = sites
@@ -161,7 +199,7 @@ class Recording:
         self._last_optimizer: Optimizer | None = None
         self._gradients_taken = False
         self._begun = False
-        self._eval_losses: list[Tensor] = []
+        self._grad_norm: float | None = None
 
     @property
     def step(self) -> int:
@@ -223,6 +261,7 @@ class Recording:
                 loss = next((plain for scaled, plain in self._unscaled if scaled is root), root)
                 self._losses.append(loss.detach().clone())
         self._unscaled.clear()
+        self._call("backward", {})
 
     def backward_leave(self) -> None:
         """Count the microbatch."""
@@ -230,6 +269,7 @@ class Recording:
         if not self._clock.in_backward:
             if self._is_on:
                 self._quietly(self._recorder.take_pending)
+                self._recorder.learn_gradients(p for model in self._sites.models for p in model.parameters())
             self._recorder.new_microbatch()
 
     def step_enter(self, optimizer: Optimizer) -> None:
@@ -262,6 +302,7 @@ class Recording:
             return
         if call == "zero_grad":
             self._clock.zero_grad()
+            self._recorder.end_optimizer()
         if call in ("unscale", "update_scale"):
             self._scaler = owner
             if call == "update_scale":
@@ -303,6 +344,7 @@ class Recording:
 
     def _close_step(self) -> None:
         clock = self._clock
+        self.num_steps += 1
         if self._stopped:
             return
         with self._unseen():
@@ -311,6 +353,7 @@ class Recording:
             self._write_metrics()
         self._begun = False
         self._gradients_taken = False
+        self._grad_norm = None
         self._losses.clear()
         self._step_began = time.perf_counter()
         if self._writer.stopped is not None:
@@ -324,6 +367,7 @@ class Recording:
         if not self._gradients_taken:
             self._take_gradients(None)
         rows = recorder.new_step()
+        self._grad_norm = _grad_norm(rows, recorder.ops.code("gradient"))
         if self._tensor_file is not None:
             self._tensor_file.close()
             self._tensor_file = None
@@ -335,6 +379,7 @@ class Recording:
                 recorder.parameters.values, lines,
             )  # fmt: skip
             self._writer.write_events(columns)
+            self.num_events += len(rows)
             self._write_hashes(rows)
         self._writer.flush()
 
@@ -371,6 +416,7 @@ class Recording:
                 lr=rates[0] if rates else None,
                 loss_scale=_loss_scale(self._scaler),
                 skipped=clock.skipped,
+                grad_norm=self._grad_norm,
                 seconds=time.perf_counter() - self._step_began,
                 optimizer=clock.optimizer,
             )
@@ -389,25 +435,16 @@ class Recording:
 
     def _finish(self, status: Literal["finished", "failed"]) -> None:
         try:
-            if not self._stopped and (self._begun or self._clock.has_begun or self._losses):
-                self._close_step()
-            elif not self._stopped and self._is_on and len(self._recorder.rows):
+            if self._begun or self._clock.has_begun or (self._is_on and len(self._recorder.rows)):
                 self._close_step()
         finally:
             self._switch(on=False)
             if self._tensor_file is not None:
                 self._tensor_file.discard()
-            complaints = self._complaints() if status == "finished" else []
-            for complaint in complaints:
+            self.complaints = self._complaints() if status == "finished" else []
+            for complaint in self.complaints:
                 self._writer.note(complaint)
             self._writer.close(status=status)
-        if complaints:
-            text = "\n  ".join(complaints)
-            warnings.warn(
-                f"roundoff recorded {self.num_recorded} steps to '{self.folder}', but\n  {text}",
-                IncompleteRecordingWarning,
-                stacklevel=4,
-            )
 
     def _complaints(self) -> list[str]:
         if self._stopped:
@@ -416,9 +453,9 @@ class Recording:
         steps = self._selection.steps
         missing = sorted(set(steps) - self._recorded)[:8] if steps is not None else []
         if missing and len(missing) == len(set(steps or ())) and not self._recorded:
-            found.append(f"none of the steps asked for was reached: the loop ended at step {self._clock.step}.")
+            found.append(f"none of the steps asked for was reached: the loop took {self.num_steps} steps.")
         elif missing:
-            found.append(f"step {missing[0]} and later ones were never reached: the loop took {self._clock.step} steps.")
+            found.append(f"step {missing[0]} and later ones were never reached: the loop took {self.num_steps} steps.")
         elif not self._recorded:
             found.append("no step was seen: nothing was recorded.")
         if self._filter is not None and self._recorded:
@@ -460,9 +497,7 @@ class Recording:
         for parameter in parameters:
             if parameter.grad is not None:
                 site, name = self._sites.of_parameter(parameter)
-                self._recorder.add_named(
-                    parameter.grad, op="gradient", phase=Phase.BACKWARD, site=site, parameter=name
-                )
+                self._recorder.add_named(parameter.grad, op="gradient", phase=Phase.BACKWARD, site=site, parameter=name)
 
     def _write_tensor(self, x: Tensor, place: int, key: tuple[int, int, int, int, int, int]) -> None:
         dtype = file_dtype(x)
@@ -526,6 +561,11 @@ def _plain(value: Any) -> JsonValue:
 
 def _learning_rates(optimizer: Optimizer) -> list[float]:
     return [float(group["lr"]) for group in optimizer.param_groups if "lr" in group]
+
+
+def _grad_norm(rows: Rows, gradient: int) -> float | None:
+    places = [place for place, key in enumerate(rows.keys()) if key[3] == gradient]
+    return math.sqrt(rows.numbers()[places, at.SUM_SQUARES].sum()) if places else None
 
 
 def _loss_scale(scaler: Any) -> float | None:

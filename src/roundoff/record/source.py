@@ -10,9 +10,9 @@ from pathlib import Path
 
 import torch
 
-import roundoff
-
-_OURS = tuple(str(Path(module.__file__ or "").parent) + os.sep for module in (torch, roundoff))
+_OURS = tuple(str(Path(module.__file__ or "").parent) + os.sep for module in (torch,)) + (
+    str(Path(__file__).parents[1]) + os.sep,
+)
 
 
 class Sources:

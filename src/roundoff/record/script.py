@@ -1,0 +1,140 @@
+"""Runs somebody's training script as Python would, with a recording around it."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import runpy
+import sys
+import time
+import traceback
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from roundoff.errors import RunFolderError, ScriptError
+from roundoff.record.environment import launch_name, rank
+from roundoff.runs import Run, next_free_name
+
+_PATIENCE_SECONDS = 60.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Script:
+    """A script by its path, or a module by its name, and its arguments."""
+
+    target: str
+    args: tuple[str, ...] = ()
+    is_module: bool = False
+
+    @property
+    def stem(self) -> str:
+        """A name for its runs."""
+        return self.target.rpartition(".")[2] if self.is_module else Path(self.target).stem
+
+    @property
+    def command(self) -> tuple[str, ...]:
+        """What a user would have typed."""
+        return ("python", *(("-m",) if self.is_module else ()), self.target, *self.args)
+
+    def check(self) -> None:
+        """Raise if there is no such script."""
+        if not self.is_module and not Path(self.target).is_file():
+            what = "is a folder" if Path(self.target).is_dir() else "does not exist"
+            raise ScriptError.explain(
+                f"There is no script '{self.target}'.", why=f"it {what}.", fix="name a Python file, or -m MODULE."
+            )
+
+
+def run_script(script: Script) -> int:
+    """Run a script as the main program of this process and return its exit code.
+
+    It sees its own arguments, its own folder first on the path, and `__name__ == "__main__"`. An exception it does not
+    catch is printed as Python prints it, without our frames.
+    """
+    with _as_main(script):
+        try:
+            if script.is_module:
+                runpy.run_module(script.target, run_name="__main__", alter_sys=True)
+            else:
+                runpy.run_path(script.target, run_name="__main__")
+        except SystemExit as leaving:
+            return _exit_code(leaving.code)
+        except ImportError as error:
+            if script.is_module and error.name and script.target.startswith(error.name):
+                raise ScriptError.explain(f"There is no module '{script.target}'.", why=f"{error}.") from error
+            _print_exception(error)
+            return 1
+        except Exception as error:
+            _print_exception(error)
+            return 1
+    return 0
+
+
+def folder_for(script: Script, *, name: str | None, base: Path) -> Path:
+    """Return the run folder to use: `base`/`name`, or a free name after the script that all ranks agree on."""
+    if name is not None:
+        return base / name
+    launch = launch_name()
+    if launch is None or rank() == 0:
+        return next_free_name(base, script.stem)
+    return _folder_of_rank_0(base, script.stem, launch)
+
+
+def _folder_of_rank_0(base: Path, stem: str, launch: str) -> Path:
+    """Wait until rank 0 of this launch has made its folder."""
+    deadline = time.monotonic() + _PATIENCE_SECONDS
+    while time.monotonic() < deadline:
+        for folder in sorted(base.glob(f"{stem}*")):
+            with contextlib.suppress(RunFolderError):
+                info = Run.open(folder).info
+                if info.launch == launch and info.status == "running":
+                    return folder
+        time.sleep(0.05)
+    raise RunFolderError.explain(
+        f"Rank {rank()} found no run folder of rank 0 in '{base}'.",
+        why=f"none appeared within {_PATIENCE_SECONDS:.0f} s; on several machines the folder must be shared.",
+        fix="give every rank the same folder: --name NAME, on a shared disk.",
+    )
+
+
+@contextlib.contextmanager
+def _as_main(script: Script) -> Iterator[None]:
+    argv, path = sys.argv[:], sys.path[:]
+    main = sys.modules.get("__main__")
+    sys.argv = [script.target, *script.args]
+    first = os.getcwd() if script.is_module else str(Path(script.target).resolve().parent)
+    sys.path.insert(0, first)
+    try:
+        yield
+    finally:
+        sys.argv, sys.path[:] = argv, path
+        if main is not None:
+            sys.modules["__main__"] = main
+
+
+def _exit_code(code: object) -> int:
+    if code is None:
+        return 0
+    if isinstance(code, int):
+        return code
+    print(code, file=sys.stderr)
+    return 1
+
+
+def _print_exception(error: BaseException) -> None:
+    """Print the traceback from the script's own first frame on."""
+    trace = error.__traceback__
+    ours = (str(Path(__file__).parent), "<frozen runpy>")
+    while trace is not None and trace.tb_frame.f_code.co_filename.startswith(ours):
+        trace = trace.tb_next
+    traceback.print_exception(type(error), error, trace)
+
+
+def arguments_after(words: Sequence[str], *, is_module: bool) -> Script:
+    """Split what stands behind our own options into the script and its arguments."""
+    if not words:
+        raise ScriptError.explain(
+            "No script was named.", fix="for example: roundoff record --steps 0-3 train.py --lr 0.1"
+        )
+    return Script(target=words[0], args=tuple(words[1:]), is_module=is_module)
