@@ -40,7 +40,7 @@ command_line = LazyGroup(
     COMMANDS,
     name="roundoff",
     help="Train neural networks at any numeric precision, and learn why when it goes wrong.",
-    epilog="Example: roundoff doctor",
+    epilog="Example: roundoff record train.py",
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 click.version_option(package_name="roundoff", message="%(prog)s %(version)s")(command_line)

@@ -158,15 +158,18 @@ def _devices() -> tuple[str, ...]:
 
 
 def _device_problems(devices: Sequence[str]) -> Iterator[Problem]:
+    for device in devices:
+        if (answer := _one_and_one(device)) != "2.0":
+            yield Problem(what=f"{device} cannot add 1 and 1: {answer}", fix="check its driver, or hide the device")
+
+
+def _one_and_one(device: str) -> str:
     import torch
 
-    for device in devices:
-        try:
-            answer = torch.ones(2, device=device).sum().item()
-        except Exception as error:  # whatever a driver raises is its answer
-            answer = str(error).partition("\n")[0]
-        if answer != 2:
-            yield Problem(what=f"{device} cannot add 1 and 1: {answer}", fix="check its driver, or hide the device")
+    try:
+        return str(torch.ones(2, device=device).sum().item())
+    except Exception as error:  # whatever a driver raises is its answer
+        return str(error).partition("\n")[0]
 
 
 def _private_calls() -> tuple[PrivateCall, ...]:
