@@ -99,10 +99,8 @@ class Gpt(nn.Module):
     def forward(self, ids: Tensor) -> Tensor:
         x = self.tokens(ids)
         for block in self.blocks:
-            if self.checkpointed:
-                x = checkpoint(block, x, use_reentrant=self.checkpointed == "reentrant")
-            else:
-                x = block(x)
+            reentrant = self.checkpointed == "reentrant"
+            x = checkpoint(block, x, use_reentrant=reentrant) if self.checkpointed else block(x)
         return self.head(x)
 
 

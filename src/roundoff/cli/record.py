@@ -66,10 +66,10 @@ def record_command(
     The script behaves as without us: same arguments, same output, same numbers, and its own exit code if that is
     not 0. Ends with 2 if nothing could be recorded.
     """
+    from roundoff.record.recording import start_recording
     from roundoff.record.repeatable import repeatable
     from roundoff.record.script import arguments_after, folder_for, run_script
     from roundoff.record.selection import parse_steps
-    from roundoff.record.session import start_recording
 
     script = arguments_after(words, is_module=is_module)
     script.check()

@@ -1,4 +1,4 @@
-"""Sees what a training loop does, without touching the script: forwards, backwards, steps and the calls between them."""
+"""Sees what a training loop does, without touching the script: forward, backward, steps, and the calls between."""
 
 from __future__ import annotations
 
@@ -199,7 +199,7 @@ def _without_warning(message: str) -> Iterator[None]:
             warnings.filters.remove(ours)  # type: ignore[attr-defined]
 
 
-def _classes_with(owner: type, method: str) -> list[type]:
+def _classes_with(owner: type[Any], method: str) -> list[type[Any]]:
     """Return `owner` and its subclasses that define the method themselves."""
     found = [owner] if method in vars(owner) else []
     for sub in owner.__subclasses__():

@@ -23,6 +23,9 @@ from roundoff.record.torch_private import (
     next_sequence_number,
 )
 
+INPUT, PARAMETER, GRADIENT = range(3)
+"""Codes of what stands in the place of an op for tensors that no op computed."""
+
 _PLAIN = (Tensor, nn.Parameter)
 _FROM_A_LEAF = 2**64 - 1
 """The sequence number of AccumulateGrad nodes."""
@@ -59,7 +62,7 @@ class OpRecorder(DispatchMode):
         inputs: bool,
         reference: Reference | None,
         sources: Sources | None,
-        on_row: Callable[[Tensor, int, tuple[int, int, int, int, int, int]], None] | None,
+        on_row: Callable[[Tensor, int], None] | None,
         on_error: Callable[[Exception], None],
     ) -> None:
         super().__init__()
@@ -91,7 +94,7 @@ class OpRecorder(DispatchMode):
         self._next_sequence_number = next_sequence_number()
         self._node = autograd_node()
 
-    # -- what the session tells -----------------------------------------------------------------------------------
+    # -- what the session tells ----------------------------------------------------------------------------------------
 
     def new_microbatch(self) -> None:
         """Count ops from 0 again, except those of the optimizer, which belong to the whole step."""
@@ -138,8 +141,8 @@ class OpRecorder(DispatchMode):
         if self._wanted and not self._wanted.wants(PHASES[phase], self._sites.names[site], op):
             return
         code = -1 if parameter is None else self.parameters.code(parameter)
-        nth = self._count(phase, site, op_code)
-        self._add(x, phase, microbatch, site, op_code, nth, output, code, -1)
+        nth = self._count(phase, site, op_code) if output == 0 else self._counts[phase][site, op_code] - 1
+        self._add(x, phase, microbatch, site, op_code, nth, self._output(output), code, -1)
 
     def take_pending(self) -> None:
         """Read the tensors of collectives that were still under way when they were called."""
@@ -147,7 +150,7 @@ class OpRecorder(DispatchMode):
         for x, key in pending:
             self._add(x, *key)
 
-    # -- what torch tells -------------------------------------------------------------------------------------------
+    # -- what torch tells ----------------------------------------------------------------------------------------------
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Run the op as it is and look at what it computed."""
@@ -226,7 +229,7 @@ class OpRecorder(DispatchMode):
             if introduced and place >= 0 and (error := introduced[output]) is not None:
                 self.rows.note_introduced(place, error.max_ulps, error.rms_ulps)
 
-    # -- where an op belongs ------------------------------------------------------------------------------------------
+    # -- where an op belongs -------------------------------------------------------------------------------------------
 
     def _where(self, phase: Phase, args: Any) -> tuple[int, int, int]:
         """Return the site, parameter and source line of the op that just ran."""
@@ -272,7 +275,7 @@ class OpRecorder(DispatchMode):
         site, name = self._sites.of_parameter(parameter)
         return site, -1 if name is None else self.parameters.code(name)
 
-    # -- rows ---------------------------------------------------------------------------------------------------------
+    # -- rows ----------------------------------------------------------------------------------------------------------
 
     def _count(self, phase: Phase, site: int, op: int) -> int:
         counts = self._counts[phase]
@@ -294,7 +297,7 @@ class OpRecorder(DispatchMode):
             x = plain
         place = self.rows.add(x, phase, microbatch, site, op, nth, output, parameter, source)
         if self._on_row is not None:
-            self._on_row(x, place, (phase, microbatch, site, op, nth, output))
+            self._on_row(x, place)
         return place
 
 

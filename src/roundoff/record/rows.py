@@ -91,7 +91,7 @@ class Rows:
                 self._blocks[place // _BLOCK][place % _BLOCK] = row
         self._on_device.clear()
 
-    def to_columns(self, step: int, sites: Sequence[str], ops: Sequence[str], outputs: Sequence[str],
+    def to_columns(self, step: int, *, sites: Sequence[str], ops: Sequence[str], outputs: Sequence[str],
                    parameters: Sequence[str], sources: Sequence[str]) -> EventColumns:  # fmt: skip
         """Turn the rows into columns; the sequences name the codes used in the keys."""
         numbers = self.numbers()
@@ -133,13 +133,13 @@ class Rows:
             introduced_rms_ulps=self._error_column(1),
         )
 
-    def _error_column(self, which: int) -> np.ma.MaskedArray | None:  # type: ignore[type-arg]
+    def _error_column(self, which: int) -> npt.NDArray[np.float32] | None:
         if not self._errors:
             return None
-        column = np.ma.masked_all(len(self._keys), dtype=np.float32)
+        values, missing = np.zeros(len(self._keys), dtype=np.float32), np.ones(len(self._keys), dtype=bool)
         for place, error in self._errors.items():
-            column[place] = error[which]
-        return column
+            values[place], missing[place] = error[which], False
+        return np.ma.MaskedArray(values, mask=missing)
 
 
 def _parts(keys: Sequence[Key]) -> npt.NDArray[np.int64]:

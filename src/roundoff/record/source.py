@@ -7,12 +7,11 @@ import site
 import sys
 import sysconfig
 from pathlib import Path
+from types import FrameType
 
 import torch
 
-_OURS = tuple(str(Path(module.__file__ or "").parent) + os.sep for module in (torch,)) + (
-    str(Path(__file__).parents[1]) + os.sep,
-)
+_OURS = tuple(str(folder) + os.sep for folder in (Path(torch.__file__).parent, Path(__file__).parents[1]))
 
 
 class Sources:
@@ -25,7 +24,7 @@ class Sources:
 
     def here(self) -> int:
         """Return the innermost line of the running stack that is neither torch's nor ours; -1 if there is none."""
-        frame = sys._getframe(1)
+        frame: FrameType | None = sys._getframe(1)
         while frame is not None:
             filename = frame.f_code.co_filename
             ours = self._is_ours.get(filename)
@@ -33,7 +32,7 @@ class Sources:
                 ours = self._is_ours[filename] = filename.startswith((*_OURS, "<frozen"))
             if not ours:
                 return self._code(filename, frame.f_lineno)
-            frame = frame.f_back  # type: ignore[assignment]
+            frame = frame.f_back
         return -1
 
     def _code(self, filename: str, line: int) -> int:

@@ -9,7 +9,7 @@ from enum import IntEnum
 from torch.optim import Optimizer
 
 _PATIENCE = 64
-"""Backward calls without a step or zero_grad after which a loop that has an optimizer is taken for one that never steps."""
+"""After this many backwards without a step or zero_grad a loop is taken for one that never steps."""
 
 
 class Phase(IntEnum):

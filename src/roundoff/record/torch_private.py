@@ -5,10 +5,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
+from types import FrameType
 from typing import Any
 
 import torch
@@ -22,14 +22,12 @@ __all__ = [
     "autograd_node",
     "clip_module",
     "engine_module",
-    "in_functional_transform",
     "keyword_arguments",
     "local_tensor",
     "next_sequence_number",
     "probe",
     "push_mode",
     "remove_mode",
-    "running_eagerly",
 ]
 
 
@@ -37,6 +35,9 @@ class DispatchMode(TorchDispatchMode):
     """A dispatch mode without dynamo's wrapper around each op: recorded steps never run compiled."""
 
     supports_higher_order_operators = True
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -54,12 +55,12 @@ class PrivateCall:
 
 def next_sequence_number() -> Callable[[], int]:
     """Return the function that tells which number the next autograd node of this thread will get."""
-    return torch._C._autograd._get_sequence_nr  # type: ignore[no-any-return, attr-defined]
+    return torch._C._autograd._get_sequence_nr
 
 
 def autograd_node() -> Callable[[], Any]:
     """Return the function that tells which autograd node is running backward now, or None."""
-    return torch._C._current_autograd_node  # type: ignore[no-any-return, attr-defined]
+    return torch._C._current_autograd_node
 
 
 def engine_module() -> tuple[Any, str]:
@@ -76,7 +77,7 @@ def clip_module() -> tuple[Any, str]:
 
 def push_mode(mode: DispatchMode) -> None:
     """Make every op of this thread pass through `mode`."""
-    mode.__enter__()
+    mode.__enter__()  # type: ignore[no-untyped-call]
 
 
 def remove_mode(mode: DispatchMode) -> None:
@@ -90,31 +91,19 @@ def remove_mode(mode: DispatchMode) -> None:
     while stack and stack[-1] is not mode:
         above.append(stack.pop())
         above[-1].__exit__(None, None, None)
-    mode.__exit__(None, None, None)
+    mode.__exit__(None, None, None)  # type: ignore[no-untyped-call]
     for entry in reversed(above):
         entry.__enter__()
 
 
-@contextlib.contextmanager
-def running_eagerly() -> Iterator[None]:
-    """Run compiled models eagerly inside the block, without compiling or forgetting anything."""
-    with torch.compiler.set_stance("force_eager"):
-        yield
-
-
-def in_functional_transform() -> bool:
-    """Say whether vmap, grad or another transform of torch.func is active: its tensors have no memory of their own."""
-    return bool(torch._C._functorch.peek_interpreter_stack() is not None)
-
-
 def keyword_arguments() -> dict[str, Any]:
-    """Return the keyword arguments of the module call whose global pre-forward hook is running; hooks do not get them."""
-    frame = sys._getframe(1)
+    """Return the keyword arguments of the module call whose pre-forward hook is running; global hooks get none."""
+    frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         if frame.f_code.co_name == "inner" and frame.f_code.co_filename == torch.nn.modules.module.__file__:
             kwargs = frame.f_locals.get("kwargs")
             return kwargs if isinstance(kwargs, dict) else {}
-        frame = frame.f_back  # type: ignore[assignment]
+        frame = frame.f_back
     return {}
 
 
@@ -133,7 +122,7 @@ def probe() -> list[PrivateCall]:
         ("torch.nn.utils.clip_grad._clip_grads_with_norm_", "seeing clipping", lambda: getattr(*clip_module())),
         ("torch.utils._python_dispatch.TorchDispatchMode", "seeing every op", _try_mode),
         ("torch.compiler.set_stance", "recording compiled models", lambda: torch.compiler.set_stance),
-        ("torch._C._functorch.peek_interpreter_stack", "leaving torch.func alone", in_functional_transform),
+        ("torch.nn.Module._call_impl", "batches given as keyword arguments", _try_keyword_arguments),
     ]
     return [PrivateCall(name=name, present=_works(call), used_for=used_for) for name, used_for, call in tried]
 
@@ -144,6 +133,20 @@ def _works(call: Callable[[], Any]) -> bool:
     except Exception:
         return False
     return True
+
+
+def _try_keyword_arguments() -> None:
+    class Module(torch.nn.Module):
+        def forward(self, *, x: int) -> int:
+            return x
+
+    seen: list[dict[str, Any]] = []
+    module = Module()
+    hook = module.register_forward_pre_hook(lambda module, args: seen.append(keyword_arguments()))
+    module(x=1)
+    hook.remove()
+    if seen != [{"x": 1}]:
+        raise RuntimeError("the call's keyword arguments were not found")
 
 
 def _try_mode() -> None:
