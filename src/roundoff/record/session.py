@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import sys
 import time
 import warnings
 from collections.abc import Iterator
@@ -63,7 +64,7 @@ class Recording:
         )
         self._steps = StepWriter(writer, sites=sites, sources=sources)
         self._stance = contextlib.ExitStack()
-        self._is_on = False
+        self._is_on = self._is_eager = False
         self._stopped = False
         self._recorded: set[int] = set()
         self._began = time.perf_counter()
@@ -114,6 +115,7 @@ class Recording:
             clock.phase = Phase.FORWARD if torch.is_grad_enabled() else Phase.EVAL  # a closure inside step()
         site = self._sites.of_module(module, stack[-1] if stack else None)
         if from_loop and self._is_on:
+            self._run_eagerly()
             self._begin_step()
             self._take_inputs(site, args)
         stack.append(site)
@@ -256,16 +258,22 @@ class Recording:
         )
 
     def _switch(self, *, on: bool) -> None:
-        """Put the recorder between torch and its ops, or take it away; compiled models run eagerly under it."""
+        """Put the recorder between torch and its ops, or take it away."""
         if on == self._is_on:
             return
         self._is_on = on
         if on:
-            self._stance.enter_context(torch.compiler.set_stance("force_eager"))
             push_mode(self._recorder)
         else:
             remove_mode(self._recorder)
             self._stance.close()
+            self._is_eager = False
+
+    def _run_eagerly(self) -> None:
+        """Have compiled models run eagerly as long as the recorder is on; the compiler is not loaded for nothing."""
+        if not self._is_eager and "torch._dynamo" in sys.modules:
+            self._stance.enter_context(torch.compiler.set_stance("force_eager"))
+            self._is_eager = True
 
     def _stop(self) -> None:
         self._stopped = True

@@ -11,7 +11,7 @@ from types import FrameType
 
 import torch
 
-_OURS = tuple(str(folder) + os.sep for folder in (Path(torch.__file__).parent, Path(__file__).parents[1]))
+_NOT_THE_USERS = tuple(str(folder) + os.sep for folder in (Path(torch.__file__).parent, Path(__file__).parent))
 
 
 class Sources:
@@ -29,7 +29,7 @@ class Sources:
             filename = frame.f_code.co_filename
             ours = self._is_ours.get(filename)
             if ours is None:
-                ours = self._is_ours[filename] = filename.startswith((*_OURS, "<frozen"))
+                ours = self._is_ours[filename] = filename.startswith((*_NOT_THE_USERS, "<frozen"))
             if not ours:
                 return self._code(filename, frame.f_lineno)
             frame = frame.f_back
@@ -44,10 +44,12 @@ class Sources:
 
 
 def shown_path(filename: str) -> str:
-    """Shorten a path for people: relative to the current folder, or to where packages are installed."""
+    """Shorten a path for people: relative to the current folder or to where packages are, else its last two parts."""
+    if filename.startswith("<"):
+        return filename
     path = Path(filename).resolve()
     roots = [Path.cwd(), *map(Path, site.getsitepackages()), Path(sysconfig.get_path("stdlib"))]
     for root in roots:
         if path.is_relative_to(root.resolve()):
             return str(path.relative_to(root.resolve()))
-    return str(path)
+    return "/".join(path.parts[-2:])

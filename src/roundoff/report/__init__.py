@@ -1,0 +1,5 @@
+"""Findings as text; decides nothing."""
+
+from roundoff.report.text import to_text
+
+__all__ = ["to_text"]
