@@ -42,7 +42,7 @@ static int64_t read_sizes(nb::tuple from, int64_t* to) {
 static void summarize_at(uintptr_t data, int dtype, nb::tuple shape, nb::tuple stride, uintptr_t row,
                          uintptr_t histogram) {
   View view;
-  if (nb::len(shape) > kMaxDims) throw nb::value_error("more than 16 dimensions");
+  if (nb::len(shape) > kMaxDims) throw nb::value_error("more than 64 dimensions");
   view.data = reinterpret_cast<const char*>(data);
   view.dtype = Dtype(dtype);
   view.num_dims = int(read_sizes(shape, view.shape));

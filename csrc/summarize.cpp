@@ -244,6 +244,14 @@ inline d8 rotate(d8 x, int64_t by) {
   return load<d8>(twice + ((8 - (by & 7)) & 7));
 }
 
+// A product that is rounded before anything is added to it. Its factors have too many bits for an exact product, so
+// contracting it would give other sums where the processor has fused additions than where it has none.
+inline d8 rounded_product(d8 a, double b) {
+  d8 product = a * b;
+  asm("" : "+m"(product));
+  return product;
+}
+
 struct Sketch {
   d8 plain = {}, weighted = {};
 
@@ -251,7 +259,7 @@ struct Sketch {
   void add_run(d8 sum, int64_t o, int64_t c) {
     const d8 turned = rotate(sum, c + o) * tables().channel_signs[c & (kPeriod - 1)];
     plain += turned;
-    weighted += turned * double(c + 1);
+    weighted += rounded_product(turned, double(c + 1));
   }
 
   // Adds what a row, or a part of it, summed up to.
@@ -347,7 +355,8 @@ void sketch_rows(const T* x, int n, int64_t start, int64_t row, const RowWeights
     for (; i < run; ++i) one(i);
     d8 sum = plain[0] + plain[1], sum_weighted = weighted[0] + weighted[1];
     if (edged) sum += load<d8>(edge), sum_weighted += load<d8>(edge_weighted);
-    into.add_row(sum, sum_weighted + sum * row_weights.missing(base), o);
+    if (const double missing = row_weights.missing(base)) sum_weighted += rounded_product(sum, missing);
+    into.add_row(sum, sum_weighted, o);
     x += run;
     n -= run;
     c += run;
@@ -409,7 +418,7 @@ class Chunks {
       } else {
         shape_[num_dims_] = extent;
         stride_[num_dims_] = stride;
-        ++num_dims_;
+        index_[num_dims_++] = 0;
       }
     }
     contiguous_ = num_dims_ == 0 || (num_dims_ == 1 && stride_[0] == 1);
@@ -474,7 +483,7 @@ class Chunks {
   const char* data_;
   int size_;
   int num_dims_ = 0;
-  int64_t shape_[kMaxDims], stride_[kMaxDims], index_[kMaxDims] = {};
+  int64_t shape_[kMaxDims], stride_[kMaxDims], index_[kMaxDims];
   int64_t total_ = 1, done_ = 0;
   bool contiguous_;
 };

@@ -14,7 +14,7 @@ enum class Dtype : int { f64, f32, bf16, f16, i64, i32, i16, i8, u8 };
 enum Place { MIN, MAX, SUM, SUM_ABS, SUM_SQUARES, NUM_NAN, NUM_POSINF, NUM_NEGINF, NUM_ZERO, NUM_SUBNORMAL, HASH, SKETCH };
 constexpr int kBuckets = 8;                        // random-sign sums in a sketch, each with a channel-weighted twin
 constexpr int kRowWidth = SKETCH + 2 * kBuckets;   // doubles in a row
-constexpr int kMaxDims = 16;
+constexpr int kMaxDims = 64;                       // as many as torch itself can reduce
 constexpr int kPeriod = 1024;                      // signs and hash weights repeat after this many places
 
 struct View {

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from roundoff.kernels import row as at
@@ -18,6 +17,7 @@ def summarize(x: Tensor) -> np.ndarray:
     NaN, +inf, -inf, zero and subnormal (of the tensor's own dtype), a hash of its bits that sees permutations, and the
     sketch. An empty or wholly non-finite tensor has NaN as min and max. On an accelerator this waits for the device.
 
+    >>> import torch
     >>> from roundoff.kernels import row
     >>> summarize(torch.tensor([3.0, -4.0, 0.0]))[: row.NUM_NAN].tolist()
     [-4.0, 3.0, -1.0, 7.0, 25.0]

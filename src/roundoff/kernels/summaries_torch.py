@@ -27,6 +27,7 @@ def summarize_torch(x: Tensor) -> Tensor:
     finite = torch.isfinite(wide)
     wide = torch.where(finite, wide, 0)
     flat, mask = wide.reshape(-1), finite.reshape(-1)
+    sizes = _sizes(values)
     numbers = [
         torch.where(mask, flat, math.inf).amin() if flat.numel() else flat.new_tensor(math.inf),
         torch.where(mask, flat, -math.inf).amax() if flat.numel() else flat.new_tensor(-math.inf),
@@ -36,8 +37,8 @@ def summarize_torch(x: Tensor) -> Tensor:
         torch.isnan(values).sum(),
         torch.isposinf(values).sum() if values.is_floating_point() else flat.new_zeros(()),
         torch.isneginf(values).sum() if values.is_floating_point() else flat.new_zeros(()),
-        (flat.eq(0) & mask).sum(),
-        _num_subnormal(x, wide),
+        sizes.eq(0).sum(),
+        _num_subnormal(x, sizes),
     ]
     low, high = numbers[0], numbers[1]
     none_finite = low > high
@@ -77,9 +78,10 @@ def sketch_torch(wide: Tensor) -> Tensor:
 
 def histogram_torch(x: Tensor) -> Tensor:
     """Count the nonzero finite elements by power of four: bucket b holds |x| in [4^(b-24), 4^(b-23))."""
-    wide = _values(x).to(_widest(x.device)).reshape(-1).abs()
-    counted = torch.isfinite(wide) & (wide > 0)
-    exponent = torch.frexp(torch.where(counted, wide, 1)).exponent - 1
+    values = _values(x)
+    wide = values.to(_widest(x.device)).reshape(-1).abs()
+    counted = torch.isfinite(wide) & _sizes(values).ne(0).reshape(-1)
+    exponent = torch.frexp(torch.where(counted, wide.clamp(min=2.0**-100), 1)).exponent - 1
     bucket = ((exponent + 48) >> 1).clamp(0, at.NUM_HISTOGRAM_BUCKETS - 1).long()
     counts = torch.zeros(at.NUM_HISTOGRAM_BUCKETS, dtype=torch.int64, device=x.device)
     return counts.index_add_(0, bucket, counted.long())
@@ -113,7 +115,7 @@ def _values(x: Tensor) -> Tensor:
 def _words(x: Tensor) -> Tensor:
     if x.is_complex():
         x = torch.view_as_real(x.resolve_conj())
-    x = x.resolve_neg().contiguous().reshape(-1)
+    x = x.resolve_neg().contiguous().as_strided((x.numel(),), (1,))  # one element counts as contiguous at any stride
     size = x.element_size()
     words = x.view(_WORD_DTYPES[size]) if x.dtype != torch.bool else x.view(torch.uint8)
     if size == 8:
@@ -121,12 +123,26 @@ def _words(x: Tensor) -> Tensor:
     return words.long() & ((1 << 8 * size) - 1)
 
 
-def _num_subnormal(x: Tensor, wide: Tensor) -> Tensor:
+def _sizes(values: Tensor) -> Tensor:
+    """Return the bits of the magnitudes as integers: 0 only for 0, also while the processor flushes subnormals."""
+    if not values.is_floating_point():
+        return values
+    words = values.resolve_neg().view(_WORD_DTYPES[values.element_size()])
+    return words & torch.iinfo(words.dtype).max
+
+
+def _num_subnormal(x: Tensor, sizes: Tensor) -> Tensor:
     if not (x.is_floating_point() or x.is_complex()):
-        return wide.new_zeros(())
-    dtype = x.dtype if x.is_floating_point() else torch.view_as_real(x.resolve_conj()).dtype
-    magnitude = wide.abs()
-    return ((magnitude > 0) & (magnitude < torch.finfo(dtype).smallest_normal)).sum()
+        return sizes.new_zeros(())
+    dtype = x.dtype.to_real()
+    counted_as = torch.float32 if dtype.itemsize == 1 else dtype
+    exponent = _exponent(torch.finfo(dtype).smallest_normal) - _exponent(torch.finfo(counted_as).smallest_normal) + 1
+    smallest_normal = exponent << -_exponent(torch.finfo(counted_as).eps)
+    return ((sizes > 0) & (sizes < smallest_normal)).sum()
+
+
+def _exponent(power_of_two: float) -> int:
+    return math.frexp(power_of_two)[1] - 1
 
 
 def _widest(device: torch.device) -> torch.dtype:
