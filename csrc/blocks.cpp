@@ -67,11 +67,9 @@ ROUNDOFF_INLINE void round_block(const void* in, void* out, int64_t n, Grid grid
   grid.largest *= power_of_two(scale);
   if constexpr (!Layout::kIsDouble) {
     using Round = Quick<kRounding, true>;
-    if (Round::takes(grid))
-      return sweep<typename Layout::Quickly, U32>(in, out, n, first, key, [&](Keys keys) { return Round(grid, keys); });
+    if (Round::takes(grid)) return sweep<typename Layout::Quickly, U32>(in, out, n, first, key, Round(grid));
   }
-  sweep<typename Layout::Exactly, U32Of64>(in, out, n, first, key,
-                                           [&](Keys keys) { return Exact<kRounding>(grid, keys); });
+  sweep<typename Layout::Exactly, U32Of64>(in, out, n, first, key, Exact<kRounding>(grid));
 }
 
 template <class Layout, Rounding kRounding>

@@ -11,7 +11,7 @@ struct Single {
   using U = U32;
   using I = I32;
   using F = F32;
-  using Index = U32;
+  using Counter = U32;
   using Real = float;
   static constexpr uint32_t kSign = 1u << 31, kInf = kInf32;
   static constexpr float kMagic = 0x1p23f;  // adding it rounds to a whole number
@@ -24,7 +24,7 @@ struct Double {
   using U = U64;
   using I = I64;
   using F = F64;
-  using Index = U32Of64;
+  using Counter = U32Of64;
   using Real = double;
   static constexpr uint64_t kSign = 1ull << 63, kInf = kInf64;
   static constexpr double kMagic = 0x1p52;
@@ -41,17 +41,16 @@ struct ToStep {
   using F = typename Lanes::F;
   using Real = typename Lanes::Real;
   Real step, per_step, lowest, highest;
-  Keys keys;
 
-  ROUNDOFF_INLINE ToStep(double step, const Fixed& fixed, Keys keys)
-      : step(Real(step)), per_step(1 / Real(step)), lowest(Real(fixed.lowest)), highest(Real(fixed.highest)), keys(keys) {}
+  ROUNDOFF_INLINE ToStep(double step, const Fixed& fixed)
+      : step(Real(step)), per_step(1 / Real(step)), lowest(Real(fixed.lowest)), highest(Real(fixed.highest)) {}
 
-  ROUNDOFF_INLINE F whole_number(F count, U a, U sign, typename Lanes::Index index) const {
+  ROUNDOFF_INLINE F whole_number(F count, U a, U sign, typename Lanes::Counter counter) const {
     const F nearest = (count + Lanes::kMagic) - Lanes::kMagic;
     if constexpr (kRounding == Rounding::nearest) return nearest;
     const F whole = nearest > count ? nearest - 1 : nearest;
     if constexpr (kRounding == Rounding::stochastic)
-      return Lanes::carries(count - whole, random_31(index, keys)) ? whole + 1 : whole;
+      return Lanes::carries(count - whole, random_31(counter)) ? whole + 1 : whole;
     if constexpr (kRounding == Rounding::toward_zero) return whole;
     const I is_away = kRounding == Rounding::up ? sign == 0 : sign != 0;
     // A quotient that underflowed is still not zero.
@@ -59,12 +58,12 @@ struct ToStep {
     return is_away & is_between ? whole + 1 : whole;
   }
 
-  ROUNDOFF_INLINE U operator()(U bits, typename Lanes::Index index) const {
+  ROUNDOFF_INLINE U operator()(U bits, typename Lanes::Counter counter) const {
     const U a = bits & ~Lanes::kSign, sign = bits & Lanes::kSign;
     const F limit = sign != 0 ? F{} - lowest : F{} + highest;
     F count = kPowerOfTwo ? (F)a * per_step : (F)a / step;
     count = count < limit ? count : limit;
-    F whole = whole_number(count, a, sign, index);
+    F whole = whole_number(count, a, sign, counter);
     whole = whole < limit ? whole : limit;
     const U r = whole > 0 ? (U)(whole * step) | sign : U{};  // fixed point has one zero
     return (I)a >= (I)(U{} + Lanes::kInf) ? bits : r;
@@ -76,26 +75,22 @@ template <class Step, bool kHasSubnormals>
 struct ThenNarrow {
   Step step;
   Quick<Rounding::nearest, kHasSubnormals> narrow;
-  ROUNDOFF_INLINE U32 operator()(U32 bits, U32 index) const { return narrow(step(bits, index), index); }
+  ROUNDOFF_INLINE U32 operator()(U32 bits, U32 counter) const { return narrow(step(bits, counter), counter); }
 };
 
 template <class Step>
 void round_run(const Span& span, const Fixed& fixed, double step, uint64_t first, uint64_t key) {
-  const auto make = [&](Keys keys) { return Step(step, fixed, keys); };
+  const Step round(step, fixed);
   if constexpr (sizeof(typename Step::Real) == 8) {
-    sweep<Fp64In64, U32Of64>(span.in, span.out, span.size, first, key, make);
+    sweep<Fp64In64, U32Of64>(span.in, span.out, span.size, first, key, round);
   } else if (span.dtype == Dtype::f32) {
-    sweep<Fp32In32, U32>(span.in, span.out, span.size, first, key, make);
+    sweep<Fp32In32, U32>(span.in, span.out, span.size, first, key, round);
   } else if (span.dtype == Dtype::bf16) {
-    const Grid bf16{7, -126, 0x1.fep127, Overflow::infinity, true};
-    sweep<Bf16In32, U32>(span.in, span.out, span.size, first, key, [&](Keys keys) {
-      return ThenNarrow<Step, false>{make(keys), {bf16, keys}};
-    });
+    const Quick<Rounding::nearest, false> narrow(Grid{7, -126, 0x1.fep127, Overflow::infinity, true});
+    sweep<Bf16In32, U32>(span.in, span.out, span.size, first, key, ThenNarrow<Step, false>{round, narrow});
   } else {
-    const Grid fp16{10, -14, 65504, Overflow::infinity, true};
-    sweep<Fp16In32, U32>(span.in, span.out, span.size, first, key, [&](Keys keys) {
-      return ThenNarrow<Step, true>{make(keys), {fp16, keys}};
-    });
+    const Quick<Rounding::nearest, true> narrow(Grid{10, -14, 65504, Overflow::infinity, true});
+    sweep<Fp16In32, U32>(span.in, span.out, span.size, first, key, ThenNarrow<Step, true>{round, narrow});
   }
 }
 

@@ -8,22 +8,23 @@ namespace roundoff {
 namespace ROUNDOFF_ISA {
 namespace {
 
-struct Keys {
-  uint32_t first, second;
+// What is hashed for element i: start + i * step.
+struct Counting {
+  uint32_t start, step;
 };
 
 // `high` is the upper half of the 64-bit index; the lower half varies inside a run.
-ROUNDOFF_INLINE Keys keys_for(uint64_t key, uint32_t high) {
-  return {uint32_t(key), uint32_t(key >> 32) ^ high * 0x9e3779b9u};
+ROUNDOFF_INLINE Counting counting_for(uint64_t key, uint32_t high) {
+  return {uint32_t(key), (uint32_t(key >> 32) ^ high * 0x9e3779b9u) | 1};
 }
 
-// 31 random bits for each index; U is any vector of 32-bit lanes.
+// 31 random bits for each counter; U is any vector of 32-bit lanes.
 template <class U>
-ROUNDOFF_INLINE U random_31(U index, Keys keys) {
-  U h = index ^ keys.first;
+ROUNDOFF_INLINE U random_31(U counter) {
+  U h = counter;
   h ^= h >> 16;
   h *= 0x7feb352du;
-  h ^= keys.second ^ (h >> 15);
+  h ^= h >> 15;
   h *= 0x846ca68bu;
   h ^= h >> 16;
   return h >> 1;

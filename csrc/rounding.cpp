@@ -10,22 +10,22 @@ namespace {
 
 template <class Round>
 void quick(const Span& span, const Grid& grid, uint64_t key) {
-  const auto make = [&](Keys keys) { return Round(grid, keys); };
+  const Round round(grid);
   switch (span.dtype) {
-    case Dtype::bf16: return sweep<Bf16In32, U32>(span.in, span.out, span.size, 0, key, make);
-    case Dtype::f16: return sweep<Fp16In32, U32>(span.in, span.out, span.size, 0, key, make);
-    default: return sweep<Fp32In32, U32>(span.in, span.out, span.size, 0, key, make);
+    case Dtype::bf16: return sweep<Bf16In32, U32>(span.in, span.out, span.size, 0, key, round);
+    case Dtype::f16: return sweep<Fp16In32, U32>(span.in, span.out, span.size, 0, key, round);
+    default: return sweep<Fp32In32, U32>(span.in, span.out, span.size, 0, key, round);
   }
 }
 
 template <class Round>
 void exact(const Span& span, const Grid& grid, uint64_t key) {
-  const auto make = [&](Keys keys) { return Round(grid, keys); };
+  const Round round(grid);
   switch (span.dtype) {
-    case Dtype::f64: return sweep<Fp64In64, U32Of64>(span.in, span.out, span.size, 0, key, make);
-    case Dtype::bf16: return sweep<Bf16In64, U32Of64>(span.in, span.out, span.size, 0, key, make);
-    case Dtype::f16: return sweep<Fp16In64, U32Of64>(span.in, span.out, span.size, 0, key, make);
-    default: return sweep<Fp32In64, U32Of64>(span.in, span.out, span.size, 0, key, make);
+    case Dtype::f64: return sweep<Fp64In64, U32Of64>(span.in, span.out, span.size, 0, key, round);
+    case Dtype::bf16: return sweep<Bf16In64, U32Of64>(span.in, span.out, span.size, 0, key, round);
+    case Dtype::f16: return sweep<Fp16In64, U32Of64>(span.in, span.out, span.size, 0, key, round);
+    default: return sweep<Fp32In64, U32Of64>(span.in, span.out, span.size, 0, key, round);
   }
 }
 

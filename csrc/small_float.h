@@ -35,7 +35,6 @@ template <Rounding kRounding, bool kHasSubnormals>
 struct Quick {
   uint32_t shift, low, normal, largest, over_plus, over_minus, over_infinity, zero_sign;
   float magic, per_smallest, smallest;
-  Keys keys;
 
   // Whether this grid can be had here.
   static bool takes(const Grid& grid) {
@@ -50,7 +49,7 @@ struct Quick {
     return bits_of<uint32_t>(float(bits_of<double>(bits)));
   }
 
-  ROUNDOFF_INLINE Quick(const Grid& grid, Keys keys) : keys(keys) {
+  ROUNDOFF_INLINE explicit Quick(const Grid& grid) {
     const Beyond<kRounding> beyond(grid);
     shift = uint32_t(23 - grid.mantissa_bits);
     low = (1u << shift) - 1;
@@ -92,16 +91,18 @@ struct Quick {
     return (U32)(__builtin_convertvector(whole + (I32)carry, F32) * smallest);
   }
 
-  ROUNDOFF_INLINE U32 operator()(U32 bits, U32 index) const {
+  ROUNDOFF_INLINE U32 operator()(U32 bits, U32 counter) const {
     const U32 a = bits & 0x7fffffffu;
     U32 sign = bits & 0x80000000u, random = U32{};
-    if constexpr (kRounding == Rounding::stochastic) random = random_31(index, keys);
+    if constexpr (kRounding == Rounding::stochastic) random = random_31(counter);
     U32 r = normal_result(a, sign, random);
     if constexpr (kHasSubnormals) {
       const I32 is_subnormal = (I32)a < (I32)(U32{} + normal);
       r = is_subnormal ? subnormal_result(is_subnormal ? a : U32{}, sign, random) : r;
     }
-    const U32 over = (I32)sign != 0 ? U32{} + over_minus : U32{} + over_plus;
+    U32 over = U32{} + over_plus;
+    if constexpr (kRounding == Rounding::up || kRounding == Rounding::down)
+      over = (I32)sign != 0 ? U32{} + over_minus : over;
     const U32 beyond = (I32)a == (I32)(U32{} + kInf32) ? U32{} + over_infinity : over;
     r = (I32)r > (I32)(U32{} + largest) ? beyond : r;
     r = (I32)a > (I32)(U32{} + kInf32) ? a : r;
@@ -114,9 +115,8 @@ struct Quick {
 template <Rounding kRounding>
 struct Exact {
   uint64_t shift, normal, smallest, largest, over_plus, over_minus, over_infinity, zero_sign;
-  Keys keys;
 
-  ROUNDOFF_INLINE Exact(const Grid& grid, Keys keys) : keys(keys) {
+  ROUNDOFF_INLINE explicit Exact(const Grid& grid) {
     shift = uint64_t(52 - grid.mantissa_bits);
     normal = uint64_t(grid.min_exponent + 1023);
     smallest = bits_of<uint64_t>(power_of_two(grid.min_exponent - grid.mantissa_bits));
@@ -129,14 +129,14 @@ struct Exact {
   }
 
   // 1 where the part that is cut off, `low` of 2^`cut`, pushes the magnitude to the next number, else 0.
-  ROUNDOFF_INLINE U64 carry(U64 low, U64 is_odd, I64 cut, U64 sign, U32Of64 index) const {
+  ROUNDOFF_INLINE U64 carry(U64 low, U64 is_odd, I64 cut, U64 sign, U32Of64 counter) const {
     if constexpr (kRounding == Rounding::nearest) {
       const U64 one = (U64{} + 1) << (U64)(cut > 60 ? I64{} + 60 : cut);
       return (U64)((I64)(low << 1) > (I64)(one - is_odd)) & 1;
     } else if constexpr (kRounding == Rounding::stochastic) {
       const I64 down = cut - 31;
       const U64 part = down >= 0 ? low >> (U64)(down > 63 ? I64{} + 63 : down) : low << ((U64)-down & 63);
-      return (part + __builtin_convertvector(random_31(index, keys), U64)) >> 31;
+      return (part + __builtin_convertvector(random_31(counter), U64)) >> 31;
     } else if constexpr (kRounding == Rounding::toward_zero) {
       return U64{};
     } else {
@@ -145,7 +145,7 @@ struct Exact {
     }
   }
 
-  ROUNDOFF_INLINE U64 operator()(U64 bits, U32Of64 index) const {
+  ROUNDOFF_INLINE U64 operator()(U64 bits, U32Of64 counter) const {
     const U64 a = bits & ~(1ull << 63);
     U64 sign = bits & (1ull << 63);
     const I64 exponent = (I64)(a >> 52);
@@ -159,7 +159,7 @@ struct Exact {
     const U64 below = is_small ? ~U64{} : ((U64{} + 1) << within) - 1;
     const U64 low = significand & below;
     const U64 is_odd = is_small ? U64{} : (significand >> within) & 1;
-    const U64 up = carry(low, is_odd, cut, sign, index);
+    const U64 up = carry(low, is_odd, cut, sign, counter);
     U64 r = is_small ? -up & smallest : (a & ~below) + (up << within);
     const U64 over = sign != 0 ? U64{} + over_minus : U64{} + over_plus;
     const U64 beyond = (I64)a == (I64)(U64{} + kInf64) ? U64{} + over_infinity : over;

@@ -22,10 +22,9 @@ def compiled_for(x: Tensor) -> ModuleType | None:
     They cannot on an accelerator, nor read a subclass (fake, distributed, ...). Under torch.compile the answer is None,
     too: the torch versions can be traced.
     """
-    kernels = compiled()
-    if kernels is None or not x.is_cpu or type(x) not in (Tensor, torch.nn.Parameter):
+    if torch.compiler.is_compiling() or not x.is_cpu or type(x) not in (Tensor, torch.nn.Parameter):
         return None
-    return None if torch.compiler.is_compiling() else kernels
+    return compiled()
 
 
 def check_tensors(x: Tensor, out: Tensor | None) -> None:

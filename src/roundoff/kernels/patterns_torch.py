@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import struct
 
 import torch
 from torch import Tensor
@@ -18,8 +17,11 @@ _SINGLE_INFINITY = 0x7F800000
 
 
 def pattern_of(value: float) -> int:
-    """Return the fp64 bit pattern of one number."""
-    return int(struct.unpack("<q", struct.pack("<d", value))[0])
+    """Return the fp64 bit pattern of one positive number."""
+    fraction, exponent = math.frexp(value)
+    if exponent < -1021:
+        return int(math.ldexp(value, 1074))
+    return ((exponent + 1021) << 52) + int(math.ldexp(fraction, 53))
 
 
 def power_of_two(exponent: int) -> int:

@@ -36,13 +36,13 @@ def draw_key(generator: torch.Generator | None = None, *, stream: int = 0) -> in
 
 def random_31(index: Tensor, *, key: int) -> Tensor:
     """Return 31 random bits for each int64 `index`."""
-    second: Tensor | int = key >> 32
+    step: Tensor | int = key >> 32 | 1
     if index.numel() > _MASK:
-        second = second ^ ((index >> 32) * 0x9E3779B9 & _MASK)
-    h = (index ^ (key & _MASK)) & _MASK
+        step = (key >> 32 ^ ((index >> 32) * 0x9E3779B9 & _MASK)) | 1
+    h = (index * step + (key & _MASK)) & _MASK
     h = h ^ (h >> 16)
     h = h * 0x7FEB352D & _MASK
-    h = h ^ (h >> 15) ^ second
+    h = h ^ (h >> 15)
     h = h * 0x846CA68B & _MASK
     return (h ^ (h >> 16)) >> 1
 

@@ -27,12 +27,12 @@ def round_float(
     """
     check_tensors(x, out)
     x = x.detach()
-    numbers = _grid_numbers(grid, x.dtype)
-    if numbers is None:
-        return _given(out, x.clone() if out is None else x)
     kernels = compiled_for(x)
     if kernels is None:
         return _given(out, round_float_torch(x, grid, rounding=rounding, key=key))
+    numbers = _grid_numbers(grid, x.dtype)
+    if numbers is None:
+        return _given(out, x.clone() if out is None else x)
 
     def kernel(source: Tensor, target: Tensor) -> None:
         kernels.round_float(

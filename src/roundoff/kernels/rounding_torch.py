@@ -9,8 +9,9 @@ import torch
 from torch import Tensor
 
 from roundoff.kernels import patterns_torch as patterns
-from roundoff.kernels.grid import FloatGrid, within
+from roundoff.kernels.grid import FloatGrid, holds, within
 from roundoff.kernels.modes import Overflow, Rounding
+from roundoff.kernels.quick_torch import can_be_quick, round_quickly
 from roundoff.kernels.random_numbers import indices_of, random_31
 
 _SCALE_LIMIT = 127  # E8M0 holds 2**-127 ... 2**127
@@ -18,9 +19,13 @@ _SCALE_LIMIT = 127  # E8M0 holds 2**-127 ... 2**127
 
 def round_float_torch(x: Tensor, grid: FloatGrid, *, rounding: Rounding, key: int) -> Tensor:
     """Round `x` to a small float; see `roundoff.kernels.rounding.round_float`."""
+    if holds(grid, x.dtype):
+        return x.clone()
     grid = within(grid, x.dtype)
-    magnitude, negative = patterns.widen(x)
     random = random_31(indices_of(x), key=key) if rounding == "stochastic" else None
+    if can_be_quick(grid, x.dtype):
+        return round_quickly(x, grid, rounding=rounding, random=random)
+    magnitude, negative = patterns.widen(x)
     rounded = _rounded_magnitude(
         magnitude,
         negative,
