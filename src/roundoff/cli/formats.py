@@ -105,7 +105,7 @@ def _effect_rows(effects: Sequence[tuple[str, Effect]]) -> list[Row]:
 
 def _table(rows: Sequence[Row]) -> str:
     """Lay out rows under their header: with rules and colour on a terminal, plain in a pipe."""
-    if not sys.stdout.isatty():
+    if not _is_terminal():
         return _plain_table(rows)
     from rich.box import SIMPLE_HEAD
     from rich.console import Console
@@ -120,6 +120,10 @@ def _table(rows: Sequence[Row]) -> str:
     with console.capture() as capture:
         console.print(table)
     return capture.get().rstrip()
+
+
+def _is_terminal() -> bool:
+    return sys.stdout.isatty()
 
 
 def _plain_table(rows: Sequence[Row]) -> str:

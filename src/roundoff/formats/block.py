@@ -88,7 +88,7 @@ class BlockFormat:
         axis = self._axis_of(x)
         result = round_blocks(
             x.movedim(axis, -1) if x.dim() else x,
-            self.element.grid(),
+            self.element.grid,
             block_size=self.block_size,
             max_exponent=self.element.max_exponent,
             rounding=rounding,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import difflib
-import functools
 import re
 from typing import Final
 
@@ -46,6 +45,8 @@ _KNOWN: Final[tuple[Format, ...]] = (
     FixedPoint(num_bits=16, step=2.0**-15),
 )
 
+_BY_NAME: Final = {fmt.name: fmt for fmt in _KNOWN}
+
 _OTHER_NAMES: Final = {
     "float64": "fp64",
     "float32": "fp32",
@@ -66,7 +67,6 @@ def known_formats() -> tuple[Format, ...]:
     return _KNOWN
 
 
-@functools.cache
 def format_named(name: str) -> Format:
     """Return the format of that name.
 
@@ -82,9 +82,8 @@ def format_named(name: str) -> Format:
     Raises:
         FormatError: no format has that name; the message lists the known ones.
     """
-    for known in _KNOWN:
-        if known.name == _OTHER_NAMES.get(name, name):
-            return known
+    if known := _BY_NAME.get(_OTHER_NAMES.get(name, name)):
+        return known
     if match := re.fullmatch(r"e(\d{1,3})m(\d{1,3})", name):
         exponent_bits, mantissa_bits = int(match[1]), int(match[2])
         if exponent_bits < 2 or mantissa_bits < 1:
@@ -101,11 +100,10 @@ def format_named(name: str) -> Format:
 
 
 def _unknown(name: str) -> FormatError:
-    names = [known.name for known in _KNOWN]
     if re.fullmatch(r"(?:q|int|fixed)\d+", name):
         fix = "fixed point needs its point: q1.7 has 8 bits and reaches from -1 to 1."
-    elif close := difflib.get_close_matches(name.lower(), [*names, *_OTHER_NAMES], n=1, cutoff=0.5):
+    elif close := difflib.get_close_matches(name.lower(), [*_BY_NAME, *_OTHER_NAMES], n=1, cutoff=0.5):
         fix = f"did you mean '{close[0]}'? Any other format: docs/add-a-format.md"
     else:
         fix = "use one of them, or a name like e5m10 or q3.5: docs/add-a-format.md"
-    return FormatError.explain(f"No format '{name}'.", why=f"known formats are {', '.join(names)}.", fix=fix)
+    return FormatError.explain(f"No format '{name}'.", why=f"known formats are {', '.join(_BY_NAME)}.", fix=fix)

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import functools
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Self
 
 import torch
@@ -47,6 +46,8 @@ class SmallFloat:
     overflow: Overflow
     bias: int | None = None
     signed_zero: bool = True
+    grid: FloatGrid = field(init=False, repr=False, compare=False)
+    """What the kernels need to know of the format."""
 
     @classmethod
     def ieee(cls, exponent_bits: int, mantissa_bits: int, *, name: str | None = None) -> Self:
@@ -86,6 +87,14 @@ class SmallFloat:
                 why=f"it has {self.mantissa_bits} mantissa bits and nothing below {self.smallest_subnormal!r}.",
                 fix="state a largest number that the format holds.",
             )
+        grid = FloatGrid(
+            mantissa_bits=self.mantissa_bits,
+            min_exponent=self.min_exponent,
+            largest=self.largest,
+            overflow=self.overflow,
+            signed_zero=self.signed_zero,
+        )
+        object.__setattr__(self, "grid", grid)
 
     @property
     def num_bits(self) -> int:
@@ -121,10 +130,10 @@ class SmallFloat:
     @property
     def torch_dtype(self) -> torch.dtype | None:
         """The torch dtype with the same numbers, or None if torch has none."""
-        mine = (self.largest, self.smallest_normal, self.eps)
+        mine = (self.num_bits, self.largest, self.smallest_normal)
         for dtype in _TORCH_DTYPES:
             info = torch.finfo(dtype)
-            if mine == (info.max, info.smallest_normal, info.eps):
+            if mine == (info.bits, info.max, info.smallest_normal):
                 return dtype
         return None
 
@@ -132,26 +141,12 @@ class SmallFloat:
         self, x: Tensor, *, rounding: Rounding, key: int, overflow: Overflow | None, out: Tensor | None
     ) -> Tensor:
         """Return `x` rounded to this format; see `round_to`."""
-        return round_float(x, _grid(self, overflow), rounding=rounding, key=key, out=out)
-
-    def grid(self, overflow: Overflow | None = None) -> FloatGrid:
-        """Return what the kernels need to know of the format."""
-        return FloatGrid(
-            mantissa_bits=self.mantissa_bits,
-            min_exponent=self.min_exponent,
-            largest=self.largest,
-            overflow=overflow or self.overflow,
-            signed_zero=self.signed_zero,
-        )
+        grid = self.grid if overflow is None else replace(self.grid, overflow=overflow)
+        return round_float(x, grid, rounding=rounding, key=key, out=out)
 
     def _holds(self, value: float) -> bool:
         exponent = max(math.frexp(value)[1] - 1, self.min_exponent)
         return math.ldexp(value, self.mantissa_bits - exponent).is_integer()
-
-
-@functools.cache
-def _grid(fmt: SmallFloat, overflow: Overflow | None) -> FloatGrid:
-    return fmt.grid(overflow)
 
 
 def _check_widths(name: str, exponent_bits: int, mantissa_bits: int) -> None:
