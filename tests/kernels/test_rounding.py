@@ -170,7 +170,16 @@ def test_a_tensor_without_data_gives_one_without_data():
     assert round_fixed(x, step=0.5, lowest=-1, highest=1).dtype == torch.float32
 
 
-def test_a_view_that_negates_is_read_as_what_it_shows():
+@pytest.mark.parametrize("version", ["compiled", "torch"])
+def test_a_view_that_negates_is_read_and_written_as_what_it_shows(version, monkeypatch):
+    if version == "torch":
+        monkeypatch.setattr("roundoff.kernels.layout.compiled", lambda: None)
     x = torch.randn(100, dtype=torch.complex64).conj().imag
     assert x.is_neg()
-    assert torch.equal(round_float(x, GRIDS["e4m3"]), round_float(x.clone(), GRIDS["e4m3"]))
+    expected = round_float(x.clone(), GRIDS["e4m3"])
+    assert torch.equal(round_float(x, GRIDS["e4m3"]), expected)
+    assert torch.equal(
+        round_fixed(x, step=0.5, lowest=-9, highest=9), round_fixed(x.clone(), step=0.5, lowest=-9, highest=9)
+    )
+    round_float(x, GRIDS["e4m3"], out=x)
+    assert torch.equal(x, expected)

@@ -57,7 +57,6 @@ def write_dense(x: Tensor, out: Tensor, kernel: Callable[[Tensor, Tensor], None]
     Source and target are dense and walk their elements in the same order, which is row-major if `in_order`. They are
     the same memory or do not overlap.
     """
-    x = x.resolve_neg()
     if _same_walk(x, out, in_order=in_order) and not _overlap_partly(x, out):
         kernel(x, out)
     else:
@@ -75,9 +74,11 @@ def mark_written(out: Tensor) -> None:
 
 
 def _same_walk(x: Tensor, out: Tensor, *, in_order: bool) -> bool:
+    if out.is_neg():
+        return False
     if x.is_contiguous() and out.is_contiguous():
         return True
-    if in_order or x.stride() != out.stride() or out.is_neg():
+    if in_order or x.stride() != out.stride():
         return False
     # Only a dense tensor has a twin with the same strides.
     return torch.empty_like(x, device="meta").stride() == x.stride()

@@ -26,7 +26,7 @@ def round_float(
     `key` (see `draw_key`) matters to stochastic rounding only. A grid that holds every value of the dtype copies `x`.
     """
     check_tensors(x, out)
-    x = x.detach()
+    x = x.detach().resolve_neg()
     kernels = compiled_for(x)
     if kernels is None:
         return _given(out, round_float_torch(x, grid, rounding=rounding, key=key))
@@ -67,7 +67,7 @@ def round_fixed(
     accelerator it is not waited for.
     """
     check_tensors(x, out)
-    x = x.detach()
+    x = x.detach().resolve_neg()
     kernels = compiled_for(x)
     runs = None if kernels is None else _runs_of(x, step)
     if kernels is None or runs is None:
@@ -112,7 +112,7 @@ def round_blocks(
     alone.
     """
     check_tensors(x, out)
-    x = x.detach()
+    x = x.detach().resolve_neg()
     rows = x.reshape(1) if x.dim() == 0 else x
     kernels = compiled_for(x)
     if kernels is None or x.numel() == 0:
