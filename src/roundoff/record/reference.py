@@ -1,0 +1,185 @@
+"""The error that one op introduces: its result against the same op on the same inputs, run again in fp64 or on the CPU.
+
+What was already wrong in the inputs is not counted: both sides get the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+from torch._ops import OpOverload
+
+from roundoff.record.reference_call import Call, Signature, tensors_in
+from roundoff.record.reference_judgeable import has_something_to_judge
+from roundoff.record.reference_rerun import Piece, pieces, run_again, run_in_fp64
+from roundoff.record.reference_scale import scales
+from roundoff.record.reference_tally import Introduced, Tally
+
+__all__ = ["Introduced", "Reference", "ReferenceKind", "Saved"]
+
+ReferenceKind = Literal["fp64", "cpu"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Saved:
+    """What a call is about to overwrite, as it is before; by the identity of the tensor."""
+
+    overwritten: dict[int, Tensor]
+
+
+class Reference:
+    """Runs ops again, more exactly, and says what error each of them introduced.
+
+    Call it below autograd, from `__torch_dispatch__`, around the op. It reads the op's tensors and writes only to
+    copies of its own; random numbers stay untouched. What it cannot run again it gives up on, with a reason.
+
+    `not_judged` holds those reasons by name of the op. Ops that have nothing to judge (views, comparisons, random
+    numbers, collectives, fp64 results) are not in it.
+    """
+
+    def __init__(self, kind: ReferenceKind) -> None:
+        self.not_judged: dict[str, str] = {}
+        self._kind = kind
+        self._signatures: dict[Any, Signature | None] = {}
+
+    def before(self, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Saved | None:
+        """Copy what the op is about to overwrite; None where it cannot be judged or there is nothing to judge."""
+        try:
+            signature = self._signature(func)
+            if signature is None:
+                return None
+            call = Call(signature=signature, args=args, kwargs=kwargs)
+            tensors = call.tensors()
+            if not tensors or not all(map(_is_plain, tensors)) or call.get("dropout_p") or _changes_device(call):
+                return None
+            return _save(call, tensors) if signature.written else _SAVED_NOTHING
+        except Exception as error:
+            self._give_up(func, error)
+            return None
+
+    def after(
+        self, saved: Saved, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any], outputs: Sequence[Tensor]
+    ) -> list[Introduced | None]:
+        """Return the error the op introduced in each of its outputs; None for those that cannot be judged.
+
+        Args:
+            saved: what `before` gave for this call.
+            func: the op, as it was called.
+            args: its arguments.
+            kwargs: its keyword arguments.
+            outputs: the tensors it returned, lists flattened; or those it wrote to, where it returns nothing.
+        """
+        signature = self._signature(func)
+        tallies = [Tally(output.dtype) if self._can_judge(output) else None for output in outputs]
+        if signature is None or not any(tallies):
+            return [None] * len(outputs)
+        call = Call(signature=signature, args=args, kwargs=kwargs)
+        try:
+            call = call.change_tensors(lambda tensor: self._home(saved.overwritten.get(id(tensor), tensor)))
+            for piece in pieces(self._as_copy(call) if signature.name in _COPIES else call, outputs):
+                self._judge(piece, tallies)
+        except Exception as error:
+            self._give_up(func, error)
+            return [None] * len(outputs)
+        return [tally.result() if tally else None for tally in tallies]
+
+    def _give_up(self, func: OpOverload, error: Exception) -> None:
+        self._signatures[func] = None
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+        self.not_judged[f"{func.namespace}.{func.overloadpacket.__name__}"] = reason
+
+    def _judge(self, piece: Piece, tallies: Sequence[Tally | None]) -> None:
+        wanted = tallies[piece.first : piece.first + len(piece.outputs)]
+        if not any(wanted):
+            return
+        references = self._run(piece.call)
+        if len(references) != len(piece.outputs):
+            raise ValueError(f"it gives {len(references)} results when run again, not {len(piece.outputs)}")
+        found = scales(piece.call, references)
+        for tally, output, reference, scale in zip(wanted, piece.outputs, references, found, strict=True):
+            if tally is not None:
+                tally.add(output, reference.to(output.dtype) if self._kind == "cpu" else reference, scale)
+
+    def _run(self, call: Call) -> list[Tensor]:
+        run = run_again if self._kind == "cpu" else run_in_fp64
+        if call.signature.op.namespace == "aten":
+            return run(call)
+        state = torch.get_rng_state()
+        try:
+            return run(call)
+        finally:
+            if not torch.equal(state, torch.get_rng_state()):
+                torch.set_rng_state(state)
+                raise ValueError("it draws random numbers")
+
+    def _as_copy(self, call: Call) -> Call:
+        """Return a cast or copy as the clone of its source: on a wider format nothing more is left of it."""
+        source = call.get("self")
+        if "src" in call.signature.names:
+            source = call.get("src").expand(source.shape) if isinstance(source, Tensor) else call.get("src")
+        clone = torch.ops.aten.clone.default if isinstance(source, Tensor) else torch.ops.aten._foreach_clone.default
+        signature = self._signature(clone)
+        assert signature is not None
+        return Call(signature=signature, args=(source,), kwargs={})
+
+    def _home(self, tensor: Tensor) -> Tensor:
+        """Return the tensor where it can be computed with: on the CPU, if asked for or where its device has no fp64."""
+        return tensor.cpu() if self._kind == "cpu" or tensor.device.type in _WITHOUT_FP64 else tensor
+
+    def _can_judge(self, output: Tensor) -> bool:
+        if not output.is_floating_point() or not output.numel() or not _is_plain(output):
+            return False
+        return self._kind == "cpu" or output.dtype != torch.float64
+
+    def _signature(self, func: Any) -> Signature | None:
+        if func not in self._signatures:
+            self._signatures[func] = Signature.of(func) if has_something_to_judge(func) else None
+        return self._signatures[func]
+
+
+def _is_plain(tensor: Tensor) -> bool:
+    if type(tensor) not in _PLAIN and type(tensor).__torch_dispatch__ is not Tensor.__torch_dispatch__:
+        return False
+    return tensor.layout is torch.strided and not tensor.is_meta and not tensor.is_nested
+
+
+def _changes_device(call: Call) -> bool:
+    if call.signature.name not in _COPIES:
+        return False
+    devices = {tensor.device for tensor in call.tensors()}
+    asked = call.get("device")
+    return len(devices) > 1 or (asked is not None and torch.device(asked) not in devices)
+
+
+def _save(call: Call, tensors: Sequence[Tensor]) -> Saved | None:
+    """Copy what the op overwrites and reads, also through another tensor; None where written tensors overlap."""
+    written = [tensor for name in call.signature.written for tensor in tensors_in(call.get(name))]
+    storages = {tensor.untyped_storage().data_ptr() for tensor in written}
+    if len(storages) < len(written) and _overlap(written):
+        return None
+    read = tensors
+    if call.signature.is_out or call.signature.name in _COPIES:
+        read = [t for name, value in call.items() if name not in call.signature.written for t in tensors_in(value)]
+    return Saved(overwritten={id(t): t.clone() for t in read if t.untyped_storage().data_ptr() in storages})
+
+
+def _overlap(tensors: Sequence[Tensor]) -> bool:
+    """Say whether the stretches of memory from first to last element overlap."""
+    stretches = []
+    for tensor in tensors:
+        if tensor.numel():
+            extent = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True)) + 1
+            stretches.append((tensor.data_ptr(), tensor.data_ptr() + extent * tensor.element_size()))
+    stretches.sort()
+    return any(end > start for (_, end), (start, _) in pairwise(stretches))
+
+
+_PLAIN = (Tensor, nn.Parameter)
+_SAVED_NOTHING = Saved(overwritten={})
+_WITHOUT_FP64 = frozenset({"mps"})
+_COPIES = frozenset({"_to_copy", "clone", "copy"})

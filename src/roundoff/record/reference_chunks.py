@@ -1,0 +1,40 @@
+"""Walking over large tensors in pieces that stay in the cache.
+
+A temporary of a megabyte and more comes from fresh pages every time: 4 ns an element on the machine this was
+measured on, where the arithmetic itself costs .2.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+
+from torch import Tensor
+
+CHUNK = 1 << 16
+
+
+def in_chunks(tensors: Sequence[Tensor], shape: Sequence[int]) -> Iterator[list[Tensor]]:
+    """Go through `tensors`, broadcast to `shape`, in parts of about 65536 elements each.
+
+    A tensor without dimensions stays as it is: ops treat it as a number.
+    """
+    yield from _parts([t.expand(shape) if t.dim() else t for t in tensors], tuple(shape))
+
+
+def _parts(tensors: list[Tensor], shape: tuple[int, ...]) -> Iterator[list[Tensor]]:
+    numel = math.prod(shape)
+    if numel <= CHUNK:
+        yield tensors
+        return
+    if len(shape) > 1 and all(t.is_contiguous() for t in tensors):
+        yield from _parts([t.view(-1) if t.dim() else t for t in tensors], (numel,))
+        return
+    row = numel // shape[0]
+    if row > CHUNK:
+        for i in range(shape[0]):
+            yield from _parts([t[i] if t.dim() else t for t in tensors], shape[1:])
+        return
+    rows = CHUNK // row
+    for start in range(0, shape[0], rows):
+        yield [t[start : start + rows] if t.dim() else t for t in tensors]

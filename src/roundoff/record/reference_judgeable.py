@@ -1,0 +1,48 @@
+"""Which ops have a result that is worth running again."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import torch
+from torch._ops import OpOverload
+
+
+def has_something_to_judge(op: Any) -> bool:
+    """Say whether an op computes numbers, the same ones every time, that another run of it can be compared with.
+
+    Random ops are left alone, except those that draw numbers only for a `dropout_p` that is not 0.
+    """
+    if not isinstance(op, OpOverload) or op.is_view or op.namespace in _FOREIGN:
+        return False
+    name = op.overloadpacket.__name__
+    if name in _CONSTANT or name in _JUMPING or _SOLVING.match(name) or op._overloadname.endswith("_mode"):
+        return False
+    if torch.Tag.inplace_view in op.tags or name.startswith("new_") or name.endswith("_like"):
+        return False
+    takes_dropout = any(argument.name == "dropout_p" for argument in op._schema.arguments)
+    return torch.Tag.nondeterministic_seeded not in op.tags or takes_dropout
+
+
+# fmt: off
+_FOREIGN = frozenset({
+    "_c10d_functional", "_dtensor", "c10d", "c10d_functional", "fsdp", "inductor", "prim", "profiler", "rpc",
+    "streams", "symm_mem",
+})
+"""Namespaces of ops that must not run twice, or that compute nothing."""
+
+_CONSTANT = frozenset({
+    "_amp_update_scale_", "_conj", "_neg_view", "_reshape_alias", "_unsafe_view", "alias", "detach", "empty",
+    "empty_strided", "fill", "fill_", "lift", "lift_fresh", "record_stream", "resize_", "set_", "zero", "zero_",
+})
+
+_JUMPING = frozenset({
+    "floor_divide", "floor_divide_", "nextafter", "nextafter_", "remainder", "remainder_",
+    "grid_sampler_2d", "grid_sampler_2d_backward", "grid_sampler_3d", "grid_sampler_3d_backward",
+})
+"""Functions that jump where an intermediate number is off by a rounding; `div` with a rounding mode is one too."""
+# fmt: on
+
+_SOLVING = re.compile(r"_?linalg_(?!vector_norm)|.*(cholesky|eig|svd|qrf|ormqr|lu_|triangular_solve|lstsq)")
+"""Decompositions and inverses: how far apart two good ones may be depends on the matrix."""

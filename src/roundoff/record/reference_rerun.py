@@ -1,0 +1,112 @@
+"""Running a call again, exactly: in fp64, piece by piece where the op allows it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from roundoff.record.reference_call import PRODUCTS, Call, replace_tensors
+from roundoff.record.reference_chunks import CHUNK, in_chunks
+from roundoff.record.reference_convolution import can_convolve, convolve
+
+_KEPT_AS_THEY_ARE = frozenset({"grad_scale", "found_inf", "inv_scale"})
+"""Arguments that kernels read as fp32 whatever the rest is."""
+_WRITTEN_IN_SECRET = frozenset({"running_mean", "running_var"})
+"""Arguments that batch norm updates although its schema does not say so."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Piece:
+    """A part of a call that can be computed alone, with the parts of the results that it gives."""
+
+    call: Call
+    first: int  # place of the first of its results
+    outputs: Sequence[Tensor]
+
+
+def pieces(call: Call, outputs: Sequence[Tensor]) -> Iterator[Piece]:
+    """Split a call: foreach ops by tensor, elementwise ones into chunks; others stay whole."""
+    signature = call.signature
+    if signature.is_foreach and len(outputs) == len(call.args[0]):
+        for place, output in enumerate(outputs):
+            yield from _chunks(_entry(call, place), place, output)
+    elif signature.is_pointwise and len(outputs) == 1 and not signature.is_out:
+        yield from _chunks(call, 0, outputs[0])
+    else:
+        yield Piece(call=call, first=0, outputs=outputs)
+
+
+def _entry(call: Call, place: int) -> Call:
+    return call.change(lambda _, value: [value[place]] if isinstance(value, (list, tuple)) else value)
+
+
+def _chunks(call: Call, place: int, output: Tensor) -> Iterator[Piece]:
+    if output.numel() <= CHUNK or not call.signature.is_pointwise:
+        yield Piece(call=call, first=place, outputs=[output])
+        return
+    for part, *tensors in in_chunks([output, *call.tensors()], output.shape):
+        yield Piece(call=_with_tensors(call, iter(tensors)), first=place, outputs=[part])
+
+
+def _with_tensors(call: Call, tensors: Iterator[Tensor]) -> Call:
+    return call.change_tensors(lambda _: next(tensors))
+
+
+def run_in_fp64(call: Call) -> list[Tensor]:
+    """Return the results of the call with every float argument made fp64; the call's own tensors stay as they are.
+
+    Products of 16-bit numbers are exact in fp32, and their sums are off by less than a thousandth of an ulp of theirs.
+    So on the CPU their matrix products are taken in fp32, at half the price, unless they overflow there.
+    """
+    if call.signature.name in PRODUCTS and all(map(_is_exact_in_fp32, call.tensors())):
+        results = _changed(call, torch.float32).run()
+        if all(math.isfinite(result.sum()) for result in results):
+            return results
+    if call.signature.name == "embedding":
+        return [call.get("weight")[call.get("indices")].to(torch.float64)]  # the whole table may be large
+    if can_convolve(call):
+        return convolve(call)
+    return _changed(call, torch.float64).run()
+
+
+def run_again(call: Call) -> list[Tensor]:
+    """Return the results of the call in its own formats; the call's own tensors stay as they are."""
+    return _changed(call, None).run()
+
+
+def _is_exact_in_fp32(tensor: Tensor) -> bool:
+    return (
+        tensor.device.type == "cpu"
+        and tensor.is_floating_point()
+        and tensor.element_size() == 2
+        and torch.get_float32_matmul_precision() == "highest"
+    )
+
+
+def _changed(call: Call, dtype: torch.dtype | None) -> Call:
+    known: dict[int, Tensor] = {}
+    written = {*call.signature.written, *_WRITTEN_IN_SECRET}
+
+    def replace(tensor: Tensor, *, copy: bool) -> Tensor:
+        if id(tensor) not in known:
+            target = dtype if dtype and tensor.is_floating_point() else tensor.dtype
+            known[id(tensor)] = tensor.to(target, copy=copy)
+        return known[id(tensor)]
+
+    def change(name: str, value: Any) -> Any:
+        if name in written and call.signature.is_out:
+            return replace_tensors(value, lambda tensor: tensor.new_empty(0, dtype=dtype))
+        if name in _KEPT_AS_THEY_ARE:
+            return replace_tensors(value, torch.clone)
+        if dtype and name == "half_to_float":
+            return False
+        if dtype and isinstance(value, torch.dtype):
+            return dtype if value.is_floating_point else value
+        return replace_tensors(value, lambda tensor: replace(tensor, copy=name in written))
+
+    return call.change(change)

@@ -1,0 +1,126 @@
+"""How large one ulp is: the size of the numbers that an op puts together to get each element of its result.
+
+A sum of large numbers that cancel cannot be more exact than its format allows for those large numbers, and the op is
+not to blame for that. So an error is measured against
+
+- |f|(|x|) where f is linear: the same op on absolute values, the terms without their cancellation;
+- |f(x)| for elementwise functions: both sides have the same inputs, so a good kernel is within an ulp or two of it.
+  Functions that saturate (gelu, silu, tanh_backward) are put together from pieces as large as their first argument,
+  which is added;
+- closed forms of |f|(|x|) for norms and softmax and their gradients;
+- the largest |f(x)| of a row for everything else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from roundoff.record.reference_attention import attention, attention_backward
+from roundoff.record.reference_call import PRODUCTS, Call, replace_tensors
+from roundoff.record.reference_norms import NORM_FORMS
+from roundoff.record.reference_sizes import amax
+
+Form = Callable[[Call, Sequence[Tensor]], Sequence[Tensor | None]]
+
+
+def scales(call: Call, references: Sequence[Tensor]) -> Sequence[Tensor | None]:
+    """Return the scale of each of the call's results, broadcastable to it; None stands for its own size."""
+    name = call.signature.name
+    if name in _LINEAR:
+        return [scale.abs_() for scale in _of_sizes(call).run()]
+    if name in _SATURATING:
+        return [reference.abs() + call.tensors()[0].abs() for reference in references]
+    if name in _FORMS:
+        return _FORMS[name](call, references)
+    if call.signature.is_pointwise:
+        return [None] * len(references)
+    return [amax(reference, (-1,)) for reference in references]
+
+
+def _of_sizes(call: Call) -> Call:
+    """Return the call with absolute values for arguments, in a fast format: a scale needs few digits."""
+    is_bf16 = all(tensor.dtype is torch.bfloat16 for tensor in call.tensors())
+    dtype = torch.bfloat16 if is_bf16 and call.signature.name in PRODUCTS else torch.float32
+    negative = ("alpha",) if "alpha" in call.signature.names else ("scalar", "scalars")
+    subtracts = call.signature.name in ("sub", "rsub")
+
+    def size(name: str, value: Any) -> Any:
+        if name in call.signature.numbers:
+            return _size_of(value, sign=-1 if subtracts and name in negative else 1)
+        if isinstance(value, torch.dtype) and value.is_floating_point:
+            return dtype
+        return replace_tensors(value, lambda t: t.to(dtype).abs() if t.is_floating_point() else t)
+
+    sizes = call.change(size)
+    if subtracts and "alpha" in call.signature.names and len(sizes.args) < 3:
+        sizes.kwargs.setdefault("alpha", -1)
+    return sizes
+
+
+def _size_of(value: Any, *, sign: int) -> Any:
+    if isinstance(value, (list, tuple)):
+        return [sign * abs(number) for number in value]
+    return value if value is None else sign * abs(value)
+
+
+def _softmax(call: Call, references: Sequence[Tensor]) -> list[Tensor | None]:
+    return [amax(reference, (call.get("dim"),)) for reference in references]
+
+
+def _softmax_backward(call: Call, references: Sequence[Tensor]) -> list[Tensor | None]:
+    """Softmax' gradient is y * (g - sum(g * y)): for a peaked row that is a difference of nearly equal numbers."""
+    grad, output = call.get("grad_output").float(), call.get("output").float()
+    terms = (grad * output).abs_()
+    return [output.abs().mul_(terms.sum(call.get("dim"), keepdim=True)).add_(terms)]
+
+
+def _log_softmax_backward(call: Call, references: Sequence[Tensor]) -> list[Tensor | None]:
+    grad, output = call.get("grad_output").float().abs(), call.get("output").float()
+    return [output.exp().mul_(grad.sum(call.get("dim"), keepdim=True)).add_(grad)]
+
+
+def _largest_of_head(call: Call, references: Sequence[Tensor]) -> list[Tensor | None]:
+    """A query that attends to one key has gradient 0, and its error comes from the other numbers of its head."""
+    return [amax(reference, (-2, -1)) for reference in references]
+
+
+# fmt: off
+_LINEAR = frozenset({
+    "add", "sub", "rsub", "addcmul", "addcdiv", "lerp", "sum", "nansum", "mean", "cumsum", "trace",
+    "dot", "vdot", "mv", "mm", "bmm", "addmv", "addr", "addmm", "baddbmm", "addbmm", "linear", "matmul",
+    "convolution", "convolution_backward", "convolution_overrideable", "_convolution", "conv_tbc",
+    "avg_pool2d", "avg_pool3d", "avg_pool2d_backward", "avg_pool3d_backward",
+    "_adaptive_avg_pool2d", "_adaptive_avg_pool3d", "_adaptive_avg_pool2d_backward", "_adaptive_avg_pool3d_backward",
+    "max_pool2d_with_indices_backward", "max_pool3d_with_indices_backward",
+    "upsample_linear1d", "upsample_bilinear2d", "upsample_trilinear3d",
+    "upsample_linear1d_backward", "upsample_bilinear2d_backward", "upsample_trilinear3d_backward",
+    "upsample_nearest1d_backward", "upsample_nearest2d_backward", "upsample_nearest3d_backward",
+    "embedding_dense_backward", "_embedding_bag_dense_backward", "index_add", "scatter_add", "index_put",
+    "_index_put_impl", "col2im", "unfold_backward",
+    "nll_loss_forward", "nll_loss_backward", "nll_loss2d_forward", "nll_loss2d_backward",
+})
+
+_SATURATING = frozenset({
+    "gelu", "silu", "mish", "softplus", "log_sigmoid_forward", "elu", "celu", "selu", "hardswish", "hardsigmoid",
+    "tanhshrink", "softshrink", "logit", "logaddexp", "logaddexp2", "lgamma", "digamma",
+    "gelu_backward", "silu_backward", "mish_backward", "softplus_backward", "log_sigmoid_backward", "elu_backward",
+    "hardswish_backward", "tanh_backward", "sigmoid_backward", "logit_backward",
+})
+# fmt: on
+
+_FORMS: dict[str, Form] = {
+    **NORM_FORMS,
+    "_softmax": _softmax,
+    "_log_softmax": _softmax,
+    "_softmax_backward_data": _softmax_backward,
+    "_log_softmax_backward_data": _log_softmax_backward,
+    "_scaled_dot_product_flash_attention_for_cpu": attention,
+    "_scaled_dot_product_flash_attention_for_cpu_backward": attention_backward,
+    "_scaled_dot_product_flash_attention_backward": _largest_of_head,
+    "_scaled_dot_product_efficient_attention_backward": _largest_of_head,
+    "_scaled_dot_product_cudnn_attention_backward": _largest_of_head,
+}
