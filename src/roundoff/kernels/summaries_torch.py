@@ -6,14 +6,17 @@ Nothing here waits for the device: the row stays on it until somebody copies it.
 
 from __future__ import annotations
 
+import functools
 import math
+from collections.abc import Callable
+from typing import Any
 
-import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from roundoff.kernels import row as at
-from roundoff.kernels.tables import PERIOD, block_weights, channel_signs, hash_weights, place_signs
+from roundoff.kernels.tables import PERIOD, channel_signs, hash_weights, place_signs
 
 _PLACE_STRIDE = 613
 _SHORT_INNER = 64
@@ -54,9 +57,8 @@ def hash_torch(x: Tensor) -> Tensor:
     words = _words(x)
     num_blocks = -(-words.numel() // PERIOD)
     words = torch.nn.functional.pad(words, (0, num_blocks * PERIOD - words.numel())).view(num_blocks, PERIOD)
-    weights = torch.from_numpy(hash_weights()).to(x.device)
-    blocks = (words * weights).sum(dim=1)
-    return (blocks * torch.from_numpy(block_weights(num_blocks)).to(x.device)).sum()
+    blocks = (words * _on_device(hash_weights, x.device, torch.int64)).sum(dim=1)
+    return (blocks * _block_weights(num_blocks, x.device)).sum()
 
 
 def sketch_torch(wide: Tensor) -> Tensor:
@@ -66,8 +68,8 @@ def sketch_torch(wide: Tensor) -> Tensor:
     outer, rest = index // (channels * inner), index % (channels * inner)
     channel = rest // inner
     along, place = (rest, torch.zeros_like(rest)) if inner < _SHORT_INNER else (channel, rest % inner)
-    table = _on(channel_signs(), wide), _on(place_signs(), wide)
-    signs = table[0][along % PERIOD] * table[1][(outer * _PLACE_STRIDE + place // 8) % PERIOD]
+    of_channel, of_place = (_on_device(table, wide.device, wide.dtype) for table in (channel_signs, place_signs))
+    signs = of_channel[along % PERIOD] * of_place[(outer * _PLACE_STRIDE + place // 8) % PERIOD]
     signed = wide.reshape(-1) * signs
     bucket = (along + outer + place) % at.NUM_BUCKETS
     sums = wide.new_zeros(2, at.NUM_BUCKETS)
@@ -149,5 +151,25 @@ def _widest(device: torch.device) -> torch.dtype:
     return torch.float32 if device.type == "mps" else torch.float64
 
 
-def _on(table: np.ndarray, like: Tensor) -> Tensor:
-    return torch.from_numpy(table).to(device=like.device, dtype=like.dtype)
+@functools.cache
+def _on_device(table: Callable[[], npt.NDArray[Any]], device: torch.device, dtype: torch.dtype) -> Tensor:
+    """Return a table on a device; kept there, because sending it again would wait for the device each time."""
+    return torch.from_numpy(table()).to(device=device, dtype=dtype)
+
+
+def _block_weights(num_blocks: int, device: torch.device) -> Tensor:
+    """Return one odd 64-bit weight for each block: SplitMix64 of its number; int64 wraps around as uint64 does."""
+    x = torch.arange(num_blocks, device=device) + _as_int64((3 << 32) + 0x9E3779B97F4A7C15)
+    x = (x ^ _shifted(x, 30)) * _as_int64(0xBF58476D1CE4E5B9)
+    x = (x ^ _shifted(x, 27)) * _as_int64(0x94D049BB133111EB)
+    return (x ^ _shifted(x, 31)) | 1
+
+
+def _as_int64(value: int) -> int:
+    value %= 1 << 64
+    return value - (1 << 64) if value >= 1 << 63 else value
+
+
+def _shifted(x: Tensor, by: int) -> Tensor:
+    """Shift to the right as if unsigned."""
+    return (x >> by) & ((1 << (64 - by)) - 1)

@@ -36,12 +36,3 @@ def channel_signs() -> np.ndarray:
 def place_signs() -> np.ndarray:
     """+1 or -1 for each place within a channel, modulo 1024."""
     return np.array([1.0 - 2.0 * (splitmix64(i + (2 << 32)) >> 63) for i in range(PERIOD)])
-
-
-def block_weights(num_blocks: int) -> np.ndarray:
-    """One odd 64-bit weight for each block of 1024 words, as wrapped int64."""
-    x = np.arange(num_blocks, dtype=np.uint64) + np.uint64(3 << 32)
-    x = x + np.uint64(0x9E3779B97F4A7C15)
-    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return ((x ^ (x >> np.uint64(31))) | np.uint64(1)).view(np.int64)
