@@ -17,6 +17,9 @@ from roundoff.record.reference_sizes import amax, inner_eps
 
 Head = tuple[int, int]
 
+_SMALLEST_WEIGHT = 1e-30
+"""Far enough above fp32's smallest normal number, below which kernels take a weight for 0."""
+
 
 def attention(call: Call, references: Sequence[Tensor]) -> list[Tensor | None]:
     """Return the scales of output and logsumexp; the latter serves the gradient and is as exact as the inputs are."""
@@ -54,7 +57,7 @@ def _weights(call: Call, head: Head, logsumexp: Tensor) -> Tensor:
         scores = scores.masked_fill(~mask, -torch.inf) if mask.dtype == torch.bool else scores + mask
     if call.get("is_causal"):
         scores = scores.masked_fill_(torch.ones_like(scores, dtype=torch.bool).triu_(1), -torch.inf)
-    weights = (scores - logsumexp[head].float().unsqueeze(-1)).exp_()
+    weights = (scores - logsumexp[head].float().unsqueeze(-1)).exp_().clamp_(min=_SMALLEST_WEIGHT)
     inexact = inner_eps(call.get("query").dtype) * _scale(call)
     return weights.mul_((query.abs() @ key.abs().t()).mul_(inexact).add_(1))
 

@@ -13,6 +13,7 @@ from torch import Tensor
 from roundoff.record.reference_call import PRODUCTS, Call, replace_tensors
 from roundoff.record.reference_chunks import CHUNK, in_chunks
 from roundoff.record.reference_convolution import can_convolve, convolve
+from roundoff.record.reference_lstm import can_unroll, unroll
 
 _KEPT_AS_THEY_ARE = frozenset({"grad_scale", "found_inf", "inv_scale"})
 """Arguments that kernels read as fp32 whatever the rest is."""
@@ -38,7 +39,15 @@ def pieces(call: Call, outputs: Sequence[Tensor]) -> Iterator[Piece]:
     elif signature.is_pointwise and len(outputs) == 1 and not signature.is_out:
         yield from _chunks(call, 0, outputs[0])
     else:
-        yield Piece(call=call, first=0, outputs=outputs)
+        yield Piece(call=_as_computed(call, len(outputs)), first=0, outputs=outputs)
+
+
+def _as_computed(call: Call, num_results: int) -> Call:
+    """Some convolutions compute the gradient of the weight along with that of the bias, whether asked to or not."""
+    mask = call.get("output_mask")
+    if mask is None or sum(mask) == num_results:
+        return call
+    return call.change(lambda name, value: [mask[0], True, *mask[2:]] if name == "output_mask" else value)
 
 
 def _entry(call: Call, place: int) -> Call:
@@ -71,6 +80,8 @@ def run_in_fp64(call: Call) -> list[Tensor]:
         return [call.get("weight")[call.get("indices")].to(torch.float64)]  # the whole table may be large
     if can_convolve(call):
         return convolve(call)
+    if can_unroll(call):
+        return unroll(call)
     return _changed(call, torch.float64).run()
 
 

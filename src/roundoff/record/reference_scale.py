@@ -22,7 +22,7 @@ from torch import Tensor
 from roundoff.record.reference_attention import attention, attention_backward
 from roundoff.record.reference_call import PRODUCTS, Call, replace_tensors
 from roundoff.record.reference_norms import NORM_FORMS
-from roundoff.record.reference_sizes import amax
+from roundoff.record.reference_sizes import amax, inner_eps
 
 Form = Callable[[Call, Sequence[Tensor]], Sequence[Tensor | None]]
 
@@ -83,6 +83,11 @@ def _log_softmax_backward(call: Call, references: Sequence[Tensor]) -> list[Tens
     return [output.exp().mul_(grad.sum(call.get("dim"), keepdim=True)).add_(grad)]
 
 
+def _lstm_backward(call: Call, references: Sequence[Tensor]) -> list[Tensor | None]:
+    """The fused kernel computes in the format of its input and gives the gradients in fp32."""
+    return [amax(reference, (-1,)) / inner_eps(call.get("input").dtype) for reference in references]
+
+
 def _largest_of_head(call: Call, references: Sequence[Tensor]) -> list[Tensor | None]:
     """A query that attends to one key has gradient 0, and its error comes from the other numbers of its head."""
     return [amax(reference, (-2, -1)) for reference in references]
@@ -118,6 +123,7 @@ _FORMS: dict[str, Form] = {
     "_log_softmax": _softmax,
     "_softmax_backward_data": _softmax_backward,
     "_log_softmax_backward_data": _log_softmax_backward,
+    "mkldnn_rnn_layer_backward": _lstm_backward,
     "_scaled_dot_product_flash_attention_for_cpu": attention,
     "_scaled_dot_product_flash_attention_for_cpu_backward": attention_backward,
     "_scaled_dot_product_flash_attention_backward": _largest_of_head,

@@ -38,7 +38,8 @@ class Tally:
     An error is counted in units of `scale * eps`, at least the smallest subnormal, so that underflow counts as the
     rounding it is; in fp32 and bf16 at least the smallest normal number, below which many kernels give 0. Overflow is
     not rounding: an infinity of the right sign, where the reference is beyond the format's largest number, counts 0, as
-    do two NaNs. Any other disagreement about being finite counts as infinite.
+    do two NaNs; 8-bit formats may have NaN or their largest number there. Any other disagreement about being finite
+    counts as infinite.
     """
 
     def __init__(self, dtype: torch.dtype) -> None:
@@ -47,7 +48,7 @@ class Tally:
         has_wide_range = info.smallest_normal <= torch.finfo(torch.float32).smallest_normal
         self._smallest_scale = info.smallest_normal / (info.eps if has_wide_range else 1)
         self._largest = info.max * (1 - 4 * info.eps)
-        self._overflows_to_nan = dtype.itemsize == 1
+        self._saturated = info.max if dtype.itemsize == 1 else math.inf
         self._extremes: list[Tensor] = []
         self._norms: list[Tensor] = []
         self._numel = 0
@@ -78,7 +79,7 @@ class Tally:
         size = reference.abs() if scale is None else scale
         errors = torch.sub(reference, out).div_(size.clamp(min=self._smallest_scale))
         norm = torch.linalg.vector_norm(errors)
-        if out.device.type != "cpu" or not math.isfinite(norm):
+        if out.device.type != "cpu" or math.isfinite(self._saturated) or not math.isfinite(norm):
             errors = self._carefully(out.to(reference), reference, size)
             norm = torch.linalg.vector_norm(errors)
         self._extremes += torch.aminmax(errors)
@@ -89,8 +90,8 @@ class Tally:
         scale = torch.where(torch.isfinite(scale), scale, reference.abs()).clamp_(min=self._smallest_scale)
         errors = (reference - out).abs_().div_(scale)
         errors = torch.where(torch.isfinite(out) & torch.isfinite(reference), errors, math.inf)
-        overflowed = torch.isinf(out) & (out.sign() == reference.sign())
-        if self._overflows_to_nan:
+        overflowed = (out.abs() >= self._saturated) & (out.sign() == reference.sign())
+        if math.isfinite(self._saturated):
             overflowed |= torch.isnan(out)
         agreed = (overflowed & (reference.abs() > self._largest)) | (torch.isnan(out) & torch.isnan(reference))
         return errors.masked_fill_(agreed, 0)
