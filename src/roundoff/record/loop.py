@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
+import sys
+import threading
 import warnings
 from collections.abc import Callable, Iterator
 from typing import Any, Protocol
@@ -19,7 +21,7 @@ from torch.optim.optimizer import (
     register_optimizer_step_pre_hook,
 )
 
-from roundoff.record.torch_private import clip_module, engine_module
+from roundoff.record.torch_private import autograd_node, clip_module, engine_module, in_function_transform
 
 
 class LoopObserver(Protocol):
@@ -31,8 +33,8 @@ class LoopObserver(Protocol):
     def forward_leave(self, module: nn.Module) -> None:
         """`module` has run, or raised."""
 
-    def backward_enter(self, roots: tuple[Any, ...]) -> None:
-        """The autograd engine starts from `roots`."""
+    def backward_enter(self, roots: tuple[Any, ...], *, is_part_of_forward: bool) -> None:
+        """The autograd engine starts from `roots`; `is_part_of_forward` if what it gives will be differentiated."""
 
     def backward_leave(self) -> None:
         """The autograd engine has ended, or raised."""
@@ -47,10 +49,13 @@ class LoopObserver(Protocol):
         """A scaler decided not to step."""
 
     def called(self, call: str, owner: Any, detail: dict[str, Any]) -> None:
-        """The loop called zero_grad, unscale, clip, scheduler, train, eval, load, save, scale or update_scale."""
+        """The loop called zero_grad, unscale, clip, scheduler, train, eval, load, save or scale."""
 
     def failed(self, error: Exception) -> None:
         """One of the above raised: observing must end, the training must not."""
+
+    def other_thread(self) -> None:
+        """Something happened in a thread that is not observed."""
 
 
 @contextlib.contextmanager
@@ -69,6 +74,8 @@ class _Watch:
     def __init__(self, observer: LoopObserver) -> None:
         self._observer = observer
         self._process = os.getpid()
+        self._thread = threading.get_ident()
+        self._node = autograd_node()
         self._active = True
         self._inside: set[str] = set()
 
@@ -96,19 +103,28 @@ class _Watch:
         stack.enter_context(_without_warning("Using `torch.compile.module.` when there are global hooks"))
         stack.enter_context(_replaced(*engine_module(), self._around_backward))
         stack.enter_context(_replaced(*clip_module(), self._noting("clip", _clip_detail)))
-        stack.enter_context(_replaced(torch.nn.utils, "clip_grad_value_", self._noting("clip", _no_detail)))
-        stack.enter_context(_replaced(torch, "save", self._noting("save", _no_detail)))
+        stack.enter_context(_replaced_function(torch.nn.utils.clip_grad_value_, self._noting("clip", _value_detail)))
+        stack.enter_context(_replaced_function(torch.save, self._noting("save", _no_detail)))
         for owner, method, call, detail in _METHODS:
             for cls in _classes_with(owner, method):
                 stack.enter_context(_replaced(cls, method, self._noting(call, detail)))
         for cls in _classes_with(torch.amp.GradScaler, "step"):
             stack.enter_context(_replaced(cls, "step", self._around_scaler_step))
 
-    def _tell(self, method: Callable[..., None], *args: Any) -> None:
+    def _observes(self) -> bool:
+        """Say whether this is the process and the thread to observe; the autograd engine's threads belong to it."""
         if not self._active or os.getpid() != self._process:
+            return False
+        if threading.get_ident() == self._thread or self._node() is not None:
+            return True
+        self._observer.other_thread()
+        return False
+
+    def _tell(self, method: Callable[..., None], *args: Any, **kwargs: Any) -> None:
+        if not self._observes():
             return
         try:
-            method(*args)
+            method(*args, **kwargs)
         except Exception as error:
             self._active = False
             self._observer.failed(error)
@@ -119,7 +135,7 @@ class _Watch:
         def wrap(original: Any) -> Any:
             @functools.wraps(original)
             def noted(*args: Any, **kwargs: Any) -> Any:
-                if not self._active or call in self._inside:
+                if call in self._inside or not self._observes():
                     return original(*args, **kwargs)
                 self._inside.add(call)
                 try:
@@ -141,7 +157,9 @@ class _Watch:
     def _around_backward(self, original: Any) -> Any:
         @functools.wraps(original)
         def run(roots: Any, *args: Any, **kwargs: Any) -> Any:
-            self._tell(self._observer.backward_enter, tuple(roots))
+            builds_graph = len(args) > 2 and bool(args[2]) and not kwargs.get("accumulate_grad", True)
+            is_part_of_forward = builds_graph and not in_function_transform()
+            self._tell(self._observer.backward_enter, tuple(roots), is_part_of_forward=is_part_of_forward)
             try:
                 return original(roots, *args, **kwargs)
             finally:
@@ -152,7 +170,7 @@ class _Watch:
     def _around_scaler_step(self, original: Any) -> Any:
         @functools.wraps(original)
         def step(scaler: Any, optimizer: Optimizer, *args: Any, **kwargs: Any) -> Any:
-            if not self._active or "scaler_step" in self._inside:
+            if "scaler_step" in self._inside or not isinstance(optimizer, Optimizer) or not self._observes():
                 return original(scaler, optimizer, *args, **kwargs)
             self._inside.add("scaler_step")
             stepped = False
@@ -188,6 +206,18 @@ def _replaced(owner: Any, name: str, wrap: Callable[[Any], Any]) -> Iterator[Non
 
 
 @contextlib.contextmanager
+def _replaced_function(function: Any, wrap: Callable[[Any], Any]) -> Iterator[None]:
+    """Replace a function where it is defined and where it is offered, by one wrapper: it can still be pickled."""
+    ours = wrap(function)
+    offered = sys.modules[function.__module__.rpartition(".")[0]]
+    with (
+        _replaced(sys.modules[function.__module__], function.__name__, lambda _: ours),
+        _replaced(offered, function.__name__, lambda _: ours),
+    ):
+        yield
+
+
+@contextlib.contextmanager
 def _without_warning(message: str) -> Iterator[None]:
     """Keep torch from telling the user about hooks that are ours."""
     warnings.filterwarnings("ignore", message=message)
@@ -215,6 +245,10 @@ def _clip_detail(
     result: Any, parameters: Any, max_norm: Any = None, total_norm: Any = None, *_: Any, **__: Any
 ) -> dict[str, Any]:
     return {"max_norm": float(max_norm), "total_norm": total_norm}
+
+
+def _value_detail(result: Any, parameters: Any, clip_value: Any, *_: Any, **__: Any) -> dict[str, Any]:
+    return {"max_value": float(clip_value)}
 
 
 def _train_detail(result: Any, module: nn.Module, mode: bool = True) -> dict[str, Any]:
@@ -263,5 +297,4 @@ _METHODS: tuple[tuple[type, str, str, Callable[..., dict[str, Any]]], ...] = (
     (LRScheduler, "step", "scheduler", _scheduler_detail),
     (torch.amp.GradScaler, "scale", "scale", _scale_detail),
     (torch.amp.GradScaler, "unscale_", "unscale", _no_detail),
-    (torch.amp.GradScaler, "update", "update_scale", _no_detail),
 )

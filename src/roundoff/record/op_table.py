@@ -10,6 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from roundoff.record.torch_private import is_composite
+
 _HOLDS_GARBAGE = frozenset(
     {"empty", "empty_like", "empty_strided", "empty_permuted", "new_empty", "new_empty_strided", "resize_", "set_"}
 )
@@ -24,6 +26,8 @@ class Kind(Enum):
     RETURNED = "returned"
     MUTATED = "mutated"
     """Nothing is returned; arguments were written to (foreach, fused optimizers)."""
+    COMPOSITE = "composite"
+    """It is made of other ops, which torch shows to nobody in inference mode unless it is taken apart."""
     COLLECTIVE = "collective"
     """Arguments are written to later, by another thread or device."""
 
@@ -52,6 +56,8 @@ def describe_op(func: Any) -> OpInfo:
         return OpInfo(name=name, kind=_kind_of_collective(namespace, bare))
     if bare in _HOLDS_GARBAGE or bare in _UNDECLARED_VIEWS:
         return OpInfo(name=name, kind=Kind.NOTHING)
+    if is_composite(func):
+        return OpInfo(name=name, kind=Kind.COMPOSITE)
     mutated = tuple(i for i, arg in enumerate(schema.arguments) if arg.alias_info and arg.alias_info.is_write)
     views = tuple(i for i, ret in enumerate(schema.returns) if ret.alias_info and not ret.alias_info.is_write)
     tensors = [i for i, ret in enumerate(schema.returns) if "Tensor" in str(ret.type)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -19,6 +20,7 @@ from roundoff.record.torch_private import (
     DispatchMode,
     WeakIdKeyDictionary,
     autograd_node,
+    is_only_mode,
     local_tensor,
     next_sequence_number,
 )
@@ -29,6 +31,7 @@ INPUT, PARAMETER, GRADIENT = range(3)
 _PLAIN = (Tensor, nn.Parameter)
 _FROM_A_LEAF = 2**64 - 1
 """The sequence number of AccumulateGrad nodes."""
+_ROWS_PER_CHECK = 1024
 
 
 class Names:
@@ -63,6 +66,7 @@ class OpRecorder(DispatchMode):
         reference: Reference | None,
         sources: Sources | None,
         on_row: Callable[[Tensor, int], None] | None,
+        on_forward: Callable[[], None],
         on_error: Callable[[Exception], None],
     ) -> None:
         super().__init__()
@@ -81,6 +85,7 @@ class OpRecorder(DispatchMode):
         self._reference = reference
         self._sources = sources
         self._on_row = on_row
+        self._on_forward = on_forward
         self._on_error = on_error
         self._infos: dict[Any, tuple[OpInfo, int]] = {}
         self._counts: list[dict[tuple[int, int], int]] = [{} for _ in PHASES]
@@ -92,7 +97,9 @@ class OpRecorder(DispatchMode):
         self._of_temporary = WeakIdKeyDictionary()
         self._current: tuple[int, int] = (0, -1)
         self._next_sequence_number = next_sequence_number()
+        self._first_of_forward = 0
         self._node = autograd_node()
+        self._process = os.getpid()
 
     # -- what the session tells ----------------------------------------------------------------------------------------
 
@@ -110,6 +117,10 @@ class OpRecorder(DispatchMode):
         self._older_nodes, self._nodes = self._nodes, {}
         self._current = (0, -1)
         return rows
+
+    def await_forward(self) -> None:
+        """Take the next autograd node for the first of a forward, in a loop that calls no module to say so."""
+        self._first_of_forward = self._next_sequence_number()
 
     def begin_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
         """Learn which parameter each gradient and piece of optimizer state belongs to, for the time of one step."""
@@ -154,7 +165,7 @@ class OpRecorder(DispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Run the op as it is and look at what it computed."""
-        if self.paused:
+        if self.paused and not self._hears_forward():
             return func(*args, **kwargs) if kwargs else func(*args)
         known = self._infos.get(func)
         if known is None:
@@ -164,6 +175,9 @@ class OpRecorder(DispatchMode):
             result = func(*args, **kwargs) if kwargs else func(*args)
             self._note_node()
             return result
+        if info.kind is Kind.COMPOSITE and is_only_mode():
+            with self:
+                return func.decompose(*args, **(kwargs or {}))
         saved = self._before(func, info, args, kwargs) if self._reference or self._inputs else None
         result = func(*args, **kwargs) if kwargs else func(*args)
         try:
@@ -177,6 +191,19 @@ class OpRecorder(DispatchMode):
         info = describe_op(func)
         known = self._infos[func] = (info, self.ops.code(info.name))
         return known
+
+    def _hears_forward(self) -> bool:
+        """Notice that a loop of plain functions builds a graph again, and say whether its ops are to be recorded."""
+        clock = self._clock
+        if not clock.hears_functions or clock.phase is not Phase.OPTIMIZER or clock.in_step:
+            return False
+        if self._next_sequence_number() <= self._first_of_forward or not torch.is_grad_enabled():
+            return False
+        try:
+            self._on_forward()
+        except Exception as error:
+            self._on_error(error)
+        return not self.paused
 
     def _note_node(self) -> None:
         """Remember which site made the autograd node that was just created, for the time when it runs backward."""
@@ -197,6 +224,12 @@ class OpRecorder(DispatchMode):
     def _after(self, func: Any, info: OpInfo, op: int, args: Any, kwargs: Any, result: Any, saved: Any) -> None:
         clock = self._clock
         phase = clock.phase
+        if phase is Phase.OPTIMIZER and clock.hears_functions and self._hears_forward():
+            phase = clock.phase
+        elif phase is Phase.EVAL and not self.stack and torch.is_grad_enabled():
+            phase = clock.resume()
+        if self.paused:
+            return
         if self._pending and not clock.in_backward and info.kind is not Kind.COLLECTIVE:
             self.take_pending()
         site, parameter, source = self._where(phase, args)
@@ -253,6 +286,8 @@ class OpRecorder(DispatchMode):
         else:
             site, source = self._nodes.get(number) or self._older_nodes.get(number) or (0, -1)
             self._last_node = (site, -1, source)
+            if torch.is_grad_enabled():  # this backward will be differentiated, too
+                self._nodes.setdefault(self._next_sequence_number() - 1, (site, source))
         return self._last_node
 
     def _where_optimizer(self, args: Any) -> tuple[int, int]:
@@ -296,6 +331,8 @@ class OpRecorder(DispatchMode):
                 return -1
             x = plain
         place = self.rows.add(x, phase, microbatch, site, op, nth, output, parameter, source)
+        if not place % _ROWS_PER_CHECK and os.getpid() != self._process:
+            self.paused = True  # a worker of the user's, whose rows nobody will write
         if self._on_row is not None:
             self._on_row(x, place)
         return place

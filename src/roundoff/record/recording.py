@@ -132,4 +132,5 @@ def start_recording(
         inputs=inputs,
         reference=Reference(reference) if reference else None,
         sources=Sources() if stacks else None,
+        strict=strict,
     )

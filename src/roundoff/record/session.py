@@ -9,6 +9,7 @@ import time
 import warnings
 from collections.abc import Iterator
 from typing import Any, Literal
+from weakref import ref
 
 import torch
 from torch import Tensor, nn
@@ -22,8 +23,16 @@ from roundoff.record.selection import Filter, Selection
 from roundoff.record.sites import Sites
 from roundoff.record.source import Sources
 from roundoff.record.step_writer import StepWriter, grad_norm
-from roundoff.record.steps import Phase, StepClock
-from roundoff.record.torch_private import keyword_arguments, push_mode, remove_mode
+from roundoff.record.steps import Phase, StepClock, has_optimizer, leaves_of
+from roundoff.record.torch_private import (
+    hidden_from_modes,
+    keyword_arguments,
+    num_running_modules,
+    num_running_steps,
+    push_mode,
+    remove_mode,
+    scale_of,
+)
 from roundoff.runs import Call, JsonValue, Metrics, RecordingStoppedWarning, RunWriter
 
 
@@ -40,6 +49,7 @@ class Recording:
         inputs: bool,
         reference: Reference | None,
         sources: Sources | None,
+        strict: bool,
     ) -> None:
         self.folder = writer.folder
         self.complaints: list[str] = []
@@ -51,7 +61,8 @@ class Recording:
         self._sites = sites
         self._reference = reference
         self._filter = None if selection.takes_everything else Filter(selection)
-        self._clock = StepClock(self._close_step)
+        self._strict = strict
+        self._clock = StepClock(self._close_step, has_optimizer=lambda: has_optimizer(self._leaves or ()))
         self._recorder = OpRecorder(
             sites=sites,
             clock=self._clock,
@@ -60,16 +71,20 @@ class Recording:
             reference=reference,
             sources=sources,
             on_row=self._write_tensor if with_tensors else None,
+            on_forward=self._function_forward,
             on_error=self.failed,
         )
         self._steps = StepWriter(writer, sites=sites, sources=sources)
         self._stance = contextlib.ExitStack()
-        self._is_on = self._is_eager = False
+        self._running: list[nn.Module] = []
+        self._is_on = self._is_pushed = self._is_eager = False
         self._stopped = False
         self._recorded: set[int] = set()
         self._began = time.perf_counter()
         self._step_began = self._began
-        self._scaler: Any = None
+        self._scale: Tensor | None = None
+        self._leaves: list[ref[Tensor]] | None = None
+        self._other_threads = False
         self._unscaled: list[tuple[Tensor, Tensor]] = []
         self._last_optimizer: Optimizer | None = None
         self._losses: list[Tensor] = []
@@ -108,7 +123,14 @@ class Recording:
     def forward_enter(self, module: nn.Module, args: tuple[Any, ...]) -> None:
         """Push the module's site; a call from the loop may close a step."""
         stack, clock = self._recorder.stack, self._clock
+        if module in self._running:  # it calls itself, or was interrupted and never left
+            self._forget_interrupted(num_modules=num_running_modules() - 1)
         from_loop = not stack and not clock.in_backward
+        if from_loop and clock.in_step:
+            clock.correct_depth(num_running_steps())
+        if from_loop and not clock.sees_modules:
+            clock.sees_modules = True
+            self._switch(on=self._is_on)
         if from_loop and not clock.in_step:
             clock.forward(with_gradients=torch.is_grad_enabled())
         elif from_loop:
@@ -119,41 +141,53 @@ class Recording:
             self._begin_step()
             self._take_inputs(site, args)
         stack.append(site)
+        self._running.append(module)
 
     def forward_leave(self, module: nn.Module) -> None:
-        """Pop the module's site."""
+        """Pop the module's site, and those of modules inside it that never said that they ended."""
         stack, clock = self._recorder.stack, self._clock
-        if stack:
-            stack.pop()
+        if module not in self._running:
+            return
+        while self._running.pop() is not module:
+            pass
+        del stack[len(self._running) :]
         if not stack and clock.in_step and not clock.in_backward:
             clock.phase = Phase.OPTIMIZER
 
-    def backward_enter(self, roots: tuple[Any, ...]) -> None:
+    def backward_enter(self, roots: tuple[Any, ...], *, is_part_of_forward: bool) -> None:
         """Keep the loss and begin the backward phase."""
         is_nested = self._clock.in_backward
-        self._clock.backward_enter()
+        if not is_nested and (self._running or self._clock.in_step):
+            self._forget_interrupted(num_modules=num_running_modules(), num_steps=num_running_steps())
+        self._clock.backward_enter(is_part_of_forward=is_part_of_forward)
         if is_nested:
             return
+        if self._leaves is None:
+            self._leaves = leaves_of(roots)
         if self._is_on:
             self._begin_step()
-        self._keep_loss(roots[0] if roots else None)
-        self._call("backward", {})
+        if not is_part_of_forward:
+            self._keep_loss(roots[0] if roots else None)
+        self._call("backward", {"is_part_of_forward": True} if is_part_of_forward else {})
 
     def backward_leave(self) -> None:
         """Count the microbatch."""
-        self._clock.backward_leave()
-        if self._clock.in_backward:
+        if not self._clock.backward_leave():
             return
         if self._is_on:
             with self._unseen():
                 self._recorder.take_pending()
-            self._recorder.learn_gradients(p for model in self._sites.models for p in model.parameters())
+            self._recorder.learn_gradients(self._sites.parameters())
         self._recorder.new_microbatch()
+        self._recorder.await_forward()
 
     def step_enter(self, optimizer: Optimizer) -> None:
         """Take the gradients as the optimizer sees them."""
+        if self._running or self._clock.in_step:
+            self._forget_interrupted(num_modules=num_running_modules(), num_steps=num_running_steps() - 1)
         self._clock.step_enter(optimizer)
         if self._is_on:
+            self._begin_step()
             self._take_gradients(optimizer)
             self._recorder.begin_optimizer(optimizer)
         self._call("step", {"optimizer": type(optimizer).__name__, "lr": list(_learning_rates(optimizer))})
@@ -163,22 +197,25 @@ class Recording:
         self._recorder.end_optimizer()
         self._last_optimizer = optimizer
         self._clock.step_leave(optimizer)
+        self._recorder.await_forward()
 
     def step_skipped(self, optimizer: Optimizer) -> None:
         """Count the attempt that a scaler did not let through."""
+        self._clock.step_enter(optimizer)
         if self._is_on:
+            self._begin_step()
             self._take_gradients(optimizer)
         self._last_optimizer = optimizer
         self._clock.step_leave(optimizer, skipped=True)
+        self._recorder.await_forward()
         self._call("step", {"optimizer": type(optimizer).__name__, "skipped": True})
 
     def called(self, call: str, owner: Any, detail: dict[str, Any]) -> None:
         """Note what the loop did between forward, backward and step."""
-        if call in ("scale", "unscale", "update_scale"):
-            self._scaler = owner
+        if call in ("scale", "unscale"):
+            self._keep_scale(owner)
         if call == "scale":
             self._unscaled.extend(zip(tensors_in(detail["scaled"]), tensors_in(detail["outputs"]), strict=False))
-        if call in ("scale", "update_scale"):
             return
         if call == "zero_grad":
             self._clock.zero_grad()
@@ -189,12 +226,16 @@ class Recording:
             self._call(call, {key: _plain(value) for key, value in detail.items()})
 
     def failed(self, error: Exception) -> None:
-        """Stop recording with one warning; the training goes on."""
+        """Stop recording with one warning; the training goes on, unless the recording is strict."""
         if self._stopped:
             return
         self._stop()
+        if self._strict:
+            raise error
         reason = f"{type(error).__name__}: {error}"
         self._writer.note(f"Recording stopped at step {self._clock.step}: {reason}")
+        if self._writer.stopped is not None:
+            return  # it has warned
         warnings.warn(
             f"roundoff stopped recording to '{self.folder}' at step {self._clock.step}; the training goes on.\n"
             f"  why: {reason}",
@@ -202,7 +243,24 @@ class Recording:
             stacklevel=2,
         )
 
+    def other_thread(self) -> None:
+        """Remember that there is more than is recorded."""
+        self._other_threads = True
+
     # -- steps ---------------------------------------------------------------------------------------------------------
+
+    def _function_forward(self) -> None:
+        """Begin the forward of a loop that calls no module: it builds a graph again after a backward or a step."""
+        self._clock.forward(with_gradients=True)
+        if self._is_on:
+            self._begin_step()
+
+    def _forget_interrupted(self, *, num_modules: int, num_steps: int | None = None) -> None:
+        """Leave modules and optimizer steps that an exception ended without a word."""
+        del self._running[num_modules:]
+        del self._recorder.stack[num_modules:]
+        if num_steps is not None:
+            self._clock.correct_depth(num_steps)
 
     def _begin_step(self) -> None:
         if self._has_begun:
@@ -210,13 +268,9 @@ class Recording:
         self._has_begun = True
         self._sites.refresh()
         with self._unseen():
-            for model in self._sites.models:
-                for parameter in model.parameters():
-                    site, name = self._sites.of_parameter(parameter)
-                    if name is not None:
-                        self._recorder.add_named(
-                            parameter, op="parameter", phase=Phase.FORWARD, site=site, parameter=name
-                        )
+            for parameter in self._sites.parameters():
+                site, name = self._sites.of_parameter(parameter)
+                self._recorder.add_named(parameter, op="parameter", phase=Phase.FORWARD, site=site, parameter=name)
 
     def _close_step(self) -> None:
         self.num_steps += 1
@@ -227,6 +281,7 @@ class Recording:
             self._write_metrics(norm)
         self._has_begun = self._gradients_taken = False
         self._losses.clear()
+        self._scale = None
         self._step_began = time.perf_counter()
         if self._writer.stopped is not None:
             self._stop()
@@ -249,7 +304,7 @@ class Recording:
                 step=clock.step,
                 loss=math.fsum(losses) / len(losses) if losses else None,
                 lr=rates[0] if rates else None,
-                loss_scale=_loss_scale(self._scaler),
+                loss_scale=None if self._scale is None else float(self._scale),
                 skipped=clock.skipped,
                 grad_norm=norm,
                 seconds=time.perf_counter() - self._step_began,
@@ -258,16 +313,24 @@ class Recording:
         )
 
     def _switch(self, *, on: bool) -> None:
-        """Put the recorder between torch and its ops, or take it away."""
-        if on == self._is_on:
-            return
+        """Put the recorder between torch and its ops, or take it away.
+
+        In a loop that calls no module it stays there between the steps to record, to hear when a forward begins.
+        """
+        clock = self._clock
         self._is_on = on
-        if on:
+        self._recorder.paused = not on
+        clock.hears_functions = not clock.sees_modules and not self._stopped and (on or self._is_awaited())
+        is_needed = on or clock.hears_functions
+        if is_needed and not self._is_pushed:
             push_mode(self._recorder)
-        else:
-            remove_mode(self._recorder)
+            self._is_pushed = True
+        elif self._is_pushed and not is_needed and remove_mode(self._recorder):
             self._stance.close()
-            self._is_eager = False
+            self._is_pushed = self._is_eager = False
+
+    def _is_awaited(self) -> bool:
+        return self._selection.has_steps_after(self._clock.step)
 
     def _run_eagerly(self) -> None:
         """Have compiled models run eagerly as long as the recorder is on; the compiler is not loaded for nothing."""
@@ -277,7 +340,6 @@ class Recording:
 
     def _stop(self) -> None:
         self._stopped = True
-        self._recorder.paused = True
         self._switch(on=False)
         self._steps.discard()
 
@@ -285,7 +347,10 @@ class Recording:
         try:
             if self._has_begun or self._clock.has_begun or (self._is_on and len(self._recorder.rows)):
                 self._close_step()
+        except Exception as error:
+            self.failed(error)
         finally:
+            self._clock.sees_modules = True
             self._switch(on=False)
             self._steps.discard()
             self.complaints = self._find_complaints() if status == "finished" else []
@@ -330,7 +395,7 @@ class Recording:
         if optimizer is not None:
             parameters = [p for group in optimizer.param_groups for p in group["params"]]
         else:
-            parameters = [p for model in self._sites.models for p in model.parameters()]
+            parameters = list(self._sites.parameters())
         with self._unseen():
             for parameter in parameters:
                 if parameter.grad is not None:
@@ -350,6 +415,13 @@ class Recording:
                 self._losses.append(loss.detach().clone())
         self._unscaled.clear()
 
+    def _keep_scale(self, scaler: Any) -> None:
+        """Keep what the scaler multiplies the loss with now; it changes before the step closes."""
+        scale = scale_of(scaler)
+        if scale is not None:
+            with self._unseen():
+                self._scale = scale.detach().clone()
+
     # -- small things --------------------------------------------------------------------------------------------------
 
     def _call(self, call: str, detail: dict[str, JsonValue]) -> None:
@@ -362,12 +434,8 @@ class Recording:
     @contextlib.contextmanager
     def _unseen(self) -> Iterator[None]:
         """Keep ops of our own out of the recording."""
-        before = self._recorder.paused
-        self._recorder.paused = True
-        try:
+        with hidden_from_modes():
             yield
-        finally:
-            self._recorder.paused = before or self._stopped
 
 
 def _tensors_of_batch(value: Any) -> Iterator[Tensor]:
@@ -390,7 +458,3 @@ def _plain(value: Any) -> JsonValue:
 def _learning_rates(optimizer: Optimizer | None) -> list[float]:
     groups = optimizer.param_groups if optimizer is not None else []
     return [float(group["lr"]) for group in groups if "lr" in group]
-
-
-def _loss_scale(scaler: Any) -> float | None:
-    return None if scaler is None else float(scaler.get_scale())

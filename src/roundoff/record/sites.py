@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+from collections.abc import Iterator
 from weakref import WeakKeyDictionary
 
 from torch import Tensor, nn
@@ -37,12 +38,22 @@ class Sites:
         self._parameters = WeakIdKeyDictionary()
         self._parameter_sites = WeakIdKeyDictionary()
         self._models: WeakKeyDictionary[nn.Module, str] = WeakKeyDictionary()
+        self._adopted: WeakKeyDictionary[nn.Module, str] = WeakKeyDictionary()
         self._first_is_taken = False
 
     @property
     def models(self) -> list[nn.Module]:
         """The outermost modules met so far that are still alive."""
         return list(self._models)
+
+    def parameters(self) -> Iterator[Tensor]:
+        """Give every parameter that has a name, once."""
+        seen: set[int] = set()
+        for model in (*self._models, *self._adopted):
+            for parameter in model.parameters():
+                if id(parameter) not in seen and parameter in self._parameters:
+                    seen.add(id(parameter))
+                    yield parameter
 
     def code(self, name: str) -> int:
         """Return the number of a site, given it anew if it was not known."""
@@ -66,11 +77,15 @@ class Sites:
         """Name every module and parameter of a model."""
         if model in self._models:
             return
+        inner = _unwrapped(model)
+        if inner is not model and inner in self._models:
+            self._modules[model] = self._modules[inner]  # it was met before it was wrapped
+            return
         bare = not self._first_is_taken and next(model.parameters(), None) is not None
         self._first_is_taken |= bare
-        prefix = "" if bare else self._free_prefix(_unwrapped(model))
+        prefix = "" if bare else self._free_prefix(inner)
         self._models[model] = prefix
-        self._name_tree(model, prefix, "")
+        self._name_tree(model, prefix, "", set())
 
     def of_parameter(self, parameter: Tensor) -> tuple[int, str | None]:
         """Return the site that owns a parameter and the parameter's name; `<loop>` and None if no model owns it."""
@@ -82,9 +97,12 @@ class Sites:
     def refresh(self) -> None:
         """Name what was added to known models since: replaced layers, new heads."""
         for model, prefix in list(self._models.items()):
-            self._name_tree(model, prefix, "")
+            self._name_tree(model, prefix, "", set())
 
-    def _name_tree(self, module: nn.Module, prefix: str, path: str) -> None:
+    def _name_tree(self, module: nn.Module, prefix: str, path: str, seen: set[nn.Module]) -> None:
+        if module in seen:
+            return  # a module in two places has the name of the first
+        seen.add(module)
         wrapped = _WRAPPERS.get(_class_name(module))
         site = self.code(_site_name(prefix, path))
         self._modules.setdefault(module, site)
@@ -95,7 +113,7 @@ class Sites:
         for name, child in module._modules.items():
             if child is not None:
                 inner = path if name == wrapped else f"{path}.{name}" if path else name
-                self._name_tree(child, prefix, inner)
+                self._name_tree(child, prefix, inner, seen)
 
     def _free_prefix(self, model: nn.Module) -> str:
         name = type(model).__name__
@@ -110,11 +128,13 @@ class Sites:
     def _adopt(self, module: nn.Module, parent: int) -> int:
         """Name a module that its caller does not own: made on the fly, or kept in a plain list."""
         stem = f"{self.names[parent]}.<{type(module).__name__}>" if parent else f"<{type(module).__name__}>"
+        taken = set(self._adopted.values())
         name, number = stem, 1
-        while name in self._codes:
+        while name in taken:
             number += 1
             name = f"{stem}#{number}"
-        self._modules[module] = self.code(name)
+        self._adopted[module] = name
+        self._name_tree(module, "", name, set())
         return self._modules[module]
 
 

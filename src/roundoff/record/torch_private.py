@@ -5,14 +5,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from types import FrameType
 from typing import Any
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils.weak import WeakIdKeyDictionary
 
 __all__ = [
@@ -22,12 +23,20 @@ __all__ = [
     "autograd_node",
     "clip_module",
     "engine_module",
+    "has_no_memory",
+    "hidden_from_modes",
+    "in_function_transform",
+    "is_composite",
+    "is_only_mode",
     "keyword_arguments",
     "local_tensor",
     "next_sequence_number",
+    "num_running_modules",
+    "num_running_steps",
     "probe",
     "push_mode",
     "remove_mode",
+    "scale_of",
 ]
 
 
@@ -80,20 +89,83 @@ def push_mode(mode: DispatchMode) -> None:
     mode.__enter__()  # type: ignore[no-untyped-call]
 
 
-def remove_mode(mode: DispatchMode) -> None:
-    """Take `mode` off, also from below modes that were entered after it and are still on."""
+def remove_mode(mode: DispatchMode) -> bool:
+    """Take `mode` off, also from below modes that were entered after it and are still on.
+
+    False if it cannot be found: torch has taken it aside for the time of an op that passes through it.
+    """
     from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
     above = []
     stack = list(_get_current_dispatch_mode_stack())
     if not any(entry is mode for entry in stack):
-        return
+        return False
     while stack and stack[-1] is not mode:
         above.append(stack.pop())
         above[-1].__exit__(None, None, None)
     mode.__exit__(None, None, None)  # type: ignore[no-untyped-call]
     for entry in reversed(above):
         entry.__enter__()
+    return True
+
+
+@contextlib.contextmanager
+def hidden_from_modes() -> Iterator[None]:
+    """Keep the ops of the block from every mode that the user has entered, and from ours."""
+    with torch._C.DisableTorchFunction():
+        if not torch._C._len_torch_dispatch_stack():
+            yield
+            return
+        with _disable_current_modes():
+            yield
+
+
+def is_composite(func: Any) -> bool:
+    """Say whether an operator is only a name for a few others."""
+    try:
+        return torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), "CompositeImplicitAutograd")
+    except RuntimeError:  # an overload that only the schema parser knows
+        return False
+
+
+def is_only_mode() -> bool:
+    """Say whether no other dispatch mode waits for the op that is passing through ours."""
+    return torch._C._len_torch_dispatch_stack() == 0
+
+
+def in_function_transform() -> bool:
+    """Say whether a transform of torch.func (grad, vmap, ...) is running."""
+    return torch._C._functorch.maybe_current_level() is not None
+
+
+def has_no_memory(x: torch.Tensor) -> bool:
+    """Say whether a tensor of the plain class is one without memory of its own that could be read as it is."""
+    return x.is_nested or x.is_quantized or torch._C._functorch.is_functorch_wrapped_tensor(x)
+
+
+def num_running_modules() -> int:
+    """Count the module calls on this thread's stack."""
+    return _num_frames("inner", torch.nn.modules.module.__file__)
+
+
+def num_running_steps() -> int:
+    """Count the optimizer steps on this thread's stack."""
+    return _num_frames("wrapper", torch.optim.Optimizer.profile_hook_step.__code__.co_filename)
+
+
+def _num_frames(function: str, filename: str) -> int:
+    frame: FrameType | None = sys._getframe(1)
+    count = 0
+    while frame is not None:
+        count += frame.f_code.co_name == function and frame.f_code.co_filename == filename
+        frame = frame.f_back
+    return count
+
+
+def scale_of(scaler: Any) -> torch.Tensor | None:
+    """Return what a GradScaler multiplies the loss with, on its device; None if it is off."""
+    scale = getattr(scaler, "_scale", None)
+    return scale if isinstance(scale, torch.Tensor) else None
 
 
 def keyword_arguments() -> dict[str, Any]:
