@@ -4,8 +4,12 @@ RoundoffError
 ├── FormatError       a number format that does not exist or cannot be
 ├── KernelError       a tensor that a kernel cannot take
 ├── RunFolderError    a run folder that is missing, broken, too new, or already taken
+├── RecipeError       a recipe that does not exist, cannot be, or does not fit its model
+│   └── LossScaleError    a loss scale that does not help: too many steps in a row overflow
 ├── RecordError       a recording that was asked for something it cannot do
 ├── ScriptError       a script that cannot be started
+├── TrainError        a training that cannot be as it was asked for
+├── DataError         training data that is missing, broken, or too little
 └── UsageError        arguments that do not fit together
 
 The CLI prints these without a traceback and exits with 2. Anything else that escapes is a bug of ours.
@@ -48,12 +52,28 @@ class RunFolderError(RoundoffError):
     """A run folder that is missing, broken, written by a newer version, or already taken."""
 
 
+class RecipeError(RoundoffError):
+    """A recipe that does not exist, cannot be, or does not fit the model it is applied to."""
+
+
+class LossScaleError(RecipeError):
+    """Too many steps in a row overflowed; the text names the gradient."""
+
+
 class RecordError(RoundoffError):
     """A recording that was asked for something it cannot do."""
 
 
 class ScriptError(RoundoffError):
     """A training script that cannot be started."""
+
+
+class TrainError(RoundoffError):
+    """A training that cannot be as it was asked for, or that lost one of its processes."""
+
+
+class DataError(RoundoffError):
+    """Training data that is missing, broken, or too little."""
 
 
 class UsageError(RoundoffError):

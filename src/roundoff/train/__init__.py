@@ -1,5 +1,28 @@
 """The reference trainer, and the data it needs no download for."""
 
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
 from roundoff.train.digits import load_digits, train_test
 
-__all__ = ["load_digits", "train_test"]
+if TYPE_CHECKING:
+    from roundoff.train.config import TrainConfig as TrainConfig
+    from roundoff.train.result import TrainResult as TrainResult
+    from roundoff.train.trainer import train as train
+
+_HOMES = {
+    "TrainConfig": "roundoff.train.config",
+    "TrainResult": "roundoff.train.result",
+    "train": "roundoff.train.trainer",
+}
+
+__all__ = ["TrainConfig", "TrainResult", "load_digits", "train", "train_test"]
+
+
+def __getattr__(name: str) -> Any:
+    """Import the trainer on first use: the digits alone need none of it."""
+    if name not in _HOMES:
+        raise AttributeError(f"module 'roundoff.train' has no attribute '{name}'")
+    return getattr(importlib.import_module(_HOMES[name]), name)

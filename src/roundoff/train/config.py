@@ -1,0 +1,259 @@
+"""Everything a training can be told, in one value that is checked when it is made."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from pathlib import Path
+
+from roundoff.errors import TrainError
+from roundoff.runs import JsonValue
+
+IMAGE_DATA = ("digits", "fashion-mnist", "idx:PATH", "folder:PATH")
+DATA = (*IMAGE_DATA, "text:PATH")
+IMAGE_MODELS = ("resnet-small", "resnet18", "resnet50")
+MODELS = (*IMAGE_MODELS, "gpt-small", "hf:CONFIG")
+SCHEDULES = ("step", "cosine", "linear", "constant")
+AUGMENTATIONS = ("crop", "flip", "jitter")
+REDUCTIONS = ("mean", "sum")
+
+_DEFAULT_LR = {"sgd": 0.1}
+_OTHER_DEFAULT_LR = 1e-3
+_LR_BATCH_SIZE = 256
+_CHANGES_NO_NUMBER = {
+    *("name", "runs", "resume", "tensorboard", "save_every", "steps", "workers", "eval_only"),
+    *("procs", "world_size", "rank", "dist_url", "timeout_seconds"),
+}
+"""The number of ranks does change numbers; a checkpoint says it apart."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainConfig:
+    """Everything a training can be told; a `TrainError` says what does not fit together.
+
+    >>> TrainConfig(batch_size=512, lr=0.1).peak_lr
+    0.2
+    """
+
+    data: str = "digits"
+    model: str = "resnet-small"
+    width: int | None = None
+    """Channels of the first stage of resnet-small, or of gpt-small's embedding; None: the model's own."""
+    context: int = 128
+    """Bytes a text model sees at once."""
+    image_size: int = 224
+    """Side of the pictures cut out of `folder:` data."""
+    shrink: int = 1
+    """Average so many pixels of `idx:` and fashion-mnist pictures into one, each way."""
+    limit: int | None = None
+    """Train on this many samples only, the first ones."""
+    input_gain: float = 1.0
+    """Multiply every picture by this: data whose scale nobody checked."""
+    augment: tuple[str, ...] | None = None
+    """Of crop, flip and jitter; None: what suits the data."""
+    mixup: float = 0.0
+    """Parameter of the Beta distribution that mixes pictures in pairs; 0: none."""
+
+    recipe: str = "fp32"
+    """A name, or the path of a TOML file."""
+    loss_scale: float | str | None = "recipe"
+    """'recipe': the recipe's own; 0: dynamic; a positive number: static; None: no scaling."""
+
+    epochs: int = 10
+    steps: int | None = None
+    """Stop after so many steps; the schedule stays that of `epochs`, so that a resumed training goes on as it would."""
+    batch_size: int = 64
+    """Samples of one optimizer step, over all ranks and microbatches."""
+    accumulate: int = 1
+    """Microbatches that one step is split into."""
+    optimizer: str = "sgd"
+    lr: float | None = None
+    """For a batch of 256; None: the optimizer's usual one."""
+    lr_scaling: bool = True
+    """The linear rule: multiply `lr` by batch_size / 256."""
+    warmup: float = 0.0
+    """Epochs over which the learning rate rises linearly, step by step."""
+    schedule: str = "cosine"
+    momentum: float = 0.9
+    weight_decay: float = 1e-4
+    """Not applied to biases and norms."""
+    label_smoothing: float = 0.0
+    loss_reduction: str = "mean"
+    """Over the samples of a batch: mean, or sum (whose gradients grow with the batch)."""
+    clip: float | None = None
+    """Largest norm of all gradients together."""
+    ema: float | None = None
+    """Decay of the moving average of the weights, which is then what is evaluated."""
+
+    seed: int = 0
+    device: str = "auto"
+    """'auto': an accelerator if there is one, else the CPU; or a torch device such as 'cpu' or 'cuda:1'."""
+    workers: int = 0
+    """Processes that load data, per rank."""
+    threads: int | None = None
+    """Threads of one rank; None: torch's own choice, shared among the ranks of this machine."""
+
+    procs: int = 1
+    """Ranks to start on this machine."""
+    world_size: int | None = None
+    """Ranks over all machines; None: those of this machine."""
+    rank: int = 0
+    """Number of this machine's first rank."""
+    dist_url: str | None = None
+    """Where the ranks meet, 'tcp://10.0.0.1:29500'; None: on this machine."""
+    dist_backend: str | None = None
+    """None: gloo on a CPU, the device's own on an accelerator."""
+    timeout_seconds: float = 600.0
+    """How long a rank waits for the others before it gives up."""
+    find_unused_parameters: bool = False
+    sync_bn: bool = False
+    """Batch statistics over all ranks instead of each rank's own."""
+    fsdp: bool = False
+    """Shard weights, gradients and optimizer state over the ranks (FSDP2) instead of copying them (DDP)."""
+
+    runs: Path | None = Path("runs")
+    """Folder of runs; None: nothing is written."""
+    name: str | None = None
+    """Name of the run; None: train-1, train-2, ..."""
+    resume: Path | None = None
+    """A checkpoint, or the run folder that holds it."""
+    eval_only: bool = False
+    """Evaluate, and do not train."""
+    save_every: int | None = None
+    """Also save a checkpoint every so many steps, not only after each epoch."""
+    tensorboard: Path | None = None
+
+    def __post_init__(self) -> None:
+        _check_name("data", self.data, DATA)
+        _check_name("model", self.model, MODELS)
+        _check_choice("schedule", self.schedule, SCHEDULES)
+        _check_choice("loss_reduction", self.loss_reduction, REDUCTIONS)
+        for name in self.augment or ():
+            _check_choice("augment", name, (*AUGMENTATIONS, "none"))
+        for name in ("epochs", "batch_size", "accumulate", "context", "image_size", "shrink", "procs"):
+            self._check_at_least(name, 1)
+        for name in ("steps", "width", "limit", "threads", "world_size", "save_every"):
+            self._check_at_least(name, 1)
+        for name in ("lr", "warmup", "momentum", "weight_decay", "mixup", "workers", "rank", "seed"):
+            self._check_at_least(name, 0)
+        self._check_share("label_smoothing")
+        self._check_share("ema")
+        self._check_positive("clip")
+        self._check_positive("timeout_seconds")
+        self._check_loss_scale()
+        self._check_ranks()
+        self.check_batch(self.num_ranks)
+        self._check_model_fits_data()
+
+    @property
+    def num_ranks(self) -> int:
+        """How many ranks were asked for; a launcher such as torchrun may know better."""
+        return self.world_size or self.procs
+
+    @property
+    def is_text(self) -> bool:
+        """Whether the data is text and not pictures."""
+        return self.data.startswith("text:")
+
+    @property
+    def peak_lr(self) -> float:
+        """The learning rate after warm-up."""
+        base = _DEFAULT_LR.get(self.optimizer, _OTHER_DEFAULT_LR) if self.lr is None else self.lr
+        return base * self.batch_size / _LR_BATCH_SIZE if self.lr_scaling else base
+
+    def check_batch(self, num_ranks: int) -> None:
+        """Raise unless a batch can be divided among ranks and microbatches."""
+        parts = num_ranks * self.accumulate
+        if self.batch_size % parts:
+            nearest = max(parts, round(self.batch_size / parts) * parts)
+            raise TrainError.explain(
+                f"A batch of {self.batch_size} cannot be divided by {parts}.",
+                why=f"it is shared by {_count(num_ranks, 'rank')} in {_count(self.accumulate, 'microbatch', 'es')}.",
+                fix=f"for example: --batch-size {nearest}",
+            )
+
+    def to_object(self) -> dict[str, JsonValue]:
+        """Return the settings as JSON values, for run.json and checkpoints."""
+        return {field.name: _plain(getattr(self, field.name)) for field in fields(self)}
+
+    def changes_since(self, before: dict[str, JsonValue]) -> list[str]:
+        """Name the settings that make a resumed training differ from an uninterrupted one."""
+        now = self.to_object()
+        names = [name for name in now if name not in _CHANGES_NO_NUMBER and name in before]
+        return [f"{name} {now[name]}, was {before[name]}" for name in names if now[name] != before[name]]
+
+    def _check_at_least(self, name: str, least: int) -> None:
+        value = getattr(self, name)
+        if value is not None and not (math.isfinite(value) and value >= least):
+            raise _wrong(name, value, f"it must be at least {least}.")
+
+    def _check_share(self, name: str) -> None:
+        value = getattr(self, name)
+        if value is not None and not 0 <= value < 1:
+            raise _wrong(name, value, "it must be at least 0 and below 1.")
+
+    def _check_positive(self, name: str) -> None:
+        value = getattr(self, name)
+        if value is not None and not value > 0:
+            raise _wrong(name, value, "it must be above 0.")
+
+    def _check_loss_scale(self) -> None:
+        scale = self.loss_scale
+        if scale not in ("recipe", None) and not (isinstance(scale, int | float) and 0 <= scale < math.inf):
+            raise _wrong("loss_scale", scale, "it is 0 (dynamic), a positive number (static) or none.")
+
+    def _check_ranks(self) -> None:
+        if self.rank + self.procs > self.num_ranks:
+            raise TrainError.explain(
+                f"There is no rank {self.rank + self.procs - 1} among {self.num_ranks}.",
+                why=f"this machine starts {_count(self.procs, 'rank')}, from rank {self.rank} on.",
+                fix="--world-size counts the ranks of all machines, --rank is the first one of this machine.",
+            )
+        if self.num_ranks > self.procs and self.dist_url is None:
+            raise TrainError.explain(
+                f"Nobody knows where the {self.num_ranks} ranks of several machines meet.",
+                fix="give every machine the same address of rank 0: --dist-url tcp://HOST:29500",
+            )
+
+    def _check_model_fits_data(self) -> None:
+        if self.model.startswith("hf:"):
+            return
+        if self.is_text == (self.model in IMAGE_MODELS):
+            fitting = "gpt-small or hf:CONFIG" if self.is_text else ", ".join(IMAGE_MODELS) + " or hf:CONFIG"
+            raise TrainError.explain(
+                f"The model '{self.model}' cannot be trained on '{self.data}'.",
+                why=f"it takes {'pictures' if self.is_text else 'text'}.",
+                fix=f"use --model {fitting}.",
+            )
+
+
+def _check_name(field: str, value: str, known: Sequence[str]) -> None:
+    """Check a name that may take a path: 'folder:PATH'."""
+    kind, colon, rest = value.partition(":")
+    forms = {name.partition(":")[0]: ":" in name for name in known}
+    if kind in forms and forms[kind] == bool(colon and rest):
+        return
+    raise _wrong(field, value, f"known are {', '.join(known)}.")
+
+
+def _check_choice(field: str, value: str, known: Sequence[str]) -> None:
+    if value not in known:
+        raise _wrong(field, value, f"known are {', '.join(known)}.")
+
+
+def _wrong(name: str, value: object, why: str) -> TrainError:
+    return TrainError.explain(f"--{name.replace('_', '-')} cannot be '{value}'.", why=why)
+
+
+def _count(number: int, noun: str, plural: str = "s") -> str:
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}{plural}"
+
+
+def _plain(value: object) -> JsonValue:
+    if isinstance(value, Path):
+        return str(value)
+    if isinstance(value, tuple):
+        return list(value)
+    assert value is None or isinstance(value, str | int | float)
+    return value

@@ -1,0 +1,19 @@
+"""What a training reads: pictures or text, as batches that depend on nothing but their draw."""
+
+from roundoff.train.data.batch import IGNORED, PADDING, Batch, Draw, Samples
+from roundoff.train.data.loading import loader_of
+from roundoff.train.data.sampler import EvalSampler, TrainSampler
+from roundoff.train.data.sources import Data, load_data
+
+__all__ = [
+    "IGNORED",
+    "PADDING",
+    "Batch",
+    "Data",
+    "Draw",
+    "EvalSampler",
+    "Samples",
+    "TrainSampler",
+    "load_data",
+    "loader_of",
+]

@@ -1,0 +1,116 @@
+"""What a training writes down while it goes on: the run folder, and TensorBoard if asked for."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from roundoff.errors import TrainError
+from roundoff.record.environment import describe_process
+from roundoff.runs import Call, Metrics, RunWriter, next_free_name
+from roundoff.train.config import TrainConfig
+from roundoff.train.objective import Score
+from roundoff.train.ranks import Ranks
+
+_FLUSH_SECONDS = 5.0
+
+
+class Journal:
+    """Writes one rank's metrics; the last step's are held back until it is known whether an evaluation follows."""
+
+    def __init__(self, config: TrainConfig, ranks: Ranks) -> None:
+        self.folder = _folder(config, ranks)
+        self._writer = _writer(self.folder, config, ranks) if self.folder is not None else None
+        self._tensorboard = _tensorboard(config.tensorboard) if config.tensorboard and ranks.is_first else None
+        self._last: Metrics | None = None
+        self._began = self._flushed = time.monotonic()
+
+    def step(self, metrics: Metrics) -> None:
+        """Take what one step came to."""
+        self._write_last()
+        self._last = metrics
+        self._scalars(metrics.step, ("loss", metrics.loss), ("lr", metrics.lr), ("loss_scale", metrics.loss_scale))
+        if time.monotonic() - self._flushed > _FLUSH_SECONDS:
+            self.flush()
+
+    def evaluated(self, step: int, epoch: int, score: Score) -> None:
+        """Take the evaluation after the last step."""
+        if self._last is not None:
+            self._last = replace(self._last, eval_loss=score.loss)
+        self._call(step, "eval", epoch=epoch, loss=score.loss, top1=score.top1, top5=score.top5)
+        self._scalars(step, ("eval_loss", score.loss), ("top1", score.top1), ("top5", score.top5))
+
+    def saved(self, step: int, path: Path) -> None:
+        """Take note of a checkpoint."""
+        self._call(step, "save", path=path.name)
+
+    def flush(self) -> None:
+        """Have everything but the last step survive the death of this process."""
+        if self._writer is not None:
+            self._writer.flush()
+        self._flushed = time.monotonic()
+
+    def finish(self, notes: Sequence[str]) -> None:
+        """Write the last step, and what a reader should know."""
+        self._write_last()
+        if self._writer is not None:
+            for note in notes:
+                self._writer.note(note)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._write_last()
+        if self._writer is not None:
+            self._writer.close(status="finished" if kind is None else "failed")
+        if self._tensorboard is not None:
+            self._tensorboard.close()
+
+    def _write_last(self) -> None:
+        if self._writer is not None and self._last is not None:
+            self._writer.write_metrics(self._last)
+        self._last = None
+
+    def _call(self, step: int, call: str, **detail: Any) -> None:
+        if self._writer is not None:
+            now = time.monotonic() - self._began
+            self._writer.write_call(Call(step=step, call=call, seconds=now, detail=detail))
+
+    def _scalars(self, step: int, *scalars: tuple[str, float | None]) -> None:
+        if self._tensorboard is not None:
+            for name, value in scalars:
+                if value is not None and math.isfinite(value):
+                    self._tensorboard.add_scalar(name, value, step)
+
+
+def _folder(config: TrainConfig, ranks: Ranks) -> Path | None:
+    """Return the run folder that all ranks agree on."""
+    if config.runs is None:
+        return None
+    if config.name is not None:
+        return config.runs / config.name
+    folder = ranks.from_first(str(next_free_name(config.runs, "train")) if ranks.is_first else None)
+    return Path(folder)
+
+
+def _writer(folder: Path, config: TrainConfig, ranks: Ranks) -> RunWriter:
+    info = describe_process(seed=config.seed, settings=config.to_object(), command=None)
+    return RunWriter.create(folder, replace(info, recipe=config.recipe, ranks=ranks.num_ranks), rank=ranks.rank)
+
+
+def _tensorboard(folder: Path) -> Any:
+    try:
+        from torch.utils.tensorboard import SummaryWriter
+    except ImportError as error:
+        raise TrainError.explain(
+            "TensorBoard is not installed.", why=f"{error}.", fix="pip install 'roundoff[tensorboard]'"
+        ) from error
+    return SummaryWriter(str(folder))

@@ -1,0 +1,137 @@
+"""`--procs`: starts the ranks of this machine, and ends them all when one of them fails."""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing
+import os
+import pickle
+import signal
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from multiprocessing.connection import Connection, wait
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+from typing import Any
+
+from roundoff.errors import RoundoffError, TrainError
+from roundoff.train.config import TrainConfig
+from roundoff.train.ranks import LostContactError, Place
+
+TrainRank = Callable[[TrainConfig, Place], Any]
+
+_GRACE_SECONDS = 1.0
+"""How long to wait, after a rank has lost contact, for news of the one that is to blame."""
+
+_FAREWELL_SECONDS = 5.0
+"""How long the other ranks have to notice by themselves that one has failed."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Rank:
+    number: int
+    process: BaseProcess
+    answer: Connection
+
+
+def launch_ranks(config: TrainConfig, train_rank: TrainRank) -> Any:
+    """Call `train_rank` in `config.procs` new processes and return what the first of them returned.
+
+    They are new interpreters (spawned, not forked), so `train_rank` must pickle. If one raises an error of ours it is
+    raised here; if one dies otherwise, a `TrainError` says which. Either way none is left running.
+    """
+    with tempfile.TemporaryDirectory(prefix="roundoff-") as folder:
+        if config.dist_url is None:
+            config = replace(config, dist_url=f"file://{Path(folder) / 'meeting-point'}")
+        ranks = [_start(config, train_rank, local_rank) for local_rank in range(config.procs)]
+        try:
+            return _answers(ranks)[0]
+        finally:
+            _end(ranks)
+
+
+def _start(config: TrainConfig, train_rank: TrainRank, local_rank: int) -> _Rank:
+    place = Place(
+        rank=config.rank + local_rank, num_ranks=config.num_ranks, local_rank=local_rank, num_local=config.procs
+    )
+    context = multiprocessing.get_context("spawn")
+    reader, writer = context.Pipe(duplex=False)
+    process = context.Process(target=_work, args=(config, place, train_rank, writer), daemon=False)
+    try:
+        process.start()
+    except (pickle.PicklingError, AttributeError, TypeError) as error:
+        raise TrainError.explain(
+            "The ranks could not be started.",
+            why=f"what they are to call cannot be sent to another process: {error}.",
+            fix="with procs above 1, on_step must be a function at the top of a module.",
+        ) from error
+    writer.close()
+    return _Rank(number=place.rank, process=process, answer=reader)
+
+
+def _work(config: TrainConfig, place: Place, train_rank: TrainRank, writer: Connection) -> None:
+    """Be one rank."""
+    try:
+        answer = train_rank(replace(config, procs=1, rank=place.rank, world_size=place.num_ranks), place)
+    except RoundoffError as error:
+        answer = error
+    except KeyboardInterrupt:
+        os._exit(128 + signal.SIGINT)
+    writer.send(answer)
+
+
+def _answers(ranks: Sequence[_Rank]) -> list[Any]:
+    """Wait for the answer of every rank; the first failure ends the waiting."""
+    answers: dict[int, Any] = {}
+    failures: list[RoundoffError] = []
+    waiting = {rank.answer: rank for rank in ranks}
+    while waiting and not failures:
+        _collect(waiting, answers, failures, timeout=None)
+    if failures:
+        _collect(waiting, answers, failures, timeout=_GRACE_SECONDS)
+        raise min(failures, key=lambda error: isinstance(error, LostContactError))
+    return [answers[rank.number] for rank in ranks]
+
+
+def _collect(
+    waiting: dict[Connection, _Rank], answers: dict[int, Any], failures: list[RoundoffError], *, timeout: float | None
+) -> None:
+    for ready in wait(list(waiting), timeout):
+        assert isinstance(ready, Connection)
+        rank = waiting.pop(ready)
+        try:
+            answer = ready.recv()
+        except EOFError:
+            rank.process.join()
+            answer = _death_of(rank)
+        if isinstance(answer, RoundoffError):
+            failures.append(answer)
+        else:
+            answers[rank.number] = answer
+
+
+def _death_of(rank: _Rank) -> TrainError:
+    code = rank.process.exitcode or 0
+    how = f"it ended with exit code {code}; what it printed is above."
+    if code < 0:
+        name = signal.Signals(-code).name
+        how = f"it was killed by {name}" + (", perhaps for want of memory." if name == "SIGKILL" else ".")
+    return TrainError.explain(f"Rank {rank.number} died; the other ranks were stopped.", why=how)
+
+
+def _end(ranks: Sequence[_Rank]) -> None:
+    """Leave no process behind: those that do not end by themselves are terminated, then killed."""
+    deadline = time.monotonic() + _FAREWELL_SECONDS
+    done = all(rank.process.exitcode == 0 for rank in ranks)
+    for rank in ranks:
+        if not done and rank.process.is_alive():
+            rank.process.terminate()
+    for rank in ranks:
+        rank.process.join(max(0.0, deadline - time.monotonic()))
+        if rank.process.is_alive():
+            rank.process.kill()
+            rank.process.join()
+        with contextlib.suppress(OSError):
+            rank.answer.close()

@@ -1,0 +1,29 @@
+"""Models by name: the names that `--model` takes."""
+
+from __future__ import annotations
+
+from torch import nn
+
+from roundoff.train.config import TrainConfig
+from roundoff.train.data import Data
+from roundoff.train.models.gpt import GPT
+from roundoff.train.models.hugging_face import build_hugging_face
+from roundoff.train.models.resnet import resnet18, resnet50, resnet_small
+
+__all__ = ["GPT", "build_model", "resnet18", "resnet50", "resnet_small"]
+
+
+def build_model(config: TrainConfig, data: Data) -> nn.Module:
+    """Make the model a training asks for, with weights drawn from torch's generator.
+
+    It takes pictures, or bytes as integers, and returns logits: one row a picture, or one row a byte.
+    """
+    if config.model == "resnet-small":
+        return resnet_small(num_classes=data.num_classes, channels=data.channels, width=config.width or 16)
+    if config.model == "resnet18":
+        return resnet18(num_classes=data.num_classes, channels=data.channels)
+    if config.model == "resnet50":
+        return resnet50(num_classes=data.num_classes, channels=data.channels)
+    if config.model == "gpt-small":
+        return GPT(vocabulary=data.num_classes, context=config.context, width=config.width or 128)
+    return build_hugging_face(config.model.removeprefix("hf:"), data, context=config.context)

@@ -1,0 +1,70 @@
+"""What a model is asked to make small, and how well it answers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from roundoff.train.data import IGNORED, Batch
+
+
+def loss_of(logits: Tensor, batch: Batch, *, label_smoothing: float = 0.0, reduction: str = "mean") -> Tensor:
+    """Return the cross entropy of a batch in fp32, over the places that are not `IGNORED`; 0 if all are.
+
+    With mixup it is the mixture of the losses for both targets.
+    """
+    rows = _rows(logits)
+
+    def total(targets: Tensor) -> Tensor:
+        return F.cross_entropy(
+            rows, targets.flatten(), ignore_index=IGNORED, label_smoothing=label_smoothing, reduction="sum"
+        )
+
+    loss = total(batch.targets)
+    if batch.other_targets is not None:
+        loss = batch.share * loss + (1 - batch.share) * total(batch.other_targets)
+    return loss if reduction == "sum" else loss / num_asked(batch).clamp(min=1)
+
+
+def num_asked(batch: Batch) -> Tensor:
+    """Count the places that are not `IGNORED`."""
+    return (batch.targets != IGNORED).sum()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Score:
+    """How well a model answers: shares from 0 to 1, and the mean loss."""
+
+    top1: float
+    top5: float
+    loss: float
+    num_places: int
+    """Pictures, or bytes, that were asked about."""
+
+
+def tally(logits: Tensor, batch: Batch) -> Tensor:
+    """Return (places, loss, right, right among five) of a batch as sums in fp64, which add up over batches and ranks.
+
+    A row of logits that is not all finite has no answer: it is wrong.
+    """
+    rows, targets = _rows(logits), batch.targets.flatten()
+    asked = targets != IGNORED
+    loss = F.cross_entropy(rows, targets, ignore_index=IGNORED, reduction="sum")
+    best = rows.topk(min(5, rows.shape[-1]), dim=-1).indices
+    hits = (best == targets[:, None]) & rows.isfinite().all(-1, keepdim=True)
+    sums = [asked.sum(), loss, hits[:, 0].sum(), hits.any(-1).sum()]
+    return torch.stack([value.to(torch.float64) for value in sums])
+
+
+def score_from(sums: Tensor) -> Score:
+    """Turn sums over all batches of all ranks into shares and a mean."""
+    places, loss, right, among_five = sums.tolist()
+    count = max(1.0, places)
+    return Score(top1=right / count, top5=among_five / count, loss=loss / count, num_places=int(places))
+
+
+def _rows(logits: Tensor) -> Tensor:
+    return logits.flatten(0, -2).float()
