@@ -36,6 +36,7 @@ Level level() {
 void bind_summarize(nb::module_& m);
 void bind_rounding(nb::module_& m);
 void bind_packing(nb::module_& m);
+void bind_fixed(nb::module_& m);
 void bind_group_codes(nb::module_& m);
 
 }  // namespace roundoff
@@ -52,5 +53,6 @@ NB_MODULE(_compiled, m) {
   roundoff::bind_summarize(m);
   roundoff::bind_rounding(m);
   roundoff::bind_packing(m);
+  roundoff::bind_fixed(m);
   roundoff::bind_group_codes(m);
 }

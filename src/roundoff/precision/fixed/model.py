@@ -1,0 +1,193 @@
+"""The handle of a model that trains in fixed point."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Collection, Iterator, Mapping
+from typing import Any, Self
+
+from torch import Tensor, nn
+
+from roundoff.errors import RecipeError
+from roundoff.precision.fixed.convert import Norms, register_sites
+from roundoff.precision.fixed.hooks import SITE, detach
+from roundoff.precision.fixed.ranks import attach_to_root, detach_from_root, scales_of, take_largest
+from roundoff.precision.fixed.setting import METHODS, Method, changed
+from roundoff.precision.fixed.settings import KINDS, FixedPointSettings, TensorKind, is_covered
+from roundoff.precision.fixed.site import Site
+from roundoff.precision.fixed.slot import Slot
+from roundoff.precision.fixed.table import TensorRow, as_table
+
+
+def convert_to_fixed_point(
+    model: nn.Module, settings: FixedPointSettings | None = None, *, norms: Norms = "float"
+) -> FixedPointModel:
+    """Make a model compute in fixed point, in place, and return the handle to look at it and change it.
+
+    Parameters stay what they are, float master weights, and are quantized whenever a module uses them. The output of
+    every module that computes something is quantized, too, except scalars (losses). On the way back, the gradient of
+    each such output (its error) and of each parameter's use is quantized. Scales are buffers of the modules.
+
+    Args:
+        model: Any module. Tensors are quantized where modules use or return them; what happens between two functions
+            inside one forward stays float.
+        settings: How each kind of tensor is kept; 8 bits, biases 16, if None.
+        norms: `float` leaves parameters and running statistics of norms alone; `quantized` quantizes them on use. The
+            statistics always accumulate in float.
+
+    Raises:
+        RecipeError: an override matches nothing in the model, or the model is converted already.
+    """
+    register_sites(model, settings or FixedPointSettings(), norms=norms)
+    attach_to_root(model)
+    return FixedPointModel(model)
+
+
+class FixedPointModel:
+    """What one may ask and tell a converted model. It holds no state: `of` makes one for a copy of the model."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self.model = model
+
+    @classmethod
+    def of(cls, model: nn.Module) -> Self:
+        """Return the handle of a model that was converted, copied or unpickled.
+
+        Raises:
+            RecipeError: the model is not converted.
+        """
+        if not any(SITE in module.__dict__ for module in model.modules()):
+            raise RecipeError.explain(
+                f"{type(model).__name__} is not in fixed point.",
+                why="none of its modules has scales.",
+                fix="convert it: convert_to_fixed_point(model, settings)",
+            )
+        return cls(model)
+
+    def rows(self) -> list[TensorRow]:
+        """Return every quantized tensor with its setting, scale and count of non-finite elements."""
+        return [
+            TensorRow.of(slot.name, slot.kind, slot.setting, scale if slot.is_set else None, slot.num_nonfinite)
+            for _, slot, scale in self._slots()
+        ]
+
+    def describe(self) -> str:
+        """Return the same as a table; a tensor that was never used has no scale."""
+        return as_table(self.rows())
+
+    def num_nonfinite(self) -> dict[str, int]:
+        """Return how many NaN and infinities each tensor has had so far, for those that had any."""
+        counts = {slot.name: slot.num_nonfinite for _, slot, _ in self._slots()}
+        return {name: count for name, count in counts.items() if count}
+
+    def set_method(
+        self,
+        method: Method,
+        *,
+        names: Collection[str] | str | None = None,
+        types: Collection[str | type[nn.Module]] | str | type[nn.Module] | None = None,
+        tensors: Collection[TensorKind] | TensorKind | None = None,
+    ) -> int:
+        """Switch the method of the tensors that the conditions select, of all without any; return how many.
+
+        A tensor must satisfy each condition that is given.
+
+        Args:
+            method: `none`, `auto` or `fixed`.
+            names: Patterns of sites; what is below a matching module follows it.
+            types: Classes or names of classes; a subclass counts.
+            tensors: Kinds of tensors, such as `weight` or `error`.
+
+        Raises:
+            RecipeError: the method or a kind does not exist, or a name or type selects nothing.
+        """
+        _check_words("method", [method], METHODS)
+        kinds = _several(tensors) if tensors is not None else list(KINDS)
+        _check_words("tensors", kinds, KINDS)
+        slots = list(self._slots())
+        for conditions, selects in ((names, _is_at), (types, _is_of_type)):
+            if conditions is not None:
+                slots = _selected(slots, _several(conditions), selects)
+        chosen = [slot for _, slot, _ in slots if slot.kind in kinds]
+        for slot in chosen:
+            slot.use(dataclasses.replace(slot.setting, method=method))
+        return len(chosen)
+
+    def dump(self) -> dict[str, dict[str, Any]]:
+        """Return the present setting of every tensor, by name, as plain values."""
+        return {slot.name: slot.setting.to_dict() for _, slot, _ in self._slots()}
+
+    def load(self, dumped: Mapping[str, Mapping[str, Any]]) -> None:
+        """Take over settings that `dump` returned; scales stay as they are.
+
+        Raises:
+            RecipeError: a tensor is missing or unknown, or a setting cannot be; nothing is changed then.
+        """
+        slots = {slot.name: slot for _, slot, _ in self._slots()}
+        if wrong := sorted(slots.keys() ^ dumped.keys()):
+            raise RecipeError.explain(
+                f"These settings are of another model: they disagree about '{wrong[0]}' and {len(wrong) - 1} more.",
+                why=f"the model has {len(slots)} tensors, the settings {len(dumped)}.",
+                fix="load what dump() returned of a model converted in the same way.",
+            )
+        defaults = type(slots[next(iter(slots))].setting)()
+        loaded = {name: changed(defaults, dict(values), where=name) for name, values in dumped.items()}
+        for name, setting in loaded.items():
+            slots[name].use(setting)
+
+    def synchronize(self) -> None:
+        """Give every scale the largest value of all ranks; a collective that every rank must call.
+
+        Under DistributedDataParallel this happens by itself after each training forward.
+        """
+        take_largest(scales_of(self.model))
+
+    def remove(self) -> None:
+        """Take hooks and scales off again; what stays is the float model with its trained master weights."""
+        for module in self.model.modules():
+            if SITE in module.__dict__:
+                detach(module)
+        detach_from_root(self.model)
+
+    def _slots(self) -> Iterator[tuple[nn.Module, Slot, Tensor]]:
+        for module in self.model.modules():
+            site: Site | None = module.__dict__.get(SITE)
+            for child, slot in site.slots() if site else ():
+                owner = module.get_submodule(child)
+                yield owner, slot, owner.get_buffer(slot.buffer)
+
+
+_Entry = tuple[nn.Module, Slot, Tensor]
+
+
+def _is_at(entry: _Entry, pattern: Any) -> bool:
+    return is_covered(entry[1].name.rpartition(".")[0], pattern)
+
+
+def _is_of_type(entry: _Entry, wanted: Any) -> bool:
+    return any(wanted in (cls, cls.__name__) for cls in type(entry[0]).__mro__)
+
+
+def _selected(entries: list[_Entry], conditions: list[Any], selects: Any) -> list[_Entry]:
+    for condition in conditions:
+        if not any(selects(entry, condition) for entry in entries):
+            known = sorted({entry[1].name.rpartition(".")[0] for entry in entries})[:12]
+            types = sorted({type(entry[0]).__name__ for entry in entries})
+            raise RecipeError.explain(
+                f"{condition!r} selects no tensor in fixed point.",
+                why=f"there are the sites {', '.join(known)} with the types {', '.join(types)}.",
+                fix="correct the name.",
+            )
+    return [entry for entry in entries if any(selects(entry, condition) for condition in conditions)]
+
+
+def _several(value: Any) -> list[Any]:
+    return [value] if isinstance(value, str | type) else list(value)
+
+
+def _check_words(what: str, words: Collection[object], allowed: Collection[str]) -> None:
+    for word in words:
+        if word not in allowed:
+            raise RecipeError.explain(
+                f"{what} = {word!r} cannot be.", why=f"allowed: {', '.join(allowed)}.", fix="correct the name."
+            )

@@ -1,0 +1,210 @@
+"""Quantizes what one module uses and makes: its parameters while it runs, its statistics, its outputs."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import Tensor, nn
+
+from roundoff.precision.fixed.slot import Clock, Slot
+from roundoff.precision.fixed.straight_through import quantize_both_ways
+
+_MARK = "_fixed_point_version"
+_STACK = "_fixed_point_hidden"  # kept in the module itself: a replica in another thread has its own
+
+_Hidden = tuple[dict[str, Any], str, Any]
+"""Where something was put, under which name, and what to put back; None for what hid a parameter or buffer."""
+
+
+@dataclass(slots=True, eq=False)
+class Pair:
+    """A tensor and its gradient."""
+
+    forward: Slot
+    backward: Slot
+
+    @property
+    def is_active(self) -> bool:
+        """Whether either is quantized."""
+        return self.forward.is_active or self.backward.is_active
+
+    def apply(self, owner: nn.Module, x: Tensor) -> Tensor:
+        """Quantize `x` both ways with the scales that `owner`, maybe a replica, holds."""
+        scales = owner._buffers
+        forward, backward = scales[self.forward.buffer], scales[self.backward.buffer]
+        assert forward is not None
+        assert backward is not None
+        return quantize_both_ways(x, self.forward, forward, self.backward, backward, training=owner.training)
+
+
+@dataclass(slots=True, eq=False)
+class ParameterUse:
+    """A parameter that the module reads; `child` names the child it belongs to if the module reads it there."""
+
+    child: str
+    name: str
+    pair: Pair
+
+
+@dataclass(slots=True, eq=False)
+class Site:
+    """The hooks of one module. It knows the module by name only, so that copies and replicas of the module can use it.
+
+    While the module runs, its instance dictionary holds the quantized tensors: they hide the parameters, which stay the
+    float master weights that they are.
+    """
+
+    name: str
+    clock: Clock
+    parameters: list[ParameterUse] = field(default_factory=list)
+    statistics: dict[str, Slot] = field(default_factory=dict)
+    outputs: list[Pair] = field(default_factory=list)
+
+    def slots(self) -> Iterator[tuple[str, Slot]]:
+        """Yield every slot with the name of the child whose buffer holds its scale."""
+        for use in self.parameters:
+            yield use.child, use.pair.forward
+            yield use.child, use.pair.backward
+        for slot in self.statistics.values():
+            yield "", slot
+        for pair in self.outputs:
+            yield "", pair.forward
+            yield "", pair.backward
+
+    def measure_parameters(self, module: nn.Module) -> None:
+        """Take scales that are not set from what the parameters and statistics hold: eval and `fixed` need one."""
+        for use in self.parameters:
+            owner = module.get_submodule(use.child)
+            use.pair.forward.measure_if_unset(_scale(owner, use.pair.forward), owner.get_parameter(use.name))
+        for name, slot in self.statistics.items():
+            slot.measure_if_unset(_scale(module, slot), module.get_buffer(name))
+
+    def add_output(self, module: nn.Module) -> None:
+        """Make room for one output more, set like the first, and register its scales on the module."""
+        first, place = self.outputs[0], len(self.outputs)
+        pair = Pair(first.forward.another(place), first.backward.another(place))
+        self.outputs.append(pair)
+        like = _scale(module, first.forward)
+        for slot in (pair.forward, pair.backward):
+            module.register_buffer(slot.buffer, like.new_zeros(()))
+
+    def before(self, module: nn.Module, args: Any) -> None:
+        """Put quantized parameters (and, in eval, statistics) in front of the real ones."""
+        self.clock.enter(is_root=not self.name)
+        hidden: list[_Hidden] = []
+        module.__dict__.setdefault(_STACK, []).append(hidden)
+        for use in self.parameters:
+            if use.pair.is_active:
+                owner = module._modules[use.child] if use.child else module
+                assert owner is not None
+                self._quantize_parameter(owner, use, hidden)
+        if hidden and isinstance(module, nn.RNNBase):
+            weights = [getattr(module, name) for name in module._flat_weights_names]
+            _put(module.__dict__, "_flat_weights", weights, hidden, before=module._flat_weights)
+        if not module.training:
+            for name, slot in self.statistics.items():
+                value = module._buffers.get(name)
+                if value is not None and slot.is_active:
+                    quantized = slot.quantize(_scale(module, slot), value, training=False).values
+                    _put(module.__dict__, name, quantized, hidden)
+
+    def after(self, module: nn.Module, args: Any, output: Any) -> Any:
+        """Take the quantized tensors away again, and quantize the output; called after an exception, too."""
+        if not _uncover(module):
+            return None  # a hook before ours failed, and ours did not run
+        self.clock.leave()
+        if module.training:
+            for name, slot in self.statistics.items():
+                value = module._buffers.get(name)
+                if value is not None:
+                    slot.follow(_scale(module, slot), value)
+        if not self.outputs or output is None:
+            return None
+        return _each_tensor(output, _Outputs(self, module))
+
+    @staticmethod
+    def _quantize_parameter(owner: nn.Module, use: ParameterUse, hidden: list[_Hidden]) -> None:
+        space = owner.__dict__
+        value = owner._parameters.get(use.name)
+        is_replica = value is None  # its parameters are plain attributes
+        if is_replica:
+            value = space.get(use.name)
+        if value is None:
+            return
+        _put(space, use.name, use.pair.apply(owner, value), hidden, before=value if is_replica else None)
+
+
+class _Outputs:
+    """Quantizes the tensors of one output, the nth with the nth pair of the site."""
+
+    def __init__(self, site: Site, module: nn.Module) -> None:
+        self.site = site
+        self.module = module
+        self.place = 0
+
+    def __call__(self, x: Tensor) -> Tensor:
+        if not x.is_floating_point() or x.dim() == 0:
+            return x  # a scalar is a loss, not an activation
+        if self.place == len(self.site.outputs):
+            self.site.add_output(self.module)
+        pair = self.site.outputs[self.place]
+        self.place += 1
+        if not pair.is_active or getattr(x, _MARK, None) == _version(x):
+            return x
+        result = pair.apply(self.module, x)
+        setattr(result, _MARK, _version(result))
+        return result
+
+
+def _uncover(module: nn.Module) -> bool:
+    """Take away what the last call put into the module; say whether there was such a call."""
+    stack: list[list[_Hidden]] = module.__dict__.get(_STACK, [])
+    if not stack:
+        return False
+    for space, name, value in reversed(stack.pop()):
+        if value is None:
+            space.pop(name, None)
+        else:
+            space[name] = value
+    if not stack:
+        del module.__dict__[_STACK]
+    return True
+
+
+def _scale(module: nn.Module, slot: Slot) -> Tensor:
+    scale = module._buffers[slot.buffer]
+    assert scale is not None
+    return scale
+
+
+def _put(space: dict[str, Any], name: str, value: Any, hidden: list[_Hidden], *, before: Any = None) -> None:
+    hidden.append((space, name, before))
+    space[name] = value
+
+
+def _version(x: Tensor) -> int:
+    """Return what changes when somebody writes into `x`; inference tensors do not count that."""
+    return -1 if x.is_inference() else x._version
+
+
+def _each_tensor(output: Any, function: _Outputs) -> Any:
+    """Rebuild an output with its tensors replaced: tensors, and tuples, lists, dicts and dataclasses of them."""
+    if isinstance(output, Tensor):
+        return function(output)
+    if isinstance(output, tuple) and hasattr(output, "_fields"):
+        return type(output)(*(_each_tensor(item, function) for item in output))
+    if isinstance(output, tuple | list):
+        return type(output)(_each_tensor(item, function) for item in output)
+    if isinstance(output, dict):
+        for key, item in output.items():
+            output[key] = _each_tensor(item, function)
+        return output
+    if dataclasses.is_dataclass(output) and not isinstance(output, type):
+        changes = {
+            f.name: _each_tensor(getattr(output, f.name), function) for f in dataclasses.fields(output) if f.init
+        }
+        return dataclasses.replace(output, **changes)
+    return output

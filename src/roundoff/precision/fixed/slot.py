@@ -1,0 +1,164 @@
+"""One quantized tensor of a live model: its setting, where its scale is kept, and what was seen of it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+
+import torch
+from torch import Tensor
+
+from roundoff.errors import RecipeError
+from roundoff.kernels.fixed_point import Quantized, follow_data_, quantize_fixed
+from roundoff.kernels.fixed_rule import FixedRule, Follow
+from roundoff.kernels.modes import Rounding
+from roundoff.kernels.random_numbers import draw_key
+from roundoff.precision.fixed.setting import TensorSetting
+from roundoff.precision.fixed.settings import TensorKind
+
+
+@dataclass(slots=True, eq=False)
+class Clock:
+    """Numbers the passes through a model: a new one begins with the outermost call of one of its modules."""
+
+    passes: int = 0
+    depth: int = 0
+
+    def enter(self, *, is_root: bool) -> None:
+        """Note that a module begins. The root always begins a pass: an interrupted one may have left the depth."""
+        if self.depth == 0 or is_root:
+            self.passes += 1
+            self.depth = 0
+        self.depth += 1
+
+    def leave(self) -> None:
+        """Note that a module has ended."""
+        self.depth = max(self.depth - 1, 0)
+
+
+@dataclass(slots=True, eq=False)
+class Slot:
+    """A tensor's live state. The scale itself is a buffer of its module: it moves, saves and replicates with it.
+
+    A tensor that occurs several times in a pass (a module called twice) gets the largest of its scales, since there is
+    one to keep for evaluation.
+    """
+
+    name: str
+    kind: TensorKind
+    setting: TensorSetting
+    buffer: str
+    clock: Clock
+    channel_axis: int | None = None  # None: the second of four or more, else the last
+    is_set: bool = False
+    last_pass: int = -1
+    num_counted: int = 0
+    counts: dict[torch.device, Tensor] = field(default_factory=dict)
+    rule: FixedRule = field(init=False)
+    is_active: bool = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.use(self.setting)
+
+    def use(self, setting: TensorSetting) -> None:
+        """Go on with another setting; the scale stays."""
+        self.setting = setting
+        self.rule = setting.rule
+        self.is_active = setting.method != "none"
+
+    def another(self, place: int) -> Slot:
+        """Return a fresh slot for another tensor of the same kind and module, the one at `place` of its outputs."""
+        return Slot(
+            name=f"{self.name}{place}",
+            kind=self.kind,
+            setting=replace(self.setting, scale=None),
+            buffer=f"{self.buffer}{place}",
+            clock=self.clock,
+            channel_axis=self.channel_axis,
+        )
+
+    def quantize(self, scale: Tensor, x: Tensor, *, training: bool, wants_beyond: bool = False) -> Quantized:
+        """Round `x`, after `scale` has followed it where the method says so.
+
+        Outside training every value goes to the nearest code, so that an evaluation can be repeated.
+        """
+        setting = self.setting
+        follow = self._follow(training)
+        is_stochastic = training and setting.rounding == "stochastic"
+        rounding: Rounding = "stochastic" if is_stochastic else "nearest"
+        key = draw_key() if is_stochastic else 0
+        axis = None
+        if setting.granularity == "batch" and follow != "never" and x.dim():
+            found = quantize_fixed(
+                x, per_sample := scale.new_zeros(x.shape[0]), self.rule, follow="data", axis=0,
+                rounding=rounding, key=key, wants_beyond=wants_beyond,
+            )  # fmt: skip
+            largest = per_sample.amax().reshape(scale.shape)
+            scale.copy_(torch.maximum(scale, largest) if follow == "at_least" else largest)
+        else:
+            if setting.granularity == "channel":
+                axis = self._axis_for(scale, x)
+                follow = self._follow(training)
+            found = quantize_fixed(
+                x, scale, self.rule, follow=follow, axis=axis, rounding=rounding, key=key, wants_beyond=wants_beyond
+            )
+        if follow != "never":
+            self.is_set, self.last_pass = True, self.clock.passes
+        self._count(found.num_nonfinite)
+        return found
+
+    def follow(self, scale: Tensor, x: Tensor) -> None:
+        """Let the scale follow `x` under the method `auto`, without rounding anything."""
+        if self.setting.method == "auto":
+            self._measure(scale, x)
+
+    def measure_if_unset(self, scale: Tensor, x: Tensor) -> None:
+        """Take the scale from `x`, whatever the method, if there is none yet."""
+        if not self.is_set and x.device.type != "meta":
+            self._measure(scale, x)
+
+    @property
+    def num_nonfinite(self) -> int:
+        """How many NaN and infinities have passed; waits for the devices that counted."""
+        return self.num_counted + sum(int(count.item()) for count in self.counts.values())
+
+    def _measure(self, scale: Tensor, x: Tensor) -> None:
+        if x.numel():
+            axis = self._axis_for(scale, x) if self.setting.granularity == "channel" else None
+            follow_data_(scale, x, self.rule, axis=axis)
+            self.is_set = True
+
+    def _follow(self, training: bool) -> Follow:
+        if self.setting.method == "fixed":
+            if not self.is_set:
+                raise RecipeError.explain(
+                    f"'{self.name}' has the method 'fixed' and no scale.",
+                    why="no data has been seen under 'auto', no scale was given, and none was loaded.",
+                    fix="train with 'auto' first, give a scale, or load a state_dict that has one.",
+                )
+            return "never"
+        if self.is_set and not training:
+            return "never"
+        return "at_least" if self.is_set and self.last_pass == self.clock.passes else "data"
+
+    def _axis_for(self, scale: Tensor, x: Tensor) -> int | None:
+        """Return the axis of the channels, and give `scale` one number for each of them."""
+        if self.kind not in ("activation", "error"):
+            axis = 0 if x.dim() > 1 else None
+        elif self.channel_axis is not None and x.dim() >= -self.channel_axis:
+            axis = self.channel_axis
+        else:
+            axis = 1 if x.dim() >= 4 else -1
+        if axis is None or x.dim() == 0:
+            return None
+        if scale.numel() != x.shape[axis]:
+            scale.resize_(x.shape[axis]).zero_()
+            self.is_set = False
+        return axis
+
+    def _count(self, found: int | Tensor) -> None:
+        if isinstance(found, int):
+            self.num_counted += found
+        elif found.device in self.counts:
+            self.counts[found.device].add_(found)
+        else:
+            self.counts[found.device] = found.clone()
