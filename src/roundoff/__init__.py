@@ -9,20 +9,24 @@ if TYPE_CHECKING:
     from roundoff.errors import RoundoffError as RoundoffError
     from roundoff.formats import format_named as format_named
     from roundoff.formats import round_to as round_to
+    from roundoff.precision import Recipe as Recipe
+    from roundoff.precision import apply_recipe as apply_recipe
     from roundoff.record import recording as recording
     from roundoff.runs import Run as Run
 
     __version__: str
 
 _HOMES = {
+    "Recipe": "roundoff.precision",
     "RoundoffError": "roundoff.errors",
     "Run": "roundoff.runs",
+    "apply_recipe": "roundoff.precision",
     "format_named": "roundoff.formats",
     "recording": "roundoff.record",
     "round_to": "roundoff.formats",
 }
 
-__all__ = ["RoundoffError", "Run", "__version__", "format_named", "recording", "round_to"]
+__all__ = ["Recipe", "RoundoffError", "Run", "__version__", "apply_recipe", "format_named", "recording", "round_to"]
 
 
 def __getattr__(name: str) -> Any:

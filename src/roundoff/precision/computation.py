@@ -1,0 +1,142 @@
+"""How a model's forward computes under a recipe: the base that every way of computing plugs into."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import dataclasses
+import threading
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import Any
+
+from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
+
+from roundoff.precision.recipe import Recipe
+from roundoff.precision.sites import dtype_of
+
+
+class Computation:
+    """Plain fp32: every hook does nothing. Ways of computing replace the hooks they need.
+
+    `attach` changes the model; from then on each call of the model runs `enter_inputs`, its own forward inside
+    `computing`, and `leave_outputs`. `detach` takes all hooks away and leaves the weights as they are.
+    """
+
+    arithmetic = "native"
+
+    def __init__(self, recipe: Recipe) -> None:
+        self.recipe = recipe
+        self._hooks: list[RemovableHandle] = []
+
+    def attach(self, model: nn.Module) -> None:
+        """Prepare the model: cast what must be cast, put hooks where formats change."""
+
+    def enter_inputs(self, inputs: Any) -> Any:
+        """Return the model's inputs, cast if the recipe says so."""
+        return cast_floats(inputs, self.recipe.inputs)
+
+    def computing(self) -> AbstractContextManager[Any]:
+        """Return what must be active while the model's forward runs."""
+        return contextlib.nullcontext()
+
+    def leave_outputs(self, outputs: Any) -> Any:
+        """Return the model's outputs, cast if the recipe says so."""
+        return cast_floats(outputs, self.recipe.outputs)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what this way of computing must remember between steps."""
+        return {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on from a state."""
+
+    def bracket(
+        self,
+        module: nn.Module,
+        *,
+        inputs: Callable[[Any], Any],
+        around: Callable[[], AbstractContextManager[Any]],
+        outputs: Callable[[Any], Any],
+    ) -> None:
+        """Run a module's forward on `inputs(args)`, inside `around()`, and give on `outputs(result)`."""
+        bracket = _Bracket(inputs, around, outputs)
+        # `prepend` on the way out, so that hooks the user had see what the bracket gives on.
+        self._hooks.append(module.register_forward_pre_hook(bracket.before, with_kwargs=True))
+        self._hooks.append(module.register_forward_hook(bracket.after, prepend=True, always_call=True))
+
+    def keep(self, hook: RemovableHandle) -> None:
+        """Remove this hook, too, when the computation is detached."""
+        self._hooks.append(hook)
+
+    def detach(self) -> None:
+        """Take every hook away."""
+        while self._hooks:
+            self._hooks.pop().remove()
+
+
+class _Bracket:
+    """The two hooks around one module's forward. Calls may nest, and run in several threads at once."""
+
+    def __init__(
+        self,
+        inputs: Callable[[Any], Any],
+        around: Callable[[], AbstractContextManager[Any]],
+        outputs: Callable[[Any], Any],
+    ) -> None:
+        self._inputs = inputs
+        self._around = around
+        self._outputs = outputs
+        self._open = _Open()
+
+    def before(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any]:
+        changed = self._inputs((args, kwargs))
+        context = self._around()
+        context.__enter__()
+        self._open.contexts.append(context)
+        return changed  # type: ignore[no-any-return]
+
+    def after(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> Any:
+        if self._open.contexts:
+            self._open.contexts.pop().__exit__(None, None, None)
+        # After an exception there is no output.
+        return None if output is None else self._outputs(output)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> _Bracket:
+        return _Bracket(self._inputs, self._around, self._outputs)
+
+
+class _Open(threading.local):
+    def __init__(self) -> None:
+        self.contexts: list[AbstractContextManager[Any]] = []
+
+
+def cast_floats(values: Any, fmt: str) -> Any:
+    """Cast the float tensors among `values`, however they are nested, to a format's dtype; `keep` casts nothing."""
+    dtype = None if fmt == "keep" else dtype_of(fmt)
+    if dtype is None:
+        return values
+    return map_floats(values, lambda x: x.to(dtype))
+
+
+def map_floats(values: Any, change: Callable[[Tensor], Tensor]) -> Any:
+    """Apply `change` to the float tensors among `values`: in tuples, lists, dicts and data classes, however deep."""
+    if isinstance(values, Tensor):
+        return change(values) if values.is_floating_point() else values
+    if isinstance(values, tuple):
+        items = [map_floats(value, change) for value in values]
+        return type(values)(*items) if hasattr(values, "_fields") else type(values)(items)
+    if isinstance(values, list):
+        return [map_floats(value, change) for value in values]
+    if isinstance(values, dict):
+        changed = copy.copy(values)
+        for key, value in values.items():
+            changed[key] = map_floats(value, change)
+        return changed
+    if dataclasses.is_dataclass(values) and not isinstance(values, type):
+        altered = copy.copy(values)
+        for field in dataclasses.fields(values):
+            object.__setattr__(altered, field.name, map_floats(getattr(values, field.name), change))
+        return altered
+    return values

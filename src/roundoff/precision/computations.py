@@ -1,0 +1,41 @@
+"""Which way of computing a recipe needs on a model's device."""
+
+from __future__ import annotations
+
+from torch import nn
+
+from roundoff.errors import RecipeError
+from roundoff.precision.autocast import Autocast
+from roundoff.precision.computation import Computation
+from roundoff.precision.emulated_cast import EmulatedCast
+from roundoff.precision.native_cast import NativeCast
+from roundoff.precision.recipe import Recipe
+from roundoff.precision.sites import dtype_of
+
+
+def computation_for(model: nn.Module, recipe: Recipe) -> Computation:
+    """Return how the model will compute; `auto` is emulated on a CPU and native elsewhere.
+
+    A format that no device computes with (e4m3 as an override, say) is emulated everywhere.
+    """
+    if recipe.compute == "autocast":
+        if recipe.arithmetic == "emulated":
+            raise RecipeError.explain(
+                f"Recipe '{recipe.name}' cannot be emulated.",
+                why="torch.autocast casts by itself.",
+                fix="use O1: the same idea, native or emulated.",
+            )
+        return Autocast(recipe)
+    emulated = recipe.arithmetic == "emulated" or (recipe.arithmetic == "auto" and _emulates(model, recipe))
+    if recipe.compute == "cast":
+        return EmulatedCast(recipe) if emulated else NativeCast(recipe)
+    if recipe.overrides and any(fmt != "fp32" for fmt in recipe.overrides.values()):
+        return EmulatedCast(recipe)
+    return Computation(recipe)
+
+
+def _emulates(model: nn.Module, recipe: Recipe) -> bool:
+    on_cpu = all(parameter.device.type == "cpu" for parameter in model.parameters())
+    formats = {recipe.compute_format, *recipe.overrides.values()}
+    dtypes = [dtype_of(fmt) for fmt in formats]
+    return on_cpu or any(dtype is None or dtype.itemsize < 2 for dtype in dtypes)

@@ -1,0 +1,78 @@
+"""Looks at all gradients at once: are they finite, which is not, and their unscaled values."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+
+import torch
+from torch import Tensor
+
+from roundoff.precision.weights import Weight
+
+
+def dense_part(grad: Tensor) -> Tensor:
+    """Return the memory that holds a gradient's numbers: its values if it is sparse."""
+    return grad.coalesce().values() if grad.is_sparse else grad
+
+
+def hand_over(weights: Iterable[Weight]) -> list[Weight]:
+    """Give each main weight the gradient of its parameter, and return those that have one."""
+    having = []
+    for weight in weights:
+        grad = weight.parameter.grad
+        if weight.is_shadowed:
+            weight.main.grad = grad if grad is None or grad.dtype is weight.main.dtype else grad.to(weight.main.dtype)
+        if grad is not None:
+            having.append(weight)
+    return having
+
+
+def first_nonfinite(weights: Sequence[Weight]) -> str | None:
+    """Return the name of the first gradient with NaN or infinity, in the order of the backward pass, or None.
+
+    One pass over the memory and one transfer, however many tensors there are: a sum is finite unless an element is not,
+    or it overflows, and only then the tensors are looked at one by one.
+    """
+    grads = [weight.main.grad for weight in weights if weight.main.grad is not None]
+    if not grads or _sums_are_finite([dense_part(grad) for grad in grads]):
+        return None
+    for weight in reversed(weights):
+        grad = weight.main.grad
+        if grad is not None and not bool(torch.isfinite(dense_part(grad)).all()):
+            return weight.name
+    return None
+
+
+def unscale(weights: Sequence[Weight], scale: float) -> None:
+    """Divide all gradients by the loss scale, in place."""
+    if scale == 1.0:
+        return
+    groups = defaultdict(list)
+    for weight in weights:
+        grad = weight.main.grad
+        if grad is not None and grad.is_sparse:
+            grad.mul_(1.0 / scale)
+        elif grad is not None:
+            groups[grad.device, grad.dtype].append(grad)
+    for grads in groups.values():
+        torch._foreach_mul_(grads, 1.0 / scale)
+
+
+def _sums_are_finite(tensors: Sequence[Tensor]) -> bool:
+    sums = torch.stack([tensor.detach().sum(dtype=torch.float32) for tensor in tensors if tensor.numel()])
+    return bool(torch.isfinite(sums.sum()))
+
+
+def agreed_overflow(overflow: str | None, device: torch.device) -> str | None:
+    """Return the overflow that any rank saw: all ranks step, or none does."""
+    distributed = torch.distributed
+    if not (distributed.is_available() and distributed.is_initialized() and distributed.get_world_size() > 1):
+        return overflow
+    flag = torch.tensor([0.0 if overflow is None else 1.0], device=device)
+    distributed.all_reduce(flag, op=distributed.ReduceOp.MAX)
+    if not flag.item():
+        return None
+    names: list[str | None] = [None] * distributed.get_world_size()
+    distributed.all_gather_object(names, overflow)
+    return next(name for name in names if name is not None)

@@ -1,0 +1,88 @@
+"""Which functions of torch are exact, which need few bits, and which need many."""
+
+from __future__ import annotations
+
+import functools
+import types
+from collections.abc import Callable
+from typing import Any, Final
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+Function = Callable[..., Any]
+
+
+def _named(names: str, *homes: Any) -> frozenset[Function]:
+    """Return the functions of these names, wherever they are: a module, a method of a tensor, or both."""
+    found = {getattr(home, name, None) for name in names.split() for home in homes}
+    return frozenset(function for function in found if function is not None)
+
+
+_HOMES = (torch, F, Tensor)
+
+PRODUCTS: Final = _named(
+    "conv1d conv2d conv3d conv_transpose1d conv_transpose2d conv_transpose3d conv_tbc linear bilinear matmul mm bmm mv "
+    "addmm addmv addbmm baddbmm addr chain_matmul einsum tensordot __matmul__ __rmatmul__ scaled_dot_product_attention "
+    "rnn_tanh_cell rnn_relu_cell lstm_cell gru_cell lstm gru rnn_tanh rnn_relu prelu",
+    *_HOMES,
+)
+"""Matrix products and convolutions: most of the work, and safe in few bits because their sums are wide."""
+
+WIDE: Final = _named(
+    "softmax log_softmax softmin gumbel_softmax softplus logsigmoid layer_norm group_norm batch_norm instance_norm "
+    "rms_norm local_response_norm normalize cosine_similarity cross_entropy nll_loss l1_loss mse_loss smooth_l1_loss "
+    "huber_loss kl_div binary_cross_entropy binary_cross_entropy_with_logits poisson_nll_loss gaussian_nll_loss "
+    "ctc_loss cosine_embedding_loss hinge_embedding_loss margin_ranking_loss multi_margin_loss multilabel_margin_loss "
+    "multilabel_soft_margin_loss soft_margin_loss triplet_margin_loss triplet_margin_with_distance_loss pdist cdist "
+    "exp expm1 log log10 log2 log1p pow __pow__ __rpow__ reciprocal rsqrt acos asin cosh sinh tan erfinv logsumexp "
+    "sum prod mean cumsum cumprod std var var_mean std_mean norm renorm dist logcumsumexp",
+    *_HOMES,
+)
+"""Functions that leave fp16's range or lose its bits: norms, losses, exponentials, sums."""
+
+_RULES: Final = _named(
+    "relu relu_ threshold threshold_ hardtanh relu6 max_pool1d max_pool2d max_pool3d adaptive_max_pool1d "
+    "adaptive_max_pool2d adaptive_max_pool3d max_unpool2d pad embedding one_hot unfold pixel_shuffle pixel_unshuffle "
+    "channel_shuffle view view_as reshape reshape_as flatten unflatten transpose transpose_ permute movedim moveaxis "
+    "swapaxes swapdims t squeeze squeeze_ unsqueeze unsqueeze_ expand expand_as repeat repeat_interleave tile narrow "
+    "select chunk split tensor_split hsplit vsplit unbind cat concat concatenate stack hstack vstack dstack roll flip "
+    "fliplr flipud rot90 tril triu diagonal diag diag_embed clone contiguous detach detach_ __getitem__ __setitem__ "
+    "gather scatter index_select index_copy masked_select masked_fill masked_fill_ where take take_along_dim "
+    "neg __neg__ negative abs absolute __abs__ sign sgn max min maximum minimum fmax fmin amax amin aminmax sort "
+    "argsort topk kthvalue median mode clamp clamp_ clip clamp_min clamp_max copysign round floor ceil trunc "
+    "as_strided broadcast_to broadcast_tensors meshgrid atleast_1d atleast_2d ravel zeros ones zeros_like ones_like empty "
+    "empty_like zero_ fill_ new_zeros new_ones new_empty requires_grad_ retain_grad register_hook as_tensor "
+    "is_floating_point numel dim size stride data_ptr item tolist backward",
+    *_HOMES,
+)
+EXACT: Final = _RULES
+"""Functions whose results are among their inputs' values, negated at most: nothing to round."""
+
+POOLING: Final = _named("avg_pool1d avg_pool2d avg_pool3d max_pool1d max_pool2d max_pool3d adaptive_avg_pool1d "
+    "adaptive_avg_pool2d adaptive_avg_pool3d adaptive_max_pool1d adaptive_max_pool2d adaptive_max_pool3d lp_pool2d",
+    *_HOMES,
+)  # fmt: skip
+SORTING: Final = _named("sort argsort topk msort", *_HOMES)
+
+PROFILES: Final = {"ascend-fp16": PRODUCTS | POOLING | SORTING}
+"""What each device profile can only do in fp16 (or does for speed)."""
+
+_COMPOSITES: Final = _named("multi_head_attention_forward", F)
+_CHECKS: Final = ("has_torch_function", "has_torch_function_unary", "has_torch_function_variadic")
+
+
+@functools.cache
+def opened(function: Function) -> Function | None:
+    """Return a composite function whose inner calls a mode can see, or None if `function` is not composite.
+
+    Attention in torch.nn is Python code that, once intercepted as a whole, runs its inner calls unseen. The copy is the
+    same code that does not ask to be intercepted.
+    """
+    if function not in _COMPOSITES or not isinstance(function, types.FunctionType):
+        return None
+    names = {**function.__globals__, **dict.fromkeys(_CHECKS, lambda *_: False)}
+    copy = types.FunctionType(function.__code__, names, function.__name__, function.__defaults__, function.__closure__)
+    copy.__kwdefaults__ = function.__kwdefaults__
+    return copy

@@ -1,0 +1,237 @@
+"""The optimizer that a recipe gives back: scales the loss, checks gradients, steps or skips."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from roundoff.errors import RecipeError
+from roundoff.precision.closures import Overflowed, Undo
+from roundoff.precision.gradients import agreed_overflow, first_nonfinite, hand_over, unscale
+from roundoff.precision.recipe import Recipe
+from roundoff.precision.shared import Shared
+from roundoff.precision.weights import Weight
+
+_EXTRA = "roundoff"
+
+
+class RecipeOptimizer(Optimizer):
+    """A torch optimizer around another one, for a model under a recipe.
+
+    `param_groups`, `state` and `defaults` are those of the inner optimizer, so schedulers act on it. With master
+    weights the groups list these. Use `backward(loss)` instead of `loss.backward()`; a step whose gradients are not
+    finite is skipped, and then the model's buffers are as they were before it.
+    """
+
+    def __init__(self, inner: Optimizer, shared: Shared) -> None:
+        self.inner = inner
+        self._shared = shared
+        self._weights: list[Weight] = []
+        self._unscaled: list[Weight] | None = None
+        self._overflow: str | None = None
+        self.__setstate__({})  # sets the hook tables of the base class, which has no groups of its own to be given
+        for place, group in enumerate(inner.param_groups):
+            self._adopt(group, place)
+        shared.optimizers.append(self)
+
+    @property
+    def param_groups(self) -> list[dict[str, Any]]:  # type: ignore[override]
+        """The inner optimizer's groups."""
+        return self.inner.param_groups
+
+    @property
+    def state(self) -> defaultdict[Tensor, Any]:  # type: ignore[override]
+        """The inner optimizer's state."""
+        return self.inner.state
+
+    @property
+    def defaults(self) -> dict[str, Any]:  # type: ignore[override]
+        """The inner optimizer's defaults."""
+        return self.inner.defaults
+
+    @property
+    def recipe(self) -> Recipe:
+        """The recipe that was applied."""
+        return self._shared.recipe
+
+    @property
+    def arithmetic(self) -> str:
+        """How narrow formats are computed: `native` or `emulated`."""
+        return self._shared.computation.arithmetic
+
+    @property
+    def scale(self) -> float:
+        """What the next loss is multiplied with."""
+        return self._shared.scaler.scale
+
+    @property
+    def last_overflow(self) -> str | None:
+        """The name of the first non-finite gradient of the last step, or None if it was not skipped."""
+        return self._overflow
+
+    @property
+    def num_skips(self) -> int:
+        """How many steps have been skipped."""
+        return self._shared.scaler.num_skips
+
+    def report(self) -> str:
+        """Say in a few lines how the model trains."""
+        return self._shared.report()
+
+    def backward(self, loss: Tensor, **kwargs: Any) -> None:
+        """Scale the loss and add its gradients; the arguments are those of `Tensor.backward`."""
+        if self._unscaled is not None:
+            raise RecipeError.explain(
+                "backward() after unscale_() or clip_grad_norm_() would mix scaled and unscaled gradients.",
+                fix="call every backward() of a step first, then clip, then step().",
+            )
+        self._shared.note_backward(loss)
+        scale = self.scale
+        (loss if scale == 1.0 else loss.float() * scale).backward(**kwargs)
+
+    def unscale_(self) -> None:
+        """Divide the gradients by the loss scale now, to look at them or clip them; `step` will not do it again."""
+        if self._unscaled is not None:
+            return
+        scaler = self._shared.scaler
+        having = hand_over(self._weights)
+        if having and scaler.scale != 1.0 and not self._shared.num_backwards:
+            raise RecipeError.explain(
+                "There are gradients, but backward() of this optimizer was not called.",
+                why=f"the loss scale is {scaler.scale:g}, and loss.backward() does not apply it.",
+                fix="write optimizer.backward(loss) instead of loss.backward().",
+            )
+        self._overflow = None
+        if scaler.settings.may_skip:
+            device = having[0].parameter.device if having else torch.device("cpu")
+            self._overflow = agreed_overflow(first_nonfinite(having), device)
+        if self._overflow is None:
+            unscale(having, scaler.scale)
+        self._unscaled = having
+
+    def clip_grad_norm_(self, max_norm: float, norm_type: float = 2.0) -> Tensor:
+        """Unscale, then scale gradients down so that their norm is at most `max_norm`; return the norm before.
+
+        In a step that will be skipped nothing is clipped, and the norm is infinite.
+        """
+        self.unscale_()
+        if self._overflow is not None:
+            return torch.tensor(float("inf"))
+        mains = [weight.main for weight in self._unscaled or ()]
+        return torch.nn.utils.clip_grad_norm_(mains, max_norm, norm_type)
+
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """Unscale unless that is done, check, and step, or skip if a gradient is not finite.
+
+        A closure calls `backward` of this optimizer and may be called several times; it may clip. If any of its
+        gradients overflows, the step never happened, and the closure's loss is returned.
+        """
+        self._shared.weights.take_over_changes(self._weights)
+        if closure is not None:
+            return self._step_with(closure)
+        self.unscale_()
+        result = None
+        if self._overflow is None:
+            result = self.inner.step()
+            self._shared.weights.write_back(self._weights, self.inner.state)
+        self._close_step()
+        return result
+
+    def _step_with(self, closure: Callable[[], Any]) -> Any:
+        undo = Undo(self._weights, self.inner) if self._shared.scaler.settings.may_skip else None
+        loss: Any = None
+
+        def evaluate() -> Any:
+            nonlocal loss
+            with torch.enable_grad():
+                self._shared.weights.write_back(self._weights, self.inner.state)
+                self._unscaled = None
+                loss = closure()
+            self.unscale_()
+            if self._overflow is not None:
+                raise Overflowed
+            return loss
+
+        try:
+            result = self.inner.step(evaluate)
+        except Overflowed:
+            assert undo is not None
+            undo.restore()
+            result = loss
+        self._shared.weights.write_back(self._weights, self.inner.state)
+        self._close_step()
+        return result
+
+    def _close_step(self) -> None:
+        self._unscaled = None
+        self.inner._opt_called = True  # type: ignore[attr-defined]  # a scheduler made before would warn of a skip
+        self._shared.note_step(self._overflow)
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Clear the gradients of the model and of its main weights."""
+        for weight in self._weights:
+            grad = weight.parameter.grad
+            if set_to_none:
+                weight.parameter.grad = None
+                weight.main.grad = None
+            elif grad is not None:
+                grad.detach_().zero_()
+        self._unscaled = None
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Add a group; its parameters get main weights as the recipe says."""
+        self.inner.add_param_group(param_group)
+        self._adopt(self.inner.param_groups[-1], len(self.inner.param_groups) - 1)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the inner optimizer's state, and under one key more the loss scale and what the recipe remembers.
+
+        The inner optimizer alone can load it, too, and the other way round.
+        """
+        return {**self.inner.state_dict(), _EXTRA: self._shared.state_dict()}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Go on from a checkpoint of this recipe, another one, or a plain optimizer."""
+        self.inner.load_state_dict({key: value for key, value in state_dict.items() if key != _EXTRA})
+        if _EXTRA in state_dict:
+            self._shared.load_state_dict(state_dict[_EXTRA])
+
+    def remove(self) -> None:
+        """Take every hook off the model; its weights stay as they are."""
+        self._shared.remove()
+
+    def _adopt(self, group: dict[str, Any], place: int) -> None:
+        """Put main weights into a group, in place since LBFGS holds the list, and move their state."""
+        parameters: list[Tensor] = group["params"]
+        for number, parameter in enumerate(parameters):
+            weight = self._shared.weights.of(parameter, name=f"param_groups[{place}].params[{number}]")
+            self._weights.append(weight)
+            parameters[number] = weight.main
+            if parameter in self.inner.state:
+                state = self.inner.state.pop(parameter)
+                self.inner.state[weight.main] = {
+                    key: _like(value, weight.main) if key != "step" else value for key, value in state.items()
+                }
+
+
+def _like(value: Any, main: Tensor) -> Any:
+    return value.to(main.dtype) if isinstance(value, Tensor) and value.is_floating_point() else value
+
+
+def check_optimizers(optimizers: Sequence[object]) -> None:
+    """Raise unless all are torch optimizers that no recipe was applied to."""
+    for optimizer in optimizers:
+        if isinstance(optimizer, RecipeOptimizer):
+            raise RecipeError.explain(
+                f"Recipe '{optimizer.recipe.name}' is already applied to this optimizer.",
+                fix="apply a recipe once; to change it, remove() the first and make the optimizer anew.",
+            )
+        if not isinstance(optimizer, Optimizer):
+            raise RecipeError.explain(
+                f"{type(optimizer).__name__} is not a torch.optim.Optimizer.", fix="pass the optimizer, or several."
+            )

@@ -1,0 +1,113 @@
+"""What all optimizers of one model share: how it computes, its weights, its buffers, and the loss scale."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Protocol
+
+from torch import Tensor
+
+from roundoff.precision.buffers import BufferRollback
+from roundoff.precision.computation import Computation
+from roundoff.precision.recipe import Recipe
+from roundoff.precision.scaler import LossScaler
+from roundoff.precision.weights import Weights
+
+if TYPE_CHECKING:
+    from roundoff.precision.optimizer import RecipeOptimizer
+
+
+class Extra(Protocol):
+    """Something a recipe adds to a model: compressed activations, fixed point."""
+
+    def remove(self) -> None:
+        """Take it off the model."""
+
+
+class Shared:
+    """One model under one recipe.
+
+    With several optimizers a step of the scaler ends when each has stepped, or at the next backward.
+    """
+
+    def __init__(
+        self,
+        recipe: Recipe,
+        *,
+        computation: Computation,
+        weights: Weights,
+        scaler: LossScaler,
+        buffers: BufferRollback | None,
+        extras: list[Extra],
+        log_losses: bool,
+    ) -> None:
+        self.recipe = recipe
+        self.computation = computation
+        self.weights = weights
+        self.scaler = scaler
+        self.buffers = buffers
+        self.extras = extras
+        self.optimizers: list[RecipeOptimizer] = []
+        self.num_backwards = 0
+        self._log_losses = log_losses
+        self._loss: float | None = None
+        self._overflows: list[str | None] = []
+
+    def note_backward(self, loss: Tensor) -> None:
+        """A loss is about to be scaled."""
+        if self._overflows:
+            self._settle()
+        self.num_backwards += 1
+        if self._log_losses:
+            self._loss = (self._loss or 0.0) + float(loss.detach())
+
+    def note_step(self, overflow: str | None) -> None:
+        """One of the optimizers has stepped, or skipped because of a gradient."""
+        if overflow is not None and self.buffers is not None:
+            self.buffers.restore()
+        self._overflows.append(overflow)
+        if len(self._overflows) >= len(self.optimizers):
+            self._settle()
+
+    def _settle(self) -> None:
+        overflow = next((name for name in self._overflows if name is not None), None)
+        loss, self._loss = self._loss, None
+        self._overflows = []
+        self.num_backwards = 0
+        if self.buffers is not None:
+            self.buffers.forget()
+        self.scaler.update(overflow=overflow, loss=loss)
+
+    def report(self) -> str:
+        """Say in a few lines how the model trains."""
+        recipe, settings = self.recipe, self.scaler.settings
+        lines = [
+            f"recipe      {recipe.name}: {recipe.description}" if recipe.description else f"recipe      {recipe.name}"
+        ]
+        lines.append(f"arithmetic  {self.computation.arithmetic}, {recipe.compute_format}")
+        scaling = settings.kind + (f" ({settings.flavour})" if settings.flavour else "")
+        lines.append(f"loss scale  {scaling}, now {self.scaler.scale:g}, {self.scaler.num_skips} skipped")
+        lines += [f"override    {pattern} = {fmt}" for pattern, fmt in recipe.overrides.items()]
+        return "\n".join(lines)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what a resumed training needs besides the optimizer's state."""
+        return {
+            "recipe": self.recipe.name,
+            "scaler": self.scaler.state_dict(),
+            "weights": self.weights.state_dict(),
+            "computation": self.computation.state_dict(),
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on from there; what another recipe remembered and this one does not know is left out."""
+        self.scaler.load_state_dict(state["scaler"])
+        self.weights.load_state_dict(state.get("weights", {}))
+        self.computation.load_state_dict(state.get("computation", {}))
+
+    def remove(self) -> None:
+        """Take every hook off the model."""
+        self.computation.detach()
+        if self.buffers is not None:
+            self.buffers.hook.remove()
+        for extra in self.extras:
+            extra.remove()

@@ -1,0 +1,189 @@
+"""The weights an optimizer works on, beside those the model computes with."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from roundoff.formats import Format, format_named
+from roundoff.precision.computation import Computation
+from roundoff.precision.recipe import Recipe
+from roundoff.precision.rounding import gradient_rounder, round_in_place
+from roundoff.precision.sites import dtype_of, formats_of_parameters, site_of
+from roundoff.precision.weight_updates import WeightUpdate
+
+
+@dataclass(slots=True)
+class Weight:
+    """One parameter of the model, and what the optimizer updates in its place: maybe itself."""
+
+    name: str
+    parameter: Tensor
+    main: Tensor
+    fmt: Format | None
+    """What the parameter is rounded to after an update; None leaves it alone."""
+    version: int = 0
+    """The parameter's version when it was last written here: another means that somebody else wrote it."""
+
+    @property
+    def is_shadowed(self) -> bool:
+        """Whether the optimizer works on another tensor than the model."""
+        return self.main is not self.parameter
+
+
+class Weights:
+    """All weights of a model under a recipe, by parameter.
+
+    With master weights, `main` is fp32 and the model computes with its rounded copy. Without, `main` has the dtype of
+    the format, so that the optimizer's arithmetic is narrow too, or it is the parameter itself.
+    """
+
+    def __init__(self, model: nn.Module, recipe: Recipe, computation: Computation) -> None:
+        self._recipe = recipe
+        self._computation = computation
+        self._formats = formats_of_parameters(model, recipe) if recipe.compute == "cast" else {}
+        self._update = WeightUpdate(recipe)
+        originals = self._originals()
+        computation.attach(model)
+        names = {parameter: site_of(name) for name, parameter in model.named_parameters()}
+        self.by_parameter: dict[Tensor, Weight] = {p: self._weight(name, p, originals) for p, name in names.items()}
+        self._add_state_dict_hooks(model)
+
+    def of(self, parameter: Tensor, *, name: str) -> Weight:
+        """Return the weight of a parameter; one outside the model, say the criterion's, is left as it is."""
+        if parameter not in self.by_parameter:
+            self.by_parameter[parameter] = Weight(name=name, parameter=parameter, main=parameter, fmt=None)
+        return self.by_parameter[parameter]
+
+    def take_over_changes(self, weights: Iterable[Weight]) -> None:
+        """Let main weights follow parameters that somebody wrote since: a loaded checkpoint, a clamp."""
+        for weight in weights:
+            if weight.is_shadowed and weight.parameter._version != weight.version:
+                with torch.no_grad():
+                    weight.main.copy_(weight.parameter)
+                weight.version = weight.parameter._version
+
+    def write_back(self, weights: Sequence[Weight], states: Any) -> None:
+        """Bring what the optimizer did to the main weights into the model."""
+        for weight in weights:
+            if weight.fmt is not None:
+                self._update.apply(weight.parameter, weight.main, weight.fmt, states)
+                weight.version = weight.parameter._version
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what updates must remember besides the optimizer's state."""
+        return self._update.state_dict()
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on from a state."""
+        self._update.load_state_dict(state)
+
+    def _originals(self) -> dict[Tensor, Tensor]:
+        """Return fp32 copies of what is about to be narrowed."""
+        if not self._recipe.master_weights:
+            return {}
+        return {p: p.detach().float().clone() for p, fmt in self._formats.items() if fmt != "fp32"}
+
+    def _weight(self, name: str, parameter: Tensor, originals: dict[Tensor, Tensor]) -> Weight:
+        name_of_format = self._formats.get(parameter, "fp32")
+        if name_of_format == "fp32" or not parameter.is_floating_point():
+            return Weight(name=name, parameter=parameter, main=parameter, fmt=None)
+        fmt = format_named(name_of_format)
+        main = self._main(parameter, originals, dtype_of(name_of_format))
+        self._round_gradients(parameter, fmt)
+        return Weight(name=name, parameter=parameter, main=main, fmt=fmt, version=parameter._version)
+
+    def _main(self, parameter: Tensor, originals: dict[Tensor, Tensor], dtype: torch.dtype | None) -> Tensor:
+        if parameter in originals:
+            value = originals[parameter]
+        elif self._recipe.update != "nearest":
+            value = parameter.detach().float().clone()
+        elif self._computation.arithmetic == "native" or dtype is None or dtype.itemsize < 2:
+            return parameter
+        else:
+            value = parameter.detach().to(dtype)
+        return nn.Parameter(value, requires_grad=parameter.requires_grad)
+
+    def _round_gradients(self, parameter: Tensor, fmt: Format) -> None:
+        """Let gradients arrive as the format makes them, and add up in fp32 where there are fp32 main weights."""
+        if not parameter.requires_grad:
+            return
+        wide_sums = self._recipe.master_weights or self._recipe.update != "nearest"
+        if self._computation.arithmetic == "native":
+            if wide_sums:
+                parameter.grad_dtype = torch.float32
+        elif wide_sums:
+            self._computation.keep(parameter.register_hook(gradient_rounder(fmt)))
+        else:
+            self._computation.keep(parameter.register_post_accumulate_grad_hook(_RoundSum(fmt)))
+
+    def _add_state_dict_hooks(self, model: nn.Module) -> None:
+        self._loaded: dict[Tensor, Tensor] = {}
+        self._computation.keep(model.register_state_dict_post_hook(_GiveMain(self)))
+        self._computation.keep(model.register_load_state_dict_pre_hook(self._before_load))
+        self._computation.keep(model.register_load_state_dict_post_hook(self._after_load))
+
+    def give_main(self, module: nn.Module, state: dict[str, Any], prefix: str) -> None:
+        """Put master weights in place of their rounded copies: a checkpoint is fp32 and loses nothing."""
+        for name, parameter in module.named_parameters(remove_duplicate=False):
+            weight = self.by_parameter.get(parameter)
+            if weight is None or prefix + name not in state:
+                continue
+            if weight.is_shadowed and weight.main.dtype is torch.float32:
+                current = weight.parameter._version == weight.version
+                state[prefix + name] = weight.main.detach() if current else parameter.detach().float()
+
+    def _before_load(self, module: nn.Module, state: dict[str, Any], prefix: str, *rest: Any) -> None:
+        self._loaded = {}
+        for name, parameter in module.named_parameters(remove_duplicate=False):
+            weight = self.by_parameter.get(parameter)
+            value = state.get(prefix + name)
+            if weight is not None and weight.fmt is not None and isinstance(value, Tensor):
+                self._loaded[parameter] = value
+
+    def _after_load(self, module: nn.Module, keys: Any) -> None:
+        with torch.no_grad():
+            for parameter, value in self._loaded.items():
+                weight = self.by_parameter[parameter]
+                assert weight.fmt is not None
+                if value.shape != parameter.shape:
+                    continue  # torch itself reports it
+                if parameter.dtype is torch.float32:
+                    round_in_place(parameter, weight.fmt)
+                if weight.is_shadowed:
+                    wide = self._recipe.master_weights
+                    weight.main.copy_(value if wide else parameter)
+                weight.version = parameter._version
+        self._loaded = {}
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Weights:
+        # A copied model has no optimizer, so no main weights: its own parameters are the truth.
+        copy = object.__new__(Weights)
+        copy._recipe, copy._computation, copy._formats = self._recipe, self._computation, {}
+        copy.by_parameter, copy._loaded = {}, {}
+        return copy
+
+
+@dataclass(frozen=True, slots=True)
+class _RoundSum:
+    """Rounds a parameter's gradient after something was added to it, as narrow storage would."""
+
+    fmt: Format
+
+    def __call__(self, parameter: Tensor) -> None:
+        if parameter.grad is not None and parameter.grad.layout == torch.strided:
+            round_in_place(parameter.grad, self.fmt)
+
+
+class _GiveMain:
+    """A hook on `state_dict`: an object, because torch sets an attribute on it."""
+
+    def __init__(self, weights: Weights) -> None:
+        self._weights = weights
+
+    def __call__(self, module: nn.Module, state: dict[str, Any], prefix: str, metadata: Any) -> None:
+        self._weights.give_main(module, state, prefix)
