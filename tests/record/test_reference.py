@@ -6,6 +6,7 @@ import math
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -77,8 +78,9 @@ def introduced(op: Any, *args: Any, spoil: Callable[[Tensor], Any] | None = None
     outputs = written_arguments(op, describe_op(op), args, kwargs) if result is None else list(tensors_in(result))
     if saved is None:
         return [None] * len(outputs)
-    for output in outputs if spoil else ():
-        spoil(output)
+    if spoil is not None:
+        for output in outputs:
+            spoil(output)
     found = reference.after(saved, op, args, kwargs, outputs)
     assert reference.not_judged == {}
     return found
@@ -98,6 +100,10 @@ def numbers(*shape: int, dtype: torch.dtype = torch.float32, seed: int = 0) -> T
     generator = torch.Generator().manual_seed(seed)
     exponents = torch.randint(-4, 5, shape, generator=generator)
     return (torch.randn(shape, generator=generator) * 2.0**exponents).to(dtype)
+
+
+def attend(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    return F.scaled_dot_product_attention(query, key, value, is_causal=True)
 
 
 # -- healthy ops ------------------------------------------------------------------------------------------------------
@@ -122,7 +128,7 @@ SUMS: dict[str, Callable[[Tensor], Tensor]] = {
     "softmax": lambda x: x.view(-1, 64).softmax(-1),
     "softmax of rows": lambda x: x.view(-1, 64).softmax(0),
     "cross entropy": lambda x: F.cross_entropy(x.view(-1, 64), torch.arange(len(x) // 64) % 64),
-    "attention": lambda x: F.scaled_dot_product_attention(*x.view(3, 2, 2, -1, 16), is_causal=True),
+    "attention": lambda x: attend(*x.view(3, 2, 2, -1, 16)),
 }
 ELEMENTWISE: dict[str, Callable[[Tensor], Tensor]] = {
     "exp": torch.exp,
@@ -330,7 +336,7 @@ def test_written_tensors_that_may_overlap_are_left_unjudged() -> None:
 @pytest.mark.parametrize("scaled", [False, True])
 def test_fused_optimizers_are_judged(scaled: bool) -> None:
     parameters, grads, averages = ([numbers(20, seed=i), numbers(4, 5, seed=i)] for i in range(3))
-    scaling = {"grad_scale": torch.tensor(8.0), "found_inf": torch.tensor(0.0)} if scaled else {}
+    scaling: dict[str, Any] = {"grad_scale": torch.tensor(8.0), "found_inf": torch.tensor(0.0)} if scaled else {}
     found = introduced(
         aten._fused_adamw_.default, parameters, grads, averages, [a.square() for a in averages], [],
         [torch.tensor(3.0), torch.tensor(3.0)], lr=0.1, beta1=0.9, beta2=0.99, weight_decay=0.1, eps=1e-8,
@@ -354,10 +360,14 @@ def test_overflow_is_not_rounding() -> None:
     assert max_ulps(aten._log_softmax.default, masked, -1, False) <= 1
 
 
+def put(value: float, x: Tensor) -> None:
+    x.view(-1)[3] = value
+
+
 def test_infinity_or_nan_where_a_number_belongs_is_infinitely_wrong() -> None:
     x = numbers(100, dtype=torch.float16)
     for wrong in (math.inf, math.nan):
-        error = introduced(aten.mul.Scalar, x, 2.0, spoil=lambda y, wrong=wrong: y[3:4].fill_(wrong))[0]
+        error = introduced(aten.mul.Scalar, x, 2.0, spoil=partial(put, wrong))[0]
         assert error.max_ulps == math.inf
         assert error.rms_ulps == math.inf
     large = torch.full((4,), 60000.0, dtype=torch.float16)
@@ -401,7 +411,7 @@ def test_ops_with_nothing_to_judge_are_passed_over_in_silence() -> None:
         (aten.linalg_inv_ex.default, (x[:4],)),
         (aten.div.Tensor_mode, (x, x)),
     ):
-        kwargs = {"rounding_mode": "floor"} if op is aten.div.Tensor_mode else {}
+        kwargs: dict[str, Any] = {"rounding_mode": "floor"} if op is aten.div.Tensor_mode else {}
         assert not any(introduced(op, *args, **kwargs)), op
     with judging() as found:
         F.scaled_dot_product_attention(x.view(1, 1, 6, 4), x.view(1, 1, 6, 4), x.view(1, 1, 6, 4), dropout_p=0.5)
@@ -452,14 +462,15 @@ def test_random_numbers_stay_in_place_even_where_an_op_does_not_say_that_it_draw
 
 
 def test_batch_norm_keeps_its_statistics_also_in_fp64() -> None:
+    kinds: tuple[ReferenceKind, ...] = ("fp64", "cpu")
     for dtype in (torch.float32, torch.float64):
-        for kind in ("fp64", "cpu"):
+        for kind in kinds:
             plain, judged = (nn.BatchNorm1d(4, dtype=dtype) for _ in range(2))
             x = numbers(8, 4, dtype=dtype)
             plain(x)
-            with judging(kind):  # type: ignore[arg-type]
+            with judging(kind):
                 judged(x)
-            assert torch.equal(plain.running_var, judged.running_var)
+            assert torch.equal(plain.get_buffer("running_var"), judged.get_buffer("running_var"))
 
 
 def test_versions_of_tensors_stay_as_they_are() -> None:
@@ -545,7 +556,7 @@ def test_against_itself_the_cpu_has_no_error() -> None:
     assert found.reference.not_judged == {}
 
 
-# -- convolution ------------------------------------------------------------------------------------------------------
+# -- products ---------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("mask", [[True, True, True], [False, True, False], [True, False, True]])
@@ -568,3 +579,15 @@ def test_every_plain_convolution_is_judged(
     found = introduced(aten.convolution_backward.default, grad, x, weight, [4], *options, mask)
     assert len(found) >= sum(mask)  # the kernel may compute more than it was asked for
     assert all(error.max_ulps <= 4 for error in found)
+
+
+def test_products_that_were_told_to_use_bf16_inside_stand_out_and_are_no_reference() -> None:
+    x, y = numbers(64, 64), numbers(64, 64, seed=1)
+    torch.set_float32_matmul_precision("medium")
+    try:
+        inexact = max_ulps(aten.mm.default, x, y)
+        short = max_ulps(aten.mm.default, x.bfloat16(), y.bfloat16())
+    finally:
+        torch.set_float32_matmul_precision("highest")
+    assert inexact > 1000 or inexact < 8  # processors without bf16 products ignore the setting
+    assert short <= 0.5

@@ -145,7 +145,7 @@ class Reference:
 def _is_plain(tensor: Tensor) -> bool:
     if type(tensor) not in _PLAIN and type(tensor).__torch_dispatch__ is not Tensor.__torch_dispatch__:
         return False
-    return tensor.layout is torch.strided and not tensor.is_meta and not tensor.is_nested
+    return tensor.layout is torch.strided and not (tensor.is_meta or tensor.is_nested or tensor.is_complex())
 
 
 def _changes_device(call: Call) -> bool:

@@ -24,7 +24,7 @@ _SMALLEST_WEIGHT = 1e-30
 def attention(call: Call, references: Sequence[Tensor]) -> list[Tensor | None]:
     """Return the scales of output and logsumexp; the latter serves the gradient and is as exact as the inputs are."""
     output, logsumexp = references
-    found = torch.empty(output.shape)
+    found = torch.empty_like(output, dtype=torch.float32)
     for head in _heads(output):
         found[head] = _weights(call, head, logsumexp) @ _part(call, "value", head).abs()
     return [found, (amax(logsumexp, (-1,)) + 1) / inner_eps(call.get("query").dtype)]
@@ -32,7 +32,7 @@ def attention(call: Call, references: Sequence[Tensor]) -> list[Tensor | None]:
 
 def attention_backward(call: Call, references: Sequence[Tensor]) -> list[Tensor | None]:
     """Return the scales of the gradients of query, key and value."""
-    found = [torch.empty(reference.shape) for reference in references]
+    found = [torch.empty_like(reference, dtype=torch.float32) for reference in references]
     for head in _heads(found[0]):
         for whole, part in zip(found, _gradients(call, head), strict=True):
             whole[head] = part

@@ -92,9 +92,10 @@ def _forward(geometry: _Geometry, x: Tensor, weight: Tensor, bias: Tensor | None
     num_out = weight.shape[0]
     matrix = weight.to(torch.float64).flatten(1)
     padded = geometry.padded(x)
-    output = torch.empty(num_out, x.shape[0], *geometry.output, dtype=torch.float64)
+    output = matrix.new_empty(num_out, x.shape[0], *geometry.output)
+    scratch = matrix.new_empty(0)
     for part in geometry.groups_of_samples(weight, x.shape[0]):
-        product = matrix @ _matrix(geometry.columns(padded[part]), 3)
+        product = matrix @ _matrix(geometry.columns(padded[part]), 3, scratch)
         output[:, part] = product.view(num_out, -1, *geometry.output)
     if bias is not None:
         output += bias.to(torch.float64).view(-1, 1, 1, 1)
@@ -106,14 +107,16 @@ def _backward(geometry: _Geometry, call: Call) -> list[Tensor | None]:
     needs_input, needs_weight, needs_bias = call.get("output_mask")
     matrix = weight.to(torch.float64).flatten(1).t()
     padded = geometry.padded(x)
-    into_x = torch.zeros(padded.shape, dtype=torch.float64) if needs_input else None
-    into_weight = torch.zeros(weight.shape[0], matrix.shape[0], dtype=torch.float64) if needs_weight else None
+    into_x = matrix.new_zeros(padded.shape) if needs_input else None
+    into_weight = matrix.new_zeros(weight.shape[0], matrix.shape[0]) if needs_weight else None
+    scratch, scratch_errors = matrix.new_empty(0), matrix.new_empty(0)
     for part in geometry.groups_of_samples(weight, x.shape[0]):
-        errors = _matrix(grad[part].transpose(0, 1), 1)
+        errors = _matrix(grad[part].transpose(0, 1), 1, scratch_errors)
         if into_weight is not None:
-            into_weight.addmm_(errors, _matrix(geometry.columns(padded[part]), 3).t())
+            into_weight.addmm_(errors, _matrix(geometry.columns(padded[part]), 3, scratch).t())
         if into_x is not None:
-            _spread(geometry, matrix @ errors, into_x[part])
+            columns = scratch.resize_(matrix.shape[0], errors.shape[1])
+            _spread(geometry, torch.mm(matrix, errors, out=columns), into_x[part])
     top, left = geometry.padding
     return [
         None if into_x is None else into_x[:, :, top : top + x.shape[2], left : left + x.shape[3]],
@@ -131,10 +134,9 @@ def _spread(geometry: _Geometry, columns: Tensor, padded: Tensor) -> None:
             geometry.under(padded, row, column).add_(columns[:, row, column].transpose(0, 1))
 
 
-def _matrix(x: Tensor, num_rows_dims: int) -> Tensor:
-    """Copy a view into an fp64 matrix whose rows are its first dimensions."""
-    wide = torch.empty(x.shape, dtype=torch.float64)
-    return wide.copy_(x).flatten(num_rows_dims).flatten(0, num_rows_dims - 1)
+def _matrix(x: Tensor, num_row_dims: int, scratch: Tensor) -> Tensor:
+    """Copy a view into an fp64 matrix whose rows are its first dimensions, in memory that is used over and over."""
+    return scratch.resize_(x.shape).copy_(x).flatten(num_row_dims).flatten(0, num_row_dims - 1)
 
 
 def _pair(values: Any) -> tuple[int, int]:

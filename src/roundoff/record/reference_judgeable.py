@@ -17,7 +17,7 @@ def has_something_to_judge(op: Any) -> bool:
     if not isinstance(op, OpOverload) or op.is_view or op.namespace in _FOREIGN:
         return False
     name = op.overloadpacket.__name__
-    if name in _CONSTANT or name in _JUMPING or _SOLVING.match(name) or op._overloadname.endswith("_mode"):
+    if name in _CONSTANT or _JUMPING.match(name) or _SOLVING.match(name) or op._overloadname.endswith("_mode"):
         return False
     if torch.Tag.inplace_view in op.tags or name.startswith("new_") or name.endswith("_like"):
         return False
@@ -36,13 +36,9 @@ _CONSTANT = frozenset({
     "_amp_update_scale_", "_conj", "_neg_view", "_reshape_alias", "_unsafe_view", "alias", "detach", "empty",
     "empty_strided", "fill", "fill_", "lift", "lift_fresh", "record_stream", "resize_", "set_", "zero", "zero_",
 })
-
-_JUMPING = frozenset({
-    "floor_divide", "floor_divide_", "nextafter", "nextafter_", "remainder", "remainder_",
-    "grid_sampler_2d", "grid_sampler_2d_backward", "grid_sampler_3d", "grid_sampler_3d_backward",
-})
-"""Functions that jump where an intermediate number is off by a rounding; `div` with a rounding mode is one too."""
 # fmt: on
 
+_JUMPING = re.compile(r"floor_divide|remainder|nextafter|nan_to_num|grid_sampler|_?fake_quantize|_fused_moving_avg")
+"""Functions that jump, where a number inside is off by a rounding or with the format; so does `div` with a mode."""
 _SOLVING = re.compile(r"_?linalg_(?!vector_norm)|.*(cholesky|eig|svd|qrf|ormqr|lu_|triangular_solve|lstsq)")
 """Decompositions and inverses: how far apart two good ones may be depends on the matrix."""

@@ -28,7 +28,7 @@ def unroll(call: Call) -> list[Tensor]:
     if call.signature.name == "mkldnn_rnn_layer":
         steps = layer.steps()
         output = layer.in_time(torch.stack([step.hidden for step in steps[1:]]))
-        return [output, steps[-1].hidden, steps[-1].cell, torch.zeros(1)]
+        return [output, steps[-1].hidden, steps[-1].cell, layer.hidden.new_zeros(1)]
     zeros = torch.zeros_like(layer.hidden)
     grad_output = layer.in_time(_wide(call.get("grad_output")))
     last = [zeros if call.get(name) is None else _wide(call.get(name)) for name in ("grad_hy", "grad_cy")]
@@ -64,7 +64,7 @@ class _Layer:
             cell=_wide(cell),
             from_input=weights[0],
             from_hidden=weights[1],
-            bias=weights[2] + weights[3] if call.get("has_biases") else torch.zeros((), dtype=torch.float64),
+            bias=weights[2] + weights[3] if call.get("has_biases") else weights[0].new_zeros(()),
             is_reversed=is_reversed,
         )
 

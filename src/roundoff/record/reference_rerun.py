@@ -72,7 +72,7 @@ def run_in_fp64(call: Call) -> list[Tensor]:
     Products of 16-bit numbers are exact in fp32, and their sums are off by less than a thousandth of an ulp of theirs.
     So on the CPU their matrix products are taken in fp32, at half the price, unless they overflow there.
     """
-    if call.signature.name in PRODUCTS and all(map(_is_exact_in_fp32, call.tensors())):
+    if call.signature.name in PRODUCTS and all(map(_is_short, call.tensors())) and _fp32_is_exact():
         results = _changed(call, torch.float32).run()
         if all(math.isfinite(result.sum()) for result in results):
             return results
@@ -90,13 +90,16 @@ def run_again(call: Call) -> list[Tensor]:
     return _changed(call, None).run()
 
 
-def _is_exact_in_fp32(tensor: Tensor) -> bool:
-    return (
-        tensor.device.type == "cpu"
-        and tensor.is_floating_point()
-        and tensor.element_size() == 2
-        and torch.get_float32_matmul_precision() == "highest"
-    )
+def _is_short(tensor: Tensor) -> bool:
+    return tensor.device.type == "cpu" and tensor.is_floating_point() and tensor.element_size() == 2
+
+
+def _fp32_is_exact() -> bool:
+    """Say whether the user has left fp32 products on the CPU as they are: they can be told to use bf16 inside."""
+    backends: Any = torch.backends
+    settings = (backends, backends.mkldnn.matmul, backends.mkldnn.conv)
+    asked = {setting.fp32_precision for setting in settings}
+    return asked <= {"none", "ieee"}
 
 
 def _changed(call: Call, dtype: torch.dtype | None) -> Call:

@@ -7,6 +7,7 @@ not to blame for that. So an error is measured against
 - |f(x)| for elementwise functions: both sides have the same inputs, so a good kernel is within an ulp or two of it.
   Functions that saturate (gelu, silu, tanh_backward) are put together from pieces as large as their first argument,
   which is added;
+- |f(x)| also where all terms have one sign (norms of vectors, products);
 - closed forms of |f|(|x|) for norms and softmax and their gradients;
 - the largest |f(x)| of a row for everything else.
 """
@@ -36,7 +37,7 @@ def scales(call: Call, references: Sequence[Tensor]) -> Sequence[Tensor | None]:
         return [reference.abs() + call.tensors()[0].abs() for reference in references]
     if name in _FORMS:
         return _FORMS[name](call, references)
-    if call.signature.is_pointwise:
+    if call.signature.is_pointwise or name in _OF_ONE_SIGN:
         return [None] * len(references)
     return [amax(reference, (-1,)) for reference in references]
 
@@ -115,6 +116,8 @@ _SATURATING = frozenset({
     "gelu_backward", "silu_backward", "mish_backward", "softplus_backward", "log_sigmoid_backward", "elu_backward",
     "hardswish_backward", "tanh_backward", "sigmoid_backward", "logit_backward",
 })
+
+_OF_ONE_SIGN = frozenset({"linalg_vector_norm", "norm", "prod", "cumprod", "mse_loss"})
 # fmt: on
 
 _FORMS: dict[str, Form] = {
