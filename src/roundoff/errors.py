@@ -10,6 +10,7 @@ RoundoffError
 ├── ScriptError       a script that cannot be started
 ├── TrainError        a training that cannot be as it was asked for
 ├── DataError         training data that is missing, broken, or too little
+├── SweepError        a sweep that cannot be as its file says, or whose folder is taken
 └── UsageError        arguments that do not fit together
 
 The CLI prints these without a traceback and exits with 2. Anything else that escapes is a bug of ours.
@@ -74,6 +75,10 @@ class TrainError(RoundoffError):
 
 class DataError(RoundoffError):
     """Training data that is missing, broken, or too little."""
+
+
+class SweepError(RoundoffError):
+    """A sweep that cannot be as its file says, or whose folder is taken."""
 
 
 class UsageError(RoundoffError):

@@ -1,0 +1,1 @@
+"""Many trainings: sweeps, throughput, and the processes that run them."""
