@@ -9,11 +9,28 @@ from roundoff.precision.autocast import Autocast
 from roundoff.precision.computation import Computation
 from roundoff.precision.emulated_cast import EmulatedCast
 from roundoff.precision.native_cast import NativeCast
+from roundoff.precision.native_lists import NativeLists
+from roundoff.precision.operands import OperandRounding
+from roundoff.precision.profiles import add_profile
 from roundoff.precision.recipe import Recipe
 from roundoff.precision.sites import dtype_of
 
 
+class FixedPoint(Computation):
+    """Computes in fp32; what is put on the model besides (extras.py) quantizes it."""
+
+    arithmetic = "emulated"
+
+
 def computation_for(model: nn.Module, recipe: Recipe) -> Computation:
+    """Return how the model will compute, with its device profile if it has one."""
+    computation = _computation_for(model, recipe)
+    if recipe.device_profile:
+        add_profile(computation, recipe.device_profile)
+    return computation
+
+
+def _computation_for(model: nn.Module, recipe: Recipe) -> Computation:
     """Return how the model will compute; `auto` is emulated on a CPU and native elsewhere.
 
     A format that no device computes with (e4m3 as an override, say) is emulated everywhere.
@@ -29,6 +46,12 @@ def computation_for(model: nn.Module, recipe: Recipe) -> Computation:
     emulated = recipe.arithmetic == "emulated" or (recipe.arithmetic == "auto" and _emulates(model, recipe))
     if recipe.compute == "cast":
         return EmulatedCast(recipe) if emulated else NativeCast(recipe)
+    if recipe.compute == "lists":
+        return EmulatedCast(recipe) if emulated else NativeLists(recipe)
+    if recipe.compute == "operands":
+        return OperandRounding(recipe)
+    if recipe.compute == "fixed":
+        return FixedPoint(recipe)
     if recipe.overrides and any(fmt != "fp32" for fmt in recipe.overrides.values()):
         return EmulatedCast(recipe)
     return Computation(recipe)

@@ -1,4 +1,4 @@
-"""A narrow model emulated in fp32: every result and every gradient is rounded to what the format can hold."""
+"""Narrow formats emulated in fp32: every result and every gradient is rounded to what the format can hold."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch import nn
 
 from roundoff.formats import Format, format_named
 from roundoff.precision.computation import Computation, map_floats
-from roundoff.precision.emulated_ops import RoundResults, Scope, mark_wide
+from roundoff.precision.emulated_ops import LISTS, WHOLE, RoundResults, Scope, mark
 from roundoff.precision.rounding import narrowed, round_in_place
 from roundoff.precision.sites import (
     formats_of_modules,
@@ -24,24 +24,29 @@ from roundoff.precision.sites import (
 class EmulatedCast(Computation):
     """Storage and arithmetic are fp32; weights, buffers, results and gradients hold only numbers of the format.
 
-    A tensor that the model widens itself, with `x.float()`, stays wide until the next matrix product or convolution.
+    It serves models that are cast as a whole, models whose ops are cast by lists (there weights stay fp32 and products
+    round them), and fp32 models with narrow sites.
     """
 
     arithmetic = "emulated"
 
     def attach(self, model: nn.Module) -> None:
         """Round parameters and buffers, and put brackets around the sites whose format differs."""
-        base = self.recipe.compute_format
+        recipe = self.recipe
         self._scope = Scope()
-        self._base = None if base == "fp32" else format_named(base)
-        self._round_weights(model)
-        formats = formats_of_modules(model, self.recipe)
-        overridden = override_sites(model, self.recipe.overrides)
-        for module, fmt in formats.items():
+        self._policy = LISTS if recipe.compute == "lists" else WHOLE
+        self._base = None if recipe.compute_format == "fp32" else format_named(recipe.compute_format)
+        self._narrow_norms = recipe.compute == "cast" and recipe.norms != "fp32"
+        if recipe.compute == "cast":
+            self._round_weights(model)
+        else:
+            mark([*model.parameters()], wide=True)
+        overridden = override_sites(model, recipe.overrides)
+        for module, fmt in formats_of_modules(model, recipe).items():
             # torch's own norms sum in fp32 whatever the dtype: the mode rounds what they give.
-            if module in overridden or (is_norm(module) and not is_torch_norm(module) and fmt != base):
+            is_wide_norm = recipe.compute == "cast" and is_norm(module) and not is_torch_norm(module)
+            if module in overridden or (is_wide_norm and fmt != recipe.compute_format):
                 self._bracket_site(module, None if fmt == "fp32" else format_named(fmt))
-        self._narrow_norms = self.recipe.compute == "cast" and self.recipe.norms != "fp32"
 
     def enter_inputs(self, inputs: Any) -> Any:
         """Round float inputs as the cast would."""
@@ -56,33 +61,37 @@ class EmulatedCast(Computation):
 
     @contextmanager
     def _emulating(self) -> Iterator[None]:
-        with self._in_format(self._base), RoundResults(self._scope, norms_narrow=self._narrow_norms):
+        mode = RoundResults(self._scope, self._policy, norms_narrow=self._narrow_norms)
+        with self._in_format(self._base), mode:
             yield
 
     @contextmanager
     def _in_format(self, fmt: Format | None) -> Iterator[None]:
-        scope = self._scope
-        before = scope.fmt, scope.round_gradient
-        scope.enter(fmt)
+        before = self._scope.fmt
+        self._scope.enter(fmt)
         try:
             yield
         finally:
-            scope.fmt, scope.round_gradient = before
+            self._scope.enter(before)
 
     def _bracket_site(self, module: nn.Module, fmt: Format | None) -> None:
+        base = self._base
+
         def into(values: Any) -> Any:
-            return values if fmt is None else map_floats(values, lambda x: narrowed(x, fmt))
+            return values if fmt is None or self._policy is LISTS else map_floats(values, lambda x: narrowed(x, fmt))
 
         def out_of(values: Any) -> Any:
-            outer = self._base
-            return values if outer is None else map_floats(values, lambda x: narrowed(x, outer))
+            if base is None or self._policy is LISTS:
+                mark(values, wide=True)
+                return values
+            return map_floats(values, lambda x: narrowed(x, base))
 
         self.bracket(module, inputs=into, around=lambda: self._in_format(fmt), outputs=out_of)
 
     def _round_weights(self, model: nn.Module) -> None:
         for parameter, fmt in formats_of_parameters(model, self.recipe).items():
             if fmt == "fp32":
-                mark_wide(parameter)
+                mark(parameter, wide=True)
             elif parameter.is_floating_point():
                 round_in_place(parameter, format_named(fmt))
         for module, fmt in formats_of_modules(model, self.recipe).items():

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import threading
-from typing import Any
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, Final
 
 import torch
 from torch import Tensor
@@ -11,7 +13,8 @@ from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
 from roundoff.formats import Format
-from roundoff.precision.op_lists import EXACT, PRODUCTS, Function, opened
+from roundoff.precision.computation import map_floats
+from roundoff.precision.op_lists import EXACT, PRODUCTS, PROFILES, WIDE, Function, opened
 from roundoff.precision.rounding import GradientRounder, gradient_rounder, narrowed, round_in_place
 from roundoff.precision.sites import dtype_of
 
@@ -25,6 +28,31 @@ _CASTS: dict[Function, torch.dtype | None] = {
     Tensor.bfloat16: torch.bfloat16,
     Tensor.float: torch.float32,
 }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Policy:
+    """Which functions are narrow. A tensor is narrow or wide; its values tell nothing, so it is marked."""
+
+    narrow: frozenset[Function]
+    """Functions that take narrow operands and give narrow results."""
+    wide: frozenset[Function] = frozenset()
+    """Functions that give wide results, whatever they take."""
+    starts_wide: bool
+    """What a tensor is that nobody marked."""
+    spreads: bool = True
+    """Whether other functions of narrow tensors give narrow results; else their results are wide."""
+
+
+WHOLE: Final = Policy(narrow=PRODUCTS, starts_wide=False)
+"""A model that was cast: everything is narrow, except what its code widens with `.float()`, until a product."""
+LISTS: Final = Policy(narrow=PRODUCTS, wide=WIDE, starts_wide=True)
+"""apex O1: products are narrow, sums and the like wide, everything else takes the widest of its inputs."""
+
+
+def profile_policy(name: str) -> Policy:
+    """Return the policy of a device that has some functions only narrow."""
+    return Policy(narrow=PROFILES[name], starts_wide=True, spreads=False)
 
 
 class Scope(threading.local):
@@ -42,70 +70,103 @@ class Scope(threading.local):
         self.round_gradient = None if fmt is None else gradient_rounder(fmt)
 
 
-def mark_wide(result: Any) -> None:
-    """Note that tensors hold fp32 on purpose: the model's code said `.float()`, or a wide site keeps them."""
-    for item in result if isinstance(result, tuple | list) else (result,):
+def mark(values: Any, *, wide: bool) -> None:
+    """Note that tensors are wide (hold fp32 on purpose), or narrow."""
+    for item in values if isinstance(values, tuple | list) else (values,):
         if isinstance(item, Tensor):
-            item._roundoff_wide = True  # type: ignore[attr-defined]
-
-
-def is_wide(x: Any) -> bool:
-    """Whether `x` is marked as wide."""
-    return getattr(x, "_roundoff_wide", False)
+            item._roundoff_wide = wide  # type: ignore[attr-defined]
 
 
 class RoundResults(TorchFunctionMode):
     """Rounds what functions return in place, and the gradients that come back to it; storage stays fp32.
 
-    A tensor's dtype reads as the emulated one, so that `x.to(y.dtype)` and `torch.finfo(x.dtype)` mean what they would
-    natively. What `.float()` gives is wide: functions of it are not rounded, until a product.
+    A narrow tensor's dtype reads as the emulated one, so that `x.to(y.dtype)` and `torch.finfo(x.dtype)` mean what they
+    would natively. Made anew for each forward: it keeps the rounded copies of wide weights that long.
     """
 
-    def __init__(self, scope: Scope, *, norms_narrow: bool) -> None:
+    def __init__(self, scope: Scope, policy: Policy, *, norms_narrow: bool = False) -> None:
         super().__init__()
         self._scope = scope
+        self._policy = policy
         self._norms_narrow = norms_narrow
+        self._weights: dict[tuple[Tensor, bool, str], Tensor] = {}
 
     def __torch_function__(self, func: Function, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Call `func`, and round what it gives."""
-        scope = self._scope
+        scope, policy = self._scope, self._policy
         kwargs = kwargs or {}
         if scope.fmt is None:
             return func(*args, **kwargs)
-        if func in EXACT:
-            result = func(*args, **kwargs)
-            if any(map(is_wide, args)):
-                mark_wide(result)
-            return self._stored_wide(result)
-        if func == _GET_DTYPE:
-            return self._believed_dtype(args[0])
         if inner := opened(func):
             with self:
                 return inner(*args, **kwargs)
+        if func in policy.narrow:
+            return self._narrow(func, args, kwargs)
+        if not policy.spreads:
+            return func(*args, **kwargs)
+        if func in EXACT:
+            wide = self._any_wide(args)
+            result = self._stored_wide(func(*args, **kwargs))
+            if wide != policy.starts_wide:
+                mark(result, wide=wide)
+            return result
+        if func == _GET_DTYPE:
+            return self._believed_dtype(args[0])
         if func in _CASTS:
             return self._cast(func, args, kwargs)
-        return self._computed(func, args, kwargs)
+        return self._other(func, args, kwargs)
 
-    def _computed(self, func: Function, args: Any, kwargs: dict[str, Any]) -> Any:
-        wide = func not in PRODUCTS and (
-            any(map(is_wide, args[:1] if func in _NORMS else args)) or kwargs.get("dtype") is torch.float32
+    def _narrow(self, func: Function, args: Any, kwargs: dict[str, Any]) -> Any:
+        args, kwargs = map_floats((args, kwargs), self._narrow_operand)
+        result = func(*args, **kwargs)
+        self._round_all(result)
+        if self._policy.starts_wide and self._policy.spreads:
+            mark(result, wide=False)
+        return result
+
+    def _other(self, func: Function, args: Any, kwargs: dict[str, Any]) -> Any:
+        policy = self._policy
+        wide = (
+            func in policy.wide
+            or kwargs.get("dtype") is torch.float32
+            or self._any_wide(args[:1] if func in _NORMS else args)
         )
         result = self._stored_wide(func(*args, **kwargs))
-        if wide:
-            mark_wide(result)
-            return result
-        for item in result if isinstance(result, tuple | list) else (result,):
-            if (
-                type(item) is Tensor
-                and item.dtype is torch.float32
-                and (item.grad_fn is not None or not item.requires_grad)
-            ):
-                self._round(item)
+        if not wide:
+            self._round_all(result)
+        if wide != policy.starts_wide:
+            mark(result, wide=wide)
         if func is F.batch_norm and self._norms_narrow:
-            for statistics in args[1:3]:
-                if isinstance(statistics, Tensor):
-                    self._round(statistics)
+            self._round_all(args[1:3])
         return result
+
+    def _any_wide(self, args: Any) -> bool:
+        starts_wide = self._policy.starts_wide
+        for x in args:
+            if isinstance(x, Tensor):
+                if getattr(x, "_roundoff_wide", starts_wide) and x.dtype is torch.float32 and x.dim():
+                    return True
+            elif isinstance(x, tuple | list) and self._any_wide(x):
+                return True
+        return False
+
+    def _narrow_operand(self, x: Tensor) -> Tensor:
+        fmt = self._scope.fmt
+        assert fmt is not None
+        if x.dtype is not torch.float32 or not getattr(x, "_roundoff_wide", self._policy.starts_wide):
+            return x
+        if not x.is_leaf or not x.requires_grad:
+            return narrowed(x, fmt)
+        key = (x, torch.is_grad_enabled(), fmt.name)
+        if key not in self._weights:
+            self._weights[key] = narrowed(x, fmt)
+        return self._weights[key]
+
+    def _round_all(self, result: Any) -> None:
+        for item in result if isinstance(result, tuple | list) else (result,):
+            # A leaf that requires grad is a parameter that was passed on, not something that was computed.
+            if isinstance(item, Tensor) and item.dtype is torch.float32 and not (item.is_leaf and item.requires_grad):
+                self._round(item)
 
     def _round(self, result: Tensor) -> None:
         scope = self._scope
@@ -116,35 +177,47 @@ class RoundResults(TorchFunctionMode):
 
     def _stored_wide(self, result: Any) -> Any:
         """Return a result that came out in the emulated dtype, say of `torch.zeros(dtype=x.dtype)`, stored as fp32."""
-        if type(result) is Tensor and result.dtype is self._scope.dtype:
-            return result.float()
+        if isinstance(result, Tensor) and result.dtype is self._scope.dtype:
+            result = result.float()
+            mark(result, wide=False)
         return result
 
     def _believed_dtype(self, x: Tensor) -> torch.dtype:
-        dtype = x.dtype
-        if dtype is torch.float32 and not is_wide(x) and self._scope.dtype is not None:
-            return self._scope.dtype
-        return dtype
+        narrow = self._scope.dtype
+        if x.dtype is torch.float32 and narrow and not getattr(x, "_roundoff_wide", self._policy.starts_wide):
+            return narrow
+        return x.dtype
 
     def _cast(self, func: Function, args: Any, kwargs: dict[str, Any]) -> Any:
         """Do what a cast in the model's own code means: to the emulated dtype it rounds, to fp32 it widens."""
         scope, source = self._scope, args[0]
         assert scope.fmt is not None
-        dtype = _CASTS[func] or self._asked_dtype((kwargs.get("dtype"), *args[1:]))
-        if dtype is not None and dtype is scope.dtype:
-            if source.dtype is torch.float32 and not is_wide(source):
+        dtype = _CASTS[func] or self._first_dtype((kwargs.get("dtype"), *args[1:]))
+        if dtype is None:
+            return self._marked_like(func(*args, **kwargs), source)
+        if dtype is scope.dtype:
+            if self._believed_dtype(source) is dtype:
                 return source
-            return narrowed(source.to(torch.float32), scope.fmt)
+            result = narrowed(source.to(torch.float32), scope.fmt)
+            mark(result, wide=False)
+            return result
         result = func(*args, **kwargs)
         if dtype is torch.float32:
             result = result.view_as(result) if result is source else result
-            mark_wide(result)
+            mark(result, wide=True)
         return result
 
-    def _asked_dtype(self, values: tuple[Any, ...]) -> torch.dtype | None:
+    def _marked_like(self, result: Any, source: Tensor) -> Any:
+        if hasattr(source, "_roundoff_wide"):
+            mark(result, wide=source._roundoff_wide)
+        return result
+
+    def _first_dtype(self, values: tuple[Any, ...]) -> torch.dtype | None:
+        return next(self._dtypes(values), None)
+
+    def _dtypes(self, values: tuple[Any, ...]) -> Iterator[torch.dtype]:
         for value in values:
             if isinstance(value, torch.dtype):
-                return value
-            if isinstance(value, Tensor):
-                return self._believed_dtype(value)
-        return None
+                yield value
+            elif isinstance(value, Tensor):
+                yield self._believed_dtype(value)

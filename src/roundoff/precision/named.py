@@ -60,6 +60,7 @@ _KNOWN: Final[tuple[Recipe, ...]] = (
         description="torch.autocast in fp16 with our scaler: what torch.amp does, and skipped steps never happened",
         compute="autocast",
         compute_format="fp16",
+        outputs="fp32",
         loss_scale=FLAVOURS["torch"],
     ),
     Recipe(
@@ -67,6 +68,7 @@ _KNOWN: Final[tuple[Recipe, ...]] = (
         description="torch.autocast in bf16: needs no loss scale; the first thing to try where bf16 is fast",
         compute="autocast",
         compute_format="bf16",
+        outputs="fp32",
     ),
     _BF16,
     replace(

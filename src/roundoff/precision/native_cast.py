@@ -6,9 +6,14 @@ import contextlib
 
 from torch import nn
 
-from roundoff.errors import RecipeError
 from roundoff.precision.computation import Computation, cast_floats
-from roundoff.precision.sites import dtype_of, formats_of_modules, formats_of_parameters, is_norm, override_sites
+from roundoff.precision.sites import (
+    formats_of_modules,
+    formats_of_parameters,
+    is_norm,
+    native_dtype,
+    override_sites,
+)
 
 
 class NativeCast(Computation):
@@ -18,12 +23,12 @@ class NativeCast(Computation):
         """Cast parameters and buffers, and put brackets around the sites whose format differs."""
         for parameter, fmt in formats_of_parameters(model, self.recipe).items():
             if parameter.is_floating_point():
-                parameter.data = parameter.data.to(_dtype(fmt))
+                parameter.data = parameter.data.to(native_dtype(fmt))
         formats = formats_of_modules(model, self.recipe)
         for module, fmt in formats.items():
             for name, buffer in module.named_buffers(recurse=False):
                 if buffer.is_floating_point():
-                    module._buffers[name] = buffer.to(_dtype(fmt))
+                    module._buffers[name] = buffer.to(native_dtype(fmt))
         overridden = override_sites(model, self.recipe.overrides)
         for module, fmt in formats.items():
             if module in overridden or (is_norm(module) and fmt != self.recipe.weights):
@@ -36,14 +41,3 @@ class NativeCast(Computation):
             around=contextlib.nullcontext,
             outputs=lambda values: cast_floats(values, self.recipe.compute_format),
         )
-
-
-def _dtype(fmt: str):  # type: ignore[no-untyped-def]
-    dtype = dtype_of(fmt)
-    if dtype is None or dtype.itemsize < 2:
-        raise RecipeError.explain(
-            f"Format '{fmt}' cannot be computed natively.",
-            why="native arithmetic has fp32, fp16 and bf16.",
-            fix='use arithmetic="emulated".',
-        )
-    return dtype

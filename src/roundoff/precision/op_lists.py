@@ -31,7 +31,7 @@ PRODUCTS: Final = _named(
 """Matrix products and convolutions: most of the work, and safe in few bits because their sums are wide."""
 
 WIDE: Final = _named(
-    "softmax log_softmax softmin gumbel_softmax softplus logsigmoid layer_norm group_norm batch_norm instance_norm "
+    "softmax log_softmax softmin gumbel_softmax softplus logsigmoid layer_norm group_norm "
     "rms_norm local_response_norm normalize cosine_similarity cross_entropy nll_loss l1_loss mse_loss smooth_l1_loss "
     "huber_loss kl_div binary_cross_entropy binary_cross_entropy_with_logits poisson_nll_loss gaussian_nll_loss "
     "ctc_loss cosine_embedding_loss hinge_embedding_loss margin_ranking_loss multi_margin_loss multilabel_margin_loss "
@@ -40,9 +40,12 @@ WIDE: Final = _named(
     "sum prod mean cumsum cumprod std var var_mean std_mean norm renorm dist logcumsumexp",
     *_HOMES,
 )
-"""Functions that leave fp16's range or lose its bits: norms, losses, exponentials, sums."""
+"""Functions that leave fp16's range or lose its bits: norms, losses, exponentials, sums.
 
-_RULES: Final = _named(
+Batch norm is not among them because torch computes it in fp32 whatever its input's dtype is.
+"""
+
+EXACT: Final = _named(
     "relu relu_ threshold threshold_ hardtanh relu6 max_pool1d max_pool2d max_pool3d adaptive_max_pool1d "
     "adaptive_max_pool2d adaptive_max_pool3d max_unpool2d pad embedding one_hot unfold pixel_shuffle pixel_unshuffle "
     "channel_shuffle view view_as reshape reshape_as flatten unflatten transpose transpose_ permute movedim moveaxis "
@@ -52,13 +55,19 @@ _RULES: Final = _named(
     "gather scatter index_select index_copy masked_select masked_fill masked_fill_ where take take_along_dim "
     "neg __neg__ negative abs absolute __abs__ sign sgn max min maximum minimum fmax fmin amax amin aminmax sort "
     "argsort topk kthvalue median mode clamp clamp_ clip clamp_min clamp_max copysign round floor ceil trunc "
-    "as_strided broadcast_to broadcast_tensors meshgrid atleast_1d atleast_2d ravel zeros ones zeros_like ones_like empty "
-    "empty_like zero_ fill_ new_zeros new_ones new_empty requires_grad_ retain_grad register_hook as_tensor "
+    "as_strided broadcast_to broadcast_tensors meshgrid atleast_1d atleast_2d ravel zeros ones zeros_like ones_like "
+    "empty empty_like zero_ fill_ new_zeros new_ones new_empty requires_grad_ retain_grad register_hook as_tensor "
     "is_floating_point numel dim size stride data_ptr item tolist backward",
     *_HOMES,
 )
-EXACT: Final = _RULES
 """Functions whose results are among their inputs' values, negated at most: nothing to round."""
+
+WIDEST: Final = _named(
+    "addcmul addcdiv atan2 bilinear cat concat stack cross dot vdot grid_sample index_put index_put_ index_add "
+    "scatter_add where lerp",
+    *_HOMES,
+)
+"""Functions that want all operands in one dtype, which is then the widest."""
 
 POOLING: Final = _named("avg_pool1d avg_pool2d avg_pool3d max_pool1d max_pool2d max_pool3d adaptive_avg_pool1d "
     "adaptive_avg_pool2d adaptive_avg_pool3d adaptive_max_pool1d adaptive_max_pool2d adaptive_max_pool3d lp_pool2d",

@@ -16,8 +16,8 @@ class ScaleSettings:
 
     `dynamic` starts at `initial`, multiplies by `growth` after `interval` clean steps, up to `largest`, and by
     `backoff` on an overflow, down to `smallest`; the step is skipped. `static` keeps `initial` and skips overflowing
-    steps only with `drop_overflow_update`. `none` scales nothing and checks nothing. `max_skips` steps skipped in a row are an
-    error that names the gradient; 0 means never.
+    steps only with `drop_overflow_update`. `none` scales nothing and checks nothing. `max_skips` steps skipped in a
+    row are an error that names the gradient; 0 means never.
     """
 
     kind: ScaleKind = "none"

@@ -132,6 +132,22 @@ def dtype_of(name: str) -> torch.dtype | None:
     return fmt.torch_dtype if isinstance(fmt, SmallFloat) else None
 
 
+def native_dtype(name: str) -> torch.dtype:
+    """Return the torch dtype that a device computes a format in.
+
+    Raises:
+        RecipeError: none does.
+    """
+    dtype = dtype_of(name)
+    if dtype is None or dtype.itemsize < 2:
+        raise RecipeError.explain(
+            f"Format '{name}' cannot be computed natively.",
+            why="native arithmetic has fp32, fp16 and bf16.",
+            fix='use arithmetic="emulated".',
+        )
+    return dtype
+
+
 def _bits(name: str) -> float:
     return format_named(name).num_bits
 

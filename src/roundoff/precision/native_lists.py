@@ -1,0 +1,113 @@
+"""Casts op by op, as apex O1: products in a narrow dtype, sums and the like in fp32, the device computes."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+
+from roundoff.precision.computation import Computation, cast_floats, map_floats
+from roundoff.precision.op_lists import PRODUCTS, WIDE, WIDEST, Function, opened
+from roundoff.precision.sites import native_dtype, override_sites
+
+
+class _Scope(threading.local):
+    """The dtype of products at this moment, in this thread; fp32 casts nothing."""
+
+    def __init__(self) -> None:
+        self.dtype = torch.float32
+
+
+class NativeLists(Computation):
+    """Weights stay fp32; while the model's forward runs, each op gets its operands in the dtype its list says."""
+
+    def attach(self, model: nn.Module) -> None:
+        """Put brackets around overridden sites."""
+        self._scope = _Scope()
+        for module, fmt in override_sites(model, self.recipe.overrides).items():
+            self._bracket_site(module, fmt)
+
+    def computing(self) -> AbstractContextManager[Any]:
+        """Cast operands inside the model's forward."""
+        return self._casting()
+
+    @contextmanager
+    def _casting(self) -> Iterator[None]:
+        with self._in_format(self.recipe.compute_format), CastOperands(self._scope):
+            yield
+
+    @contextmanager
+    def _in_format(self, fmt: str) -> Iterator[None]:
+        before = self._scope.dtype
+        self._scope.dtype = native_dtype(fmt)
+        try:
+            yield
+        finally:
+            self._scope.dtype = before
+
+    def _bracket_site(self, module: nn.Module, fmt: str) -> None:
+        native_dtype(fmt)
+        self.bracket(
+            module,
+            inputs=lambda values: cast_floats(values, fmt),
+            around=lambda: self._in_format(fmt),
+            outputs=lambda values: values,
+        )
+
+
+class CastOperands(TorchFunctionMode):
+    """Casts what functions take, by their list.
+
+    Made anew for each forward: it keeps the narrow copies of weights that long, so that a shared weight is cast once.
+    """
+
+    def __init__(self, scope: _Scope) -> None:
+        super().__init__()
+        self._scope = scope
+        self._copies: dict[tuple[Tensor, bool, torch.dtype], Tensor] = {}
+
+    def __torch_function__(self, func: Function, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Call `func` on operands of the right dtype."""
+        kwargs = kwargs or {}
+        if self._scope.dtype is torch.float32:
+            return func(*args, **kwargs)
+        if func in PRODUCTS:
+            args, kwargs = map_floats((args, kwargs), self._narrow)
+        elif func in WIDE or (func in WIDEST and _is_mixed(args)):
+            args, kwargs = map_floats((args, kwargs), _widen)
+        elif inner := opened(func):
+            with self:
+                return inner(*args, **kwargs)
+        return func(*args, **kwargs)
+
+    def _narrow(self, x: Tensor) -> Tensor:
+        if x.dtype is not torch.float32:
+            return x
+        dtype = self._scope.dtype
+        if not x.is_leaf or not x.requires_grad:
+            return x.to(dtype)
+        key = (x, torch.is_grad_enabled(), dtype)
+        if key not in self._copies:
+            self._copies[key] = x.to(dtype)
+        return self._copies[key]
+
+
+def _widen(x: Tensor) -> Tensor:
+    return x.float() if x.dtype.itemsize < 4 else x
+
+
+def _is_mixed(values: Any) -> bool:
+    return len({x.dtype for x in _floats(values)}) > 1
+
+
+def _floats(values: Any) -> Iterator[Tensor]:
+    for value in values:
+        if isinstance(value, Tensor) and value.is_floating_point():
+            yield value
+        elif isinstance(value, tuple | list):
+            yield from _floats(value)

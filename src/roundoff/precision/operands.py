@@ -1,0 +1,179 @@
+"""Rounds what goes into matrix products and convolutions: fp8 and the microscaling formats."""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import replace
+from typing import Any, Final
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.overrides import TorchFunctionMode
+
+from roundoff.formats import BlockFormat, Format, Rounding, format_named, round_to
+from roundoff.precision.computation import Computation
+from roundoff.precision.op_lists import Function, opened
+from roundoff.precision.operand_scales import OperandScales
+from roundoff.precision.recipe import OperandSettings, Recipe
+from roundoff.precision.sites import override_sites, site_of
+
+Places = tuple[tuple[int, int], tuple[int, int], int]
+"""Number and contracted axis of both operands, and the axis of blocks in the result's gradient."""
+
+_MATMUL: Final[Places] = ((0, -1), (1, -2), -1)
+_ADDED: Final[Places] = ((1, -1), (2, -2), -1)
+_PRODUCTS: Final[Mapping[Function, Places]] = {
+    F.linear: ((0, -1), (1, -1), -1),
+    **dict.fromkeys((F.conv1d, F.conv2d, F.conv3d), ((0, 1), (1, 1), 1)),
+    **dict.fromkeys((F.conv_transpose1d, F.conv_transpose2d, F.conv_transpose3d), ((0, 1), (1, 0), 1)),
+    **dict.fromkeys((torch.matmul, torch.mm, torch.bmm, Tensor.matmul, Tensor.mm, Tensor.bmm), _MATMUL),
+    Tensor.__matmul__: _MATMUL,
+    **dict.fromkeys((torch.addmm, torch.baddbmm, Tensor.addmm, Tensor.baddbmm), _ADDED),
+}
+
+
+class OperandRounding(Computation):
+    """Inputs and weights of products are rounded forward, the gradient of their result backward; all else is fp32.
+
+    So both products of the backward pass see a rounded gradient and the rounded operands of the forward, as on
+    hardware that keeps these. Fused attention and recurrent layers are left alone.
+    """
+
+    arithmetic = "emulated"
+
+    def __init__(self, recipe: Recipe) -> None:
+        super().__init__(recipe)
+        settings = recipe.operands
+        self._scales = OperandScales(settings.scaling, amax_history=settings.amax_history)
+        self._scope = _Scope()
+
+    def attach(self, model: nn.Module) -> None:
+        """Name the weights, and put brackets around overridden sites."""
+        self._names = {parameter: site_of(name) for name, parameter in model.named_parameters()}
+        for module, fmt in override_sites(model, self.recipe.overrides).items():
+            formats = None if fmt == "fp32" else replace(self.recipe.operands, forward=fmt, backward=fmt)
+            self.bracket(
+                module,
+                inputs=lambda values: values,
+                around=lambda formats=formats: self._rounding_to(formats),  # type: ignore[misc]
+                outputs=lambda values: values,
+            )
+
+    def computing(self) -> AbstractContextManager[Any]:
+        """Round operands inside the model's forward."""
+        return self._emulating()
+
+    @contextmanager
+    def _emulating(self) -> Iterator[None]:
+        with self._rounding_to(self.recipe.operands), RoundOperands(self._scope, self._scales, self._names):
+            yield
+
+    @contextmanager
+    def _rounding_to(self, formats: OperandSettings | None) -> Iterator[None]:
+        before, self._scope.formats = self._scope.formats, formats
+        try:
+            yield
+        finally:
+            self._scope.formats = before
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the histories of delayed scaling."""
+        return self._scales.state_dict()
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on from these histories."""
+        self._scales.load_state_dict(state)
+
+
+class _Scope(threading.local):
+    def __init__(self) -> None:
+        self.formats: OperandSettings | None = None
+
+
+class RoundOperands(TorchFunctionMode):
+    """Rounds the two operands of every product, and the gradient that comes back. Made anew for each forward."""
+
+    def __init__(self, scope: _Scope, scales: OperandScales, names: Mapping[Any, str]) -> None:
+        super().__init__()
+        self._scope = scope
+        self._scales = scales
+        self._names = names
+        self._calls: Counter[str] = Counter()
+
+    def __torch_function__(self, func: Function, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Call `func` on rounded operands if it is a product."""
+        kwargs = kwargs or {}
+        formats, places = self._scope.formats, _PRODUCTS.get(func)
+        if formats is None:
+            return func(*args, **kwargs)
+        if places is None:
+            if inner := opened(func):
+                with self:
+                    return inner(*args, **kwargs)
+            return func(*args, **kwargs)
+        (first, first_axis), (second, second_axis), result_axis = places
+        if len(args) <= second:  # operands by keyword: rare, and torch has several names for them
+            return func(*args, **kwargs)
+        key = self._key(func, args[second])
+        operands = list(args)
+        operands[first] = self._operand(args[first], formats.forward, first_axis, f"{key}.first")
+        operands[second] = self._operand(args[second], formats.forward, second_axis, f"{key}.second")
+        result = func(*operands, **kwargs)
+        if result.requires_grad:
+            result.register_hook(self._gradient_rounder(formats, result_axis, f"{key}.gradient"))
+        return result
+
+    def _key(self, func: Function, weight: Any) -> str:
+        """Return the same name for the same product of every step: its weight's, or the number of its call."""
+        base = self._names.get(weight) or func.__name__
+        self._calls[base] += 1
+        return f"{base}#{self._calls[base] - 1}"
+
+    def _operand(self, x: Tensor, name: str, axis: int, key: str) -> Tensor:
+        fmt = _with_axis(format_named(name), axis, x.dim())
+        return _Operand.apply(x, fmt, self._scales.scale(x, fmt, key=key))  # type: ignore[no-any-return,no-untyped-call]
+
+    def _gradient_rounder(self, formats: OperandSettings, axis: int, key: str) -> Any:
+        def round_gradient(grad: Tensor) -> Tensor:
+            fmt = _with_axis(format_named(formats.backward), axis, grad.dim())
+            scale = self._scales.scale(grad, fmt, key=key)
+            return _rounded(grad, fmt, scale, stochastic=formats.backward_rounding == "stochastic")
+
+        return round_gradient
+
+
+class _Operand(torch.autograd.Function):
+    """A rounded copy whose gradient passes through."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, fmt: Format, scale: Tensor | None) -> Tensor:
+        return _rounded(x, fmt, scale)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
+        return grad, None, None
+
+
+def _rounded(x: Tensor, fmt: Format, scale: Tensor | None, *, stochastic: bool = False) -> Tensor:
+    rounding: Rounding = "stochastic" if stochastic else "nearest"
+    stream = _rank() if stochastic else 0
+    if scale is None:
+        return round_to(x, fmt, rounding=rounding, stream=stream)
+    scaled = x.detach() * scale
+    # What outgrew a delayed scale saturates, as on hardware.
+    return round_to(scaled, fmt, rounding=rounding, stream=stream, overflow="saturate", out=scaled).div_(scale)
+
+
+def _with_axis(fmt: Format, axis: int, num_dims: int) -> Format:
+    if not isinstance(fmt, BlockFormat):
+        return fmt
+    return replace(fmt, axis=axis if -num_dims <= axis < num_dims else -1)
+
+
+def _rank() -> int:
+    distributed = torch.distributed
+    return distributed.get_rank() if distributed.is_available() and distributed.is_initialized() else 0
