@@ -18,6 +18,11 @@ COMMANDS = {
         attribute="record_command",
         help="Run a training script and keep what some of its steps computed.",
     ),
+    "train": LazyCommand(
+        module="roundoff.cli.train",
+        attribute="train_command",
+        help="Train a known model on known data, at any precision.",
+    ),
     "runs": LazyCommand(
         module="roundoff.cli.runs",
         attribute="runs_command",

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.nn.functional import all_reduce
 
 from roundoff.train.ranks import Ranks
 
@@ -36,11 +37,11 @@ class SyncedBatchNorm(nn.modules.batchnorm._BatchNorm):
         x = input.float()
         over = [axis for axis in range(x.ndim) if axis != 1]
         count = torch.tensor([x.numel() / x.shape[1]], device=x.device)
-        sums: Tensor = all_reduce(torch.cat([x.sum(over), count]))
+        sums: Tensor = sum_over_ranks(torch.cat([x.sum(over), count]))
         total = sums[-1].detach()
         mean = sums[:-1] / total
         centred = x - _per_channel(mean, x)
-        squares: Tensor = all_reduce(centred.square().sum(over))
+        squares: Tensor = sum_over_ranks(centred.square().sum(over))
         variance = squares / total
         self._remember(mean.detach(), variance.detach() * total / (total - 1).clamp(min=1))
         normal = centred * _per_channel((variance + self.eps).rsqrt(), x)
@@ -59,6 +60,26 @@ class SyncedBatchNorm(nn.modules.batchnorm._BatchNorm):
         share = self.momentum if self.momentum is not None else 1.0 / float(self.num_batches_tracked)
         self.running_mean.lerp_(mean.to(self.running_mean.dtype), share)
         self.running_var.lerp_(variance.to(self.running_var.dtype), share)
+
+
+def sum_over_ranks(values: Tensor) -> Tensor:
+    """Return the sum over all ranks; each rank's gradient is the sum of all ranks' gradients."""
+    result: Tensor = _SumOverRanks.apply(values)
+    return result
+
+
+class _SumOverRanks(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, values: Tensor) -> Tensor:
+        total = values.clone()
+        dist.all_reduce(total)
+        return total
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:  # type: ignore[override]
+        total = grad.clone()
+        dist.all_reduce(total)
+        return total
 
 
 def _per_channel(values: Tensor, like: Tensor) -> Tensor:

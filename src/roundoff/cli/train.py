@@ -1,0 +1,138 @@
+"""`roundoff train`: train a known model on known data, at any precision."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from roundoff.errors import UsageError
+
+if TYPE_CHECKING:
+    from roundoff.train import TrainResult
+
+_PATH = click.Path(path_type=Path)
+
+
+@click.command(name="train", epilog="Example: roundoff train --data digits --recipe fp32 --epochs 3")
+@click.option(
+    "--data", default="digits", show_default=True, help="digits, fashion-mnist, idx:PATH, folder:PATH, text:PATH."
+)
+@click.option(
+    "--model", help="resnet-small, resnet18, resnet50, gpt-small, hf:CONFIG.  [default: one that suits the data]"
+)
+@click.option("--recipe", default="fp32", show_default=True, help="A recipe's name, or a TOML file.")
+@click.option("--loss-scale", metavar="0|N|none", help="0: dynamic; N: static; none.  [default: the recipe's]")
+@click.option("--epochs", type=int, default=10, show_default=True, help="How often to go through the data.")
+@click.option("--steps", type=int, help="Stop after so many steps; the schedule stays that of --epochs.")
+@click.option("--batch-size", type=int, default=64, show_default=True, help="Of one step, over all ranks.")
+@click.option("--accumulate", type=int, default=1, help="Split each step into so many microbatches.")
+@click.option("--optimizer", help="sgd, adam, adamw, bert-adam, rmsprop, ...  [default: sgd; adamw for text]")
+@click.option("--lr", type=float, help="Learning rate for a batch of 256.  [default: 0.1 for sgd, else 0.001]")
+@click.option("--no-lr-scaling", is_flag=True, help="Take --lr as it is: no linear rule.")
+@click.option(
+    "--warmup", type=float, default=0.0, metavar="EPOCHS", help="Raise the rate linearly over so many epochs."
+)
+@click.option("--schedule", default="cosine", show_default=True, help="step, cosine, linear or constant.")
+@click.option("--momentum", type=float, default=0.9, show_default=True, help="Of sgd and rmsprop.")
+@click.option("--weight-decay", type=float, default=1e-4, show_default=True, help="Not of biases and norms.")
+@click.option("--label-smoothing", type=float, default=0.0, help="Share of the target given to all classes.")
+@click.option("--loss-reduction", default="mean", show_default=True, help="mean or sum over the batch.")
+@click.option("--clip", type=float, metavar="NORM", help="Largest norm of all gradients together.")
+@click.option("--ema", type=float, metavar="DECAY", help="Evaluate a moving average of the weights.")
+@click.option("--mixup", type=float, default=0.0, metavar="ALPHA", help="Mix pictures in pairs.")
+@click.option("--augment", metavar="LIST", help="Of crop,flip,jitter; or none.  [default: what suits the data]")
+@click.option("--width", type=int, help="Width of resnet-small (16) or gpt-small (128).")
+@click.option("--context", type=int, default=128, show_default=True, help="Bytes a text model sees.")
+@click.option("--image-size", type=int, default=224, show_default=True, help="Side of pictures from folders.")
+@click.option("--shrink", type=int, default=1, help="Average so many IDX pixels into one, each way.")
+@click.option("--input-gain", type=float, default=1.0, help="Multiply pictures by this.")
+@click.option("--limit", type=int, metavar="N", help="Train on the first N samples only.")
+@click.option("--seed", type=int, default=0, show_default=True, help="Of weights, order and augmentation.")
+@click.option("--device", default="auto", show_default=True, help="auto, cpu, or a torch device.")
+@click.option("--workers", type=int, default=0, show_default=True, help="Processes that load data, per rank.")
+@click.option("--threads", type=int, help="Threads of one rank.")
+@click.option("--procs", type=int, default=1, show_default=True, help="Ranks to start on this machine.")
+@click.option("--world-size", type=int, help="Ranks over all machines.")
+@click.option("--rank", type=int, default=0, help="This machine's first rank.")
+@click.option("--dist-url", metavar="URL", help="Where ranks meet: tcp://HOST:29500.")
+@click.option("--dist-backend", help="gloo, nccl, ...  [default: what suits the device]")
+@click.option(
+    "--timeout", "timeout_seconds", type=float, default=600.0, metavar="SECONDS", help="Patience with others."
+)
+@click.option("--find-unused-parameters", is_flag=True, help="For models that do not use all of their weights.")
+@click.option("--sync-bn", is_flag=True, help="Batch norm over all ranks.")
+@click.option("--fsdp", is_flag=True, help="Divide the weights among the ranks.")
+@click.option("--resume", type=_PATH, metavar="RUN", help="Go on from a run folder or its checkpoint.")
+@click.option("--eval-only", is_flag=True, help="Evaluate, and do not train.")
+@click.option("--save-every", type=int, metavar="STEPS", help="Save a checkpoint so often, not only each epoch.")
+@click.option("--name", help="Name of the run.  [default: train-1, train-2, ...]")
+@click.option("--runs", type=_PATH, default="runs", show_default=True, help="Folder of runs.")
+@click.option("--tensorboard", type=_PATH, metavar="FOLDER", help="Write scalars for TensorBoard, too.")
+@click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
+def train_command(as_json: bool, **options: Any) -> None:
+    """Train a model and say how good it became.
+
+    Metrics and a checkpoint go into a run folder. The learning rate is --lr * batch / 256 unless --no-lr-scaling.
+
+    Several ranks: --procs 2, or: torchrun --nproc-per-node 2 -m roundoff train ...
+
+    Ends with 1 if the last loss or the evaluation is NaN or infinite.
+    """
+    from roundoff.record.environment import rank
+    from roundoff.runs import to_json
+    from roundoff.train import TrainConfig, train
+
+    config = TrainConfig(**_settings(options))
+    result = train(config, progress=not as_json)
+    if rank() == 0:
+        click.echo(to_json(result.to_object()) if as_json else _text(result))
+    sys.exit(1 if result.ended_nonfinite else 0)
+
+
+def _settings(options: dict[str, Any]) -> dict[str, Any]:
+    """Turn options, as click has read them, into the fields of a config."""
+    is_text = options["data"].startswith("text:")
+    settings = {**options, "lr_scaling": not options["no_lr_scaling"]}
+    del settings["no_lr_scaling"]
+    settings["model"] = options["model"] or ("gpt-small" if is_text else "resnet-small")
+    settings["optimizer"] = options["optimizer"] or ("adamw" if is_text else "sgd")
+    settings["loss_scale"] = _loss_scale(options["loss_scale"])
+    settings["augment"] = None if options["augment"] is None else tuple(options["augment"].split(","))
+    return settings
+
+
+def _loss_scale(text: str | None) -> float | str | None:
+    if text is None:
+        return "recipe"
+    if text == "none":
+        return None
+    try:
+        return float(text)
+    except ValueError:
+        raise UsageError.explain(
+            f"--loss-scale cannot be '{text}'.", why="it is 0 (dynamic), a positive number (static) or none."
+        ) from None
+
+
+def _text(result: TrainResult) -> str:
+    """Say what the training came to: the verdict first, then what to know about it, then where it is."""
+    if result.perplexity is None:
+        lines = [
+            f"top-1 {result.top1:.2%}  top-5 {result.top5:.2%}  eval loss {result.eval_loss:.4f}".replace("%", " %")
+        ]
+    else:
+        lines = [f"perplexity {result.perplexity:.3f}  eval loss {result.eval_loss:.4f}"]
+    if result.num_steps:
+        steps = "1 step" if result.num_steps == 1 else f"{result.num_steps} steps"
+        lines[0] += f"  after {steps} in {result.seconds:.1f} s"
+    if result.num_skipped:
+        lines.append(f"loss scaling skipped {result.num_skipped} of them")
+    lines += result.notes
+    if result.folder is not None:
+        lines.append(f"run    {result.folder}")
+    if result.first_nonfinite_step is not None:
+        lines.append(f"next   roundoff runs show {result.folder}")
+    return "\n".join(lines)

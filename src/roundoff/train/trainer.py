@@ -1,0 +1,348 @@
+"""The reference trainer, from top to bottom: `train` is the door, `Training` the parts, `_train_step` the heart."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import math
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field, replace
+from functools import partial
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.fsdp import FSDPModule
+from torch.distributed.tensor import DTensor
+from torch.nn.parallel import DistributedDataParallel
+
+from roundoff.errors import TrainError
+from roundoff.precision import apply_recipe
+from roundoff.runs import Metrics
+from roundoff.train.average import WeightAverage
+from roundoff.train.checkpoint import NAME, Checkpoint
+from roundoff.train.config import TrainConfig
+from roundoff.train.data import Batch, EvalSampler, TrainSampler, load_data, loader_of
+from roundoff.train.data.sampler import seed_from
+from roundoff.train.journal import Journal
+from roundoff.train.launch import launch_ranks
+from roundoff.train.models import build_model
+from roundoff.train.objective import Score, loss_of, num_asked, score_from, tally
+from roundoff.train.optimizers import build_optimizer
+from roundoff.train.progress import EpochLines
+from roundoff.train.randomness import random_state, restore_random_state, seed_everything
+from roundoff.train.ranks import Place, Ranks, joined_ranks, place_here
+from roundoff.train.result import TrainResult
+from roundoff.train.schedule import lr_at
+from roundoff.train.sharding import shard, sharded_for, sharded_like, whole
+from roundoff.train.synced_batch_norm import with_synced_batch_norm
+
+OnStep = Callable[[Metrics], None]
+
+
+def train(config: TrainConfig, *, on_step: OnStep | None = None, progress: bool = False) -> TrainResult:
+    """Train a model as `config` says, and return what it came to.
+
+    Seeds the global random generators. `on_step` gets the metrics of every step of the first rank; with `procs` above
+    1 that is another process, so it must be a function at the top of a module. `progress` shows a bar and lines on
+    the standard error.
+
+    A loss that is NaN or infinite is counted and told in the result; the training goes on.
+    """
+    train_here = partial(train_rank, on_step=on_step, progress=progress)
+    place = place_here(config)
+    if config.procs > 1:
+        result = launch_ranks(config, train_here)
+        assert isinstance(result, TrainResult)
+        return result
+    return train_here(config, place)
+
+
+def train_rank(config: TrainConfig, place: Place, *, on_step: OnStep | None, progress: bool) -> TrainResult:
+    """Be one rank of a training, from joining the others to the result."""
+    with joined_ranks(config, place) as ranks:
+        training = Training(config, ranks)
+        shown = EpochLines(
+            shown=progress and ranks.is_first,
+            num_epochs=config.epochs,
+            total_steps=training.last_step,
+            is_text=config.is_text,
+        )
+        with Journal(config, ranks) as journal, shown:
+            return training.run(journal, shown, on_step if ranks.is_first else None)
+
+
+@dataclass(slots=True)
+class History:
+    """What has happened so far, on this rank."""
+
+    losses: list[float] = field(default_factory=list)
+    scores: list[Score] = field(default_factory=list)
+    seconds: float = 0.0
+    num_skipped: int = 0
+    num_unreadable: int = 0
+    notes: list[str] = field(default_factory=list)
+
+
+class Training:
+    """All parts of a training on one rank, put together in the order in which they depend on each other."""
+
+    def __init__(self, config: TrainConfig, ranks: Ranks) -> None:
+        self.config, self.ranks, self.device = config, ranks, ranks.device
+        self.history = History()
+
+        # The data. What a step sees depends on seed, epoch and step alone: see data/sampler.py.
+        self.data = load_data(config)
+        rank, num_ranks = ranks.rank, ranks.num_ranks
+        self.sampler = TrainSampler(
+            len(self.data.train),
+            batch_size=config.batch_size,
+            accumulate=config.accumulate,
+            seed=config.seed,
+            rank=rank,
+            num_ranks=num_ranks,
+        )
+        eval_sampler = EvalSampler(
+            len(self.data.test), batch_size=2 * config.batch_size // num_ranks, rank=rank, num_ranks=num_ranks
+        )
+        loader = partial(loader_of, workers=config.workers, seed=config.seed, pin_memory=self.device.type != "cpu")
+        self.batches = loader(self.data.train, self.sampler)
+        self.test_batches = loader(self.data.test, eval_sampler)
+
+        # How long. `steps` stops early and leaves the schedule alone.
+        self.steps_per_epoch = self.sampler.steps_per_epoch
+        self.total_steps = config.epochs * self.steps_per_epoch
+        self.last_step = min(self.total_steps, config.steps or self.total_steps)
+        self.step = 0
+
+        # The model. The same seed gives the same weights on every rank.
+        seed_everything(config.seed)
+        model = build_model(config, self.data).to(self.device)
+        if config.sync_bn:
+            model = with_synced_batch_norm(model, ranks)
+        if config.fsdp:
+            shard(model, ranks)
+
+        # The optimizer, the recipe around both, and the exchange of gradients around the model.
+        optimizer = build_optimizer(config, model)
+        self.model, self.optimizer = apply_recipe(model, optimizer, config.recipe, loss_scale=_loss_scale(config))
+        self.forward = (
+            self.model if config.fsdp else ranks.wrap(self.model, find_unused_parameters=config.find_unused_parameters)
+        )
+        self.average = None if config.ema is None else WeightAverage(self.model, decay=config.ema)
+
+        # From here on every rank draws random numbers of its own (dropout, stochastic rounding).
+        seed_everything(seed_from(config.seed, rank))
+        if config.resume is not None:
+            self._resume(Checkpoint.load(config.resume))
+        self.first_step = self.step
+
+    def run(self, journal: Journal, shown: EpochLines, on_step: OnStep | None) -> TrainResult:
+        """Train epoch after epoch, evaluate and save after each, and say what it came to."""
+        for note in self.history.notes:
+            shown.say(note)
+        if self.config.eval_only or self.step >= self.last_step:
+            self.history.scores.append(self._evaluate())
+        while self.step < self.last_step and not self.config.eval_only:
+            epoch = self.step // self.steps_per_epoch
+            losses = self._train_epoch(epoch, journal, shown, on_step)
+            score = self._evaluate()
+            self.history.losses += losses
+            self.history.scores.append(score)
+            journal.evaluated(self.step - 1, epoch, score)
+            shown.epoch(epoch, loss=sum(losses) / len(losses), score=score, lr=self._lr(self.step - 1))
+            self._save(journal)
+        result = self._result(journal)
+        journal.finish(result.notes)
+        return result
+
+    def _train_epoch(self, epoch: int, journal: Journal, shown: EpochLines, on_step: OnStep | None) -> list[float]:
+        """Train from the current step to the end of its epoch; return the losses, averaged over the ranks."""
+        first_step = self.step
+        self.sampler.begin(epoch=epoch, first_step=first_step % self.steps_per_epoch)
+        microbatches = iter(self.batches)
+        sums: list[tuple[float, float]] = []
+        self.forward.train()
+        while self.step < min((epoch + 1) * self.steps_per_epoch, self.last_step):
+            began = time.perf_counter()
+            loss, num_places, metrics = self._train_step(itertools.islice(microbatches, self.config.accumulate))
+            metrics = replace(metrics, seconds=time.perf_counter() - began)
+            self.history.seconds += time.perf_counter() - began
+            sums.append((loss * num_places, num_places))
+            self.step += 1
+            journal.step(metrics)
+            shown.step(metrics.step, loss)
+            if on_step is not None:
+                on_step(metrics)
+            if self.config.save_every and self.step % self.config.save_every == 0:
+                self._save(journal)
+        totals = self.ranks.sum(torch.tensor(sums, dtype=torch.float64))
+        return (totals[:, 0] / totals[:, 1].clamp(min=1)).tolist()
+
+    def _train_step(self, microbatches: Iterable[Batch]) -> tuple[float, int, Metrics]:
+        """Do one step; return its loss, the number of places it is the mean of, and its metrics."""
+        lr = self._lr(self.step)
+        for group in self.optimizer.param_groups:
+            group["lr"] = lr
+
+        losses, places = [], []
+        for nth, microbatch in enumerate(microbatches, start=1):
+            batch = microbatch.to(self.device)
+            self.history.num_unreadable += batch.num_unreadable
+            with self._exchange(is_last=nth == self.config.accumulate):
+                loss = self._loss(self.forward(batch.inputs), batch)
+                self.optimizer.backward(loss)
+            losses.append(loss.detach())
+            places.append(num_asked(batch))
+
+        scale = self.optimizer.scale
+        self.optimizer.unscale_()
+        grad_norm = self._clip()
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+        skipped = self.optimizer.last_overflow is not None
+        self.history.num_skipped += skipped
+        if self.average is not None and not skipped:
+            self.average.update(self.model)
+
+        values = torch.stack([torch.stack(losses).sum().double(), torch.stack(places).sum().double(), grad_norm])
+        total, num_places, norm = values.tolist()  # the one place where the device is waited for
+        metrics = Metrics(step=self.step, loss=total, lr=lr, loss_scale=scale, skipped=skipped, grad_norm=norm)
+        return total, int(num_places), metrics
+
+    def _lr(self, step: int) -> float:
+        config = self.config
+        return lr_at(
+            step,
+            peak=config.peak_lr,
+            schedule=config.schedule,
+            total_steps=self.total_steps,
+            warmup_steps=round(config.warmup * self.steps_per_epoch),
+        )
+
+    def _loss(self, logits: Tensor, batch: Batch) -> Tensor:
+        """Return this microbatch's part of the loss of the step."""
+        config = self.config
+        loss = loss_of(logits, batch, label_smoothing=config.label_smoothing, reduction=config.loss_reduction)
+        # Gradients are added up over microbatches and averaged over ranks; a sum is to stay a sum.
+        return loss * self.ranks.num_ranks if config.loss_reduction == "sum" else loss / config.accumulate
+
+    def _exchange(self, *, is_last: bool) -> contextlib.AbstractContextManager[object]:
+        """Let ranks exchange gradients in the last microbatch of a step only."""
+        if isinstance(self.forward, FSDPModule):
+            self.forward.set_requires_gradient_sync(is_last)
+        elif isinstance(self.forward, DistributedDataParallel) and not is_last:
+            return self.forward.no_sync()
+        return contextlib.nullcontext()
+
+    def _clip(self) -> Tensor:
+        """Return the norm of all gradients, which are then no longer than the setting says."""
+        if self.config.clip is not None:
+            return _plain(self.optimizer.clip_grad_norm_(self.config.clip))
+        groups = self.optimizer.param_groups
+        grads = [parameter.grad for group in groups for parameter in group["params"] if parameter.grad is not None]
+        return _plain(nn.utils.get_total_norm(grads))
+
+    @torch.no_grad()
+    def _evaluate(self) -> Score:
+        """Ask about every sample of the evaluation data once; all ranks return the same score."""
+        self.ranks.share_buffers(self.model)
+        self.model.eval()
+        sums = torch.zeros(4, dtype=torch.float64, device=self.device)
+        averaged = self.average.in_place_of_weights(self.model) if self.average else contextlib.nullcontext()
+        with averaged:
+            for microbatch in self.test_batches:
+                batch = microbatch.to(self.device)
+                self.history.num_unreadable += batch.num_unreadable
+                sums += tally(self.model(batch.inputs), batch)
+        return score_from(self.ranks.sum(sums))
+
+    def _save(self, journal: Journal) -> None:
+        """Save everything this training needs to go on from here bit by bit."""
+        if journal.folder is None:
+            return
+        checkpoint = Checkpoint(
+            config=self.config.to_object(),
+            num_ranks=self.ranks.num_ranks,
+            step=self.step,
+            model=whole(self.model.state_dict()),
+            optimizer=whole(self.optimizer.state_dict()),
+            average=whole(self.average.state_dict()) if self.average else None,
+            random=self.ranks.from_all(random_state(self.device)),
+        )
+        if self.ranks.is_first:
+            checkpoint.save(journal.folder / NAME)
+        journal.saved(self.step - 1, journal.folder / NAME)
+        journal.flush()
+
+    def _resume(self, checkpoint: Checkpoint) -> None:
+        """Go on from a checkpoint, and note what makes the rest differ from an uninterrupted training."""
+        changes = self.config.changes_since(checkpoint.config)
+        if checkpoint.num_ranks != self.ranks.num_ranks:
+            changes.append(f"{self.ranks.num_ranks} ranks, were {checkpoint.num_ranks}")
+        try:
+            self.model.load_state_dict(sharded_like(self.model.state_dict(), checkpoint.model))
+            self.optimizer.load_state_dict(sharded_for(self.optimizer, checkpoint.optimizer))
+            if self.average is not None and checkpoint.average is not None:
+                self.average.load_state_dict(sharded_like(self.average.state_dict(), checkpoint.average))
+        except (RuntimeError, ValueError, KeyError) as error:
+            raise TrainError.explain(
+                f"The checkpoint '{self.config.resume}' does not fit this training.",
+                why=_reason(changes, error),
+                fix="resume with the model, data and optimizer it was made with.",
+            ) from error
+        if self.ranks.rank < len(checkpoint.random):
+            restore_random_state(checkpoint.random[self.ranks.rank], self.device)
+        self.step = checkpoint.step
+        self.history.notes.append(f"resumed from {self.config.resume} at step {checkpoint.step}")
+        if changes:
+            self.history.notes.append(f"not bit-identical to an uninterrupted training: {'; '.join(changes)}")
+
+    def _result(self, journal: Journal) -> TrainResult:
+        history = self.history
+        counts = torch.tensor([history.num_unreadable], dtype=torch.float64)
+        (num_unreadable,) = self.ranks.sum(counts).tolist()
+        nonfinite = [step for step, loss in enumerate(history.losses, self.first_step) if not math.isfinite(loss)]
+        score = history.scores[-1]
+        notes = list(history.notes)
+        if nonfinite:
+            notes.append(f"the loss was not finite in {len(nonfinite)} steps, first in step {nonfinite[0]}")
+        if num_unreadable:
+            notes.append(f"pictures that could not be read were left out {num_unreadable:.0f} times")
+        return TrainResult(
+            top1=score.top1,
+            top5=score.top5,
+            eval_loss=score.loss,
+            perplexity=_perplexity(score.loss) if self.config.is_text else None,
+            losses=tuple(history.losses),
+            scores=tuple(history.scores),
+            first_step=self.first_step,
+            first_nonfinite_step=nonfinite[0] if nonfinite else None,
+            num_nonfinite=len(nonfinite),
+            num_skipped=history.num_skipped,
+            num_unreadable=int(num_unreadable),
+            seconds=history.seconds,
+            samples_per_second=len(history.losses) * self.config.batch_size / max(history.seconds, 1e-9),
+            saved_activation_bytes=None,
+            folder=journal.folder,
+            notes=tuple(notes),
+        )
+
+
+def _loss_scale(config: TrainConfig) -> str | float | None:
+    """Return the loss scale as a recipe is told it, whose None means its own."""
+    if config.loss_scale is None:
+        return "none"
+    return None if config.loss_scale == "recipe" else config.loss_scale
+
+
+def _plain(norm: Tensor) -> Tensor:
+    return (norm.full_tensor() if isinstance(norm, DTensor) else norm).detach().double()
+
+
+def _reason(changes: list[str], error: Exception) -> str:
+    return f"{'; '.join(changes)}." if changes else f"{str(error).splitlines()[0]}"
+
+
+def _perplexity(loss: float) -> float:
+    return math.exp(loss) if loss < 700 else math.inf
