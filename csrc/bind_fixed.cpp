@@ -5,6 +5,10 @@
 #include <cstring>
 #include <vector>
 
+#ifdef __linux__
+#include <sys/mman.h>
+#endif
+
 #include "fixed_point.h"
 
 namespace nb = nanobind;
@@ -112,6 +116,20 @@ static void write_scales(const void* in, int64_t size, const Scaling& scaling, c
   }
 }
 
+// Asks for large pages under a large fresh result: touching 64 MB for the first time in small ones takes five times as
+// long as rounding into it. From this size on malloc gives every block pages of its own.
+static void ask_for_large_pages(void* out, int64_t num_bytes) {
+#ifdef __linux__
+  constexpr int64_t kLargeBytes = int64_t(32) << 20, kPage = 4096;
+  if (num_bytes < kLargeBytes) return;
+  const uintptr_t start = (reinterpret_cast<uintptr_t>(out) + kPage - 1) / kPage * kPage;
+  const uintptr_t end = (reinterpret_cast<uintptr_t>(out) + num_bytes) / kPage * kPage;
+  madvise(reinterpret_cast<void*>(start), end - start, MADV_HUGEPAGE);
+#else
+  (void)out, (void)num_bytes;
+#endif
+}
+
 // Returns twice the number of non-finite elements, plus one if an element is beyond its scale by more than half a step.
 static int64_t quantize(const Span& span, const Scaling& scaling, Rounding rounding, uint64_t key) {
   std::vector<Seen> seen(scaling.num_scales);
@@ -129,6 +147,7 @@ static int64_t quantize(const Span& span, const Scaling& scaling, Rounding round
     saturates |= seen[c].largest > scaling.scales[c] + steps[c] / 2;
   }
   if (span.out) {
+    ask_for_large_pages(span.out, span.size * width_of(span.dtype));
     const Fixed fixed{steps.data(), scaling.num_scales, scaling.inner, scaling.lowest(), scaling.highest()};
     ROUNDOFF_PICK(round_fixed)(span, fixed, rounding, key);
   }

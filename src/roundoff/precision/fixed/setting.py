@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any, Final, Literal, get_args
 
 from roundoff.errors import RecipeError
@@ -80,9 +80,9 @@ class TensorSetting:
         return 2.0 * scale / 2.0**self.bits
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the fields as plain values; those that are None are left out, since TOML has no word for it."""
+        """Return the fields as plain values; None is written `"none"`, since TOML has no word for it."""
         values = {field.name: getattr(self, field.name) for field in fields(self)}
-        return {name: value for name, value in values.items() if value is not None}
+        return {name: "none" if value is None else value for name, value in values.items()}
 
 
 def changed(setting: TensorSetting, values: Any, *, where: str) -> TensorSetting:
@@ -107,7 +107,8 @@ def changed(setting: TensorSetting, values: Any, *, where: str) -> TensorSetting
                 why=f"the fields are {', '.join(names)}.",
                 fix="correct the name.",
             )
-    return TensorSetting(**{**setting.to_dict(), **values})
+    none = {name: None for name in ("scale", "compat") if values.get(name) == "none"}
+    return replace(setting, **{**values, **none})
 
 
 def _is_number(value: object, lowest: float, highest: float) -> bool:

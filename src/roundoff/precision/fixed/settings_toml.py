@@ -22,6 +22,8 @@ def settings_to_toml(settings: FixedPointSettings) -> str:
     float_scale = false
     rounding = "nearest"
     granularity = "tensor"
+    scale = "none"
+    compat = "none"
     percentile = 99.9
     """
     return "\n".join(_lines(settings.to_dict(), ())).lstrip("\n") + "\n"

@@ -63,4 +63,6 @@ def _quantized_gradient(slot: Slot, scale: Tensor, gradient: Tensor, *, training
         return slot.quantize(scale, gradient, training=training).values
     gradient = gradient.coalesce()
     values = slot.quantize(scale, gradient.values(), training=training).values
-    return torch.sparse_coo_tensor(gradient.indices(), values, gradient.shape, is_coalesced=True)
+    return torch.sparse_coo_tensor(
+        gradient.indices(), values, gradient.shape, is_coalesced=True, check_invariants=False
+    )
