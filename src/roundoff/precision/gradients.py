@@ -16,16 +16,25 @@ def dense_part(grad: Tensor) -> Tensor:
     return grad.coalesce().values() if grad.is_sparse else grad
 
 
-def hand_over(weights: Iterable[Weight]) -> list[Weight]:
-    """Give each main weight the gradient of its parameter, and return those that have one."""
-    having = []
+def with_gradient(weights: Iterable[Weight]) -> list[Weight]:
+    """Return the weights whose parameter has a gradient."""
+    return [weight for weight in weights if weight.parameter.grad is not None]
+
+
+def hand_over(weights: Iterable[Weight]) -> None:
+    """Give each main weight the gradient of its parameter: the same tensor if it fits, else a copy in its dtype.
+
+    Called again, it renews the copies of gradients that were changed in between, by clipping for instance.
+    """
     for weight in weights:
+        if not weight.is_shadowed:
+            continue
         grad = weight.parameter.grad
-        if weight.is_shadowed:
-            weight.main.grad = grad if grad is None or grad.dtype is weight.main.dtype else grad.to(weight.main.dtype)
-        if grad is not None:
-            having.append(weight)
-    return having
+        if grad is None or grad.dtype is weight.main.dtype:
+            weight.main.grad = grad
+        elif weight.main.grad is None or weight.grad_version != grad._version:
+            weight.main.grad = grad.to(weight.main.dtype)
+            weight.grad_version = grad._version
 
 
 def first_nonfinite(weights: Sequence[Weight]) -> str | None:
@@ -34,12 +43,11 @@ def first_nonfinite(weights: Sequence[Weight]) -> str | None:
     One pass over the memory and one transfer, however many tensors there are: a sum is finite unless an element is not,
     or it overflows, and only then the tensors are looked at one by one.
     """
-    grads = [weight.main.grad for weight in weights if weight.main.grad is not None]
-    if not grads or _sums_are_finite([dense_part(grad) for grad in grads]):
+    grads = [_dense_grad(weight) for weight in weights]
+    if not grads or _sums_are_finite(grads):
         return None
-    for weight in reversed(weights):
-        grad = weight.main.grad
-        if grad is not None and not bool(torch.isfinite(dense_part(grad)).all()):
+    for weight, grad in zip(reversed(weights), reversed(grads), strict=True):
+        if not bool(torch.isfinite(grad).all()):
             return weight.name
     return None
 
@@ -50,13 +58,20 @@ def unscale(weights: Sequence[Weight], scale: float) -> None:
         return
     groups = defaultdict(list)
     for weight in weights:
-        grad = weight.main.grad
-        if grad is not None and grad.is_sparse:
+        grad = weight.parameter.grad
+        assert grad is not None
+        if grad.is_sparse:
             grad.mul_(1.0 / scale)
-        elif grad is not None:
+        else:
             groups[grad.device, grad.dtype].append(grad)
     for grads in groups.values():
         torch._foreach_mul_(grads, 1.0 / scale)
+
+
+def _dense_grad(weight: Weight) -> Tensor:
+    grad = weight.parameter.grad
+    assert grad is not None
+    return dense_part(grad)
 
 
 def _sums_are_finite(tensors: Sequence[Tensor]) -> bool:

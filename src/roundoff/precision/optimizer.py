@@ -12,7 +12,7 @@ from torch.optim import Optimizer
 
 from roundoff.errors import RecipeError
 from roundoff.precision.closures import Overflowed, Undo
-from roundoff.precision.gradients import agreed_overflow, first_nonfinite, hand_over, unscale
+from roundoff.precision.gradients import agreed_overflow, first_nonfinite, hand_over, unscale, with_gradient
 from roundoff.precision.recipe import Recipe
 from roundoff.precision.shared import Shared
 from roundoff.precision.weights import Weight
@@ -99,7 +99,7 @@ class RecipeOptimizer(Optimizer):
         if self._unscaled is not None:
             return
         scaler = self._shared.scaler
-        having = hand_over(self._weights)
+        having = with_gradient(self._weights)
         if having and scaler.scale != 1.0 and not self._shared.num_backwards:
             raise RecipeError.explain(
                 "There are gradients, but backward() of this optimizer was not called.",
@@ -112,6 +112,7 @@ class RecipeOptimizer(Optimizer):
             self._overflow = agreed_overflow(first_nonfinite(having), device)
         if self._overflow is None:
             unscale(having, scaler.scale)
+        hand_over(self._weights)
         self._unscaled = having
 
     def clip_grad_norm_(self, max_norm: float, norm_type: float = 2.0) -> Tensor:
@@ -122,8 +123,10 @@ class RecipeOptimizer(Optimizer):
         self.unscale_()
         if self._overflow is not None:
             return torch.tensor(float("inf"))
-        mains = [weight.main for weight in self._unscaled or ()]
-        return torch.nn.utils.clip_grad_norm_(mains, max_norm, norm_type)
+        parameters = [weight.parameter for weight in self._unscaled or ()]
+        norm = torch.nn.utils.clip_grad_norm_(parameters, max_norm, norm_type)
+        hand_over(self._weights)
+        return norm
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Unscale unless that is done, check, and step, or skip if a gradient is not finite.
@@ -137,6 +140,7 @@ class RecipeOptimizer(Optimizer):
         self.unscale_()
         result = None
         if self._overflow is None:
+            hand_over(self._weights)
             result = self.inner.step()
             self._shared.weights.write_back(self._weights, self.inner.state)
         self._close_step()
@@ -169,6 +173,8 @@ class RecipeOptimizer(Optimizer):
 
     def _close_step(self) -> None:
         self._unscaled = None
+        for weight in self._weights:
+            weight.grad_version = -1  # the next gradient is another tensor, whose versions begin anew
         self.inner._opt_called = True  # type: ignore[attr-defined]  # a scheduler made before would warn of a skip
         self._shared.note_step(self._overflow)
 

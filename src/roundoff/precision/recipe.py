@@ -70,7 +70,7 @@ class Recipe:
     loss_scale: ScaleSettings = field(default_factory=ScaleSettings)
     operands: OperandSettings = field(default_factory=OperandSettings)
     fixed: Mapping[str, Any] = field(default_factory=dict, hash=False)
-    """Settings of `fixed`, as `FixedPointSettings` takes them."""
+    """Settings of `fixed`, as `FixedPointSettings.from_dict` takes them, and `norms`: "float" or "quantized"."""
     activation_bits: int = 0
     """Bits of the activations saved for the backward pass: 2, 4, 8, or 0 to leave them alone."""
     arithmetic: Arithmetic = "auto"
@@ -93,7 +93,16 @@ class Recipe:
                 _check_format(name, getattr(self, name))
         for pattern, fmt in self.overrides.items():
             _check_format(f'overrides."{pattern}"', fmt)
+        if self.fixed:
+            self._check_fixed()
         self._check_combination()
+
+    def _check_fixed(self) -> None:
+        # Here, because that room's settings need this module's neighbours.
+        from roundoff.precision.fixed.settings import FixedPointSettings
+
+        FixedPointSettings.from_dict({key: value for key, value in self.fixed.items() if key != "norms"})
+        _check_choice("fixed.norms", self.fixed.get("norms", "float"), ("float", "quantized"))
 
     @property
     def narrow_weights(self) -> bool:

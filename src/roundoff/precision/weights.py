@@ -28,6 +28,8 @@ class Weight:
     """What the parameter is rounded to after an update; None leaves it alone."""
     version: int = 0
     """The parameter's version when it was last written here: another means that somebody else wrote it."""
+    grad_version: int = -1
+    """The version of the parameter's gradient that `main` has a copy of."""
 
     @property
     def is_shadowed(self) -> bool:
