@@ -93,6 +93,7 @@ class OpRecorder(DispatchMode):
         self._older_nodes: dict[int, tuple[int, int]] = {}
         self._last_node: tuple[int, int, int] = (0, -1, -1)
         self._pending: list[tuple[Tensor, tuple[int, int, int, int, int, int, int, int]]] = []
+        self._optimizer: torch.optim.Optimizer | None = None
         self._of_parameter: dict[int, tuple[int, int]] = {}
         self._of_temporary = WeakIdKeyDictionary()
         self._current: tuple[int, int] = (0, -1)
@@ -124,6 +125,7 @@ class OpRecorder(DispatchMode):
 
     def begin_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
         """Learn which parameter each gradient and piece of optimizer state belongs to, for the time of one step."""
+        self._optimizer = optimizer
         self._of_parameter = {}
         for group in optimizer.param_groups:
             for parameter in group["params"]:
@@ -141,6 +143,7 @@ class OpRecorder(DispatchMode):
 
     def end_optimizer(self) -> None:
         """Forget them: their identities may be used again."""
+        self._optimizer = None
         self._of_parameter = {}
         self._of_temporary = WeakIdKeyDictionary()
         self._current = (0, -1)
@@ -254,13 +257,13 @@ class OpRecorder(DispatchMode):
         introduced = None
         if self._reference is not None and saved is not None and saved[1] is not None:
             introduced = self._reference.after(saved[1], func, args, kwargs or {}, found)
-        per_tensor = len(found) > 1 and phase is Phase.OPTIMIZER and isinstance(args[0], (list, tuple))
+        per_tensor = info.per_tensor and phase is Phase.OPTIMIZER
         for output, x in enumerate(found):
             if per_tensor:
                 site, parameter = self._of_list_entry(args[0], output, x)
             place = self._add(x, phase, microbatch, site, op, nth, self._output(output), parameter, source)
             if introduced and place >= 0 and (error := introduced[output]) is not None:
-                self.rows.note_introduced(place, error.max_ulps, error.rms_ulps)
+                self.rows.note_introduced(place, error)
 
     # -- where an op belongs -------------------------------------------------------------------------------------------
 
@@ -301,8 +304,14 @@ class OpRecorder(DispatchMode):
     def _of_list_entry(self, entries: Sequence[Any], index: int, x: Tensor) -> tuple[int, int]:
         """Return the place of one tensor of a foreach op: that of the argument it was made from."""
         entry = entries[index] if index < len(entries) else x
-        place: tuple[int, int] = self._of_parameter.get(id(entry)) or self._of_temporary.get(entry) or (0, -1)
-        if place[1] >= 0 and x is not entry:
+        place: tuple[int, int] | None = self._of_parameter.get(id(entry)) or self._of_temporary.get(entry)
+        if place is None and self._optimizer is not None:
+            self.begin_optimizer(self._optimizer)  # its first step makes the state that it works on
+            self._optimizer = None
+            place = self._of_parameter.get(id(entry))
+        if place is None:
+            return 0, -1
+        if x is not entry:
             self._of_temporary[x] = place
         return place
 

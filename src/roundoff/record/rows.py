@@ -13,6 +13,7 @@ from torch import Tensor
 from roundoff.kernels import row as at
 from roundoff.kernels.loading import compiled
 from roundoff.kernels.summaries_torch import summarize_torch
+from roundoff.record.reference import Introduced
 from roundoff.record.steps import PHASES
 from roundoff.runs import EventColumns, Interned, shape_to_text
 
@@ -33,7 +34,7 @@ class Rows:
     def __init__(self) -> None:
         self._blocks: list[npt.NDArray[np.float64]] = []
         self._keys: list[Key] = []
-        self._errors: dict[int, tuple[float, float]] = {}
+        self._errors: dict[int, Introduced] = {}
         self._on_device: dict[torch.device, list[tuple[int, Tensor]]] = {}
         self._address = 0
         self._free = 0
@@ -63,9 +64,9 @@ class Rows:
         self._keys.append((phase, microbatch, site, op, nth, output, parameter, source, dtype, shape, device))
         return place
 
-    def note_introduced(self, place: int, max_ulps: float, rms_ulps: float) -> None:
-        """Store the error that the op of an event introduced."""
-        self._errors[place] = (max_ulps, rms_ulps)
+    def note_introduced(self, place: int, error: Introduced) -> None:
+        """Keep the error that the op of an event introduced; it is read when the rows are."""
+        self._errors[place] = error
 
     def content_hash(self, place: int) -> int:
         """Return the hash of the event's tensor; waits for its device."""
@@ -129,16 +130,16 @@ class Rows:
             num_subnormal=counts[:, 4],
             hash=np.ascontiguousarray(numbers[:, at.HASH]).view(np.uint64),
             sketch=_to_float32(numbers[:, at.SKETCH :]),
-            introduced_ulps=self._error_column(0),
-            introduced_rms_ulps=self._error_column(1),
+            introduced_ulps=self._error_column(lambda error: error.max_ulps),
+            introduced_rms_ulps=self._error_column(lambda error: error.rms_ulps),
         )
 
-    def _error_column(self, which: int) -> npt.NDArray[np.float32] | None:
+    def _error_column(self, number: Callable[[Introduced], float]) -> npt.NDArray[np.float32] | None:
         if not self._errors:
             return None
         values, missing = np.zeros(len(self._keys), dtype=np.float32), np.ones(len(self._keys), dtype=bool)
         for place, error in self._errors.items():
-            values[place], missing[place] = error[which], False
+            values[place], missing[place] = number(error), False
         return np.ma.MaskedArray(values, mask=missing)
 
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from roundoff.record.reference_call import Call
+from roundoff.record.reference.call import Call
 
 _LSTM = 2
 

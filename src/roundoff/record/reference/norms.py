@@ -12,8 +12,8 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from roundoff.record.reference_call import Call
-from roundoff.record.reference_sizes import amax, inner_eps
+from roundoff.record.reference.call import Call
+from roundoff.record.reference.sizes import amax, inner_eps
 
 
 def _layer_norm(call: Call, references: Sequence[Tensor]) -> list[Tensor | None]:

@@ -12,8 +12,8 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor
 
-from roundoff.record.reference_call import Call
-from roundoff.record.reference_sizes import amax, inner_eps
+from roundoff.record.reference.call import Call
+from roundoff.record.reference.sizes import amax, inner_eps
 
 Head = tuple[int, int]
 

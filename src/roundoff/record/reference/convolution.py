@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from roundoff.record.reference_call import Call
+from roundoff.record.reference.call import Call
 
 _NUM_COLUMN_ELEMENTS = 1 << 21
 

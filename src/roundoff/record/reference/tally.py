@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from roundoff.record.reference_chunks import CHUNK, in_chunks
+from roundoff.record.reference.chunks import CHUNK, in_chunks
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,10 +10,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from roundoff.record.reference_call import PRODUCTS, Call, replace_tensors
-from roundoff.record.reference_chunks import CHUNK, in_chunks
-from roundoff.record.reference_convolution import can_convolve, convolve
-from roundoff.record.reference_lstm import can_unroll, unroll
+from roundoff.record.reference.call import PRODUCTS, Call, replace_tensors
+from roundoff.record.reference.chunks import CHUNK, in_chunks
+from roundoff.record.reference.convolution import can_convolve, convolve
+from roundoff.record.reference.lstm import can_unroll, unroll
 
 _KEPT_AS_THEY_ARE = frozenset({"grad_scale", "found_inf", "inv_scale"})
 """Arguments that kernels read as fp32 whatever the rest is."""

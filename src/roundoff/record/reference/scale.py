@@ -20,10 +20,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from roundoff.record.reference_attention import attention, attention_backward
-from roundoff.record.reference_call import PRODUCTS, Call, replace_tensors
-from roundoff.record.reference_norms import NORM_FORMS
-from roundoff.record.reference_sizes import amax, inner_eps
+from roundoff.record.reference.attention import attention, attention_backward
+from roundoff.record.reference.call import PRODUCTS, Call, replace_tensors
+from roundoff.record.reference.norms import NORM_FORMS
+from roundoff.record.reference.sizes import amax, inner_eps
 
 Form = Callable[[Call, Sequence[Tensor]], Sequence[Tensor | None]]
 

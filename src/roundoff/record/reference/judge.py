@@ -14,11 +14,11 @@ import torch
 from torch import Tensor, nn
 from torch._ops import OpOverload
 
-from roundoff.record.reference_call import Call, Signature, tensors_in
-from roundoff.record.reference_judgeable import has_something_to_judge
-from roundoff.record.reference_rerun import Piece, pieces, run_again, run_in_fp64
-from roundoff.record.reference_scale import scales
-from roundoff.record.reference_tally import Introduced, Tally
+from roundoff.record.reference.call import Call, Signature, tensors_in
+from roundoff.record.reference.judgeable import has_something_to_judge
+from roundoff.record.reference.rerun import Piece, pieces, run_again, run_in_fp64
+from roundoff.record.reference.scale import scales
+from roundoff.record.reference.tally import Introduced, Tally
 
 __all__ = ["Introduced", "Reference", "ReferenceKind", "Saved"]
 
