@@ -4,8 +4,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from roundoff.errors import RecipeError
-from roundoff.precision.activations import ActivationSettings, compress_activations
-from roundoff.precision.activations_budget import choose_bits
+from roundoff.precision.activations import ActivationSettings, choose_bits, compress_activations
 
 
 class Deaf(nn.Module):

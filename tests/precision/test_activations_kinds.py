@@ -257,3 +257,25 @@ def test_a_model_compressed_before_it_is_compiled_is_left_alone():
     with compress_activations(model, EIGHT) as compressed:
         assert torch.equal(gradients(torch.compile(model, backend="aot_eager"), x), plain)
         assert compressed.report().sites == ()
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_a_traced_forward_is_the_plain_one():
+    model, x = mlp(), torch.randn(100, 64)
+    with compress_activations(model, EIGHT) as compressed:
+        traced = torch.jit.trace(model, x)
+        assert compressed.report().sites == ()
+        assert torch.equal(traced(x), model(x))
+
+
+def test_function_transforms_raise_and_leave_no_hook_behind():
+    model, x = mlp(), torch.randn(100, 64)
+
+    def loss(parameters: dict[str, Tensor]) -> Tensor:
+        return torch.func.functional_call(model, parameters, (x,)).sum()
+
+    with compress_activations(model, EIGHT):
+        with pytest.raises(RuntimeError, match="saved tensor hooks"):
+            torch.func.grad(loss)(dict(model.named_parameters()))
+        a = torch.randn(2048, requires_grad=True) * 2
+        assert torch.equal((a * a).grad_fn._saved_self, a)

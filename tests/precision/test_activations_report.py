@@ -1,3 +1,9 @@
+import ctypes
+import gc
+import sys
+from pathlib import Path
+
+import pytest
 import torch
 from torch import Tensor, nn
 
@@ -75,3 +81,29 @@ def test_wrappers_do_not_show_in_the_names():
     with compress_activations(model, ActivationSettings(bits={"stem.*": 4})) as compressed:
         model(torch.randn(4, 3, 16, 16)).sum().backward()
         assert [s.site for s in compressed.report().sites] == ["stem.0", "stem.1", "stem.2", "head"]
+
+
+def resident_bytes() -> int:
+    gc.collect()
+    ctypes.CDLL("libc.so.6").malloc_trim(0)
+    return int(Path("/proc/self/statm").read_text().split()[1]) * 4096
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
+@pytest.mark.parametrize("bits", [32, 4, 2])
+def test_the_process_holds_what_the_report_says(bits):
+    model = nn.Sequential(
+        nn.Conv2d(1, 16, 1), nn.ReLU(), *(nn.Sequential(nn.Conv2d(16, 16, 1), nn.ReLU()) for _ in range(3))
+    )
+    x = torch.randn(64, 1, 64, 64)
+    with torch.no_grad():
+        model(x)
+    with compress_activations(model, ActivationSettings(bits=bits)) as compressed:
+        before = resident_bytes()
+        loss = model(x).sum()
+        held = resident_bytes() - before
+        assert loss.requires_grad
+    assert compressed.report().bytes_before == 4 * 16 * x.nbytes + x.nbytes
+    # The batch is not new memory where it is kept as it is.
+    expected = compressed.report().bytes_after - (x.nbytes if bits == 32 else 0)
+    assert abs(held - expected) < 4e6

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from roundoff.errors import RecipeError
 from roundoff.kernels.groups import CODE_BITS
-from roundoff.precision.activations import CompressedActivations
+from roundoff.precision.activations_hooks import CompressedActivations
 from roundoff.precision.activations_report import ActivationReport
 from roundoff.precision.activations_settings import UNCOMPRESSED, ActivationSettings
 from roundoff.precision.activations_sites import modules_by_site
