@@ -282,3 +282,60 @@ def test_checkpointed_blocks_give_the_same_gradients():
         run().sum().backward()
         gradients.append(model[0].weight.grad.clone())
     assert torch.equal(*gradients)
+
+
+def test_lists_of_parameters_are_quantized_where_their_module_reads_them():
+    class Lists(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.many = nn.ParameterList([torch.randn(3), torch.randn(3)])
+            self.named = nn.ParameterDict({"gain": torch.randn(3)})
+
+        def forward(self, x):
+            return x * self.many[0] + self.many[1] * self.named["gain"]
+
+    torch.manual_seed(0)
+    model, plain = Lists(), Lists()
+    settings = FixedPointSettings.uniform(bits=3)
+    handle = convert_to_fixed_point(model, settings)
+    model(torch.ones(3)).sum().backward()
+    assert {row.name for row in handle.rows() if row.was_used and row.kind == "weight"} == {
+        "many.0", "many.1", "named.gain"}  # fmt: skip
+    assert isinstance(model.many[0], nn.Parameter)
+    assert model.named["gain"].grad is not None
+    model.load_state_dict(plain.state_dict())
+    model(torch.ones(3))
+
+
+def test_a_parameter_that_is_read_past_its_module_shows_as_unused():
+    class Past(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.inner = nn.Linear(4, 4)
+
+        def forward(self, x):
+            return F.linear(x, self.inner.weight)
+
+    model = Past()
+    handle = convert_to_fixed_point(model)
+    model(torch.ones(2, 4)).sum().backward()
+    assert not next(row for row in handle.rows() if row.name == "inner.weight").was_used
+
+
+def test_an_interrupt_leaves_nothing_that_matters():
+    class Interrupted(nn.Linear):
+        is_interrupted = True
+
+        def forward(self, x):
+            if self.is_interrupted:
+                raise KeyboardInterrupt
+            return super().forward(x)
+
+    model = nn.Sequential(Interrupted(4, 4))
+    convert_to_fixed_point(model)
+    with pytest.raises(KeyboardInterrupt):
+        model(torch.ones(2, 4))
+    model[0].is_interrupted = False
+    model(torch.ones(2, 4)).sum().backward()
+    assert model[0].weight is model[0]._parameters["weight"]
+    copy.deepcopy(model)

@@ -48,15 +48,15 @@ def test_describes_every_setting_and_scale_as_a_table():
     handle = convert_to_fixed_point(model, settings)
     model.eval()(torch.ones(3, 2))
     expected = """\
-        tensor             bits      method  range                   rounding    granularity  scale        step         non-finite
-        0.weight           4 (nics)  auto    max                     nearest     tensor       1            0.125        0
-        0.weight_gradient  -         none    -                       -           -            -            -            0
-        0.bias             16        auto    max                     nearest     tensor       1.52588e-05  4.65661e-10  0
-        0.bias_gradient    -         none    -                       -           -            -            -            0
-        0.activation       8         auto    percentile 99.9, float  stochastic  tensor       0.5          0.00390625   0
-        0.error            8         auto    sweep                   nearest     channel      -            -            0
-        1.activation       8         auto    percentile 99.9, float  stochastic  tensor       1e-05        7.8125e-08   0
-        1.error            8         auto    sweep                   nearest     channel      -            -            0"""  # noqa: E501
+        tensor             bits      method  range                   rounding    granularity  scale        step         used  non-finite
+        0.weight           4 (nics)  auto    max                     nearest     tensor       1            0.125        yes   0
+        0.weight_gradient  -         none    -                       -           -            -            -            -     0
+        0.bias             16        auto    max                     nearest     tensor       1.52588e-05  4.65661e-10  yes   0
+        0.bias_gradient    -         none    -                       -           -            -            -            -     0
+        0.activation       8         auto    percentile 99.9, float  stochastic  tensor       0.5          0.00390625   yes   0
+        0.error            8         auto    sweep                   nearest     channel      -            -            no    0
+        1.activation       8         auto    percentile 99.9, float  stochastic  tensor       1e-05        7.8125e-08   yes   0
+        1.error            8         auto    sweep                   nearest     channel      -            -            no    0"""  # noqa: E501
     assert handle.describe() == dedent(expected)
 
 

@@ -19,7 +19,7 @@ def net():
 
 
 def replica_of(module: nn.Module) -> nn.Module:
-    """Replicate as DataParallel does on its first device: parameters as plain attributes, buffers in the same memory."""
+    """Replicate as DataParallel does on its first device: parameters as attributes, buffers in the same memory."""
     replica = module._replicate_for_data_parallel()
     for name, child in module._modules.items():
         replica._modules[name] = replica_of(child)

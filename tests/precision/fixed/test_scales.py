@@ -107,3 +107,30 @@ def test_channel_scales_follow_and_freeze_like_others():
     assert scales_of(handle)["0.activation"] == (0.125, 1.0, 16.0)
     model.eval()(100 * x)
     assert scales_of(handle)["0.activation"] == (0.125, 1.0, 16.0)
+
+
+def test_one_activation_module_at_two_places_of_a_sequence_keeps_the_larger_scale():
+    relu = nn.ReLU()
+    model = nn.Sequential(relu, nn.Linear(1, 1), relu)
+    with torch.no_grad():
+        model[1].weight.fill_(0.01)
+        model[1].bias.fill_(0.0)
+    handle = convert_to_fixed_point(model)
+    model(torch.tensor([[3.0]]))
+    assert scales_of(handle)["0.activation"] == (4.0,)
+
+
+def test_a_given_scale_serves_every_channel():
+    fixed = TensorSetting(bits=4, method="fixed", scale=0.5, granularity="channel")
+    for model, size in ((nn.ReLU(), 3), (nn.Linear(3, 5), 5)):
+        handle = convert_to_fixed_point(model, FixedPointSettings(activation=fixed))
+        model(torch.ones(2, 3))
+        assert scales_of(handle)["<model>.activation"] == (0.5,) * size
+
+
+def test_inference_mode_can_come_first():
+    model = nn.Sequential(nn.LSTM(3, 4))
+    convert_to_fixed_point(model)
+    with torch.inference_mode():
+        model.eval()(torch.randn(5, 2, 3))
+    model.train()(torch.randn(5, 2, 3))[0].sum().backward()

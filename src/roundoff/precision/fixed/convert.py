@@ -11,7 +11,6 @@ from torch import nn
 
 from roundoff.errors import RecipeError
 from roundoff.precision.fixed.hooks import SITE, attach
-from roundoff.precision.fixed.setting import TensorSetting
 from roundoff.precision.fixed.settings import FixedPointSettings, TensorKind
 from roundoff.precision.fixed.site import Pair, ParameterUse, Site
 from roundoff.precision.fixed.slot import Clock, Slot
@@ -68,22 +67,21 @@ class _Conversion:
     device: torch.device
 
     def sites(self, model: nn.Module) -> Iterator[tuple[Site, nn.Module]]:
-        """Make a site for each module that has one; of attention, the projection that it reads itself is part."""
-        read_by_parent = {m.out_proj for m in model.modules() if isinstance(m, nn.MultiheadAttention)}
-        for full_name, module in model.named_modules():
-            name = site_of(full_name)
-            site = Site(name=name, clock=self.clock)
+        """Make a site for each module that has one, and for the root, which begins a pass."""
+        read_by_parent = {child for module in model.modules() for _, child in _never_called(module)}
+        for name, module in model.named_modules():
             if module in read_by_parent:
                 continue
+            site = Site(name=site_of(name), clock=self.clock)
             self._add_parameters(site, module, "")
-            if isinstance(module, nn.MultiheadAttention):
-                self._add_parameters(site, module.out_proj, "out_proj")
+            for child_name, child in _never_called(module):
+                self._add_parameters(site, child, child_name)
             if self.norms == "quantized":
                 self._add_statistics(site, module)
             if not isinstance(module, _ONLY_PASS_ON):
                 for place in range(_NUM_OUTPUTS.get(type(module), 1)):
                     self._add_output(site, module, place)
-            if site.parameters or site.outputs:
+            if site.parameters or site.outputs or module is model:
                 yield site, module
 
     def _add_parameters(self, site: Site, owner: nn.Module, child: str) -> None:
@@ -126,14 +124,32 @@ class _Conversion:
             buffer=f"{SCALE}{name}",
             clock=self.clock,
             channel_axis=None if num_spatial is None else -1 - num_spatial,
-            is_set=setting.scale is not None and setting.granularity != "channel",
+            is_set=setting.scale is not None,
         )
-        owner.register_buffer(slot.buffer, _first_scale(setting, self.device))
+        num_channels = _num_channels(owner) if setting.granularity == "channel" else None
+        shape = () if num_channels is None or kind not in ("activation", "error") else (num_channels,)
+        first = torch.full(shape, setting.scale or 0.0, dtype=torch.float32, device=self.device)
+        owner.register_buffer(slot.buffer, first)
         return slot
 
 
-def _first_scale(setting: TensorSetting, device: torch.device) -> torch.Tensor:
-    return torch.full((), setting.scale or 0.0, dtype=torch.float32, device=device)
+def _never_called(module: nn.Module) -> Iterator[tuple[str, nn.Module]]:
+    """Yield the children that hold parameters for `module` to read, and are never called themselves."""
+    for name, child in module.named_children():
+        if isinstance(child, nn.ParameterList | nn.ParameterDict):
+            yield name, child
+            yield from ((f"{name}.{below}", other) for below, other in _never_called(child))
+        elif isinstance(module, nn.MultiheadAttention) and name == "out_proj":
+            yield name, child
+
+
+def _num_channels(module: nn.Module) -> int | None:
+    """Return how many channels a module makes, where it says so; scales that are there at once survive replicas."""
+    for name in ("out_channels", "out_features", "num_features", "num_channels", "embedding_dim"):
+        found = getattr(module, name, None)
+        if isinstance(found, int):
+            return found
+    return None
 
 
 def _device_of(model: nn.Module) -> torch.device:

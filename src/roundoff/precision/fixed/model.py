@@ -66,13 +66,10 @@ class FixedPointModel:
 
     def rows(self) -> list[TensorRow]:
         """Return every quantized tensor with its setting, scale and count of non-finite elements."""
-        return [
-            TensorRow.of(slot.name, slot.kind, slot.setting, scale if slot.is_set else None, slot.num_nonfinite)
-            for _, slot, scale in self._slots()
-        ]
+        return [_row_of(slot, scale) for _, slot, scale in self._slots()]
 
     def describe(self) -> str:
-        """Return the same as a table; a tensor that was never used has no scale."""
+        """Return the same as a table. What is not `used` was read past its module, or never came up."""
         return as_table(self.rows())
 
     def num_nonfinite(self) -> dict[str, int]:
@@ -155,6 +152,18 @@ class FixedPointModel:
             for child, slot in site.slots() if site else ():
                 owner = module.get_submodule(child)
                 yield owner, slot, owner.get_buffer(slot.buffer)
+
+
+def _row_of(slot: Slot, scale: Tensor) -> TensorRow:
+    """Read a slot and its scale; this waits for their device."""
+    return TensorRow(
+        name=slot.name,
+        kind=slot.kind,
+        setting=slot.setting,
+        scales=tuple(scale.detach().float().reshape(-1).tolist()) if slot.is_set else (),
+        was_used=slot.was_used,
+        num_nonfinite=slot.num_nonfinite,
+    )
 
 
 _Entry = tuple[nn.Module, Slot, Tensor]

@@ -22,7 +22,9 @@ def attach_to_root(model: nn.Module) -> None:
 
 def detach_from_root(model: nn.Module) -> None:
     """Stop doing so."""
-    model.__dict__.pop(_HANDLE).remove()
+    handle = model.__dict__.pop(_HANDLE, None)
+    if handle is not None:
+        handle.remove()
 
 
 def scales_of(model: nn.Module) -> list[Tensor]:

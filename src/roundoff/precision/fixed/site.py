@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from roundoff.precision.fixed.slot import Clock, Slot
@@ -88,19 +89,21 @@ class Site:
         pair = Pair(first.forward.another(place), first.backward.another(place))
         self.outputs.append(pair)
         like = _scale(module, first.forward)
-        for slot in (pair.forward, pair.backward):
-            module.register_buffer(slot.buffer, like.new_zeros(()))
+        with torch.inference_mode(False):
+            for slot in (pair.forward, pair.backward):
+                module.register_buffer(slot.buffer, like.new_zeros(()))
 
     def before(self, module: nn.Module, args: Any) -> None:
         """Put quantized parameters (and, in eval, statistics) in front of the real ones."""
         self.clock.enter(is_root=not self.name)
         hidden: list[_Hidden] = []
-        module.__dict__.setdefault(_STACK, []).append(hidden)
+        stack = module.__dict__.setdefault(_STACK, [])
+        if stack and stack[-1][0] != self.clock.passes:
+            stack.clear()  # an interrupt ended an earlier pass without a word
+        stack.append((self.clock.passes, hidden))
         for use in self.parameters:
             if use.pair.is_active:
-                owner = module._modules[use.child] if use.child else module
-                assert owner is not None
-                self._quantize_parameter(owner, use, hidden)
+                self._quantize_parameter(module.get_submodule(use.child), use, hidden)
         if hidden and isinstance(module, nn.RNNBase):
             weights = [getattr(module, name) for name in module._flat_weights_names]
             _put(module.__dict__, "_flat_weights", weights, hidden, before=module._flat_weights)
@@ -161,10 +164,10 @@ class _Outputs:
 
 def _uncover(module: nn.Module) -> bool:
     """Take away what the last call put into the module; say whether there was such a call."""
-    stack: list[list[_Hidden]] = module.__dict__.get(_STACK, [])
+    stack: list[tuple[int, list[_Hidden]]] = module.__dict__.get(_STACK, [])
     if not stack:
         return False
-    for space, name, value in reversed(stack.pop()):
+    for space, name, value in reversed(stack.pop()[1]):
         if value is None:
             space.pop(name, None)
         else:

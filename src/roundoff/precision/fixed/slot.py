@@ -50,6 +50,7 @@ class Slot:
     clock: Clock
     channel_axis: int | None = None  # None: the second of four or more, else the last
     is_set: bool = False
+    was_used: bool = False
     last_pass: int = -1
     num_counted: int = 0
     counts: dict[torch.device, Tensor] = field(default_factory=dict)
@@ -103,6 +104,7 @@ class Slot:
             )
         if follow != "never":
             self.is_set, self.last_pass = True, self.clock.passes
+        self.was_used = True
         self._count(found.num_nonfinite)
         return found
 
@@ -151,14 +153,14 @@ class Slot:
         if axis is None or x.dim() == 0:
             return None
         if scale.numel() != x.shape[axis]:
-            scale.resize_(x.shape[axis]).zero_()
-            self.is_set = False
+            given = self.setting.scale
+            scale.resize_(x.shape[axis]).fill_(given or 0.0)
+            self.is_set = given is not None
         return axis
 
     def _count(self, found: int | Tensor) -> None:
         if isinstance(found, int):
             self.num_counted += found
-        elif found.device in self.counts:
-            self.counts[found.device].add_(found)
-        else:
-            self.counts[found.device] = found.clone()
+        else:  # not in place: the first may have come in inference mode
+            before = self.counts.get(found.device)
+            self.counts[found.device] = found if before is None else before + found

@@ -5,11 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from torch import Tensor
-
 from roundoff.precision.fixed.setting import TensorSetting
 
-_TITLES = ("tensor", "bits", "method", "range", "rounding", "granularity", "scale", "step", "non-finite")
+_TITLES = ("tensor", "bits", "method", "range", "rounding", "granularity", "scale", "step", "used", "non-finite")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,13 +19,9 @@ class TensorRow:
     setting: TensorSetting
     scales: tuple[float, ...]
     """One number, or one for each channel; empty before the first data."""
+    was_used: bool
+    """Whether it has been quantized since the conversion."""
     num_nonfinite: int
-
-    @classmethod
-    def of(cls, name: str, kind: str, setting: TensorSetting, scale: Tensor | None, num_nonfinite: int) -> TensorRow:
-        """Read the scale off its tensor; this waits for its device."""
-        scales = () if scale is None else tuple(scale.detach().float().reshape(-1).tolist())
-        return cls(name=name, kind=kind, setting=setting, scales=scales, num_nonfinite=num_nonfinite)
 
 
 def as_table(rows: Sequence[TensorRow]) -> str:
@@ -40,7 +34,7 @@ def as_table(rows: Sequence[TensorRow]) -> str:
 def _cells(row: TensorRow) -> tuple[str, ...]:
     setting = row.setting
     if setting.method == "none":
-        return (row.name, "-", "none", "-", "-", "-", "-", "-", str(row.num_nonfinite))
+        return (row.name, "-", "none", "-", "-", "-", "-", "-", "-", str(row.num_nonfinite))
     compat = f" ({setting.compat})" if setting.compat else ""
     chosen = f"{setting.range} {setting.percentile:g}" if setting.range == "percentile" else setting.range
     return (
@@ -52,6 +46,7 @@ def _cells(row: TensorRow) -> tuple[str, ...]:
         setting.granularity,
         _span(row.scales),
         _span([setting.step_of(scale) for scale in row.scales]),
+        "yes" if row.was_used else "no",
         str(row.num_nonfinite),
     )
 
