@@ -10,7 +10,7 @@ from torch import nn
 
 from roundoff.errors import RecipeError
 from roundoff.precision.computation import Computation, cast_floats
-from roundoff.precision.sites import dtype_of, override_sites
+from roundoff.precision.sites import Boundary, boundaries, dtype_of
 
 
 class Autocast(Computation):
@@ -20,14 +20,15 @@ class Autocast(Computation):
         """Find the model's device, and put brackets around overridden sites."""
         self._device = next((p.device.type for p in model.parameters()), "cpu")
         self._dtype = dtype_of(self.recipe.compute_format)
-        for module, fmt in override_sites(model, self.recipe.overrides).items():
-            self._override(module, fmt)
+        for boundary in boundaries(model, self.recipe):
+            self._override(boundary)
 
     def computing(self) -> AbstractContextManager[Any]:
         """Autocast, on the device the model was on when the recipe was applied."""
         return torch.autocast(self._device, dtype=self._dtype)
 
-    def _override(self, module: nn.Module, fmt: str) -> None:
+    def _override(self, boundary: Boundary) -> None:
+        fmt = boundary.fmt
         dtype = dtype_of(fmt)
         if dtype not in (torch.float32, torch.float16, torch.bfloat16):
             raise RecipeError.explain(
@@ -39,10 +40,9 @@ class Autocast(Computation):
         def around() -> AbstractContextManager[Any]:
             return torch.autocast(self._device, dtype=dtype, enabled=dtype != torch.float32)
 
-        narrow = self.recipe.compute_format
         self.bracket(
-            module,
+            boundary.module,
             inputs=lambda values: cast_floats(values, fmt),
             around=around,
-            outputs=lambda values: cast_floats(values, narrow),
+            outputs=lambda values: cast_floats(values, boundary.around),
         )

@@ -13,11 +13,12 @@ from roundoff.precision.computation import Computation, map_floats
 from roundoff.precision.emulated_ops import LISTS, WHOLE, RoundResults, Scope, mark
 from roundoff.precision.rounding import narrowed, round_in_place
 from roundoff.precision.sites import (
+    Boundary,
+    boundaries,
     formats_of_modules,
     formats_of_parameters,
-    is_norm,
     is_torch_norm,
-    override_sites,
+    norm_boundaries,
 )
 
 
@@ -35,18 +36,16 @@ class EmulatedCast(Computation):
         recipe = self.recipe
         self._scope = Scope()
         self._policy = LISTS if recipe.compute == "lists" else WHOLE
-        self._base = None if recipe.compute_format == "fp32" else format_named(recipe.compute_format)
+        self._base = _narrow_format(recipe.compute_format)
         self._narrow_norms = recipe.compute == "cast" and recipe.norms != "fp32"
         if recipe.compute == "cast":
             self._round_weights(model)
         else:
             mark([*model.parameters()], wide=True)
-        overridden = override_sites(model, recipe.overrides)
-        for module, fmt in formats_of_modules(model, recipe).items():
-            # torch's own norms sum in fp32 whatever the dtype: the mode rounds what they give.
-            is_wide_norm = recipe.compute == "cast" and is_norm(module) and not is_torch_norm(module)
-            if module in overridden or (is_wide_norm and fmt != recipe.compute_format):
-                self._bracket_site(module, None if fmt == "fp32" else format_named(fmt))
+        # torch's own norms sum in fp32 whatever the dtype: the mode rounds what they give.
+        norms = [found for found in norm_boundaries(model, recipe) if not is_torch_norm(found.module)]
+        for boundary in [*boundaries(model, recipe), *norms]:
+            self._bracket_site(boundary)
 
     def enter_inputs(self, inputs: Any) -> Any:
         """Round float inputs as the cast would."""
@@ -74,19 +73,21 @@ class EmulatedCast(Computation):
         finally:
             self._scope.enter(before)
 
-    def _bracket_site(self, module: nn.Module, fmt: Format | None) -> None:
-        base = self._base
+    def _bracket_site(self, boundary: Boundary) -> None:
+        inside, outside = _narrow_format(boundary.fmt), _narrow_format(boundary.around)
 
         def into(values: Any) -> Any:
-            return values if fmt is None or self._policy is LISTS else map_floats(values, lambda x: narrowed(x, fmt))
+            if inside is None or self._policy is LISTS:
+                return values
+            return map_floats(values, lambda x: narrowed(x, inside))
 
         def out_of(values: Any) -> Any:
-            if base is None or self._policy is LISTS:
+            if outside is None or self._policy is LISTS:
                 mark(values, wide=True)
                 return values
-            return map_floats(values, lambda x: narrowed(x, base))
+            return map_floats(values, lambda x: narrowed(x, outside))
 
-        self.bracket(module, inputs=into, around=lambda: self._in_format(fmt), outputs=out_of)
+        self.bracket(boundary.module, inputs=into, around=lambda: self._in_format(inside), outputs=out_of)
 
     def _round_weights(self, model: nn.Module) -> None:
         for parameter, fmt in formats_of_parameters(model, self.recipe).items():
@@ -98,3 +99,7 @@ class EmulatedCast(Computation):
             for buffer in module.buffers(recurse=False):
                 if buffer.is_floating_point() and fmt != "fp32":
                     round_in_place(buffer, format_named(fmt))
+
+
+def _narrow_format(name: str) -> Format | None:
+    return None if name == "fp32" else format_named(name)

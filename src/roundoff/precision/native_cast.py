@@ -8,11 +8,12 @@ from torch import nn
 
 from roundoff.precision.computation import Computation, cast_floats
 from roundoff.precision.sites import (
+    Boundary,
+    boundaries,
     formats_of_modules,
     formats_of_parameters,
-    is_norm,
     native_dtype,
-    override_sites,
+    norm_boundaries,
 )
 
 
@@ -29,15 +30,13 @@ class NativeCast(Computation):
             for name, buffer in module.named_buffers(recurse=False):
                 if buffer.is_floating_point():
                     module._buffers[name] = buffer.to(native_dtype(fmt))
-        overridden = override_sites(model, self.recipe.overrides)
-        for module, fmt in formats.items():
-            if module in overridden or (is_norm(module) and fmt != self.recipe.weights):
-                self._bracket_site(module, fmt)
+        for boundary in [*boundaries(model, self.recipe), *norm_boundaries(model, self.recipe)]:
+            self._bracket_site(boundary)
 
-    def _bracket_site(self, module: nn.Module, fmt: str) -> None:
+    def _bracket_site(self, boundary: Boundary) -> None:
         self.bracket(
-            module,
-            inputs=lambda values: cast_floats(values, fmt),
+            boundary.module,
+            inputs=lambda values: cast_floats(values, boundary.fmt),
             around=contextlib.nullcontext,
-            outputs=lambda values: cast_floats(values, self.recipe.compute_format),
+            outputs=lambda values: cast_floats(values, boundary.around),
         )

@@ -13,7 +13,7 @@ from torch.overrides import TorchFunctionMode
 
 from roundoff.precision.computation import Computation, cast_floats, map_floats
 from roundoff.precision.op_lists import PRODUCTS, WIDE, WIDEST, Function, opened
-from roundoff.precision.sites import native_dtype, override_sites
+from roundoff.precision.sites import boundaries, native_dtype
 
 
 class _Scope(threading.local):
@@ -29,8 +29,8 @@ class NativeLists(Computation):
     def attach(self, model: nn.Module) -> None:
         """Put brackets around overridden sites."""
         self._scope = _Scope()
-        for module, fmt in override_sites(model, self.recipe.overrides).items():
-            self._bracket_site(module, fmt)
+        for boundary in boundaries(model, self.recipe):
+            self._bracket_site(boundary.module, boundary.fmt)
 
     def computing(self) -> AbstractContextManager[Any]:
         """Cast operands inside the model's forward."""

@@ -19,7 +19,7 @@ from roundoff.precision.computation import Computation
 from roundoff.precision.op_lists import Function, opened
 from roundoff.precision.operand_scales import OperandScales
 from roundoff.precision.recipe import OperandSettings, Recipe
-from roundoff.precision.sites import override_sites, site_of
+from roundoff.precision.sites import boundaries, site_of
 
 Places = tuple[tuple[int, int], tuple[int, int], int]
 """Number and contracted axis of both operands, and the axis of blocks in the result's gradient."""
@@ -54,7 +54,7 @@ class OperandRounding(Computation):
     def attach(self, model: nn.Module) -> None:
         """Name the weights, and put brackets around overridden sites."""
         self._names = {parameter: site_of(name) for name, parameter in model.named_parameters()}
-        for module, fmt in override_sites(model, self.recipe.overrides).items():
+        for module, fmt, _ in boundaries(model, self.recipe):
             formats = None if fmt == "fp32" else replace(self.recipe.operands, forward=fmt, backward=fmt)
             self.bracket(
                 module,

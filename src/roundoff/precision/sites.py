@@ -6,6 +6,7 @@ import fnmatch
 import json
 import os
 from collections.abc import Mapping
+from typing import NamedTuple
 
 import torch
 from torch import nn
@@ -72,9 +73,9 @@ def overrides_in_environment() -> dict[str, str]:
 
 
 def override_sites(model: nn.Module, overrides: Mapping[str, str]) -> dict[nn.Module, str]:
-    """Return the modules that patterns match, with the format of the last pattern that does.
+    """Return the modules that patterns match, and all below them, with the format of the last pattern that does.
 
-    A pattern is a site, with `*`, `?` and `[...]`; `*` also matches dots. What is below a matching module follows it.
+    A pattern is a site, with `*`, `?` and `[...]`; `*` also matches dots.
 
     Raises:
         RecipeError: a pattern matches no site; the text lists some that there are.
@@ -90,26 +91,46 @@ def override_sites(model: nn.Module, overrides: Mapping[str, str]) -> dict[nn.Mo
                 why=f"its sites are {', '.join(shown)}{f' and {len(sites) - 12} more' if len(sites) > 12 else ''}.",
                 fix="sites are the names of named_modules(); * matches anything: 'blocks.*.attn'.",
             )
-        formats.update({sites[site]: fmt for site in matching})
+        formats.update({module: fmt for site in matching for module in sites[site].modules()})
     return formats
+
+
+class Boundary(NamedTuple):
+    """Where a format begins: the module, its format, and the format around it."""
+
+    module: nn.Module
+    fmt: str
+    around: str
+
+
+def boundaries(model: nn.Module, recipe: Recipe) -> list[Boundary]:
+    """Return the modules at which an override begins, because the module around them has another format."""
+    formats = override_sites(model, recipe.overrides)
+    parents = {child: parent for parent in model.modules() for child in parent.children()}
+    found = []
+    for module, fmt in formats.items():
+        around = formats.get(parents[module])
+        if around != fmt:
+            found.append(Boundary(module, fmt, around or recipe.compute_format))
+    return found
+
+
+def norm_boundaries(model: nn.Module, recipe: Recipe) -> list[Boundary]:
+    """Return the norms of a model that was cast whose format is another than the model's, overrides aside."""
+    if recipe.compute != "cast" or recipe.norms == recipe.compute_format:
+        return []
+    overridden = override_sites(model, recipe.overrides)
+    norms = [module for module in model.modules() if is_norm(module) and module not in overridden]
+    return [Boundary(module, recipe.norms, recipe.compute_format) for module in norms]
 
 
 def formats_of_modules(model: nn.Module, recipe: Recipe) -> dict[nn.Module, str]:
     """Return the format of every module's own parameters and buffers: override, norms, or weights."""
     overridden = override_sites(model, recipe.overrides)
-    formats: dict[nn.Module, str] = {}
-
-    def visit(module: nn.Module, inherited: str | None) -> None:
-        inherited = overridden.get(module, inherited)
-        formats[module] = inherited or (
-            recipe.norms if is_norm(module) and recipe.compute == "cast" else recipe.weights
-        )
-        for child in module.children():
-            if child not in formats:
-                visit(child, inherited)
-
-    visit(model, None)
-    return formats
+    norms = recipe.norms if recipe.compute == "cast" else recipe.weights
+    return {
+        module: overridden.get(module) or (norms if is_norm(module) else recipe.weights) for module in model.modules()
+    }
 
 
 def formats_of_parameters(model: nn.Module, recipe: Recipe) -> dict[torch.Tensor, str]:
