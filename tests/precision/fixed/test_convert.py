@@ -191,10 +191,13 @@ def test_more_outputs_than_foreseen_get_scales_of_their_own():
     scales = {row.name: row.scales for row in handle.rows()}
     assert scales["<model>.activation"] == (1.0,)
     assert scales["<model>.activation1"] == (128.0,)
-    other = Two()
+    other, third = Two(), Two()
     convert_to_fixed_point(other)
     other.load_state_dict(model.state_dict())
     assert FixedPointModel.of(other).rows()[2].scales == (128.0,)
+    third_handle = convert_to_fixed_point(third)
+    third_handle.load(handle.dump())
+    assert third_handle.dump() == handle.dump()
 
 
 def test_in_place_activations_are_quantized_again():

@@ -2,6 +2,7 @@
 
 import os
 import socket
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -105,3 +106,15 @@ def test_one_process_needs_no_synchronisation():
     before = handle.rows()
     handle.synchronize()
     assert handle.rows() == before
+
+
+def test_replicas_in_several_threads_do_not_see_each_other():
+    model = net().eval()
+    convert_to_fixed_point(model, FixedPointSettings.uniform(bits=6))
+    batches = [torch.randn(64, 6) * (1 + step) for step in range(40)]
+    model(batches[0])
+    expected = [model(x).detach() for x in batches]
+    with ThreadPoolExecutor(4) as pool:
+        found = list(pool.map(lambda x: replica_of(model)(x).detach(), batches))
+    assert all(torch.equal(a, b) for a, b in zip(expected, found, strict=True))
+    assert model[0].weight is model[0]._parameters["weight"]

@@ -134,3 +134,14 @@ def test_inference_mode_can_come_first():
     with torch.inference_mode():
         model.eval()(torch.randn(5, 2, 3))
     model.train()(torch.randn(5, 2, 3))[0].sum().backward()
+
+
+@pytest.mark.parametrize("range_", ["max", "3sigma", "sweep", "percentile"])
+@pytest.mark.parametrize("granularity", ["tensor", "channel"])
+def test_no_number_is_fetched_from_the_device(range_, granularity):
+    settings = FixedPointSettings.uniform(range=range_, granularity=granularity)
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU())
+    convert_to_fixed_point(model, settings, norms="quantized")
+    model.to("meta")  # where fetching a number is an error
+    for training in (True, False):
+        model.train(training)(torch.randn(2, 3, 8, 8, device="meta")).sum().backward()

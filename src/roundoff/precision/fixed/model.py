@@ -120,6 +120,10 @@ class FixedPointModel:
         Raises:
             RecipeError: a tensor is missing or unknown, or a setting cannot be; nothing is changed then.
         """
+        for module in self.model.modules():
+            site: Site | None = module.__dict__.get(SITE)
+            while site and site.outputs and f"{site.outputs[0].forward.name}{len(site.outputs)}" in dumped:
+                site.add_output(module)
         slots = {slot.name: slot for _, slot, _ in self._slots()}
         if wrong := sorted(slots.keys() ^ dumped.keys()):
             raise RecipeError.explain(

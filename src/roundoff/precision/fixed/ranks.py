@@ -39,7 +39,7 @@ def scales_of(model: nn.Module) -> list[Tensor]:
 
 def take_largest(scales: Sequence[Tensor]) -> None:
     """Write the largest of all ranks into every scale, in one collective that every rank must call."""
-    if not scales or not dist.is_initialized() or dist.get_world_size() == 1:
+    if not scales or not dist.is_available() or not dist.is_initialized() or dist.get_world_size() == 1:
         return
     with torch.no_grad():
         flat = torch.cat([scale.reshape(-1).float() for scale in scales])
@@ -55,7 +55,7 @@ def _after_forward(model: nn.Module, args: Any, output: Any) -> None:
     DDP broadcasts buffers before a forward; what this one has measured would differ by rank until the next, which an
     evaluation of the bare model never gets. With uneven inputs (`join`) a rank may be gone, and nothing is done.
     """
-    ddp = DistributedDataParallel._active_ddp_module
+    ddp = getattr(DistributedDataParallel, "_active_ddp_module", None)
     if ddp is None or ddp.module is not model or not model.training or not torch.is_grad_enabled():
         return
     if not ddp._join_config.enable:
