@@ -21,7 +21,13 @@ from torch.optim.optimizer import (
     register_optimizer_step_pre_hook,
 )
 
-from roundoff.record.torch_private import autograd_node, clip_module, engine_module, in_function_transform
+from roundoff.record.torch_private import (
+    autograd_node,
+    clip_module,
+    engine_module,
+    hidden_from_functions,
+    in_function_transform,
+)
 
 
 class LoopObserver(Protocol):
@@ -105,6 +111,8 @@ class _Watch:
         stack.enter_context(_replaced(*clip_module(), self._noting("clip", _clip_detail)))
         stack.enter_context(_replaced_function(torch.nn.utils.clip_grad_value_, self._noting("clip", _value_detail)))
         stack.enter_context(_replaced_function(torch.save, self._noting("save", _no_detail)))
+        # Not where a subclass overrides it: an override such as "train, but freeze the norms" is to be seen through.
+        stack.enter_context(_replaced(nn.Module, "train", self._noting("train", _train_detail)))
         for owner, method, call, detail in _METHODS:
             for cls in _classes_with(owner, method):
                 stack.enter_context(_replaced(cls, method, self._noting(call, detail)))
@@ -124,7 +132,8 @@ class _Watch:
         if not self._observes():
             return
         try:
-            method(*args, **kwargs)
+            with hidden_from_functions():
+                method(*args, **kwargs)
         except Exception as error:
             self._active = False
             self._observer.failed(error)
@@ -293,7 +302,6 @@ _METHODS: tuple[tuple[type, str, str, Callable[..., dict[str, Any]]], ...] = (
     (nn.Module, "zero_grad", "zero_grad", _optimizer_detail),
     (Optimizer, "load_state_dict", "load", _load_detail),
     (nn.Module, "load_state_dict", "load", _load_detail),
-    (nn.Module, "train", "train", _train_detail),
     (LRScheduler, "step", "scheduler", _scheduler_detail),
     (torch.amp.GradScaler, "scale", "scale", _scale_detail),
     (torch.amp.GradScaler, "unscale_", "unscale", _no_detail),

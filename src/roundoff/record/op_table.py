@@ -43,6 +43,8 @@ class OpInfo:
     """Positions of arguments that are written to."""
     views: tuple[int, ...] = ()
     """Positions of returns that are views of an argument and have no numbers of their own."""
+    per_tensor: bool = False
+    """Whether the nth tensor of the result belongs to the nth tensor of the first argument (foreach, fused)."""
 
 
 def describe_op(func: Any) -> OpInfo:
@@ -61,10 +63,16 @@ def describe_op(func: Any) -> OpInfo:
     mutated = tuple(i for i, arg in enumerate(schema.arguments) if arg.alias_info and arg.alias_info.is_write)
     views = tuple(i for i, ret in enumerate(schema.returns) if ret.alias_info and not ret.alias_info.is_write)
     tensors = [i for i, ret in enumerate(schema.returns) if "Tensor" in str(ret.type)]
+    per_tensor = _is_list(schema.arguments[:1]) and (not tensors or _is_list(schema.returns))
     if not tensors:
-        return OpInfo(name=name, kind=Kind.MUTATED if mutated else Kind.NOTHING, mutated=mutated)
+        kind = Kind.MUTATED if mutated else Kind.NOTHING
+        return OpInfo(name=name, kind=kind, mutated=mutated, per_tensor=per_tensor)
     kind = Kind.NOTHING if len(views) == len(tensors) else Kind.RETURNED
-    return OpInfo(name=name, kind=kind, mutated=mutated, views=views)
+    return OpInfo(name=name, kind=kind, mutated=mutated, views=views, per_tensor=per_tensor)
+
+
+def _is_list(arguments: Sequence[Any]) -> bool:
+    return len(arguments) == 1 and str(arguments[0].type) == "List[Tensor]"
 
 
 def _kind_of_collective(namespace: str, bare: str) -> Kind:

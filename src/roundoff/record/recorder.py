@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from roundoff.kernels import row as at
 from roundoff.record.op_table import Kind, OpInfo, describe_op, tensors_in, written_arguments
 from roundoff.record.reference import Reference
 from roundoff.record.rows import Rows
@@ -20,6 +21,9 @@ from roundoff.record.torch_private import (
     DispatchMode,
     WeakIdKeyDictionary,
     autograd_node,
+    has_function_modes,
+    has_no_memory,
+    hidden_from_modes,
     is_only_mode,
     local_tensor,
     next_sequence_number,
@@ -85,6 +89,7 @@ class OpRecorder(DispatchMode):
         self._reference = reference
         self._sources = sources
         self._on_row = on_row
+        self._computes = inputs or reference is not None or on_row is not None
         self._on_forward = on_forward
         self._on_error = on_error
         self._infos: dict[Any, tuple[OpInfo, int]] = {}
@@ -184,7 +189,11 @@ class OpRecorder(DispatchMode):
         saved = self._before(func, info, args, kwargs) if self._reference or self._inputs else None
         result = func(*args, **kwargs) if kwargs else func(*args)
         try:
-            self._after(func, info, known[1], args, kwargs, result, saved)
+            if self._computes or has_function_modes():
+                with hidden_from_modes():
+                    self._after(func, info, known[1], args, kwargs, result, saved)
+            else:
+                self._after(func, info, known[1], args, kwargs, result, saved)
         except Exception as error:
             self.paused = True
             self._on_error(error)
@@ -217,8 +226,9 @@ class OpRecorder(DispatchMode):
 
     def _before(self, func: Any, info: OpInfo, args: Any, kwargs: Any) -> Any:
         try:
-            inputs = [x.detach().clone() if info.mutated else x for x in tensors_in(args)] if self._inputs else []
-            return inputs, self._reference.before(func, args, kwargs or {}) if self._reference else None
+            with hidden_from_modes():
+                inputs = [x.detach().clone() if info.mutated else x for x in tensors_in(args)] if self._inputs else []
+                return inputs, self._reference.before(func, args, kwargs or {}) if self._reference else None
         except Exception as error:
             self.paused = True
             self._on_error(error)
@@ -334,12 +344,19 @@ class OpRecorder(DispatchMode):
     def _add(self, x: Tensor, phase: int, microbatch: int, site: int, op: int, nth: int, output: int,
              parameter: int, source: int) -> int:  # fmt: skip
         if type(x) not in _PLAIN or x.layout is not torch.strided or x.is_meta:
-            plain = _readable(x)
+            with hidden_from_modes():
+                plain = _readable(x)
             if plain is None:
                 self.num_unreadable += 1
                 return -1
             x = plain
-        place = self.rows.add(x, phase, microbatch, site, op, nth, output, parameter, source)
+        try:
+            place = self.rows.add(x, phase, microbatch, site, op, nth, output, parameter, source)
+        except (RuntimeError, TypeError):
+            if x.dtype in at.DTYPE_CODES and not has_no_memory(x):
+                raise
+            self.num_unreadable += 1
+            return -1
         if not place % _ROWS_PER_CHECK and os.getpid() != self._process:
             self.paused = True  # a worker of the user's, whose rows nobody will write
         if self._on_row is not None:

@@ -80,8 +80,9 @@ def recording(
         yield session
     if session.complaints:
         text = "\n  ".join(session.complaints)
+        num_steps = "1 step" if session.num_recorded == 1 else f"{session.num_recorded} steps"
         warnings.warn(
-            f"roundoff recorded {session.num_recorded} steps to '{session.folder}', but\n  {text}",
+            f"roundoff recorded {num_steps} to '{session.folder}', but\n  {text}",
             IncompleteRecordingWarning,
             stacklevel=3,
         )

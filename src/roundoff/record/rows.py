@@ -15,6 +15,7 @@ from roundoff.kernels.loading import compiled
 from roundoff.kernels.summaries_torch import summarize_torch
 from roundoff.record.reference import Introduced
 from roundoff.record.steps import PHASES
+from roundoff.record.torch_private import hidden_from_modes
 from roundoff.runs import EventColumns, Interned, shape_to_text
 
 _BLOCK = 1024
@@ -58,7 +59,9 @@ class Rows:
         if code is not None and self._summarize is not None and device.type == "cpu" and not x.is_neg():
             self._summarize(x.data_ptr(), code, shape, x.stride(), self._address)
         else:
-            self._on_device.setdefault(device, []).append((place, summarize_torch(x.detach())))
+            with hidden_from_modes():
+                numbers = summarize_torch(x.detach())
+            self._on_device.setdefault(device, []).append((place, numbers))
         self._address += _ROW_BYTES
         self._free -= 1
         self._keys.append((phase, microbatch, site, op, nth, output, parameter, source, dtype, shape, device))

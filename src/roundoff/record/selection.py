@@ -6,9 +6,12 @@ import re
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from itertools import islice
 
 from roundoff.errors import RecordError
 from roundoff.record.steps import PHASES
+
+_MOST_IN_A_LIST = 1_000_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,7 +45,7 @@ class Selection:
                 )
         if isinstance(steps, int):
             steps = (steps,)
-        if steps is not None and (not steps or any(step < 0 for step in steps)):
+        if steps is not None and (not steps or _smallest(steps) < 0):
             raise RecordError.explain(
                 f"The steps {steps!r} select nothing.", why="steps count from 0.", fix="for example steps=range(3)."
             )
@@ -59,7 +62,13 @@ class Selection:
 
     def has_steps_after(self, step: int) -> bool:
         """Say whether a later step is to be recorded."""
-        return self.steps is None or any(wanted > step for wanted in self.steps)
+        return self.steps is None or _largest(self.steps) > step
+
+    def first_missing(self, recorded: Collection[int], count: int) -> list[int]:
+        """Return the first of the wanted steps, up to `count` of them, that are not among the recorded ones."""
+        steps = () if self.steps is None else self.steps
+        in_order = steps if isinstance(steps, range) else sorted(set(steps))
+        return list(islice((step for step in in_order if step not in recorded), count))
 
 
 class Filter:
@@ -69,6 +78,7 @@ class Filter:
         self._selection = selection
         self._decided: dict[tuple[str, str, str], bool] = {}
         self._unmatched = {("site", p) for p in selection.sites or ()} | {("op", p) for p in selection.ops or ()}
+        self._seen_phases: set[str] = set()
         self._seen_sites: set[str] = set()
         self._seen_ops: set[str] = set()
 
@@ -81,6 +91,7 @@ class Filter:
         return known
 
     def _decide(self, phase: str, site: str, op: str) -> bool:
+        self._seen_phases.add(phase)
         self._seen_sites.add(site)
         self._seen_ops.add(op)
         of = self._selection
@@ -100,16 +111,22 @@ class Filter:
     def complaints(self) -> list[str]:
         """Say which patterns matched nothing, with what there was to match."""
         seen = {"site": sorted(self._seen_sites), "op": sorted(self._seen_ops)}
-        return [
+        found = [
             f"the {kind} pattern '{pattern}' matched nothing; there were {_some(seen[kind])}"
             for kind, pattern in sorted(self._unmatched)
         ]
+        for phase in self._selection.phases or ():
+            if phase not in self._seen_phases:
+                found.append(f"the phase '{phase}' never came; there were {_some(sorted(self._seen_phases))}")
+        if not found and not any(self._decided.values()):
+            found.append("no event is of the chosen sites, ops and phases together, so nothing was recorded")
+        return found
 
 
 def check_sites(patterns: Sequence[str], sites: Sequence[str]) -> None:
-    """Raise if a pattern matches none of a model's sites."""
+    """Raise if a pattern matches none of a model's sites; those of other models (`Loss:`, `<ReLU>`) may still come."""
     for pattern in patterns:
-        if not any(fnmatchcase(site, pattern) for site in sites):
+        if not set(pattern) & set(":<") and not any(fnmatchcase(site, pattern) for site in sites):
             raise RecordError.explain(
                 f"No site matches '{pattern}'.",
                 why=f"the model's sites are {_some(sorted(sites))}.",
@@ -136,7 +153,14 @@ def parse_steps(text: str) -> Collection[int] | None:
                 why=f"'{piece}' is not a number.",
                 fix="write 0-3 or 0-3,10 or all.",
             )
-        steps.update(_checked_range(piece, int(match[1]), int(match[2] or match[1])))
+        some = _checked_range(piece, int(match[1]), int(match[2] or match[1]))
+        if len(some) > _MOST_IN_A_LIST:
+            raise RecordError.explain(
+                f"'{piece}' is more steps than a list can hold.",
+                why=f"beside other steps a range may have {_MOST_IN_A_LIST} of them.",
+                fix="write one range alone, or all.",
+            )
+        steps.update(some)
     return frozenset(steps)
 
 
@@ -144,6 +168,14 @@ def _checked_range(text: str, first: int, last: int) -> range:
     if last < first:
         raise RecordError.explain(f"'{text}' selects no step.", why="it ends before it begins.", fix="write 0-3.")
     return range(first, last + 1)
+
+
+def _smallest(steps: Collection[int]) -> int:
+    return min(steps[0], steps[-1]) if isinstance(steps, range) else min(steps)
+
+
+def _largest(steps: Collection[int]) -> int:
+    return max(steps[0], steps[-1]) if isinstance(steps, range) else max(steps)
 
 
 def _as_tuple(value: Sequence[str] | str | None) -> tuple[str, ...] | None:

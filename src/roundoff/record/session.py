@@ -25,6 +25,7 @@ from roundoff.record.source import Sources
 from roundoff.record.step_writer import StepWriter, grad_norm
 from roundoff.record.steps import Phase, StepClock, has_optimizer, leaves_of
 from roundoff.record.torch_private import (
+    correct_mode_flags,
     hidden_from_modes,
     keyword_arguments,
     num_running_modules,
@@ -352,6 +353,7 @@ class Recording:
         finally:
             self._clock.sees_modules = True
             self._switch(on=False)
+            correct_mode_flags()  # a mode entered inside the block restored what it had found when it was left
             self._steps.discard()
             self.complaints = self._find_complaints() if status == "finished" else []
             for complaint in self.complaints:
@@ -362,13 +364,14 @@ class Recording:
         if self._stopped:
             return []
         found: list[str] = []
-        steps = self._selection.steps
-        missing = sorted(set(steps) - self._recorded) if steps is not None else []
+        missing = self._selection.first_missing(self._recorded, 2)
         if self.num_steps == 0:
-            found.append("no training step was seen, so nothing was recorded.")
+            elsewhere = " It ran in another thread, which a recording does not follow." if self._other_threads else ""
+            found.append(f"no training step was seen, so nothing was recorded.{elsewhere}")
         elif missing:
             which = f"step {missing[0]} was" if len(missing) == 1 else f"steps from {missing[0]} on were"
-            found.append(f"{which} never reached: the loop took {self.num_steps} steps.")
+            taken = "1 step" if self.num_steps == 1 else f"{self.num_steps} steps"
+            found.append(f"{which} never reached: the loop took {taken}.")
         if self._filter is not None and self._recorded:
             found.extend(f"{complaint}." for complaint in self._filter.complaints())
         if self._recorder.num_unreadable:

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from weakref import WeakKeyDictionary
 
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
 from roundoff.record.torch_private import WeakIdKeyDictionary
 
@@ -51,7 +52,7 @@ class Sites:
         seen: set[int] = set()
         for model in (*self._models, *self._adopted):
             for parameter in model.parameters():
-                if id(parameter) not in seen and parameter in self._parameters:
+                if id(parameter) not in seen and parameter in self._parameters and not is_lazy(parameter):
                     seen.add(id(parameter))
                     yield parameter
 

@@ -7,13 +7,15 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from types import FrameType
 from typing import Any
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
+from torch._C._dynamo.guards import set_is_in_mode_without_ignore_compile_internals
+from torch.utils import _python_dispatch as python_dispatch
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.weak import WeakIdKeyDictionary
 
 __all__ = [
@@ -22,8 +24,11 @@ __all__ = [
     "WeakIdKeyDictionary",
     "autograd_node",
     "clip_module",
+    "correct_mode_flags",
     "engine_module",
+    "has_function_modes",
     "has_no_memory",
+    "hidden_from_functions",
     "hidden_from_modes",
     "in_function_transform",
     "is_composite",
@@ -85,8 +90,13 @@ def clip_module() -> tuple[Any, str]:
 
 
 def push_mode(mode: DispatchMode) -> None:
-    """Make every op of this thread pass through `mode`."""
-    mode.__enter__()  # type: ignore[no-untyped-call]
+    """Make every op of this thread pass through `mode`, after the modes of others.
+
+    A `with` block of theirs takes the topmost mode off when it ends, so ours goes to the bottom.
+    """
+    with _set_aside(_others_on_stack()):
+        mode.__enter__()  # type: ignore[no-untyped-call]
+    correct_mode_flags()
 
 
 def remove_mode(mode: DispatchMode) -> bool:
@@ -94,30 +104,61 @@ def remove_mode(mode: DispatchMode) -> bool:
 
     False if it cannot be found: torch has taken it aside for the time of an op that passes through it.
     """
-    from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
-
-    above = []
-    stack = list(_get_current_dispatch_mode_stack())
+    stack = _others_on_stack()
     if not any(entry is mode for entry in stack):
         return False
-    while stack and stack[-1] is not mode:
-        above.append(stack.pop())
-        above[-1].__exit__(None, None, None)
-    mode.__exit__(None, None, None)  # type: ignore[no-untyped-call]
-    for entry in reversed(above):
-        entry.__enter__()
+    with _set_aside(stack[[entry is mode for entry in stack].index(True) + 1 :]):
+        mode.__exit__(None, None, None)  # type: ignore[no-untyped-call]
+    correct_mode_flags()
     return True
+
+
+def _others_on_stack() -> list[TorchDispatchMode]:
+    """Return the modes of this thread, the topmost last, without those that torch itself works with."""
+    return [mode for mode in python_dispatch._get_current_dispatch_mode_stack() if not mode.is_infra_mode()]
+
+
+@contextlib.contextmanager
+def _set_aside(modes: Sequence[TorchDispatchMode]) -> Iterator[None]:
+    """Take the topmost modes off for the time of the block, without leaving and entering them: that would tell them."""
+    for _ in modes:
+        python_dispatch._pop_mode()
+    try:
+        yield
+    finally:
+        for mode in modes:
+            python_dispatch._push_mode(mode)
+
+
+def correct_mode_flags() -> None:
+    """Tell torch which kinds of modes are on: it remembers that by the order in which they were entered."""
+    stack = python_dispatch._get_current_dispatch_mode_stack()
+    python_dispatch._is_in_torch_dispatch_mode = bool(stack)
+    python_dispatch._is_in_non_infra_torch_dispatch_mode = any(not mode.is_infra_mode() for mode in stack)
+    is_seen = any(not mode.ignore_compile_internals() for mode in stack)
+    python_dispatch._is_in_any_mode_without_ignore_compile_internals = is_seen
+    set_is_in_mode_without_ignore_compile_internals(is_seen)
 
 
 @contextlib.contextmanager
 def hidden_from_modes() -> Iterator[None]:
     """Keep the ops of the block from every mode that the user has entered, and from ours."""
-    with torch._C.DisableTorchFunction():
+    with hidden_from_functions():
         if not torch._C._len_torch_dispatch_stack():
             yield
             return
-        with _disable_current_modes():
+        with python_dispatch._disable_current_modes():
             yield
+
+
+def hidden_from_functions() -> contextlib.AbstractContextManager[None]:
+    """Keep the calls of the block from modes that see every call of a torch function; cheaper than from all modes."""
+    return torch._C.DisableTorchFunction()
+
+
+def has_function_modes() -> bool:
+    """Say whether a mode is on that sees every call of a torch function, such as `with torch.device(...)`."""
+    return torch._C._len_torch_function_stack() > 0
 
 
 def is_composite(func: Any) -> bool:
@@ -129,8 +170,8 @@ def is_composite(func: Any) -> bool:
 
 
 def is_only_mode() -> bool:
-    """Say whether no other dispatch mode waits for the op that is passing through ours."""
-    return torch._C._len_torch_dispatch_stack() == 0
+    """Say whether nobody else's dispatch mode waits for the op that is passing through ours."""
+    return all(isinstance(mode, DispatchMode) for mode in python_dispatch._get_current_dispatch_mode_stack())
 
 
 def in_function_transform() -> bool:
