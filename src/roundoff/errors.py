@@ -83,3 +83,8 @@ class SweepError(RoundoffError):
 
 class UsageError(RoundoffError):
     """Arguments that do not fit together."""
+
+
+def first_line(error: BaseException) -> str:
+    """Return the first line of what another library says, to stand behind `why:`; its name if it says nothing."""
+    return str(error).strip().partition("\n")[0] or type(error).__name__

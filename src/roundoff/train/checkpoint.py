@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from roundoff.errors import TrainError
+from roundoff.errors import TrainError, first_line
 from roundoff.runs.atomic import temporary_name
 
 NAME = "checkpoint.pt"
@@ -61,9 +61,7 @@ class Checkpoint:
                 f"There is no checkpoint '{path}'.", fix="name a run folder or a checkpoint: --resume runs/train-1"
             ) from error
         except (OSError, RuntimeError, EOFError, ValueError, KeyError, pickle.UnpicklingError) as error:
-            raise TrainError.explain(
-                f"'{path}' cannot be read as a checkpoint.", why=f"{str(error).splitlines()[0]}"
-            ) from error
+            raise TrainError.explain(f"'{path}' cannot be read as a checkpoint.", why=first_line(error)) from error
         names = {field.name for field in fields(cls)}
         if not isinstance(state, dict) or not names <= state.keys():
             raise TrainError.explain(f"'{path}' is not a checkpoint of roundoff train.")

@@ -14,7 +14,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from roundoff.errors import TrainError
+from roundoff.errors import TrainError, first_line
 from roundoff.train.config import TrainConfig
 
 
@@ -132,7 +132,7 @@ def joined_ranks(config: TrainConfig, place: Place) -> Iterator[Ranks]:
                 raise
             raise LostContactError.explain(
                 f"Rank {place.rank} of {place.num_ranks} lost contact with the others.",
-                why=f"{str(error).splitlines()[0]}",
+                why=first_line(error),
                 fix="look for the first rank that failed; waits longer with --timeout SECONDS.",
             ) from error
         finally:
@@ -152,7 +152,7 @@ def device_of(name: str, local_rank: int) -> torch.device:
         torch.empty(0, device=device)
     except Exception as error:  # drivers raise whatever they like
         raise TrainError.explain(
-            f"There is no device '{name}' here.", why=f"{str(error).splitlines()[0]}", fix="roundoff doctor lists them."
+            f"There is no device '{name}' here.", why=first_line(error), fix="roundoff doctor lists them."
         ) from error
     if device.type != "cpu" and ":" not in name:
         return torch.device(device.type, local_rank % torch.accelerator.device_count())

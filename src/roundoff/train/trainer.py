@@ -16,7 +16,7 @@ from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
-from roundoff.errors import TrainError
+from roundoff.errors import TrainError, first_line
 from roundoff.precision import apply_recipe
 from roundoff.runs import Metrics
 from roundoff.train.average import WeightAverage
@@ -33,6 +33,7 @@ from roundoff.train.progress import EpochLines
 from roundoff.train.randomness import random_state, restore_random_state, seed_everything
 from roundoff.train.ranks import Place, Ranks, joined_ranks, place_here
 from roundoff.train.result import TrainResult
+from roundoff.train.saved_activations import saved_activation_bytes
 from roundoff.train.schedule import lr_at
 from roundoff.train.sharding import shard, sharded_for, sharded_like, whole
 from roundoff.train.synced_batch_norm import with_synced_batch_norm
@@ -323,7 +324,7 @@ class Training:
             num_unreadable=int(num_unreadable),
             seconds=history.seconds,
             samples_per_second=len(history.losses) * self.config.batch_size / max(history.seconds, 1e-9),
-            saved_activation_bytes=None,
+            saved_activation_bytes=saved_activation_bytes(self.optimizer),
             folder=journal.folder,
             notes=tuple(notes),
         )
@@ -341,7 +342,7 @@ def _plain(norm: Tensor) -> Tensor:
 
 
 def _reason(changes: list[str], error: Exception) -> str:
-    return f"{'; '.join(changes)}." if changes else f"{str(error).splitlines()[0]}"
+    return f"{'; '.join(changes)}." if changes else first_line(error)
 
 
 def _perplexity(loss: float) -> float:

@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from roundoff.errors import TrainError
+from roundoff.errors import TrainError, first_line
 from roundoff.train.data import Data
 
 
@@ -50,7 +50,7 @@ def build_hugging_face(name: str, data: Data, *, context: int) -> nn.Module:
         model = make.from_config(config)
     except (ValueError, TypeError, AttributeError) as error:
         raise TrainError.explain(
-            f"The model 'hf:{name}' cannot be built for this data.", why=f"{str(error).splitlines()[0]}."
+            f"The model 'hf:{name}' cannot be built for this data.", why=f"{first_line(error)}."
         ) from error
     _check_text_fits(name, model.config, data, context)
     return LogitsOf(model)

@@ -1,0 +1,68 @@
+import pickle
+from pathlib import Path
+
+import pytest
+
+from roundoff.errors import TrainError
+from roundoff.train import TrainConfig
+
+
+def test_the_linear_rule_scales_the_rate_with_the_batch():
+    assert TrainConfig(lr=0.1, batch_size=512).peak_lr == 0.2
+    assert TrainConfig(lr=0.1, batch_size=64).peak_lr == 0.025
+    assert TrainConfig(lr=0.1, batch_size=64, lr_scaling=False).peak_lr == 0.1
+
+
+def test_each_optimizer_has_its_usual_rate():
+    assert TrainConfig(batch_size=256).peak_lr == 0.1
+    assert TrainConfig(batch_size=256, optimizer="adamw").peak_lr == 1e-3
+
+
+def test_a_batch_that_cannot_be_divided_is_refused_with_one_that_can():
+    with pytest.raises(TrainError) as caught:
+        TrainConfig(batch_size=65, procs=2, accumulate=2)
+    assert str(caught.value) == (
+        "A batch of 65 cannot be divided by 4.\n"
+        "  why: it is shared by 2 ranks in 2 microbatches.\n"
+        "  fix: for example: --batch-size 64"
+    )
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        (
+            {"data": "cifar"},
+            "--data cannot be 'cifar'.\n  why: known are digits, fashion-mnist, idx:PATH, folder:PATH, text:PATH.",
+        ),
+        ({"data": "folder:"}, "--data cannot be 'folder:'."),
+        ({"data": "digits:here"}, "--data cannot be 'digits:here'."),
+        ({"model": "vgg"}, "--model cannot be 'vgg'.\n  why: known are resnet-small, resnet18, resnet50, gpt-small,"),
+        ({"schedule": "poly"}, "--schedule cannot be 'poly'.\n  why: known are step, cosine, linear, constant."),
+        ({"epochs": 0}, "--epochs cannot be '0'.\n  why: it must be at least 1."),
+        ({"lr": float("nan")}, "--lr cannot be 'nan'.\n  why: it must be at least 0."),
+        ({"ema": 1.0}, "--ema cannot be '1.0'.\n  why: it must be at least 0 and below 1."),
+        ({"clip": 0.0}, "--clip cannot be '0.0'.\n  why: it must be above 0."),
+        ({"loss_scale": -1.0}, "--loss-scale cannot be '-1.0'.\n  why: it is 0 (dynamic), a positive number"),
+        ({"augment": ("rotate",)}, "--augment cannot be 'rotate'.\n  why: known are crop, flip, jitter, none."),
+        ({"model": "gpt-small"}, "The model 'gpt-small' cannot be trained on 'digits'.\n  why: it takes text."),
+        ({"data": "text:a.txt"}, "The model 'resnet-small' cannot be trained on 'text:a.txt'.\n  why: it takes pic"),
+        ({"rank": 1}, "There is no rank 1 among 1."),
+        ({"world_size": 2}, "Nobody knows where the 2 ranks of several machines meet.\n  fix: give every machine"),
+    ],
+)
+def test_what_cannot_be_is_said_as_the_user_wrote_it(settings: dict[str, object], message: str):
+    with pytest.raises(TrainError) as caught:
+        TrainConfig(**settings)  # type: ignore[arg-type]
+    assert str(caught.value).startswith(message)
+
+
+def test_settings_that_change_the_numbers_are_named_and_others_are_not():
+    before = TrainConfig(recipe="fp32", workers=0, name="a").to_object()
+    now = TrainConfig(recipe="O2", workers=4, name="b", resume=Path("runs/a"), steps=3)
+    assert now.changes_since(before) == ["recipe O2, was fp32"]
+
+
+def test_a_config_survives_pickling():
+    config = TrainConfig(augment=("crop",), runs=Path("elsewhere"))
+    assert pickle.loads(pickle.dumps(config)) == config
