@@ -23,10 +23,25 @@ COMMANDS = {
         attribute="train_command",
         help="Train a known model on known data, at any precision.",
     ),
+    "sweep": LazyCommand(
+        module="roundoff.cli.sweep",
+        attribute="sweep_command",
+        help="Train a table of recipes and settings, one row each.",
+    ),
+    "throughput": LazyCommand(
+        module="roundoff.cli.throughput",
+        attribute="throughput_command",
+        help="Measure which workers, threads, recipe and ranks train fastest here.",
+    ),
     "runs": LazyCommand(
         module="roundoff.cli.runs",
         attribute="runs_command",
         help="List recorded runs and read their steps.",
+    ),
+    "recipes": LazyCommand(
+        module="roundoff.cli.recipes",
+        attribute="recipes_command",
+        help="List the ways a model can train, and when to use which.",
     ),
     "formats": LazyCommand(
         module="roundoff.cli.formats",

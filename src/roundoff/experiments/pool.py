@@ -133,7 +133,7 @@ def _work(task: Task, writer: Connection) -> None:
     if task.log is not None:
         _redirect_output(task.log)
     try:
-        answer = (task.call(task.argument), None)
+        answer: tuple[Any, str | None] = (task.call(task.argument), None)
     except KeyboardInterrupt:
         os._exit(128 + signal.SIGINT)
     except Exception as error:

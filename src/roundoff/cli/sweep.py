@@ -1,0 +1,152 @@
+"""`roundoff sweep`: train a table of recipes and settings, one row each."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Self
+
+import click
+
+from roundoff.errors import UsageError
+
+if TYPE_CHECKING:
+    from rich.progress import Progress
+
+    from roundoff.experiments.row import Row
+
+
+@click.command(name="sweep", epilog="Example: roundoff sweep activations --jobs 2 --csv activations.csv")
+@click.argument("file", metavar="FILE|NAME", required=False)
+@click.option("--jobs", type=click.IntRange(min=0), default=1, show_default=True, help="Trainings at a time.")
+@click.option("--only", metavar="PATTERN", help="Only rows like this: O2, 'recipe=O*', 'O2, 64*'.")
+@click.option("--steps", type=click.IntRange(min=1), help="Stop every training after so many steps: a rehearsal.")
+@click.option("--csv", "csv_file", type=click.Path(path_type=Path), metavar="FILE", help="Also write the rows as CSV.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON array.")
+@click.option("--resume", is_flag=True, help="Keep finished rows whose settings are unchanged; train the others.")
+@click.option("--name", help="Name of the sweep's folder.  [default: that in the file]")
+@click.option(
+    "--runs", type=click.Path(path_type=Path), default="runs", show_default=True, help="Folder of that folder."
+)
+@click.option("--list", "list_them", is_flag=True, help="Name the sweeps that come along.")
+def sweep_command(
+    file: str | None,
+    jobs: int,
+    only: str | None,
+    steps: int | None,
+    csv_file: Path | None,
+    as_json: bool,
+    resume: bool,
+    name: str | None,
+    runs: Path,
+    list_them: bool,
+) -> None:
+    """Train every combination that a sweep file asks for, and print one row for each.
+
+    Every training has a process of its own: one that crashes is a row that says so. 0 jobs train in this process.
+    Rows are kept in RUNS/NAME as they come; after an interruption --resume goes on.
+
+    Ends with 1 if a training crashed. NaN is a result.
+    """
+    from roundoff.experiments.row_table import csv_of
+    from roundoff.experiments.run_sweep import run_sweep
+    from roundoff.experiments.shipped import find_sweep
+
+    if list_them:
+        click.echo(_listing())
+        return
+    if file is None:
+        raise UsageError.explain("Which sweep?", fix="roundoff sweep FILE.toml, or a name from roundoff sweep --list")
+    path = find_sweep(file)
+    from roundoff.experiments.sweep_file import read_sweep
+
+    sweep = read_sweep(path)
+    sweep = sweep.only(only) if only else sweep
+    sweep = sweep.shortened(steps) if steps else sweep
+    folder = runs / (name or sweep.name)
+    with _Progress(num_rows=len(sweep.trainings), again=_again(file, name)) as progress:
+        rows = run_sweep(sweep, folder=folder, jobs=jobs, resume=resume, on_row=progress.row)
+    if csv_file is not None:
+        _write(csv_file, csv_of(rows, sweep.axes))
+    if as_json:
+        from roundoff.runs import to_json
+
+        click.echo(to_json([row.to_object() for row in rows], indent=1))
+    else:
+        click.echo(_text(rows, sweep.axes))
+    sys.exit(1 if any(row.failure for row in rows) else 0)
+
+
+def _listing() -> str:
+    from roundoff.experiments.shipped import shipped_sweeps
+    from roundoff.experiments.sweep_file import read_sweep
+
+    sweeps = [read_sweep(path) for path in shipped_sweeps()]
+    lines = [f"{sweep.name:14} {len(sweep.trainings):3} rows  {sweep.description.splitlines()[0]}" for sweep in sweeps]
+    return "\n".join(lines)
+
+
+def _text(rows: list[Row], axes: tuple[str, ...]) -> str:
+    from roundoff.experiments.row_table import LEFT, table_of
+    from roundoff.experiments.text_table import text_table
+
+    return text_table(table_of(rows, axes), left={*axes, *LEFT}, ruled=sys.stdout.isatty())
+
+
+def _write(path: Path, text: str) -> None:
+    try:
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise UsageError.explain(f"'{path}' cannot be written.", why=f"{error.strerror}.") from error
+
+
+def _again(file: str, name: str | None) -> str:
+    return f"roundoff sweep {file}{f' --name {name}' if name else ''} --resume"
+
+
+class _Progress:
+    """What somebody who waits sees: a bar with the time left on a terminal, a line a row elsewhere."""
+
+    def __init__(self, *, num_rows: int, again: str) -> None:
+        self._num_rows, self._num_done, self._again = num_rows, 0, again
+        self._bar = _bar() if sys.stderr.isatty() else None
+        self._task = self._bar.add_task("", total=num_rows) if self._bar else None
+
+    def row(self, row: Row, is_new: bool) -> None:
+        """Count a row, and say what it came to."""
+        self._num_done += 1
+        if self._bar and self._task is not None:
+            self._bar.update(self._task, completed=self._num_done, description=row.name)
+        else:
+            line = f"[{self._num_done}/{self._num_rows}] {row.name}: {_outcome(row)}{'' if is_new else ' (kept)'}"
+            click.echo(line, err=True)
+
+    def __enter__(self) -> Self:
+        if self._bar:
+            self._bar.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._bar:
+            self._bar.stop()
+        if kind is not None and issubclass(kind, KeyboardInterrupt):
+            click.echo(f"{self._num_done} of {self._num_rows} rows are kept. To go on: {self._again}", err=True)
+
+
+def _outcome(row: Row) -> str:
+    if row.top1 is None:
+        return row.note
+    bad = "" if row.first_nonfinite_step is None else f", not finite at step {row.first_nonfinite_step}"
+    skipped = f", {row.skipped} skipped" if row.skipped else ""
+    return f"top-1 {row.top1:.3f}{bad}{skipped}, {row.seconds:.1f} s"
+
+
+def _bar() -> Progress:
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    columns = (TextColumn("rows"), MofNCompleteColumn(), BarColumn(), TimeRemainingColumn())
+    return Progress(*columns, TextColumn("{task.description}"), console=Console(stderr=True), transient=True)

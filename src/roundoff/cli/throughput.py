@@ -1,0 +1,159 @@
+"""`roundoff throughput`: which workers, threads, recipe and ranks train fastest on this machine and data."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from roundoff.cli.train import train_command
+from roundoff.errors import UsageError
+
+if TYPE_CHECKING:
+    from roundoff.experiments.launches import Speed
+    from roundoff.train import TrainConfig
+
+_LIKE_TRAIN = {
+    *("data", "model", "batch_size", "accumulate", "optimizer", "width", "context", "image_size", "shrink", "limit"),
+    *("augment", "mixup", "ema", "clip", "label_smoothing", "loss_reduction", "lr", "device", "dist_backend"),
+    *("find_unused_parameters", "sync_bn", "fsdp"),
+}
+"""Options of `roundoff train` that decide what a step costs, taken over as they are."""
+
+_LEFT = ("recipe", "note")
+
+
+def _words(ctx: click.Context, param: click.Parameter, text: str) -> tuple[str, ...]:
+    """Return the words between commas, without repetitions."""
+    words = tuple(dict.fromkeys(word.strip() for word in text.split(",") if word.strip()))
+    if not words:
+        raise click.BadParameter("give one or more, with commas between them.", ctx, param)
+    return words
+
+
+def _numbers(ctx: click.Context, param: click.Parameter, text: str) -> tuple[int, ...]:
+    """Return the whole numbers between commas, without repetitions."""
+    words = _words(ctx, param, text)
+    if not all(word.isdecimal() for word in words):
+        raise click.BadParameter(f"'{text}' is not a list of whole numbers such as 0,2.", ctx, param)
+    return tuple(map(int, words))
+
+
+@click.command(
+    name="throughput",
+    epilog="Example: roundoff throughput --data digits --workers 0 --threads 1 --seconds 1",
+)
+@click.option("--recipes", metavar="LIST", callback=_words, default="fp32", show_default=True, help="Recipes to try.")
+@click.option(
+    "--workers", metavar="LIST", callback=_numbers, default="0,2", show_default=True, help="Loader processes per rank."
+)
+@click.option(
+    "--threads", metavar="LIST", callback=_numbers, default="1,2", show_default=True, help="Threads per rank."
+)
+@click.option("--procs", metavar="LIST", callback=_numbers, default="1", show_default=True, help="Ranks, 1: no others.")
+@click.option(
+    "--seconds", type=click.FloatRange(min=0, min_open=True), default=5.0, show_default=True, help="Of each setting."
+)
+@click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
+def throughput_command(
+    recipes: tuple[str, ...],
+    workers: tuple[int, ...],
+    threads: tuple[int, ...],
+    procs: tuple[int, ...],
+    seconds: float,
+    as_json: bool,
+    **options: Any,
+) -> None:
+    """Train for some seconds with every combination, and name the fastest as a command to use.
+
+    Each has a fresh process; with more than one rank it starts them as `roundoff train --procs` does. `first batch` is
+    the time from there to the first batch: imports, reading the data, starting workers. Nothing is written.
+
+    Ends with 1 if a setting failed.
+    """
+    from roundoff.experiments.launches import fastest
+    from roundoff.experiments.throughput import launches, measure_throughput
+
+    common = _config(options)
+    tried = launches(recipes=recipes, workers=workers, threads=threads, procs=procs)
+    speeds = measure_throughput(common, tried, seconds=seconds, on_speed=_Teller(len(tried)))
+    best = fastest(speeds)
+    if best is None:
+        raise UsageError.explain("No setting could be measured.", why=f"the first one failed: {speeds[0].failure}.")
+    command = _command(common, best)
+    if as_json:
+        from roundoff.runs import to_json
+
+        answer: dict[str, Any] = {
+            "speeds": [speed.to_object() for speed in speeds],
+            "best": best.to_object(),
+            "command": command,
+        }
+        click.echo(to_json(answer, indent=1))
+    else:
+        click.echo(f"{_table(speeds, best)}\n\nuse  {command}")
+    sys.exit(1 if any(speed.failure for speed in speeds) else 0)
+
+
+throughput_command.params[:0] = [param for param in train_command.params if param.name in _LIKE_TRAIN]
+
+
+def _config(options: dict[str, Any]) -> TrainConfig:
+    from roundoff.train import TrainConfig
+
+    is_text = options["data"].startswith("text:")
+    settings = {name: value for name, value in options.items() if value is not None}
+    settings.setdefault("model", "gpt-small" if is_text else "resnet-small")
+    settings.setdefault("optimizer", "adamw" if is_text else "sgd")
+    if "augment" in settings:
+        settings["augment"] = tuple(settings["augment"].split(","))
+    return TrainConfig(**settings)
+
+
+def _command(common: TrainConfig, best: Speed) -> str:
+    from dataclasses import replace
+
+    from roundoff.experiments.launches import train_command as command_of
+
+    return command_of(replace(best.launch.config(common), runs=common.runs))
+
+
+def _table(speeds: list[Speed], best: Speed) -> str:
+    from roundoff.experiments.text_table import text_table
+
+    lines = [("recipe", "ranks", "threads", "workers", "samples/s", "first batch", "cores busy", "note")]
+    for speed in speeds:
+        launch = speed.launch
+        note = "fastest" if speed is best else f"failed: {speed.failure}" if speed.failure else ""
+        lines.append(
+            (
+                launch.recipe,
+                str(launch.procs),
+                str(launch.threads),
+                str(launch.workers),
+                _number(speed.samples_per_second, ".0f"),
+                _number(speed.first_batch_seconds, ".1f", " s"),
+                _number(speed.cpu_share, ".1f"),
+                note,
+            )
+        )
+    return text_table(lines, left=_LEFT, ruled=sys.stdout.isatty())
+
+
+def _number(value: float | None, form: str, unit: str = "") -> str:
+    return "-" if value is None else f"{value:{form}}{unit}"
+
+
+class _Teller:
+    """Says on the standard error what has been measured, one line each."""
+
+    def __init__(self, num_settings: int) -> None:
+        self._num_settings, self._num_done = num_settings, 0
+
+    def __call__(self, speed: Speed) -> None:
+        self._num_done += 1
+        launch = speed.launch
+        what = f"{launch.recipe}, {launch.procs} ranks, {launch.threads} threads, {launch.workers} workers"
+        rate = _number(speed.samples_per_second, ".0f", " samples/s")
+        click.echo(f"[{self._num_done}/{self._num_settings}] {what}: {speed.failure or rate}", err=True)

@@ -1,0 +1,109 @@
+"""Trains a sweep: row by row into its folder, so that an interrupted one goes on where it was."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from roundoff.errors import SweepError
+from roundoff.experiments.pool import Outcome, Task, run_many
+from roundoff.experiments.row import Row, append_row, read_rows
+from roundoff.experiments.sweep import PlannedTraining, Sweep
+
+ROWS_NAME = "rows.jsonl"
+
+OnRow = Callable[[Row, bool], None]
+"""Gets each row, and whether it was trained now (and not kept from before)."""
+
+
+def run_sweep(
+    sweep: Sweep, *, folder: Path, jobs: int = 1, resume: bool = False, on_row: OnRow | None = None
+) -> list[Row]:
+    """Train everything a sweep asks for, `jobs` at a time, and return its rows in their order.
+
+    Each row is written to `folder`/rows.jsonl as soon as it is there. With `resume`, rows that are there and whose
+    settings are unchanged are not trained again; failed ones are. A training that crashes is a row that says so.
+
+    Raises:
+        SweepError: `folder` holds rows already and `resume` is false, or it cannot be written to.
+    """
+    kept = _kept_rows(sweep, folder, resume=resume)
+    rows: dict[str, Row] = {}
+
+    def done(row: Row, *, is_new: bool) -> None:
+        rows[row.key] = row
+        if is_new:
+            append_row(folder / ROWS_NAME, row)
+        if on_row is not None:
+            on_row(row, is_new)
+
+    tasks, planned = [], {}
+    for number, training in enumerate(sweep.trainings):
+        if training.key in kept:
+            done(_relabelled(kept[training.key], training), is_new=False)
+        else:
+            task = _task(training, number, folder)
+            tasks.append(task)
+            planned[task.name] = training
+
+    def finished(outcome: Outcome) -> None:
+        done(_row(planned[outcome.task.name], outcome), is_new=True)
+
+    run_many(tasks, jobs=jobs, on_result=finished)
+    return [rows[training.key] for training in sweep.trainings]
+
+
+def _kept_rows(sweep: Sweep, folder: Path, *, resume: bool) -> Mapping[str, Row]:
+    path = folder / ROWS_NAME
+    before = read_rows(path)
+    if before and not resume:
+        num_done = sum(training.key in before for training in sweep.trainings)
+        raise SweepError.explain(
+            f"'{folder}' already holds a sweep.",
+            why=f"it has {len(before)} rows, {num_done} of the {len(sweep.trainings)} asked for.",
+            fix="--resume trains what is missing; --name NEW starts in another folder.",
+        )
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise SweepError.explain(f"'{folder}' cannot be made.", why=f"{error.strerror}.") from error
+    return {key: row for key, row in before.items() if row.failure is None}
+
+
+def _relabelled(row: Row, training: PlannedTraining) -> Row:
+    """Return a kept row under the labels of today: a renamed label changes no number."""
+    from dataclasses import replace
+
+    return replace(row, labels=training.labels)
+
+
+def _task(training: PlannedTraining, number: int, folder: Path) -> Task:
+    # Imported here: whoever only reads rows needs no torch.
+    from roundoff.experiments.train_row import RowTask, train_row
+
+    recipe_file = None
+    if training.recipe_toml is not None:
+        recipe_file = folder / "recipes" / f"{training.key}.toml"
+        recipe_file.parent.mkdir(parents=True, exist_ok=True)
+        recipe_file.write_text(training.recipe_toml, encoding="utf-8")
+    return Task(
+        name=training.key,
+        call=train_row,
+        argument=RowTask(config=training.config, recipe_file=recipe_file),
+        log=folder / "logs" / f"{number}.txt",
+    )
+
+
+def _row(training: PlannedTraining, outcome: Outcome) -> Row:
+    common: dict[str, Any] = {
+        "key": training.key,
+        "labels": training.labels,
+        "settings": training.config.to_object(),
+        "recipe_toml": training.recipe_toml,
+    }
+    if outcome.failure is not None:
+        log = outcome.task.log
+        where = f" ({log})" if log is not None and log.exists() else ""
+        return Row(**common, failure=outcome.failure, seconds=outcome.seconds, note=f"failed: {outcome.failure}{where}")
+    return Row(**common, **outcome.value)
