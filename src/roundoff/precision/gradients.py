@@ -7,12 +7,15 @@ from collections.abc import Iterable, Sequence
 
 import torch
 from torch import Tensor
+from torch.distributed.tensor import DTensor
 
 from roundoff.precision.weights import Weight
 
 
 def dense_part(grad: Tensor) -> Tensor:
-    """Return the memory that holds a gradient's numbers: its values if it is sparse."""
+    """Return the memory that holds a gradient's numbers: its values if it is sparse, this rank's part if sharded."""
+    if isinstance(grad, DTensor):
+        grad = grad.to_local()
     return grad.coalesce().values() if grad.is_sparse else grad
 
 

@@ -28,13 +28,11 @@ def _cast(name: str, fmt: str, description: str, *, master_weights: bool = False
     )
 
 
-_BF16: Final = _cast(
-    "bf16", "bf16", "bf16 weights and compute, norms in fp32: saves half the memory; small updates vanish"
-)
+_BF16: Final = _cast("bf16", "bf16", "bf16 weights and compute, norms in fp32: half the memory; small updates vanish")
 
 _KNOWN: Final[tuple[Recipe, ...]] = (
-    Recipe(name="fp32", description="plain fp32: the reference to compare with", loss_scale=_ONE),
-    _cast("half", "fp16", "model.half() with norms in fp32, no loss scale: trains at small batch and lr, NaN beyond"),
+    Recipe(name="fp32", description="plain fp32, also called O0: the reference to compare with", loss_scale=_ONE),
+    _cast("half", "fp16", "model.half(), norms in fp32, no loss scale: trains at small batch and lr only"),
     Recipe(
         name="O1",
         description="fp16 where it is safe, op by op, over fp32 weights: the first thing to try with fp16",
@@ -44,9 +42,7 @@ _KNOWN: Final[tuple[Recipe, ...]] = (
         loss_scale=DYNAMIC,
     ),
     replace(
-        _cast(
-            "O2", "fp16", "fp16 weights and compute, norms and master weights in fp32: fast, and trains as fp32 does"
-        ),
+        _cast("O2", "fp16", "fp16 weights and compute, norms and master weights in fp32: trains as fp32 does"),
         master_weights=True,
         loss_scale=DYNAMIC,
     ),
@@ -57,7 +53,7 @@ _KNOWN: Final[tuple[Recipe, ...]] = (
     ),
     Recipe(
         name="amp-fp16",
-        description="torch.autocast in fp16 with our scaler: what torch.amp does, and skipped steps never happened",
+        description="torch.autocast in fp16, as torch.amp; a skipped step leaves no trace in buffers",
         compute="autocast",
         compute_format="fp16",
         outputs="fp32",
@@ -65,7 +61,7 @@ _KNOWN: Final[tuple[Recipe, ...]] = (
     ),
     Recipe(
         name="amp-bf16",
-        description="torch.autocast in bf16: needs no loss scale; the first thing to try where bf16 is fast",
+        description="torch.autocast in bf16, no loss scale: the first thing to try where bf16 is fast",
         compute="autocast",
         compute_format="bf16",
         outputs="fp32",
@@ -80,18 +76,18 @@ _KNOWN: Final[tuple[Recipe, ...]] = (
     replace(
         _BF16,
         name="bf16-stochastic",
-        description="bf16 weights whose updates are rounded at random: small updates count on average, no master copy",
+        description="bf16 weights, updates rounded at random: small updates count on average",
         update="stochastic",
     ),
     replace(
         _BF16,
         name="bf16-kahan",
-        description="bf16 weights with a bf16 compensation each: small updates are remembered until they show",
+        description="bf16 weights, each with a bf16 compensation: small updates add up until they show",
         update="kahan",
     ),
     Recipe(
         name="fp8",
-        description="operands of products in e4m3, their gradients in e5m2, scaled per tensor: what fp8 hardware does",
+        description="operands of products in e4m3, gradients in e5m2, scaled per tensor",
         compute="operands",
     ),
     Recipe(
@@ -108,7 +104,7 @@ _KNOWN: Final[tuple[Recipe, ...]] = (
     ),
     Recipe(
         name="mxfp4",
-        description="operands of products in blocks of 32 e2m1; gradients rounded at random, or they stall",
+        description="operands of products in blocks of 32 e2m1, gradients rounded at random",
         compute="operands",
         operands=OperandSettings(forward="mxfp4", backward="mxfp4", scaling="none", backward_rounding="stochastic"),
     ),
@@ -123,7 +119,7 @@ _KNOWN: Final[tuple[Recipe, ...]] = (
     ),
     Recipe(
         name="ascend-fp16",
-        description="imitates a device with products, pooling, LSTM, sort and topk in fp16 only; add it to any other",
+        description="imitates a device with products, pooling, LSTM, sort in fp16 only; add it to any",
         device_profile="ascend-fp16",
     ),
 )

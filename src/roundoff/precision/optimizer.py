@@ -14,7 +14,7 @@ from roundoff.errors import RecipeError
 from roundoff.precision.closures import Overflowed, Undo
 from roundoff.precision.gradients import agreed_overflow, first_nonfinite, hand_over, unscale, with_gradient
 from roundoff.precision.recipe import Recipe
-from roundoff.precision.shared import Shared
+from roundoff.precision.shared import Extra, Shared
 from roundoff.precision.weights import Weight
 
 _EXTRA = "roundoff"
@@ -78,6 +78,11 @@ class RecipeOptimizer(Optimizer):
     def num_skips(self) -> int:
         """How many steps have been skipped."""
         return self._shared.scaler.num_skips
+
+    @property
+    def extras(self) -> tuple[Extra, ...]:
+        """Handles of what the recipe added: `CompressedActivations`, `FixedPointModel`."""
+        return tuple(self._shared.extras)
 
     def report(self) -> str:
         """Say in a few lines how the model trains."""

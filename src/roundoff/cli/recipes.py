@@ -1,0 +1,51 @@
+"""`roundoff recipes`: which recipes there are and when to use which, and one of them as TOML."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import click
+
+if TYPE_CHECKING:
+    from roundoff.precision import Recipe
+
+
+@click.group(
+    "recipes",
+    invoke_without_command=True,
+    subcommand_metavar="[show NAME]",
+    epilog="Example: roundoff recipes show O2 > mine.toml",
+)
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON array.")
+@click.pass_context
+def recipes_command(context: click.Context, as_json: bool) -> None:
+    """List the recipes a model can train by, and when to use which."""
+    if context.invoked_subcommand is None:
+        from roundoff.precision import known_recipes
+
+        recipes = known_recipes()
+        click.echo(json.dumps([_as_json(recipe) for recipe in recipes], indent=1) if as_json else _list(recipes))
+
+
+@recipes_command.command("show", epilog="Example: roundoff recipes show O2+act4")
+@click.argument("name")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+def show_command(name: str, as_json: bool) -> None:
+    """Print the recipe NAME, a combination such as O2+act4, or a recipe file, as TOML."""
+    from roundoff.precision import find_recipe, to_toml
+
+    recipe = find_recipe(name)
+    click.echo(json.dumps(_as_json(recipe), indent=1) if as_json else to_toml(recipe), nl=as_json)
+
+
+def _list(recipes: tuple[Recipe, ...]) -> str:
+    width = max(len(recipe.name) for recipe in recipes)
+    lines = [f"{recipe.name:{width}}  {recipe.description}" for recipe in recipes]
+    return "\n".join([*lines, "", "All settings of one: roundoff recipes show O2. What they mean: docs/recipes.md"])
+
+
+def _as_json(recipe: Recipe) -> dict[str, Any]:
+    from dataclasses import asdict
+
+    return asdict(recipe)
