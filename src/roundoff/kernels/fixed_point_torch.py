@@ -22,7 +22,7 @@ def follow_torch(x: Tensor, scale: Tensor, rule: FixedRule, *, follow: Follow, a
     rows = _rows(x, axis)
     is_finite = rows.isfinite()
     found = _scale_of(torch.where(is_finite, rows, 0.0), is_finite.sum(1), rule)
-    kept = scale.float().reshape(-1)
+    kept = scale.to(found).reshape(-1)
     if follow == "at_least":
         found = torch.maximum(found, kept)
     found = torch.where(is_finite.any(1) | (kept <= 0), found, kept)
@@ -51,7 +51,7 @@ def _rows(x: Tensor, axis: int | None) -> Tensor:
 
 def _along(scale: Tensor, x: Tensor, axis: int | None) -> Tensor:
     """Shape `scale` so that it broadcasts against `x`."""
-    wide = scale.to(torch.promote_types(x.dtype, torch.float32))
+    wide = scale.to(x.device, torch.promote_types(x.dtype, torch.float32))
     if axis is None:
         return wide.reshape(())
     return wide.view([-1 if d == axis % x.dim() else 1 for d in range(x.dim())])

@@ -342,3 +342,55 @@ def test_an_interrupt_leaves_nothing_that_matters():
     model(torch.ones(2, 4)).sum().backward()
     assert model[0].weight is model[0]._parameters["weight"]
     copy.deepcopy(model)
+
+
+class Wrapper(nn.Module):
+    """Returns what the module inside returns."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(4, 64)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.inner(x)
+
+
+def test_a_module_inside_that_leaves_its_output_float_is_not_overruled():
+    model = Wrapper()
+    settings = FixedPointSettings(activation=TensorSetting(bits=2), sites={"inner": {"activation": NONE}})
+    convert_to_fixed_point(model, settings)
+    assert model(torch.randn(8, 4)).unique().numel() > 100
+
+
+def test_an_override_of_the_outer_module_counts_even_if_the_inner_one_has_quantized():
+    model = nn.Sequential(Wrapper())
+    settings = FixedPointSettings(types={"Wrapper": {"activation": TensorSetting(bits=2)}})
+    handle = convert_to_fixed_point(model, settings)
+    assert model(torch.randn(8, 4)).unique().numel() <= 4
+    assert next(row for row in handle.rows() if row.name == "0.activation").was_used
+
+
+def test_an_override_of_a_whole_branch_quantizes_once():
+    model = nn.Sequential(Wrapper())
+    settings = FixedPointSettings(sites={"0": {"activation": TensorSetting(bits=2)}})
+    handle = convert_to_fixed_point(model, settings)
+    model(torch.randn(8, 4))
+    assert [row.name for row in handle.rows() if row.kind == "activation" and row.was_used] == ["0.inner.activation"]
+
+
+def test_an_empty_batch_changes_nothing():
+    model = nn.Sequential(nn.Linear(4, 4), nn.ReLU())
+    handle = convert_to_fixed_point(model, FixedPointSettings(error=TensorSetting(granularity="batch")))
+    model(torch.zeros(0, 4)).sum().backward()
+    assert all(row.scales == () for row in handle.rows() if row.kind in ("activation", "error"))
+    model(torch.randn(2, 4)).sum().backward()
+
+
+def test_padded_sequences_in_an_encoder():
+    torch.manual_seed(0)
+    layer = nn.TransformerEncoderLayer(8, 2, 16, 0.0, batch_first=True)
+    model = nn.TransformerEncoder(layer, 1, enable_nested_tensor=False).eval()
+    convert_to_fixed_point(model)
+    padding = torch.tensor([[False, False, True], [False, False, False]])
+    with torch.no_grad():
+        assert model(torch.randn(2, 3, 8), src_key_padding_mask=padding).shape == (2, 3, 8)

@@ -9,6 +9,8 @@ import torch
 import torch.multiprocessing as mp
 import torch.nn.functional as F
 from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 from roundoff.precision.fixed import FixedPointModel, FixedPointSettings, convert_to_fixed_point
@@ -76,8 +78,29 @@ def train_on_rank(rank: int, port: int, folder: str) -> None:
     with torch.no_grad():
         out = ddp(x)  # broadcasts the statistics of the norm
         alone = model(x)
-    torch.save((after_training, model.state_dict(), out, alone), f"{folder}/rank{rank}.pt")
+    losses = (sharded_losses(is_sharded=True), sharded_losses(is_sharded=False))
+    torch.save((after_training, model.state_dict(), out, alone, losses), f"{folder}/rank{rank}.pt")
     torch.distributed.destroy_process_group()
+
+
+def sharded_losses(*, is_sharded: bool) -> list[float]:
+    """Train on the same data on each rank, with every parameter split over them or whole on each."""
+    model = net()
+    convert_to_fixed_point(model, FixedPointSettings.uniform(bits=6))
+    if is_sharded:
+        mesh = init_device_mesh("cpu", (2,))
+        for module in (model[0], model[3], model):
+            fully_shard(module, mesh=mesh)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    losses = []
+    for step in range(3):
+        x = torch.randn(8, 6, generator=torch.Generator().manual_seed(step))
+        optimizer.zero_grad()
+        loss = model(x).square().mean()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    return losses
 
 
 @pytest.mark.slow
@@ -93,6 +116,8 @@ def test_evaluation_is_equal_on_one_and_two_ranks(tmp_path):
         assert torch.equal(value, second[1][name]), name
     for out in (first[3], second[2], second[3]):
         assert torch.equal(out, first[2])
+    for sharded, whole in (first[4], second[4]):
+        assert sharded == whole
     model = net()
     convert_to_fixed_point(model, FixedPointSettings.uniform(bits=6), norms="quantized")
     model.load_state_dict(second[1])

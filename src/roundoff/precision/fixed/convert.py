@@ -111,6 +111,8 @@ class _Conversion:
             self._slot("activation", module, site.name, f"activation{number}"),
             self._slot("error", module, site.name, f"error{number}"),
         )
+        usual = (self.settings.activation, self.settings.error)
+        pair.is_exception = (pair.forward.setting, pair.backward.setting) != usual
         site.outputs.append(pair)
 
     def _slot(self, kind: TensorKind, owner: nn.Module, site: str, name: str) -> Slot:

@@ -13,7 +13,7 @@ from roundoff.precision.fixed.convert import Norms, register_sites
 from roundoff.precision.fixed.hooks import SITE, detach
 from roundoff.precision.fixed.ranks import attach_to_root, detach_from_root, scales_of, take_largest
 from roundoff.precision.fixed.setting import METHODS, Method, changed
-from roundoff.precision.fixed.settings import KINDS, FixedPointSettings, TensorKind, is_covered
+from roundoff.precision.fixed.settings import KINDS, FixedPointSettings, TensorKind, covers
 from roundoff.precision.fixed.site import Site
 from roundoff.precision.fixed.slot import Slot
 from roundoff.precision.fixed.table import TensorRow, as_table
@@ -174,7 +174,7 @@ _Entry = tuple[nn.Module, Slot, Tensor]
 
 
 def _is_at(entry: _Entry, pattern: Any) -> bool:
-    return is_covered(entry[1].name.rpartition(".")[0], pattern)
+    return covers(pattern, entry[1].name.rpartition(".")[0])
 
 
 def _is_of_type(entry: _Entry, wanted: Any) -> bool:

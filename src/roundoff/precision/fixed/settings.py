@@ -66,7 +66,7 @@ class FixedPointSettings:
             if name in names:
                 found = overrides.get(kind, found)
         for pattern, overrides in self.sites.items():
-            if _covers(pattern, site):
+            if covers(pattern, site):
                 found = overrides.get(kind, found)
         return found
 
@@ -122,12 +122,8 @@ class FixedPointSettings:
                 yield from ((f"{table}.{key}.{kind}", kind, setting) for kind, setting in overrides.items())
 
 
-def is_covered(site: str, pattern: str) -> bool:
+def covers(pattern: str, site: str) -> bool:
     """Whether a pattern matches a site, or a module that the site is part of."""
-    return _covers(pattern, site)
-
-
-def _covers(pattern: str, site: str) -> bool:
     parts = site.split(".")
     return any(fnmatch.fnmatchcase(".".join(parts[:n]), pattern) for n in range(1, len(parts) + 1))
 

@@ -22,10 +22,11 @@ _Hidden = tuple[dict[str, Any], str, Any]
 
 @dataclass(slots=True, eq=False)
 class Pair:
-    """A tensor and its gradient."""
+    """A tensor and its gradient. `is_exception`: an override speaks of one of them."""
 
     forward: Slot
     backward: Slot
+    is_exception: bool = False
 
     @property
     def is_active(self) -> bool:
@@ -86,7 +87,7 @@ class Site:
     def add_output(self, module: nn.Module) -> None:
         """Make room for one output more, set like the first, and register its scales on the module."""
         first, place = self.outputs[0], len(self.outputs)
-        pair = Pair(first.forward.another(place), first.backward.another(place))
+        pair = Pair(first.forward.another(place), first.backward.another(place), first.is_exception)
         self.outputs.append(pair)
         like = _scale(module, first.forward)
         with torch.inference_mode(False):
@@ -141,7 +142,11 @@ class Site:
 
 
 class _Outputs:
-    """Quantizes the tensors of one output, the nth with the nth pair of the site."""
+    """Quantizes the tensors of one output, the nth with the nth pair of the site.
+
+    A tensor that a module inside has made and dealt with passes, also one it left float, unless an override of this
+    module says something else.
+    """
 
     def __init__(self, site: Site, module: nn.Module) -> None:
         self.site = site
@@ -155,10 +160,12 @@ class _Outputs:
             self.site.add_output(self.module)
         pair = self.site.outputs[self.place]
         self.place += 1
-        if not pair.is_active or getattr(x, _MARK, None) == _version(x):
+        settings = (pair.forward.setting, pair.backward.setting)
+        version, *dealt_with = getattr(x, _MARK, (None,))
+        if version == _version(x) and (not pair.is_exception or (*dealt_with,) == settings):
             return x
-        result = pair.apply(self.module, x)
-        setattr(result, _MARK, _version(result))
+        result = pair.apply(self.module, x) if pair.is_active else x
+        setattr(result, _MARK, (_version(result), *settings))
         return result
 
 

@@ -82,6 +82,8 @@ class Slot:
 
         Outside training every value goes to the nearest code, so that an evaluation can be repeated.
         """
+        if not x.numel():
+            return Quantized(x.clone(), None, 0)
         setting = self.setting
         follow = self._follow(training)
         is_stochastic = training and setting.rounding == "stochastic"
