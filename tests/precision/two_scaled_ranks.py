@@ -1,4 +1,4 @@
-"""Trains on two ranks of which one overflows: `torchrun … two_scaled_ranks.py OUT RECIPE`."""
+"""Trains on two ranks of which one overflows: `torchrun … two_scaled_ranks.py OUT RECIPE ...`."""
 
 from __future__ import annotations
 
@@ -15,8 +15,14 @@ from roundoff.precision import apply_recipe
 
 
 def main() -> None:
-    out, recipe = sys.argv[1:]
+    out, *recipes = sys.argv[1:]
     dist.init_process_group("gloo")
+    answers = {recipe: train(recipe) for recipe in recipes}
+    Path(out, f"rank{dist.get_rank()}.json").write_text(json.dumps(answers))
+    dist.destroy_process_group()
+
+
+def train(recipe: str) -> dict[str, object]:
     rank = dist.get_rank()
     torch.manual_seed(rank)  # as loops do that want different data
     model = nn.Sequential(nn.Linear(6, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Linear(16, 4))
@@ -36,9 +42,7 @@ def main() -> None:
         optimizer.zero_grad()
         overflows.append(optimizer.last_overflow)
     weights = torch.cat([p.detach().flatten() for p in model.parameters()]).double().sum().item()
-    answer = {"overflows": overflows, "scale": optimizer.scale, "weights": weights}
-    Path(out, f"rank{rank}.json").write_text(json.dumps(answer))
-    dist.destroy_process_group()
+    return {"overflows": overflows, "scale": optimizer.scale, "weights": weights}
 
 
 if __name__ == "__main__":

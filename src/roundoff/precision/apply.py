@@ -94,9 +94,7 @@ def _shared(model: nn.Module, recipe: Recipe, log: ScaleLog | None) -> Shared:
     buffers = BufferRollback(model) if recipe.loss_scale.may_skip else None
     computation = computation_for(model, recipe)
     weights = Weights(model, recipe, computation)
-    computation.bracket(
-        model, inputs=computation.enter_inputs, around=computation.computing, outputs=computation.leave_outputs
-    )
+    computation.enclose(model)
     return Shared(
         recipe,
         computation=computation,

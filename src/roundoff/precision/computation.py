@@ -6,7 +6,7 @@ import contextlib
 import copy
 import dataclasses
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from roundoff.precision.recipe import Recipe
+from roundoff.precision.reentry import Inside, Reentry
 from roundoff.precision.sites import dtype_of
 
 
@@ -25,10 +26,13 @@ class Computation:
     """
 
     arithmetic = "native"
+    reenters = False
+    """Whether `computing` must also be entered by modules that are called outside the model's forward."""
 
     def __init__(self, recipe: Recipe) -> None:
         self.recipe = recipe
         self._hooks: list[RemovableHandle] = []
+        self._inside = Inside()
 
     def attach(self, model: nn.Module) -> None:
         """Prepare the model: cast what must be cast, put hooks where formats change."""
@@ -51,6 +55,30 @@ class Computation:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on from a state."""
+
+    def enclose(self, model: nn.Module) -> None:
+        """Put the hooks around the model's forward.
+
+        Where that matters, they are on its parts, too: activation checkpointing calls these again in the backward pass,
+        and some loops call `model.features(x)`.
+        """
+        self.bracket(model, inputs=self.enter_inputs, around=self._computing_outermost, outputs=self.leave_outputs)
+        if not self.reenters:
+            return
+        again = Reentry(self._inside, self.computing)
+        for module in model.modules():
+            if module is not model:
+                self.keep(module.register_forward_pre_hook(again.before))
+                self.keep(module.register_forward_hook(again.after, always_call=True))
+
+    @contextlib.contextmanager
+    def _computing_outermost(self) -> Iterator[None]:
+        self._inside.depth += 1
+        try:
+            with self.computing():
+                yield
+        finally:
+            self._inside.depth -= 1
 
     def bracket(
         self,

@@ -30,6 +30,7 @@ class EmulatedCast(Computation):
     """
 
     arithmetic = "emulated"
+    reenters = True
 
     def attach(self, model: nn.Module) -> None:
         """Round parameters and buffers, and put brackets around the sites whose format differs."""

@@ -35,7 +35,7 @@ _KNOWN: Final[tuple[Recipe, ...]] = (
     _cast("half", "fp16", "model.half(), norms in fp32, no loss scale: trains at small batch and lr only"),
     Recipe(
         name="O1",
-        description="fp16 where it is safe, op by op, over fp32 weights: the first thing to try with fp16",
+        description="fp16 where it is safe, op by op; weights in fp32: the first thing to try with fp16",
         compute="lists",
         compute_format="fp16",
         outputs="fp32",

@@ -26,6 +26,8 @@ class _Scope(threading.local):
 class NativeLists(Computation):
     """Weights stay fp32; while the model's forward runs, each op gets its operands in the dtype its list says."""
 
+    reenters = True
+
     def attach(self, model: nn.Module) -> None:
         """Put brackets around overridden sites."""
         self._scope = _Scope()

@@ -44,6 +44,7 @@ class OperandRounding(Computation):
     """
 
     arithmetic = "emulated"
+    reenters = True
 
     def __init__(self, recipe: Recipe) -> None:
         super().__init__(recipe)

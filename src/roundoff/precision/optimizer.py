@@ -96,6 +96,7 @@ class RecipeOptimizer(Optimizer):
                 fix="call every backward() of a step first, then clip, then step().",
             )
         self._shared.note_backward(loss)
+        self._shared.weights.expect_gradients()
         scale = self.scale
         (loss if scale == 1.0 else loss.float() * scale).backward(**kwargs)
 
@@ -104,6 +105,7 @@ class RecipeOptimizer(Optimizer):
         if self._unscaled is not None:
             return
         scaler = self._shared.scaler
+        self._shared.weights.widen_gradients()
         having = with_gradient(self._weights)
         if having and scaler.scale != 1.0 and not self._shared.num_backwards:
             raise RecipeError.explain(

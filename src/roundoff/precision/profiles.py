@@ -31,3 +31,4 @@ def add_profile(computation: Computation, profile: str) -> None:
         return computing()
 
     computation.computing = bound  # type: ignore[method-assign]
+    computation.reenters = True

@@ -49,6 +49,8 @@ class Weights:
         self._computation = computation
         self._formats = formats_of_parameters(model, recipe) if recipe.compute == "cast" else {}
         self._update = WeightUpdate(recipe)
+        self._wide_sums: list[Tensor] = []
+        """Narrow parameters whose gradients add up in fp32."""
         originals = self._originals()
         computation.attach(model)
         names = {parameter: site_of(name) for name, parameter in model.named_parameters()}
@@ -68,6 +70,17 @@ class Weights:
                 with torch.no_grad():
                     weight.main.copy_(weight.parameter)
                 weight.version = weight.parameter._version
+
+    def expect_gradients(self) -> None:
+        """Let gradients arrive in the dtype of their parameter where DistributedDataParallel may exchange them so."""
+        if _is_distributed():
+            for parameter in self._wide_sums:
+                _set_grad_dtype(parameter, parameter.dtype)
+
+    def widen_gradients(self) -> None:
+        """Make fp32 of gradients that arrived narrow, before they are unscaled."""
+        for parameter in self._wide_sums:
+            _set_grad_dtype(parameter, torch.float32)
 
     def write_back(self, weights: Sequence[Weight], states: Any) -> None:
         """Bring what the optimizer did to the main weights into the model."""
@@ -117,7 +130,9 @@ class Weights:
         wide_sums = self._recipe.master_weights or self._recipe.update != "nearest"
         if self._computation.arithmetic == "native":
             if wide_sums:
-                parameter.grad_dtype = torch.float32
+                self._wide_sums.append(parameter)
+                if not _is_distributed():
+                    parameter.grad_dtype = torch.float32
         elif wide_sums:
             self._computation.keep(parameter.register_hook(gradient_rounder(fmt)))
         else:
@@ -179,6 +194,17 @@ class _RoundSum:
     def __call__(self, parameter: Tensor) -> None:
         if parameter.grad is not None and parameter.grad.layout == torch.strided:
             round_in_place(parameter.grad, self.fmt)
+
+
+def _is_distributed() -> bool:
+    return torch.distributed.is_available() and torch.distributed.is_initialized()
+
+
+def _set_grad_dtype(parameter: Tensor, dtype: torch.dtype) -> None:
+    if parameter.grad_dtype is not dtype:
+        grad, parameter.grad = parameter.grad, None
+        parameter.grad_dtype = dtype
+        parameter.grad = None if grad is None else grad.to(dtype)
 
 
 class _GiveMain:
