@@ -32,13 +32,33 @@ ROUNDOFF_INLINE float bf16_above(float positive) {
   return bits_of<float>((bits_of<uint32_t>(positive) + 0xffffu) & 0xffff0000u);
 }
 
+// The low byte of every lane, where the bytes above it are 0. (Of a plain conversion compilers make one move a lane.)
+ROUNDOFF_INLINE U8Of32 bytes_of(U32 v) {
+#if defined(__AVX512F__)
+  return (U8Of32)_mm512_cvtepi32_epi8((__m512i)v);
+#elif defined(__AVX2__)
+  const __m256i words = _mm256_packus_epi32((__m256i)v, (__m256i)v);  // 0-3, 0-3, 4-7, 4-7
+  const __m256i bytes = _mm256_packus_epi16(words, words);
+  const int halves[] = {_mm256_extract_epi32(bytes, 0), _mm256_extract_epi32(bytes, 4)};
+  return load<U8Of32>(halves);
+#else
+  return __builtin_convertvector(v, U8Of32);
+#endif
+}
+
+// Brings lanes together, the upper half onto the lower one, until one is left.
+template <int kHalf, class Lane, class Function>
+ROUNDOFF_INLINE Lane fold(Lane* lanes, Function function) {
+  for (int i = 0; i < kHalf; ++i) lanes[i] = function(lanes[i], lanes[i + kHalf]);
+  if constexpr (kHalf == 1) return lanes[0];
+  else return fold<kHalf / 2>(lanes, function);
+}
+
 template <class Vector, class Function>
 ROUNDOFF_INLINE auto across(Vector v, Function function) {
   std::remove_reference_t<decltype(v[0])> lanes[kLanes];
   store(lanes, v);
-  for (int half = kLanes / 2; half; half /= 2)
-    for (int i = 0; i < half; ++i) lanes[i] = function(lanes[i], lanes[i + half]);
-  return lanes[0];
+  return fold<kLanes / 2>(lanes, function);
 }
 
 template <class Codec>
@@ -73,14 +93,25 @@ ROUNDOFF_INLINE Ruler measure(const typename Codec::Word* in, int64_t n, int num
   return {lowest, bf16_above(step), has_zero, true};
 }
 
+// What is hashed for the first values of all whose index has the same upper half.
+struct Numbers {
+  U32 ramp;
+  uint32_t step;
+};
+
+ROUNDOFF_INLINE Numbers numbers_for(uint64_t key, uint64_t index) {
+  const Counting counting = counting_for(key, uint32_t(index >> 32));
+  Numbers numbers{{}, counting.step};
+  for (uint32_t i = 0; i < kLanes; ++i) numbers.ramp[i] = counting.start + i * counting.step;
+  return numbers;
+}
+
 template <class Codec, int kBits>
-ROUNDOFF_INLINE void write_codes(const typename Codec::Word* in, int64_t n, Ruler ruler, uint64_t index, uint64_t key,
+ROUNDOFF_INLINE void write_codes(const typename Codec::Word* in, int64_t n, Ruler ruler, uint64_t index, const Numbers& numbers,
                                  uint8_t* codes) {
   constexpr int kPlanes = 8 / kBits;
   constexpr int32_t kHighest = (1 << kBits) - 1;
-  const Counting counting = counting_for(key, uint32_t(index >> 32));
-  U32 lanes;
-  for (uint32_t i = 0; i < kLanes; ++i) lanes[i] = counting.start + (uint32_t(index) + i) * counting.step;
+  const U32 lanes = numbers.ramp + uint32_t(index) * numbers.step;
   const float per_step = 1.0f / ruler.step;
   const I32 first = I32{} + int32_t(ruler.has_zero);
   const int64_t stride = n / kPlanes;
@@ -89,7 +120,7 @@ ROUNDOFF_INLINE void write_codes(const typename Codec::Word* in, int64_t n, Rule
     for (int plane = 0; plane < kPlanes; ++plane) {
       const int64_t at = plane * stride + j;
       const U32 v = Codec::widen(in + at);
-      const U32 random = random_31(lanes + uint32_t(at) * counting.step) >> 7;
+      const U32 random = random_31(lanes + uint32_t(at) * numbers.step) >> 7;
       const F32 fraction = __builtin_convertvector((I32)random, F32) * 0x1p-24f;
       I32 code = __builtin_convertvector(((F32)v - ruler.lowest) * per_step + fraction, I32) + first;
       code = code > kHighest ? I32{} + kHighest : code;
@@ -97,7 +128,7 @@ ROUNDOFF_INLINE void write_codes(const typename Codec::Word* in, int64_t n, Rule
       code = (I32)(v & 0x7fffffffu) < (I32)(U32{} + kSmallestNormal) ? I32{} : code;
       packed |= (U32)code << (plane * kBits);
     }
-    store(codes + j, __builtin_convertvector(packed, U8Of32));
+    store(codes + j, bytes_of(packed));
   }
 }
 
@@ -107,9 +138,11 @@ int64_t compress(const void* in_, uint64_t key, const Groups& groups) {
   auto* in = static_cast<const Word*>(in_);
   const int64_t n = groups.group;
   int64_t num_without = 0;
+  Numbers numbers = numbers_for(key, 0);
   Word padded[kLongestGroup];
   for (int64_t g = 0; g * n < groups.size; ++g) {
     const Word* group = in + g * n;
+    if (uint32_t(g * n) < n) numbers = numbers_for(key, uint64_t(g * n));
     const int64_t left = groups.size - g * n;
     if (left < n) {  // repeat the first value: it changes no extreme
       std::memcpy(padded, group, left * sizeof(Word));
@@ -122,7 +155,7 @@ int64_t compress(const void* in_, uint64_t key, const Groups& groups) {
     if (ruler.has_codes) {
       head[0] = uint16_t(bits_of<uint32_t>(ruler.lowest) >> 16);
       head[1] = uint16_t(bits_of<uint32_t>(ruler.step) >> 16 | uint32_t(ruler.has_zero) << 15);
-      write_codes<Codec, kBits>(group, n, ruler, uint64_t(g * n), key, codes);
+      write_codes<Codec, kBits>(group, n, ruler, uint64_t(g * n), numbers, codes);
     } else {
       ++num_without;
       head[0] = 0;
