@@ -267,7 +267,8 @@ def main() -> int:
               f"{HASHES} and {STATISTICS}.")  # fmt: skip
         if reason is not None:
             print(f"msprobe was not measured: {reason}.")
-        print("not faster than " + "; ".join(slower) if slower else "faster than both.")
+        measured = [peer for peer in (HASHES, STATISTICS) if all(peer in got for got in results.values())]
+        print(f"not faster than {'; '.join(slower)}" if slower else f"faster than {' and '.join(measured)}.")
     return int(bool(slower))
 
 
