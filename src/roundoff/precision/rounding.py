@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from roundoff.formats import Format
+from roundoff.formats import Format, SmallFloat
+from roundoff.kernels.grid import holds, within
+from roundoff.kernels.layout import DTYPE_CODES
+from roundoff.kernels.loading import compiled
+from roundoff.kernels.modes import OVERFLOW_CODES, ROUNDING_CODES
 
 GradientRounder = Callable[[Tensor], Tensor]
 
@@ -16,12 +21,50 @@ GradientRounder = Callable[[Tensor], Tensor]
 def round_in_place(x: Tensor, fmt: Format) -> None:
     """Round what `x` holds, unseen by autograd: what an op saved of its own result is rounded too, as on a device."""
     data = x.data
-    fmt.rounded(data, rounding="nearest", key=0, overflow=None, out=data)
+    if not _round_quickly(data, data, fmt):
+        fmt.rounded(data, rounding="nearest", key=0, overflow=None, out=data)
 
 
 def rounded(x: Tensor, fmt: Format) -> Tensor:
     """Return `x` rounded to nearest, without a gradient."""
+    if x.is_contiguous():
+        result = torch.empty_like(x, requires_grad=False)
+        if _round_quickly(x, result, fmt):
+            return result
     return fmt.rounded(x, rounding="nearest", key=0, overflow=None, out=None)
+
+
+def _round_quickly(x: Tensor, out: Tensor, fmt: Format) -> bool:
+    """Call the compiled kernel itself if the case is plain: a third of what `round_to` costs on small tensors."""
+    call = _quick_call(fmt) if isinstance(fmt, SmallFloat) else None
+    if (
+        call is None
+        or x.dtype is not torch.float32
+        or type(x) not in (Tensor, torch.nn.Parameter)
+        or not x.is_cpu
+        or not x.is_contiguous()
+        or x.is_neg()
+    ):
+        return False
+    call(x.data_ptr(), out.data_ptr(), x.numel())
+    return True
+
+
+@functools.cache
+def _quick_call(fmt: SmallFloat) -> Callable[[int, int, int], None] | None:
+    """Return the compiled rounding of fp32 to nearest, given source, target and length; None if there is none."""
+    kernels = compiled()
+    if kernels is None or holds(fmt.grid, torch.float32):
+        return None
+    grid = within(fmt.grid, torch.float32)
+    code = DTYPE_CODES[torch.float32]
+    numbers = (grid.mantissa_bits, grid.min_exponent, grid.largest, OVERFLOW_CODES[grid.overflow], grid.signed_zero)
+    nearest = ROUNDING_CODES["nearest"]
+
+    def call(source: int, target: int, length: int) -> None:
+        kernels.round_float(source, target, length, code, *numbers, nearest, 0)
+
+    return call
 
 
 def gradient_rounder(fmt: Format) -> GradientRounder:

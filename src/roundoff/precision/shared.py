@@ -84,6 +84,8 @@ class Shared:
             f"recipe      {recipe.name}: {recipe.description}" if recipe.description else f"recipe      {recipe.name}"
         ]
         lines.append(f"arithmetic  {self.computation.arithmetic}, {recipe.compute_format}")
+        if recipe.device_profile:
+            lines.append(f"device      {recipe.device_profile}, emulated")
         scaling = settings.kind + (f" ({settings.flavour})" if settings.flavour else "")
         lines.append(f"loss scale  {scaling}, now {self.scaler.scale:g}, {self.scaler.num_skips} skipped")
         lines += [f"override    {pattern} = {fmt}" for pattern, fmt in recipe.overrides.items()]
