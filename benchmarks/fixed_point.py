@@ -97,7 +97,10 @@ def ratio_of(first: Callable[[], object], second: Callable[[], object], *, round
 
 def measure() -> list[dict[str, object]]:
     x, scale, rule = torch.randn(SIZE), torch.zeros(()), FixedRule(num_bits=BITS, nics=True)
-    ours = lambda: quantize_fixed(x, scale, rule, follow="data").values  # noqa: E731
+
+    def ours() -> Tensor:
+        return quantize_fixed(x, scale, rule, follow="data").values
+
     assert torch.equal(ours(), plain_quantize(x))
     faster = ratio_of(lambda: plain_quantize(x), ours, rounds=TENSOR_ROUNDS)
     slower = ratio_of(training_step(is_quantized=True), training_step(is_quantized=False), rounds=STEP_ROUNDS)
