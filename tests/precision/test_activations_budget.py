@@ -108,3 +108,9 @@ def test_a_budget_that_cannot_be_met_is_an_error_that_says_the_least(net):
     with pytest.raises(RecipeError, match=f"with 2 bits at every site they take {least} bytes"):
         choose_bits(net, step, least - 1)
     assert saved_bytes(net, step, choose_bits(net, step, least)) == least
+
+
+def test_a_step_that_does_not_train_is_an_error(net):
+    for step in (lambda: net(torch.randn(200, 64)), lambda: net.first(torch.randn(200, 64)).sum().backward()):
+        with pytest.raises(RecipeError, match="saved no activations or left no gradients"):
+            choose_bits(net, step, 10**6)

@@ -10,7 +10,7 @@ from roundoff.precision.activations import ActivationSettings, compress_activati
 from roundoff.train.digits import train_test
 
 
-def trained_accuracy(bits: int, *, seed: int, epochs: int = 5) -> float:
+def trained_accuracy(bits: int, *, seed: int, epochs: int = 4) -> float:
     train, test = train_test(seed=seed)
     torch.manual_seed(seed)
     model = nn.Sequential(
@@ -38,11 +38,11 @@ def trained_accuracy(bits: int, *, seed: int, epochs: int = 5) -> float:
 
 @pytest.fixture(scope="module")
 def plain() -> list[float]:
-    return [trained_accuracy(32, seed=seed) for seed in range(3)]
+    return [trained_accuracy(32, seed=seed) for seed in range(2)]
 
 
-@pytest.mark.parametrize(("bits", "at_most_lost"), [(4, 0.01), (2, 0.02)])
+@pytest.mark.parametrize(("bits", "at_most_lost"), [(4, 0.015), (2, 0.03)])
 def test_reaches_what_fp32_reaches(plain, bits, at_most_lost):
-    compressed = [trained_accuracy(bits, seed=seed) for seed in range(3)]
-    assert min(plain) > 0.95
-    assert sum(plain) / 3 - sum(compressed) / 3 <= at_most_lost
+    compressed = [trained_accuracy(bits, seed=seed) for seed in range(2)]
+    assert min(plain) > 0.94
+    assert sum(plain) / 2 - sum(compressed) / 2 <= at_most_lost

@@ -33,10 +33,17 @@ def choose_bits(
     The result serves as `ActivationSettings(bits=...)`. Other fields of `settings` are used as they are.
 
     Raises:
-        RecipeError: even 2 bits everywhere do not fit.
+        RecipeError: even 2 bits everywhere do not fit, or `run_step` does not train the model.
     """
     probe = _Probe(model, run_step, settings or ActivationSettings())
+    exact = probe.gradients(dict.fromkeys(probe.sites, UNCOMPRESSED))
     sizes = {width: probe.sizes(width) for width in _WIDTHS}
+    if not exact or not sizes[UNCOMPRESSED]:
+        raise RecipeError.explain(
+            "The step saved no activations or left no gradients.",
+            why="bits are chosen by what compression does to the gradients of a call of the model in training mode.",
+            fix="pass a run_step that calls the model, after model.train(), and runs backward, but not zero_grad.",
+        )
     sites = [site for site in probe.sites if site in sizes[UNCOMPRESSED]]
     least, plain = (sum(sizes[width].values()) for width in (_PROBE, UNCOMPRESSED))
     if least > budget_bytes:
@@ -45,7 +52,6 @@ def choose_bits(
             why=f"with 2 bits at every site they take {least} bytes, of {plain} uncompressed.",
             fix="raise the budget, or make the batch smaller.",
         )
-    exact = probe.gradients(dict.fromkeys(probe.sites, UNCOMPRESSED))
     errors = {site: _distance(exact, probe.gradients(probe.alone(site))) for site in sites}
     return _narrow_until(budget_bytes, sites=sites, sizes=sizes, errors=errors)
 
