@@ -35,7 +35,7 @@ class Speed:
     samples_per_second: float | None = None
     """Over all ranks, from the second step on."""
     first_batch_seconds: float | None = None
-    """From starting the process to the first batch, imports and loading included."""
+    """From the start of the training, all imported, to its first batch: reading data, starting workers and ranks."""
     cpu_share: float | None = None
     """Cores kept busy, by ranks and their loader workers together; None where the system does not say."""
     steps: int = 0

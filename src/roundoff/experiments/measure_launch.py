@@ -31,13 +31,11 @@ class SpeedTask:
 
     config: TrainConfig
     seconds: float
-    began: float
-    """When the process was asked for, by `time.time()`."""
 
 
 def measure_launch(task: SpeedTask) -> dict[str, Any]:
     """Train for about so many seconds, in this process or in ranks of its own; return the fields of a `Speed`."""
-    measure = _MeasureRank(task)
+    measure = _MeasureRank(budget=task.seconds, began=time.time())
     if task.config.procs > 1:
         answer = launch_ranks(task.config, measure)
     else:
@@ -46,16 +44,17 @@ def measure_launch(task: SpeedTask) -> dict[str, Any]:
     return answer
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class _MeasureRank:
     """A function that pickles: one rank of the measured training."""
 
-    task: SpeedTask
+    budget: float
+    began: float
 
     def __call__(self, config: TrainConfig, place: Place) -> dict[str, Any]:
         with joined_ranks(config, place) as ranks:
             training = Training(config, ranks)
-            watch = _Stopwatch(ranks, budget=self.task.seconds)
+            watch = _Stopwatch(ranks, budget=self.budget)
             training.batches = _Noticed(training.batches, watch)  # type: ignore[assignment]
             shown = EpochLines(shown=False, num_epochs=1, total_steps=1, is_text=config.is_text)
             try:
@@ -66,7 +65,7 @@ class _MeasureRank:
             cpu = sum(ranks.from_all(watch.cpu_share()))
         return {
             "samples_per_second": watch.steps_per_second() * config.batch_size,
-            "first_batch_seconds": watch.first_batch - self.task.began,
+            "first_batch_seconds": watch.first_batch - self.began,
             "cpu_share": cpu or None,
             "steps": watch.num_steps,
         }

@@ -21,6 +21,9 @@ from typing import Any
 
 from roundoff.errors import RoundoffError
 
+_PRELOADED = ("roundoff.experiments.train_row", "roundoff.experiments.measure_launch")
+"""What the server that processes are forked from imports. It starts once, so it takes what any task may need."""
+
 _FAREWELL_SECONDS = 5.0
 """How long a process that was told to end may take before it is killed."""
 
@@ -70,8 +73,8 @@ def run_many(tasks: Iterable[Task], *, jobs: int = 1, on_result: OnResult | None
     `on_result` is called here, as soon as a task is done. 0 jobs make the calls in this process, one after another:
     for debugging, since a crash then takes everything with it. However this ends, no process is left behind.
 
-    The processes are forked from a clean server that has imported what the tasks need (spawned where there is none),
-    so a fresh one costs milliseconds and inherits nothing from this process.
+    The processes are forked from a clean server that has imported the trainer (spawned where there is none), so a
+    fresh one costs milliseconds and inherits nothing from this process.
     """
     waiting = deque(enumerate(tasks))
     outcomes: dict[int, Outcome] = {}
@@ -86,7 +89,7 @@ def run_many(tasks: Iterable[Task], *, jobs: int = 1, on_result: OnResult | None
             finish(place, _call_here(task))
         return [outcomes[place] for place in sorted(outcomes)]
 
-    context = _context([task for _, task in waiting])
+    context = _context()
     running: dict[Connection, _Running] = {}
     try:
         while waiting or running:
@@ -102,11 +105,11 @@ def run_many(tasks: Iterable[Task], *, jobs: int = 1, on_result: OnResult | None
     return [outcomes[place] for place in sorted(outcomes)]
 
 
-def _context(tasks: Sequence[Task]) -> BaseContext:
+def _context() -> BaseContext:
     if "forkserver" not in multiprocessing.get_all_start_methods():
         return multiprocessing.get_context("spawn")
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(sorted({task.call.__module__ for task in tasks} - {"__main__"}))
+    context.set_forkserver_preload(list(_PRELOADED))
     return context
 
 

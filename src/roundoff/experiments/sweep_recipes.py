@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,8 @@ from typing import Any
 from roundoff.errors import RecipeError, SweepError
 from roundoff.precision import Recipe, find_recipe, recipe_named, to_toml
 from roundoff.precision.recipe_toml import from_toml
+
+_TABLE = "table"
 
 
 def recipe_of(setting: object, *, folder: Path, where: str) -> tuple[str, str | None]:
@@ -32,8 +35,7 @@ def recipe_of(setting: object, *, folder: Path, where: str) -> tuple[str, str | 
                 f"{where} cannot set recipe = {setting!r}.", why="it must be a name, a TOML file, or a table."
             )
     except RecipeError as error:
-        raise SweepError(f"{where} has a recipe that cannot be: {error}") from error
-    _check_fixed(recipe, where=where)
+        raise SweepError(f"{where} has a recipe that cannot be: {_about_a_table(error)}") from error
     return recipe.name, to_toml(recipe)
 
 
@@ -42,19 +44,12 @@ def _from_table(table: Mapping[str, Any], *, folder: Path) -> Recipe:
     start = folder / base if isinstance(base, str) and base.endswith(".toml") else base
     name = str(base).removesuffix(".toml")
     text = "".join(f"{_key(key)} = {_inline(value)}\n" for key, value in {**table, "base": name}.items())
-    return from_toml(text, where="the table", named=lambda _: find_recipe(start), default_name=name)
+    return from_toml(text, where=_TABLE, named=lambda _: find_recipe(start), default_name=name)
 
 
-def _check_fixed(recipe: Recipe, *, where: str) -> None:
-    """Raise if the fixed-point part of a recipe cannot be: its training would only say so much later."""
-    if recipe.compute != "fixed":
-        return
-    from roundoff.precision.fixed import FixedPointSettings
-
-    try:
-        FixedPointSettings.from_dict(recipe.fixed)
-    except RecipeError as error:
-        raise SweepError(f"{where} has a recipe that cannot be: {error}") from error
+def _about_a_table(error: RecipeError) -> str:
+    """Return what is wrong with a recipe without the file and line it never had."""
+    return re.sub(rf"^Recipe file '{_TABLE}'(?: line \d+)?:? ", "", str(error))
 
 
 def _inline(value: Any) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
@@ -50,7 +49,7 @@ def _measure(common: TrainConfig, launch: Launch, *, seconds: float) -> Speed:
         config = replace(launch.config(common), epochs=_FOR_EVER, steps=None)
     except TrainError as error:
         return Speed(launch=launch, failure=first_line(error))
-    argument = SpeedTask(config=config, seconds=seconds, began=time.time())
+    argument = SpeedTask(config=config, seconds=seconds)
     (outcome,) = run_many([Task(name=launch.recipe, call=measure_launch, argument=argument)])
     if outcome.failure is not None:
         return Speed(launch=launch, failure=outcome.failure)

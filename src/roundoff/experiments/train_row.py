@@ -7,6 +7,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import torch._dynamo  # noqa: F401  torch's optimizers import it when first used: here it is paid once for all rows
+
 from roundoff.experiments.saved_memory import saved_bytes
 from roundoff.precision import find_recipe
 from roundoff.train.config import TrainConfig
