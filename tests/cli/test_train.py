@@ -1,0 +1,95 @@
+import json
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from roundoff.cli import command_line
+
+TINY = ("--limit", "64", "--batch-size", "16", "--width", "4", "--epochs", "1", "--threads", "1")
+
+
+def train(*words: str) -> Result:
+    return CliRunner().invoke(command_line, ["train", *words])
+
+
+def test_a_training_shows_each_epoch_and_ends_with_how_good_it_is_and_where(tmp_path: Path):
+    answer = train(*TINY, "--runs", str(tmp_path), "--epochs", "2")
+    assert answer.exit_code == 0, answer.output
+    first, second = answer.stderr.splitlines()
+    assert first.startswith("epoch 1/2  loss ")
+    assert second.startswith("epoch 2/2  loss ")
+    assert "top-1 " in second
+    verdict, where = answer.stdout.splitlines()
+    assert verdict.startswith("top-1 ")
+    assert " %  top-5 " in verdict
+    assert " after 8 steps in " in verdict
+    assert where == f"run    {tmp_path / 'train-1'}"
+
+
+def test_a_machine_gets_json_and_nothing_else(tmp_path: Path):
+    answer = train(*TINY, "--runs", str(tmp_path), "--name", "mine", "--json")
+    assert (answer.exit_code, answer.stderr) == (0, "")
+    result = json.loads(answer.stdout)
+    assert (result["run"], result["steps"], result["ended_nonfinite"]) == (str(tmp_path / "mine"), 4, False)
+
+
+def test_a_training_that_ends_with_nan_ends_with_1_and_names_the_step(tmp_path: Path):
+    answer = train(*TINY, "--runs", str(tmp_path), "--lr", "1e30")
+    assert answer.exit_code == 1
+    assert "the loss was not finite in " in answer.stdout
+    assert answer.stdout.splitlines()[-1] == f"next   roundoff runs show {tmp_path / 'train-1'}"
+
+
+def test_a_training_goes_on_where_another_stopped(tmp_path: Path):
+    train(*TINY, "--runs", str(tmp_path), "--steps", "2")
+    answer = train(*TINY, "--runs", str(tmp_path), "--resume", str(tmp_path / "train-1"))
+    assert answer.exit_code == 0, answer.output
+    assert f"resumed from {tmp_path / 'train-1'} at step 2" in answer.stdout
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (
+            ("--batch-size", "65", "--procs", "2"),
+            "TrainError: A batch of 65 cannot be divided by 2.\n"
+            "  why: it is shared by 2 ranks in 1 microbatch.\n"
+            "  fix: for example: --batch-size 64\n",
+        ),
+        (
+            ("--loss-scale", "big"),
+            "UsageError: --loss-scale cannot be 'big'.\n"
+            "  why: it is 0 (dynamic), a positive number (static) or none.\n",
+        ),
+        (
+            ("--data", "mnist"),
+            "TrainError: --data cannot be 'mnist'.\n"
+            "  why: known are digits, fashion-mnist, idx:PATH, folder:PATH, text:PATH.\n",
+        ),
+        (
+            ("--limit", "10", "--runs", "unused"),
+            "DataError: 10 training samples do not fill one batch of 64.\n"
+            "  fix: a smaller batch, --batch-size 8, or more data.\n",
+        ),
+        (
+            ("--resume", "nowhere"),
+            "TrainError: There is no checkpoint 'nowhere'.\n"
+            "  fix: name a run folder or a checkpoint: --resume runs/train-1\n",
+        ),
+    ],
+)
+def test_mistakes_end_with_2_and_what_to_do(
+    words: tuple[str, ...], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.chdir(tmp_path)
+    answer = train(*words)
+    assert (answer.exit_code, answer.stderr) == (2, message)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_unknown_recipe_ends_with_2(tmp_path: Path):
+    answer = train("--recipe", "O9", "--runs", str(tmp_path))
+    assert answer.exit_code == 2
+    assert answer.stderr.startswith("RecipeError: ")
+    assert "O9" in answer.stderr
