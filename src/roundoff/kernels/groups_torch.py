@@ -73,6 +73,6 @@ def _upper_halves(x: Tensor) -> Tensor:
 
 def _in_planes(codes: Tensor, bits: int) -> Tensor:
     """Pack a row of n codes into n * bits / 8 bytes: byte j holds the codes j, j + m, j + 2m ..., lowest bits first."""
-    planes = codes.view(codes.shape[0], 8 // bits, -1)
+    planes = codes.view(codes.shape[0], 8 // bits, codes.shape[1] * bits // 8)
     shifts = torch.arange(0, 8, bits, device=codes.device).view(-1, 1)
     return (planes << shifts).sum(1).to(torch.uint8)
