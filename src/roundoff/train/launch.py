@@ -8,8 +8,9 @@ import os
 import pickle
 import signal
 import tempfile
+import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
@@ -26,7 +27,7 @@ _GRACE_SECONDS = 1.0
 """How long to wait, after a rank has lost contact, for news of the one that is to blame."""
 
 _FAREWELL_SECONDS = 5.0
-"""How long the other ranks have to notice by themselves that one has failed."""
+"""How long a rank has to end by itself after its answer, and after it was asked to end."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,14 +43,19 @@ def launch_ranks(config: TrainConfig, train_rank: TrainRank) -> Any:
     They are new interpreters (spawned, not forked), so `train_rank` must pickle. If one raises an error of ours it is
     raised here; if one dies otherwise, a `TrainError` says which. Either way none is left running.
     """
-    with tempfile.TemporaryDirectory(prefix="roundoff-") as folder:
+    with tempfile.TemporaryDirectory(prefix="roundoff-") as folder, _leaving_on_sigterm():
         if config.dist_url is None:
             config = replace(config, dist_url=f"file://{Path(folder) / 'meeting-point'}")
-        ranks = [_start(config, train_rank, local_rank) for local_rank in range(config.procs)]
+        ranks: list[_Rank] = []
+        patience = 0.0
         try:
-            return _answers(ranks)[0]
+            for local_rank in range(config.procs):
+                ranks.append(_start(config, train_rank, local_rank))
+            answers = _answers(ranks)
+            patience = _FAREWELL_SECONDS
+            return answers[0]
         finally:
-            _end(ranks)
+            _end(ranks, patience_seconds=patience)
 
 
 def _start(config: TrainConfig, train_rank: TrainRank, local_rank: int) -> _Rank:
@@ -121,17 +127,38 @@ def _death_of(rank: _Rank) -> TrainError:
     return TrainError.explain(f"Rank {rank.number} died; the other ranks were stopped.", why=how)
 
 
-def _end(ranks: Sequence[_Rank]) -> None:
-    """Leave no process behind: those that do not end by themselves are terminated, then killed."""
-    deadline = time.monotonic() + _FAREWELL_SECONDS
-    done = all(rank.process.exitcode == 0 for rank in ranks)
+def _end(ranks: Sequence[_Rank], *, patience_seconds: float) -> None:
+    """Leave no process behind: those that do not end by themselves in time are terminated, then killed."""
+    _join(ranks, patience_seconds)
     for rank in ranks:
-        if not done and rank.process.is_alive():
+        if rank.process.is_alive():
             rank.process.terminate()
+    _join(ranks, _FAREWELL_SECONDS)
     for rank in ranks:
-        rank.process.join(max(0.0, deadline - time.monotonic()))
         if rank.process.is_alive():
             rank.process.kill()
             rank.process.join()
-        with contextlib.suppress(OSError):
-            rank.answer.close()
+        rank.answer.close()
+
+
+def _join(ranks: Sequence[_Rank], seconds: float) -> None:
+    deadline = time.monotonic() + seconds
+    for rank in ranks:
+        rank.process.join(max(0.0, deadline - time.monotonic()))
+
+
+@contextlib.contextmanager
+def _leaving_on_sigterm() -> Iterator[None]:
+    """Let SIGTERM end this process through its `finally` clauses, so that it leaves no rank behind."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def leave(number: int, frame: object) -> None:
+        raise SystemExit(128 + number)
+
+    before = signal.signal(signal.SIGTERM, leave)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
