@@ -226,6 +226,19 @@ def test_gradient_accumulation_and_two_graphs_at_once():
         assert_near(torch.cat([p.grad.flatten() for p in model.parameters()]), plain)
 
 
+def test_two_forwards_through_a_norm_before_the_backwards():
+    model, x = nn.Sequential(nn.Linear(64, 64), nn.BatchNorm1d(64), nn.ReLU()), torch.randn(100, 64)
+
+    def gradient() -> Tensor:
+        model.zero_grad()
+        (model(x).square().mean() + model(2 * x).square().mean()).backward()
+        return torch.cat([p.grad.flatten() for p in model.parameters()])
+
+    plain = gradient()
+    with compress_activations(model, EIGHT):
+        assert_near(gradient(), plain)
+
+
 def test_a_loss_inside_the_model():
     class WithLoss(nn.Module):
         def __init__(self) -> None:
