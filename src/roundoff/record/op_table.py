@@ -15,7 +15,17 @@ from roundoff.record.torch_private import is_composite
 _HOLDS_GARBAGE = frozenset(
     {"empty", "empty_like", "empty_strided", "empty_permuted", "new_empty", "new_empty_strided", "resize_", "set_"}
 )
-_UNDECLARED_VIEWS = frozenset({"_unsafe_view", "_reshape_alias", "lift", "lift_fresh", "_conj", "_neg_view"})
+_UNDECLARED_VIEWS = frozenset(
+    {
+        "_unsafe_view", "_reshape_alias", "lift", "lift_fresh", "_conj", "_neg_view",
+        "unsafe_split", "unsafe_split_with_sizes",
+    }
+)  # fmt: skip
+_UNDECLARED_WRITES = {"native_batch_norm": (3, 4), "cudnn_batch_norm": (3, 4), "miopen_batch_norm": (3, 4)}
+"""Running statistics, which no schema says are written to."""
+
+_SCRATCH = {"mkldnn_rnn_layer": (3,), "_cudnn_rnn": (3,), "miopen_rnn": (3,), "cudnn_batch_norm": (3,)}
+"""Returns that are memory for the backward to work with, partly never written to."""
 
 
 class Kind(Enum):
@@ -42,7 +52,7 @@ class OpInfo:
     mutated: tuple[int, ...] = ()
     """Positions of arguments that are written to."""
     views: tuple[int, ...] = ()
-    """Positions of returns that are views of an argument and have no numbers of their own."""
+    """Positions of returns that have no numbers of their own: views of an argument, and scratch memory."""
     per_tensor: bool = False
     """Whether the nth tensor of the result belongs to the nth tensor of the first argument (foreach, fused)."""
 
@@ -61,7 +71,9 @@ def describe_op(func: Any) -> OpInfo:
     if is_composite(func):
         return OpInfo(name=name, kind=Kind.COMPOSITE)
     mutated = tuple(i for i, arg in enumerate(schema.arguments) if arg.alias_info and arg.alias_info.is_write)
+    mutated = mutated or _UNDECLARED_WRITES.get(bare, ())
     views = tuple(i for i, ret in enumerate(schema.returns) if ret.alias_info and not ret.alias_info.is_write)
+    views += _SCRATCH.get(bare, ())
     tensors = [i for i, ret in enumerate(schema.returns) if "Tensor" in str(ret.type)]
     per_tensor = _is_list(schema.arguments[:1]) and (not tensors or _is_list(schema.returns))
     if not tensors:
@@ -99,6 +111,12 @@ def written_arguments(func: Any, info: OpInfo, args: Sequence[Any], kwargs: dict
         else:
             found.extend(tensors_in(kwargs.get(func._schema.arguments[position].name)))
     return found
+
+
+def read_arguments(func: Any, info: OpInfo, args: Sequence[Any], kwargs: dict[str, Any]) -> list[Tensor]:
+    """Return the tensors that go into the op, flattened; not those given by name to take the result (`out=`)."""
+    written = {func._schema.arguments[position].name for position in info.mutated}
+    return list(tensors_in([*args, *(value for name, value in kwargs.items() if name not in written)]))
 
 
 def is_random(func: Any) -> bool:

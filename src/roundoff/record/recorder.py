@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from roundoff.kernels import row as at
-from roundoff.record.op_table import Kind, OpInfo, describe_op, tensors_in, written_arguments
+from roundoff.record.op_table import Kind, OpInfo, describe_op, read_arguments, tensors_in, written_arguments
 from roundoff.record.reference import Reference
 from roundoff.record.rows import Rows
 from roundoff.record.selection import Filter
@@ -227,7 +227,9 @@ class OpRecorder(DispatchMode):
     def _before(self, func: Any, info: OpInfo, args: Any, kwargs: Any) -> Any:
         try:
             with hidden_from_modes():
-                inputs = [x.detach().clone() if info.mutated else x for x in tensors_in(args)] if self._inputs else []
+                inputs = read_arguments(func, info, args, kwargs or {}) if self._inputs else []
+                if info.mutated:
+                    inputs = [x.detach().clone() for x in inputs]
                 return inputs, self._reference.before(func, args, kwargs or {}) if self._reference else None
         except Exception as error:
             self.paused = True
@@ -353,6 +355,9 @@ class OpRecorder(DispatchMode):
         try:
             place = self.rows.add(x, phase, microbatch, site, op, nth, output, parameter, source)
         except (RuntimeError, TypeError):
+            if x._is_zerotensor():  # what forward-mode differentiation has instead of a tensor full of zeros
+                zeros = torch.zeros(x.shape, dtype=x.dtype, device=x.device)
+                return self._add(zeros, phase, microbatch, site, op, nth, output, parameter, source)
             if x.dtype in at.DTYPE_CODES and not has_no_memory(x):
                 raise
             self.num_unreadable += 1

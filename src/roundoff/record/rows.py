@@ -57,7 +57,10 @@ class Rows:
         code = at.DTYPE_CODES.get(dtype)
         place = len(self._keys)
         if code is not None and self._summarize is not None and device.type == "cpu" and not x.is_neg():
-            self._summarize(x.data_ptr(), code, shape, x.stride(), self._address)
+            address = x.data_ptr()
+            if not address and shape.numel():
+                raise RuntimeError("the tensor has no memory")
+            self._summarize(address, code, shape, x.stride(), self._address)
         else:
             with hidden_from_modes():
                 numbers = summarize_torch(x.detach())

@@ -7,7 +7,8 @@ import math
 import sys
 import time
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from dataclasses import fields, is_dataclass
 from typing import Any, Literal
 from weakref import ref
 
@@ -27,6 +28,7 @@ from roundoff.record.steps import Phase, StepClock, has_optimizer, leaves_of
 from roundoff.record.torch_private import (
     correct_mode_flags,
     hidden_from_modes,
+    is_transformed,
     keyword_arguments,
     num_running_modules,
     num_running_steps,
@@ -374,8 +376,14 @@ class Recording:
             found.append(f"{which} never reached: the loop took {taken}.")
         if self._filter is not None and self._recorded:
             found.extend(f"{complaint}." for complaint in self._filter.complaints())
-        if self._recorder.num_unreadable:
-            found.append(f"{self._recorder.num_unreadable} tensors could not be read (fake, or of a foreign subclass).")
+        if unreadable := self._recorder.num_unreadable:
+            tensors = "1 tensor" if unreadable == 1 else f"{unreadable} tensors"
+            found.append(f"{tensors} could not be read (fake, nested, or of a foreign subclass).")
+        if left_out := self._steps.left_out:
+            tensors = "1 tensor is" if left_out.total() == 1 else f"{left_out.total()} tensors are"
+            found.append(
+                f"{tensors} not in the files of whole tensors, which cannot hold {', '.join(sorted(left_out))}."
+            )
         if self._reference is not None:
             found.extend(f"{op} has no reference: {why}" for op, why in sorted(self._reference.not_judged.items()))
         return found
@@ -385,7 +393,8 @@ class Recording:
     def _take_inputs(self, site: int, args: tuple[Any, ...]) -> None:
         clock, recorder = self._clock, self._recorder
         with self._unseen():
-            for index, x in enumerate(_tensors_of_batch((args, keyword_arguments()))):
+            batch = _tensors_of_batch((args, keyword_arguments()))
+            for index, x in enumerate(x for x in batch if not is_transformed(x)):
                 recorder.add_named(
                     x, op="input", phase=clock.phase, site=site, output=index, microbatch=clock.microbatch
                 )
@@ -412,7 +421,7 @@ class Recording:
 
     def _keep_loss(self, root: Any) -> None:
         """Keep the loss that backward starts from, without the factor a scaler put on it."""
-        if isinstance(root, Tensor) and root.numel() == 1:
+        if isinstance(root, Tensor) and root.numel() == 1 and not is_transformed(root):
             with self._unseen():
                 loss = next((plain for scaled, plain in self._unscaled if scaled is root), root)
                 self._losses.append(loss.detach().clone())
@@ -442,12 +451,15 @@ class Recording:
 
 
 def _tensors_of_batch(value: Any) -> Iterator[Tensor]:
-    """Give the tensors of a batch, looking into lists, tuples and mappings."""
+    """Give the tensors of a batch, looking into lists, tuples, mappings and dataclasses."""
     if isinstance(value, Tensor):
         yield value
-    elif isinstance(value, (list, tuple, dict)):
-        for item in value.values() if isinstance(value, dict) else value:
+    elif isinstance(value, (list, tuple, Mapping)):
+        for item in value.values() if isinstance(value, Mapping) else value:
             yield from _tensors_of_batch(item)
+    elif is_dataclass(value) and not isinstance(value, type):
+        for field in fields(value):
+            yield from _tensors_of_batch(getattr(value, field.name, None))
 
 
 def _plain(value: Any) -> JsonValue:

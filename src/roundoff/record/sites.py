@@ -9,7 +9,7 @@ from weakref import WeakKeyDictionary
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
-from roundoff.record.torch_private import WeakIdKeyDictionary
+from roundoff.record.torch_private import WeakIdKeyDictionary, is_transformed
 
 LOOP = "<loop>"
 """The site of code outside any module."""
@@ -48,11 +48,13 @@ class Sites:
         return list(self._models)
 
     def parameters(self) -> Iterator[Tensor]:
-        """Give every parameter that has a name, once."""
+        """Give every parameter that has a name and a value, once."""
         seen: set[int] = set()
         for model in (*self._models, *self._adopted):
             for parameter in model.parameters():
-                if id(parameter) not in seen and parameter in self._parameters and not is_lazy(parameter):
+                if id(parameter) in seen or parameter not in self._parameters:
+                    continue
+                if not is_lazy(parameter) and not is_transformed(parameter):
                     seen.add(id(parameter))
                     yield parameter
 

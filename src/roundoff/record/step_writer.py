@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Sequence
 
 import numpy as np
@@ -23,6 +24,8 @@ class StepWriter:
 
     def __init__(self, writer: RunWriter, *, sites: Sites, sources: Sources | None) -> None:
         self.num_events = 0
+        self.left_out: Counter[str] = Counter()
+        """How many tensors of which dtypes a file cannot hold."""
         self._writer = writer
         self._sites = sites
         self._sources = sources
@@ -32,6 +35,7 @@ class StepWriter:
         """Append a tensor, with the key of the row at `place`, to the step's file."""
         dtype = file_dtype(x)
         if dtype is None:
+            self.left_out[str(x.dtype).removeprefix("torch.")] += 1
             return
         if self._tensors is None:
             self._tensors = self._writer.tensors(step)
@@ -77,8 +81,7 @@ class StepWriter:
             return
         keys = [rows.keys()[place] for place in places]
         names = [
-            recorder.parameters.values[key[6]] if key[6] >= 0 else f"{self._sites.names[key[2]]}[{key[5]}]"
-            for key in keys
+            recorder.parameters.values[key[6]] if key[6] >= 0 else self._name_of_unnamed(*key[2:6]) for key in keys
         ]
         self._writer.write_hashes(
             HashColumns(
@@ -89,6 +92,10 @@ class StepWriter:
                 hash=np.ascontiguousarray(rows.numbers()[places, at.HASH]).view(np.uint64),
             )
         )
+
+    def _name_of_unnamed(self, site: int, op: int, nth: int, output: int) -> str:
+        call = f"#{nth}" if nth else ""
+        return f"{self._sites.names[site]}{call}[{output}]"
 
 
 def grad_norm(rows: Rows) -> float | None:

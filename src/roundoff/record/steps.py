@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from enum import IntEnum
 from typing import Any
 from weakref import ref
@@ -11,7 +11,7 @@ from weakref import ref
 from torch import Tensor
 from torch.optim import Optimizer
 
-_PATIENCE = 64
+_PATIENCE = 512
 """After this many backwards without a step or zero_grad a loop is taken for one that never steps."""
 
 
@@ -182,10 +182,10 @@ def leaves_of(roots: Iterable[Any]) -> list[ref[Tensor]]:
     return found
 
 
-def has_optimizer(leaves: Iterable[ref[Tensor]]) -> bool:
-    """Say whether an optimizer of one of the leaves is alive; where none are known, any optimizer."""
+def has_optimizer(leaves: Collection[ref[Tensor]]) -> bool:
+    """Say whether an optimizer of one of the leaves is alive; where none were found, any optimizer."""
     ours = {id(leaf) for reference in leaves if (leaf := reference()) is not None}
     # type(), not isinstance: lazy proxies among the objects must not be woken up
     optimizers = [found for found in gc.get_objects() if issubclass(type(found), Optimizer)]
     groups = [group for optimizer in optimizers for group in getattr(optimizer, "param_groups", ())]
-    return any(not ours or id(parameter) in ours for group in groups for parameter in group["params"])
+    return any(not leaves or id(parameter) in ours for group in groups for parameter in group["params"])

@@ -33,6 +33,7 @@ __all__ = [
     "in_function_transform",
     "is_composite",
     "is_only_mode",
+    "is_transformed",
     "keyword_arguments",
     "local_tensor",
     "next_sequence_number",
@@ -142,13 +143,14 @@ def correct_mode_flags() -> None:
 
 @contextlib.contextmanager
 def hidden_from_modes() -> Iterator[None]:
-    """Keep the ops of the block from every mode that the user has entered, and from ours."""
-    with hidden_from_functions():
-        if not torch._C._len_torch_dispatch_stack():
-            yield
-            return
-        with python_dispatch._disable_current_modes():
-            yield
+    """Keep the ops of the block from every mode and transform that the user has entered, and from our mode."""
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(hidden_from_functions())
+        if in_function_transform():
+            stack.enter_context(torch._C._DisableFuncTorch())
+        if torch._C._len_torch_dispatch_stack():
+            stack.enter_context(python_dispatch._disable_current_modes())
+        yield
 
 
 def hidden_from_functions() -> contextlib.AbstractContextManager[None]:
@@ -181,7 +183,12 @@ def in_function_transform() -> bool:
 
 def has_no_memory(x: torch.Tensor) -> bool:
     """Say whether a tensor of the plain class is one without memory of its own that could be read as it is."""
-    return x.is_nested or x.is_quantized or torch._C._functorch.is_functorch_wrapped_tensor(x)
+    return x.is_nested or x.is_quantized or is_transformed(x) or x.data_ptr() == 0
+
+
+def is_transformed(x: torch.Tensor) -> bool:
+    """Say whether a tensor stands for others inside a transform of torch.func; its ops show the real ones."""
+    return torch._C._functorch.is_functorch_wrapped_tensor(x)
 
 
 def num_running_modules() -> int:
