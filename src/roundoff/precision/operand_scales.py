@@ -36,7 +36,7 @@ class OperandScales:
             amax = self._delayed(amax, key)
         scale = torch.where(amax > 0, fmt.largest / amax, torch.ones_like(amax)).clamp_(max=_LARGEST_SCALE)
         # Rounding would turn infinities into large numbers: a tensor that has any becomes NaN, so that it shows.
-        return torch.where(found.num_nonfinite > 0, torch.full_like(scale, torch.nan), scale)
+        return scale.masked_fill(found.num_nonfinite > 0, torch.nan)
 
     def _delayed(self, amax: Tensor, key: str) -> Tensor:
         history = self._histories.get(key)

@@ -14,6 +14,7 @@ from roundoff.kernels.grid import holds, within
 from roundoff.kernels.layout import DTYPE_CODES
 from roundoff.kernels.loading import compiled
 from roundoff.kernels.modes import OVERFLOW_CODES, ROUNDING_CODES
+from roundoff.precision.visible_rounding import is_watched, round_visibly, rounded_visibly
 
 GradientRounder = Callable[[Tensor], Tensor]
 
@@ -21,12 +22,16 @@ GradientRounder = Callable[[Tensor], Tensor]
 def round_in_place(x: Tensor, fmt: Format) -> None:
     """Round what `x` holds, unseen by autograd: what an op saved of its own result is rounded too, as on a device."""
     data = x.data
-    if not _round_quickly(data, data, fmt):
+    if is_watched():
+        round_visibly(data, fmt)
+    elif not _round_quickly(data, data, fmt):
         fmt.rounded(data, rounding="nearest", key=0, overflow=None, out=data)
 
 
 def rounded(x: Tensor, fmt: Format) -> Tensor:
     """Return `x` rounded to nearest, without a gradient."""
+    if is_watched():
+        return rounded_visibly(x.detach(), fmt)
     if x.is_contiguous():
         result = torch.empty_like(x, requires_grad=False)
         if _round_quickly(x, result, fmt):
