@@ -2,6 +2,7 @@
 
 import copy
 import math
+import weakref
 
 import pytest
 import torch
@@ -394,3 +395,21 @@ def test_padded_sequences_in_an_encoder():
     padding = torch.tensor([[False, False, True], [False, False, False]])
     with torch.no_grad():
         assert model(torch.randn(2, 3, 8), src_key_padding_mask=padding).shape == (2, 3, 8)
+
+
+def test_what_a_model_returns_can_be_saved_like_any_tensor(tmp_path):
+    model = Wrapper()
+    convert_to_fixed_point(model)
+    out = model(torch.randn(2, 4)).detach()
+    with torch.no_grad():
+        straight = model(torch.randn(2, 4))
+    torch.save((out, straight), tmp_path / "out.pt")
+    assert torch.equal(torch.load(tmp_path / "out.pt")[1], straight)
+    assert not straight.__dict__
+
+
+def test_tensors_are_not_kept_alive():
+    model = Wrapper()
+    convert_to_fixed_point(model)
+    out = weakref.ref(model(torch.randn(2, 4)))
+    assert out() is None

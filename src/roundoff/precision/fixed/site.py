@@ -13,7 +13,6 @@ from torch import Tensor, nn
 from roundoff.precision.fixed.slot import Clock, Slot
 from roundoff.precision.fixed.straight_through import quantize_both_ways
 
-_MARK = "_fixed_point_version"
 _STACK = "_fixed_point_hidden"  # kept in the module itself: a replica in another thread has its own
 
 _Hidden = tuple[dict[str, Any], str, Any]
@@ -161,11 +160,11 @@ class _Outputs:
         pair = self.site.outputs[self.place]
         self.place += 1
         settings = (pair.forward.setting, pair.backward.setting)
-        version, *dealt_with = getattr(x, _MARK, (None,))
-        if version == _version(x) and (not pair.is_exception or (*dealt_with,) == settings):
+        dealt = self.site.clock.marks.get(x)
+        if dealt is not None and (not pair.is_exception or dealt == settings):
             return x
         result = pair.apply(self.module, x) if pair.is_active else x
-        setattr(result, _MARK, (_version(result), *settings))
+        self.site.clock.marks.put(result, settings)
         return result
 
 
@@ -193,11 +192,6 @@ def _scale(module: nn.Module, slot: Slot) -> Tensor:
 def _put(space: dict[str, Any], name: str, value: Any, hidden: list[_Hidden], *, before: Any = None) -> None:
     hidden.append((space, name, before))
     space[name] = value
-
-
-def _version(x: Tensor) -> int:
-    """Return what changes when somebody writes into `x`; inference tensors do not count that."""
-    return -1 if x.is_inference() else x._version
 
 
 def _each_tensor(output: Any, function: _Outputs) -> Any:

@@ -12,6 +12,7 @@ from roundoff.kernels.fixed_point import Quantized, follow_data_, quantize_fixed
 from roundoff.kernels.fixed_rule import FixedRule, Follow
 from roundoff.kernels.modes import Rounding
 from roundoff.kernels.random_numbers import draw_key
+from roundoff.precision.fixed.marks import Marks
 from roundoff.precision.fixed.setting import TensorSetting
 from roundoff.precision.fixed.settings import TensorKind
 
@@ -22,6 +23,7 @@ class Clock:
 
     passes: int = 0
     depth: int = 0
+    marks: Marks = field(default_factory=Marks)
 
     def enter(self, *, is_root: bool) -> None:
         """Note that a module begins. The root always begins a pass: an interrupted one may have left the depth."""
