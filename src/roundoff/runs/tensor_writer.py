@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-import io
 import json
 import math
-import os
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
@@ -15,7 +13,8 @@ from typing import Any, Self, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from roundoff.runs.atomic import naming, temporary_name, write_all
+from roundoff.runs.atomic import naming, temporary_name, write_atomically
+from roundoff.runs.bulk_file import BulkFile
 from roundoff.runs.tensor_dtypes import TENSOR_DTYPES
 
 TensorBytes: TypeAlias = bytes | bytearray | memoryview | npt.NDArray[Any]
@@ -46,7 +45,7 @@ class TensorWriter:
         self._key_of_content: dict[tuple[str, tuple[int, ...], int], str] = {}
         self._held: list[bytes] = []
         self._num_bytes = 0
-        self._file: io.FileIO | None = None
+        self._bulk: BulkFile | None = None
         self._is_done = False
 
     def add(
@@ -74,9 +73,9 @@ class TensorWriter:
         """Leave no file."""
         self._is_done = True
         self._held.clear()
-        if self._file is not None:
+        if self._bulk is not None:
             with contextlib.suppress(OSError):
-                self._file.close()
+                self._bulk.close()
             with contextlib.suppress(OSError):
                 temporary_name(self._path).unlink()
 
@@ -110,43 +109,46 @@ class TensorWriter:
         self._append(content)
 
     def _append(self, content: memoryview) -> None:
-        if self._file is None and self._num_bytes <= HELD_BYTES:
+        if self._bulk is None and self._num_bytes <= HELD_BYTES:
             self._held.append(bytes(content))
             return
         with self._removing_on_failure():
-            if self._file is None:
-                self._file = self._open()
-                self._file.seek(8 + RESERVED_BYTES)
-                self._write_held(self._file)
-            write_all(self._file.fileno(), content)
+            if self._bulk is None:
+                self._path.parent.mkdir(exist_ok=True)
+                self._bulk = BulkFile(temporary_name(self._path), room_for_head=8 + RESERVED_BYTES)
+                self._bulk.append(memoryview(b"".join(self._held)))
+                self._held.clear()
+            self._bulk.append(content)
 
     def _finish(self) -> None:
         with self._removing_on_failure():
-            if self._file is None:
-                self._file = self._open()
-                write_all(self._file.fileno(), self._header())
-                self._write_held(self._file)
-            elif len(header := self._header(padded_to=8 + RESERVED_BYTES)) == 8 + RESERVED_BYTES:
-                self._file.seek(0)
-                write_all(self._file.fileno(), header)
+            if self._bulk is None:
+                self._path.parent.mkdir(exist_ok=True)
+                write_atomically(self._path, b"".join([self._header(), *self._held]))
+                self._held.clear()
             else:
-                self._file = self._copied_behind(header, self._file)
-            os.fsync(self._file.fileno())
-            self._file.close()
-            temporary_name(self._path).replace(self._path)
+                self._finish_bulk(self._bulk, self._header(padded_to=8 + RESERVED_BYTES))
+                temporary_name(self._path).replace(self._path)
             self._is_done = True
 
-    def _copied_behind(self, header: bytes, file: io.FileIO) -> io.FileIO:
-        """Write the file once more, for a header that outgrew the room left for it."""
-        file.seek(8 + RESERVED_BYTES)
-        temporary_name(self._path).unlink()
-        copy = self._open()
-        self._file = copy  # what a failure closes and removes
-        with file:
-            write_all(copy.fileno(), header)
-            while chunk := file.read(2**20):
-                write_all(copy.fileno(), chunk)
-        return copy
+    def _finish_bulk(self, bulk: BulkFile, header: bytes) -> None:
+        """Put the header into the room left for it, or write the file once more where it outgrew that."""
+        if len(header) == 8 + RESERVED_BYTES:
+            bulk.finish(header)
+            return
+        bulk.finish(b"")
+        grown = temporary_name(temporary_name(self._path))
+        try:
+            copy = BulkFile(grown, room_for_head=len(header))
+            with temporary_name(self._path).open("rb", buffering=0) as file:
+                file.seek(8 + RESERVED_BYTES)
+                while chunk := file.read(2**20):
+                    copy.append(memoryview(chunk))
+            copy.finish(header)
+            grown.replace(temporary_name(self._path))
+        except BaseException:
+            grown.unlink(missing_ok=True)
+            raise
 
     def _header(self, *, padded_to: int = 0) -> bytes:
         """Return the length and the header, padded with spaces to a multiple of 8 and to at least `padded_to`."""
@@ -154,14 +156,6 @@ class TensorWriter:
         text = json.dumps({**metadata, **self._entries}, separators=(",", ":")).encode()
         length = max(-(-len(text) // 8) * 8, padded_to - 8)
         return length.to_bytes(8, "little") + text.ljust(length)
-
-    def _open(self) -> io.FileIO:
-        self._path.parent.mkdir(exist_ok=True)
-        return temporary_name(self._path).open("w+b", buffering=0)
-
-    def _write_held(self, file: io.FileIO) -> None:
-        write_all(file.fileno(), b"".join(self._held))
-        self._held.clear()
 
     @contextlib.contextmanager
     def _removing_on_failure(self) -> Iterator[None]:
