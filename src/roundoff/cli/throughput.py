@@ -68,7 +68,7 @@ def throughput_command(
     """Train for some seconds with every combination, and name the fastest as a command to use.
 
     Each has a fresh process; with more than one rank it starts them as `roundoff train --procs` does. `first batch` is
-    the time from there to the first batch: imports, reading the data, starting workers. Nothing is written.
+    the time until it is there: reading the data, starting workers, and ranks if there are several. Nothing is written.
 
     Ends with 1 if a setting failed.
     """
@@ -154,6 +154,7 @@ class _Teller:
     def __call__(self, speed: Speed) -> None:
         self._num_done += 1
         launch = speed.launch
-        what = f"{launch.recipe}, {launch.procs} ranks, {launch.threads} threads, {launch.workers} workers"
+        counts = {"rank": launch.procs, "thread": launch.threads, "worker": launch.workers}
+        what = ", ".join([launch.recipe, *(f"{n} {noun}{'' if n == 1 else 's'}" for noun, n in counts.items())])
         rate = _number(speed.samples_per_second, ".0f", " samples/s")
         click.echo(f"[{self._num_done}/{self._num_settings}] {what}: {speed.failure or rate}", err=True)

@@ -1,0 +1,123 @@
+import csv
+import json
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from roundoff.cli import command_line
+from roundoff.experiments import run_sweep
+from roundoff.experiments.pool import Outcome, Task
+
+TINY = """
+[settings]
+width = 4
+steps = 2
+[axes]
+recipe = ["fp32", "O2"]
+batch_size = [16, 32]
+"""
+
+
+@pytest.fixture(autouse=True)
+def in_a_folder_with_a_sweep(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("tiny.toml").write_text(TINY)
+
+
+@pytest.fixture
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let O2 fail and everything else answer at once."""
+
+    def run_many(tasks: list[Task], *, jobs: int, on_result: object) -> None:
+        assert callable(on_result)
+        for task in tasks:
+            if task.argument.config.recipe == "O2":
+                on_result(Outcome(task=task, failure="killed by SIGKILL, perhaps for want of memory", seconds=0.5))
+            else:
+                on_result(Outcome(task=task, value={"top1": 0.5, "seconds": 1.25, "skipped": 2}))
+
+    monkeypatch.setattr(run_sweep, "run_many", run_many)
+
+
+def invoke(*arguments: str) -> Result:
+    result = CliRunner().invoke(command_line, ["sweep", *arguments])
+    assert result.exception is None or isinstance(result.exception, SystemExit), result.exception
+    return result
+
+
+@pytest.mark.usefixtures("quick")
+def test_prints_a_row_each_and_ends_with_1_if_one_crashed():
+    result = invoke("tiny.toml")
+    assert result.stdout == (
+        "recipe  batch_size  top-1  skipped   time  note\n"
+        "fp32    16          0.500        2  1.2 s\n"
+        "fp32    32          0.500        2  1.2 s\n"
+        "O2      16              -        -  0.5 s  failed: killed by SIGKILL, perhaps for want of memory\n"
+        "O2      32              -        -  0.5 s  failed: killed by SIGKILL, perhaps for want of memory\n"
+    )
+    assert result.exit_code == 1
+
+
+@pytest.mark.usefixtures("quick")
+def test_says_a_line_for_each_finished_row():
+    result = invoke("tiny.toml", "--only", "16")
+    assert result.stderr == (
+        "[1/2] fp32, 16: top-1 0.500, 2 skipped, 1.2 s\n"
+        "[2/2] O2, 16: failed: killed by SIGKILL, perhaps for want of memory\n"
+    )
+
+
+@pytest.mark.usefixtures("quick")
+def test_kept_rows_are_said_to_be_kept():
+    invoke("tiny.toml", "--only", "fp32")
+    result = invoke("tiny.toml", "--only", "fp32", "--resume")
+    assert result.stderr.splitlines()[0] == "[1/2] fp32, 16: top-1 0.500, 2 skipped, 1.2 s (kept)"
+    assert result.exit_code == 0
+
+
+@pytest.mark.usefixtures("quick")
+def test_a_taken_folder_is_an_error_that_names_the_way_out():
+    invoke("tiny.toml")
+    result = invoke("tiny.toml")
+    assert result.exit_code == 2
+    assert "fix: --resume trains what is missing; --name NEW starts in another folder." in result.stderr
+    assert invoke("tiny.toml", "--name", "other", "--only", "fp32").exit_code == 0
+    assert Path("runs/other/rows.jsonl").exists()
+
+
+@pytest.mark.usefixtures("quick")
+def test_csv_and_json_hold_every_row():
+    result = invoke("tiny.toml", "--csv", "rows.csv", "--json")
+    rows = json.loads(result.stdout)
+    lines = list(csv.DictReader(Path("rows.csv").read_text().splitlines()))
+    assert [row["labels"]["recipe"] for row in rows] == [line["recipe"] for line in lines] == ["fp32"] * 2 + ["O2"] * 2
+    assert rows[0]["settings"]["batch_size"] == 16
+    assert lines[2]["failure"].startswith("killed by SIGKILL")
+
+
+def test_trains_for_real():
+    result = invoke("tiny.toml", "--jobs", "0", "--only", "fp32, 16")
+    assert result.exit_code == 0, result.output
+    assert result.stdout.splitlines()[0] == "recipe  batch_size  top-1   saved   time"
+
+
+def test_lists_the_sweeps_that_come_along():
+    lines = invoke("--list").stdout.splitlines()
+    assert [line.split()[0] for line in lines] == ["activations", "fixed-point", "loss-scaling"]
+    assert all(len(line) <= 140 for line in lines)
+
+
+def test_no_sweep_is_an_error():
+    assert "roundoff sweep --list" in invoke().stderr
+
+
+def test_an_error_in_the_file_ends_with_2():
+    Path("bad.toml").write_text("[axes]\nlr = []")
+    result = invoke("bad.toml")
+    assert result.exit_code == 2
+    assert result.stderr == (
+        "SweepError: Axis 'lr' of 'bad.toml' is empty.\n"
+        "  why: there is no value to train with.\n"
+        "  fix: add one, or remove it.\n"
+    )
