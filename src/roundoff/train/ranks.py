@@ -100,9 +100,7 @@ class Ranks:
         if self.num_ranks == 1:
             return model
         devices = None if self.device.type == "cpu" else [self.device]
-        return DistributedDataParallel(
-            model, device_ids=devices, find_unused_parameters=find_unused_parameters, gradient_as_bucket_view=False
-        )
+        return DistributedDataParallel(model, device_ids=devices, find_unused_parameters=find_unused_parameters)
 
 
 @contextlib.contextmanager
@@ -171,5 +169,5 @@ def _threads(number: int | None, *, num_local: int) -> Iterator[None]:
 
 
 def _is_lost_contact(error: BaseException) -> bool:
-    words = ("connection", "timed out", "timeout", "connect", "peer", "store")
+    words = ("connection", "timed out", "timeout", "socket", "peer")
     return isinstance(error, dist.DistError) or any(word in str(error).lower() for word in words)

@@ -17,7 +17,7 @@ from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
 from roundoff.errors import TrainError, first_line
-from roundoff.precision import apply_recipe
+from roundoff.precision import apply_recipe, find_recipe
 from roundoff.runs import Metrics
 from roundoff.train.average import WeightAverage
 from roundoff.train.checkpoint import NAME, Checkpoint
@@ -122,7 +122,7 @@ class Training:
         if config.sync_bn:
             model = with_synced_batch_norm(model, ranks)
         if config.fsdp:
-            shard(model, ranks)
+            shard(model, ranks, find_recipe(config.recipe))
 
         # The optimizer, the recipe around both, and the exchange of gradients around the model.
         optimizer = build_optimizer(config, model)
@@ -154,7 +154,7 @@ class Training:
             shown.epoch(epoch, loss=sum(losses) / len(losses), score=score, lr=self._lr(self.step - 1))
             self._save(journal)
         result = self._result(journal)
-        journal.finish(result.notes)
+        journal.finish([*result.notes, self.optimizer.report()])
         return result
 
     def _train_epoch(self, epoch: int, journal: Journal, shown: EpochLines, on_step: OnStep | None) -> list[float]:
