@@ -356,7 +356,8 @@ class OpRecorder(DispatchMode):
             place = self.rows.add(x, phase, microbatch, site, op, nth, output, parameter, source)
         except (RuntimeError, TypeError):
             if x._is_zerotensor():  # what forward-mode differentiation has instead of a tensor full of zeros
-                zeros = torch.zeros(x.shape, dtype=x.dtype, device=x.device)
+                with hidden_from_modes():
+                    zeros = torch.zeros(x.shape, dtype=x.dtype, device=x.device)
                 return self._add(zeros, phase, microbatch, site, op, nth, output, parameter, source)
             if x.dtype in at.DTYPE_CODES and not has_no_memory(x):
                 raise

@@ -350,6 +350,8 @@ class Recording:
         try:
             if self._has_begun or self._clock.has_begun or (self._is_on and len(self._recorder.rows)):
                 self._close_step()
+            if status == "finished":
+                self.complaints = self._find_complaints()
         except Exception as error:
             self.failed(error)
         finally:
@@ -357,7 +359,6 @@ class Recording:
             self._switch(on=False)
             correct_mode_flags()  # a mode entered inside the block restored what it had found when it was left
             self._steps.discard()
-            self.complaints = self._find_complaints() if status == "finished" else []
             for complaint in self.complaints:
                 self._writer.note(complaint)
             self._writer.close(status=status)
