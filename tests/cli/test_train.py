@@ -34,11 +34,14 @@ def test_a_machine_gets_json_and_nothing_else(tmp_path: Path):
     assert (result["run"], result["steps"], result["ended_nonfinite"]) == (str(tmp_path / "mine"), 4, False)
 
 
-def test_a_training_that_ends_with_nan_ends_with_1_and_names_the_step(tmp_path: Path):
+def test_a_training_that_ends_with_nan_ends_with_1_and_says_how_to_look(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr("sys.argv", ["roundoff", "train", "--lr", "1e30"])
     answer = train(*TINY, "--runs", str(tmp_path), "--lr", "1e30")
     assert answer.exit_code == 1
     assert "the loss was not finite in " in answer.stdout
-    assert answer.stdout.splitlines()[-1] == f"next   roundoff runs show {tmp_path / 'train-1'}"
+    assert answer.stdout.splitlines()[-1] == "next   roundoff record --steps 0-1 -m roundoff train --lr 1e30"
 
 
 def test_a_training_goes_on_where_another_stopped(tmp_path: Path):

@@ -104,6 +104,18 @@ def test_a_checkpoint_of_another_model_is_refused(tmp_path: Path):
     )
 
 
+def test_a_checkpoint_of_another_optimizer_is_refused(tmp_path: Path):
+    stopped = train(replace(TINY, runs=tmp_path, steps=2))
+    with pytest.raises(TrainError, match=r"why: optimizer adamw, was sgd\."):
+        train(replace(TINY, optimizer="adamw", resume=stopped.folder))
+
+
+def test_an_average_that_begins_with_a_checkpoint_begins_with_its_weights(tmp_path: Path):
+    trained = train(replace(TINY, runs=tmp_path))
+    averaged = train(replace(TINY, ema=0.5, eval_only=True, resume=trained.folder))
+    assert averaged.eval_loss == trained.eval_loss
+
+
 def test_checkpoints_are_saved_as_often_as_asked(tmp_path: Path):
     result = train(replace(TINY, runs=tmp_path, epochs=1, save_every=2))
     assert result.folder is not None

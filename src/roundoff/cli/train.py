@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -134,5 +135,11 @@ def _text(result: TrainResult) -> str:
     if result.folder is not None:
         lines.append(f"run    {result.folder}")
     if result.first_nonfinite_step is not None:
-        lines.append(f"next   roundoff runs show {result.folder}")
+        lines.append(f"next   {_how_to_look(result.first_nonfinite_step)}")
     return "\n".join(lines)
+
+
+def _how_to_look(step: int) -> str:
+    """Return the command that trains the same once more and records the step before the first bad loss, and that."""
+    words = sys.argv[sys.argv.index("train") :] if "train" in sys.argv else ["train", "..."]
+    return f"roundoff record --steps {max(0, step - 1)}-{step} -m roundoff {shlex.join(words)}"

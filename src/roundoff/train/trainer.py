@@ -130,7 +130,7 @@ class Training:
         self.forward = (
             self.model if config.fsdp else ranks.wrap(self.model, find_unused_parameters=config.find_unused_parameters)
         )
-        self.average = None if config.ema is None else WeightAverage(self.model, decay=config.ema)
+        self.average = self._new_average()
 
         # From here on every rank draws random numbers of its own (dropout, stochastic rounding).
         seed_everything(seed_from(config.seed, rank))
@@ -211,6 +211,9 @@ class Training:
         metrics = Metrics(step=self.step, loss=total, lr=lr, loss_scale=scale, skipped=skipped, grad_norm=norm)
         return total, int(num_places), metrics
 
+    def _new_average(self) -> WeightAverage | None:
+        return None if self.config.ema is None else WeightAverage(self.model, decay=self.config.ema)
+
     def _lr(self, step: int) -> float:
         config = self.config
         return lr_at(
@@ -282,8 +285,11 @@ class Training:
         if checkpoint.num_ranks != self.ranks.num_ranks:
             changes.append(f"{self.ranks.num_ranks} ranks, were {checkpoint.num_ranks}")
         try:
+            if checkpoint.config["optimizer"] != self.config.optimizer:
+                raise ValueError("another optimizer remembers other things")
             self.model.load_state_dict(sharded_like(self.model.state_dict(), checkpoint.model))
             self.optimizer.load_state_dict(sharded_for(self.optimizer, checkpoint.optimizer))
+            self.average = self._new_average()
             if self.average is not None and checkpoint.average is not None:
                 self.average.load_state_dict(sharded_like(self.average.state_dict(), checkpoint.average))
         except (RuntimeError, ValueError, KeyError) as error:
