@@ -5,7 +5,16 @@ import pytest
 
 import roundoff
 
-PUBLIC_NAMES = ["Recipe", "RoundoffError", "Run", "__version__", "apply_recipe", "format_named", "recording", "round_to"]
+PUBLIC_NAMES = [
+    "Recipe",
+    "RoundoffError",
+    "Run",
+    "__version__",
+    "apply_recipe",
+    "format_named",
+    "recording",
+    "round_to",
+]
 
 
 def test_the_public_names_are_these():
