@@ -16,6 +16,8 @@ def test_the_linear_rule_scales_the_rate_with_the_batch():
 def test_each_optimizer_has_its_usual_rate():
     assert TrainConfig(batch_size=256).peak_lr == 0.1
     assert TrainConfig(batch_size=256, optimizer="adamw").peak_lr == 1e-3
+    text = TrainConfig(batch_size=256, optimizer="adamw", data="text:a.txt", model="gpt-small")
+    assert text.peak_lr == 5e-3
 
 
 def test_a_batch_that_cannot_be_divided_is_refused_with_one_that_can():

@@ -31,7 +31,7 @@ _PATH = click.Path(path_type=Path)
 @click.option("--batch-size", type=int, default=64, show_default=True, help="Of one step, over all ranks.")
 @click.option("--accumulate", type=int, default=1, help="Split each step into so many microbatches.")
 @click.option("--optimizer", help="sgd, adam, adamw, bert-adam, rmsprop, ...  [default: sgd; adamw for text]")
-@click.option("--lr", type=float, help="Learning rate for a batch of 256.  [default: 0.1 for sgd, else 0.001]")
+@click.option("--lr", type=float, help="Learning rate for a batch of 256.  [default: sgd 0.1, text 0.005, else 0.001]")
 @click.option("--no-lr-scaling", is_flag=True, help="Take --lr as it is: no linear rule.")
 @click.option(
     "--warmup", type=float, default=0.0, metavar="EPOCHS", help="Raise the rate linearly over so many epochs."

@@ -20,6 +20,8 @@ REDUCTIONS = ("mean", "sum")
 
 _DEFAULT_LR = {"sgd": 0.1}
 _OTHER_DEFAULT_LR = 1e-3
+_TEXT_DEFAULT_LR = 5e-3
+"""A batch of text holds many more answers than its number of windows."""
 _LR_BATCH_SIZE = 256
 _CHANGES_NO_NUMBER = {
     *("name", "runs", "resume", "tensorboard", "save_every", "steps", "workers", "eval_only"),
@@ -159,7 +161,8 @@ class TrainConfig:
     @property
     def peak_lr(self) -> float:
         """The learning rate after warm-up."""
-        base = _DEFAULT_LR.get(self.optimizer, _OTHER_DEFAULT_LR) if self.lr is None else self.lr
+        usual = _DEFAULT_LR.get(self.optimizer, _TEXT_DEFAULT_LR if self.is_text else _OTHER_DEFAULT_LR)
+        base = usual if self.lr is None else self.lr
         return base * self.batch_size / _LR_BATCH_SIZE if self.lr_scaling else base
 
     def check_batch(self, num_ranks: int) -> None:
