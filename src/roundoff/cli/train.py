@@ -88,7 +88,7 @@ def train_command(as_json: bool, **options: Any) -> None:
 
     config = TrainConfig(**_settings(options))
     result = train(config, progress=not as_json)
-    if rank() == 0:
+    if rank() == 0 and config.rank == 0:
         click.echo(to_json(result.to_object()) if as_json else _text(result))
     sys.exit(1 if result.ended_nonfinite else 0)
 
