@@ -185,7 +185,8 @@ def fails_at_call(monkeypatch: pytest.MonkeyPatch, owner: Any, name: str, number
 
 
 FAILING = [
-    (OpRecorder, "_after", 1), (OpRecorder, "_after", 40), (OpRecorder, "_where", 5), (OpRecorder, "_where_backward", 3),
+    (OpRecorder, "_after", 1), (OpRecorder, "_after", 40), (OpRecorder, "_where", 5),
+    (OpRecorder, "_where_backward", 3),
     (OpRecorder, "new_step", 1), (OpRecorder, "new_microbatch", 2), (OpRecorder, "begin_optimizer", 1),
     (OpRecorder, "add_named", 2), (Rows, "add", 1), (Rows, "add", 60), (Rows, "to_columns", 1), (Rows, "to_columns", 3),
     (Recording, "forward_enter", 2), (Recording, "forward_leave", 2), (Recording, "backward_enter", 1),

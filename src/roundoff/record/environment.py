@@ -35,14 +35,19 @@ def rank() -> int:
     """Return this process's rank: torch.distributed's if it is up, else the launcher's, else 0."""
     if torch.distributed.is_available() and torch.distributed.is_initialized():
         return torch.distributed.get_rank()
-    return int(os.environ.get("RANK", "0"))
+    return _from_launcher("RANK", 0)
 
 
 def world_size() -> int:
     """Return how many ranks train together."""
     if torch.distributed.is_available() and torch.distributed.is_initialized():
         return torch.distributed.get_world_size()
-    return int(os.environ.get("WORLD_SIZE", "1"))
+    return _from_launcher("WORLD_SIZE", 1)
+
+
+def _from_launcher(name: str, otherwise: int) -> int:
+    value = os.environ.get(name, "")
+    return int(value) if value.isdecimal() else otherwise
 
 
 def launch_name() -> str | None:

@@ -7,12 +7,13 @@ import copy
 import functools
 import os
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import numpy as np
 import torch
-from torch.utils.data import DataLoader, DistributedSampler, RandomSampler, SequentialSampler
+from torch.utils.data import DataLoader, DistributedSampler, RandomSampler, SubsetRandomSampler
 
 
 @contextlib.contextmanager
@@ -38,6 +39,7 @@ def repeatable(*, seed: int | None, deterministic: bool, repeat_batch: bool) -> 
 
 @contextlib.contextmanager
 def _deterministic() -> Iterator[None]:
+    workspace = os.environ.get("CUBLAS_WORKSPACE_CONFIG")
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     before = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
     benchmark = torch.backends.cudnn.benchmark
@@ -48,34 +50,47 @@ def _deterministic() -> Iterator[None]:
     finally:
         torch.use_deterministic_algorithms(before[0], warn_only=before[1])
         torch.backends.cudnn.benchmark = benchmark
+        if workspace is None:
+            del os.environ["CUBLAS_WORKSPACE_CONFIG"]
 
 
 @contextlib.contextmanager
 def _same_batch() -> Iterator[None]:
     original = DataLoader.__iter__
+    kept: WeakKeyDictionary[DataLoader[Any], Any] = WeakKeyDictionary()
+    with contextlib.ExitStack() as restoring:
 
-    @functools.wraps(original)
-    def first_batch_for_ever(loader: DataLoader[Any]) -> Iterator[Any]:
-        _stop_shuffling(loader)
-        batches = original(loader)
-        first = next(batches, None)
-        if first is None:
-            return
-        yield copy.deepcopy(first)
-        for _ in batches:
-            yield copy.deepcopy(first)
+        @functools.wraps(original)
+        def first_batch_for_ever(loader: DataLoader[Any]) -> Iterator[Any]:
+            _stop_shuffling(loader, restoring)
+            for batch in original(loader):
+                if loader not in kept:
+                    kept[loader] = batch
+                yield copy.deepcopy(kept[loader])
 
-    DataLoader.__iter__ = first_batch_for_ever  # type: ignore[assignment, method-assign]
-    try:
+        restoring.callback(setattr, DataLoader, "__iter__", original)
+        DataLoader.__iter__ = first_batch_for_ever  # type: ignore[assignment, method-assign]
         yield
-    finally:
-        DataLoader.__iter__ = original  # type: ignore[method-assign]
 
 
-def _stop_shuffling(loader: DataLoader[Any]) -> None:
-    for sampler in (loader.sampler, getattr(loader.batch_sampler, "sampler", None)):
-        if isinstance(sampler, DistributedSampler):
-            sampler.shuffle = False
-    inner = getattr(loader.batch_sampler, "sampler", None)
-    if isinstance(inner, RandomSampler):
-        loader.batch_sampler.sampler = SequentialSampler(loader.dataset)  # type: ignore[union-attr, arg-type]
+def _stop_shuffling(loader: DataLoader[Any], restoring: contextlib.ExitStack) -> None:
+    """Let the loader go through its data in order, until the block of `restoring` ends."""
+    owner = loader if loader.batch_sampler is None else loader.batch_sampler
+    sampler = getattr(owner, "sampler", None)
+    if isinstance(sampler, DistributedSampler) and sampler.shuffle:
+        sampler.shuffle = False
+        restoring.callback(setattr, sampler, "shuffle", True)
+    elif (in_order := _in_order(sampler)) is not None:
+        # not setattr: a DataLoader refuses to have its sampler changed
+        vars(owner)["sampler"] = in_order
+        restoring.callback(vars(owner).__setitem__, "sampler", sampler)
+
+
+def _in_order(sampler: Any) -> Sequence[int] | None:
+    """Return the indices that a sampler draws, in order; None if it does not shuffle, or not only."""
+    if isinstance(sampler, RandomSampler):
+        num_items = len(sampler.data_source)
+        if sampler.num_samples <= num_items:
+            return range(sampler.num_samples)
+        return [index % num_items for index in range(sampler.num_samples)]
+    return list(sampler.indices) if isinstance(sampler, SubsetRandomSampler) else None

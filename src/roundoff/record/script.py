@@ -7,16 +7,18 @@ import os
 import runpy
 import sys
 import time
-import traceback
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from importlib.machinery import PathFinder
 from pathlib import Path
+from types import TracebackType
 
 from roundoff.errors import RunFolderError, ScriptError
 from roundoff.record.environment import launch_name, rank
 from roundoff.runs import Run, next_free_name
 
 _PATIENCE_SECONDS = 60.0
+_INTERRUPTED = 130
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,18 +41,28 @@ class Script:
 
     def check(self) -> None:
         """Raise if there is no such script."""
-        if not self.is_module and not Path(self.target).is_file():
+        if self.is_module:
+            self._check_module()
+        elif not Path(self.target).is_file():
             what = "is a folder" if Path(self.target).is_dir() else "does not exist"
             raise ScriptError.explain(
                 f"There is no script '{self.target}'.", why=f"it {what}.", fix="name a Python file, or -m MODULE."
             )
+
+    def _check_module(self) -> None:
+        package = self.target.partition(".")[0]
+        with _first_on_path(os.getcwd()):
+            is_there = package in sys.modules or PathFinder.find_spec(package) is not None
+        if not is_there and package not in sys.builtin_module_names:
+            why = f"no '{package}' is in the current folder or installed."
+            raise ScriptError.explain(f"There is no module '{self.target}'.", why=why)
 
 
 def run_script(script: Script) -> int:
     """Run a script as the main program of this process and return its exit code.
 
     It sees its own arguments, its own folder first on the path, and `__name__ == "__main__"`. An exception it does not
-    catch is printed as Python prints it, without our frames.
+    catch is printed as Python prints it, without our frames, and so is an interrupt, which ends with 130.
     """
     with _as_main(script):
         try:
@@ -60,14 +72,12 @@ def run_script(script: Script) -> int:
                 runpy.run_path(script.target, run_name="__main__")
         except SystemExit as leaving:
             return _exit_code(leaving.code)
-        except ImportError as error:
-            if script.is_module and error.name and script.target.startswith(error.name):
+        except (Exception, KeyboardInterrupt) as error:
+            trace = _without_our_frames(error)
+            if script.is_module and trace is None and isinstance(error, ImportError):
                 raise ScriptError.explain(f"There is no module '{script.target}'.", why=f"{error}.") from error
-            _print_exception(error)
-            return 1
-        except Exception as error:
-            _print_exception(error)
-            return 1
+            sys.excepthook(type(error), error.with_traceback(trace), trace)
+            return _INTERRUPTED if isinstance(error, KeyboardInterrupt) else 1
     return 0
 
 
@@ -100,17 +110,25 @@ def _folder_of_rank_0(base: Path, stem: str, launch: str) -> Path:
 
 @contextlib.contextmanager
 def _as_main(script: Script) -> Iterator[None]:
-    argv, path = sys.argv[:], sys.path[:]
-    main = sys.modules.get("__main__")
+    argv, main = sys.argv[:], sys.modules.get("__main__")
     sys.argv = [script.target, *script.args]
-    first = os.getcwd() if script.is_module else str(Path(script.target).resolve().parent)
-    sys.path.insert(0, first)
+    try:
+        with _first_on_path(os.getcwd() if script.is_module else str(Path(script.target).resolve().parent)):
+            yield
+    finally:
+        sys.argv = argv
+        if main is not None:
+            sys.modules["__main__"] = main
+
+
+@contextlib.contextmanager
+def _first_on_path(folder: str) -> Iterator[None]:
+    path = sys.path[:]
+    sys.path.insert(0, folder)
     try:
         yield
     finally:
-        sys.argv, sys.path[:] = argv, path
-        if main is not None:
-            sys.modules["__main__"] = main
+        sys.path[:] = path
 
 
 def _exit_code(code: object) -> int:
@@ -122,13 +140,13 @@ def _exit_code(code: object) -> int:
     return 1
 
 
-def _print_exception(error: BaseException) -> None:
-    """Print the traceback from the script's own first frame on."""
+def _without_our_frames(error: BaseException) -> TracebackType | None:
+    """Return the traceback from the script's own first frame on; None if it never began."""
     trace = error.__traceback__
     ours = (str(Path(__file__).parent), "<frozen runpy>")
     while trace is not None and trace.tb_frame.f_code.co_filename.startswith(ours):
         trace = trace.tb_next
-    traceback.print_exception(type(error), error, trace)
+    return trace
 
 
 def arguments_after(words: Sequence[str], *, is_module: bool) -> Script:

@@ -12,6 +12,7 @@ from types import FrameType
 import torch
 
 _NOT_THE_USERS = tuple(str(folder) + os.sep for folder in (Path(torch.__file__).parent, Path(__file__).parent))
+_STDLIB = sysconfig.get_path("stdlib") + os.sep
 
 
 class Sources:
@@ -29,7 +30,7 @@ class Sources:
             filename = frame.f_code.co_filename
             ours = self._is_ours.get(filename)
             if ours is None:
-                ours = self._is_ours[filename] = filename.startswith((*_NOT_THE_USERS, "<frozen"))
+                ours = self._is_ours[filename] = not _is_the_users(filename)
             if not ours:
                 return self._code(filename, frame.f_lineno)
             frame = frame.f_back
@@ -43,12 +44,18 @@ class Sources:
         return known
 
 
+def _is_the_users(filename: str) -> bool:
+    if filename.startswith((*_NOT_THE_USERS, "<frozen")):
+        return False
+    return not filename.startswith(_STDLIB) or "-packages" in filename  # packages may live inside the library's folder
+
+
 def shown_path(filename: str) -> str:
     """Shorten a path for people: relative to the current folder or to where packages are, else its last two parts."""
     if filename.startswith("<"):
         return filename
     path = Path(filename).resolve()
-    roots = [Path.cwd(), *map(Path, site.getsitepackages()), Path(sysconfig.get_path("stdlib"))]
+    roots = [*map(Path, site.getsitepackages()), Path(sysconfig.get_path("stdlib")), Path.cwd()]
     for root in roots:
         if path.is_relative_to(root.resolve()):
             return str(path.relative_to(root.resolve()))
