@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -112,8 +113,6 @@ def _config(options: dict[str, Any]) -> TrainConfig:
 
 
 def _command(common: TrainConfig, best: Speed) -> str:
-    from dataclasses import replace
-
     from roundoff.experiments.launches import train_command as command_of
 
     return command_of(replace(best.launch.config(common), runs=common.runs))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -73,8 +74,6 @@ def _kept_rows(sweep: Sweep, folder: Path, *, resume: bool) -> Mapping[str, Row]
 
 def _relabelled(row: Row, training: PlannedTraining) -> Row:
     """Return a kept row under the labels of today: a renamed label changes no number."""
-    from dataclasses import replace
-
     return replace(row, labels=training.labels)
 
 
