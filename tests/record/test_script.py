@@ -133,9 +133,9 @@ def test_an_exception_in_a_module_is_printed_without_our_frames(capsys):
 
 
 def test_the_hook_that_a_script_sets_for_its_exceptions_is_called(capsys):
-    text = "import sys\nsys.excepthook = lambda kind, error, trace: print('mine:', error)\nraise ValueError('a bad batch')\n"
+    text = "import sys\nsys.excepthook = lambda kind, error, trace: print('mine:', error)\n"
     before = sys.excepthook
-    assert run("train.py", text) == 1
+    assert run("train.py", f"{text}raise ValueError('a bad batch')\n") == 1
     assert capsys.readouterr().out == "mine: a bad batch\n"
     sys.excepthook = before
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 import time
 from pathlib import Path
@@ -10,13 +11,15 @@ from typing import TYPE_CHECKING
 
 import click
 
+from roundoff.cli.endings import COULD_NOT_LOOK
+
 if TYPE_CHECKING:
     from roundoff.record import Recording
 
 
 @click.command(
     name="record",
-    context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False},
+    context_settings={"allow_interspersed_args": False},
     epilog="Example: roundoff record --steps 0-3 --reference fp64 train.py --epochs 1",
 )
 @click.option("--steps", default="0-1", show_default=True, help="Which steps, counted from 0: 0-3, 7, 0-3,10 or all.")
@@ -31,7 +34,7 @@ if TYPE_CHECKING:
 @click.option("--inputs", is_flag=True, help="Also what goes into each op.")
 @click.option("--reference", metavar="fp64|cpu", help="Run each op again this way and keep the error it introduced.")
 @click.option("--stacks", is_flag=True, help="Keep the source line of each op.")
-@click.option("--seed", type=int, help="Set every random generator before the script starts.")
+@click.option("--seed", type=click.IntRange(0, 2**63 - 1), help="Set every random generator before the script starts.")
 @click.option("--deterministic", is_flag=True, help="Ask torch for deterministic kernels.")
 @click.option("--repeat-batch", is_flag=True, help="No shuffling, and the first batch again and again.")
 @click.option("--name", help="Name of the run; by default that of the script, numbered.")
@@ -66,6 +69,7 @@ def record_command(
     The script behaves as without us: same arguments, same output, same numbers, and its own exit code if that is
     not 0. Ends with 2 if nothing could be recorded.
     """
+    from roundoff.errors import RoundoffError
     from roundoff.record.recording import start_recording
     from roundoff.record.repeatable import repeatable
     from roundoff.record.script import arguments_after, folder_for, run_script
@@ -89,11 +93,16 @@ def record_command(
         seed=seed,
         settings={"deterministic": deterministic, "repeat_batch": repeat_batch},
     )
-    began = time.perf_counter()
+    began, process = time.perf_counter(), os.getpid()
     with session.running(), repeatable(seed=seed, deterministic=deterministic, repeat_batch=repeat_batch):
-        code = run_script(script)
+        code = run_script(script, raising=(RoundoffError,) if strict else ())
+        session.training_failed = code != 0
+    if os.getpid() != process:
+        sys.exit(code)  # a child that the script forked and let run to its end
+    if session.num_events and not session.saw_training:
+        session.complaints.append("no training step was seen: the events are those of ops outside of any.")
     _close(session, time.perf_counter() - began, as_json=as_json)
-    sys.exit(code or (2 if session.num_events == 0 else 0))
+    sys.exit(code or (0 if session.num_events and session.saw_training else COULD_NOT_LOOK))
 
 
 def _close(session: Recording, seconds: float, *, as_json: bool) -> None:
@@ -112,4 +121,4 @@ def _close(session: Recording, seconds: float, *, as_json: bool) -> None:
     steps = "1 step" if session.num_recorded == 1 else f"{session.num_recorded} steps"
     click.echo(f"recorded {steps}, {session.num_events} events in {seconds:.1f} s to {session.folder}", err=True)
     if session.num_events:
-        click.echo(f"next   roundoff runs show {session.folder} --step 0", err=True)
+        click.echo(f"next   roundoff runs show {session.folder} --step {session.first_recorded}", err=True)

@@ -58,11 +58,12 @@ class Script:
             raise ScriptError.explain(f"There is no module '{self.target}'.", why=why)
 
 
-def run_script(script: Script) -> int:
+def run_script(script: Script, *, raising: tuple[type[Exception], ...] = ()) -> int:
     """Run a script as the main program of this process and return its exit code.
 
     It sees its own arguments, its own folder first on the path, and `__name__ == "__main__"`. An exception it does not
-    catch is printed as Python prints it, without our frames, and so is an interrupt, which ends with 130.
+    catch is printed as Python prints it, without our frames, and so is an interrupt, which ends with 130. Those in
+    `raising` are raised.
     """
     with _as_main(script):
         try:
@@ -72,6 +73,8 @@ def run_script(script: Script) -> int:
                 runpy.run_path(script.target, run_name="__main__")
         except SystemExit as leaving:
             return _exit_code(leaving.code)
+        except raising:
+            raise
         except (Exception, KeyboardInterrupt) as error:
             trace = _without_our_frames(error)
             if script.is_module and trace is None and isinstance(error, ImportError):

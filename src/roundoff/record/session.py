@@ -59,6 +59,10 @@ class Recording:
         """What was asked for and never came; known when the block has ended."""
         self.num_steps = 0
         """How many steps the loop took, recorded or not."""
+        self.saw_training = False
+        """Whether a model was called, something went backward or an optimizer stepped."""
+        self.training_failed = False
+        """To be set where the training fails without an exception that leaves the block."""
         self._writer = writer
         self._selection = selection
         self._sites = sites
@@ -105,6 +109,11 @@ class Recording:
         return len(self._recorded)
 
     @property
+    def first_recorded(self) -> int:
+        """The first step that has been recorded."""
+        return min(self._recorded)
+
+    @property
     def num_events(self) -> int:
         """How many events have been written so far."""
         return self._steps.num_events
@@ -117,7 +126,8 @@ class Recording:
             with observing_loop(self):
                 self._switch(on=self._selection.wants_step(0))
                 yield
-            status = "finished"
+            if not self.training_failed:
+                status = "finished"
         finally:
             self._finish(status)
 
@@ -132,7 +142,7 @@ class Recording:
         if from_loop and clock.in_step:
             clock.correct_depth(num_running_steps())
         if from_loop and not clock.sees_modules:
-            clock.sees_modules = True
+            clock.sees_modules = self.saw_training = True
             self._switch(on=self._is_on)
         if from_loop and not clock.in_step:
             clock.forward(with_gradients=torch.is_grad_enabled())
@@ -166,6 +176,7 @@ class Recording:
         if is_nested:
             return
         if self._leaves is None:
+            self.saw_training = True
             self._leaves = leaves_of(roots)
         if self._is_on:
             self._begin_step()
@@ -188,6 +199,7 @@ class Recording:
         """Take the gradients as the optimizer sees them."""
         if self._running or self._clock.in_step:
             self._forget_interrupted(num_modules=num_running_modules(), num_steps=num_running_steps() - 1)
+        self.saw_training = True
         self._clock.step_enter(optimizer)
         if self._is_on:
             self._begin_step()
@@ -295,7 +307,8 @@ class Recording:
         self._take_gradients(None)
         rows = self._recorder.new_step()
         self._steps.write_step(self._clock.step, self._recorder, rows)
-        self._recorded.add(self._clock.step)
+        if self._writer.stopped is None:
+            self._recorded.add(self._clock.step)
         return grad_norm(rows)
 
     def _write_metrics(self, norm: float | None) -> None:

@@ -65,8 +65,9 @@ class StepWriter:
                 )
             )
             self._write_hashes(step, recorder, rows)
-            self.num_events += len(rows)
         self._writer.flush()
+        if self._writer.stopped is None:
+            self.num_events += len(rows)
 
     def discard(self) -> None:
         """Leave no half-written file of tensors."""
