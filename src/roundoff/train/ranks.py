@@ -103,6 +103,11 @@ class Ranks:
         return DistributedDataParallel(model, device_ids=devices, find_unused_parameters=find_unused_parameters)
 
 
+_NEVER_FREED: list[object] = []
+"""Process groups of this process. Freeing one waits for its threads with Python's lock held, and a gloo thread that is
+just giving a tensor back waits for that lock: whoever drops the last reference may hang, a DDP model for one."""
+
+
 @contextlib.contextmanager
 def joined_ranks(config: TrainConfig, place: Place) -> Iterator[Ranks]:
     """Meet the other ranks, if there are any, and part from them at the end of the block.
@@ -124,6 +129,7 @@ def joined_ranks(config: TrainConfig, place: Place) -> Iterator[Ranks]:
                 world_size=place.num_ranks,
                 timeout=timedelta(seconds=config.timeout_seconds),
             )
+            _NEVER_FREED.append(dist.group.WORLD)
             yield ranks
         except (dist.DistError, RuntimeError) as error:
             if not _is_lost_contact(error):
