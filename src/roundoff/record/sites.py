@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Iterator
+from typing import Any, cast
 from weakref import WeakKeyDictionary
 
 from torch import Tensor, nn
@@ -162,13 +163,31 @@ def _outermost_owner(module: nn.Module) -> nn.Module:
     """Find the model that a module called from the loop belongs to (`model.encoder(x)`); itself if there is none."""
     if next(module.parameters(), None) is None:
         return module
-    # type(), not isinstance: lazy proxies among the objects must not be woken up
-    others = [m for m in gc.get_objects() if issubclass(type(m), nn.Module) and m is not module]
-    owners: set[nn.Module] = set()
-    found = module
-    while True:
-        owner = next((m for m in others if any(child is found for child in m._modules.values())), None)
-        if owner is None or owner in owners:
-            return found
-        owners.add(owner)
-        found = owner
+    passed = {module}
+    while (owner := _owner(module)) is not None and owner not in passed:
+        passed.add(owner)
+        module = owner
+    return module
+
+
+def _owner(module: nn.Module) -> nn.Module | None:
+    """Return a module that has `module` among its children; nothing but the garbage collector knows."""
+    for children in gc.get_referrers(module):
+        if not _has_child(children, module):
+            continue
+        for holder in gc.get_referrers(children):
+            is_attributes = type(holder) is dict and holder.get("_modules") is children
+            for owner in gc.get_referrers(holder) if is_attributes else [holder]:
+                if issubclass(type(owner), nn.Module) and vars(owner).get("_modules") is children:
+                    return cast(nn.Module, owner)
+    return None
+
+
+def _has_child(value: Any, module: nn.Module) -> bool:
+    if not issubclass(type(value), dict):
+        return False
+    children = list(value.values())
+    # type(), not isinstance: lazy proxies among the values must not be woken up
+    return any(child is module for child in children) and all(
+        child is None or issubclass(type(child), nn.Module) for child in children
+    )
