@@ -25,6 +25,7 @@ from roundoff.record.torch_private import (
     has_no_memory,
     hidden_from_modes,
     is_only_mode,
+    keep_process_group,
     local_tensor,
     next_sequence_number,
 )
@@ -245,7 +246,9 @@ class OpRecorder(DispatchMode):
             phase = clock.resume()
         if self.paused:
             return
-        if self._pending and not clock.in_backward and info.kind is not Kind.COLLECTIVE:
+        if info.kind is Kind.COLLECTIVE:
+            keep_process_group(args)
+        elif self._pending and not clock.in_backward:
             self.take_pending()
         site, parameter, source = self._where(phase, args)
         nth = self._count(phase, site, op)

@@ -34,6 +34,7 @@ __all__ = [
     "is_composite",
     "is_only_mode",
     "is_transformed",
+    "keep_process_group",
     "keyword_arguments",
     "local_tensor",
     "next_sequence_number",
@@ -44,6 +45,9 @@ __all__ = [
     "remove_mode",
     "scale_of",
 ]
+
+
+_KEPT_GROUPS: list[object] = []
 
 
 class DispatchMode(TorchDispatchMode):
@@ -225,6 +229,20 @@ def keyword_arguments() -> dict[str, Any]:
             return kwargs if isinstance(kwargs, dict) else {}
         frame = frame.f_back
     return {}
+
+
+def keep_process_group(args: Sequence[Any]) -> None:
+    """Keep the process group of a collective for as long as this process lives.
+
+    Freeing a group waits for its threads with Python's lock held. The tensors of a collective that passed through a
+    dispatch mode have Python objects, so a gloo thread that gives one back needs that lock: without this, whoever drops
+    the last reference (a DDP model that goes out of scope) could wait for ever.
+    """
+    for arg in args:
+        if isinstance(arg, torch.ScriptObject) and arg._type().name() == "ProcessGroup":  # type: ignore[attr-defined]
+            group = torch.distributed.ProcessGroup.unbox(arg)
+            if not any(group is kept for kept in _KEPT_GROUPS):
+                _KEPT_GROUPS.append(group)
 
 
 def local_tensor(x: torch.Tensor) -> torch.Tensor | None:
