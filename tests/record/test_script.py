@@ -17,6 +17,7 @@ from roundoff.runs import RunInfo, RunWriter
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "dont_write_bytecode", True)
+    monkeypatch.setattr(sys, "excepthook", sys.__excepthook__)  # torch.distributed, once used, puts ranks before lines
     return tmp_path
 
 

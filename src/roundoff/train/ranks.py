@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import timedelta
@@ -103,9 +104,9 @@ class Ranks:
         return DistributedDataParallel(model, device_ids=devices, find_unused_parameters=find_unused_parameters)
 
 
-_NEVER_FREED: list[object] = []
-"""Process groups of this process. Freeing one waits for its threads with Python's lock held, and a gloo thread that is
-just giving a tensor back waits for that lock: whoever drops the last reference may hang, a DDP model for one."""
+_FAREWELL_SECONDS = 0.3
+"""Freeing a process group, and ending Python, wait for or abandon its threads; a gloo thread that is just giving a tensor
+back needs Python's lock then, and hangs or aborts. So the threads get a moment to finish before the ranks part."""
 
 
 @contextlib.contextmanager
@@ -129,7 +130,6 @@ def joined_ranks(config: TrainConfig, place: Place) -> Iterator[Ranks]:
                 world_size=place.num_ranks,
                 timeout=timedelta(seconds=config.timeout_seconds),
             )
-            _NEVER_FREED.append(dist.group.WORLD)
             yield ranks
         except (dist.DistError, RuntimeError) as error:
             if not _is_lost_contact(error):
@@ -141,6 +141,7 @@ def joined_ranks(config: TrainConfig, place: Place) -> Iterator[Ranks]:
             ) from error
         finally:
             if dist.is_initialized():
+                time.sleep(_FAREWELL_SECONDS)
                 dist.destroy_process_group()
 
 
