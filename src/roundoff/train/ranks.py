@@ -105,8 +105,8 @@ class Ranks:
 
 
 _FAREWELL_SECONDS = 0.3
-"""Freeing a process group, and ending Python, wait for or abandon its threads; a gloo thread that is just giving a tensor
-back needs Python's lock then, and hangs or aborts. So the threads get a moment to finish before the ranks part."""
+"""Freeing a process group, and ending Python, wait for its threads or abandon them; a gloo thread that is just giving a
+tensor back needs Python's lock then, and hangs or aborts. So they get a moment to finish before the ranks part."""
 
 
 @contextlib.contextmanager
