@@ -27,6 +27,8 @@ from roundoff.record.torch_private import (
     engine_module,
     hidden_from_functions,
     in_function_transform,
+    is_tracing,
+    never_compiled,
 )
 
 
@@ -55,7 +57,7 @@ class LoopObserver(Protocol):
         """A scaler decided not to step."""
 
     def called(self, call: str, owner: Any, detail: dict[str, Any]) -> None:
-        """The loop called zero_grad, unscale, clip, scheduler, train, eval, load, save or scale."""
+        """The loop called zero_grad, unscale, clip, scheduler, train, eval, load, save, scale or compile."""
 
     def failed(self, error: Exception) -> None:
         """One of the above raised: observing must end, the training must not."""
@@ -101,8 +103,12 @@ class _Watch:
                 lambda module, args, output: None if torch.compiler.is_compiling() else tell(on.forward_leave, module),
                 always_call=True,
             ),
-            register_optimizer_step_pre_hook(lambda optimizer, args, kwargs: tell(on.step_enter, optimizer)),
-            register_optimizer_step_post_hook(lambda optimizer, args, kwargs: tell(on.step_leave, optimizer)),
+            register_optimizer_step_pre_hook(
+                never_compiled(lambda optimizer, args, kwargs: tell(on.step_enter, optimizer))
+            ),
+            register_optimizer_step_post_hook(
+                never_compiled(lambda optimizer, args, kwargs: tell(on.step_leave, optimizer))
+            ),
         ]
         for hook in hooks:
             stack.callback(hook.remove)
@@ -111,6 +117,7 @@ class _Watch:
         stack.enter_context(_replaced(*clip_module(), self._noting("clip", _clip_detail)))
         stack.enter_context(_replaced_function(torch.nn.utils.clip_grad_value_, self._noting("clip", _value_detail)))
         stack.enter_context(_replaced_function(torch.save, self._noting("save", _no_detail)))
+        stack.enter_context(_replaced(torch, "compile", self._noting("compile", _no_detail)))
         # Not where a subclass overrides it: an override such as "train, but freeze the norms" is to be seen through.
         stack.enter_context(_replaced(nn.Module, "train", self._noting("train", _train_detail)))
         for owner, method, call, detail in _METHODS:
@@ -128,6 +135,7 @@ class _Watch:
         self._observer.other_thread()
         return False
 
+    @never_compiled
     def _tell(self, method: Callable[..., None], *args: Any, **kwargs: Any) -> None:
         if not self._observes():
             return
@@ -144,6 +152,8 @@ class _Watch:
         def wrap(original: Any) -> Any:
             @functools.wraps(original)
             def noted(*args: Any, **kwargs: Any) -> Any:
+                if torch.compiler.is_compiling():
+                    return original(*args, **kwargs)
                 if call in self._inside or not self._observes():
                     return original(*args, **kwargs)
                 self._inside.add(call)
@@ -165,7 +175,10 @@ class _Watch:
 
     def _around_backward(self, original: Any) -> Any:
         @functools.wraps(original)
+        @never_compiled
         def run(roots: Any, *args: Any, **kwargs: Any) -> Any:
+            if is_tracing():
+                return original(roots, *args, **kwargs)
             builds_graph = len(args) > 2 and bool(args[2]) and not kwargs.get("accumulate_grad", True)
             is_part_of_forward = builds_graph and not in_function_transform()
             self._tell(self._observer.backward_enter, tuple(roots), is_part_of_forward=is_part_of_forward)
@@ -178,6 +191,7 @@ class _Watch:
 
     def _around_scaler_step(self, original: Any) -> Any:
         @functools.wraps(original)
+        @never_compiled
         def step(scaler: Any, optimizer: Optimizer, *args: Any, **kwargs: Any) -> Any:
             if "scaler_step" in self._inside or not isinstance(optimizer, Optimizer) or not self._observes():
                 return original(scaler, optimizer, *args, **kwargs)

@@ -27,6 +27,7 @@ from roundoff.record.torch_private import (
     is_only_mode,
     keep_process_group,
     local_tensor,
+    never_compiled,
     next_sequence_number,
 )
 
@@ -172,6 +173,7 @@ class OpRecorder(DispatchMode):
 
     # -- what torch tells ----------------------------------------------------------------------------------------------
 
+    @never_compiled
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Run the op as it is and look at what it computed."""
         if self.paused and not self._hears_forward():

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import math
-import sys
 import time
 import warnings
 from collections.abc import Iterator, Mapping
@@ -26,8 +25,11 @@ from roundoff.record.source import Sources
 from roundoff.record.step_writer import StepWriter, grad_norm
 from roundoff.record.steps import Phase, StepClock, has_optimizer, leaves_of
 from roundoff.record.torch_private import (
+    compiler_is_loaded,
     correct_mode_flags,
+    correct_mode_keys,
     hidden_from_modes,
+    in_compiled_code,
     is_transformed,
     keyword_arguments,
     num_running_modules,
@@ -84,9 +86,10 @@ class Recording:
         self._steps = StepWriter(writer, sites=sites, sources=sources)
         self._stance = contextlib.ExitStack()
         self._running: list[nn.Module] = []
-        self._is_on = self._is_pushed = self._is_eager = False
+        self._is_on = self._is_awaiting = self._is_pushed = self._is_pushed_inside = self._is_eager = False
         self._stopped = False
         self._recorded: set[int] = set()
+        self._compiled_steps: set[int] = set()
         self._began = time.perf_counter()
         self._step_began = self._began
         self._scale: Tensor | None = None
@@ -150,7 +153,6 @@ class Recording:
             clock.phase = Phase.FORWARD if torch.is_grad_enabled() else Phase.EVAL  # a closure inside step()
         site = self._sites.of_module(module, stack[-1] if stack else None)
         if from_loop and self._is_on:
-            self._run_eagerly()
             self._begin_step()
             self._take_inputs(site, args)
         stack.append(site)
@@ -175,6 +177,7 @@ class Recording:
         self._clock.backward_enter(is_part_of_forward=is_part_of_forward)
         if is_nested:
             return
+        self._place()
         if self._leaves is None:
             self.saw_training = True
             self._leaves = leaves_of(roots)
@@ -193,13 +196,14 @@ class Recording:
                 self._recorder.take_pending()
             self._recorder.learn_gradients(self._sites.parameters())
         self._recorder.new_microbatch()
-        self._recorder.await_forward()
+        self._await_forward()
 
     def step_enter(self, optimizer: Optimizer) -> None:
         """Take the gradients as the optimizer sees them."""
         if self._running or self._clock.in_step:
             self._forget_interrupted(num_modules=num_running_modules(), num_steps=num_running_steps() - 1)
         self.saw_training = True
+        self._place()
         self._clock.step_enter(optimizer)
         if self._is_on:
             self._begin_step()
@@ -212,7 +216,7 @@ class Recording:
         self._recorder.end_optimizer()
         self._last_optimizer = optimizer
         self._clock.step_leave(optimizer)
-        self._recorder.await_forward()
+        self._await_forward()
 
     def step_skipped(self, optimizer: Optimizer) -> None:
         """Count the attempt that a scaler did not let through."""
@@ -222,11 +226,14 @@ class Recording:
             self._take_gradients(optimizer)
         self._last_optimizer = optimizer
         self._clock.step_leave(optimizer, skipped=True)
-        self._recorder.await_forward()
+        self._await_forward()
         self._call("step", {"optimizer": type(optimizer).__name__, "skipped": True})
 
     def called(self, call: str, owner: Any, detail: dict[str, Any]) -> None:
         """Note what the loop did between forward, backward and step."""
+        self._place()
+        if call == "compile":
+            return
         if call in ("scale", "unscale"):
             self._keep_scale(owner)
         if call == "scale":
@@ -270,6 +277,13 @@ class Recording:
         if self._is_on:
             self._begin_step()
 
+    def _await_forward(self) -> None:
+        """Get ready for a forward that may be the first of a step to record: compiled, it would show nothing."""
+        self._recorder.await_forward()
+        if compiler_is_loaded() and not self._is_on and self._clock.ends_at_forward:
+            self._is_awaiting = self._selection.wants_step(self._clock.step + 1)
+            self._place()
+
     def _forget_interrupted(self, *, num_modules: int, num_steps: int | None = None) -> None:
         """Leave modules and optimizer steps that an exception ended without a word."""
         del self._running[num_modules:]
@@ -301,7 +315,7 @@ class Recording:
         if self._writer.stopped is not None:
             self._stop()
         else:
-            self._switch(on=self._selection.wants_step(self._clock.step + 1))
+            self._switch(on=self._can_record(self._clock.step + 1))
 
     def _write_step(self) -> float | None:
         self._take_gradients(None)
@@ -337,20 +351,45 @@ class Recording:
         self._is_on = on
         self._recorder.paused = not on
         clock.hears_functions = not clock.sees_modules and not self._stopped and (on or self._is_awaited())
-        is_needed = on or clock.hears_functions
-        if is_needed and not self._is_pushed:
-            push_mode(self._recorder)
-            self._is_pushed = True
-        elif self._is_pushed and not is_needed and remove_mode(self._recorder):
+        self._is_awaiting = False
+        self._place()
+
+    def _place(self) -> None:
+        """Do what `_switch` decided, as far as it can be done now.
+
+        When compiled code ends, torch restores the keys by which modes are found as they were when it began: inside it
+        a mode can be put on for the time being, but only one that was put on there can be taken off.
+        """
+        if self._is_on or self._clock.hears_functions or self._is_awaiting:
+            self._run_eagerly()
+            if self._is_pushed:
+                correct_mode_keys()
+            elif self._is_on or not in_compiled_code():
+                self._is_pushed_inside = in_compiled_code()
+                push_mode(self._recorder)
+                self._is_pushed = True
+            return
+        if self._is_pushed and (self._is_pushed_inside or not in_compiled_code()):
+            self._is_pushed = not remove_mode(self._recorder)
+        if not self._is_pushed:
             self._stance.close()
-            self._is_pushed = self._is_eager = False
+            self._is_eager = False
+
+    def _can_record(self, step: int) -> bool:
+        """Say whether a step is wanted; one that begins inside compiled code can no longer be made to run eagerly."""
+        if not self._selection.wants_step(step):
+            return False
+        if self._is_on or self._is_eager or not in_compiled_code():
+            return True
+        self._compiled_steps.add(step)
+        return False
 
     def _is_awaited(self) -> bool:
         return self._selection.has_steps_after(self._clock.step)
 
     def _run_eagerly(self) -> None:
-        """Have compiled models run eagerly as long as the recorder is on; the compiler is not loaded for nothing."""
-        if not self._is_eager and "torch._dynamo" in sys.modules:
+        """Have compiled code run eagerly as long as the recorder is on; the compiler is not loaded for nothing."""
+        if not self._is_eager and compiler_is_loaded():
             self._stance.enter_context(torch.compiler.set_stance("force_eager"))
             self._is_eager = True
 
@@ -380,7 +419,9 @@ class Recording:
         if self._stopped:
             return []
         found: list[str] = []
-        missing = self._selection.first_missing(self._recorded, 2)
+        if self._compiled_steps:
+            found.append(f"step {min(self._compiled_steps)} began inside compiled code, where it cannot be recorded.")
+        missing = self._selection.first_missing(self._recorded | self._compiled_steps, 2)
         if self.num_steps == 0:
             elsewhere = " It ran in another thread, which a recording does not follow." if self._other_threads else ""
             found.append(f"no training step was seen, so nothing was recorded.{elsewhere}")

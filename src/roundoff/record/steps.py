@@ -74,6 +74,11 @@ class StepClock:
         """Whether the open step has seen a backward or an attempt."""
         return self._num_backwards > 0 or self.num_attempts > 0
 
+    @property
+    def ends_at_forward(self) -> bool:
+        """Whether the next forward may begin another step."""
+        return self.num_attempts > 0 or (self._num_backwards > 0 and not self._ever_attempted)
+
     def forward(self, *, with_gradients: bool) -> None:
         """Note that a forward begins in the loop (not inside another module, a backward or a step)."""
         if not with_gradients:

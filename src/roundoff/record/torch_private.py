@@ -10,9 +10,10 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from types import FrameType
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
+from torch._C._dynamo import eval_frame
 from torch._C._dynamo.guards import set_is_in_mode_without_ignore_compile_internals
 from torch.utils import _python_dispatch as python_dispatch
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -24,19 +25,24 @@ __all__ = [
     "WeakIdKeyDictionary",
     "autograd_node",
     "clip_module",
+    "compiler_is_loaded",
     "correct_mode_flags",
+    "correct_mode_keys",
     "engine_module",
     "has_function_modes",
     "has_no_memory",
     "hidden_from_functions",
     "hidden_from_modes",
+    "in_compiled_code",
     "in_function_transform",
     "is_composite",
     "is_only_mode",
+    "is_tracing",
     "is_transformed",
     "keep_process_group",
     "keyword_arguments",
     "local_tensor",
+    "never_compiled",
     "next_sequence_number",
     "num_running_modules",
     "num_running_steps",
@@ -48,6 +54,9 @@ __all__ = [
 
 
 _KEPT_GROUPS: list[object] = []
+_PYTHON = torch._C.DispatchKey.Python
+
+_Function = TypeVar("_Function", bound=Callable[..., Any])
 
 
 class DispatchMode(TorchDispatchMode):
@@ -145,6 +154,13 @@ def correct_mode_flags() -> None:
     set_is_in_mode_without_ignore_compile_internals(is_seen)
 
 
+def correct_mode_keys() -> None:
+    """Have torch look for modes again, after compiled code that ended has made it forget those entered inside."""
+    if torch._C._len_torch_dispatch_stack() and not torch._C._dispatch_tls_is_dispatch_key_included(_PYTHON):
+        torch._C._dispatch_tls_set_dispatch_key_included(_PYTHON, True)
+        torch._C._dispatch_tls_set_dispatch_key_included(torch._C.DispatchKey.PythonTLSSnapshot, True)
+
+
 @contextlib.contextmanager
 def hidden_from_modes() -> Iterator[None]:
     """Keep the ops of the block from every mode and transform that the user has entered, and from our mode."""
@@ -180,6 +196,31 @@ def is_only_mode() -> bool:
     return all(isinstance(mode, DispatchMode) for mode in python_dispatch._get_current_dispatch_mode_stack())
 
 
+def never_compiled(function: _Function) -> _Function:
+    """Keep the compiler from looking at a function, and at what it calls, where it runs amid compiled code."""
+    strategy = eval_frame._FrameExecStrategy(eval_frame._FrameAction.SKIP, eval_frame._FrameAction.SKIP)
+    eval_frame.set_code_exec_strategy(function.__code__, strategy)
+    vars(function)["_torchdynamo_disable"] = True  # where it is called from code that is being compiled
+    vars(function)["_torchdynamo_disable_msg"] = "it belongs to roundoff"
+    return function
+
+
+def compiler_is_loaded() -> bool:
+    """Say whether anything can be compiled; the compiler is not loaded before somebody asks for it."""
+    return "torch._dynamo" in sys.modules
+
+
+def in_compiled_code() -> bool:
+    """Say whether a compiled function, or one that was to be compiled, is on this thread's stack."""
+    dynamo = sys.modules.get("torch._dynamo.eval_frame")
+    return dynamo is not None and _num_frames(None, str(dynamo.__file__)) > 0
+
+
+def is_tracing() -> bool:
+    """Say whether a compiler runs code on tensors of its own, to learn what it does."""
+    return any(mode.is_infra_mode() for mode in python_dispatch._get_current_dispatch_mode_stack())
+
+
 def in_function_transform() -> bool:
     """Say whether a transform of torch.func (grad, vmap, ...) is running."""
     return torch._C._functorch.maybe_current_level() is not None
@@ -205,11 +246,11 @@ def num_running_steps() -> int:
     return _num_frames("wrapper", torch.optim.Optimizer.profile_hook_step.__code__.co_filename)
 
 
-def _num_frames(function: str, filename: str) -> int:
+def _num_frames(function: str | None, filename: str) -> int:
     frame: FrameType | None = sys._getframe(1)
     count = 0
     while frame is not None:
-        count += frame.f_code.co_name == function and frame.f_code.co_filename == filename
+        count += frame.f_code.co_name == (function or frame.f_code.co_name) and frame.f_code.co_filename == filename
         frame = frame.f_back
     return count
 
@@ -259,6 +300,11 @@ def probe() -> list[PrivateCall]:
         ("torch.autograd._engine_run_backward", "seeing backward() begin and end", lambda: getattr(*engine_module())),
         ("torch.nn.utils.clip_grad._clip_grads_with_norm_", "seeing clipping", lambda: getattr(*clip_module())),
         ("torch.utils._python_dispatch.TorchDispatchMode", "seeing every op", _try_mode),
+        (
+            "torch._C._dynamo.eval_frame.set_code_exec_strategy",
+            "compiled training steps",
+            lambda: never_compiled(_works),
+        ),
         ("torch.compiler.set_stance", "recording compiled models", lambda: torch.compiler.set_stance),
         ("torch.nn.Module._call_impl", "batches given as keyword arguments", _try_keyword_arguments),
     ]
