@@ -1,5 +1,6 @@
 """The run folder: rows, files, version; the only room that reads or writes one."""
 
+from roundoff.runs.anomaly import Anomaly, AnomalyKind
 from roundoff.runs.call import Call
 from roundoff.runs.columns import EventColumns, HashColumns, Interned, ParameterColumns
 from roundoff.runs.event import Event, EventKey, shape_from_text, shape_to_text
@@ -19,6 +20,7 @@ from roundoff.runs.metrics import Metrics
 from roundoff.runs.mirror import MirrorStoppedWarning
 from roundoff.runs.plain_json import JsonValue, to_json
 from roundoff.runs.reader import Run
+from roundoff.runs.replay_info import Origin, ReplayInfo
 from roundoff.runs.schema import EVENTS, HASHES, HISTOGRAM_LENGTH, PARAMETERS, SKETCH_LENGTH, TABLES
 from roundoff.runs.tensor_file import TensorEntry, TensorFile
 from roundoff.runs.tensor_writer import TensorWriter
@@ -33,6 +35,8 @@ __all__ = [
     "SKETCH_LENGTH",
     "TABLES",
     "VERSION",
+    "Anomaly",
+    "AnomalyKind",
     "Call",
     "Event",
     "EventColumns",
@@ -43,8 +47,10 @@ __all__ = [
     "JsonValue",
     "Metrics",
     "MirrorStoppedWarning",
+    "Origin",
     "ParameterColumns",
     "RecordingStoppedWarning",
+    "ReplayInfo",
     "Run",
     "RunInfo",
     "RunSummary",

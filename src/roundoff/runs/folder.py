@@ -21,7 +21,7 @@ PROBES_NAME = "probes.jsonl"
 _PART = re.compile(r"rank(\d+)-part-(\d+)\.parquet")
 _TENSORS = re.compile(r"rank(\d+)-step(\d+)\.safetensors")
 _BATCH = re.compile(r"rank(\d+)-batch-(\d+)\.safetensors")
-_LINES = re.compile(r"(?:metrics|calls)-rank(\d+)\.jsonl")
+_LINES = re.compile(r"(?:metrics|calls|anomalies)-rank(\d+)\.jsonl")
 _REPLAY = re.compile(r"step(\d+)")
 
 
@@ -33,6 +33,36 @@ def metrics_path(folder: Path, *, rank: int) -> Path:
 def calls_path(folder: Path, *, rank: int) -> Path:
     """Return where the calls of the loop go."""
     return folder / f"calls-rank{rank}.jsonl"
+
+
+def anomalies_path(folder: Path, *, rank: int) -> Path:
+    """Return where the anomalies go that were seen while training."""
+    return folder / f"anomalies-rank{rank}.jsonl"
+
+
+def replay_info_path(folder: Path, *, rank: int) -> Path:
+    """Return where, in the folder of a replayed step, it says how the replay went."""
+    return folder / f"replay-rank{rank}.json"
+
+
+def origin_path(folder: Path, *, rank: int) -> Path:
+    """Return where, in the folder of a replayed step, the op is described that made the first bad value."""
+    return folder / f"origin-rank{rank}.json"
+
+
+def origin_tensors_path(folder: Path, *, rank: int) -> Path:
+    """Return where that op's inputs and results are."""
+    return folder / f"origin-rank{rank}.safetensors"
+
+
+def batch_of_replay_path(folder: Path, *, rank: int) -> Path:
+    """Return where, in the folder of a replayed step, the tensors are that came into it from outside."""
+    return folder / f"batch-rank{rank}.safetensors"
+
+
+def state_path(folder: Path, *, rank: int) -> Path:
+    """Return where, in the folder of a replayed step, the state before it is."""
+    return folder / f"state-rank{rank}.safetensors"
 
 
 def part_path(folder: Path, table: str, *, rank: int, part: int) -> Path:
@@ -99,7 +129,7 @@ def ranks_with_files(folder: Path) -> set[int]:
 
 def files_of_rank(folder: Path, rank: int) -> list[Path]:
     """Return the finished files that a rank writes, other than the parts of tables; rank 0 writes those of the run."""
-    own = [metrics_path(folder, rank=rank), calls_path(folder, rank=rank)]
+    own = [metrics_path(folder, rank=rank), calls_path(folder, rank=rank), anomalies_path(folder, rank=rank)]
     if rank == 0:
         own += [folder / INFO_NAME, folder / PROBES_NAME]
     found = [path for of_rank, _, path in (*tensor_files(folder), *batch_files(folder)) if of_rank == rank]

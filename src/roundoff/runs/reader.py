@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 import pyarrow as pa
 
 from roundoff.errors import RunFolderError, UsageError
 from roundoff.runs import folder as names
+from roundoff.runs.anomaly import Anomaly
 from roundoff.runs.atomic import write_atomically
 from roundoff.runs.call import Call
 from roundoff.runs.event import Event, events_of
@@ -19,9 +21,13 @@ from roundoff.runs.lines import read_lines
 from roundoff.runs.metrics import Metrics
 from roundoff.runs.parts import read_part, read_steps
 from roundoff.runs.plain_json import JsonValue, read_json_object, to_json
+from roundoff.runs.replay_info import Origin, ReplayInfo
 from roundoff.runs.schema import EVENTS, HASHES, PARAMETERS, Table
 from roundoff.runs.selection import Selection
 from roundoff.runs.tensor_file import TensorFile
+from roundoff.runs.typed_json import object_from
+
+T = TypeVar("T")
 
 RANK_FIELD = pa.field("rank", pa.int32())
 """The column that every table gains when it is read: files say it by their name."""
@@ -106,6 +112,34 @@ class Run:
         """Return what the loop did, in order."""
         return list(read_lines(names.calls_path(self.path, rank=rank), Call.from_object))
 
+    def anomalies(self, *, rank: int | None = None) -> list[tuple[int, Anomaly]]:
+        """Return (rank, anomaly) of everything the watch saw that cannot be right, by rank and in order."""
+        found: list[tuple[int, Anomaly]] = []
+        for of_rank in self.ranks if rank is None else [rank]:
+            path = names.anomalies_path(self.path, rank=of_rank)
+            found.extend((of_rank, anomaly) for anomaly in read_lines(path, Anomaly.from_object))
+        return found
+
+    def replay_info(self, *, rank: int = 0) -> ReplayInfo | None:
+        """Return, for the folder of a replayed step, how the replay went; None if it does not say."""
+        return self._read_object(names.replay_info_path(self.path, rank=rank), ReplayInfo)
+
+    def origin(self, *, rank: int = 0) -> Origin | None:
+        """Return, for the folder of a replayed step, the op that made the first bad value; None if none was caught."""
+        return self._read_object(names.origin_path(self.path, rank=rank), Origin)
+
+    def origin_tensors(self, *, rank: int = 0) -> TensorFile:
+        """Open the inputs and results of that op."""
+        return TensorFile(names.origin_tensors_path(self.path, rank=rank))
+
+    def replay_batch(self, *, rank: int = 0) -> TensorFile:
+        """Open, for the folder of a replayed step, what came into the step from outside."""
+        return TensorFile(names.batch_of_replay_path(self.path, rank=rank))
+
+    def replay_state(self, *, rank: int = 0) -> TensorFile:
+        """Open, for the folder of a replayed step, the state before it."""
+        return TensorFile(names.state_path(self.path, rank=rank))
+
     def probes(self) -> list[dict[str, JsonValue]]:
         """Return what probes measured, in order."""
         return list(read_lines(self.path / names.PROBES_NAME, dict))
@@ -160,6 +194,14 @@ class Run:
             write_atomically(path, to_json(value, indent=1).encode())
         except OSError as error:
             raise RunFolderError.explain(f"'{path}' cannot be written.", why=f"{error.strerror}.") from error
+
+    def _read_object(self, path: Path, cls: type[T]) -> T | None:
+        if not path.exists():
+            return None
+        try:
+            return object_from(cls, read_json_object(path))
+        except ValueError as error:
+            raise RunFolderError.explain(f"'{path}' cannot be read.", why=f"{error}.") from error
 
     def _read(self, table: Table, selection: Selection, columns: Sequence[str] | None) -> pa.Table:
         chosen = _chosen(table, columns)

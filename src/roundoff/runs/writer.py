@@ -15,7 +15,9 @@ from typing import Self
 
 from roundoff.errors import RunFolderError
 from roundoff.runs import folder as names
+from roundoff.runs.anomaly import Anomaly
 from roundoff.runs.call import Call
+from roundoff.runs.atomic import write_atomically
 from roundoff.runs.columns import EventColumns, HashColumns, ParameterColumns
 from roundoff.runs.info import RunInfo, Status, write_info
 from roundoff.runs.lines import append_lines
@@ -23,8 +25,10 @@ from roundoff.runs.metrics import Metrics
 from roundoff.runs.mirror import Mirror, MirrorStoppedWarning
 from roundoff.runs.parts import PartWriter
 from roundoff.runs.plain_json import JsonValue, to_json
+from roundoff.runs.replay_info import Origin, ReplayInfo
 from roundoff.runs.schema import EVENTS, HASHES, PARAMETERS
 from roundoff.runs.tensor_writer import TensorWriter
+from roundoff.runs.typed_json import object_of
 
 
 class RecordingStoppedWarning(UserWarning):
@@ -104,6 +108,33 @@ class RunWriter:
         """Take something the loop did."""
         path = names.calls_path(self.folder, rank=self.rank)
         self._attempt(lambda: self._lines.setdefault(path, []).append(call.to_text()))
+
+    def write_anomaly(self, anomaly: Anomaly) -> None:
+        """Take something that cannot be right."""
+        path = names.anomalies_path(self.folder, rank=self.rank)
+        self._attempt(lambda: self._lines.setdefault(path, []).append(anomaly.to_text()))
+
+    def write_replay_info(self, info: ReplayInfo) -> None:
+        """Say, in the folder of a replayed step, how the replay went; written at once."""
+        path = names.replay_info_path(self.folder, rank=self.rank)
+        self._attempt(lambda: write_atomically(path, to_json(object_of(info), indent=1).encode()))
+
+    def write_origin(self, origin: Origin) -> None:
+        """Say, in the folder of a replayed step, which op made the first bad value; written at once."""
+        path = names.origin_path(self.folder, rank=self.rank)
+        self._attempt(lambda: write_atomically(path, to_json(object_of(origin), indent=1).encode()))
+
+    def origin_tensors(self) -> TensorWriter:
+        """Return the file for that op's inputs and results, to be used as a block."""
+        return TensorWriter(names.origin_tensors_path(self.folder, rank=self.rank), attempt=self._attempt)
+
+    def replay_batch(self) -> TensorWriter:
+        """Return the file for what came into a replayed step from outside, to be used as a block."""
+        return TensorWriter(names.batch_of_replay_path(self.folder, rank=self.rank), attempt=self._attempt)
+
+    def replay_state(self) -> TensorWriter:
+        """Return the file for the state before a replayed step, to be used as a block."""
+        return TensorWriter(names.state_path(self.folder, rank=self.rank), attempt=self._attempt)
 
     def write_probe(self, probe: Mapping[str, JsonValue]) -> None:
         """Take what a probe measured, as one JSON object."""
