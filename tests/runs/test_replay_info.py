@@ -36,5 +36,5 @@ def test_a_broken_origin_is_named(tmp_path: Path):
     with RunWriter.create(tmp_path / "a", RunInfo()):
         pass
     (tmp_path / "a" / "origin-rank0.json").write_text('{"step": 1}')
-    with pytest.raises(RunFolderError, match="origin-rank0.json"):
+    with pytest.raises(RunFolderError, match=r"origin-rank0\.json"):
         Run.open(tmp_path / "a").origin()

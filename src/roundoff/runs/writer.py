@@ -16,8 +16,8 @@ from typing import Self
 from roundoff.errors import RunFolderError
 from roundoff.runs import folder as names
 from roundoff.runs.anomaly import Anomaly
-from roundoff.runs.call import Call
 from roundoff.runs.atomic import write_atomically
+from roundoff.runs.call import Call
 from roundoff.runs.columns import EventColumns, HashColumns, ParameterColumns
 from roundoff.runs.info import RunInfo, Status, write_info
 from roundoff.runs.lines import append_lines
