@@ -1,0 +1,93 @@
+"""A sweep as a page: its summary, a table of its rows with their loss curves, and what they have in common."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from roundoff.report.loss_curve import loss_curve
+from roundoff.report.markup import Html, joined, tag
+from roundoff.report.page import facts, page, section
+from roundoff.report.table import Cell, Column, Mark, TableRow, table
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SweepPageRow:
+    """One training as its row shows it."""
+
+    cells: Sequence[Cell]
+    """One for each column of the page."""
+    outcome: str
+    """What became of it, in a word or two."""
+    mark: Mark | None = None
+    losses: Sequence[float] = ()
+    """The loss of every step, where it is known."""
+    settings: Mapping[str, str] = field(default_factory=dict)
+    """What the training was told and others were not."""
+    recipe: str | None = None
+    """The whole recipe, where it has no name."""
+    note: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SweepPage:
+    """Everything the page of a sweep shows; nothing of it is computed there."""
+
+    title: str
+    description: str
+    summary: str
+    columns: Sequence[Column]
+    rows: Sequence[SweepPageRow]
+    common: Mapping[str, str]
+    """What all trainings were told, other than the defaults."""
+    defaults: Mapping[str, str]
+    """What nobody told them."""
+
+
+def sweep_page(sweep: SweepPage) -> str:
+    """Return the page as HTML."""
+    return page(
+        sweep.title,
+        tag("p", sweep.summary, class_="verdict"),
+        *([tag("p", sweep.description)] if sweep.description else []),
+        _rows(sweep),
+        _settings(sweep),
+    )
+
+
+def _rows(sweep: SweepPage) -> Html:
+    has_curves = any(row.losses for row in sweep.rows)
+    columns = [
+        *sweep.columns,
+        Column(name="outcome"),
+        *([Column(name="loss")] if has_curves else []),
+        Column(name="note"),
+    ]
+    return table(columns, [_row(row, has_curves=has_curves) for row in sweep.rows], noun="rows")
+
+
+def _row(row: SweepPageRow, *, has_curves: bool) -> TableRow:
+    curve = [_curve(row.losses)] if has_curves else []
+    note = Cell(shown=joined(row.note, _details(row)), value=row.note)
+    outcome = Cell(shown=tag("span", row.outcome, class_="outcome"), value=row.outcome)
+    return TableRow(cells=[*row.cells, outcome, *curve, note], mark=row.mark)
+
+
+def _curve(losses: Sequence[float]) -> Cell:
+    """Return the cell of a curve, which is sorted by where it ended."""
+    return Cell(shown=loss_curve(losses), value=losses[-1]) if losses else Cell(shown="")
+
+
+def _details(row: SweepPageRow) -> Html:
+    """Return what tells the row from others, folded: its labels say it in short."""
+    if not row.settings and row.recipe is None:
+        return Html()
+    recipe = [tag("pre", row.recipe)] if row.recipe is not None else []
+    return tag("details", tag("summary", "settings"), facts(row.settings), *recipe)
+
+
+def _settings(sweep: SweepPage) -> Html:
+    """Return what is common to all rows: what was set openly, the defaults folded."""
+    told = facts(sweep.common) if sweep.common else tag("p", "None but the defaults.")
+    defaults = tag("details", tag("summary", f"{len(sweep.defaults)} left at their defaults"), facts(sweep.defaults))
+    return section("Settings common to all rows", told, defaults)
