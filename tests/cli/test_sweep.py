@@ -55,6 +55,8 @@ def test_prints_a_row_each_and_ends_with_1_if_one_crashed():
         "fp32    32          0.500        2  1.2 s\n"
         "O2      16              -        -  0.5 s  failed: killed by SIGKILL, perhaps for want of memory\n"
         "O2      32              -        -  0.5 s  failed: killed by SIGKILL, perhaps for want of memory\n"
+        "\n"
+        "4 rows: 2 failed; best is 'fp32, 16' with top-1 0.500, level with 1 other.\n"
     )
     assert result.exit_code == 1
 
@@ -65,6 +67,7 @@ def test_says_a_line_for_each_finished_row():
     assert result.stderr == (
         "[1/2] fp32, 16: top-1 0.500, 2 skipped, 1.2 s\n"
         "[2/2] O2, 16: failed: killed by SIGKILL, perhaps for want of memory\n"
+        "page  runs/tiny/report.html\n"
     )
 
 
@@ -94,6 +97,39 @@ def test_csv_and_json_hold_every_row():
     assert [row["labels"]["recipe"] for row in rows] == [line["recipe"] for line in lines] == ["fp32"] * 2 + ["O2"] * 2
     assert rows[0]["settings"]["batch_size"] == 16
     assert lines[2]["failure"].startswith("killed by SIGKILL")
+
+
+@pytest.mark.usefixtures("quick")
+def test_a_finished_sweep_is_shown_again_from_its_folder_alone():
+    trained = invoke("tiny.toml")
+    Path("tiny.toml").unlink()
+    page = Path("runs/tiny/report.html")
+    before = page.read_text()
+    page.unlink()
+    shown = invoke("--show", "runs/tiny")
+    assert shown.stdout == trained.stdout
+    assert shown.stderr == "page  runs/tiny/report.html\n"
+    assert (shown.exit_code, page.read_text()) == (1, before)
+
+
+@pytest.mark.usefixtures("quick")
+def test_a_half_finished_sweep_is_shown_with_what_it_has():
+    invoke("tiny.toml")
+    rows = Path("runs/tiny/rows.jsonl")
+    rows.write_text("".join(rows.read_text().splitlines(keepends=True)[:1]))
+    shown = invoke("--show", "runs/tiny")
+    assert shown.stdout.splitlines()[1:] == [
+        "fp32    16          0.500        2  1.2 s",
+        "",
+        "1 of 4 rows so far: none went non-finite; best is 'fp32, 16' with top-1 0.500.",
+    ]
+    assert len(json.loads(invoke("--show", "runs/tiny", "--json").stdout)) == 1
+
+
+def test_a_folder_that_is_no_sweep_cannot_be_shown():
+    result = invoke("--show", "runs")
+    assert result.exit_code == 2
+    assert result.stderr.startswith("SweepError: 'runs' holds no sweep.\n")
 
 
 def test_trains_for_real():

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, NoReturn, Self
 
 import click
 
@@ -29,6 +29,13 @@ if TYPE_CHECKING:
 @click.option(
     "--runs", type=click.Path(path_type=Path), default="runs", show_default=True, help="Folder of that folder."
 )
+@click.option(
+    "--show",
+    "shown",
+    type=click.Path(path_type=Path),
+    metavar="FOLDER",
+    help="Train nothing: print and write again what this folder of a sweep holds so far.",
+)
 @click.option("--list", "list_them", is_flag=True, help="Name the sweeps that come along.")
 def sweep_command(
     file: str | None,
@@ -40,41 +47,58 @@ def sweep_command(
     resume: bool,
     name: str | None,
     runs: Path,
+    shown: Path | None,
     list_them: bool,
 ) -> None:
     """Train every combination that a sweep file asks for, and print one row for each.
 
     Every training has a process of its own: one that crashes is a row that says so. 0 jobs train in this process.
-    Rows are kept in RUNS/NAME as they come; after an interruption --resume goes on.
+    Rows are kept in RUNS/NAME as they come; after an interruption --resume goes on. They are written there as a page
+    (report.html) and as rows.csv, too.
 
     Ends with 1 if a training crashed. NaN is a result.
     """
-    from roundoff.experiments.row_table import csv_of
-    from roundoff.experiments.run_sweep import run_sweep
-    from roundoff.experiments.shipped import find_sweep
-
     if list_them:
         click.echo(_listing())
         return
+    if shown is not None:
+        from roundoff.experiments.sweep_files import write_results
+        from roundoff.experiments.sweep_folder import SweepFolder
+
+        kept = write_results(SweepFolder(path=shown))
+        _answer(kept.rows, kept.axes, num_planned=len(kept.planned), folder=shown, csv_file=csv_file, as_json=as_json)
     if file is None:
         raise UsageError.explain("Which sweep?", fix="roundoff sweep FILE.toml, or a name from roundoff sweep --list")
-    path = find_sweep(file)
+    from roundoff.experiments.run_sweep import run_sweep
+    from roundoff.experiments.shipped import find_sweep
     from roundoff.experiments.sweep_file import read_sweep
 
-    sweep = read_sweep(path)
+    sweep = read_sweep(find_sweep(file))
     sweep = sweep.only(only) if only else sweep
     sweep = sweep.shortened(steps) if steps else sweep
     folder = runs / (name or sweep.name)
     with _Progress(num_rows=len(sweep.trainings), again=_again(file, name)) as progress:
         rows = run_sweep(sweep, folder=folder, jobs=jobs, resume=resume, on_row=progress.row)
+    _answer(rows, sweep.axes, num_planned=len(rows), folder=folder, csv_file=csv_file, as_json=as_json)
+
+
+def _answer(
+    rows: list[Row], axes: tuple[str, ...], *, num_planned: int, folder: Path, csv_file: Path | None, as_json: bool
+) -> NoReturn:
+    """Print the rows, say where the page is, and end as they did."""
+    from roundoff.experiments.row_table import csv_of
+    from roundoff.experiments.sweep_folder import SweepFolder
+    from roundoff.experiments.sweep_summary import summary_of
+
     if csv_file is not None:
-        _write(csv_file, csv_of(rows, sweep.axes))
+        _write(csv_file, csv_of(rows, axes))
     if as_json:
         from roundoff.runs import to_json
 
         click.echo(to_json([row.to_object() for row in rows], indent=1))
     else:
-        click.echo(_text(rows, sweep.axes))
+        click.echo(f"{_text(rows, axes)}\n\n{summary_of(rows, num_planned=num_planned)}")
+    click.echo(f"page  {SweepFolder(path=folder).page}", err=True)
     sys.exit(1 if any(row.failure for row in rows) else 0)
 
 

@@ -1,10 +1,11 @@
-"""A sweep's rows as cells: for the table that people read, and for the CSV file that keeps everything."""
+"""A sweep's rows as cells: for the tables that people read, and for the CSV file that keeps everything."""
 
 from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 from roundoff.experiments.row import Row
 
@@ -17,17 +18,62 @@ _CSV_COLUMNS = (
 )
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measure:
+    """A column of numbers: how a row's number is written, and what it is."""
+
+    name: str
+    text: Callable[[Row], str]
+    value: Callable[[Row], float | None]
+    always: bool = False
+    """Shown even if no row has anything to say in it."""
+
+
+MEASURES = (
+    Measure(
+        name="top-1",
+        text=lambda row: "-" if row.top1 is None else f"{row.top1:.3f}",
+        value=lambda row: row.top1,
+        always=True,
+    ),
+    Measure(
+        name="NaN at",
+        text=lambda row: "-" if row.first_nonfinite_step is None else f"step {row.first_nonfinite_step}",
+        value=lambda row: row.first_nonfinite_step,
+    ),
+    Measure(
+        name="skipped",
+        text=lambda row: str(row.skipped) if row.failure is None else "-",
+        value=lambda row: row.skipped if row.failure is None else None,
+    ),
+    Measure(
+        name="saved",
+        text=lambda row: "-" if row.saved_activation_bytes is None else size_text(row.saved_activation_bytes),
+        value=lambda row: row.saved_activation_bytes,
+    ),
+    Measure(name="time", text=lambda row: f"{row.seconds:.1f} s", value=lambda row: row.seconds, always=True),
+)
+
+
+def measures_of(rows: Sequence[Row]) -> list[Measure]:
+    """Return the columns in which something is to be said about these rows."""
+    return [each for each in MEASURES if each.always or any(each.text(row) not in ("-", "0") for row in rows)]
+
+
 def table_of(rows: Sequence[Row], axes: Sequence[str]) -> list[tuple[str, ...]]:
     """Return the header and a line of cells for each row; a column in which nothing was to be said is left out."""
-    header = (*axes, "top-1", "NaN at", "skipped", "saved", "time", "note")
-    lines = [_cells(row, axes) for row in rows]
-    kept = [
-        place
-        for place, name in enumerate(header)
-        if name not in ("NaN at", "skipped", "saved", "note")
-        or any(line[place] not in ("", "-", "0") for line in lines)
+    measures = measures_of(rows)
+    notes = ["note"] if any(row.note for row in rows) else []
+    header = (*axes, *(measure.name for measure in measures), *notes)
+    lines = [
+        (
+            *(row.labels.get(axis, "-") for axis in axes),
+            *(measure.text(row) for measure in measures),
+            *([row.note] if notes else []),
+        )
+        for row in rows
     ]
-    return [tuple(line[place] for place in kept) for line in (header, *lines)]
+    return [header, *lines]
 
 
 def csv_of(rows: Sequence[Row], axes: Sequence[str]) -> str:
@@ -39,18 +85,6 @@ def csv_of(rows: Sequence[Row], axes: Sequence[str]) -> str:
         values = (getattr(row, name) for name in _CSV_COLUMNS)
         writer.writerow([*(row.labels.get(axis, "") for axis in axes), *("" if v is None else v for v in values)])
     return text.getvalue()
-
-
-def _cells(row: Row, axes: Sequence[str]) -> tuple[str, ...]:
-    return (
-        *(row.labels.get(axis, "-") for axis in axes),
-        "-" if row.top1 is None else f"{row.top1:.3f}",
-        "-" if row.first_nonfinite_step is None else f"step {row.first_nonfinite_step}",
-        str(row.skipped) if row.failure is None else "-",
-        "-" if row.saved_activation_bytes is None else size_text(row.saved_activation_bytes),
-        f"{row.seconds:.1f} s",
-        row.note,
-    )
 
 
 def size_text(num_bytes: int) -> str:

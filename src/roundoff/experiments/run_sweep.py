@@ -11,8 +11,8 @@ from roundoff.errors import SweepError
 from roundoff.experiments.pool import Outcome, Task, run_many
 from roundoff.experiments.row import Row, append_row, read_rows
 from roundoff.experiments.sweep import PlannedTraining, Sweep
-
-ROWS_NAME = "rows.jsonl"
+from roundoff.experiments.sweep_files import write_results
+from roundoff.experiments.sweep_folder import SweepFolder, write_plan
 
 OnRow = Callable[[Row, bool], None]
 """Gets each row, and whether it was trained now (and not kept from before)."""
@@ -23,19 +23,21 @@ def run_sweep(
 ) -> list[Row]:
     """Train everything a sweep asks for, `jobs` at a time, and return its rows in their order.
 
-    Each row is written to `folder`/rows.jsonl as soon as it is there. With `resume`, rows that are there and whose
-    settings are unchanged are not trained again; failed ones are. A training that crashes is a row that says so.
+    Each row is written to `folder`/rows.jsonl as soon as it is there; however this ends, the rows so far are written
+    as a CSV file and as a page, too. With `resume`, rows that are there and whose settings are unchanged are not
+    trained again; failed ones are. A training that crashes is a row that says so.
 
     Raises:
         SweepError: `folder` holds rows already and `resume` is false, or it cannot be written to.
     """
-    kept = _kept_rows(sweep, folder, resume=resume)
+    files = SweepFolder(path=folder)
+    kept = _kept_rows(sweep, files, resume=resume)
     rows: dict[str, Row] = {}
 
     def done(row: Row, *, is_new: bool) -> None:
         rows[row.key] = row
         if is_new:
-            append_row(folder / ROWS_NAME, row)
+            append_row(files.rows, row)
         if on_row is not None:
             on_row(row, is_new)
 
@@ -44,20 +46,23 @@ def run_sweep(
         if training.key in kept:
             done(_relabelled(kept[training.key], training), is_new=False)
         else:
-            task = _task(training, number, folder)
+            task = _task(training, number, files)
             tasks.append(task)
             planned[task.name] = training
 
     def finished(outcome: Outcome) -> None:
         done(_row(planned[outcome.task.name], outcome), is_new=True)
 
-    run_many(tasks, jobs=jobs, on_result=finished)
+    try:
+        run_many(tasks, jobs=jobs, on_result=finished)
+    finally:
+        write_results(files)
     return [rows[training.key] for training in sweep.trainings]
 
 
-def _kept_rows(sweep: Sweep, folder: Path, *, resume: bool) -> Mapping[str, Row]:
-    path = folder / ROWS_NAME
-    before = read_rows(path)
+def _kept_rows(sweep: Sweep, files: SweepFolder, *, resume: bool) -> Mapping[str, Row]:
+    folder = files.path
+    before = read_rows(files.rows)
     if before and not resume:
         num_done = sum(training.key in before for training in sweep.trainings)
         raise SweepError.explain(
@@ -67,8 +72,9 @@ def _kept_rows(sweep: Sweep, folder: Path, *, resume: bool) -> Mapping[str, Row]
         )
     try:
         folder.mkdir(parents=True, exist_ok=True)
+        write_plan(files, sweep)
     except OSError as error:
-        raise SweepError.explain(f"'{folder}' cannot be made.", why=f"{error.strerror}.") from error
+        raise SweepError.explain(f"'{folder}' cannot be written.", why=f"{error.strerror}.") from error
     return {key: row for key, row in before.items() if row.failure is None}
 
 
@@ -77,20 +83,20 @@ def _relabelled(row: Row, training: PlannedTraining) -> Row:
     return replace(row, labels=training.labels)
 
 
-def _task(training: PlannedTraining, number: int, folder: Path) -> Task:
+def _task(training: PlannedTraining, number: int, files: SweepFolder) -> Task:
     # Imported here: whoever only reads rows needs no torch.
     from roundoff.experiments.train_row import RowTask, train_row
 
     recipe_file = None
     if training.recipe_toml is not None:
-        recipe_file = folder / "recipes" / f"{training.key}.toml"
+        recipe_file = files.recipe(training.key)
         recipe_file.parent.mkdir(parents=True, exist_ok=True)
         recipe_file.write_text(training.recipe_toml, encoding="utf-8")
     return Task(
         name=training.key,
         call=train_row,
-        argument=RowTask(config=training.config, recipe_file=recipe_file),
-        log=folder / "logs" / f"{number}.txt",
+        argument=RowTask(config=training.config, recipe_file=recipe_file, metrics_file=files.metrics(training.key)),
+        log=files.log(number),
     )
 
 

@@ -10,6 +10,7 @@ from dataclasses import fields
 from typing import Any
 
 from roundoff.errors import SweepError, TrainError
+from roundoff.experiments.axes import label_of
 from roundoff.train import TrainConfig
 
 _DECIDED_BY_THE_SWEEP = {"name", "runs", "resume", "eval_only", "save_every", "tensorboard", "rank", "world_size"}
@@ -33,6 +34,18 @@ def config_of(settings: Mapping[str, Any], *, where: str) -> TrainConfig:
         return TrainConfig(**{"threads": 1, **values, "runs": None})
     except TrainError as error:
         raise SweepError(f"{where} cannot be trained: {error}") from error
+
+
+def setting_text(name: str, value: object) -> str:
+    """Return a setting as a sweep file has it, without quotes.
+
+    >>> setting_text("loss_scale", 0.0), setting_text("lr", None), setting_text("lr_scaling", True)
+    ('dynamic', 'not set', 'yes')
+    """
+    if name == "loss_scale":
+        words: dict[object, str] = {number: word for word, number in _LOSS_SCALE_WORDS.items()}
+        return words.get(value, label_of(value))
+    return "not set" if value is None else label_of(value)
 
 
 def check_names(settings: Mapping[str, Any], *, where: str) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +12,11 @@ import torch._dynamo  # noqa: F401  torch's optimizers import it when first used
 
 from roundoff.experiments.saved_memory import saved_bytes
 from roundoff.precision import find_recipe
+from roundoff.runs import Metrics
+from roundoff.runs.lines import append_lines
 from roundoff.train.config import TrainConfig
 from roundoff.train.result import TrainResult
-from roundoff.train.trainer import train
+from roundoff.train.trainer import OnStep, train
 
 _TOLD_BY_OTHER_COLUMNS = "the loss was not finite"
 
@@ -25,6 +28,8 @@ class RowTask:
     config: TrainConfig
     recipe_file: Path | None = None
     """Where the recipe is, if it has no name."""
+    metrics_file: Path | None = None
+    """Where the metrics of every step go; what an earlier try left there goes."""
 
 
 def train_row(task: RowTask) -> dict[str, Any]:
@@ -34,7 +39,7 @@ def train_row(task: RowTask) -> dict[str, Any]:
         config = replace(config, recipe=str(task.recipe_file))
     with warnings.catch_warnings(record=True) as warned:
         warnings.simplefilter("default")
-        result = train(config)
+        result = train(config, on_step=_begun(task.metrics_file))
     return {
         "top1": result.top1,
         "eval_loss": result.eval_loss,
@@ -46,6 +51,19 @@ def train_row(task: RowTask) -> dict[str, Any]:
         "seconds": result.seconds,
         "note": "; ".join(_notes(result, [str(each.message) for each in warned])),
     }
+
+
+def _begun(path: Path | None) -> OnStep | None:
+    """Return what each step is told to, and begin anew."""
+    if path is None:
+        return None
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.unlink(missing_ok=True)
+    return partial(_append, path)
+
+
+def _append(path: Path, metrics: Metrics) -> None:
+    append_lines(path, [metrics.to_text()])
 
 
 def _saved(config: TrainConfig, result: TrainResult) -> int | None:

@@ -1,0 +1,98 @@
+"""What a sweep leaves for others to read: a CSV file and a page, made from its folder alone."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from roundoff.errors import SweepError
+from roundoff.experiments.row import Row
+from roundoff.experiments.row_table import Measure, csv_of, measures_of
+from roundoff.experiments.settings import SETTINGS, setting_text
+from roundoff.experiments.sweep_folder import KeptRow, KeptSweep, SweepFolder, losses_of, read_sweep_folder
+from roundoff.experiments.sweep_summary import is_nonfinite, summary_of
+from roundoff.report.sweep_page import SweepPage, SweepPageRow, sweep_page
+from roundoff.report.table import Cell, Column, Mark
+from roundoff.runs.atomic import write_atomically
+from roundoff.train import TrainConfig
+
+
+def write_results(folder: SweepFolder) -> KeptSweep:
+    """Write the rows so far as CSV and as a page into their folder, and return them; see `read_sweep_folder`."""
+    sweep = read_sweep_folder(folder.path)
+    try:
+        write_atomically(folder.csv, csv_of(sweep.rows, sweep.axes).encode())
+        write_atomically(folder.page, sweep_page(page_of(sweep, folder)).encode())
+    except OSError as error:
+        raise SweepError.explain(f"'{error.filename}' cannot be written.", why=f"{error.strerror}.") from error
+    return sweep
+
+
+def page_of(sweep: KeptSweep, folder: SweepFolder) -> SweepPage:
+    """Return everything the page of a sweep shows."""
+    rows = sweep.rows
+    common = _common(rows)
+    defaults = TrainConfig().to_object()
+    measures = measures_of(rows)
+    varying = [name for name in SETTINGS if name not in common]
+    return SweepPage(
+        title=f"Sweep {sweep.name}",
+        description=sweep.description,
+        summary=summary_of(rows, num_planned=len(sweep.planned)),
+        columns=[
+            *(Column(name=axis) for axis in sweep.axes),
+            *(Column(name=measure.name, is_number=True) for measure in measures),
+        ],
+        rows=[
+            _page_row(each, axes=sweep.axes, measures=measures, varying=varying, losses=losses_of(folder, each.key))
+            for each in sweep.planned
+        ],
+        common=_texts({name: value for name, value in common.items() if value != defaults[name]}),
+        defaults=_texts({name: value for name, value in common.items() if value == defaults[name]}),
+    )
+
+
+def _page_row(
+    kept: KeptRow,
+    *,
+    axes: Sequence[str],
+    measures: Sequence[Measure],
+    varying: Sequence[str],
+    losses: Sequence[float],
+) -> SweepPageRow:
+    row = kept.row
+    outcome, mark = _outcome(row)
+    labels = [Cell(shown=kept.labels.get(axis, "-"), value=kept.labels.get(axis)) for axis in axes]
+    if row is None:
+        empty = [Cell(shown="") for _ in measures]
+        return SweepPageRow(cells=[*labels, *empty], outcome=outcome, mark=mark, losses=losses)
+    return SweepPageRow(
+        cells=[*labels, *(Cell(shown=each.text(row), value=each.value(row)) for each in measures)],
+        outcome=outcome,
+        mark=mark,
+        losses=losses,
+        settings=_texts({name: row.settings[name] for name in varying if name in row.settings}),
+        recipe=row.recipe_toml,
+        note=row.note,
+    )
+
+
+def _outcome(row: Row | None) -> tuple[str, Mark | None]:
+    if row is None:
+        return "not there yet", "waiting"
+    if row.failure is not None:
+        return "failed", "failed"
+    return ("went non-finite", "bad") if is_nonfinite(row) else ("trained", None)
+
+
+def _common(rows: Sequence[Row]) -> dict[str, object]:
+    """Return the settings that are the same in every row."""
+    first = rows[0].settings if rows else {}
+    return {
+        name: first[name]
+        for name in SETTINGS
+        if name in first and all(row.settings.get(name) == first[name] for row in rows)
+    }
+
+
+def _texts(settings: Mapping[str, object]) -> dict[str, str]:
+    return {name: setting_text(name, value) for name, value in settings.items()}
