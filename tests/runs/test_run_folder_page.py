@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from roundoff.runs import TABLES, VERSION, Call, Metrics, RunInfo, RunWriter
+from roundoff.runs import TABLES, VERSION, Call, Ending, Metrics, RunInfo, RunWriter
+from roundoff.runs import flight_layout as layout
 from roundoff.runs.finding import FINDING_FIELDS
 
 PAGE = (Path(__file__).parents[2] / "docs" / "run-folder.md").read_text()
@@ -38,6 +39,21 @@ def test_every_field_of_the_lines_is_on_the_page():
 
 def test_every_field_of_a_finding_is_on_the_page():
     assert tuple(name for name, _, _ in rows_under("## findings.json")) == FINDING_FIELDS
+
+
+def test_every_field_of_an_ending_is_on_the_page():
+    assert [name for name, _, _ in rows_under("## ending-rankR.json")] == [field.name for field in fields(Ending)]
+
+
+def test_the_words_of_the_flight_recorder_are_where_the_page_says():
+    section = PAGE.split("\n## flight-rankR.bin\n")[1].split("\n## ")[0]
+    words = (layout.COUNT, layout.STEP, layout.PHASE, layout.DEPTH, layout.OP, layout.NAMES_USED)
+    assert re.findall(r"^\| (\d+) \|", section, re.MULTILINE) == [str(word) for word in (layout.PID, *words)]
+    assert f"| {layout.STACK} to {layout.RING - 1} |" in section
+    last = layout.NAMES_OFFSET // 8 - 1
+    assert f"| {layout.RING} to {last} | the ring: record n, counted from 1, is at {layout.RING} + 2 (n mod" in section
+    assert f"From byte {layout.NAMES_OFFSET} on there are {layout.NAMES_BYTES // 1024} KiB" in section
+    assert tuple(re.findall(r"\d (\w+)", section.split("Kinds are ")[1].split(". From")[0])) == layout.KINDS
 
 
 def test_the_page_is_about_the_version_that_is_written():

@@ -3,14 +3,19 @@
 from roundoff.runs.anomaly import Anomaly, AnomalyKind
 from roundoff.runs.call import Call
 from roundoff.runs.columns import EventColumns, HashColumns, Interned, ParameterColumns
+from roundoff.runs.ending import Ending
 from roundoff.runs.event import Event, EventKey, shape_from_text, shape_to_text
 from roundoff.runs.finding import Finding, Severity, ordered
+from roundoff.runs.flight import FlightRecorder
+from roundoff.runs.flight_reader import Flight, FlightRecord, read_flight, read_heartbeat
 from roundoff.runs.folder import (
     READABLE_BY,
     VERSION,
     batch_path,
     crash_path,
+    ending_path,
     flight_path,
+    native_crash_path,
     next_free_name,
     replay_path,
 )
@@ -38,10 +43,14 @@ __all__ = [
     "Anomaly",
     "AnomalyKind",
     "Call",
+    "Ending",
     "Event",
     "EventColumns",
     "EventKey",
     "Finding",
+    "Flight",
+    "FlightRecord",
+    "FlightRecorder",
     "HashColumns",
     "Interned",
     "JsonValue",
@@ -62,10 +71,14 @@ __all__ = [
     "UnreadableRun",
     "batch_path",
     "crash_path",
+    "ending_path",
     "flight_path",
     "list_runs",
+    "native_crash_path",
     "next_free_name",
     "ordered",
+    "read_flight",
+    "read_heartbeat",
     "replay_path",
     "shape_from_text",
     "shape_to_text",

@@ -22,6 +22,7 @@ _PART = re.compile(r"rank(\d+)-part-(\d+)\.parquet")
 _TENSORS = re.compile(r"rank(\d+)-step(\d+)\.safetensors")
 _BATCH = re.compile(r"rank(\d+)-batch-(\d+)\.safetensors")
 _LINES = re.compile(r"(?:metrics|calls|anomalies)-rank(\d+)\.jsonl")
+_ENDING = re.compile(r"ending-rank(\d+)\.json")
 _REPLAY = re.compile(r"step(\d+)")
 
 
@@ -99,6 +100,16 @@ def crash_path(folder: Path, *, rank: int) -> Path:
     return folder / f"crash-rank{rank}.txt"
 
 
+def native_crash_path(folder: Path, *, rank: int) -> Path:
+    """Return where the native stacks of a crash go."""
+    return folder / f"crash-native-rank{rank}.txt"
+
+
+def ending_path(folder: Path, *, rank: int) -> Path:
+    """Return where it says how the process ended."""
+    return folder / f"ending-rank{rank}.json"
+
+
 def parts(folder: Path, table: str) -> list[tuple[int, int, Path]]:
     """Return (rank, part, path) of every finished part of a table, in that order."""
     return sorted(_numbered(folder / table, _PART))
@@ -121,7 +132,7 @@ def replayed_steps(folder: Path) -> list[int]:
 
 def ranks_with_files(folder: Path) -> set[int]:
     """Return every rank that has left a file."""
-    found = {int(match[1]) for match, _ in _matching(folder, _LINES)}
+    found = {int(match[1]) for pattern in (_LINES, _ENDING) for match, _ in _matching(folder, pattern)}
     for table in ("events", "parameters", "hashes"):
         found |= {rank for rank, _, _ in parts(folder, table)}
     return found | {rank for rank, _, _ in tensor_files(folder)}

@@ -14,8 +14,10 @@ from roundoff.runs import folder as names
 from roundoff.runs.anomaly import Anomaly
 from roundoff.runs.atomic import write_atomically
 from roundoff.runs.call import Call
+from roundoff.runs.ending import Ending
 from roundoff.runs.event import Event, events_of
 from roundoff.runs.finding import Finding
+from roundoff.runs.flight_reader import Flight, read_flight
 from roundoff.runs.info import RunInfo, read_info
 from roundoff.runs.lines import read_lines
 from roundoff.runs.metrics import Metrics
@@ -140,6 +142,23 @@ class Run:
         """Open, for the folder of a replayed step, the state before it."""
         return TensorFile(names.state_path(self.path, rank=rank))
 
+    def ending(self, *, rank: int = 0) -> Ending | None:
+        """Return how the process ended, or that it hangs; None if nobody waited for it, or nothing was to be said."""
+        return self._read_object(names.ending_path(self.path, rank=rank), Ending)
+
+    def flight(self, *, rank: int = 0) -> Flight | None:
+        """Return what the process was doing when it was last heard of; None if that was not noted."""
+        path = names.flight_path(self.path, rank=rank)
+        return read_flight(path) if path.exists() else None
+
+    def python_stacks(self, *, rank: int = 0) -> str:
+        """Return the Python stacks of a crash or hang, as `faulthandler` writes them; empty if there was none."""
+        return _read_text(names.crash_path(self.path, rank=rank))
+
+    def native_stacks(self, *, rank: int = 0) -> str:
+        """Return the native stacks of a crash or hang, as gdb writes them; empty if there are none."""
+        return _read_text(names.native_crash_path(self.path, rank=rank))
+
     def probes(self) -> list[dict[str, JsonValue]]:
         """Return what probes measured, in order."""
         return list(read_lines(self.path / names.PROBES_NAME, dict))
@@ -217,6 +236,13 @@ class Run:
                 rows = read_part(path, table, columns=columns, selection=selection)
                 if rows is not None and rows.num_rows:
                     yield rows.add_column(0, RANK_FIELD, pa.repeat(pa.scalar(rank, pa.int32()), rows.num_rows))
+
+
+def _read_text(path: Path) -> str:
+    try:
+        return path.read_text(errors="replace") if path.exists() else ""
+    except OSError as error:
+        raise RunFolderError.explain(f"'{path}' cannot be read.", why=f"{error.strerror}.") from error
 
 
 def _chosen(table: Table, columns: Sequence[str] | None) -> list[str]:

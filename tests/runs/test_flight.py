@@ -1,0 +1,215 @@
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from roundoff.errors import RunFolderError
+from roundoff.runs.flight import FlightRecorder
+from roundoff.runs.flight_layout import COUNT, MAX_DEPTH, NUM_RECORDS, TOTAL_BYTES
+from roundoff.runs.flight_reader import read_flight, read_heartbeat
+
+WRITING_UNTIL_KILLED = """
+import sys
+from pathlib import Path
+from roundoff.runs.flight import FlightRecorder
+recorder = FlightRecorder.create(Path(sys.argv[1]))
+step = 0
+while True:
+    recorder.note(step=step, phase="forward")
+    recorder.enter("forward", "<model>")
+    for layer in range(40):
+        recorder.enter("forward", f"blocks.{layer}")
+        recorder.op(f"aten.op{layer}")
+        if step == 30 and layer == 7:
+            print("ready", flush=True)
+        recorder.op_done()
+        recorder.leave(f"blocks.{layer}")
+    recorder.leave("<model>")
+    step += 1
+"""
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "flight-rank0.bin"
+
+
+def test_tells_step_phase_sites_and_op_of_a_process_that_is_still_running(path: Path):
+    recorder = FlightRecorder.create(path)
+    recorder.note(step=12, phase="forward")
+    recorder.enter("forward", "<model>")
+    recorder.enter("forward", "blocks.0")
+    recorder.leave("blocks.0")
+    recorder.enter("forward", "blocks.1")
+    recorder.op("aten.bmm")
+    flight = read_flight(path)
+    assert (flight.step, flight.phase, flight.sites, flight.site) == (
+        12,
+        "forward",
+        ("<model>", "blocks.1"),
+        "blocks.1",
+    )
+    assert (flight.op, flight.is_op_done, flight.pid) == ("aten.bmm", False, os.getpid())
+    recorder.op_done()
+    assert read_flight(path).is_op_done
+
+
+def test_the_last_records_are_there_with_their_times(path: Path):
+    before = time.time()
+    recorder = FlightRecorder.create(path)
+    recorder.note(step=3, phase="eval")
+    recorder.enter("eval", "head")
+    recorder.leave("head")
+    flight = read_flight(path)
+    assert [(record.kind, record.name) for record in flight.records] == [
+        ("step", "3"),
+        ("phase", "eval"),
+        ("enter", "head"),
+        ("leave", "head"),
+    ]
+    assert before - 1 < flight.records[0].time <= flight.records[-1].time == flight.heartbeat < time.time() + 1
+    assert flight.num_records == read_heartbeat(path) == 4
+
+
+def test_before_the_first_step_nothing_is_claimed(path: Path):
+    FlightRecorder.create(path)
+    flight = read_flight(path)
+    assert (flight.step, flight.phase, flight.sites, flight.op, flight.records) == (None, None, (), None, ())
+
+
+def test_a_module_that_an_exception_ended_is_gone_when_the_one_around_it_ends(path: Path):
+    recorder = FlightRecorder.create(path)
+    for site in ("<model>", "encoder", "encoder.0"):
+        recorder.enter("forward", site)
+    recorder.leave("encoder")
+    assert read_flight(path).sites == ("<model>",)
+    recorder.leave("encoder.0")  # its hook comes late: it is not on the stack any more
+    assert read_flight(path).sites == ("<model>",)
+    recorder.clear()
+    assert read_flight(path).sites == ()
+
+
+def test_a_module_that_calls_itself_is_left_once_at_a_time(path: Path):
+    recorder = FlightRecorder.create(path)
+    recorder.enter("forward", "cell")
+    recorder.enter("forward", "cell")
+    recorder.leave("cell")
+    assert read_flight(path).sites == ("cell",)
+
+
+def test_the_ring_goes_round_and_keeps_the_newest(path: Path):
+    recorder = FlightRecorder.create(path)
+    for step in range(3 * NUM_RECORDS):
+        recorder.note(step=step, phase=None)
+    flight = read_flight(path)
+    assert flight.records[-1].name == str(3 * NUM_RECORDS - 1)
+    assert [int(record.name) for record in flight.records] == list(
+        range(3 * NUM_RECORDS - len(flight.records), 3 * NUM_RECORDS)
+    )
+    assert len(flight.records) > NUM_RECORDS * 0.9
+
+
+def test_a_stack_deeper_than_the_file_has_room_for_is_cut(path: Path):
+    recorder = FlightRecorder.create(path)
+    for depth in range(MAX_DEPTH + 50):
+        recorder.enter("forward", f"m{depth}")
+    assert read_flight(path).sites == tuple(f"m{depth}" for depth in range(MAX_DEPTH))
+    for depth in reversed(range(MAX_DEPTH + 50)):
+        recorder.leave(f"m{depth}")
+    assert read_flight(path).sites == ()
+
+
+def test_names_beyond_the_room_for_them_share_one(path: Path):
+    recorder = FlightRecorder.create(path)
+    for number in range(2000):
+        recorder.op(f"{number:0>399}")
+    recorder.enter("x", "y" * 399)
+    flight = read_flight(path)
+    assert flight.sites == ("<unnamed>",)
+    recorder.leave("y" * 399)
+    assert read_flight(path).sites == ()
+
+
+def test_a_record_that_was_not_finished_is_not_seen(path: Path):
+    recorder = FlightRecorder.create(path)
+    recorder.note(step=0, phase=None)
+    recorder.note(step=1, phase=None)
+    data = bytearray(path.read_bytes())
+    data[8 * COUNT : 8 * COUNT + 8] = (1).to_bytes(8, "little")  # died before the second was counted
+    path.write_bytes(data)
+    assert [record.name for record in read_flight(path).records] == ["0"]
+
+
+def test_a_forked_process_does_not_write_into_its_parents_file(path: Path):
+    recorder = FlightRecorder.create(path)
+    recorder.note(step=1, phase="forward")
+    child = os.fork()
+    if child == 0:
+        try:
+            recorder.note(step=99, phase="eval")
+        finally:
+            os._exit(0)
+    os.waitpid(child, 0)
+    assert read_flight(path).step == 1
+
+
+def test_after_closing_notes_are_lost_and_nothing_breaks(path: Path):
+    recorder = FlightRecorder.create(path)
+    recorder.note(step=1, phase="forward")
+    recorder.close()
+    recorder.enter("forward", "late")
+    recorder.leave("late")
+    assert read_flight(path).num_records == 2
+
+
+def test_a_killed_process_leaves_a_file_that_tells_where_it_was(path: Path):
+    code = [sys.executable, "-c", WRITING_UNTIL_KILLED, str(path)]
+    process = subprocess.Popen(code, stdout=subprocess.PIPE)
+    assert process.stdout is not None
+    process.stdout.readline()
+    process.send_signal(signal.SIGKILL)
+    process.communicate()
+    flight = read_flight(path)
+    assert flight.step is not None
+    assert flight.step >= 30
+    assert flight.phase == "forward"
+    kinds = {record.kind for record in flight.records}
+    assert kinds >= {"enter", "leave", "op"}
+    times = [record.time for record in flight.records]
+    assert times == sorted(times)
+
+
+def test_a_living_process_is_read_without_confusion_at_any_moment(path: Path):
+    process = subprocess.Popen([sys.executable, "-c", WRITING_UNTIL_KILLED, str(path)], stdout=subprocess.PIPE)
+    assert process.stdout is not None
+    process.stdout.readline()
+    try:
+        for _ in range(30):
+            flight = read_flight(path)
+            times = [record.time for record in flight.records]
+            assert times == sorted(times)
+            assert all(record.name != "?" for record in flight.records)
+            assert all(site == "<model>" or site.startswith("blocks.") for site in flight.sites)
+    finally:
+        process.kill()
+        process.communicate()
+
+
+@pytest.mark.parametrize(
+    ("content", "why"),
+    [
+        (b"", "0 bytes instead of"),
+        (bytes(TOTAL_BYTES), "no flight recorder's file"),
+    ],
+)
+def test_a_broken_file_is_an_error_that_names_it(path: Path, content: bytes, why: str):
+    path.write_bytes(content)
+    with pytest.raises(RunFolderError, match=why):
+        read_flight(path)
+    path.unlink()
+    with pytest.raises(RunFolderError, match="No such file"):
+        read_flight(path)
