@@ -1,0 +1,171 @@
+"""The origin of a bad value: the op that made it from good ones, and how far it spread."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from roundoff.diagnose.provenance import Provenance, Root, RootKind
+from roundoff.diagnose.step_ops import NAMED, StepOp, ops_of
+from roundoff.runs import Event, Run
+
+_SOFTMAXES = ("softmax", "logsumexp", "scaled_dot_product", "attention")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Liveness:
+    """How far the bad values of a step spread."""
+
+    reaches_loss: bool
+    num_bad_gradients: int
+    num_gradients: int
+    num_bad_weights: int
+    num_weights: int
+    reaches_statistics: bool
+    """Whether a norm counted it into its running statistics."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OriginPlace:
+    """The first op of a step that made a bad value from good ones and whose result matters; or how else it came in."""
+
+    kind: RootKind
+    """op, or: input, parameter, state, collective for values that were bad before any op of this step and rank."""
+    bad: Event
+    """The bad result; for kinds other than op the tensor as it was first seen."""
+    inputs: tuple[Event, ...]
+    is_masked: bool
+    """Whether the op is a softmax or attention that had only the -inf of a mask to work with."""
+    has_inputs: bool
+    """Whether inputs were recorded; without them the first op with a bad result is only likely the origin."""
+    batch_size: int | None
+    """The first dimension of the first input of the step's models."""
+    liveness: Liveness
+
+    @property
+    def phase(self) -> str:
+        """forward, backward or optimizer."""
+        return self.bad.phase
+
+    @property
+    def site(self) -> str:
+        """The part of the model."""
+        return self.bad.site
+
+    @property
+    def op(self) -> str:
+        """The op without its number, `aten.bmm`."""
+        return self.bad.op
+
+    @property
+    def nth(self) -> int:
+        """Its number."""
+        return self.bad.nth
+
+    @property
+    def microbatch(self) -> int:
+        """The nth backward inside the step."""
+        return self.bad.microbatch
+
+    @property
+    def output(self) -> str:
+        """Which result, `output0`."""
+        return self.bad.output
+
+    @property
+    def order(self) -> int:
+        """Its place within the step."""
+        return self.bad.order
+
+
+def find_origin(run: Run, *, step: int, rank: int = 0) -> OriginPlace | None:
+    """Return where the first bad value came from that reaches loss, gradients, weights or statistics, or None.
+
+    Works on the events of one recorded or replayed step. A mask's -inf is no error, and neither are values that are
+    masked or divided away later.
+    """
+    ops = ops_of(event for event in run.iter_events(step=step, rank=rank) if event.phase != "eval")
+    provenance = Provenance(ops)
+    if not provenance.roots:
+        return None
+    sinks = _Sinks(ops, provenance)
+    live = [order for order in sorted(provenance.roots) if sinks.are_reached_by(order)]
+    return _place(provenance.roots[live[0]], ops, sinks.liveness()) if live else None
+
+
+def _place(root: Root, ops: Sequence[StepOp], liveness: Liveness) -> OriginPlace:
+    is_softmax = any(word in root.bad.op for word in _SOFTMAXES)
+    sizes = [op.first.shape[0] for op in ops if op.first.op == "input" and op.first.shape]
+    return OriginPlace(
+        kind=root.kind,
+        bad=root.bad,
+        inputs=root.inputs,
+        is_masked=is_softmax and any(x.num_neginf for x in root.inputs),
+        has_inputs=any(op.inputs for op in ops),
+        batch_size=sizes[0] if sizes else None,
+        liveness=liveness,
+    )
+
+
+class _Sinks:
+    """The tensors of a step that matter, with the roots of those that are bad."""
+
+    def __init__(self, ops: Sequence[StepOp], provenance: Provenance) -> None:
+        self._provenance = provenance
+        self._losses = _losses(ops)
+        self._gradients = [op.first for op in ops if op.first.op == "gradient"]
+        self._weights = _new_weights(ops)
+        norms = [op for op in ops if "batch_norm" in op.bare and "backward" not in op.bare]
+        self._statistics = [event for op in norms for event in op.outputs[1:3]]
+
+    def are_reached_by(self, root: int) -> bool:
+        """Say whether anything that matters is bad because of this root."""
+        everything = (*self._losses, *self._gradients, *self._weights, *self._statistics)
+        return any(root in self._provenance.roots_of(sink) for sink in everything)
+
+    def liveness(self) -> Liveness:
+        """Count what is bad; one cause may have several roots, such as log(0) and, in backward, 1/0."""
+        return Liveness(
+            reaches_loss=self._num_bad(self._losses) > 0,
+            num_bad_gradients=self._num_bad(self._gradients),
+            num_gradients=len(self._gradients),
+            num_bad_weights=self._num_bad(self._weights),
+            num_weights=len(self._weights),
+            reaches_statistics=self._num_bad(self._statistics) > 0,
+        )
+
+    def _num_bad(self, sinks: Sequence[Event]) -> int:
+        return sum(bool(self._provenance.roots_of(sink)) for sink in sinks)
+
+
+def _losses(ops: Sequence[StepOp]) -> list[Event]:
+    """Return the scalars that backward started from: it begins by making a 1 in their likeness."""
+    found: list[Event] = []
+    last_scalar: Event | None = None
+    start: Event | None = None
+    was_forward = False
+    for op in ops:
+        event = op.first
+        if event.phase == "backward" and event.op not in NAMED and was_forward:
+            loss = start or last_scalar
+            found.extend([loss] if loss is not None else [])
+            start = last_scalar = None
+        was_forward = event.phase == "forward" or (was_forward and event.phase != "backward")
+        if event.phase == "forward" and event.num_elements == 1 and event.op not in NAMED:
+            start = op.inputs[0] if op.bare == "ones_like" and op.inputs else start
+            last_scalar = event if "float" in event.dtype and op.bare != "ones_like" else last_scalar
+    return found if found or last_scalar is None else [last_scalar]
+
+
+def _new_weights(ops: Sequence[StepOp]) -> list[Event]:
+    """Return, for each parameter, the last thing written to a tensor of its shape by the optimizer."""
+    shapes = {op.first.parameter: op.first.shape for op in ops if op.first.op == "parameter"}
+    found: dict[str, Event] = {}
+    in_step = False
+    for op in ops:
+        in_step = in_step or op.first.op == "gradient"
+        if in_step and op.first.phase == "optimizer" and (op.first.op.endswith("_") or "_fused" in op.first.op):
+            for event in op.outputs:
+                if event.parameter is not None and event.shape == shapes.get(event.parameter, event.shape):
+                    found[event.parameter] = event
+    return list(found.values())
