@@ -14,6 +14,7 @@ IMAGE_DATA = ("digits", "fashion-mnist", "idx:PATH", "folder:PATH")
 DATA = (*IMAGE_DATA, "text:PATH")
 IMAGE_MODELS = ("resnet-small", "resnet18", "resnet50")
 MODELS = (*IMAGE_MODELS, "gpt-small", "hf:CONFIG")
+OPTIMIZERS = ("sgd", "adam", "adamw", "bert-adam", "rmsprop", "adagrad", "adamax", "nadam", "radam")
 SCHEDULES = ("step", "cosine", "linear", "constant")
 AUGMENTATIONS = ("crop", "flip", "jitter")
 REDUCTIONS = ("mean", "sum")
@@ -129,6 +130,7 @@ class TrainConfig:
     def __post_init__(self) -> None:
         _check_name("data", self.data, DATA)
         _check_name("model", self.model, MODELS)
+        _check_choice("optimizer", self.optimizer, OPTIMIZERS)
         _check_choice("schedule", self.schedule, SCHEDULES)
         _check_choice("loss_reduction", self.loss_reduction, REDUCTIONS)
         for name in self.augment or ():

@@ -9,7 +9,6 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from roundoff.errors import TrainError
 from roundoff.train.bert_adam import BertAdam
 from roundoff.train.config import TrainConfig
 
@@ -29,8 +28,6 @@ _WITH_MOMENTUM = ("sgd", "rmsprop")
 
 def build_optimizer(config: TrainConfig, model: nn.Module) -> Optimizer:
     """Make the optimizer a training asks for, over the parameters of `model`."""
-    if config.optimizer not in _KINDS:
-        raise TrainError.explain(f"--optimizer cannot be '{config.optimizer}'.", why=f"known are {', '.join(_KINDS)}.")
     options: dict[str, Any] = {"lr": config.peak_lr}
     if config.optimizer in _WITH_MOMENTUM:
         options["momentum"] = config.momentum
