@@ -132,6 +132,43 @@ def test_a_folder_that_is_no_sweep_cannot_be_shown():
     assert result.stderr.startswith("SweepError: 'runs' holds no sweep.\n")
 
 
+def test_what_trains_does_not_go_with_show():
+    for words in (["tiny.toml"], ["--only", "fp32"], ["--steps", "2"], ["--resume"], ["--name", "other"]):
+        result = invoke("--show", "runs/tiny", *words)
+        assert result.exit_code == 2
+        assert result.stderr.startswith("UsageError: --show trains nothing.\n")
+
+
+def test_a_folder_in_the_place_of_a_file_leads_to_show():
+    Path("runs").mkdir()
+    assert "fix: to see what was trained there: roundoff sweep --show runs\n" in invoke("runs").stderr
+
+
+def test_a_csv_file_that_cannot_be_is_told_before_anything_is_trained():
+    result = invoke("tiny.toml", "--csv", "nowhere/rows.csv")
+    assert result.exit_code == 2
+    assert result.stderr == (
+        "UsageError: 'nowhere/rows.csv' cannot be written.\n  why: there is no folder 'nowhere'.\n"
+    )
+    assert not Path("runs").exists()
+
+
+def test_an_interrupt_tells_how_to_go_on_with_the_same_words(monkeypatch: pytest.MonkeyPatch):
+    def run_many(tasks: list[Task], *, jobs: int, on_result: object) -> None:
+        assert callable(on_result)
+        on_result(Outcome(task=tasks[0], value={"top1": 0.5}))
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(run_sweep, "run_many", run_many)
+    result = invoke("tiny.toml", "--jobs", "2", "--only", "fp32, *", "--runs", "my runs", "--json")
+    assert result.exit_code == 130
+    assert result.stderr.splitlines()[-1] == (
+        "1 of 2 rows are kept. To go on: "
+        "roundoff sweep tiny.toml --jobs 2 --only 'fp32, *' --json --runs 'my runs' --resume"
+    )
+    assert "1 of 2 rows so far" in Path("my runs/tiny/report.html").read_text()
+
+
 def test_trains_for_real():
     result = invoke("tiny.toml", "--jobs", "0", "--only", "fp32, 16")
     assert result.exit_code == 0, result.output

@@ -169,6 +169,16 @@ def test_a_misspelt_fixed_point_setting_is_found_before_anything_is_trained(tmp_
     assert text.startswith("'my.toml' at recipe = a has a recipe that cannot be: Fixed point has no tensors 'wieght'.")
 
 
+def test_a_misspelt_setting_of_a_recipe_is_found_before_anything_is_trained(tmp_path: Path):
+    text = error_of(tmp_path, '[axes.recipe]\na = { recipe = { base = "O2", losscale = 8 } }')
+    assert text.startswith("'my.toml' at recipe = a has a recipe that cannot be: an unknown setting 'losscale'.\n")
+
+
+def test_an_unknown_optimizer_is_found_before_anything_is_trained(tmp_path: Path):
+    text = error_of(tmp_path, '[axes]\noptimizer = ["sgd", "sgdd"]')
+    assert text.startswith("'my.toml' at optimizer = sgdd cannot be trained: --optimizer cannot be 'sgdd'.\n")
+
+
 def test_two_labels_with_the_same_settings_are_an_error(tmp_path: Path):
     assert error_of(tmp_path, "[axes.lr]\nlow = 0.1\nalso_low = 0.1") == (
         "'my.toml' would train the same twice: 'low' and 'also_low'.\n"

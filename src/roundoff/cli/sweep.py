@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 from pathlib import Path
-from types import TracebackType
-from typing import TYPE_CHECKING, NoReturn, Self
+from typing import TYPE_CHECKING, NoReturn
 
 import click
 
+from roundoff.cli.sweep_progress import SweepProgress
 from roundoff.errors import UsageError
 
 if TYPE_CHECKING:
-    from rich.progress import Progress
-
     from roundoff.experiments.row import Row
 
 
@@ -61,7 +60,12 @@ def sweep_command(
     if list_them:
         click.echo(_listing())
         return
+    _check_writable(csv_file)
     if shown is not None:
+        if file or only or steps or resume or name:
+            raise UsageError.explain(
+                "--show trains nothing.", why="it reads a folder as it is.", fix=f"roundoff sweep --show {shown}"
+            )
         from roundoff.experiments.sweep_files import write_results
         from roundoff.experiments.sweep_folder import SweepFolder
 
@@ -77,7 +81,7 @@ def sweep_command(
     sweep = sweep.only(only) if only else sweep
     sweep = sweep.shortened(steps) if steps else sweep
     folder = runs / (name or sweep.name)
-    with _Progress(num_rows=len(sweep.trainings), again=_again(file, name)) as progress:
+    with SweepProgress(num_rows=len(sweep.trainings), again=_again()) as progress:
         rows = run_sweep(sweep, folder=folder, jobs=jobs, resume=resume, on_row=progress.row)
     _answer(rows, sweep.axes, num_planned=len(rows), folder=folder, csv_file=csv_file, as_json=as_json)
 
@@ -118,6 +122,12 @@ def _text(rows: list[Row], axes: tuple[str, ...]) -> str:
     return text_table(table_of(rows, axes), left={*axes, *LEFT}, ruled=sys.stdout.isatty())
 
 
+def _check_writable(csv_file: Path | None) -> None:
+    """Raise now what would otherwise be known after the last training."""
+    if csv_file is not None and not csv_file.parent.is_dir():
+        raise UsageError.explain(f"'{csv_file}' cannot be written.", why=f"there is no folder '{csv_file.parent}'.")
+
+
 def _write(path: Path, text: str) -> None:
     try:
         path.write_text(text, encoding="utf-8")
@@ -125,52 +135,12 @@ def _write(path: Path, text: str) -> None:
         raise UsageError.explain(f"'{path}' cannot be written.", why=f"{error.strerror}.") from error
 
 
-def _again(file: str, name: str | None) -> str:
-    return f"roundoff sweep {file}{f' --name {name}' if name else ''} --resume"
-
-
-class _Progress:
-    """What somebody who waits sees: a bar with the time left on a terminal, a line a row elsewhere."""
-
-    def __init__(self, *, num_rows: int, again: str) -> None:
-        self._num_rows, self._num_done, self._again = num_rows, 0, again
-        self._bar = _bar() if sys.stderr.isatty() else None
-        self._task = self._bar.add_task("", total=num_rows) if self._bar else None
-
-    def row(self, row: Row, is_new: bool) -> None:
-        """Count a row, and say what it came to."""
-        self._num_done += 1
-        if self._bar and self._task is not None:
-            self._bar.update(self._task, completed=self._num_done, description=row.name)
-        else:
-            line = f"[{self._num_done}/{self._num_rows}] {row.name}: {_outcome(row)}{'' if is_new else ' (kept)'}"
-            click.echo(line, err=True)
-
-    def __enter__(self) -> Self:
-        if self._bar:
-            self._bar.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if self._bar:
-            self._bar.stop()
-        if kind is not None and issubclass(kind, KeyboardInterrupt):
-            click.echo(f"{self._num_done} of {self._num_rows} rows are kept. To go on: {self._again}", err=True)
-
-
-def _outcome(row: Row) -> str:
-    if row.top1 is None:
-        return row.note
-    bad = "" if row.first_nonfinite_step is None else f", not finite at step {row.first_nonfinite_step}"
-    skipped = f", {row.skipped} skipped" if row.skipped else ""
-    return f"top-1 {row.top1:.3f}{bad}{skipped}, {row.seconds:.1f} s"
-
-
-def _bar() -> Progress:
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
-    columns = (TextColumn("rows"), MofNCompleteColumn(), BarColumn(), TimeRemainingColumn())
-    return Progress(*columns, TextColumn("{task.description}"), console=Console(stderr=True), transient=True)
+def _again() -> str:
+    """Return the command that goes on with what this one began: the same words, and --resume."""
+    context = click.get_current_context()
+    words = ["roundoff", "sweep", str(context.params["file"])]
+    for option in context.command.params:
+        value = context.params.get(option.name or "")
+        if isinstance(option, click.Option) and value not in (option.default, None, False):
+            words += [option.opts[0], *([] if option.is_flag else [str(value)])]
+    return shlex.join(words if context.params["resume"] else [*words, "--resume"])

@@ -64,10 +64,11 @@ def _kept_rows(sweep: Sweep, files: SweepFolder, *, resume: bool) -> Mapping[str
     folder = files.path
     before = read_rows(files.rows)
     if before and not resume:
+        held = "1 row" if len(before) == 1 else f"{len(before)} rows"
         num_done = sum(training.key in before for training in sweep.trainings)
         raise SweepError.explain(
             f"'{folder}' already holds a sweep.",
-            why=f"it has {len(before)} rows, {num_done} of the {len(sweep.trainings)} asked for.",
+            why=f"it has {held}, {num_done} of the {len(sweep.trainings)} asked for.",
             fix="--resume trains what is missing; --name NEW starts in another folder.",
         )
     try:

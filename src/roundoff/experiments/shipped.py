@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 from pathlib import Path
 
 from roundoff.errors import SweepError
@@ -21,7 +22,10 @@ def find_sweep(name: str) -> Path:
         return path
     names = {shipped.stem: shipped for shipped in shipped_sweeps()}
     if name not in names:
+        close = difflib.get_close_matches(name, names, n=1)
         raise SweepError.explain(
-            f"No sweep '{name}'.", why=f"there is no such file, and by name there are {', '.join(names)}."
+            f"No sweep '{name}'.",
+            why=f"there is no such file, and by name there are {', '.join(names)}.",
+            fix=f"did you mean '{close[0]}'?" if close else None,
         )
     return names[name]

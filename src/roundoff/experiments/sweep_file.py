@@ -43,6 +43,8 @@ def read_sweep(path: Path) -> Sweep:
     except (OSError, UnicodeDecodeError) as error:
         why = error.strerror if isinstance(error, OSError) else str(error)
         fix = "roundoff sweep --list names those that come along."
+        if isinstance(error, IsADirectoryError):
+            fix = f"to see what was trained there: roundoff sweep --show {path}"
         raise SweepError.explain(f"Sweep file '{path}' cannot be read.", why=f"{why}.", fix=fix) from error
     except tomllib.TOMLDecodeError as error:
         raise SweepError.explain(f"Sweep file '{path}' is not TOML.", why=f"{error}.") from error

@@ -49,7 +49,8 @@ def _from_table(table: Mapping[str, Any], *, folder: Path) -> Recipe:
 
 def _about_a_table(error: RecipeError) -> str:
     """Return what is wrong with a recipe without the file and line it never had."""
-    return re.sub(rf"^Recipe file '{_TABLE}'(?: line \d+)?:? ", "", str(error))
+    text = re.sub(rf"^Recipe file '{_TABLE}'(?: line \d+)?:? ", "", str(error))
+    return text.replace("has an unknown", "an unknown", 1) if text.startswith("has ") else text
 
 
 def _inline(value: Any) -> str:

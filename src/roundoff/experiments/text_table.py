@@ -2,56 +2,51 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Collection, Sequence
 
-WIDTH = 100
+PIPE_WIDTH = 100
+
+_GAP = "  "
+_LEAST = 8
+"""Columns of words are not cut below so many characters."""
 
 Line = tuple[str, ...]
 
 
-def text_table(lines: Sequence[Line], *, left: Collection[str], ruled: bool, width: int = WIDTH) -> str:
+def text_table(lines: Sequence[Line], *, left: Collection[str], ruled: bool, width: int | None = None) -> str:
     """Lay out lines under the first one, their header; columns named in `left` are words, all others numbers.
 
-    What does not fit into `width` is cut from the last column; neither a pipe nor a terminal gets a longer line
-    unless all the other columns need it.
+    Words that do not fit into `width` are cut, in the widest column first; numbers never are. Without a `width` it is
+    that of the terminal for a ruled table, and 100 otherwise.
 
     >>> print(text_table([("recipe", "top-1", "note"), ("O2", "0.97", "fine")], left={"recipe", "note"}, ruled=False))
     recipe  top-1  note
     O2       0.97  fine
     """
-    cut = _cut_last(lines, width=width)
-    if ruled:
-        return _ruled(cut, left=left, width=width)
-    widths = _widths(cut)
-    return "\n".join(
-        "  ".join(
-            cell.ljust(size) if name in left else cell.rjust(size)
-            for cell, size, name in zip(line, widths, cut[0], strict=True)
-        ).rstrip()
-        for line in cut
-    )
+    if width is None:
+        width = shutil.get_terminal_size().columns if ruled else PIPE_WIDTH
+    header = lines[0]
+    sizes = _sizes(lines, left=left, width=width)
+    texts = [_GAP.join(map(_fitted, line, sizes, (name in left for name in header))).rstrip() for line in lines]
+    rule = [_GAP.join("─" * size for size in sizes)] if ruled else []
+    return "\n".join([texts[0], *rule, *texts[1:]])
 
 
-def _cut_last(lines: Sequence[Line], *, width: int) -> list[Line]:
-    room = max(len(lines[0][-1]), width - sum(size + 2 for size in _widths(lines)[:-1]))
-    return [(*line[:-1], line[-1] if len(line[-1]) <= room else line[-1][: room - 1] + "…") for line in lines]
+def _sizes(lines: Sequence[Line], *, left: Collection[str], width: int) -> list[int]:
+    """Return the width of each column: what it needs, or as much as there is."""
+    sizes = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    least = {place: max(len(name), _LEAST) for place, name in enumerate(lines[0]) if name in left}
+    while sum(sizes) + len(_GAP) * (len(sizes) - 1) > width:
+        wide = [place for place in least if sizes[place] > least[place]]
+        if not wide:
+            break
+        # Of equally wide ones the last: it is the note, and the others tell the rows apart.
+        sizes[max(wide, key=lambda place: (sizes[place], place))] -= 1
+    return sizes
 
 
-def _widths(lines: Sequence[Line]) -> list[int]:
-    return [max(map(len, column)) for column in zip(*lines, strict=True)]
-
-
-def _ruled(lines: Sequence[Line], *, left: Collection[str], width: int) -> str:
-    from rich.box import SIMPLE_HEAD
-    from rich.console import Console
-    from rich.table import Table
-
-    table = Table(box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
-    for name in lines[0]:
-        table.add_column(name, justify="left" if name in left else "right", no_wrap=True)
-    for line in lines[1:]:
-        table.add_row(*line)
-    console = Console(width=width, highlight=False, markup=False)
-    with console.capture() as capture:
-        console.print(table)
-    return capture.get().rstrip()
+def _fitted(cell: str, size: int, is_left: bool) -> str:
+    if len(cell) > size:
+        cell = cell[: size - 1] + "…"
+    return cell.ljust(size) if is_left else cell.rjust(size)
