@@ -88,6 +88,7 @@ def test_the_wheel_holds_everything_but_the_compiled_kernels(installed: Installe
     names = zipfile.ZipFile(installed.wheel).namelist()
     assert [name for name in names if name.endswith(".so")] == []
     assert {"roundoff/__init__.py", "roundoff/py.typed", "roundoff/train/digits.npz"} <= set(names)
+    assert {"roundoff/report/assets/page.css", "roundoff/report/assets/page.js"} <= set(names)
     assert [name for name in names if name.endswith("licenses/NOTICE")] != []
 
 

@@ -1,4 +1,4 @@
-"""Findings as text; decides nothing."""
+"""Findings as text, sweeps as a page; decides nothing."""
 
 from roundoff.report.text import to_text
 
