@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from roundoff.errors import FormatError
+from roundoff.formats.format import check_saturates
 from roundoff.formats.small_float import SmallFloat
 from roundoff.kernels.modes import Overflow, Rounding
 from roundoff.kernels.rounding import round_blocks
@@ -79,12 +80,7 @@ class BlockFormat:
         self, x: Tensor, *, rounding: Rounding, key: int, overflow: Overflow | None, out: Tensor | None
     ) -> Tensor:
         """Return `x` rounded to this format; see `round_to`. Random numbers follow the order with blocks last."""
-        if overflow not in (None, "saturate"):
-            raise FormatError.explain(
-                f"Format '{self.name}' cannot overflow to '{overflow}'.",
-                why="the elements of a scaled block saturate.",
-                fix="leave `overflow` away.",
-            )
+        check_saturates(self.name, overflow)
         axis = self._axis_of(x)
         result = round_blocks(
             x.movedim(axis, -1) if x.dim() else x,

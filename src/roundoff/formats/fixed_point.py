@@ -9,6 +9,7 @@ from typing import Literal, Self
 from torch import Tensor
 
 from roundoff.errors import FormatError
+from roundoff.formats.format import check_saturates
 from roundoff.kernels.modes import Overflow, Rounding
 from roundoff.kernels.rounding import round_fixed
 
@@ -113,12 +114,7 @@ class FixedPoint:
         self, x: Tensor, *, rounding: Rounding, key: int, overflow: Overflow | None, out: Tensor | None
     ) -> Tensor:
         """Return `x` rounded to this format; see `round_to`."""
-        if overflow not in (None, "saturate"):
-            raise FormatError.explain(
-                f"Fixed point cannot overflow to '{overflow}'.",
-                why="its codes are all numbers.",
-                fix="leave `overflow` away: what is too large saturates.",
-            )
+        check_saturates(self.name, overflow)
         return round_fixed(
             x,
             step=self.step,

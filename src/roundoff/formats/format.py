@@ -6,6 +6,7 @@ from typing import Protocol
 
 from torch import Tensor
 
+from roundoff.errors import FormatError
 from roundoff.kernels.modes import Overflow, Rounding
 
 
@@ -44,3 +45,13 @@ class Format(Protocol):
         self, x: Tensor, *, rounding: Rounding, key: int, overflow: Overflow | None, out: Tensor | None
     ) -> Tensor:
         """Return `x` rounded to the format, in `out` if given. Call `round_to`, which checks and draws `key`."""
+
+
+def check_saturates(name: str, overflow: Overflow | None) -> None:
+    """Raise if a format that can only saturate is told to overflow in another way."""
+    if overflow not in (None, "saturate"):
+        raise FormatError.explain(
+            f"Format '{name}' cannot overflow to '{overflow}'.",
+            why="it only saturates: what is too large becomes its largest number.",
+            fix="leave `overflow` away.",
+        )
