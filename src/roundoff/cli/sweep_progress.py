@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
@@ -19,17 +20,20 @@ class SweepProgress:
 
     def __init__(self, *, num_rows: int, again: str) -> None:
         self._num_rows, self._num_done, self._again = num_rows, 0, again
-        self._bar = _bar() if sys.stderr.isatty() else None
+        self._bar = _bar() if sys.stderr.isatty() and os.environ.get("TERM") != "dumb" else None
         self._task = self._bar.add_task("", total=num_rows) if self._bar else None
 
     def row(self, row: Row, is_new: bool) -> None:
         """Count a row, and say what it came to."""
         self._num_done += 1
-        if self._bar and self._task is not None:
-            self._bar.update(self._task, completed=self._num_done, description=row.name)
-        else:
-            line = f"[{self._num_done}/{self._num_rows}] {row.name}: {_outcome(row)}{'' if is_new else ' (kept)'}"
+        line = f"[{self._num_done}/{self._num_rows}] {row.name}: {_outcome(row)}{'' if is_new else ' (kept)'}"
+        if self._bar is None or self._task is None:
             click.echo(line, err=True)
+            return
+        self._bar.update(self._task, completed=self._num_done, description=row.name)
+        if row.failure is not None:
+            # Told above the bar at once: a mistake in the file often fails every row.
+            self._bar.console.print(line, markup=False, highlight=False)
 
     def __enter__(self) -> Self:
         if self._bar:
@@ -58,4 +62,6 @@ def _bar() -> Progress:
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
     columns = (TextColumn("rows"), MofNCompleteColumn(), BarColumn(), TimeRemainingColumn())
-    return Progress(*columns, TextColumn("{task.description}"), console=Console(stderr=True), transient=True)
+    return Progress(
+        *columns, TextColumn("{task.description}", markup=False), console=Console(stderr=True), transient=True
+    )
