@@ -1,3 +1,4 @@
+import json
 from pathlib import Path
 
 import pytest
@@ -56,11 +57,18 @@ def test_a_folder_without_a_sweep_is_an_error(tmp_path: Path):
         read_sweep_folder(tmp_path / "nowhere")
 
 
-@pytest.mark.parametrize("text", ["{}", '{"name": "a", "description": "", "axes": [], "rows": [{"key": "k"}]}'])
-def test_a_plan_that_says_too_little_is_an_error(folder: SweepFolder, text: str):
-    folder.plan.write_text(text)
+@pytest.mark.parametrize("row", [{}, {"key": "k"}, {"key": "../k", "labels": {}}, {"key": 1, "labels": {}}])
+def test_a_plan_that_cannot_be_is_an_error(folder: SweepFolder, row: dict[str, object]):
+    folder.plan.write_text(json.dumps({"name": "a", "description": "", "axes": [], "rows": [row]}))
     with pytest.raises(SweepError, match=r"sweep\.json' cannot be read"):
         read_sweep_folder(folder.path)
+
+
+def test_labels_that_look_like_numbers_stay_labels(folder: SweepFolder):
+    rows = [{"key": "k", "labels": {"clip": "inf"}}]
+    folder.plan.write_text(json.dumps({"name": "nan", "description": "", "axes": ["clip"], "rows": rows}))
+    kept = read_sweep_folder(folder.path)
+    assert (kept.name, kept.planned[0].labels["clip"]) == ("nan", "inf")
 
 
 def test_a_plan_that_is_not_json_is_an_error(folder: SweepFolder):

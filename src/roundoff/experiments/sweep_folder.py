@@ -109,20 +109,24 @@ def read_sweep_folder(path: Path) -> KeptSweep:
     rows = read_rows(folder.rows)
     try:
         return KeptSweep(
-            name=plan["name"],
-            description=plan["description"],
+            name=str(plan["name"]),
+            description=str(plan["description"]),
             axes=tuple(plan["axes"]),
             planned=tuple(_kept(rows.get(each["key"]), **each) for each in plan["rows"]),
         )
-    except (KeyError, TypeError) as error:
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise SweepError.explain(
             f"'{folder.plan}' cannot be read.", why=f"it does not say what was planned ({error})."
         ) from error
 
 
-def _kept(row: Row | None, *, key: str, labels: Mapping[str, str]) -> KeptRow:
+def _kept(row: Row | None, *, key: str, labels: Mapping[str, object]) -> KeptRow:
     """Return a row under the labels of the plan: a renamed label changes no number."""
-    return KeptRow(key=key, labels=labels, row=None if row is None else replace(row, labels=labels))
+    if not key.isalnum():
+        raise ValueError(f"{key!r} is not a key")  # it becomes the name of a file
+    # A label such as "inf" comes back as a number.
+    texts = {axis: str(label) for axis, label in labels.items()}
+    return KeptRow(key=key, labels=texts, row=None if row is None else replace(row, labels=texts))
 
 
 def losses_of(folder: SweepFolder, key: str) -> list[float]:
