@@ -38,10 +38,12 @@ class LoopObserver(Protocol):
     def forward_enter(self, module: nn.Module, args: tuple[Any, ...]) -> None:
         """`module` is about to run."""
 
-    def forward_leave(self, module: nn.Module) -> None:
-        """`module` has run, or raised."""
+    def forward_leave(self, module: nn.Module, output: Any) -> None:
+        """`module` has run, or raised (then `output` is None)."""
 
-    def backward_enter(self, roots: tuple[Any, ...], *, is_part_of_forward: bool) -> None:
+    def backward_enter(
+        self, roots: tuple[Any, ...], *, is_part_of_forward: bool, arguments: tuple[tuple[Any, ...], dict[str, Any]]
+    ) -> None:
         """The autograd engine starts from `roots`; `is_part_of_forward` if what it gives will be differentiated."""
 
     def backward_leave(self) -> None:
@@ -50,14 +52,26 @@ class LoopObserver(Protocol):
     def step_enter(self, optimizer: Optimizer) -> None:
         """`optimizer.step` begins."""
 
+    def closure_enter(self) -> None:
+        """`optimizer.step` calls the closure it was given."""
+
+    def closure_leave(self) -> None:
+        """The closure has ended, or raised."""
+
     def step_leave(self, optimizer: Optimizer) -> None:
         """`optimizer.step` has ended."""
 
     def step_skipped(self, optimizer: Optimizer) -> None:
         """A scaler decided not to step."""
 
+    def calling(self, call: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """The loop begins one of the calls below, or `scaler_step`, a scaler's step."""
+
     def called(self, call: str, owner: Any, detail: dict[str, Any]) -> None:
-        """The loop called zero_grad, unscale, clip, scheduler, train, eval, load, save, scale or compile."""
+        """The loop called zero_grad, unscale, clip, scheduler, train, eval, load, save, scale, update or compile."""
+
+    def call_ended(self, call: str) -> None:
+        """What `calling` announced has ended, or raised."""
 
     def failed(self, error: Exception) -> None:
         """One of the above raised: observing must end, the training must not."""
@@ -100,12 +114,12 @@ class _Watch:
                 lambda module, args: None if torch.compiler.is_compiling() else tell(on.forward_enter, module, args)
             ),
             register_module_forward_hook(
-                lambda module, args, output: None if torch.compiler.is_compiling() else tell(on.forward_leave, module),
+                lambda module, args, output: (
+                    None if torch.compiler.is_compiling() else tell(on.forward_leave, module, output)
+                ),
                 always_call=True,
             ),
-            register_optimizer_step_pre_hook(
-                never_compiled(lambda optimizer, args, kwargs: tell(on.step_enter, optimizer))
-            ),
+            register_optimizer_step_pre_hook(never_compiled(self._before_step)),
             register_optimizer_step_post_hook(
                 never_compiled(lambda optimizer, args, kwargs: tell(on.step_leave, optimizer))
             ),
@@ -125,6 +139,26 @@ class _Watch:
                 stack.enter_context(_replaced(cls, method, self._noting(call, detail)))
         for cls in _classes_with(torch.amp.GradScaler, "step"):
             stack.enter_context(_replaced(cls, "step", self._around_scaler_step))
+
+    @never_compiled
+    def _before_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> tuple[Any, Any] | None:
+        self._tell(self._observer.step_enter, optimizer)
+        given = args[1] if len(args) > 1 else kwargs.get("closure")
+        if not callable(given) or not self._active:
+            return None
+
+        @functools.wraps(given)
+        @never_compiled
+        def closure(*args: Any, **kwargs: Any) -> Any:
+            self._tell(self._observer.closure_enter)
+            try:
+                return given(*args, **kwargs)
+            finally:
+                self._tell(self._observer.closure_leave)
+
+        if len(args) > 1:
+            return (args[0], closure, *args[2:]), kwargs
+        return args, {**kwargs, "closure": closure}
 
     def _observes(self) -> bool:
         """Say whether this is the process and the thread to observe; the autograd engine's threads belong to it."""
@@ -157,10 +191,12 @@ class _Watch:
                 if call in self._inside or not self._observes():
                     return original(*args, **kwargs)
                 self._inside.add(call)
+                self._tell(self._observer.calling, call, args, kwargs)
                 try:
                     result = original(*args, **kwargs)
                 finally:
                     self._inside.discard(call)
+                    self._tell(self._observer.call_ended, call)
                 self._tell(self._note, call, describe, args, kwargs, result)
                 return result
 
@@ -181,7 +217,12 @@ class _Watch:
                 return original(roots, *args, **kwargs)
             builds_graph = len(args) > 2 and bool(args[2]) and not kwargs.get("accumulate_grad", True)
             is_part_of_forward = builds_graph and not in_function_transform()
-            self._tell(self._observer.backward_enter, tuple(roots), is_part_of_forward=is_part_of_forward)
+            self._tell(
+                self._observer.backward_enter,
+                tuple(roots),
+                is_part_of_forward=is_part_of_forward,
+                arguments=(args, kwargs),
+            )
             try:
                 return original(roots, *args, **kwargs)
             finally:
@@ -203,11 +244,13 @@ class _Watch:
                 stepped = True
 
             hook = optimizer.register_step_pre_hook(note)
+            self._tell(self._observer.calling, "scaler_step", (scaler, optimizer, *args), kwargs)
             try:
                 result = original(scaler, optimizer, *args, **kwargs)
             finally:
                 self._inside.discard("scaler_step")
                 hook.remove()
+                self._tell(self._observer.call_ended, "scaler_step")
             if not stepped:
                 self._tell(self._observer.step_skipped, optimizer)
             return result
@@ -319,4 +362,5 @@ _METHODS: tuple[tuple[type, str, str, Callable[..., dict[str, Any]]], ...] = (
     (LRScheduler, "step", "scheduler", _scheduler_detail),
     (torch.amp.GradScaler, "scale", "scale", _scale_detail),
     (torch.amp.GradScaler, "unscale_", "unscale", _no_detail),
+    (torch.amp.GradScaler, "update", "update", _no_detail),
 )

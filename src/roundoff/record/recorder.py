@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from roundoff.kernels import row as at
 from roundoff.record.op_table import Kind, OpInfo, describe_op, read_arguments, tensors_in, written_arguments
-from roundoff.record.reference import Reference
+from roundoff.record.reference import Judge
 from roundoff.record.rows import Rows
 from roundoff.record.selection import Filter
 from roundoff.record.sites import Sites
@@ -69,7 +69,7 @@ class OpRecorder(DispatchMode):
         clock: StepClock,
         wanted: Filter | None,
         inputs: bool,
-        reference: Reference | None,
+        reference: Judge | None,
         sources: Sources | None,
         on_row: Callable[[Tensor, int], None] | None,
         on_forward: Callable[[], None],

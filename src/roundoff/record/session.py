@@ -18,7 +18,7 @@ from torch.optim import Optimizer
 from roundoff.record.loop import observing_loop
 from roundoff.record.op_table import tensors_in
 from roundoff.record.recorder import OpRecorder
-from roundoff.record.reference import Reference
+from roundoff.record.reference import Judge
 from roundoff.record.selection import Filter, Selection
 from roundoff.record.sites import Sites
 from roundoff.record.source import Sources
@@ -52,9 +52,10 @@ class Recording:
         sites: Sites,
         with_tensors: bool,
         inputs: bool,
-        reference: Reference | None,
+        reference: Judge | None,
         sources: Sources | None,
         strict: bool,
+        first_step: int = 0,
     ) -> None:
         self.folder = writer.folder
         self.complaints: list[str] = []
@@ -72,6 +73,7 @@ class Recording:
         self._filter = None if selection.takes_everything else Filter(selection)
         self._strict = strict
         self._clock = StepClock(self._close_step, has_optimizer=lambda: has_optimizer(self._leaves or ()))
+        self._clock.step = first_step
         self._recorder = OpRecorder(
             sites=sites,
             clock=self._clock,
@@ -117,6 +119,11 @@ class Recording:
         return min(self._recorded)
 
     @property
+    def num_rows(self) -> int:
+        """How many events of the open step there are so far: the place of the next one."""
+        return len(self._recorder.rows)
+
+    @property
     def num_events(self) -> int:
         """How many events have been written so far."""
         return self._steps.num_events
@@ -127,7 +134,7 @@ class Recording:
         status: Literal["finished", "failed"] = "failed"
         try:
             with observing_loop(self):
-                self._switch(on=self._selection.wants_step(0))
+                self._switch(on=self._selection.wants_step(self._clock.step))
                 yield
             if not self.training_failed:
                 status = "finished"
@@ -158,7 +165,7 @@ class Recording:
         stack.append(site)
         self._running.append(module)
 
-    def forward_leave(self, module: nn.Module) -> None:
+    def forward_leave(self, module: nn.Module, output: Any) -> None:
         """Pop the module's site, and those of modules inside it that never said that they ended."""
         stack, clock = self._recorder.stack, self._clock
         if module not in self._running:
@@ -169,7 +176,9 @@ class Recording:
         if not stack and clock.in_step and not clock.in_backward:
             clock.phase = Phase.OPTIMIZER
 
-    def backward_enter(self, roots: tuple[Any, ...], *, is_part_of_forward: bool) -> None:
+    def backward_enter(
+        self, roots: tuple[Any, ...], *, is_part_of_forward: bool, arguments: tuple[tuple[Any, ...], dict[str, Any]]
+    ) -> None:
         """Keep the loss and begin the backward phase."""
         is_nested = self._clock.in_backward
         if not is_nested and (self._running or self._clock.in_step):
@@ -229,10 +238,22 @@ class Recording:
         self._await_forward()
         self._call("step", {"optimizer": type(optimizer).__name__, "skipped": True})
 
+    def closure_enter(self) -> None:
+        """Nothing: the forward inside a closure says enough."""
+
+    def closure_leave(self) -> None:
+        """Nothing."""
+
+    def calling(self, call: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Nothing: a call is noted when it has been made."""
+
+    def call_ended(self, call: str) -> None:
+        """Nothing."""
+
     def called(self, call: str, owner: Any, detail: dict[str, Any]) -> None:
         """Note what the loop did between forward, backward and step."""
         self._place()
-        if call == "compile":
+        if call in ("compile", "update"):
             return
         if call in ("scale", "unscale"):
             self._keep_scale(owner)

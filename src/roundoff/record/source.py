@@ -11,15 +11,20 @@ from types import FrameType
 
 import torch
 
-_NOT_THE_USERS = tuple(str(folder) + os.sep for folder in (Path(torch.__file__).parent, Path(__file__).parent))
+_HERE = Path(__file__).parent
+_NOT_THE_USERS = tuple(str(folder) + os.sep for folder in (Path(torch.__file__).parent, _HERE, _HERE.parent / "watch"))
 _STDLIB = sysconfig.get_path("stdlib") + os.sep
 
 
 class Sources:
     """Gives each source line a number; `lines` holds them as `model.py:41`."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, stands_in_for: str | None = None) -> None:
+        self._stands_in_for = stands_in_for
+        """A file of ours that makes the user's calls again: the search ends there, with `stand_in`."""
         self.lines: list[str] = []
+        self.stand_in: tuple[str, int] | None = None
+        """The file and line to give where the stack shows none of the user's: a call that is made again."""
         self._codes: dict[tuple[str, int], int] = {}
         self._is_ours: dict[str, bool] = {}
 
@@ -30,9 +35,11 @@ class Sources:
             filename = frame.f_code.co_filename
             ours = self._is_ours.get(filename)
             if ours is None:
-                ours = self._is_ours[filename] = not _is_the_users(filename)
+                ours = self._is_ours[filename] = not is_users_file(filename)
             if not ours:
                 return self._code(filename, frame.f_lineno)
+            elif filename == self._stands_in_for:
+                return -1 if self.stand_in is None else self._code(*self.stand_in)
             frame = frame.f_back
         return -1
 
@@ -44,7 +51,8 @@ class Sources:
         return known
 
 
-def _is_the_users(filename: str) -> bool:
+def is_users_file(filename: str) -> bool:
+    """Say whether a file is neither torch's, nor Python's, nor one of those that record and watch."""
     if filename.startswith((*_NOT_THE_USERS, "<frozen")):
         return False
     return not filename.startswith(_STDLIB) or "-packages" in filename  # packages may live inside the library's folder

@@ -15,12 +15,14 @@ from typing import Any, TypeVar
 import torch
 from torch._C._dynamo import eval_frame
 from torch._C._dynamo.guards import set_is_in_mode_without_ignore_compile_internals
+from torch.overrides import TorchFunctionMode
 from torch.utils import _python_dispatch as python_dispatch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.weak import WeakIdKeyDictionary
 
 __all__ = [
     "DispatchMode",
+    "FunctionMode",
     "PrivateCall",
     "WeakIdKeyDictionary",
     "autograd_node",
@@ -47,7 +49,10 @@ __all__ = [
     "num_running_modules",
     "num_running_steps",
     "probe",
+    "preserved_versions",
+    "push_function_mode",
     "push_mode",
+    "remove_function_mode",
     "remove_mode",
     "scale_of",
 ]
@@ -70,6 +75,13 @@ class DispatchMode(TorchDispatchMode):
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
         return False
+
+
+class FunctionMode(TorchFunctionMode):
+    """A mode that sees the calls of torch functions."""
+
+    def __init__(self) -> None:
+        super().__init__()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -125,6 +137,26 @@ def remove_mode(mode: DispatchMode) -> bool:
         mode.__exit__(None, None, None)  # type: ignore[no-untyped-call]
     correct_mode_flags()
     return True
+
+
+def push_function_mode(mode: FunctionMode) -> None:
+    """Make every call of a torch function in this thread pass through `mode`, after the modes of others."""
+    others = [torch._C._pop_torch_function_stack() for _ in range(torch._C._len_torch_function_stack())]
+    for entry in (mode, *reversed(others)):
+        torch._C._push_on_torch_function_stack(entry)
+
+
+def remove_function_mode(mode: FunctionMode) -> None:
+    """Take `mode` off, also from below modes that were entered after it; nothing if it is not on."""
+    others = [torch._C._pop_torch_function_stack() for _ in range(torch._C._len_torch_function_stack())]
+    for entry in reversed(others):
+        if entry is not mode:
+            torch._C._push_on_torch_function_stack(entry)
+
+
+def preserved_versions(tensors: Sequence[torch.Tensor]) -> contextlib.AbstractContextManager[None]:
+    """Set the version counters of tensors back at the end of the block, as if nobody had written into them."""
+    return torch.autograd._unsafe_preserve_version_counter(tuple(tensors))  # type: ignore[no-any-return]
 
 
 def _others_on_stack() -> list[TorchDispatchMode]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -20,7 +20,7 @@ from roundoff.record.reference.rerun import Piece, pieces, run_again, run_in_fp6
 from roundoff.record.reference.scale import scales
 from roundoff.record.reference.tally import Introduced, Tally
 
-__all__ = ["Introduced", "Reference", "ReferenceKind", "Saved"]
+__all__ = ["Introduced", "Judge", "Reference", "ReferenceKind", "Saved"]
 
 ReferenceKind = Literal["fp64", "cpu"]
 
@@ -30,6 +30,21 @@ class Saved:
     """What a call is about to overwrite, as it is before; by the identity of the tensor."""
 
     overwritten: dict[int, Tensor]
+
+
+class Judge(Protocol):
+    """Who looks at each op of a recording, before and after."""
+
+    not_judged: dict[str, str]
+    """Why ops were not judged, by name."""
+
+    def before(self, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Look at the arguments; what comes back is handed to `after`, and None means that the op is of no interest."""
+
+    def after(
+        self, saved: Any, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any], outputs: Sequence[Tensor]
+    ) -> list[Introduced | None] | None:
+        """Look at the results, and say what error is in each of them, if that is known."""
 
 
 class Reference:

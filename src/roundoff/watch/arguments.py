@@ -1,0 +1,176 @@
+"""What went into a call, noted so that the call can be made again: copies of tensors, not the tensors themselves."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+from weakref import ref
+
+import torch
+from torch import Tensor, nn
+
+from roundoff.record.torch_private import hidden_from_modes
+
+_ATOMS = (type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device, torch.layout, type(...), slice)
+
+
+class Result:
+    """Stands for a tensor that an earlier call of the same step gave."""
+
+    __slots__ = ("number",)
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+
+
+class Outside:
+    """A tensor that came into the step from outside: a batch, a mask, something computed without gradients."""
+
+    __slots__ = ("copy", "cuts_graph", "requires_grad")
+
+    def __init__(self, x: Tensor) -> None:
+        with hidden_from_modes(), torch.no_grad():
+            self.copy = x.detach().clone()
+        self.requires_grad = x.requires_grad
+        self.cuts_graph = x.grad_fn is not None
+
+    def fresh(self) -> Tensor:
+        """Return the tensor once more, for one replay: calls may write into it."""
+        return self.copy.clone().requires_grad_(self.requires_grad)
+
+    @property
+    def num_bytes(self) -> int:
+        """How much memory it takes."""
+        return self.copy.numel() * self.copy.element_size()
+
+
+class Rebuilt:
+    """Stands for a container that is not a plain list, tuple or dict: a named tuple, a dataclass, a mapping."""
+
+    __slots__ = ("make", "parts")
+
+    def __init__(self, make: Callable[[Any], Any], parts: Any) -> None:
+        self.make = make
+        self.parts = parts
+
+
+class Notes:
+    """Knows, during one step, which tensor is which call's result, and which came from outside."""
+
+    def __init__(self, is_state: Callable[[Tensor], bool]) -> None:
+        self.outside: list[Outside] = []
+        """Everything that came from outside, in the order it was first met."""
+        self._is_state = is_state
+        self._results: dict[int, tuple[ref[Tensor], Result]] = {}
+        self._met: dict[int, tuple[ref[Tensor], int, Outside]] = {}
+        self._met_before: dict[int, tuple[ref[Tensor], int, Outside]] = {}
+        self._num_results = 0
+
+    def new_step(self) -> None:
+        """Forget the results; tensors from outside that come again unchanged are not copied again."""
+        self.outside = []
+        self._results = {}
+        self._met, self._met_before = {}, self._met
+        self._num_results = 0
+
+    def note(self, value: Any) -> Any:
+        """Return a value with its tensors replaced by what stands for them; state stands for itself."""
+        if isinstance(value, Tensor):
+            return self._note_tensor(value)
+        if isinstance(value, _ATOMS):
+            return value
+        kind = type(value)
+        if kind is list or kind is tuple:
+            return kind([self.note(item) for item in value])
+        if kind is dict:
+            return {key: self.note(item) for key, item in value.items()}
+        return self._note_other(value)
+
+    def results(self, value: Any) -> int:
+        """Number the tensors of a call's result and return how many there are."""
+        count = 0
+        for x in tensors_of(value):
+            self._results[id(x)] = (ref(x), Result(self._num_results))
+            self._num_results += 1
+            count += 1
+        return count
+
+    def written(self, value: Any) -> None:
+        """Take note that a call that will be made again has written into these tensors."""
+        for x in tensors_of(value):
+            known = self._met.get(id(x))
+            if known is not None and known[0]() is x:
+                self._met[id(x)] = (known[0], _version(x), known[2])
+
+    def _note_tensor(self, x: Tensor) -> Any:
+        found = self._results.get(id(x))
+        if found is not None and found[0]() is x:
+            return found[1]
+        if isinstance(x, nn.Parameter) or self._is_state(x):
+            return x
+        for met in (self._met, self._met_before):
+            known = met.get(id(x))
+            if known is not None and known[0]() is x and known[1] == _version(x) >= 0:
+                outside = known[2]
+                if met is self._met_before:
+                    self.outside.append(outside)
+                break
+        else:
+            outside = Outside(x)
+            self.outside.append(outside)
+        self._met[id(x)] = (ref(x), _version(x), outside)
+        return outside
+
+    def _note_other(self, value: Any) -> Any:
+        if isinstance(value, tuple) and hasattr(value, "_fields"):
+            return Rebuilt(lambda parts: type(value)(*parts), [self.note(item) for item in value])
+        if isinstance(value, Mapping) and next(tensors_of(value), None) is not None:
+            return Rebuilt(lambda parts: _like(value, parts), {key: self.note(item) for key, item in value.items()})
+        if dataclasses.is_dataclass(value) and not isinstance(value, type) and next(tensors_of(value), None) is not None:
+            names = [field.name for field in dataclasses.fields(value) if field.init]
+            parts = {name: self.note(getattr(value, name)) for name in names}
+            return Rebuilt(lambda parts: dataclasses.replace(value, **parts), parts)
+        return value
+
+
+def filled(value: Any, results: list[Tensor], fresh: Callable[[Outside], Tensor]) -> Any:
+    """Return a noted value with tensors again: those of this replay."""
+    kind = type(value)
+    if kind is Result:
+        return results[value.number]
+    if kind is Outside:
+        return fresh(value)
+    if kind is list or kind is tuple:
+        return kind([filled(item, results, fresh) for item in value])
+    if kind is dict:
+        return {key: filled(item, results, fresh) for key, item in value.items()}
+    if kind is Rebuilt:
+        return value.make(filled(value.parts, results, fresh))
+    return value
+
+
+def tensors_of(value: Any) -> Iterator[Tensor]:
+    """Give the tensors of a value, looking into lists, tuples, mappings and dataclasses, always in the same order."""
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, (list, tuple)):
+        for item in value:
+            yield from tensors_of(item)
+    elif isinstance(value, Mapping):
+        for item in value.values():
+            yield from tensors_of(item)
+    elif dataclasses.is_dataclass(value) and not isinstance(value, type):
+        for field in dataclasses.fields(value):
+            yield from tensors_of(getattr(value, field.name, None))
+
+
+def _version(x: Tensor) -> int:
+    return -1 if x.is_inference() else x._version
+
+
+def _like(value: Mapping[Any, Any], parts: dict[Any, Any]) -> Any:
+    try:
+        return type(value)(parts)  # type: ignore[call-arg]
+    except TypeError:
+        return parts

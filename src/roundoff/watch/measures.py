@@ -1,0 +1,136 @@
+"""Norms and shares of every parameter at one step: weights, gradients and the update between them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from roundoff.kernels import row as at
+from roundoff.kernels.summaries import summarize
+from roundoff.record.sites import Sites
+from roundoff.runs import Interned, ParameterColumns
+
+_NO_NUMBER = float("nan")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Seen:
+    """One parameter before its update."""
+
+    parameter: Tensor
+    before: Tensor
+    gradient: Tensor | None
+
+
+def gradient_norm(parameters: Sequence[Tensor]) -> tuple[float, int | None]:
+    """Return the norm of all gradients and the place of the first parameter whose gradient is not finite.
+
+    One pass over the gradients and one transfer from their device.
+    """
+    having = [(place, p.grad) for place, p in enumerate(parameters) if _is_readable(p.grad)]
+    if not having:
+        return _NO_NUMBER, None
+    with torch.no_grad():
+        norms = torch._foreach_norm([_dense(grad) for _, grad in having if grad is not None], 2, dtype=torch.float64)
+        values = torch.stack([norm.to(having[0][1].device) for norm in norms]).tolist()  # type: ignore[union-attr]
+    bad = next((place for (place, _), value in zip(having, values, strict=True) if not math.isfinite(value)), None)
+    return math.sqrt(math.fsum(value * value for value in values if math.isfinite(value))) if bad is None else math.inf, bad
+
+
+class Measures:
+    """Takes the table of parameters of one step: `begin` before the optimizer steps, `end` after."""
+
+    def __init__(self, sites: Sites) -> None:
+        self._sites = sites
+        self._seen: list[Seen] = []
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether a step is being measured."""
+        return bool(self._seen)
+
+    def begin(self, parameters: Sequence[Tensor]) -> None:
+        """Keep weights as they are before the update, and the gradients it will use."""
+        with torch.no_grad():
+            self._seen = [
+                Seen(parameter=p, before=p.detach().clone(), gradient=None if p.grad is None else _dense(p.grad))
+                for p in parameters
+                if _is_readable(p)
+            ]
+
+    def end(self, step: int) -> tuple[ParameterColumns | None, float | None]:
+        """Return the table of the step and the norm of the whole update."""
+        seen, self._seen = self._seen, []
+        if not seen:
+            return None, None
+        with torch.no_grad():
+            rows = [_row(one) for one in seen]
+        numbers = np.array(rows, dtype=np.float64)
+        names = [self._sites.of_parameter(one.parameter) for one in seen]
+        columns = ParameterColumns(
+            step=np.full(len(seen), step, dtype=np.int32),
+            parameter=Interned.of([name or f"<loop>[{place}]" for place, (_, name) in enumerate(names)]),
+            site=Interned.of([self._sites.names[site] for site, _ in names]),
+            num_elements=np.array([one.parameter.numel() for one in seen], dtype=np.int64),
+            l2=numbers[:, 0],
+            absmax=numbers[:, 1],
+            grad_l2=_with_nulls(numbers[:, 2]),
+            grad_absmax=_with_nulls(numbers[:, 3]),
+            grad_zero_share=_with_nulls(numbers[:, 4]),
+            grad_subnormal_share=_with_nulls(numbers[:, 5]),
+            changed_fraction=_with_nulls(numbers[:, 6]),
+            update_l2=_with_nulls(numbers[:, 7]),
+        )
+        return columns, float(np.sqrt(np.sum(numbers[:, 7] ** 2)))
+
+    def drop(self) -> None:
+        """Forget a step that did not happen."""
+        self._seen = []
+
+
+def _row(seen: Seen) -> list[float]:
+    after = _dense(seen.parameter)
+    weight = summarize(after)
+    change = after - seen.before
+    row = [_l2(weight), _absmax(weight)]
+    if seen.gradient is None:
+        return [*row, *[_NO_NUMBER] * 5, float(torch.linalg.vector_norm(change, dtype=torch.float64))]
+    gradient = summarize(seen.gradient)
+    count = max(seen.gradient.numel(), 1)
+    with_gradient = count - float(gradient[at.NUM_ZERO])
+    moved = float((change != 0).logical_and_(seen.gradient != 0).sum()) if with_gradient else 0.0
+    return [
+        *row,
+        _l2(gradient),
+        _absmax(gradient),
+        float(gradient[at.NUM_ZERO]) / count,
+        float(gradient[at.NUM_SUBNORMAL]) / count,
+        moved / with_gradient if with_gradient else _NO_NUMBER,
+        float(torch.linalg.vector_norm(change, dtype=torch.float64)),
+    ]
+
+
+def _with_nulls(values: np.ndarray) -> np.ndarray:  # type: ignore[type-arg]
+    return np.ma.masked_where(np.isnan(values), values)  # type: ignore[no-untyped-call,no-any-return]
+
+
+def _l2(row: np.ndarray) -> float:  # type: ignore[type-arg]
+    return math.sqrt(float(row[at.SUM_SQUARES]))
+
+
+def _absmax(row: np.ndarray) -> float:  # type: ignore[type-arg]
+    return max(abs(float(row[at.MIN])), abs(float(row[at.MAX])))
+
+
+def _is_readable(x: Tensor | None) -> bool:
+    return x is not None and x.is_floating_point() and x.numel() > 0 and not x.is_meta and type(x.data) in (Tensor, torch.nn.Parameter)
+
+
+def _dense(x: Tensor) -> Tensor:
+    x = x.detach()
+    return x.coalesce().values() if x.layout is torch.sparse_coo else x

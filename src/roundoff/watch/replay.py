@@ -1,0 +1,192 @@
+"""Runs steps again from a snapshot and their tapes, without the user's loop, and leaves the training as it was."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from roundoff.record.source import Sources
+from roundoff.watch.arguments import Outside, filled, tensors_of
+from roundoff.watch.generators import restore_torch
+from roundoff.watch.snapshots import Snapshot
+from roundoff.watch.state import Training, same_bits
+from roundoff.watch.tape import Ambient, Backward, Entry, FunctionCall, LoopCall, ModelCall, StepCall, StepTape
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """What a replay came to."""
+
+    step: int
+    """The step that was replayed last."""
+    first_difference: str | None
+    """What came out differently than the first time, if anything."""
+    first_bad_step: int | None
+    """The first step that left a weight or buffer that is not finite; None if none did."""
+    error: Exception | None = None
+    """What the replayed step raised, if it did."""
+
+
+def replay(
+    training: Training,
+    snapshot: Snapshot,
+    tapes: Sequence[StepTape],
+    *,
+    around_last: Callable[[], AbstractContextManager[Any]] = contextlib.nullcontext,
+    sources: Sources | None = None,
+    is_complete: bool = False,
+    until_bad: bool = False,
+) -> Outcome:
+    """Run the steps of `tapes` again from `snapshot`; the training is lent another state and gets its own back.
+
+    Args:
+        training: whose models and optimizers run.
+        snapshot: the state to start from.
+        tapes: the steps from there on; the last is the one of interest.
+        around_last: a block to run the last step in, such as a recording.
+        sources: where to say which of the user's lines is being run.
+        is_complete: the live training is where the last step ended, so compare weights, buffers and optimizer state.
+        until_bad: end with the first step that leaves a weight or buffer that is not finite.
+    """
+    difference: str | None = None
+    bad_step: int | None = None
+    live = snapshot.state.lent(training)
+    with live as own, _quietly():
+        for tape in tapes:
+            is_last = tape is tapes[-1]
+            try:
+                with around_last() if is_last else contextlib.nullcontext():
+                    losses = _play(tape, sources if is_last else None)
+            except Exception as error:
+                return Outcome(step=tape.step, first_difference=difference, first_bad_step=bad_step, error=error)
+            if difference is None and not _same_losses(losses, tape.losses):
+                difference = f"the loss of step {tape.step}"
+            if bad_step is None and not all_finite(training.tensors()):
+                bad_step = tape.step
+                if until_bad and not is_last:
+                    return Outcome(step=tape.step, first_difference=difference, first_bad_step=bad_step)
+        if is_complete and difference is None:
+            difference = own.first_difference()
+    return Outcome(step=tapes[-1].step, first_difference=difference, first_bad_step=bad_step)
+
+
+def all_finite(tensors: Sequence[Tensor]) -> bool:
+    """Say whether every float among the tensors is finite, with one transfer from their device."""
+    return first_nonfinite_tensor(tensors) is None
+
+
+def first_nonfinite_tensor(tensors: Sequence[Tensor]) -> int | None:
+    """Return the place of the first tensor with NaN or infinity, or None; one transfer from the device."""
+    places = [place for place, x in enumerate(tensors) if x.is_floating_point() and x.numel()]
+    if not places:
+        return None
+    with torch.no_grad():
+        norms = torch._foreach_norm([tensors[place].detach() for place in places], float("inf"))
+        flags = torch.stack([torch.isfinite(norm.float()) for norm in norms])
+    return next((place for place, fine in zip(places, flags.tolist(), strict=True) if not fine), None)
+
+
+class _Player:
+    """Makes the calls of one step again."""
+
+    def __init__(self, sources: Sources | None) -> None:
+        self.losses: list[Tensor] = []
+        self._results: list[Tensor] = []
+        self._outside: dict[int, Tensor] = {}
+        self._sources = sources
+
+    def play(self, entries: Sequence[Entry]) -> None:
+        for entry in entries:
+            if self._sources is not None:
+                self._sources.stand_in = getattr(entry, "line", None)
+            if isinstance(entry, ModelCall):
+                self._call_model(entry)
+            elif isinstance(entry, FunctionCall):
+                with _surrounded(entry.ambient):
+                    self._keep(entry.function(*self._filled(entry.args), **self._filled(entry.kwargs)), entry.num_results)
+            elif isinstance(entry, Backward):
+                self._run_backward(entry)
+            elif isinstance(entry, LoopCall):
+                entry.function(*self._filled(entry.args), **self._filled(entry.kwargs))
+            else:
+                self._step(entry)
+
+    def _call_model(self, call: ModelCall) -> None:
+        restore_torch(call.generators)
+        if call.module.training != call.is_training:
+            call.module.train(call.is_training)
+        with _surrounded(call.ambient):
+            output = call.module(*self._filled(call.args), **self._filled(call.kwargs))
+        self._keep(output, call.num_results)
+
+    def _run_backward(self, call: Backward) -> None:
+        roots = self._filled(call.roots)
+        gradients, retain_graph, create_graph, inputs, *_ = (*self._filled(call.args), None, None, None, None)
+        if call.loss is not None:
+            self.losses.append(roots[0].detach().clone())
+        torch.autograd.backward(
+            roots, gradients, retain_graph=retain_graph, create_graph=bool(create_graph), inputs=inputs or None
+        )
+
+    def _step(self, call: StepCall) -> None:
+        for group, settings in zip(call.optimizer.param_groups, call.settings, strict=True):
+            group.update(settings)
+        if not call.closures:
+            call.optimizer.step()
+            return
+        rest = iter(call.closures)
+
+        def closure() -> Any:
+            with torch.enable_grad():
+                self.play(next(rest))
+            return self.losses[-1] if self.losses else None
+
+        call.optimizer.step(closure)
+
+    def _keep(self, result: Any, num_results: int) -> None:
+        found = list(tensors_of(result))
+        if len(found) != num_results:
+            raise RuntimeError(f"a call gave {len(found)} tensors where it had given {num_results}")
+        self._results.extend(found)
+
+    def _filled(self, value: Any) -> Any:
+        return filled(value, self._results, self._fresh)
+
+    def _fresh(self, outside: Outside) -> Tensor:
+        known = self._outside.get(id(outside))
+        if known is None:
+            known = self._outside[id(outside)] = outside.fresh()
+        return known
+
+
+def _play(tape: StepTape, sources: Sources | None) -> list[Tensor]:
+    player = _Player(sources)
+    player.play(tape.entries)
+    return player.losses
+
+
+def _same_losses(ours: Sequence[Tensor], theirs: Sequence[Tensor]) -> bool:
+    return len(ours) == len(theirs) and all(same_bits(a, b) for a, b in zip(ours, theirs, strict=True))
+
+
+@contextlib.contextmanager
+def _surrounded(ambient: Ambient) -> Iterator[None]:
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(torch.set_grad_enabled(ambient.gradients))
+        for kind, enabled, dtype in ambient.autocast:
+            stack.enter_context(torch.autocast(kind, enabled=enabled, dtype=dtype))
+        yield
+
+
+@contextlib.contextmanager
+def _quietly() -> Iterator[None]:
+    """Keep what models print during a replay from the user, who has seen it already."""
+    with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
+        yield

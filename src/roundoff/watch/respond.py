@@ -1,0 +1,191 @@
+"""What is done about a step: it is recorded by replaying it, and a bad one is replayed until its origin is found."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from roundoff.diagnose.origin import find_origin
+from roundoff.record.reference import Judge
+from roundoff.record.selection import Selection
+from roundoff.record.session import Recording
+from roundoff.record.sites import Sites
+from roundoff.record.source import Sources
+from roundoff.record.tensor_bytes import bytes_of, file_dtype
+from roundoff.record.torch_private import compiler_is_loaded
+from roundoff.runs import Event, ReplayInfo, Run, RunWriter, TensorWriter, replay_path
+from roundoff.watch import replay as replaying
+from roundoff.watch.catch import Catcher
+from roundoff.watch.replay import Outcome, replay
+from roundoff.watch.snapshots import Snapshot, Snapshots
+from roundoff.watch.state import Training
+from roundoff.watch.tape import StepTape
+
+
+class Responder:
+    """Replays steps: those to be recorded, and those in which something went wrong."""
+
+    def __init__(self, writer: RunWriter, *, training: Training, sites: Sites, snapshots: Snapshots) -> None:
+        self._writer = writer
+        self._training = training
+        self._sites = sites
+        self._snapshots = snapshots
+
+    def record(self, tape: StepTape, *, is_complete: bool) -> Outcome | None:
+        """Replay a step into the events of the run itself; None if it cannot be replayed."""
+        path = self._snapshots.path_to(tape.step, among=[tape])
+        if path is None:
+            return None
+        sources = Sources(stands_in_for=replaying.__file__)
+        session = self._recording(_EventsOnly(self._writer), tape.step, sources, inputs=False)
+        return self._run(*path, around_last=session.running, sources=sources, is_complete=is_complete)
+
+    def investigate(self, tape: StepTape, *, is_complete: bool) -> int | None:
+        """Replay the step in which it began into a folder of its own and catch the origin; return that step.
+
+        A weight that is not finite may be older than the anomaly that it led to: the search begins with the earliest
+        step that can be rebuilt and ends at the first that left bad values.
+        """
+        path = self._snapshots.path_to(tape.step, among=[tape], earliest=True)
+        if path is None:
+            return None
+        snapshot, tapes = path
+        if len(tapes) > 1:
+            outcome = self._run(snapshot, tapes, until_bad=True)
+            if outcome.first_bad_step is not None and outcome.first_bad_step < tape.step:
+                tapes = [tape for tape in tapes if tape.step <= outcome.first_bad_step]
+                is_complete = False
+        self._replay_into_folder(snapshot, tapes, is_complete=is_complete)
+        return tapes[-1].step
+
+    def _replay_into_folder(self, snapshot: Snapshot, tapes: list[StepTape], *, is_complete: bool) -> None:
+        step = tapes[-1].step
+        folder = replay_path(self._writer.folder, step=step)
+        writer = RunWriter.create(folder, replace(self._writer.info, name=f"step{step}"), rank=self._writer.rank)
+        sources = Sources(stands_in_for=replaying.__file__)
+        session = self._recording(writer, step, sources, inputs=True)
+        before = _Before(writer, self._training)
+
+        @contextlib.contextmanager
+        def around() -> Iterator[None]:
+            before.write_state()
+            with session.running():
+                yield
+
+        outcome = self._run(snapshot, tapes, around_last=around, sources=sources, is_complete=is_complete)
+        before.write_batch(tapes[-1])
+        writer.write_replay_info(_info(snapshot, outcome, is_complete=is_complete))
+        place = find_origin(Run.open(folder), step=step, rank=self._writer.rank)
+        if place is not None and place.kind == "op":
+            self._catch(place.bad, snapshot, tapes, writer)
+
+    def _catch(self, bad: Event, snapshot: Snapshot, tapes: list[StepTape], writer: RunWriter) -> None:
+        """Replay once more and keep the op that made the bad value."""
+        sources = Sources(stands_in_for=replaying.__file__)
+        catcher = Catcher(bad, writer=writer)
+        session = self._recording(_Nothing(writer), tapes[-1].step, sources, inputs=True, judge=catcher)
+        catcher.num_rows = lambda: session.num_rows
+        self._run(snapshot, tapes, around_last=session.running, sources=sources)
+
+    def _recording(self, writer: Any, step: int, sources: Sources, *, inputs: bool, judge: Judge | None = None) -> Recording:
+        return Recording(
+            writer=writer,
+            selection=Selection.of(steps=None, sites=None, ops=None, phases=None),
+            sites=self._sites,
+            with_tensors=False,
+            inputs=inputs,
+            reference=judge,
+            sources=sources,
+            strict=False,
+            first_step=step,
+        )
+
+    def _run(self, snapshot: Snapshot, tapes: list[StepTape], **settings: Any) -> Outcome:
+        return replay(self._training, snapshot, tapes, **settings)
+
+
+class _EventsOnly:
+    """A run writer for a recording that shall write events into a run that goes on: calls and metrics are there."""
+
+    def __init__(self, writer: RunWriter) -> None:
+        self._writer = writer
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._writer, name)
+
+    def write_call(self, call: Any) -> None:
+        """Nothing."""
+
+    def write_metrics(self, metrics: Any) -> None:
+        """Nothing."""
+
+    def close(self, *, status: str) -> None:
+        """Nothing: the run goes on."""
+
+
+class _Nothing(_EventsOnly):
+    """A run writer for a recording of which only one op is wanted."""
+
+    def write_events(self, columns: Any) -> None:
+        """Nothing."""
+
+    def write_hashes(self, columns: Any) -> None:
+        """Nothing."""
+
+    def note(self, text: str) -> None:
+        """Nothing."""
+
+
+class _Before:
+    """Writes down what a step started from: the state before it and the tensors that came from outside."""
+
+    def __init__(self, writer: RunWriter, training: Training) -> None:
+        self._writer = writer
+        self._training = training
+
+    def write_state(self) -> None:
+        """Write parameters, buffers and optimizer state as they are now."""
+        with self._writer.replay_state() as file:
+            for number, model in enumerate(self._training.models):
+                prefix = f"model{number or ''}/"
+                for name, x in (*model.named_parameters(), *model.named_buffers()):
+                    _add(file, prefix + name, x)
+            for number, optimizer in enumerate(self._training.optimizers):
+                places = {id(p): n for n, p in enumerate(p for g in optimizer.param_groups for p in g["params"])}
+                for parameter, state in optimizer.state.items():
+                    for key, value in state.items():
+                        if isinstance(value, torch.Tensor):
+                            _add(file, f"optimizer{number or ''}/{places.get(id(parameter), 0)}/{key}", value)
+
+    def write_batch(self, tape: StepTape) -> None:
+        """Write the tensors that came into the step from outside, in the order they were met."""
+        with self._writer.replay_batch() as file:
+            for number, outside in enumerate(tape.outside):
+                _add(file, f"outside{number}", outside.copy)
+
+
+def _add(file: TensorWriter, key: str, x: torch.Tensor) -> None:
+    plain = x.detach()
+    dtype = file_dtype(plain)
+    if dtype is not None:
+        file.add(key, bytes_of(plain), dtype=dtype, shape=tuple(plain.shape))
+
+
+def _info(snapshot: Snapshot, outcome: Outcome, *, is_complete: bool) -> ReplayInfo:
+    is_eager = compiler_is_loaded()
+    note = None if outcome.error is None else f"the replay raised {type(outcome.error).__name__}: {outcome.error}"
+    is_checked = outcome.error is None
+    return ReplayInfo(
+        step=outcome.step,
+        snapshot_step=snapshot.step,
+        is_identical=outcome.first_difference is None if is_checked else None,
+        first_difference=outcome.first_difference,
+        is_eager=is_eager,
+        note=note,
+    )

@@ -1,0 +1,553 @@
+"""One training under watch: follows the loop at almost no cost, and acts when something cannot be right."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import time
+import warnings
+from collections.abc import Iterator
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from roundoff.record.loop import observing_loop
+from roundoff.record.op_table import tensors_in
+from roundoff.record.sites import Sites
+from roundoff.record.steps import PHASES, Phase, StepClock, has_optimizer, leaves_of
+from roundoff.record.torch_private import (
+    compiler_is_loaded,
+    hidden_from_modes,
+    keyword_arguments,
+    num_running_modules,
+    num_running_steps,
+    scale_of,
+)
+from roundoff.runs import Anomaly, AnomalyKind, JsonValue, RecordingStoppedWarning, RunWriter
+from roundoff.runs.flight import FlightRecorder
+from roundoff.watch.budget import Budget
+from roundoff.watch.journal import Journal, learning_rates
+from roundoff.watch.measures import Measures, gradient_norm
+from roundoff.watch.respond import Responder
+from roundoff.watch.settings import WatchSettings
+from roundoff.watch.snapshots import Snapshots
+from roundoff.watch.state import Training
+from roundoff.watch.tape import ModelCall, StepCall, Tape
+
+_TAPED_CALLS = {"zero_grad", "clip", "unscale", "update", "scaler_step"}
+_HELD_CALLS = _TAPED_CALLS | {"scale", "scheduler", "load", "save", "compile"}
+
+
+class TrainingStopped(SystemExit):
+    """The watch ends the training, because it was asked to stop at an anomaly."""
+
+
+class Watch:
+    """Follows the loop of a training: its calls, losses, norms; keeps snapshots; replays steps that went wrong."""
+
+    def __init__(self, writer: RunWriter, settings: WatchSettings, *, sites: Sites, flight: FlightRecorder) -> None:
+        self.folder = writer.folder
+        self.num_steps = 0
+        self.anomalies: list[Anomaly] = []
+        self.saw_training = False
+        self._writer = writer
+        self._settings = settings
+        self._sites = sites
+        self._flight = flight
+        self._clock = StepClock(self._close_step, has_optimizer=lambda: has_optimizer(self._leaves or ()))
+        self._journal = Journal(writer, self._clock)
+        self._budget = Budget(settings.budget)
+        self._training = Training()
+        self._snapshots = Snapshots(self._training, memory_bytes=settings.snapshot_bytes)
+        self._responder = Responder(writer, training=self._training, sites=sites, snapshots=self._snapshots)
+        self._tape = Tape(is_state=self._training.is_state, on_forward=self._function_forward, on_error=self._tape_failed)
+        self._measures = Measures(sites)
+        self._running: list[nn.Module] = []
+        self._model_call: ModelCall | None = None
+        self._step_call: StepCall | None = None
+        self._calls_under_way: list[str] = []
+        self._leaves: list[Any] | None = None
+        self._losses: list[Tensor] = []
+        self._eval_losses: list[Tensor] = []
+        self._unscaled: list[tuple[Tensor, Tensor]] = []
+        self._scale: Tensor | None = None
+        self._last_optimizer: Optimizer | None = None
+        self._grad_norm: float | None = None
+        self._update_norm: float | None = None
+        self._has_begun = False
+        self._is_handled = False
+        self._new_anomalies: list[Anomaly] = []
+        self._num_replays = 0
+        self._is_replaying = False
+        self._stopped = False
+        self._began = time.perf_counter()
+
+    @property
+    def step(self) -> int:
+        """The step that is open now."""
+        return self._clock.step
+
+    @property
+    def cost(self) -> float:
+        """What the watch has cost, as a share of the training's time."""
+        return self._budget.cost
+
+    @property
+    def seconds(self) -> float:
+        """How long the training has been watched."""
+        return time.perf_counter() - self._began
+
+    @contextlib.contextmanager
+    def running(self) -> Iterator[None]:
+        """Follow the loop inside the block, and close the run at its end."""
+        status: Literal["finished", "failed"] = "failed"
+        try:
+            with observing_loop(self):
+                self._tape.release()
+                try:
+                    yield
+                    status = "finished"
+                finally:
+                    self._finish()
+        finally:
+            self._tape.hold()
+            self._writer.close(status=status)
+
+    def note_exception(self, error: BaseException) -> None:
+        """Take note that the training raised."""
+        if isinstance(error, Exception) and not self._stopped:
+            phase = PHASES[self._clock.phase]
+            detail: dict[str, JsonValue] = {"message": str(error)[:2000]}
+            self._note_anomaly("exception", phase=phase, name=type(error).__name__, detail=detail)
+
+    # -- LoopObserver: what the loop does ------------------------------------------------------------------------------
+
+    def forward_enter(self, module: nn.Module, args: tuple[Any, ...]) -> None:
+        """Note where the loop is; a call from the loop may close a step, and goes onto the tape."""
+        running, clock = self._running, self._clock
+        if running and module not in running:
+            site = self._sites.of_module(module, 0)
+            running.append(module)
+            self._flight.enter(PHASES[clock.phase], self._sites.names[site])
+            return
+        if self._is_replaying:
+            return
+        began = time.perf_counter()
+        self._enter_from_loop(module, args)
+        self._budget.spend(time.perf_counter() - began)
+
+    def forward_leave(self, module: nn.Module, output: Any) -> None:
+        """Note that the module has ended, and those inside it that never said so."""
+        running = self._running
+        if module not in running:
+            return
+        while running.pop() is not module:
+            pass
+        self._flight.leave(self._sites.names[self._sites.of_module(module, 0)])
+        if running or self._is_replaying:
+            return
+        call, self._model_call = self._model_call, None
+        if call is not None:
+            self._tape.model_leave(call, output)
+        elif not torch.is_grad_enabled():
+            self._keep_eval_loss(output)
+        self._tape.release()
+        if self._clock.in_step and not self._clock.in_backward:
+            self._clock.phase = Phase.OPTIMIZER
+
+    def backward_enter(
+        self, roots: tuple[Any, ...], *, is_part_of_forward: bool, arguments: tuple[tuple[Any, ...], dict[str, Any]]
+    ) -> None:
+        """Keep the loss, look at it, and begin the backward phase."""
+        if self._is_replaying:
+            return
+        is_nested = self._clock.in_backward
+        if not is_nested and (self._running or self._clock.in_step):
+            self._forget_interrupted(num_modules=num_running_modules(), num_steps=num_running_steps())
+        self._clock.backward_enter(is_part_of_forward=is_part_of_forward)
+        self._tape.hold()
+        if is_nested:
+            return
+        began = time.perf_counter()
+        self._begin_step()
+        self._flight.note(step=self._clock.step, phase="backward")
+        if self._leaves is None:
+            self.saw_training = True
+            self._leaves = leaves_of(roots)
+        loss = None if is_part_of_forward else self._keep_loss(roots[0] if roots else None)
+        if not is_part_of_forward and arguments[1].get("accumulate_grad", True):
+            if self._snapshots.latest is not None and self._snapshots.latest.step == self._clock.step:
+                self._take_gradients_of_start()
+            self._tape.backward(roots, arguments[0], arguments[1], loss=loss)
+        self._journal.call("backward", {"is_part_of_forward": True} if is_part_of_forward else {})
+        self._budget.spend(time.perf_counter() - began)
+
+    def backward_leave(self) -> None:
+        """Count the microbatch."""
+        if self._is_replaying:
+            return
+        self._clock.backward_leave()
+        self._tape.release()
+
+    def step_enter(self, optimizer: Optimizer) -> None:
+        """Look at the gradients as the optimizer sees them."""
+        if self._is_replaying:
+            return
+        began = time.perf_counter()
+        if self._running or self._clock.in_step:
+            self._forget_interrupted(num_modules=num_running_modules(), num_steps=num_running_steps() - 1)
+        self.saw_training = True
+        is_outermost = not self._clock.in_step
+        self._clock.step_enter(optimizer)
+        if not is_outermost:
+            return
+        self._begin_step()
+        self._flight.note(step=self._clock.step, phase="optimizer")
+        if self._training.add_optimizer(optimizer) and self._clock.step:
+            self._snapshots.forget()  # it may have state that was not kept
+        if "scaler_step" not in self._calls_under_way:
+            self._step_call = self._tape.step_enter(optimizer)
+        self._measure_gradients(optimizer)
+        self._tape.hold()
+        detail: dict[str, JsonValue] = {"optimizer": type(optimizer).__name__, "lr": list(learning_rates(optimizer))}
+        self._journal.call("step", detail)
+        self._budget.spend(time.perf_counter() - began)
+
+    def closure_enter(self) -> None:
+        """Note what the closure does as a part of the step."""
+        if not self._is_replaying and self._step_call is not None:
+            self._tape.closure_enter(self._step_call)
+            self._tape.release()
+
+    def closure_leave(self) -> None:
+        """Go back to the optimizer."""
+        if not self._is_replaying and self._step_call is not None:
+            self._tape.hold()
+            self._tape.closure_leave()
+
+    def step_leave(self, optimizer: Optimizer) -> None:
+        """Count the attempt and look at what came of it."""
+        if self._is_replaying:
+            return
+        self._clock.step_leave(optimizer)
+        if self._clock.in_step:
+            return
+        self._last_optimizer = optimizer
+        self._step_call = None
+        began = time.perf_counter()
+        self._measure_update()
+        self._budget.spend(time.perf_counter() - began)
+        self._tape.release()
+        if "scaler_step" not in self._calls_under_way:
+            self._end_attempt()
+
+    def step_skipped(self, optimizer: Optimizer) -> None:
+        """Count the attempt that a scaler did not let through."""
+        if self._is_replaying:
+            return
+        self._clock.step_enter(optimizer)
+        self._last_optimizer = optimizer
+        self._clock.step_leave(optimizer, skipped=True)
+        self._journal.call("step", {"optimizer": type(optimizer).__name__, "skipped": True})
+        self._end_attempt()
+
+    def calling(self, call: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Put a call of the loop onto the tape."""
+        if self._is_replaying or call not in _HELD_CALLS:
+            return
+        if call in _TAPED_CALLS and not self._calls_under_way and (not self._clock.in_step or self._step_call):
+            function = _function_of(call, args)
+            if function is not None:
+                self._tape.loop_call(function, args if call == "clip" else args[1:], kwargs)
+        self._calls_under_way.append(call)
+        self._tape.hold()
+
+    def call_ended(self, call: str) -> None:
+        """Look at the loop's own functions again."""
+        if self._is_replaying or call not in _HELD_CALLS:
+            return
+        if call in self._calls_under_way:
+            self._calls_under_way.remove(call)
+        self._tape.release()
+        if call == "scaler_step" and self._clock.num_attempts and not self._clock.skipped:
+            self._end_attempt()
+
+    def called(self, call: str, owner: Any, detail: dict[str, Any]) -> None:
+        """Note what the loop did between forward, backward and step."""
+        if self._is_replaying or call in ("compile", "update"):
+            return
+        if call in ("scale", "unscale"):
+            self._training.helpers.add(owner)
+            scale = scale_of(owner)
+            if scale is not None:
+                self._scale = scale.detach().clone()
+        if call == "scale":
+            self._unscaled.extend(zip(tensors_in(detail["scaled"]), tensors_in(detail["outputs"]), strict=False))
+            return
+        if call == "zero_grad":
+            self._clock.zero_grad()
+        if call == "load":
+            self._sites.refresh()
+            self._training.refresh()
+            self._snapshots.forget()
+        self._journal.call(call, {key: _plain(value) for key, value in detail.items()})
+
+    def failed(self, error: Exception) -> None:
+        """Stop watching with one warning; the training goes on."""
+        if self._stopped:
+            return
+        self._stopped = True
+        self._tape.hold()
+        reason = f"{type(error).__name__}: {error}"
+        self._writer.note(f"Watching stopped at step {self._clock.step}: {reason}")
+        warnings.warn(
+            f"roundoff stopped watching at step {self._clock.step}; the training goes on.\n  why: {reason}",
+            RecordingStoppedWarning,
+            stacklevel=2,
+        )
+
+    def other_thread(self) -> None:
+        """Nothing: other threads are not watched."""
+
+    # -- a step from its beginning to its end --------------------------------------------------------------------------
+
+    def _enter_from_loop(self, module: nn.Module, args: tuple[Any, ...]) -> None:
+        running, clock = self._running, self._clock
+        if running:
+            self._forget_interrupted(num_modules=num_running_modules() - 1)
+            if running:  # it calls itself
+                running.append(module)
+                return
+        with_gradients = torch.is_grad_enabled()
+        if not clock.in_backward:
+            if clock.in_step:
+                clock.correct_depth(num_running_steps())
+            clock.sees_modules = self.saw_training = True
+            if not clock.in_step:
+                clock.forward(with_gradients=with_gradients)
+            else:
+                clock.phase = Phase.FORWARD if with_gradients else Phase.EVAL
+        site = self._sites.of_module(module, None)
+        if not clock.in_backward and (with_gradients or module.training):
+            self._begin_step(module)
+            self._model_call = self._tape.model_enter(module, args, keyword_arguments())
+        self._tape.hold()
+        running.append(module)
+        self._flight.note(step=clock.step, phase=PHASES[clock.phase])
+        self._flight.enter(PHASES[clock.phase], self._sites.names[site])
+
+    def _function_forward(self) -> None:
+        """Begin the forward of a loop that calls no module: it builds a graph again after a step."""
+        self._clock.forward(with_gradients=True)
+        self._begin_step()
+
+    def _begin_step(self, module: nn.Module | None = None) -> None:
+        """Do what is to be done once a step, before anything of it has been computed; new models may join later."""
+        if module is not None and self._training.add_model(module) and self._has_begun:
+            if self._snapshots.latest is not None and self._snapshots.latest.step == self._clock.step:
+                self._snapshots.latest.state.join(self._training, self._training.tensors())
+            else:
+                self._snapshots.forget()
+        if self._has_begun:
+            return
+        self._has_begun = True
+        if not self._clock.step:
+            self._training.find_optimizers()
+        if self._is_fully_watched or self._snapshots.is_due(self._clock.step):
+            began = time.perf_counter()
+            self._snapshots.take(self._clock.step)
+            seconds = time.perf_counter() - began
+            self._snapshots.learn_cost(seconds, self._step_seconds())
+
+    @property
+    def _is_fully_watched(self) -> bool:
+        return self._clock.step < self._settings.full_steps or self._settings.every_step
+
+    def _step_seconds(self) -> float:
+        return self._budget.training_seconds / max(self.num_steps, 1)
+
+    def _take_gradients_of_start(self) -> None:
+        """Keep the gradients that this step adds to, unless they were cleared since it began."""
+        latest = self._snapshots.latest
+        cleared = any(call.call == "zero_grad" for call in self._journal.open_calls)
+        if latest is not None and not cleared and self._clock.microbatch == 0:
+            latest.state.take_gradients()
+
+    def _end_attempt(self) -> None:
+        """The optimizer has stepped, or a scaler has skipped it: record or investigate while everything is at hand."""
+        self._tape.after_attempt = True
+        self._handle_step(is_complete=True)
+
+    def _handle_step(self, *, is_complete: bool) -> None:
+        if self._is_handled or self._stopped:
+            return
+        self._is_handled = True
+        step = self._clock.step
+        anomalies, self._new_anomalies = self._new_anomalies, []
+        wants_record = step in self._settings.recorded_steps and not anomalies
+        if not anomalies and not wants_record:
+            return
+        began = time.perf_counter()
+        with self._replaying():
+            if anomalies and self._num_replays < self._settings.most_replays:
+                self._num_replays += 1
+                self._journal.flush()
+                self._responder.investigate(self._tape.so_far(), is_complete=is_complete)
+            elif wants_record:
+                self._responder.record(self._tape.so_far(), is_complete=is_complete)
+        self._budget.exempt(time.perf_counter() - began)
+        if anomalies and self._settings.on_anomaly == "stop":
+            raise TrainingStopped(1)
+
+    @contextlib.contextmanager
+    def _replaying(self) -> Iterator[None]:
+        self._is_replaying = True
+        self._tape.hold()
+        try:
+            with _eagerly():
+                yield
+        finally:
+            self._is_replaying = False
+            self._tape.release()
+
+    def _close_step(self) -> None:
+        began = time.perf_counter()
+        self.num_steps += 1
+        self._budget.count_step()
+        if self._stopped:
+            return
+        with hidden_from_modes():
+            self._handle_step(is_complete=False)
+            self._journal.close_step(
+                losses=self._losses,
+                eval_losses=self._eval_losses,
+                optimizer=self._last_optimizer,
+                scale=self._scale,
+                grad_norm=self._grad_norm,
+                update_norm=self._update_norm,
+            )
+            self._snapshots.add(self._tape.new_step(self._clock.step + 1))
+        self._losses, self._eval_losses = [], []
+        self._grad_norm = self._update_norm = self._scale = None
+        self._has_begun = self._is_handled = False
+        self._unscaled.clear()
+        self._flight.note(step=self._clock.step + 1, phase="forward")
+        if self.num_steps == self._settings.full_steps:
+            self._budget.start_anew()
+        else:
+            self._budget.spend(time.perf_counter() - began)
+
+    def _finish(self) -> None:
+        try:
+            if self._has_begun or self._clock.has_begun:
+                self._close_step()
+        except Exception as error:
+            self.failed(error)
+
+    def _forget_interrupted(self, *, num_modules: int, num_steps: int | None = None) -> None:
+        """Leave modules and optimizer steps that an exception ended without a word."""
+        had = bool(self._running)
+        del self._running[num_modules:]
+        if had and not self._running:
+            self._flight.clear()
+            self._model_call = None
+            self._tape.release()
+        if num_steps is not None:
+            self._clock.correct_depth(num_steps)
+
+    # -- what is looked at ---------------------------------------------------------------------------------------------
+
+    def _keep_loss(self, root: Any) -> Tensor | None:
+        """Keep the loss that backward starts from and see whether it is finite; return it as it is, scaled."""
+        if not isinstance(root, Tensor) or root.numel() != 1:
+            return None
+        with hidden_from_modes():
+            plain = next((plain for scaled, plain in self._unscaled if scaled is root), root)
+            loss = plain.detach().clone()
+            self._losses.append(loss)
+            if loss.device.type == "cpu":
+                value = float(loss)
+                if not math.isfinite(value):
+                    self._note_anomaly("loss", phase="forward", value=value)
+            return root.detach().clone()
+
+    def _keep_eval_loss(self, output: Any) -> None:
+        loss = output if isinstance(output, Tensor) else getattr(output, "loss", None)
+        if isinstance(loss, Tensor) and loss.numel() == 1 and loss.is_floating_point():
+            self._eval_losses.append(loss.detach().reshape(()))
+
+    def _measure_gradients(self, optimizer: Optimizer) -> None:
+        parameters = [p for group in optimizer.param_groups for p in group["params"]]
+        if self._is_fully_watched or self._budget.has_room("table", part=0.25):
+            began = time.perf_counter()
+            with hidden_from_modes():
+                self._measures.begin(parameters)
+            self._budget.spend(time.perf_counter() - began, "table")
+        if not self._is_fully_watched and not self._budget.has_room("norms", part=0.4):
+            return
+        began = time.perf_counter()
+        with hidden_from_modes():
+            norm, bad = gradient_norm(parameters)
+        self._grad_norm = norm
+        self._budget.spend(time.perf_counter() - began, "norms")
+        if bad is not None:
+            name = self._sites.of_parameter(parameters[bad])[1]
+            self._note_anomaly("gradient", phase="backward", name=name)
+
+    def _measure_update(self) -> None:
+        if not self._measures.has_begun:
+            return
+        began = time.perf_counter()
+        with hidden_from_modes():
+            columns, self._update_norm = self._measures.end(self._clock.step)
+        if columns is not None:
+            self._writer.write_parameters(columns)
+            if self._update_norm is not None and not math.isfinite(self._update_norm):
+                self._note_anomaly("weight", phase="optimizer", name=None)
+        self._budget.spend(time.perf_counter() - began, "table")
+
+    def _note_anomaly(
+        self,
+        kind: AnomalyKind,
+        *,
+        phase: str | None,
+        name: str | None = None,
+        value: float | None = None,
+        detail: dict[str, JsonValue] | None = None,
+    ) -> None:
+        anomaly = Anomaly(step=self._clock.step, kind=kind, phase=phase, name=name, value=value, detail=detail or {})
+        self.anomalies.append(anomaly)
+        self._new_anomalies.append(anomaly)
+        if len(self.anomalies) <= 100:
+            self._writer.write_anomaly(anomaly)
+
+    def _tape_failed(self, error: Exception) -> None:
+        self._tape.step.unfit = f"{type(error).__name__}: {error}"
+
+
+def _function_of(call: str, args: tuple[Any, ...]) -> Any:
+    """Return what to call to make a call of the loop again."""
+    if call == "clip":
+        return torch.nn.utils.clip_grad._clip_grads_with_norm_
+    method = {"unscale": "unscale_", "scaler_step": "step"}.get(call, call)
+    return getattr(args[0], method, None) if args else None
+
+
+@contextlib.contextmanager
+def _eagerly() -> Iterator[None]:
+    """Have compiled code run eagerly inside the block; the compiler is not loaded for nothing."""
+    if compiler_is_loaded():
+        with torch.compiler.set_stance("force_eager"):
+            yield
+    else:
+        yield
+
+
+def _plain(value: Any) -> JsonValue:
+    if isinstance(value, Tensor):
+        return float(value.detach()) if value.numel() == 1 else None
+    if isinstance(value, (list, tuple)):
+        return [_plain(item) for item in value]
+    return value  # type: ignore[no-any-return]

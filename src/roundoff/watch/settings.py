@@ -1,0 +1,31 @@
+"""How a training is to be watched."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+OnAnomaly = Literal["report", "stop", "skip"]
+ON_ANOMALY: tuple[OnAnomaly, ...] = ("report", "stop", "skip")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WatchSettings:
+    """How a training is to be watched."""
+
+    budget: float = 0.02
+    """The share of the training's time that watching may take; what must be done at any price is exempt."""
+    every_step: bool = False
+    """Measure every step, whatever it costs."""
+    on_anomaly: OnAnomaly = "report"
+    """report: replay, note and go on; stop: end the training; skip: undo the step and go on with the next batch."""
+    snapshot_bytes: int = 2 * 2**30
+    """The most memory that snapshots may take."""
+    recorded_steps: tuple[int, ...] = (0, 1)
+    """Steps whose ops are recorded, in a replay."""
+    full_steps: int = 20
+    """So many steps at the start are measured in full."""
+    most_replays: int = 3
+    """No more anomalies than this are replayed."""
+    ops: bool = False
+    """Have every op in the flight recorder."""

@@ -1,0 +1,358 @@
+"""The tape: what the loop's own code did in a step, at its topmost level, with everything needed to do it again."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from types import FrameType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from roundoff.record.source import is_users_file
+from roundoff.record.torch_private import (
+    FunctionMode,
+    hidden_from_functions,
+    never_compiled,
+    push_function_mode,
+    remove_function_mode,
+)
+from roundoff.watch.arguments import Notes, Outside, tensors_of
+from roundoff.watch.generators import torch_generators
+
+_READ_ONLY = frozenset({
+    "backward", "item", "tolist", "numpy", "size", "stride", "dim", "ndimension", "numel", "nelement", "element_size",
+    "storage", "untyped_storage", "data_ptr", "is_contiguous", "is_floating_point", "is_complex", "get_device",
+    "storage_offset", "type", "_set_grad_enabled", "is_tensor", "is_storage", "equal", "allclose", "is_same_size",
+    "__float__", "__int__", "__bool__", "__len__", "__repr__", "__format__", "__contains__", "__hash__", "__index__",
+    "__array__", "__dlpack__", "__reduce_ex__", "__deepcopy__", "__setstate__", "has_names", "is_shared", "share_memory_",
+    "is_pinned", "pin_memory", "get_default_dtype", "is_grad_enabled", "is_inference", "can_cast", "promote_types",
+    "result_type", "finfo", "iinfo", "manual_seed", "seed", "get_rng_state", "set_rng_state", "save", "load",
+})  # fmt: skip
+"""Functions that compute no tensor of the step, by name."""
+_ATTRIBUTES = frozenset({"grad", "T", "mT", "H", "mH", "data", "real", "imag"})
+"""Attributes that are tensors."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ambient:
+    """What was switched on around a call."""
+
+    gradients: bool
+    autocast: tuple[tuple[str, bool, torch.dtype], ...]
+
+    @classmethod
+    def now(cls) -> Ambient:
+        """Look at the switches."""
+        if not torch.is_autocast_enabled("cpu") and not _accelerator_autocasts():
+            return _PLAIN if torch.is_grad_enabled() else _PLAIN_WITHOUT_GRADIENTS
+        kinds = ["cpu", *([str(_accelerator())] if _accelerator() else [])]
+        casts = tuple((kind, torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)) for kind in kinds)
+        return cls(torch.is_grad_enabled(), casts)
+
+
+_PLAIN = Ambient(True, ())
+_PLAIN_WITHOUT_GRADIENTS = Ambient(False, ())
+
+
+@dataclass(slots=True, eq=False)
+class ModelCall:
+    """The loop called a model, or any module."""
+
+    module: nn.Module
+    args: Any
+    kwargs: Any
+    ambient: Ambient
+    generators: Any
+    is_training: bool
+    num_results: int = 0
+
+
+@dataclass(slots=True, eq=False)
+class FunctionCall:
+    """The loop called a torch function."""
+
+    function: Callable[..., Any]
+    args: Any
+    kwargs: Any
+    ambient: Ambient
+    line: tuple[str, int] | None
+    num_results: int = 0
+
+
+@dataclass(slots=True, eq=False)
+class Backward:
+    """The autograd engine was started."""
+
+    roots: Any
+    args: Any
+    kwargs: Any
+    line: tuple[str, int] | None
+    loss: Tensor | None
+    """What the loss was, to check the replay."""
+
+
+@dataclass(slots=True, eq=False)
+class LoopCall:
+    """The loop called zero_grad, clipping, or a method of a scaler."""
+
+    function: Callable[..., Any]
+    args: Any
+    kwargs: Any
+    line: tuple[str, int] | None
+
+
+@dataclass(slots=True, eq=False)
+class StepCall:
+    """An optimizer stepped; `closures` are what its closure did, each time it was called."""
+
+    optimizer: Optimizer
+    settings: list[dict[str, Any]]
+    """Learning rates and the like, by group."""
+    line: tuple[str, int] | None
+    closures: list[list[Entry]] = field(default_factory=list)
+
+
+Entry = ModelCall | FunctionCall | Backward | LoopCall | StepCall
+
+
+@dataclass(slots=True, eq=False)
+class StepTape:
+    """One step of the loop."""
+
+    step: int
+    entries: list[Entry] = field(default_factory=list)
+    outside: list[Outside] = field(default_factory=list)
+    unfit: str | None = None
+    """Why the step cannot be replayed, if something could not be taped."""
+
+    @property
+    def num_bytes(self) -> int:
+        """How much memory the copies take."""
+        return sum(outside.num_bytes for outside in self.outside)
+
+    @property
+    def losses(self) -> list[Tensor]:
+        """The losses that backward started from, in order."""
+        return [entry.loss for entry in flat(self.entries) if isinstance(entry, Backward) and entry.loss is not None]
+
+
+def flat(entries: list[Entry]) -> list[Entry]:
+    """Return the entries and those inside closures, in order."""
+    found: list[Entry] = []
+    for entry in entries:
+        found.append(entry)
+        if isinstance(entry, StepCall):
+            for closure in entry.closures:
+                found.extend(flat(closure))
+    return found
+
+
+class Tape(FunctionMode):
+    """Notes what the loop does at its topmost level; inside models, backward and optimizers it is off the stack.
+
+    Args:
+        is_state: whether a tensor belongs to a model or an optimizer: it is not copied, snapshots keep it.
+        on_forward: called when plain functions build a graph after an optimizer has stepped: another step begins.
+        on_error: called with what went wrong here; the training goes on untaped.
+    """
+
+    def __init__(
+        self,
+        *,
+        is_state: Callable[[Tensor], bool],
+        on_forward: Callable[[], None],
+        on_error: Callable[[Exception], None],
+    ) -> None:
+        super().__init__()
+        self.step = StepTape(0)
+        self.after_attempt = False
+        """Whether the optimizer has stepped: what follows, up to the next forward, is not needed for a replay."""
+        self._is_state = is_state
+        self._notes = Notes(is_state)
+        self._open: list[list[Entry]] = [self.step.entries]
+        self._on_forward = on_forward
+        self._on_error = on_error
+        self._is_on = False
+        self._num_holds = 1
+        self._num_running = 0
+        self._takes: dict[Any, bool] = {}
+        self._users_files: dict[str, bool] = {}
+
+    # -- on and off ----------------------------------------------------------------------------------------------------
+
+    def hold(self) -> None:
+        """Stop looking at functions until `release`, as often as it was called."""
+        self._num_holds += 1
+        if self._is_on and not self._num_running:
+            remove_function_mode(self)
+            self._is_on = False
+
+    def release(self) -> None:
+        """Look at functions again."""
+        self._num_holds = max(0, self._num_holds - 1)
+        if not self._num_holds and not self._is_on and not self._num_running:
+            push_function_mode(self)
+            self._is_on = True
+
+    def new_step(self, step: int) -> StepTape:
+        """Begin another step and return the tape of the one before."""
+        ended = self.step
+        ended.outside = self._notes.outside
+        self._notes.new_step()
+        self.step = StepTape(step)
+        self._open = [self.step.entries]
+        self.after_attempt = False
+        return ended
+
+    def so_far(self) -> StepTape:
+        """Return the tape of the step under way."""
+        self.step.outside = self._notes.outside
+        return self.step
+
+    # -- what the watch tells ------------------------------------------------------------------------------------------
+
+    def model_enter(self, module: nn.Module, args: Any, kwargs: dict[str, Any]) -> ModelCall:
+        """Note a call of a model."""
+        call = ModelCall(
+            module, self._notes.note(args), self._notes.note(kwargs), Ambient.now(), torch_generators(), module.training
+        )
+        self._open[-1].append(call)
+        return call
+
+    def model_leave(self, call: ModelCall, output: Any) -> None:
+        """Note what it gave."""
+        call.num_results = self._notes.results(output)
+
+    def backward(self, roots: Any, args: Any, kwargs: Any, *, loss: Tensor | None) -> None:
+        """Note that the autograd engine was started."""
+        note = self._notes.note
+        self._open[-1].append(Backward(note(tuple(roots)), note(args), kwargs, self._line(), loss))
+
+    def loop_call(self, function: Callable[..., Any], args: Any, kwargs: Any) -> None:
+        """Note a call of the loop that is made again as it is."""
+        self._open[-1].append(LoopCall(function, self._notes.note(args), self._notes.note(kwargs), self._line()))
+
+    def step_enter(self, optimizer: Optimizer) -> StepCall:
+        """Note that an optimizer steps."""
+        call = StepCall(optimizer, [_settings(group) for group in optimizer.param_groups], self._line())
+        self._open[-1].append(call)
+        return call
+
+    def closure_enter(self, call: StepCall) -> None:
+        """Note that the optimizer called its closure."""
+        call.closures.append([])
+        self._open.append(call.closures[-1])
+
+    def closure_leave(self) -> None:
+        """Note that the closure has ended."""
+        if len(self._open) > 1:
+            self._open.pop()
+
+    # -- what torch tells ----------------------------------------------------------------------------------------------
+
+    @never_compiled
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Run the function as it is, and note it if it computes something of the step."""
+        self._num_running += 1  # torch takes the mode off the stack for this time, and puts it back itself
+        try:
+            return self._run(func, args, kwargs)
+        finally:
+            self._num_running -= 1
+
+    def _run(self, func: Any, args: Any, kwargs: Any) -> Any:
+        takes = self._takes.get(func)
+        if takes is None:
+            takes = self._takes[func] = _computes(func)
+        if not takes or self._num_holds:
+            return func(*args, **kwargs) if kwargs else func(*args)
+        if self.after_attempt or not torch.is_grad_enabled():
+            return self._outside_of_the_graph(func, args, kwargs)
+        noted = self._before(func, args, kwargs)
+        result = func(*args, **kwargs) if kwargs else func(*args)
+        if noted is not None:
+            self._after(noted, args, result)
+        return result
+
+    def _outside_of_the_graph(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """Functions without gradients matter only where they write into a model; others only if a forward begins."""
+        writes = args and func.__name__[-1:] == "_" and self._writes_state(args[0])
+        noted = self._before(func, args, kwargs) if writes and not self.after_attempt else None
+        result = func(*args, **kwargs) if kwargs else func(*args)
+        if noted is not None:
+            self._after(noted, args, result)
+        elif self.after_attempt and isinstance(result, Tensor) and result.grad_fn is not None:
+            try:
+                with hidden_from_functions():
+                    self._on_forward()
+            except Exception as error:
+                self._on_error(error)
+            if not self.after_attempt and (noted := self._before(func, args, kwargs)) is not None:
+                self._after(noted, args, result)
+        return result
+
+    def _writes_state(self, target: Any) -> bool:
+        first = target[0] if isinstance(target, (list, tuple)) and target else target
+        return isinstance(first, Tensor) and (isinstance(first, nn.Parameter) or self._is_state(first))
+
+    def _before(self, func: Any, args: Any, kwargs: Any) -> FunctionCall | None:
+        try:
+            with hidden_from_functions():
+                note = self._notes.note
+                return FunctionCall(func, note(args), note(kwargs or {}), Ambient.now(), self._line())
+        except Exception as error:
+            self._on_error(error)
+            return None
+
+    def _after(self, call: FunctionCall, args: Any, result: Any) -> None:
+        try:
+            with hidden_from_functions():
+                if not any(True for _ in tensors_of(result)) and call.function.__name__ not in ("__set__", "__setitem__"):
+                    return
+                call.num_results = self._notes.results(result)
+                self._notes.written(args)
+                self._open[-1].append(call)
+        except Exception as error:
+            self._on_error(error)
+
+    def _line(self) -> tuple[str, int] | None:
+        """Return the innermost line of the running stack that belongs to the user."""
+        frame: FrameType | None = sys._getframe(2)
+        while frame is not None:
+            filename = frame.f_code.co_filename
+            is_users = self._users_files.get(filename)
+            if is_users is None:
+                is_users = self._users_files[filename] = is_users_file(filename)
+            if is_users:
+                return filename, frame.f_lineno
+            frame = frame.f_back
+        return None
+
+
+def _computes(func: Any) -> bool:
+    """Say whether a function may compute a tensor of the step."""
+    name = getattr(func, "__name__", "")
+    if name in ("__get__", "__set__", "__delete__"):
+        attribute = getattr(getattr(func, "__self__", None), "__name__", "")
+        return attribute in _ATTRIBUTES if name == "__get__" else attribute == "grad"
+    return name not in _READ_ONLY and not name.startswith("_record_function")
+
+
+def _settings(group: dict[str, Any]) -> dict[str, Any]:
+    return {
+        key: value.detach().clone() if isinstance(value, Tensor) else value
+        for key, value in group.items()
+        if key != "params"
+    }
+
+
+def _accelerator() -> str | None:
+    return str(torch.accelerator.current_accelerator()) if torch.accelerator.is_available() else None
+
+
+def _accelerator_autocasts() -> bool:
+    kind = _accelerator()
+    return kind is not None and torch.is_autocast_enabled(kind)

@@ -1,0 +1,75 @@
+"""Watching: a block inside which a training is followed, and anything that cannot be right is explained."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+from torch import nn
+from torch.optim import Optimizer
+
+from roundoff.errors import RecordError
+from roundoff.record.environment import describe_process, rank
+from roundoff.record.sites import Sites
+from roundoff.runs import JsonValue, RunWriter, flight_path
+from roundoff.runs.flight import FlightRecorder
+from roundoff.watch.session import Watch
+from roundoff.watch.settings import ON_ANOMALY, OnAnomaly, WatchSettings
+
+
+@contextlib.contextmanager
+def watching(
+    model: nn.Module | Sequence[nn.Module] | None = None,
+    optimizer: Optimizer | None = None,
+    *,
+    to: str | Path,
+    budget: float = 0.02,
+    on_anomaly: OnAnomaly = "report",
+    snapshot_memory: int = 2 * 2**30,
+) -> Iterator[Watch]:
+    """Watch the training inside the block and keep what was seen in the run folder `to`.
+
+    Losses, gradients and weights are bit for bit what they are without it. When a loss, gradient or weight is not
+    finite, the step is replayed op by op and the origin is kept in the run; `roundoff diagnose` says what it was.
+
+    Args:
+        model: names sites and parameters from the start; without it models are met as they are called.
+        optimizer: whose state to keep from the start; without it optimizers are found when training begins.
+        to: the run folder to make; one that holds a run already is an error.
+        budget: the share of the training's time that watching may take.
+        on_anomaly: "report" goes on, "stop" ends the training, "skip" undoes the step and goes on.
+        snapshot_memory: the most bytes that snapshots may take.
+    """
+    settings = WatchSettings(budget=budget, on_anomaly=on_anomaly, snapshot_bytes=snapshot_memory)
+    watch = start_watching(model, to=to, settings=settings)
+    if optimizer is not None:
+        watch.add_optimizer(optimizer)
+    with watch.running():
+        yield watch
+
+
+def start_watching(
+    model: nn.Module | Sequence[nn.Module] | None = None,
+    *,
+    to: str | Path | Callable[[], Path],
+    settings: WatchSettings,
+    command: tuple[str, ...] | None = None,
+    seed: int | None = None,
+    facts: dict[str, JsonValue] | None = None,
+) -> Watch:
+    """Check what was asked for, make the run folder, and return the watch, not yet running; see `watching`."""
+    if settings.on_anomaly not in ON_ANOMALY:
+        raise RecordError.explain(
+            f"There is no way '{settings.on_anomaly}' to act on an anomaly.",
+            why=f"the ways are {', '.join(ON_ANOMALY)}.",
+            fix="use one of them.",
+        )
+    sites = Sites()
+    for given in [model] if isinstance(model, nn.Module) else model or ():
+        sites.add_model(given)
+    asked: dict[str, JsonValue] = {"watch": True, "budget": settings.budget, "on_anomaly": settings.on_anomaly}
+    info = describe_process(seed=seed, settings={**asked, **(facts or {})}, command=command)
+    writer = RunWriter.create(to() if callable(to) else to, info, rank=rank())
+    flight = FlightRecorder.create(flight_path(writer.folder, rank=writer.rank))
+    return Watch(writer, settings, sites=sites, flight=flight)
