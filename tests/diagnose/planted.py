@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 
+import numpy as np
 import torch
 import torch.nn.functional as F
+from safetensors.numpy import save_file
 from torch import Tensor, nn
 
 from roundoff.record import recording
-from roundoff.runs import Run
+from roundoff.runs import Anomaly, Metrics, Origin, ReplayInfo, Run, RunInfo, RunWriter, replay_path, to_json
 
 BAD_STEP = 2
 NUM_STEPS = 4
@@ -50,16 +53,45 @@ def train(
     optimizer: Callable[..., torch.optim.Optimizer] = torch.optim.SGD,
     num_steps: int = NUM_STEPS,
     inputs: bool = True,
-    to_input: Callable[[Tensor], Tensor] = lambda x: x,
+    steps: Sequence[int] | None = None,
 ) -> Run:
-    """Train a few steps on random numbers and return what was recorded of every one."""
+    """Train a few steps on random numbers and return what was recorded of all or some of them."""
     model = model.to(dtype)
     stepper = optimizer(model.parameters(), lr=0.01)
     generator = torch.Generator().manual_seed(1)
     x, y = torch.randn(6, 4, generator=generator).to(dtype), torch.randint(0, 3, (6,), generator=generator)
-    with recording(model, to=folder, inputs=inputs, stacks=True):
+    with recording(model, to=folder, steps=steps, inputs=inputs, stacks=True):
         for step in range(num_steps):
             stepper.zero_grad()
-            loss(model(to_input(batch(x, step))), labels(y, step)).backward()
+            loss(model(batch(x, step)), labels(y, step)).backward()
             stepper.step()
+    return Run.open(folder)
+
+
+def watched(
+    folder: Path,
+    training: Callable[[Path], Run],
+    *,
+    step: int = BAD_STEP,
+    anomalies: Sequence[Anomaly] = (),
+    losses: Sequence[float] = (1.5, 1.4, 1.3, 1.2),
+    skipped: Sequence[int] = (),
+    recipe: str | None = None,
+    origin: Origin | None = None,
+    replay_info: ReplayInfo | None = None,
+    batch: Mapping[str, np.ndarray] | None = None,
+) -> Run:
+    """Write the folder that a watch leaves: metrics, anomalies, and the replay of one step."""
+    with RunWriter.create(folder, RunInfo(recipe=recipe), strict=True) as writer:
+        for number, loss in enumerate(losses):
+            writer.write_metrics(Metrics(step=number, loss=loss, skipped=number in skipped))
+        for anomaly in anomalies:
+            writer.write_anomaly(anomaly)
+    replay = replay_path(folder, step=step)
+    training(replay)
+    for name, value in (("origin", origin), ("replay", replay_info)):
+        if value is not None:
+            (replay / f"{name}-rank0.json").write_text(to_json(asdict(value)))
+    if batch is not None:
+        save_file(dict(batch), replay / "batch-rank0.safetensors")
     return Run.open(folder)

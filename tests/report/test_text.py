@@ -2,12 +2,35 @@
 
 from __future__ import annotations
 
-from roundoff.report import to_text
+from dataclasses import replace
+
+from roundoff.report import explained_text, to_text, watched_text
 from roundoff.runs import Finding, Severity
+
+OVERFLOW = Finding(
+    rule="overflow",
+    severity=Severity.ERROR,
+    confidence=0.99,
+    step=1203,
+    phase="forward",
+    site="blocks.3.attn",
+    op="aten.bmm#0",
+    source="model.py:41",
+    title="fp16 matmul overflowed",
+    why="its inputs reach 1.7e3, the product 2.9e6 is beyond 65504; in fp64 it is finite\n"
+    "The infinity reaches the loss and 27 of 29 gradients. Loss and weights were fine up to step 1202.",
+    fix='keep this layer wide:  apply_recipe(model, optimizer, "O2", overrides={"blocks.3.attn": "fp32"})\n'
+    "or scale q before the matmul (model.py:41)",
+)
+WATCHED = watched_text(num_steps=1204, seconds=372.4, cost=0.0137)
 
 
 def test_says_plainly_when_nothing_was_found() -> None:
     assert to_text([]) == "Nothing found."
+
+
+def test_nothing_found_is_one_line_with_what_the_watch_cost() -> None:
+    assert to_text([], watched=WATCHED) == "Nothing found; watched 1204 steps in 6 min 12 s; cost 1.4 %"
 
 
 def test_lays_a_finding_out_with_its_place_first_and_its_source_at_the_right_edge() -> None:
@@ -30,3 +53,55 @@ def test_lays_a_finding_out_with_its_place_first_and_its_source_at_the_right_edg
         "  65504; in fp64 it is finite.\n"
         "  fix    scale q by 1/sqrt(d) before the matmul, or keep blocks.3.attn in fp32."
     )
+
+
+def test_the_verdict_screen() -> None:
+    text = to_text(
+        [OVERFLOW],
+        saved="the batch and the state before the step:  roundoff replay runs/train-3",
+        next_commands=["roundoff report runs/train-3", "roundoff plan runs/train-3"],
+        watched=WATCHED,
+        width=108,
+    )
+    assert text == (
+        "overflow   blocks.3.attn / aten.bmm#0   step 1203, forward"
+        "                                       model.py:41\n"
+        "  fp16 matmul overflowed: its inputs reach 1.7e3, the product 2.9e6 is beyond 65504; in fp64 it is finite.\n"
+        "  The infinity reaches the loss and 27 of 29 gradients. Loss and weights were fine up to step 1202.\n"
+        '  fix    keep this layer wide:  apply_recipe(model, optimizer, "O2", overrides={"blocks.3.attn": "fp32"})\n'
+        "         or scale q before the matmul (model.py:41)\n"
+        "  saved  the batch and the state before the step:  roundoff replay runs/train-3\n"
+        "  next   roundoff report runs/train-3     roundoff plan runs/train-3\n"
+        "watched 1204 steps in 6 min 12 s; cost 1.4 %"
+    )
+
+
+def test_findings_after_the_first_get_one_line_each_and_the_last_ones_a_count() -> None:
+    leak = Finding(
+        rule="graph-leak", severity=Severity.WARNING, confidence=0.9, source="train.py:9", step=7, rank=1,
+        title="graphs of old steps are kept", why="-", fix="-",
+    )  # fmt: skip
+    note = replace(leak, rule="frozen", severity=Severity.NOTE, rank=0, title="half the model is frozen")
+    lines = to_text([OVERFLOW, leak, note, *[leak] * 6]).splitlines()
+    assert lines[-7] == "graph-leak   step 7, rank 1   graphs of old steps are kept"
+    assert lines[-1] == "2 more in findings.json"
+    assert to_text([note]) == "Nothing found.\nnote: frozen   step 7   half the model is frozen"
+
+
+def test_what_one_cause_led_to_is_named_below_the_fix() -> None:
+    related = replace(OVERFLOW, rule="step-on-nonfinite-gradients", title="the optimizer stepped on bad gradients")
+    lines = to_text([replace(OVERFLOW, related=(related,))]).splitlines()
+    assert lines[-1] == "  also   step-on-nonfinite-gradients: the optimizer stepped on bad gradients."
+
+
+def test_the_screen_of_the_longest_verdict_fits_on_24_lines() -> None:
+    text = to_text([replace(OVERFLOW, related=(OVERFLOW,) * 9), *[OVERFLOW] * 30], saved="x", next_commands=["y"])
+    assert len(text.splitlines()) <= 24
+
+
+def test_what_was_found_fine_is_listed() -> None:
+    assert explained_text(["jumps of the loss", "memory"]) == "  fine   jumps of the loss\n  fine   memory"
+
+
+def test_long_trainings_are_told_in_hours() -> None:
+    assert watched_text(num_steps=9, seconds=7384.0) == "watched 9 steps in 2 h 3 min"

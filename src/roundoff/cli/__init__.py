@@ -18,6 +18,11 @@ COMMANDS = {
         attribute="record_command",
         help="Run a training script and keep what some of its steps computed.",
     ),
+    "diagnose": LazyCommand(
+        module="roundoff.cli.diagnose",
+        attribute="diagnose_command",
+        help="Say what went wrong in a run, and what to change.",
+    ),
     "train": LazyCommand(
         module="roundoff.cli.train",
         attribute="train_command",

@@ -1,105 +1,66 @@
-"""The origin of NaN and infinity: the first op that made them out of finite numbers."""
+"""The rule for NaN and infinity: where they came from, or at least that they are there."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable
+from dataclasses import replace
 
-import pyarrow as pa
-import pyarrow.compute as pc
+from roundoff.diagnose.bad_step import BadStep, bad_steps
+from roundoff.diagnose.batch_finding import nonfinite_input
+from roundoff.diagnose.consequences import loss_without_origin, poisoned_statistics, step_on_bad_gradients
+from roundoff.diagnose.origin_finding import finding_at
+from roundoff.runs import Finding, Run
 
-from roundoff.formats import format_named
-from roundoff.runs import Event, Finding, Run, Severity
 
-_FORMATS = {"float16": "fp16", "bfloat16": "bf16", "float32": "fp32", "float64": "fp64"}
-_MASKS = ("aten.masked_fill", "aten.masked_fill_", "aten.where", "aten.full", "aten.full_like", "aten.fill_")
-_HAVE_A_DOMAIN = ("log", "sqrt", "pow", "acos", "asin", "atanh", "softmax")
-_DIVIDE = ("div", "reciprocal", "rsqrt")
+def nonfinite_values(run: Run) -> list[Finding]:
+    """Find where NaN and infinity came from: one finding for each cause, with its consequences as related ones.
+
+    Steps that loss scaling left out on purpose are silent. A cause that shows again in later steps or on other ranks
+    is told once.
+    """
+    steps = [bad for bad in bad_steps(run) if not bad.is_deliberate]
+    from_elsewhere = {bad.step for bad in steps if bad.place is not None and bad.place.kind in ("op", "input")}
+    found = [
+        _finding(run, bad)
+        for bad in steps
+        if not (bad.place is not None and bad.place.kind == "collective" and bad.step in from_elsewhere)
+    ]
+    return _once_each(found)
 
 
 def first_nonfinite(run: Run) -> Finding | None:
-    """Return the earliest recorded op that made NaN or infinity out of finite inputs, or None.
-
-    A mask's -inf is no error. The inputs of each op must have been recorded (`inputs=True`) to be sure; without them
-    the first op with a bad output is named, with less confidence.
-    """
-    step = _first_bad_step(run)
-    if step is None:
-        return None
-    ops: dict[tuple[object, ...], list[Event]] = {}
-    for event in sorted(run.iter_events(step=step), key=lambda event: event.order):
-        ops.setdefault((event.rank, event.microbatch, event.phase, event.site, event.op_name), []).append(event)
-    for group in ops.values():
-        inputs = [event for event in group if event.output.startswith("input")]
-        outputs = [event for event in group if event.output.startswith("output")]
-        bad = next((event for event in outputs if _is_bad(event)), None)
-        if bad is not None and not any(event.num_nan or event.num_posinf for event in inputs):
-            return _describe(bad, inputs)
-    return None
+    """Return the finding about the earliest bad value that matters, or None."""
+    found = nonfinite_values(run)
+    return min(found, key=lambda finding: finding.step or 0) if found else None
 
 
-def _first_bad_step(run: Run) -> int | None:
-    table = run.events(columns=["step", "op", "output", "num_nan", "num_posinf", "num_neginf"])
-    is_mask = pc.is_in(table["op"], value_set=pa.array(_MASKS))
-    is_output = pc.starts_with(table["output"], "output")
-    worse = pc.greater(pc.add(table["num_nan"], table["num_posinf"]), 0)
-    negative = pc.and_(pc.greater(table["num_neginf"], 0), pc.invert(is_mask))
-    steps = table.filter(pc.and_(is_output, pc.or_(worse, negative)))["step"]
-    return int(pc.min(steps).as_py()) if len(steps) else None
+def _finding(run: Run, bad: BadStep) -> Finding:
+    place = bad.place
+    if place is None or place.kind in ("parameter", "state", "collective"):
+        main = loss_without_origin(bad)
+    elif place.kind == "input":
+        main = nonfinite_input(bad, place)
+    else:
+        main = finding_at(run, bad, place)
+    related = [found for found in (step_on_bad_gradients(bad), poisoned_statistics(bad)) if found is not None]
+    if bad.was_skipped and bad.has("buffer"):
+        statistics = related.pop()  # all that is left of the batch
+        return replace(statistics, related=(*related, main))
+    return replace(main, related=tuple(other for other in related if other.rule != main.rule))
 
 
-def _is_bad(event: Event) -> bool:
-    return event.num_nonfinite > (event.num_neginf if event.op in _MASKS else 0)
-
-
-def _describe(bad: Event, inputs: Sequence[Event]) -> Finding:
-    bare = bad.op.partition(".")[2].strip("_")
-    format_name = _FORMATS.get(bad.dtype, bad.dtype)
-    is_domain = _left_its_domain(bad, bare, inputs)
-    rule = "domain-error" if is_domain else "overflow"
-    return Finding(
-        rule=rule,
-        severity=Severity.ERROR,
-        confidence=0.95 if inputs else 0.7,
-        step=bad.step,
-        rank=bad.rank,
-        phase=bad.phase,
-        site=bad.site,
-        op=bad.op_name,
-        parameter=bad.parameter,
-        source=bad.source,
-        title=f"{bare} left its domain" if is_domain else f"{format_name} {bare} overflowed",
-        why=_why(bad, inputs, format_name, is_domain=is_domain),
-        fix=_fix(bad, bare, format_name, is_domain=is_domain),
-        evidence=tuple(
-            {"tensor": event.output, "absmax": event.absmax, "nonfinite": event.num_nonfinite, "dtype": event.dtype}
-            for event in (*inputs, bad)
-        ),
-    )
-
-
-def _left_its_domain(bad: Event, bare: str, inputs: Sequence[Event]) -> bool:
-    """Tell log(-1) and 0/0 from results that are merely too large; NaN inside a product is inf - inf."""
-    if any(word in bare for word in _DIVIDE):
-        return bad.num_nan > 0 or not inputs or inputs[-1].num_zero > 0
-    return "log" in bare or (bad.num_nan > 0 and any(word in bare for word in _HAVE_A_DOMAIN))
-
-
-def _why(bad: Event, inputs: Sequence[Event], format_name: str, *, is_domain: bool) -> str:
-    share = f"{bad.num_nonfinite} of {bad.num_elements} results are not finite"
-    reach = max((event.absmax for event in inputs if event.num_elements), default=None)
-    told = f"its inputs are finite and reach {reach:.2g}; " if reach is not None else ""
-    if is_domain:
-        return f"{told}{share}, and no wider format would help"
-    return f"{told}the result is beyond {format_name}'s largest number {_largest(format_name)}: {share}"
-
-
-def _fix(bad: Event, bare: str, format_name: str, *, is_domain: bool) -> str:
-    if is_domain:
-        return f"keep the argument of {bare} inside its domain: clamp it, add an eps, or use a fused form"
-    return (
-        f"scale the inputs of {bare} down first, or keep {bad.site} in a format that reaches further than {format_name}"
-    )
-
-
-def _largest(format_name: str) -> str:
-    return f"{format_named(format_name).largest:.6g}" if format_name in _FORMATS.values() else "?"
+def _once_each(findings: Iterable[Finding]) -> list[Finding]:
+    """Keep the first finding about each place; note on it in how many more steps it shows, if any."""
+    kept: dict[tuple[str, str | None, str | None], Finding] = {}
+    again: dict[tuple[str, str | None, str | None], set[int]] = {}
+    for finding in sorted(findings, key=lambda finding: (finding.step or 0, finding.rank or 0)):
+        key = (finding.rule, finding.site, finding.op)
+        kept.setdefault(key, finding)
+        if finding.step is not None and finding.step != kept[key].step:
+            again.setdefault(key, set()).add(finding.step)
+    return [
+        replace(finding, evidence=(*finding.evidence, {"also_in_steps": sorted(again[key])}))
+        if key in again
+        else finding
+        for key, finding in kept.items()
+    ]

@@ -1,5 +1,5 @@
 """Findings as text, sweeps as a page; decides nothing."""
 
-from roundoff.report.text import to_text
+from roundoff.report.text import explained_text, to_text, watched_text
 
-__all__ = ["to_text"]
+__all__ = ["explained_text", "to_text", "watched_text"]

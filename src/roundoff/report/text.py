@@ -1,42 +1,129 @@
-"""Findings as plain text, the verdict first."""
+"""Findings as plain text: at most one screen, the verdict first."""
 
 from __future__ import annotations
 
 import textwrap
 from collections.abc import Sequence
 
-from roundoff.runs import Finding
+from roundoff.runs import Finding, Severity
 
 WIDTH = 100
+MAX_OTHERS = 6
+"""So many findings after the first get a line of their own."""
+MAX_RELATED = 3
 
 
-def to_text(findings: Sequence[Finding], *, width: int = WIDTH) -> str:
-    """Lay out findings, the verdict first; say so plainly when there are none."""
-    if not findings:
-        return "Nothing found."
-    return "\n\n".join(_finding_text(finding, width) for finding in findings)
+def to_text(
+    findings: Sequence[Finding],
+    *,
+    saved: str | None = None,
+    next_commands: Sequence[str] = (),
+    watched: str | None = None,
+    width: int = WIDTH,
+) -> str:
+    """Lay out the first finding in full and the others in one line each; say so plainly when there are none.
+
+    Args:
+        findings: the verdict first.
+        saved: what was kept of the bad step, and the command that opens it.
+        next_commands: what to type next.
+        watched: the last line, as `watched_text` writes it.
+        width: of the screen.
+    """
+    told = [finding for finding in findings if finding.severity is not Severity.NOTE]
+    notes = [finding for finding in findings if finding.severity is Severity.NOTE]
+    if not told:
+        return "\n".join([_nothing_found(watched), *_others(notes, width)])
+    lines = _finding_lines(told[0], width)
+    if saved:
+        lines.append(f"  saved  {saved}")
+    if next_commands:
+        lines.append(f"  next   {'     '.join(next_commands)}")
+    lines += _others([*told[1:], *notes], width)
+    return "\n".join([*lines, watched] if watched else lines)
 
 
-def _finding_text(finding: Finding, width: int) -> str:
-    return "\n".join([
-        _headline(finding, width),
-        *_indented(f"{_sentence(finding.title)}: {finding.why}.", "  ", "  ", width),
-        *_indented(f"{finding.fix}.", "  fix    ", "         ", width),
-    ])  # fmt: skip
+def watched_text(*, num_steps: int, seconds: float, cost: float | None = None) -> str:
+    """Say how long a training was watched and what that cost, as a share of its time.
+
+    >>> watched_text(num_steps=1204, seconds=372.4, cost=0.0137)
+    'watched 1204 steps in 6 min 12 s; cost 1.4 %'
+    >>> watched_text(num_steps=1, seconds=0.25)
+    'watched 1 step in 0.2 s'
+    """
+    steps = "1 step" if num_steps == 1 else f"{num_steps} steps"
+    text = f"watched {steps} in {_duration(seconds)}"
+    return text if cost is None else f"{text}; cost {100 * cost:.1f} %"
+
+
+def explained_text(checked: Sequence[str]) -> str:
+    """List what was looked at and found fine."""
+    return "\n".join(f"  fine   {name}" for name in checked)
+
+
+def _nothing_found(watched: str | None) -> str:
+    return f"Nothing found; {watched}" if watched else "Nothing found."
+
+
+def _finding_lines(finding: Finding, width: int) -> list[str]:
+    first, *further = finding.why.split("\n")
+    lines = [_headline(finding, width), *_indented(_ended(f"{_sentence(finding.title)}: {first}"), "  ", "  ", width)]
+    for paragraph in further:
+        lines += _indented(_ended(paragraph), "  ", "  ", width)
+    fixes = finding.fix.split("\n")
+    for place, fix in enumerate(fixes):
+        text = _ended(fix) if place == len(fixes) - 1 else fix
+        lines += _indented(text, "  fix    " if not place else "         ", "         ", width)
+    for related in finding.related[:MAX_RELATED]:
+        lines += _indented(_ended(f"{related.rule}: {related.title}"), "  also   ", "         ", width)
+    return lines
+
+
+def _others(findings: Sequence[Finding], width: int) -> list[str]:
+    lines = [_one_line(finding, width) for finding in findings[:MAX_OTHERS]]
+    more = len(findings) - MAX_OTHERS
+    return [*lines, f"{more} more in findings.json"] if more > 0 else lines
+
+
+def _one_line(finding: Finding, width: int) -> str:
+    text = "   ".join(part for part in (_place_in_words(finding), finding.title) if part)
+    mark = "note: " if finding.severity is Severity.NOTE else ""
+    return textwrap.shorten(f"{mark}{text}", width, placeholder=" ...") if len(text) > width else f"{mark}{text}"
 
 
 def _headline(finding: Finding, width: int) -> str:
-    place = " / ".join(part for part in (finding.site, finding.op, finding.parameter) if part)
-    when = f"step {finding.step}, {finding.phase}" if finding.step is not None else ""
-    left = "   ".join(part for part in (finding.rule, place, when) if part)
+    left = _place_in_words(finding)
     if not finding.source:
         return left
     return f"{left}{' ' * max(3, width - len(left) - len(finding.source))}{finding.source}"
 
 
+def _place_in_words(finding: Finding) -> str:
+    place = " / ".join(part for part in (finding.site, finding.op, finding.parameter) if part)
+    when = [f"step {finding.step}"] if finding.step is not None else []
+    when += [finding.phase] if finding.phase else []
+    when += [f"rank {finding.rank}"] if finding.rank else []
+    return "   ".join(part for part in (finding.rule, place, ", ".join(when)) if part)
+
+
 def _indented(text: str, first: str, rest: str, width: int) -> list[str]:
-    return textwrap.wrap(text, width, initial_indent=first, subsequent_indent=rest, break_long_words=False)
+    return textwrap.wrap(
+        text, width, initial_indent=first, subsequent_indent=rest, break_long_words=False, break_on_hyphens=False
+    )
+
+
+def _ended(text: str) -> str:
+    """End a sentence, unless it ends in something to type."""
+    return text if text.endswith((".", ")", "!", "?")) or ":  " in text else f"{text}."
 
 
 def _sentence(text: str) -> str:
-    return text[:1].upper() + text[1:] if not text.startswith(("fp", "bf")) else text
+    return text[:1].upper() + text[1:] if not text.startswith(("fp", "bf", "e4", "e5")) else text
+
+
+def _duration(seconds: float) -> str:
+    if seconds < 60:
+        return f"{seconds:.1f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours} h {minutes} min" if hours else f"{minutes} min {rest} s"

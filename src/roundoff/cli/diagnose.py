@@ -1,0 +1,70 @@
+"""`roundoff diagnose`: what went wrong in a run, from its folder alone."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from roundoff.cli.endings import COULD_NOT_LOOK
+
+if TYPE_CHECKING:
+    from roundoff.diagnose import Diagnosis
+    from roundoff.runs import Run
+
+
+@click.command("diagnose", epilog="Example: roundoff diagnose runs/train-1 --explain")
+@click.argument("path", metavar="RUN", type=click.Path(path_type=Path))
+@click.option("--explain", is_flag=True, help="Also list what was looked at and found fine.")
+@click.option("--json", "as_json", is_flag=True, help="Print the findings as JSON.")
+@click.option("--exit-zero", is_flag=True, help="End with 0 whatever was found, for chains that must go on.")
+def diagnose_command(path: Path, explain: bool, as_json: bool, exit_zero: bool) -> None:
+    """Say what went wrong in RUN, where, since when, and what to change; the findings go into its findings.json.
+
+    Ends with 1 if there is an error or a warning, with 2 if it could not look.
+    """
+    from roundoff.diagnose import diagnose_run
+    from roundoff.report import explained_text, to_text
+    from roundoff.runs import Run, to_json
+
+    run = Run.open(path)
+    diagnosis = diagnose_run(run)
+    run.write_findings(diagnosis.findings)
+    if as_json:
+        findings = [finding.to_object() for finding in diagnosis.findings]
+        click.echo(to_json({"run": str(path), "findings": findings, "checked": list(diagnosis.checked)}, indent=1))
+    else:
+        click.echo(to_text(diagnosis.findings, saved=saved_line(run, diagnosis), next_commands=_next(run, diagnosis)))
+        if explain and diagnosis.checked:
+            click.echo(explained_text(diagnosis.checked))
+    sys.exit(0 if exit_zero else exit_code(diagnosis))
+
+
+def exit_code(diagnosis: Diagnosis) -> int:
+    """Return 1 if there is an error or a warning, else 0, or 2 where a rule could not look."""
+    if not diagnosis.is_clean:
+        return 1
+    return 0 if diagnosis.is_complete else COULD_NOT_LOOK
+
+
+def saved_line(run: Run, diagnosis: Diagnosis) -> str | None:
+    """Say what was kept of the step that the verdict is about."""
+    step = diagnosis.findings[0].step if diagnosis.findings else None
+    if step is None or step not in run.replayed_steps:
+        return None
+    return f"the batch and the state before the step:  roundoff replay {run.path}"
+
+
+def _next(run: Run, diagnosis: Diagnosis) -> list[str]:
+    """Return the command that shows the events around the verdict, where there are some."""
+    if diagnosis.is_clean:
+        return []
+    verdict = diagnosis.findings[0]
+    if verdict.step is None or verdict.site is None:
+        return []
+    replay = run.path / "replay" / f"step{verdict.step}"
+    folder = replay if verdict.step in run.replayed_steps else run.path
+    has_events = verdict.step in run.replayed_steps or verdict.step in run.steps
+    return [f"roundoff runs show {folder} --step {verdict.step} --site '{verdict.site}'"] if has_events else []

@@ -1,0 +1,139 @@
+"""Steps in which something was not finite, with everything the run holds about each."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from roundoff.diagnose.origin import OriginPlace, find_origin
+from roundoff.diagnose.provenance import MASKS
+from roundoff.runs import Anomaly, Metrics, Origin, Run
+
+MAX_STEPS = 50
+"""So many steps of a rank are looked into; a run whose every step is bad says nothing new after that."""
+
+_NOT_FINITE = ("loss", "gradient", "weight", "buffer")
+_MASK_OPS = [f"aten.{name}{mark}" for name in sorted(MASKS) for mark in ("", "_")]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BadStep:
+    """One step of one rank in which something was not finite."""
+
+    step: int
+    rank: int
+    anomalies: tuple[Anomaly, ...]
+    metrics: Metrics | None
+    was_skipped: bool
+    """Whether the optimizer's step was left out, as loss scaling does."""
+    events: Run | None
+    """The run that holds the step's events: its replay, or this run if it was recorded."""
+    place: OriginPlace | None
+    origin: Origin | None
+    """The op caught with its inputs, if it is the one at `place`."""
+
+    def names_of(self, kind: str) -> list[str]:
+        """Return the parameters or buffers that an anomaly of this kind was seen in."""
+        return [anomaly.name for anomaly in self.anomalies if anomaly.kind == kind and anomaly.name]
+
+    def has(self, kind: str) -> bool:
+        """Say whether the watch saw an anomaly of this kind."""
+        return any(anomaly.kind == kind for anomaly in self.anomalies)
+
+    @property
+    def loss_is_bad(self) -> bool:
+        """Whether the loss itself is not finite; a scaled one may be too large by design."""
+        if self.metrics is not None and self.metrics.loss is not None:
+            return not math.isfinite(self.metrics.loss)
+        return self.has("loss") or (self.place is not None and self.place.liveness.reaches_loss)
+
+    @property
+    def gradients_are_bad(self) -> bool:
+        """Whether any gradient is not finite."""
+        return self.has("gradient") or (self.place is not None and self.place.liveness.num_bad_gradients > 0)
+
+    @property
+    def is_deliberate(self) -> bool:
+        """Whether loss scaling tried a scale that was too large and left the step out: nothing is wrong then."""
+        return self.was_skipped and not self.loss_is_bad and not self.has("buffer") and not self.has("weight")
+
+    @property
+    def is_lasting(self) -> bool:
+        """Whether weights are bad from here on, so that later steps only tell the same again."""
+        has_bad_weights = self.place is not None and self.place.liveness.num_bad_weights > 0
+        return self.has("weight") or has_bad_weights or (self.gradients_are_bad and not self.was_skipped)
+
+
+def bad_steps(run: Run) -> list[BadStep]:
+    """Return, rank by rank, the steps in which something was not finite, up to the one after which everything is.
+
+    They are known from anomalies, from losses, or in a run without a watch from the recorded events. The replayed
+    steps before the first of them are looked into, too: weights may have been bad for a while before it showed.
+    """
+    return [bad for rank in run.ranks for bad in _of_rank(run, rank)]
+
+
+def _of_rank(run: Run, rank: int) -> Iterator[BadStep]:
+    metrics = {metric.step: metric for metric in run.metrics(rank=rank)}
+    anomalies: dict[int, list[Anomaly]] = {}
+    for _, anomaly in run.anomalies(rank=rank):
+        if anomaly.kind in _NOT_FINITE:
+            anomalies.setdefault(anomaly.step, []).append(anomaly)
+    losses = {step for step, metric in metrics.items() if metric.loss is not None and not math.isfinite(metric.loss)}
+    known = losses | set(anomalies)
+    recorded = _recorded_bad_steps(run, rank)
+    replayed = {step for step in run.replayed_steps if known and step <= min(known)}
+    skipped = {call.step for call in run.calls(rank=rank) if call.call == "step" and call.detail.get("skipped")}
+    for step in sorted(known | recorded | replayed)[:MAX_STEPS]:
+        metric = metrics.get(step)
+        was_skipped = step in skipped or (metric is not None and metric.skipped)
+        bad = _look(run, rank, step, anomalies.get(step, []), metric, was_skipped=was_skipped)
+        if step in known or bad.place is not None:
+            yield bad
+            if bad.is_lasting:
+                return
+
+
+def _look(
+    run: Run, rank: int, step: int, anomalies: list[Anomaly], metrics: Metrics | None, *, was_skipped: bool
+) -> BadStep:
+    events = _run_with_events(run, step)
+    place = find_origin(events, step=step, rank=rank) if events is not None else None
+    origin = events.origin(rank=rank) if events is not None else None
+    return BadStep(
+        step=step,
+        rank=rank,
+        anomalies=tuple(anomalies),
+        metrics=metrics,
+        was_skipped=was_skipped,
+        events=events,
+        place=place,
+        origin=origin if origin is not None and place is not None and _is_at(origin, place) else None,
+    )
+
+
+def _is_at(origin: Origin, place: OriginPlace) -> bool:
+    there = (place.phase, place.site, place.bad.op_name, place.microbatch)
+    return (origin.phase, origin.site, origin.op, origin.microbatch) == there
+
+
+def _run_with_events(run: Run, step: int) -> Run | None:
+    if step in run.replayed_steps:
+        replay = run.replay(step)
+        if step in replay.steps:
+            return replay
+    return run if step in run.steps else None
+
+
+def _recorded_bad_steps(run: Run, rank: int) -> set[int]:
+    """Return the recorded steps in which an op or a batch holds something that is not finite and not a mask."""
+    table = run.events(rank=rank, columns=["step", "op", "output", "phase", "num_nan", "num_posinf", "num_neginf"])
+    is_mask = pc.is_in(table["op"], value_set=pa.array(_MASK_OPS))
+    is_wanted = pc.and_(pc.starts_with(table["output"], "output"), pc.not_equal(table["phase"], "eval"))
+    worse = pc.greater(pc.add(table["num_nan"], table["num_posinf"]), 0)
+    negative = pc.and_(pc.greater(table["num_neginf"], 0), pc.invert(is_mask))
+    return set(table.filter(pc.and_(is_wanted, pc.or_(worse, negative)))["step"].unique().to_pylist())

@@ -1,0 +1,75 @@
+"""A whole diagnosis: every rule, one verdict."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+
+from roundoff.diagnose.rules import FOLLOWS_FROM, PROCEDURE, RULES, Rule
+from roundoff.runs import Finding, Run, Severity, ordered
+
+RULE_FAILED = "rule-failed"
+"""The code of the note about a rule that could not look."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Diagnosis:
+    """What was found, the verdict first, and what was looked at and found fine."""
+
+    findings: tuple[Finding, ...]
+    checked: tuple[str, ...]
+
+    @property
+    def is_clean(self) -> bool:
+        """Whether there is neither an error nor a warning."""
+        return all(finding.severity is Severity.NOTE for finding in self.findings)
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether every rule could look."""
+        return all(finding.rule != RULE_FAILED for finding in self.findings)
+
+
+def diagnose_run(run: Run, *, rules: Sequence[Rule] = RULES) -> Diagnosis:
+    """Apply every rule to a run and order what they find; a rule that fails becomes a note and hides no other."""
+    found: list[Finding] = []
+    checked: list[str] = []
+    for rule in rules:
+        try:
+            findings = rule.find(run)
+        except Exception as error:  # what it is does not matter: the others still have something to say
+            findings = [_failed(rule, error)]
+        found.extend(findings)
+        if not findings:
+            checked.append(rule.checks)
+    verdict_first = ordered(_with_consequences(found), procedure=PROCEDURE)
+    return Diagnosis(findings=tuple(verdict_first), checked=tuple(checked))
+
+
+def _with_consequences(findings: Iterable[Finding]) -> list[Finding]:
+    """Put findings that a graver one explains among its related ones."""
+    kept = ordered(findings, procedure=PROCEDURE)
+    for finding in reversed(list(kept)):
+        cause = next((other for other in kept if other is not finding and _explains(other, finding)), None)
+        if cause is not None:
+            kept.remove(finding)
+            kept[kept.index(cause)] = replace(cause, related=(*cause.related, finding))
+    return kept
+
+
+def _explains(cause: Finding, finding: Finding) -> bool:
+    if cause.rule not in FOLLOWS_FROM.get(finding.rule, ()) or cause.step is None or finding.step is None:
+        return False
+    return cause.step <= finding.step
+
+
+def _failed(rule: Rule, error: Exception) -> Finding:
+    first_line = str(error).partition("\n")[0] or "it says no more"
+    return Finding(
+        rule=RULE_FAILED,
+        severity=Severity.NOTE,
+        confidence=1.0,
+        title=f"could not look for {rule.checks}",
+        why=f"rule {rule.codes[0]} failed: {type(error).__name__}: {first_line}",
+        fix="diagnose a complete copy of the run; if this one is complete, it is a bug of roundoff",
+    )

@@ -1,0 +1,54 @@
+"""Numbers and formats as sentences write them."""
+
+from __future__ import annotations
+
+from roundoff.formats import format_named
+
+FORMATS = {
+    "float16": "fp16",
+    "bfloat16": "bf16",
+    "float32": "fp32",
+    "float64": "fp64",
+    "float8_e4m3fn": "e4m3",
+    "float8_e5m2": "e5m2",
+}
+"""Names of formats by dtype."""
+
+
+def format_of(dtype: str) -> str:
+    """Return the format's name, or the dtype where it has none."""
+    return FORMATS.get(dtype, dtype)
+
+
+def largest_of(format_name: str) -> float:
+    """Return the largest finite number of a format in `FORMATS`."""
+    return float(format_named(format_name).largest)
+
+
+def short(number: float) -> str:
+    """Write a number with few digits, the way people do.
+
+    >>> short(1712.0), short(0.25), short(2.9e6), short(1e-7), short(353.2)
+    ('1.7e3', '0.25', '2.9e6', '1e-7', '353')
+    """
+    text = f"{number:.3g}" if 1 <= abs(number) < 999 else f"{number:.2g}"
+    mantissa, mark, exponent = text.partition("e")
+    return f"{mantissa}e{int(exponent)}" if mark else mantissa
+
+
+def whole(number: float) -> str:
+    """Write a format's largest number.
+
+    >>> whole(65504.0), whole(3.4028234663852886e38)
+    ('65504', '3.4e38')
+    """
+    return f"{number:.0f}" if abs(number) < 1e6 else short(number)
+
+
+def plural(count: int, thing: str) -> str:
+    """Write a count with its thing.
+
+    >>> plural(1, "step"), plural(3, "step")
+    ('1 step', '3 steps')
+    """
+    return f"{count} {thing}" if count == 1 else f"{count} {thing}s"

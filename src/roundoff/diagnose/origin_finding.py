@@ -1,0 +1,191 @@
+"""The finding about the op that made a bad value from good ones."""
+
+from __future__ import annotations
+
+from roundoff.diagnose.bad_step import BadStep
+from roundoff.diagnose.domain import fix_outside, left_its_domain, why_outside
+from roundoff.diagnose.numbers import FORMATS, format_of, largest_of, short, whole
+from roundoff.diagnose.origin import OriginPlace
+from roundoff.diagnose.sample import sample_of
+from roundoff.diagnose.spread import spread_of
+from roundoff.diagnose.step_ops import bare_name
+from roundoff.runs import Finding, JsonValue, Run, Severity
+
+_PRODUCTS = ("mm", "bmm", "addmm", "baddbmm", "addbmm", "mv", "addmv", "dot", "convolution")
+_NARROW = ("fp16", "bf16", "e4m3", "e5m2")
+
+
+def finding_at(run: Run, bad: BadStep, place: OriginPlace) -> Finding:
+    """Say what the op did wrong, how far it spread, and what to change."""
+    rule, title, why, fix = _told(run, bad, place)
+    is_benign = bad.was_skipped or rule == "no-valid-targets"
+    return Finding(
+        rule=rule,
+        severity=Severity.WARNING if is_benign else Severity.ERROR,
+        confidence=_confidence(bad, place),
+        step=bad.step,
+        rank=bad.rank,
+        phase=place.phase,
+        site=place.site,
+        op=place.bad.op_name,
+        parameter=place.bad.parameter,
+        source=place.bad.source,
+        title=title,
+        why="\n".join(part for part in (why, spread_of(bad, place)) if part),
+        fix=fix,
+        evidence=evidence_of(bad, place),
+    )
+
+
+def evidence_of(bad: BadStep, place: OriginPlace) -> tuple[JsonValue, ...]:
+    """Return the measurements: the tensors of the op, what came out in fp64, and what the bad value reached."""
+    tensors: list[JsonValue] = [
+        {"tensor": event.output, "absmax": event.absmax, "nonfinite": event.num_nonfinite, "dtype": event.dtype,
+         "shape": list(event.shape)}
+        for event in (*place.inputs, place.bad)
+    ]  # fmt: skip
+    reached = place.liveness
+    spread: JsonValue = {
+        "loss": reached.reaches_loss, "gradients": reached.num_bad_gradients, "of_gradients": reached.num_gradients,
+        "weights": reached.num_bad_weights, "of_weights": reached.num_weights,
+    }  # fmt: skip
+    found: list[JsonValue] = [*tensors, {"reaches": spread}]
+    if bad.origin is not None:
+        found.append(
+            {"finite_in_fp64": bad.origin.is_finite_in_fp64, "fp64_absmax": bad.origin.fp64_absmax,
+             "bad_index": None if bad.origin.bad_index is None else list(bad.origin.bad_index)}
+        )  # fmt: skip
+    return tuple(found)
+
+
+def _told(run: Run, bad: BadStep, place: OriginPlace) -> tuple[str, str, str, str]:
+    """Return rule, title, why and fix."""
+    if _has_no_targets(bad, place):
+        return _no_valid_targets(place)
+    if place.is_masked:
+        return _masked_softmax(bad, place)
+    if place.phase == "optimizer":
+        return _nonfinite_update(bad, place)
+    if left_its_domain(place, bad.origin):
+        why = why_outside(place, bad.origin, _forward_ops(bad, place))
+        return "domain-error", f"{_verb(place)} left its domain", why, fix_outside(place)
+    return _overflow(run, bad, place)
+
+
+def _overflow(run: Run, bad: BadStep, place: OriginPlace) -> tuple[str, str, str, str]:
+    name, noun = format_of(place.bad.dtype), "product" if _is_product(place) else "result"
+    if place.op.startswith("roundoff.round"):
+        name, verb = "the recipe's format", "rounding"
+        title = "a rounding to the recipe's format overflowed"
+    else:
+        verb = _verb(place)
+        title = f"{name} {verb} overflowed"
+    reach = max((x.absmax for x in place.inputs if x.absmax == x.absmax), default=None)
+    told = f"its inputs reach {short(reach)}, " if reach is not None else ""
+    limit = whole(largest_of(name)) if name in FORMATS.values() else "what it can hold"
+    origin = bad.origin
+    if origin is not None and origin.is_finite_in_fp64 and origin.fp64_absmax is not None:
+        why = f"{told}the {noun} {short(origin.fp64_absmax)} is beyond {limit}; in fp64 it is finite"
+    elif origin is not None and origin.is_finite_in_fp64 is False:
+        why = f"{told}the {noun} is beyond {limit}, and fp64 cannot hold it either"
+    else:
+        share = f"{place.bad.num_nonfinite} of {place.bad.num_elements} {noun}s"
+        why = f"{told}{share} are beyond {limit}, {name}'s largest number" if limit[0].isdigit() else f"{told}{share}"
+    sample = sample_of(bad)
+    why += f" (first in sample {sample} of the batch)" if sample is not None else ""
+    return "overflow", title, why, _fix_overflow(run, place, name, verb)
+
+
+def _fix_overflow(run: Run, place: OriginPlace, name: str, verb: str) -> str:
+    at = f" ({place.bad.source})" if place.bad.source else ""
+    if verb == "exp":
+        smaller = f"subtract the largest argument before exp, as softmax does{at}"
+    elif _is_product(place) and place.phase == "forward":
+        smaller = f"scale its factors before the {verb}, not the product after it{at}"
+    elif place.phase == "backward" and run.info.recipe is None:
+        smaller = f"lower the loss scale, or the loss{at}"
+    else:
+        smaller = f"make the inputs of {verb} smaller first{at}"
+    is_narrow = name in _NARROW or name not in FORMATS.values()
+    if not is_narrow or place.site.startswith("<"):
+        return smaller
+    if run.info.recipe is None:
+        return f"compute it in fp32: cast the inputs of {verb} in {place.site} with .float()\nor {smaller}"
+    override = f'apply_recipe(model, optimizer, "{run.info.recipe}", overrides={{"{place.site}": "fp32"}})'
+    return f"keep this layer wide:  {override}\nor {smaller}"
+
+
+def _masked_softmax(bad: BadStep, place: OriginPlace) -> tuple[str, str, str, str]:
+    sample = sample_of(bad)
+    row = f"a row of sample {sample} of the batch" if sample is not None else "a row"
+    why = (
+        f"{row} is masked as a whole, and softmax over nothing but -inf is 0/0: "
+        f"{place.bad.num_nan} of {place.bad.num_elements} results are NaN"
+    )
+    fix = (
+        "leave one position of every row unmasked, mask with a large negative number instead of -inf, or use "
+        "scaled_dot_product_attention with a boolean mask"
+    )
+    return "masked-softmax", "softmax has a fully masked row", why, fix
+
+
+def _has_no_targets(bad: BadStep, place: OriginPlace) -> bool:
+    """Say whether the loss is a mean over no targets: the weights that nll_loss adds up come to 0."""
+    if not bare_name(place.op).startswith("nll_loss") or bad.events is None or not place.bad.num_nan:
+        return False
+    beside = bad.events.iter_events(step=bad.step, rank=bad.rank, op=place.bad.op_name, site=_exactly(place.site))
+    totals = [e for e in beside if e.output == "output1" and e.microbatch == place.microbatch and e.phase == "forward"]
+    return any(total.num_zero == total.num_elements == 1 for total in totals)
+
+
+def _no_valid_targets(place: OriginPlace) -> tuple[str, str, str, str]:
+    why = "every target of the batch is ignore_index, so the mean is 0/0; the gradients are 0 and the weights are fine"
+    fix = "leave such batches out, or divide the sum of the losses by max(1, number of valid targets)"
+    return "no-valid-targets", "the batch has no valid target", why, fix
+
+
+def _nonfinite_update(bad: BadStep, place: OriginPlace) -> tuple[str, str, str, str]:
+    name, bare = format_of(place.bad.dtype), bare_name(place.op)
+    what = place.bad.parameter or "a parameter"
+    divisor = place.inputs[-1] if place.inputs else None
+    divides = "div" in bare and divisor is not None and divisor.num_zero > 0
+    if divides and name in _NARROW:
+        why = f"{bare} divides by 0: the optimizer's eps and the squares of small gradients round to 0 in {name}"
+        fix = (
+            'keep fp32 master weights:  apply_recipe(model, optimizer, "O2")\n'
+            "or give the optimizer an eps that the format can hold, 1e-4"
+        )
+    else:
+        reach = max((x.absmax for x in place.inputs if x.absmax == x.absmax), default=None)
+        told = f"its inputs are finite and reach {short(reach)}; " if reach is not None else ""
+        why = f"{told}{place.bad.num_nonfinite} of {place.bad.num_elements} results of {bare} are not finite"
+        fix = f"lower the learning rate, or keep the weights and the optimizer's state wider than {name}"
+    return "nonfinite-update", f"the optimizer's update of {what} is not finite", why, fix
+
+
+def _confidence(bad: BadStep, place: OriginPlace) -> float:
+    if not place.has_inputs:
+        return 0.7
+    return 0.99 if bad.origin is not None else 0.95
+
+
+def _forward_ops(bad: BadStep, place: OriginPlace) -> list[str]:
+    """Return the bare names of the forward ops that stand on the line of a backward op."""
+    if place.phase != "backward" or bad.events is None or place.bad.source is None:
+        return []
+    events = bad.events.iter_events(step=bad.step, rank=bad.rank, phase="forward", site=_exactly(place.site))
+    return list(dict.fromkeys(bare_name(event.op) for event in events if event.source == place.bad.source))
+
+
+def _exactly(site: str) -> str:
+    """Return a pattern that matches this site only."""
+    return site.replace("[", "[[]").replace("*", "[*]").replace("?", "[?]")
+
+
+def _is_product(place: OriginPlace) -> bool:
+    return bare_name(place.op) in _PRODUCTS
+
+
+def _verb(place: OriginPlace) -> str:
+    bare = bare_name(place.op)
+    return "matmul" if _is_product(place) and bare != "convolution" else bare.strip("_")

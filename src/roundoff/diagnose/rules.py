@@ -1,0 +1,45 @@
+"""The rules in the order of the decision: of two findings that are equally bad, the one of the earlier rule leads."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from roundoff.diagnose.nonfinite import nonfinite_values
+from roundoff.diagnose.replays import replays_that_differ
+from roundoff.diagnose.spike import loss_spikes
+from roundoff.runs import Finding, Run
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rule:
+    """Something to look for in a run."""
+
+    checks: str
+    """What it looks at, in words: `--explain` lists it when nothing was found."""
+    find: Callable[[Run], list[Finding]]
+    codes: tuple[str, ...]
+    """The rules its findings may carry, the graver first."""
+
+
+NONFINITE = (
+    "overflow", "domain-error", "masked-softmax", "nonfinite-update", "nonfinite-input", "norm-statistics-nonfinite",
+    "no-valid-targets", "step-on-nonfinite-gradients", "loss-nonfinite",
+)  # fmt: skip
+
+RULES = (
+    Rule(checks="NaN and infinity in losses, gradients, weights, buffers", find=nonfinite_values, codes=NONFINITE),
+    Rule(checks="replays that differ from their step", find=replays_that_differ, codes=("nondeterministic-step",)),
+    Rule(checks="jumps of the loss", find=loss_spikes, codes=("loss-spike",)),
+)
+
+PROCEDURE = tuple(code for rule in RULES for code in rule.codes)
+"""Every code in the order of the decision."""
+
+FOLLOWS_FROM = {
+    "loss-nonfinite": NONFINITE[:-1],
+    "step-on-nonfinite-gradients": NONFINITE[:-2],
+    "loss-spike": NONFINITE,
+    "exception": NONFINITE,
+}
+"""Findings that a graver one of an earlier or the same step explains: they become its related ones."""

@@ -1,0 +1,80 @@
+"""`roundoff diagnose`, on runs that broke and runs that did not."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from roundoff.cli import command_line
+from roundoff.runs import Metrics, Run, RunInfo, RunWriter
+
+
+def invoke(*arguments: str) -> Result:
+    result = CliRunner().invoke(command_line, ["diagnose", *arguments])
+    assert result.exception is None or isinstance(result.exception, SystemExit), result.exception
+    return result
+
+
+def write_run(folder: Path, losses: list[float]) -> str:
+    with RunWriter.create(folder, RunInfo()) as writer:
+        for step, loss in enumerate(losses):
+            writer.write_metrics(Metrics(step=step, loss=loss))
+    return str(folder)
+
+
+@pytest.fixture
+def broken(tmp_path: Path) -> str:
+    return write_run(tmp_path / "broken", [2.0, 1.5, float("nan")])
+
+
+@pytest.fixture
+def healthy(tmp_path: Path) -> str:
+    return write_run(tmp_path / "healthy", [2.0, 1.5, 1.2])
+
+
+def test_names_what_broke_and_ends_with_1(broken: str) -> None:
+    result = invoke(broken)
+    assert result.exit_code == 1
+    assert result.stdout.startswith("loss-nonfinite   step 2, forward\n  The loss is not finite: ")
+    findings = Run.open(broken).findings()
+    assert findings is not None
+    assert [finding.rule for finding in findings] == ["loss-nonfinite"]
+
+
+def test_a_healthy_run_is_one_line_and_ends_with_0(healthy: str) -> None:
+    result = invoke(healthy)
+    assert (result.exit_code, result.stdout) == (0, "Nothing found.\n")
+    assert Run.open(healthy).findings() == []
+
+
+def test_explains_what_was_looked_at(healthy: str) -> None:
+    assert "  fine   jumps of the loss\n" in invoke(healthy, "--explain").stdout
+
+
+def test_answers_a_machine_as_json(broken: str) -> None:
+    result = invoke(broken, "--json")
+    assert result.exit_code == 1
+    answer = json.loads(result.stdout)
+    assert [(finding["rule"], finding["step"]) for finding in answer["findings"]] == [("loss-nonfinite", 2)]
+    assert "jumps of the loss" in answer["checked"]
+
+
+def test_exit_zero_lets_a_chain_go_on(broken: str) -> None:
+    assert invoke(broken, "--exit-zero").exit_code == 0
+
+
+def test_a_folder_that_is_no_run_cannot_be_looked_at(tmp_path: Path) -> None:
+    result = invoke(str(tmp_path / "nowhere"))
+    assert result.exit_code == 2
+    assert "does not exist" in result.stderr
+
+
+def test_a_run_that_is_damaged_says_so_and_ends_with_2(healthy: str) -> None:
+    path = Path(healthy) / "metrics-rank0.jsonl"
+    path.write_text("broken\n" + path.read_text())
+    result = invoke(healthy)
+    assert result.exit_code == 2
+    assert "could not look for" in result.stdout
