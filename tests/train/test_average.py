@@ -2,6 +2,7 @@ import pytest
 import torch
 from torch import nn
 
+from roundoff.precision import apply_recipe
 from roundoff.train.average import WeightAverage
 
 
@@ -41,3 +42,15 @@ def test_it_goes_on_from_what_was_saved():
     average = WeightAverage(linear(1.0), decay=0.9)
     average.load_state_dict({"weight": torch.full((1, 1), 7.0)})
     assert average.state_dict()["weight"].item() == 7.0
+
+
+def test_master_weights_keep_their_last_bits_while_the_average_is_evaluated():
+    model = linear(1.0)
+    average = WeightAverage(model, decay=0.9)
+    nn.init.constant_(model.weight, 1 / 3)
+    model, optimizer = apply_recipe(model, torch.optim.SGD(model.parameters(), lr=0.0), "O2", loss_scale="none")
+    with average.in_place_of_weights(model):
+        model(torch.ones(1, 1))
+    optimizer.backward(model(torch.ones(1, 1)).sum())
+    optimizer.step()
+    assert model.state_dict()["weight"].item() == torch.tensor(1 / 3).item()

@@ -71,6 +71,17 @@ def test_sharded_weights_resume_bit_for_bit(tmp_path: Path):
 
 
 @pytest.mark.slow
+def test_narrow_sharded_weights_train_what_copied_ones_train_and_resume(tmp_path: Path):
+    words = [sys.executable, *TORCHRUN, str(Path(__file__).parent / "sharded_trainings.py"), str(tmp_path)]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=240, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
+    for recipe in ("O2", "fixed"):
+        copied = weights_in(tmp_path / f"{recipe}-copied")
+        for other in (weights_in(tmp_path / f"{recipe}-sharded"), weights_in(tmp_path / f"{recipe}-resumed")):
+            assert all(torch.equal(copied[name], other[name]) for name in copied)
+
+
+@pytest.mark.slow
 def test_a_rank_that_dies_ends_the_training_with_its_name():
     began = time.monotonic()
     with pytest.raises(TrainError) as caught:

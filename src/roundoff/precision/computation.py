@@ -11,10 +11,12 @@ from contextlib import AbstractContextManager
 from typing import Any
 
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 from torch.utils.hooks import RemovableHandle
 
 from roundoff.precision.recipe import Recipe
 from roundoff.precision.reentry import Inside, Reentry
+from roundoff.precision.sharded import Action, Gathering
 from roundoff.precision.sites import dtype_of
 
 
@@ -33,6 +35,7 @@ class Computation:
         self.recipe = recipe
         self._hooks: list[RemovableHandle] = []
         self._inside = Inside()
+        self._on_gathered: dict[Tensor, list[Action]] = {}
 
     def attach(self, model: nn.Module) -> None:
         """Prepare the model: cast what must be cast, put hooks where formats change."""
@@ -49,6 +52,19 @@ class Computation:
         """Return the model's outputs, cast if the recipe says so."""
         return cast_floats(outputs, self.recipe.outputs)
 
+    def pause(self, paused: bool) -> None:
+        """Keep `computing` from changing what FSDP2 does to weights in the middle of the model's forward."""
+
+    def carry(self, before: Any, behind: Any) -> None:
+        """Let a module's inputs, which FSDP2 has made anew, be what they were before it."""
+
+    def on_computed(self, parameter: Tensor, action: Action) -> None:
+        """Do something to the tensor that the model computes with: the parameter, or what FSDP2 gathers of it."""
+        if isinstance(parameter, DTensor):
+            self._on_gathered.setdefault(parameter, []).append(action)
+        else:
+            action(parameter)
+
     def state_dict(self) -> dict[str, Any]:
         """Return what this way of computing must remember between steps."""
         return {}
@@ -63,6 +79,7 @@ class Computation:
         and some loops call `model.features(x)`.
         """
         self.bracket(model, inputs=self.enter_inputs, around=self._computing_outermost, outputs=self.leave_outputs)
+        self._hooks += Gathering(self._on_gathered, pause=self.pause, carry=self.carry).attach(model)
         if not self.reenters:
             return
         again = Reentry(self._inside, self.computing)

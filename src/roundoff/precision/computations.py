@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from torch import nn
+from torch.distributed.tensor import DTensor
 
 from roundoff.errors import RecipeError
 from roundoff.precision.autocast import Autocast
@@ -45,6 +46,8 @@ def _computation_for(model: nn.Module, recipe: Recipe) -> Computation:
         return Autocast(recipe)
     emulated = recipe.arithmetic == "emulated" or (recipe.arithmetic == "auto" and _emulates(model, recipe))
     if recipe.compute == "cast":
+        if not emulated:
+            _check_not_sharded(model, recipe)
         return EmulatedCast(recipe) if emulated else NativeCast(recipe)
     if recipe.compute == "lists":
         return EmulatedCast(recipe) if emulated else NativeLists(recipe)
@@ -55,6 +58,15 @@ def _computation_for(model: nn.Module, recipe: Recipe) -> Computation:
     if recipe.overrides and any(fmt != "fp32" for fmt in recipe.overrides.values()):
         return EmulatedCast(recipe)
     return Computation(recipe)
+
+
+def _check_not_sharded(model: nn.Module, recipe: Recipe) -> None:
+    if any(isinstance(parameter, DTensor) for parameter in model.parameters()):
+        raise RecipeError.explain(
+            f"Recipe '{recipe.name}' cannot be computed natively on weights that FSDP divides.",
+            why="FSDP2 gathers the weights of a block in the one dtype they had when they were divided, fp32.",
+            fix='use arithmetic = "emulated", or a recipe with fp32 weights: amp-bf16, amp-fp16, O1.',
+        )
 
 
 def _emulates(model: nn.Module, recipe: Recipe) -> bool:

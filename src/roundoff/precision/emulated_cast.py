@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
+from functools import partial
 from typing import Any
 
 from torch import nn
 
 from roundoff.formats import Format, format_named
 from roundoff.precision.computation import Computation, map_floats
-from roundoff.precision.emulated_ops import LISTS, WHOLE, RoundResults, Scope, mark
+from roundoff.precision.emulated_ops import LISTS, WHOLE, RoundResults, Scope, copy_marks, mark
 from roundoff.precision.rounding import narrowed, round_in_place
 from roundoff.precision.sites import (
     Boundary,
@@ -61,9 +62,18 @@ class EmulatedCast(Computation):
 
     @contextmanager
     def _emulating(self) -> Iterator[None]:
+        self._scope.paused = False  # an exception may have ended an earlier forward in a pause
         mode = RoundResults(self._scope, self._policy, norms_narrow=self._narrow_norms)
         with self._in_format(self._base), mode:
             yield
+
+    def pause(self, paused: bool) -> None:
+        """Round nothing while paused."""
+        self._scope.paused = paused
+
+    def carry(self, before: Any, behind: Any) -> None:
+        """Keep what was wide wide, and what was narrow narrow."""
+        copy_marks(before, behind)
 
     @contextmanager
     def _in_format(self, fmt: Format | None) -> Iterator[None]:
@@ -93,7 +103,7 @@ class EmulatedCast(Computation):
     def _round_weights(self, model: nn.Module) -> None:
         for parameter, fmt in formats_of_parameters(model, self.recipe).items():
             if fmt == "fp32":
-                mark(parameter, wide=True)
+                self.on_computed(parameter, partial(mark, wide=True))
             elif parameter.is_floating_point():
                 round_in_place(parameter, format_named(fmt))
         for module, fmt in formats_of_modules(model, self.recipe).items():

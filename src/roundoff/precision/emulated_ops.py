@@ -62,6 +62,7 @@ class Scope(threading.local):
         self.fmt: Format | None = None
         self.dtype: torch.dtype | None = None
         self.round_gradient: GradientRounder | None = None
+        self.paused = False
 
     def enter(self, fmt: Format | None) -> None:
         """Round to `fmt` from now on."""
@@ -75,6 +76,24 @@ def mark(values: Any, *, wide: bool) -> None:
     for item in values if isinstance(values, tuple | list) else (values,):
         if isinstance(item, Tensor):
             item._roundoff_wide = wide  # type: ignore[attr-defined]
+
+
+def copy_marks(source: Any, target: Any) -> None:
+    """Mark the tensors of `target` as those in the same places of `source`."""
+    for one, other in zip(_tensors_in(source), _tensors_in(target), strict=True):
+        if one is not other and hasattr(one, "_roundoff_wide"):
+            mark(other, wide=one._roundoff_wide)
+
+
+def _tensors_in(values: Any) -> list[Tensor]:
+    found: list[Tensor] = []
+
+    def note(x: Tensor) -> Tensor:
+        found.append(x)
+        return x
+
+    map_floats(values, note)
+    return found
 
 
 class RoundResults(TorchFunctionMode):
@@ -95,7 +114,7 @@ class RoundResults(TorchFunctionMode):
         """Call `func`, and round what it gives."""
         scope, policy = self._scope, self._policy
         kwargs = kwargs or {}
-        if scope.fmt is None:
+        if scope.fmt is None or scope.paused:
             return func(*args, **kwargs)
         if inner := opened(func):
             with self:

@@ -78,8 +78,8 @@ def _dense_grad(weight: Weight) -> Tensor:
 
 
 def _sums_are_finite(tensors: Sequence[Tensor]) -> bool:
-    sums = torch.stack([tensor.detach().sum(dtype=torch.float32) for tensor in tensors if tensor.numel()])
-    return bool(torch.isfinite(sums.sum()))
+    sums = [tensor.detach().sum(dtype=torch.float32) for tensor in tensors if tensor.numel()]
+    return not sums or bool(torch.isfinite(torch.stack(sums).sum()))  # a rank's part of sharded weights may be empty
 
 
 def agreed_overflow(overflow: str | None, device: torch.device) -> str | None:

@@ -14,6 +14,7 @@ from roundoff.kernels.grid import holds, within
 from roundoff.kernels.layout import DTYPE_CODES
 from roundoff.kernels.loading import compiled
 from roundoff.kernels.modes import OVERFLOW_CODES, ROUNDING_CODES
+from roundoff.precision.sharded import local_part
 from roundoff.precision.visible_rounding import is_watched, round_visibly, rounded_visibly
 
 GradientRounder = Callable[[Tensor], Tensor]
@@ -21,7 +22,7 @@ GradientRounder = Callable[[Tensor], Tensor]
 
 def round_in_place(x: Tensor, fmt: Format) -> None:
     """Round what `x` holds, unseen by autograd: what an op saved of its own result is rounded too, as on a device."""
-    data = x.data
+    data = local_part(x).data
     if is_watched():
         round_visibly(data, fmt)
     elif not _round_quickly(data, data, fmt):

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from roundoff.formats import Format, round_to
 from roundoff.precision.recipe import Recipe
+from roundoff.precision.sharded import local_part, place_of
 
 _COMPENSATION = "kahan_compensation"
 
@@ -30,30 +31,24 @@ class WeightUpdate:
 
     @torch.no_grad()
     def apply(self, parameter: Tensor, main: Tensor, fmt: Format, states: Any) -> None:
-        """Round `main` into `parameter`; without master weights `main` then holds the same numbers."""
+        """Round `main` into `parameter`; without master weights `main` then holds the same numbers.
+
+        Of sharded weights each rank rounds its own part.
+        """
+        is_shadowed, stream = main is not parameter, place_of(main)
+        compensation = local_part(_compensation_in(states[main], main)) if self._kind == "kahan" else None
+        parameter, main = local_part(parameter), local_part(main)
         if self._kind == "stochastic":
-            round_to(main.data, fmt, rounding="stochastic", generator=self._generator, out=main.data)
+            round_to(main.data, fmt, rounding="stochastic", generator=self._generator, stream=stream, out=main.data)
             parameter.copy_(main)
-        elif self._kind == "kahan":
-            self._compensated(parameter, main, fmt, states)
-        elif main is not parameter and main.dtype is parameter.dtype:
+        elif compensation is not None:
+            _compensate(parameter, main, fmt, compensation)
+        elif is_shadowed and main.dtype is parameter.dtype:
             round_to(main.detach(), fmt, out=parameter.detach())
-        elif main is not parameter:
+        elif is_shadowed:
             parameter.copy_(main)
         elif parameter.dtype is torch.float32:
             round_to(parameter.detach(), fmt, out=parameter.detach())
-
-    def _compensated(self, parameter: Tensor, main: Tensor, fmt: Format, states: Any) -> None:
-        state = states[main]
-        if _COMPENSATION not in state:
-            state[_COMPENSATION] = torch.zeros_like(main)
-        before = parameter.float()
-        wanted = main - before + state[_COMPENSATION]
-        after = round_to(before + wanted, fmt)
-        lost = wanted - (after - before)
-        state[_COMPENSATION].copy_(round_to(lost, fmt))
-        main.copy_(after)
-        parameter.copy_(after)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state of the random numbers."""
@@ -63,6 +58,23 @@ class WeightUpdate:
         """Go on with the random numbers of a checkpoint, if it has any."""
         if self._kind == "stochastic" and "generator" in state:
             self._generator.set_state(state["generator"].cpu())
+
+
+def _compensation_in(state: dict[str, Any], main: Tensor) -> Tensor:
+    if _COMPENSATION not in state:
+        state[_COMPENSATION] = torch.zeros_like(main)
+    compensation: Tensor = state[_COMPENSATION]
+    return compensation
+
+
+def _compensate(parameter: Tensor, main: Tensor, fmt: Format, compensation: Tensor) -> None:
+    before = parameter.float()
+    wanted = main - before + compensation
+    after = round_to(before + wanted, fmt)
+    lost = wanted - (after - before)
+    compensation.copy_(round_to(lost, fmt))
+    main.copy_(after)
+    parameter.copy_(after)
 
 
 def _shared_seed() -> int:

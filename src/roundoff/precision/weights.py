@@ -134,9 +134,15 @@ class Weights:
                 if not _is_distributed():
                     parameter.grad_dtype = torch.float32
         elif wide_sums:
-            self._computation.keep(parameter.register_hook(gradient_rounder(fmt)))
+            rounder = gradient_rounder(fmt)
+            self._computation.on_computed(
+                parameter, lambda weight: self._computation.keep(weight.register_hook(rounder))
+            )
         else:
-            self._computation.keep(parameter.register_post_accumulate_grad_hook(_RoundSum(fmt)))
+            round_sum = _RoundSum(fmt)
+            self._computation.on_computed(
+                parameter, lambda weight: self._computation.keep(weight.register_post_accumulate_grad_hook(round_sum))
+            )
 
     def _add_state_dict_hooks(self, model: nn.Module) -> None:
         self._loaded: dict[Tensor, Tensor] = {}

@@ -48,4 +48,6 @@ class WeightAverage:
 @torch.no_grad()
 def _write(to: Mapping[str, Tensor], values: Mapping[str, Tensor]) -> None:
     for name, tensor in to.items():
-        tensor.copy_(values[name])
+        # Through `data`, which leaves the version alone: master weights follow what others write into the model, and
+        # would be the rounded ones when these are back.
+        tensor.data.copy_(values[name])

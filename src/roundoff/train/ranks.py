@@ -97,11 +97,17 @@ class Ranks:
                 dist.broadcast(buffer.data, src=0)
 
     def wrap(self, model: nn.Module, *, find_unused_parameters: bool) -> nn.Module:
-        """Return a model that averages its gradients over the ranks; they start from rank 0's weights."""
+        """Return a model that averages its gradients over the ranks; its weights must be the same on all of them."""
         if self.num_ranks == 1:
             return model
-        devices = None if self.device.type == "cpu" else [self.device]
-        return DistributedDataParallel(model, device_ids=devices, find_unused_parameters=find_unused_parameters)
+        return DistributedDataParallel(
+            model,
+            device_ids=None if self.device.type == "cpu" else [self.device],
+            find_unused_parameters=find_unused_parameters,
+            # Sending rank 0's weights around would write them anew, and master weights follow what others write: they
+            # would start from rounded ones.
+            init_sync=False,
+        )
 
 
 _FAREWELL_SECONDS = 0.3

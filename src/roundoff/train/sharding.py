@@ -11,24 +11,17 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.optim import Optimizer
 
 from roundoff.errors import TrainError
-from roundoff.precision import Recipe
 from roundoff.train.ranks import Ranks
 
 _MIN_PARAMETERS = 10_000
 """Smaller parts are gathered together with the part around them."""
 
 
-def shard(model: nn.Module, ranks: Ranks, recipe: Recipe) -> None:
-    """Divide a model's weights among the ranks, block by block; recipes that keep them in fp32 can go on from there."""
+def shard(model: nn.Module, ranks: Ranks) -> None:
+    """Divide a model's weights among the ranks, block by block, in fp32; a recipe goes on from there."""
     if ranks.num_ranks == 1:
         raise TrainError.explain(
             "--fsdp needs several ranks.", why="there is one.", fix="--procs 2, or torchrun --nproc-per-node 2 ..."
-        )
-    if recipe.narrow_weights:
-        raise TrainError.explain(
-            f"--fsdp cannot be combined with the recipe '{recipe.name}'.",
-            why=f"it keeps weights in {recipe.weights}, and divided weights stay in fp32.",
-            fix="a recipe with fp32 weights, such as amp-bf16 or O1, or leave --fsdp out.",
         )
     mesh = init_device_mesh(ranks.device.type, (ranks.num_ranks,))
     for module in model.modules():
@@ -36,7 +29,8 @@ def shard(model: nn.Module, ranks: Ranks, recipe: Recipe) -> None:
             for block in module:
                 if len(list(block.children())) > 1 and _num_parameters(block) >= _MIN_PARAMETERS:
                     fully_shard(block, mesh=mesh)
-    fully_shard(model, mesh=mesh)
+    # By default the outermost part would stay gathered after an evaluation, and miss what is written to its weights.
+    fully_shard(model, mesh=mesh, reshard_after_forward=True)
 
 
 def whole(tree: Any) -> Any:

@@ -17,7 +17,7 @@ from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
 from roundoff.errors import TrainError, first_line
-from roundoff.precision import apply_recipe, find_recipe
+from roundoff.precision import apply_recipe
 from roundoff.runs import Metrics
 from roundoff.train.average import WeightAverage
 from roundoff.train.checkpoint import NAME, Checkpoint
@@ -122,7 +122,7 @@ class Training:
         if config.sync_bn:
             model = with_synced_batch_norm(model, ranks)
         if config.fsdp:
-            shard(model, ranks, find_recipe(config.recipe))
+            shard(model, ranks)
 
         # The optimizer, the recipe around both, and the exchange of gradients around the model.
         optimizer = build_optimizer(config, model)

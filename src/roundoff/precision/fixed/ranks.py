@@ -8,6 +8,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.fsdp import FSDPModule
 from torch.nn.parallel import DistributedDataParallel
 
 from roundoff.precision.fixed.hooks import SITE
@@ -16,7 +17,7 @@ _HANDLE = "_fixed_point_ranks"
 
 
 def attach_to_root(model: nn.Module) -> None:
-    """Have scales synchronised after every training forward that DistributedDataParallel runs."""
+    """Have scales synchronised after every training forward that DistributedDataParallel or FSDP2 runs."""
     model.__dict__[_HANDLE] = model.register_forward_hook(_after_forward)
 
 
@@ -50,13 +51,14 @@ def take_largest(scales: Sequence[Tensor]) -> None:
 
 
 def _after_forward(model: nn.Module, args: Any, output: Any) -> None:
-    """Synchronise where all ranks surely are at the same place.
+    """Synchronise where all ranks surely are at the same place: in a training forward under DDP or FSDP2.
 
     DDP broadcasts buffers before a forward; what this one has measured would differ by rank until the next, which an
     evaluation of the bare model never gets. With uneven inputs (`join`) a rank may be gone, and nothing is done.
     """
-    ddp = getattr(DistributedDataParallel, "_active_ddp_module", None)
-    if ddp is None or ddp.module is not model or not model.training or not torch.is_grad_enabled():
+    if not model.training or not torch.is_grad_enabled():
         return
-    if not ddp._join_config.enable:
+    ddp = getattr(DistributedDataParallel, "_active_ddp_module", None)
+    is_under_ddp = ddp is not None and ddp.module is model and not ddp._join_config.enable
+    if is_under_ddp or isinstance(model, FSDPModule):
         take_largest(scales_of(model))

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 
 from roundoff.precision.fixed.slot import Clock, Slot
 from roundoff.precision.fixed.straight_through import quantize_both_ways
@@ -79,7 +80,7 @@ class Site:
         """Take scales that are not set from what the parameters and statistics hold: eval and `fixed` need one."""
         for use in self.parameters:
             owner = module.get_submodule(use.child)
-            use.pair.forward.measure_if_unset(_scale(owner, use.pair.forward), owner.get_parameter(use.name))
+            use.pair.forward.measure_if_unset(_scale(owner, use.pair.forward), _whole(owner.get_parameter(use.name)))
         for name, slot in self.statistics.items():
             slot.measure_if_unset(_scale(module, slot), module.get_buffer(name))
 
@@ -181,6 +182,11 @@ def _uncover(module: nn.Module) -> bool:
     if not stack:
         del module.__dict__[_STACK]
     return True
+
+
+def _whole(parameter: Tensor) -> Tensor:
+    """Return a parameter with the parts of all ranks put together, where FSDP2 has divided it."""
+    return parameter.full_tensor().detach() if isinstance(parameter, DTensor) else parameter
 
 
 def _scale(module: nn.Module, slot: Slot) -> Tensor:
