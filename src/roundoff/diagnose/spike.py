@@ -5,7 +5,7 @@ from __future__ import annotations
 import bisect
 import math
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from roundoff.diagnose.numbers import plural, short
@@ -13,9 +13,10 @@ from roundoff.runs import Finding, Metrics, Run, Severity
 
 WINDOW = 50
 """So many losses before a step are what it is judged by."""
-WARM_UP = 10
+WARM_UP = 20
 """So many losses must be known before one can stand out."""
 NUM_DEVIATIONS = 10.0
+NUM_LOG_DEVIATIONS = 6.0
 _DEVIATION_OF_MAD = 1.48
 """What turns a median absolute deviation into a standard deviation, for normal noise."""
 LEAST_RATIO = 2.0
@@ -64,10 +65,19 @@ class SpikeDetector:
         median = known[len(known) // 2]
         if loss <= median + LEAST_JUMP or loss <= LEAST_RATIO * median:
             return None  # nearly always, and cheap
-        deviations = sorted(abs(value - median) for value in known)
-        limit = median + NUM_DEVIATIONS * _DEVIATION_OF_MAD * deviations[len(deviations) // 2]
-        limit = max(limit, median + LEAST_JUMP, LEAST_RATIO * median, known[-1])
+        limit = max(median + NUM_DEVIATIONS * _deviation(known, median), known[-1])
+        if known[0] > 0:
+            magnitudes = [math.log(value) for value in known]
+            middle = math.log(median)
+            limit = max(limit, math.exp(min(700.0, middle + NUM_LOG_DEVIATIONS * _deviation(magnitudes, middle))))
+        limit = max(limit, median + LEAST_JUMP, LEAST_RATIO * median)
         return Spike(loss=loss, median=median, limit=limit) if loss > limit else None
+
+
+def _deviation(values: Sequence[float], median: float) -> float:
+    """Estimate the standard deviation from the median absolute one, which a few outliers do not move."""
+    distances = sorted(abs(value - median) for value in values)
+    return _DEVIATION_OF_MAD * distances[len(distances) // 2]
 
 
 def loss_spikes(run: Run) -> list[Finding]:
