@@ -6,8 +6,8 @@ import contextlib
 import faulthandler
 import os
 from pathlib import Path
+from types import ModuleType
 
-from roundoff.kernels import compiled
 from roundoff.runs.flight import FlightRecorder
 from roundoff.runs.flight_layout import TOTAL_BYTES
 from roundoff.runs.folder import crash_path, flight_path
@@ -82,10 +82,16 @@ class ProcessGuard:
 
 
 def _wait_when_crashing(page: SharedPage, parent: int) -> None:
-    if (kernels := compiled()) is not None and hasattr(kernels, "install_crash_handler"):
+    if (kernels := _kernels()) is not None and hasattr(kernels, "install_crash_handler"):
         kernels.install_crash_handler(page.memory, page.address, parent, WAKE_SIGNAL, PATIENCE_SECONDS)
 
 
 def _use_signal_stack() -> None:
-    if (kernels := compiled()) is not None and hasattr(kernels, "use_signal_stack"):
+    if (kernels := _kernels()) is not None and hasattr(kernels, "use_signal_stack"):
         kernels.use_signal_stack()
+
+
+def _kernels() -> ModuleType | None:
+    from roundoff.kernels import compiled  # torch comes with it, and a guard that was not started needs none
+
+    return compiled()

@@ -58,7 +58,7 @@ def _options() -> list[str]:
     Torch has so many names that gdb would spend most of the time on demangling them; we do that for the few we need.
     """
     before = ("set debuginfod enabled off", "set auto-load off", "set demangle-style none", "set width 0")
-    wanted = ("set print frame-arguments none", f"thread apply all backtrace {_MAX_FRAMES}")
+    wanted = ("set print frame-arguments presence", f"thread apply all backtrace {_MAX_FRAMES}")
     options = ["-batch", "-nx"]
     for command in before:
         options += ["-iex", command]

@@ -74,7 +74,9 @@ class Vigil:
         if now - self._looked_at > 5 * _LOOK_SECONDS or _is_stopped(self._child):
             self._progress_at = now  # all of us were asleep, or it is suspended: that is no hang
         self._looked_at = now
-        self._memory = look_at_memory(self._child)
+        memory = look_at_memory(self._child)
+        if memory.rss_bytes:  # a process that has ended holds none
+            self._memory = memory
         if self._kill_at is not None:
             if now > self._kill_at:
                 self._send(signal.SIGKILL)
@@ -82,8 +84,6 @@ class Vigil:
             self._look_for_progress(where, now, self._hang_after)
 
     def _look_for_progress(self, where: Where, now: float, hang_after: float) -> None:
-        from roundoff.runs.folder import flight_path
-
         with contextlib.suppress(OSError):
             heartbeat = read_heartbeat(flight_path(where.path, rank=where.rank))
             if heartbeat != self._heartbeat or self._page.is_closed:
@@ -96,8 +96,8 @@ class Vigil:
         self._hangs_since = self._progress_at
         seconds = now - self._progress_at
         heading = f"hang: no progress for {seconds:.0f} s, {_clock()}"
-        self._ask_for_python_stacks(where, self._child, heading)
         self._take_native_stacks(where, heading)
+        self._ask_for_python_stacks(where, self._child, heading)  # second: the signal cuts some system calls short
         longest = max(seconds, self._ending.seconds_without_progress or 0.0)
         stops = self._on_hang == "stop"
         self._ending = replace(self._ending, seconds_without_progress=longest, has_gone_on=False, was_stopped=stops)

@@ -1,0 +1,48 @@
+import signal
+
+import pytest
+
+from roundoff.runs import Run
+
+
+def test_a_hang_is_told_of_with_the_python_stacks_though_the_gil_is_held(supervised):
+    outcome = supervised("hangs", HANG_AFTER="0.5", ON_HANG="stop")
+    assert outcome.code == 1
+    first, last = outcome.told
+    assert (first["signal"], first["exit_code"], first["was_stopped"]) == (None, None, True)
+    assert 0.5 <= first["seconds_without_progress"] < 5
+    assert last["signal"] == signal.SIGTERM
+    stacks = Run.open(outcome.folder).python_stacks()
+    assert stacks.startswith("== hang: no progress for ")
+    assert 'supervised.py", line' in stacks
+    assert " in train" in stacks
+
+
+@pytest.mark.usefixtures("needs_gdb")
+def test_a_hang_has_native_stacks(supervised):
+    outcome = supervised("hangs", gdb=True, HANG_AFTER="0.5", ON_HANG="stop")
+    stacks = Run.open(outcome.folder).native_stacks()
+    assert stacks.startswith("== hang: no progress for ")
+    assert "sleep" in stacks
+
+
+def test_a_hang_that_goes_on_again_is_noted_as_such(supervised):
+    outcome = supervised("hangs-for-a-while", HANG_AFTER="0.5")
+    assert outcome.code == 0
+    (told,) = outcome.told
+    assert (told["has_gone_on"], told["was_stopped"]) == (False, False)
+    ending = Run.open(outcome.folder).ending()
+    assert ending is not None
+    assert (ending.has_gone_on, ending.exit_code) == (True, 0)
+    assert ending.seconds_without_progress is not None
+    assert 1.0 < ending.seconds_without_progress < 4
+
+
+def test_a_run_that_is_over_does_not_hang(supervised):
+    outcome = supervised("is-slow-to-end", HANG_AFTER="0.5")
+    assert (outcome.code, outcome.told) == (0, [])
+
+
+def test_no_hang_is_looked_for_unless_asked(supervised):
+    outcome = supervised("hangs-for-a-while")
+    assert (outcome.code, outcome.told) == (0, [])
