@@ -18,6 +18,11 @@ COMMANDS = {
         attribute="record_command",
         help="Run a training script and keep what some of its steps computed.",
     ),
+    "run": LazyCommand(
+        module="roundoff.cli.run",
+        attribute="run_command",
+        help="Watch a training script, and say why when it breaks.",
+    ),
     "diagnose": LazyCommand(
         module="roundoff.cli.diagnose",
         attribute="diagnose_command",

@@ -36,7 +36,9 @@ def diagnose_command(path: Path, explain: bool, as_json: bool, exit_zero: bool) 
         findings = [finding.to_object() for finding in diagnosis.findings]
         click.echo(to_json({"run": str(path), "findings": findings, "checked": list(diagnosis.checked)}, indent=1))
     else:
-        click.echo(to_text(diagnosis.findings, saved=saved_line(run, diagnosis), next_commands=_next(run, diagnosis)))
+        click.echo(
+            to_text(diagnosis.findings, saved=saved_line(run, diagnosis), next_commands=next_commands(run, diagnosis))
+        )
         if explain and diagnosis.checked:
             click.echo(explained_text(diagnosis.checked))
     sys.exit(0 if exit_zero else exit_code(diagnosis))
@@ -57,7 +59,7 @@ def saved_line(run: Run, diagnosis: Diagnosis) -> str | None:
     return f"the batch and the state before the step:  roundoff replay {run.path}"
 
 
-def _next(run: Run, diagnosis: Diagnosis) -> list[str]:
+def next_commands(run: Run, diagnosis: Diagnosis) -> list[str]:
     """Return the command that shows the events around the verdict, where there are some."""
     if diagnosis.is_clean:
         return []

@@ -75,7 +75,7 @@ def record_command(
     from roundoff.record.script import arguments_after, folder_for, run_script
     from roundoff.record.selection import parse_steps
 
-    script = arguments_after(words, is_module=is_module)
+    script = arguments_after(words, is_module=is_module, example="roundoff record --steps 0-3 train.py --lr 0.1")
     script.check()
     session = start_recording(
         None,

@@ -7,7 +7,7 @@ import os
 import runpy
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from importlib.machinery import PathFinder
 from pathlib import Path
@@ -58,12 +58,17 @@ class Script:
             raise ScriptError.explain(f"There is no module '{self.target}'.", why=why)
 
 
-def run_script(script: Script, *, raising: tuple[type[Exception], ...] = ()) -> int:
+def run_script(
+    script: Script,
+    *,
+    raising: tuple[type[Exception], ...] = (),
+    on_error: Callable[[BaseException], None] | None = None,
+) -> int:
     """Run a script as the main program of this process and return its exit code.
 
     It sees its own arguments, its own folder first on the path, and `__name__ == "__main__"`. An exception it does not
-    catch is printed as Python prints it, without our frames, and so is an interrupt, which ends with 130. Those in
-    `raising` are raised.
+    catch is printed as Python prints it, without our frames, and so is an interrupt, which ends with 130; `on_error` is
+    told of it before. Those in `raising` are raised.
     """
     with _as_main(script):
         try:
@@ -79,6 +84,9 @@ def run_script(script: Script, *, raising: tuple[type[Exception], ...] = ()) -> 
             trace = _without_our_frames(error)
             if script.is_module and trace is None and isinstance(error, ImportError):
                 raise ScriptError.explain(f"There is no module '{script.target}'.", why=f"{error}.") from error
+            error = error.with_traceback(trace)
+            if on_error is not None:
+                on_error(error)
             sys.excepthook(type(error), error.with_traceback(trace), trace)
             return _INTERRUPTED if isinstance(error, KeyboardInterrupt) else 1
     return 0
@@ -152,10 +160,8 @@ def _without_our_frames(error: BaseException) -> TracebackType | None:
     return trace
 
 
-def arguments_after(words: Sequence[str], *, is_module: bool) -> Script:
+def arguments_after(words: Sequence[str], *, is_module: bool, example: str) -> Script:
     """Split what stands behind our own options into the script and its arguments."""
     if not words:
-        raise ScriptError.explain(
-            "No script was named.", fix="for example: roundoff record --steps 0-3 train.py --lr 0.1"
-        )
+        raise ScriptError.explain("No script was named.", fix=f"for example: {example}")
     return Script(target=words[0], args=tuple(words[1:]), is_module=is_module)

@@ -38,7 +38,7 @@ class Sources:
                 ours = self._is_ours[filename] = not is_users_file(filename)
             if not ours:
                 return self._code(filename, frame.f_lineno)
-            elif filename == self._stands_in_for:
+            if filename == self._stands_in_for:
                 return -1 if self.stand_in is None else self._code(*self.stand_in)
             frame = frame.f_back
         return -1

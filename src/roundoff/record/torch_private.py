@@ -48,8 +48,8 @@ __all__ = [
     "next_sequence_number",
     "num_running_modules",
     "num_running_steps",
-    "probe",
     "preserved_versions",
+    "probe",
     "push_function_mode",
     "push_mode",
     "remove_function_mode",
@@ -156,7 +156,7 @@ def remove_function_mode(mode: FunctionMode) -> None:
 
 def preserved_versions(tensors: Sequence[torch.Tensor]) -> contextlib.AbstractContextManager[None]:
     """Set the version counters of tensors back at the end of the block, as if nobody had written into them."""
-    return torch.autograd._unsafe_preserve_version_counter(tuple(tensors))  # type: ignore[no-any-return]
+    return torch.autograd.grad_mode._unsafe_preserve_version_counter(tuple(tensors))
 
 
 def _others_on_stack() -> list[TorchDispatchMode]:

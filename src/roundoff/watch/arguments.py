@@ -127,7 +127,11 @@ class Notes:
             return Rebuilt(lambda parts: type(value)(*parts), [self.note(item) for item in value])
         if isinstance(value, Mapping) and next(tensors_of(value), None) is not None:
             return Rebuilt(lambda parts: _like(value, parts), {key: self.note(item) for key, item in value.items()})
-        if dataclasses.is_dataclass(value) and not isinstance(value, type) and next(tensors_of(value), None) is not None:
+        if (
+            dataclasses.is_dataclass(value)
+            and not isinstance(value, type)
+            and next(tensors_of(value), None) is not None
+        ):
             names = [field.name for field in dataclasses.fields(value) if field.init]
             parts = {name: self.note(getattr(value, name)) for name in names}
             return Rebuilt(lambda parts: dataclasses.replace(value, **parts), parts)

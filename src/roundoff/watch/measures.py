@@ -39,7 +39,9 @@ def gradient_norm(parameters: Sequence[Tensor]) -> tuple[float, int | None]:
         norms = torch._foreach_norm([_dense(grad) for _, grad in having if grad is not None], 2, dtype=torch.float64)
         values = torch.stack([norm.to(having[0][1].device) for norm in norms]).tolist()  # type: ignore[union-attr]
     bad = next((place for (place, _), value in zip(having, values, strict=True) if not math.isfinite(value)), None)
-    return math.sqrt(math.fsum(value * value for value in values if math.isfinite(value))) if bad is None else math.inf, bad
+    return math.sqrt(
+        math.fsum(value * value for value in values if math.isfinite(value))
+    ) if bad is None else math.inf, bad
 
 
 class Measures:
@@ -115,20 +117,26 @@ def _row(seen: Seen) -> list[float]:
     ]
 
 
-def _with_nulls(values: np.ndarray) -> np.ndarray:  # type: ignore[type-arg]
-    return np.ma.masked_where(np.isnan(values), values)  # type: ignore[no-untyped-call,no-any-return]
+def _with_nulls(values: np.ndarray) -> np.ndarray:
+    return np.ma.masked_where(np.isnan(values), values)
 
 
-def _l2(row: np.ndarray) -> float:  # type: ignore[type-arg]
+def _l2(row: np.ndarray) -> float:
     return math.sqrt(float(row[at.SUM_SQUARES]))
 
 
-def _absmax(row: np.ndarray) -> float:  # type: ignore[type-arg]
+def _absmax(row: np.ndarray) -> float:
     return max(abs(float(row[at.MIN])), abs(float(row[at.MAX])))
 
 
 def _is_readable(x: Tensor | None) -> bool:
-    return x is not None and x.is_floating_point() and x.numel() > 0 and not x.is_meta and type(x.data) in (Tensor, torch.nn.Parameter)
+    return (
+        x is not None
+        and x.is_floating_point()
+        and x.numel() > 0
+        and not x.is_meta
+        and type(x.data) in (Tensor, torch.nn.Parameter)
+    )
 
 
 def _dense(x: Tensor) -> Tensor:

@@ -110,7 +110,9 @@ class _Player:
                 self._call_model(entry)
             elif isinstance(entry, FunctionCall):
                 with _surrounded(entry.ambient):
-                    self._keep(entry.function(*self._filled(entry.args), **self._filled(entry.kwargs)), entry.num_results)
+                    self._keep(
+                        entry.function(*self._filled(entry.args), **self._filled(entry.kwargs)), entry.num_results
+                    )
             elif isinstance(entry, Backward):
                 self._run_backward(entry)
             elif isinstance(entry, LoopCall):
@@ -128,7 +130,8 @@ class _Player:
 
     def _run_backward(self, call: Backward) -> None:
         roots = self._filled(call.roots)
-        gradients, retain_graph, create_graph, inputs, *_ = (*self._filled(call.args), None, None, None, None)
+        given: tuple[Any, ...] = self._filled(call.args)
+        gradients, retain_graph, create_graph, inputs = (*given, None, None, None, None)[:4]
         if call.loss is not None:
             self.losses.append(roots[0].detach().clone())
         torch.autograd.backward(

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -18,7 +16,6 @@ from roundoff.record.session import Recording
 from roundoff.record.sites import Sites
 from roundoff.record.source import Sources
 from roundoff.record.tensor_bytes import bytes_of, file_dtype
-from roundoff.record.torch_private import compiler_is_loaded
 from roundoff.runs import Event, ReplayInfo, Run, RunWriter, TensorWriter, replay_path
 from roundoff.watch import replay as replaying
 from roundoff.watch.catch import Catcher
@@ -32,6 +29,8 @@ class Responder:
     """Replays steps: those to be recorded, and those in which something went wrong."""
 
     def __init__(self, writer: RunWriter, *, training: Training, sites: Sites, snapshots: Snapshots) -> None:
+        self.compiles = False
+        """Whether the training has compiled anything."""
         self._writer = writer
         self._training = training
         self._sites = sites
@@ -56,6 +55,8 @@ class Responder:
         if path is None:
             return None
         snapshot, tapes = path
+        if not replaying.all_finite([kept for _, kept in snapshot.state.tensors]):
+            return None  # it began before anything that is still known
         if len(tapes) > 1:
             outcome = self._run(snapshot, tapes, until_bad=True)
             if outcome.first_bad_step is not None and outcome.first_bad_step < tape.step:
@@ -67,6 +68,8 @@ class Responder:
     def _replay_into_folder(self, snapshot: Snapshot, tapes: list[StepTape], *, is_complete: bool) -> None:
         step = tapes[-1].step
         folder = replay_path(self._writer.folder, step=step)
+        if folder.exists():
+            return  # a later step went bad because of this one, which is known already
         writer = RunWriter.create(folder, replace(self._writer.info, name=f"step{step}"), rank=self._writer.rank)
         sources = Sources(stands_in_for=replaying.__file__)
         session = self._recording(writer, step, sources, inputs=True)
@@ -80,7 +83,7 @@ class Responder:
 
         outcome = self._run(snapshot, tapes, around_last=around, sources=sources, is_complete=is_complete)
         before.write_batch(tapes[-1])
-        writer.write_replay_info(_info(snapshot, outcome, is_complete=is_complete))
+        writer.write_replay_info(_info(snapshot, outcome, is_eager=self.compiles))
         place = find_origin(Run.open(folder), step=step, rank=self._writer.rank)
         if place is not None and place.kind == "op":
             self._catch(place.bad, snapshot, tapes, writer)
@@ -93,7 +96,9 @@ class Responder:
         catcher.num_rows = lambda: session.num_rows
         self._run(snapshot, tapes, around_last=session.running, sources=sources)
 
-    def _recording(self, writer: Any, step: int, sources: Sources, *, inputs: bool, judge: Judge | None = None) -> Recording:
+    def _recording(
+        self, writer: Any, step: int, sources: Sources, *, inputs: bool, judge: Judge | None = None
+    ) -> Recording:
         return Recording(
             writer=writer,
             selection=Selection.of(steps=None, sites=None, ops=None, phases=None),
@@ -177,8 +182,7 @@ def _add(file: TensorWriter, key: str, x: torch.Tensor) -> None:
         file.add(key, bytes_of(plain), dtype=dtype, shape=tuple(plain.shape))
 
 
-def _info(snapshot: Snapshot, outcome: Outcome, *, is_complete: bool) -> ReplayInfo:
-    is_eager = compiler_is_loaded()
+def _info(snapshot: Snapshot, outcome: Outcome, *, is_eager: bool) -> ReplayInfo:
     note = None if outcome.error is None else f"the replay raised {type(outcome.error).__name__}: {outcome.error}"
     is_checked = outcome.error is None
     return ReplayInfo(

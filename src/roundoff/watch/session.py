@@ -36,6 +36,8 @@ from roundoff.watch.snapshots import Snapshots
 from roundoff.watch.state import Training
 from roundoff.watch.tape import ModelCall, StepCall, Tape
 
+_MOST_NOTED = 50
+"""Anomalies beyond these are consequences of consequences."""
 _TAPED_CALLS = {"zero_grad", "clip", "unscale", "update", "scaler_step"}
 _HELD_CALLS = _TAPED_CALLS | {"scale", "scheduler", "load", "save", "compile"}
 
@@ -52,6 +54,10 @@ class Watch:
         self.num_steps = 0
         self.anomalies: list[Anomaly] = []
         self.saw_training = False
+        self.training_failed = False
+        """To be set where the training fails without an exception that leaves the block."""
+        self.complaints: list[str] = []
+        """What a user should know that is no finding; complete when the block has ended."""
         self._writer = writer
         self._settings = settings
         self._sites = sites
@@ -62,7 +68,9 @@ class Watch:
         self._training = Training()
         self._snapshots = Snapshots(self._training, memory_bytes=settings.snapshot_bytes)
         self._responder = Responder(writer, training=self._training, sites=sites, snapshots=self._snapshots)
-        self._tape = Tape(is_state=self._training.is_state, on_forward=self._function_forward, on_error=self._tape_failed)
+        self._tape = Tape(
+            is_state=self._training.is_state, on_forward=self._function_forward, on_error=self._tape_failed
+        )
         self._measures = Measures(sites)
         self._running: list[nn.Module] = []
         self._model_call: ModelCall | None = None
@@ -99,6 +107,10 @@ class Watch:
         """How long the training has been watched."""
         return time.perf_counter() - self._began
 
+    def add_optimizer(self, optimizer: Optimizer) -> None:
+        """Know an optimizer before it steps."""
+        self._training.add_optimizer(optimizer)
+
     @contextlib.contextmanager
     def running(self) -> Iterator[None]:
         """Follow the loop inside the block, and close the run at its end."""
@@ -108,7 +120,7 @@ class Watch:
                 self._tape.release()
                 try:
                     yield
-                    status = "finished"
+                    status = "failed" if self.training_failed else "finished"
                 finally:
                     self._finish()
         finally:
@@ -276,6 +288,8 @@ class Watch:
 
     def called(self, call: str, owner: Any, detail: dict[str, Any]) -> None:
         """Note what the loop did between forward, backward and step."""
+        if call == "compile":
+            self._responder.compiles = True
         if self._is_replaying or call in ("compile", "update"):
             return
         if call in ("scale", "unscale"):
@@ -445,6 +459,10 @@ class Watch:
                 self._close_step()
         except Exception as error:
             self.failed(error)
+        if not self.saw_training:
+            self.complaints.append("no training step was seen: nothing was watched.")
+        elif self._snapshots.note is not None:
+            self.complaints.append(f"{self._snapshots.note}.")
 
     def _forget_interrupted(self, *, num_modules: int, num_steps: int | None = None) -> None:
         """Leave modules and optimizer steps that an exception ended without a word."""
@@ -520,7 +538,7 @@ class Watch:
         anomaly = Anomaly(step=self._clock.step, kind=kind, phase=phase, name=name, value=value, detail=detail or {})
         self.anomalies.append(anomaly)
         self._new_anomalies.append(anomaly)
-        if len(self.anomalies) <= 100:
+        if len(self.anomalies) <= _MOST_NOTED:
             self._writer.write_anomaly(anomaly)
 
     def _tape_failed(self, error: Exception) -> None:

@@ -111,7 +111,12 @@ class Snapshots:
         return None
 
     def _tape_bytes(self) -> int:
-        seen = {id(outside): outside.num_bytes for snapshot in self._ring for tape in snapshot.tapes for outside in tape.outside}
+        seen = {
+            id(outside): outside.num_bytes
+            for snapshot in self._ring
+            for tape in snapshot.tapes
+            for outside in tape.outside
+        }
         return sum(seen.values())
 
     def _fits(self) -> bool:

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from types import FrameType
 from typing import Any
+from weakref import ref
 
 import torch
 from torch import Tensor, nn
@@ -28,13 +29,16 @@ _READ_ONLY = frozenset({
     "storage", "untyped_storage", "data_ptr", "is_contiguous", "is_floating_point", "is_complex", "get_device",
     "storage_offset", "type", "_set_grad_enabled", "is_tensor", "is_storage", "equal", "allclose", "is_same_size",
     "__float__", "__int__", "__bool__", "__len__", "__repr__", "__format__", "__contains__", "__hash__", "__index__",
-    "__array__", "__dlpack__", "__reduce_ex__", "__deepcopy__", "__setstate__", "has_names", "is_shared", "share_memory_",
-    "is_pinned", "pin_memory", "get_default_dtype", "is_grad_enabled", "is_inference", "can_cast", "promote_types",
+    "__array__", "__dlpack__", "__reduce_ex__", "__deepcopy__", "__setstate__", "has_names", "is_shared",
+    "share_memory_", "is_pinned", "pin_memory", "get_default_dtype", "is_grad_enabled", "is_inference", "can_cast",
+    "promote_types",
     "result_type", "finfo", "iinfo", "manual_seed", "seed", "get_rng_state", "set_rng_state", "save", "load",
 })  # fmt: skip
 """Functions that compute no tensor of the step, by name."""
 _ATTRIBUTES = frozenset({"grad", "T", "mT", "H", "mH", "data", "real", "imag"})
 """Attributes that are tensors."""
+_ALIASING = frozenset({"__get__", "detach", "view", "reshape", "flatten", "t", "transpose", "__getitem__"})
+"""Functions whose result shares memory with their argument: writing into it writes into a model."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,6 +184,7 @@ class Tape(FunctionMode):
         self._num_holds = 1
         self._num_running = 0
         self._takes: dict[Any, bool] = {}
+        self._aliases: dict[int, ref[Tensor]] = {}
         self._users_files: dict[str, bool] = {}
 
     # -- on and off ----------------------------------------------------------------------------------------------------
@@ -205,6 +210,7 @@ class Tape(FunctionMode):
         self._notes.new_step()
         self.step = StepTape(step)
         self._open = [self.step.entries]
+        self._aliases.clear()
         self.after_attempt = False
         return ended
 
@@ -279,24 +285,38 @@ class Tape(FunctionMode):
 
     def _outside_of_the_graph(self, func: Any, args: Any, kwargs: Any) -> Any:
         """Functions without gradients matter only where they write into a model; others only if a forward begins."""
-        writes = args and func.__name__[-1:] == "_" and self._writes_state(args[0])
-        noted = self._before(func, args, kwargs) if writes and not self.after_attempt else None
+        name = func.__name__
+        noted = None
+        if args and (name[-1:] == "_" or name in _ALIASING) and self._is_part_of_state(args[0]):
+            noted = self._before(func, args, kwargs)
         result = func(*args, **kwargs) if kwargs else func(*args)
         if noted is not None:
             self._after(noted, args, result)
+            if name in _ALIASING and isinstance(result, Tensor):
+                self._aliases[id(result)] = ref(result)
         elif self.after_attempt and isinstance(result, Tensor) and result.grad_fn is not None:
-            try:
-                with hidden_from_functions():
-                    self._on_forward()
-            except Exception as error:
-                self._on_error(error)
-            if not self.after_attempt and (noted := self._before(func, args, kwargs)) is not None:
-                self._after(noted, args, result)
+            self._begin_with(func, args, kwargs, result)
         return result
 
-    def _writes_state(self, target: Any) -> bool:
+    def _begin_with(self, func: Any, args: Any, kwargs: Any, result: Any) -> None:
+        """Begin another step with a function: the loop calls no module that would say so."""
+        try:
+            with hidden_from_functions():
+                self._on_forward()
+        except Exception as error:
+            self._on_error(error)
+        noted = self._before(func, args, kwargs)
+        if noted is not None:
+            self._after(noted, args, result)
+
+    def _is_part_of_state(self, target: Any) -> bool:
         first = target[0] if isinstance(target, (list, tuple)) and target else target
-        return isinstance(first, Tensor) and (isinstance(first, nn.Parameter) or self._is_state(first))
+        if not isinstance(first, Tensor):
+            return False
+        if isinstance(first, nn.Parameter) or self._is_state(first):
+            return True
+        alias = self._aliases.get(id(first))
+        return alias is not None and alias() is first
 
     def _before(self, func: Any, args: Any, kwargs: Any) -> FunctionCall | None:
         try:
@@ -310,7 +330,10 @@ class Tape(FunctionMode):
     def _after(self, call: FunctionCall, args: Any, result: Any) -> None:
         try:
             with hidden_from_functions():
-                if not any(True for _ in tensors_of(result)) and call.function.__name__ not in ("__set__", "__setitem__"):
+                if not any(True for _ in tensors_of(result)) and call.function.__name__ not in (
+                    "__set__",
+                    "__setitem__",
+                ):
                     return
                 call.num_results = self._notes.results(result)
                 self._notes.written(args)

@@ -12,8 +12,8 @@ from torch.optim import Optimizer
 from roundoff.errors import RecordError
 from roundoff.record.environment import describe_process, rank
 from roundoff.record.sites import Sites
-from roundoff.runs import JsonValue, RunWriter, flight_path
-from roundoff.runs.flight import FlightRecorder
+from roundoff.runs import JsonValue, RunWriter
+from roundoff.watch.crash import ProcessGuard
 from roundoff.watch.session import Watch
 from roundoff.watch.settings import ON_ANOMALY, OnAnomaly, WatchSettings
 
@@ -42,11 +42,15 @@ def watching(
         snapshot_memory: the most bytes that snapshots may take.
     """
     settings = WatchSettings(budget=budget, on_anomaly=on_anomaly, snapshot_bytes=snapshot_memory)
-    watch = start_watching(model, to=to, settings=settings)
+    guard = ProcessGuard()
+    watch = start_watching(model, to=to, settings=settings, guard=guard)
     if optimizer is not None:
         watch.add_optimizer(optimizer)
-    with watch.running():
-        yield watch
+    try:
+        with watch.running():
+            yield watch
+    finally:
+        guard.close()
 
 
 def start_watching(
@@ -57,6 +61,7 @@ def start_watching(
     command: tuple[str, ...] | None = None,
     seed: int | None = None,
     facts: dict[str, JsonValue] | None = None,
+    guard: ProcessGuard | None = None,
 ) -> Watch:
     """Check what was asked for, make the run folder, and return the watch, not yet running; see `watching`."""
     if settings.on_anomaly not in ON_ANOMALY:
@@ -71,5 +76,6 @@ def start_watching(
     asked: dict[str, JsonValue] = {"watch": True, "budget": settings.budget, "on_anomaly": settings.on_anomaly}
     info = describe_process(seed=seed, settings={**asked, **(facts or {})}, command=command)
     writer = RunWriter.create(to() if callable(to) else to, info, rank=rank())
-    flight = FlightRecorder.create(flight_path(writer.folder, rank=writer.rank))
-    return Watch(writer, settings, sites=sites, flight=flight)
+    guard = guard or ProcessGuard()
+    guard.start(writer.folder, rank=writer.rank, is_sync=bool((facts or {}).get("sync")), has_ops=settings.ops)
+    return Watch(writer, settings, sites=sites, flight=guard.flight)

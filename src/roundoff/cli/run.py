@@ -1,0 +1,162 @@
+"""`roundoff run`: a training script under watch, and one sentence when it breaks."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+import click
+
+from roundoff.cli.quantities import Bytes, Share
+
+if TYPE_CHECKING:
+    from roundoff.runs import JsonValue
+    from roundoff.runs.ending import Ending
+    from roundoff.watch.crash import ProcessGuard
+    from roundoff.watch.session import Watch
+
+
+@click.command(
+    name="run",
+    context_settings={"allow_interspersed_args": False},
+    epilog="Example: roundoff run train.py --epochs 3",
+)
+@click.option("--name", help="Name of the run; by default that of the script, numbered.")
+@click.option(
+    "--runs", "base", default="runs", show_default=True, type=click.Path(path_type=Path), help="Folder of runs."
+)
+@click.option("--budget", default="2%", show_default=True, type=Share(), help="What watching may cost.")
+@click.option("--every-step", is_flag=True, help="Measure every step, whatever it costs.")
+@click.option(
+    "--on-anomaly",
+    default="report",
+    show_default=True,
+    type=click.Choice(["report", "stop", "skip"]),
+    help="report: find the cause and go on; stop: and end the training; skip: and undo the step, as if the batch had "
+    "never come.",
+)
+@click.option(
+    "--snapshot-memory", default="2GB", show_default=True, type=Bytes(), help="The most memory for snapshots."
+)
+@click.option(
+    "--hang-after", type=click.FloatRange(min=1), metavar="SECONDS", help="Without progress for so long it hangs."
+)
+@click.option("--ops", is_flag=True, help="Note every op, to name the one that crashed or hung; costs more.")
+@click.option("--sync", is_flag=True, help="Run devices one op at a time; says which switches it sets.")
+@click.option("--valgrind", is_flag=True, help="Run under memcheck and sum up leaks by native frame. Very slow.")
+@click.option("--seed", type=click.IntRange(0, 2**63 - 1), help="Set every random generator before the script starts.")
+@click.option("--deterministic", is_flag=True, help="Ask torch for deterministic kernels.")
+@click.option("--repeat-batch", is_flag=True, help="No shuffling, and the first batch again and again.")
+@click.option("--json", "as_json", is_flag=True, help="Print the findings as JSON, on the last line of stdout.")
+@click.option("--exit-zero", is_flag=True, help="End with the script's own code, whatever was found.")
+@click.option("-m", "is_module", is_flag=True, help="SCRIPT is the name of a module.")
+@click.argument("words", nargs=-1, type=click.UNPROCESSED, metavar="SCRIPT [ARGS]...")
+def run_command(
+    name: str | None,
+    base: Path,
+    budget: float,
+    every_step: bool,
+    on_anomaly: str,
+    snapshot_memory: int,
+    hang_after: float | None,
+    ops: bool,
+    sync: bool,
+    valgrind: bool,
+    seed: int | None,
+    deterministic: bool,
+    repeat_batch: bool,
+    as_json: bool,
+    exit_zero: bool,
+    is_module: bool,
+    words: tuple[str, ...],
+) -> None:
+    """Run SCRIPT unchanged and watch it; when training breaks, say which op of which layer at which step, and why.
+
+    The script behaves as without us: same arguments, same output, same numbers, and its own exit code if that is
+    not 0. Else ends with 1 if something was found. What was seen is kept in a run folder for `roundoff diagnose`.
+    """
+    from roundoff.watch.supervise import supervise
+
+    if sync:
+        _run_synchronously()
+
+    def train(guard: ProcessGuard) -> int:
+        from roundoff.record.repeatable import repeatable
+        from roundoff.record.script import arguments_after, folder_for, run_script
+        from roundoff.watch.settings import WatchSettings
+        from roundoff.watch.watching import start_watching
+
+        script = arguments_after(words, is_module=is_module, example="roundoff run train.py --epochs 3")
+        script.check()
+        watch = start_watching(
+            to=lambda: folder_for(script, name=name, base=base),
+            settings=WatchSettings(
+                budget=budget,
+                every_step=every_step,
+                on_anomaly=on_anomaly,  # type: ignore[arg-type]
+                snapshot_bytes=snapshot_memory,
+                ops=ops,
+            ),
+            command=script.command,
+            seed=seed,
+            facts={"deterministic": deterministic, "repeat_batch": repeat_batch, "sync": sync},
+            guard=guard,
+        )
+        process = os.getpid()
+        with watch.running(), repeatable(seed=seed, deterministic=deterministic, repeat_batch=repeat_batch):
+            code = run_script(script, on_error=watch.note_exception)
+            watch.training_failed = code != 0
+        if os.getpid() != process:
+            return code  # a child that the script forked and let run to its end
+        found = _tell(watch, as_json=as_json)
+        guard.close()
+        return code or (0 if exit_zero else found)
+
+    def tell_of_ending(folder: Path, rank: int, ending: Ending) -> None:
+        if rank == 0:
+            _diagnose(folder, facts={}, watched=None, as_json=as_json)
+
+    on_hang: Literal["report", "stop"] = "stop" if on_anomaly == "stop" else "report"
+    sys.exit(supervise(train, hang_after=hang_after, on_hang=on_hang, on_ending=tell_of_ending))
+
+
+def _tell(watch: Watch, *, as_json: bool) -> int:
+    """Diagnose the run that has ended, print the verdict, and return the exit code for what was found."""
+    from roundoff.record.environment import rank
+    from roundoff.report import watched_text
+
+    if rank() != 0:
+        return 0
+    for complaint in watch.complaints:
+        click.echo(f"roundoff: {complaint}", err=True)
+    facts = {"steps": watch.num_steps, "seconds": watch.seconds, "cost": watch.cost}
+    watched = watched_text(num_steps=watch.num_steps, seconds=watch.seconds, cost=watch.cost)
+    return _diagnose(watch.folder, facts=facts, watched=f"{watched}; {watch.folder}", as_json=as_json)
+
+
+def _diagnose(folder: Path, *, facts: Mapping[str, JsonValue], watched: str | None, as_json: bool) -> int:
+    from roundoff.cli.diagnose import exit_code, next_commands, saved_line
+    from roundoff.diagnose import diagnose_run
+    from roundoff.report import to_text
+    from roundoff.runs import Run, to_json
+
+    run = Run.open(folder)
+    diagnosis = diagnose_run(run)
+    run.write_findings(diagnosis.findings)
+    if as_json:
+        findings = [finding.to_object() for finding in diagnosis.findings]
+        click.echo(to_json({"run": str(folder), **facts, "findings": findings}))
+    else:
+        saved, following = saved_line(run, diagnosis), next_commands(run, diagnosis)
+        click.echo(to_text(diagnosis.findings, saved=saved, next_commands=following, watched=watched), err=True)
+    return exit_code(diagnosis)
+
+
+def _run_synchronously() -> None:
+    """Set the switches of synchronous mode, before anything reads them, and say which."""
+    from roundoff.watch.sync import set_synchronous
+
+    click.echo(f"roundoff: synchronous mode: {' '.join(set_synchronous())}", err=True)
