@@ -367,6 +367,7 @@ class Watch:
         if self._has_begun:
             return
         self._has_begun = True
+        self._tape.is_between = False
         if not self._clock.step:
             self._training.find_optimizers()
         if self._is_fully_watched or self._snapshots.is_due(self._clock.step):
@@ -391,7 +392,7 @@ class Watch:
 
     def _end_attempt(self) -> None:
         """The optimizer has stepped, or a scaler has skipped it: record or investigate while everything is at hand."""
-        self._tape.after_attempt = True
+        self._tape.is_between = True
         self._handle_step(is_complete=True)
 
     def _handle_step(self, *, is_complete: bool) -> None:

@@ -173,8 +173,8 @@ class Tape(FunctionMode):
     ) -> None:
         super().__init__()
         self.step = StepTape(0)
-        self.after_attempt = False
-        """Whether the optimizer has stepped: what follows, up to the next forward, is not needed for a replay."""
+        self.is_between = True
+        """Whether no step is open: before the first, and after the optimizer has stepped until the next forward."""
         self._is_state = is_state
         self._notes = Notes(is_state)
         self._open: list[list[Entry]] = [self.step.entries]
@@ -211,7 +211,6 @@ class Tape(FunctionMode):
         self.step = StepTape(step)
         self._open = [self.step.entries]
         self._aliases.clear()
-        self.after_attempt = False
         return ended
 
     def so_far(self) -> StepTape:
@@ -275,7 +274,7 @@ class Tape(FunctionMode):
             takes = self._takes[func] = _computes(func)
         if not takes or self._num_holds:
             return func(*args, **kwargs) if kwargs else func(*args)
-        if self.after_attempt or not torch.is_grad_enabled():
+        if self.is_between or not torch.is_grad_enabled():
             return self._outside_of_the_graph(func, args, kwargs)
         noted = self._before(func, args, kwargs)
         result = func(*args, **kwargs) if kwargs else func(*args)
@@ -294,7 +293,7 @@ class Tape(FunctionMode):
             self._after(noted, args, result)
             if name in _ALIASING and isinstance(result, Tensor):
                 self._aliases[id(result)] = ref(result)
-        elif self.after_attempt and isinstance(result, Tensor) and result.grad_fn is not None:
+        elif self.is_between and isinstance(result, Tensor) and result.grad_fn is not None:
             self._begin_with(func, args, kwargs, result)
         return result
 
