@@ -37,7 +37,7 @@ NOISES: dict[str, Callable[[random.Random, int], float]] = {
     "quiet": lambda generator, step: 1 + 0.05 * generator.gauss(0, 1),
     "noisy": lambda generator, step: 1 + 0.3 * abs(generator.gauss(0, 1)),
     "batches of one": lambda generator, step: generator.expovariate(1),
-    "over magnitudes": lambda generator, step: math.exp(0.5 * generator.gauss(0, 1)),
+    "over magnitudes": lambda generator, step: math.exp(0.7 * generator.gauss(0, 1)),
     "waves": lambda generator, step: 1 + 0.3 * math.sin(step / 15) + 0.1 * generator.gauss(0, 1),
     "small last batch": lambda generator, step: (1.0 if step % 50 else 1.5) * (1 + 0.1 * generator.gauss(0, 1)),
 }

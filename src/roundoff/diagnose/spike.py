@@ -16,7 +16,7 @@ WINDOW = 50
 WARM_UP = 20
 """So many losses must be known before one can stand out."""
 NUM_DEVIATIONS = 10.0
-NUM_LOG_DEVIATIONS = 6.0
+NUM_LOG_DEVIATIONS = 8.0
 _DEVIATION_OF_MAD = 1.48
 """What turns a median absolute deviation into a standard deviation, for normal noise."""
 LEAST_RATIO = 2.0
