@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from roundoff.runs import TABLES, VERSION, Call, Ending, Metrics, RunInfo, RunWriter
+from roundoff.runs import TABLES, VERSION, Call, Ending, MemoryLook, Metrics, RunInfo, RunWriter
 from roundoff.runs import flight_layout as layout
 from roundoff.runs.finding import FINDING_FIELDS
 
@@ -35,6 +35,7 @@ def test_every_field_of_run_json_is_on_the_page(tmp_path: Path):
 def test_every_field_of_the_lines_is_on_the_page():
     assert [name for name, _, _ in rows_under("## metrics-rankR.jsonl")] == [field.name for field in fields(Metrics)]
     assert [name for name, _, _ in rows_under("## calls-rankR.jsonl")] == [field.name for field in fields(Call)]
+    assert [name for name, _, _ in rows_under("## memory-rankR.jsonl")] == [field.name for field in fields(MemoryLook)]
 
 
 def test_every_field_of_a_finding_is_on_the_page():

@@ -21,6 +21,7 @@ from roundoff.runs.folder import (
 )
 from roundoff.runs.info import RunInfo
 from roundoff.runs.listing import RunSummary, UnreadableRun, list_runs
+from roundoff.runs.memory import MemoryLook
 from roundoff.runs.metrics import Metrics
 from roundoff.runs.mirror import MirrorStoppedWarning
 from roundoff.runs.plain_json import JsonValue, to_json
@@ -54,6 +55,7 @@ __all__ = [
     "HashColumns",
     "Interned",
     "JsonValue",
+    "MemoryLook",
     "Metrics",
     "MirrorStoppedWarning",
     "Origin",

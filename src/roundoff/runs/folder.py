@@ -41,6 +41,11 @@ def anomalies_path(folder: Path, *, rank: int) -> Path:
     return folder / f"anomalies-rank{rank}.jsonl"
 
 
+def memory_path(folder: Path, *, rank: int) -> Path:
+    """Return where it goes how memory grew."""
+    return folder / f"memory-rank{rank}.jsonl"
+
+
 def replay_info_path(folder: Path, *, rank: int) -> Path:
     """Return where, in the folder of a replayed step, it says how the replay went."""
     return folder / f"replay-rank{rank}.json"
@@ -141,6 +146,7 @@ def ranks_with_files(folder: Path) -> set[int]:
 def files_of_rank(folder: Path, rank: int) -> list[Path]:
     """Return the finished files that a rank writes, other than the parts of tables; rank 0 writes those of the run."""
     own = [metrics_path(folder, rank=rank), calls_path(folder, rank=rank), anomalies_path(folder, rank=rank)]
+    own.append(memory_path(folder, rank=rank))
     if rank == 0:
         own += [folder / INFO_NAME, folder / PROBES_NAME]
     found = [path for of_rank, _, path in (*tensor_files(folder), *batch_files(folder)) if of_rank == rank]

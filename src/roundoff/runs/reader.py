@@ -20,6 +20,7 @@ from roundoff.runs.finding import Finding
 from roundoff.runs.flight_reader import Flight, read_flight
 from roundoff.runs.info import RunInfo, read_info
 from roundoff.runs.lines import read_lines
+from roundoff.runs.memory import MemoryLook
 from roundoff.runs.metrics import Metrics
 from roundoff.runs.parts import read_part, read_steps
 from roundoff.runs.plain_json import JsonValue, read_json_object, to_json
@@ -121,6 +122,10 @@ class Run:
             path = names.anomalies_path(self.path, rank=of_rank)
             found.extend((of_rank, anomaly) for anomaly in read_lines(path, Anomaly.from_object))
         return found
+
+    def memory(self, *, rank: int = 0) -> list[MemoryLook]:
+        """Return the looks at memory that grew, in order."""
+        return list(read_lines(names.memory_path(self.path, rank=rank), MemoryLook.from_object))
 
     def replay_info(self, *, rank: int = 0) -> ReplayInfo | None:
         """Return, for the folder of a replayed step, how the replay went; None if it does not say."""

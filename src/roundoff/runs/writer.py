@@ -21,6 +21,7 @@ from roundoff.runs.call import Call
 from roundoff.runs.columns import EventColumns, HashColumns, ParameterColumns
 from roundoff.runs.info import RunInfo, Status, write_info
 from roundoff.runs.lines import append_lines
+from roundoff.runs.memory import MemoryLook
 from roundoff.runs.metrics import Metrics
 from roundoff.runs.mirror import Mirror, MirrorStoppedWarning
 from roundoff.runs.parts import PartWriter
@@ -113,6 +114,11 @@ class RunWriter:
         """Take something that cannot be right."""
         path = names.anomalies_path(self.folder, rank=self.rank)
         self._attempt(lambda: self._lines.setdefault(path, []).append(anomaly.to_text()))
+
+    def write_memory(self, look: MemoryLook) -> None:
+        """Take a look at memory that grows."""
+        path = names.memory_path(self.folder, rank=self.rank)
+        self._attempt(lambda: self._lines.setdefault(path, []).append(look.to_text()))
 
     def write_replay_info(self, info: ReplayInfo) -> None:
         """Say, in the folder of a replayed step, how the replay went; written at once."""
