@@ -5,7 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from roundoff.diagnose.exception import EXCEPTION_CODES, uncaught_exceptions
+from roundoff.diagnose.memory import growing_memory
 from roundoff.diagnose.nonfinite import nonfinite_values
+from roundoff.diagnose.process import PROCESS_CODES, process_deaths
 from roundoff.diagnose.replays import replays_that_differ
 from roundoff.diagnose.spike import loss_spikes
 from roundoff.runs import Finding, Run
@@ -28,9 +31,12 @@ NONFINITE = (
 )  # fmt: skip
 
 RULES = (
+    Rule(checks="crashes, kills and hangs of the process", find=process_deaths, codes=PROCESS_CODES),
     Rule(checks="NaN and infinity in losses, gradients, weights, buffers", find=nonfinite_values, codes=NONFINITE),
     Rule(checks="replays that differ from their step", find=replays_that_differ, codes=("nondeterministic-step",)),
+    Rule(checks="memory that grows", find=growing_memory, codes=("graph-leak", "memory-growth")),
     Rule(checks="jumps of the loss", find=loss_spikes, codes=("loss-spike",)),
+    Rule(checks="exceptions that ended the training", find=uncaught_exceptions, codes=EXCEPTION_CODES),
 )
 
 PROCEDURE = tuple(code for rule in RULES for code in rule.codes)

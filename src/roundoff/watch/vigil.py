@@ -147,6 +147,7 @@ class Vigil:
         self._ending = replace(
             self._ending,
             seconds_without_progress=max(hung, self._ending.seconds_without_progress or 0.0) or None,
+            has_gone_on=self._ending.has_gone_on or (hung > 0 and code == 0),
             exit_code=code if code >= 0 else None,
             signal=-code if code < 0 else None,
             peak_rss_bytes=peak_rss_bytes,

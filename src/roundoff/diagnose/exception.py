@@ -1,0 +1,105 @@
+"""Exceptions that nobody caught: where they came from, and what kind they are."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+from roundoff.diagnose.stacks import PythonFrame, frames_in, users_frame
+from roundoff.runs import Anomaly, Finding, JsonValue, Run, Severity
+
+EXCEPTION_CODES = ("exception",)
+
+_IN_WORKER = re.compile(r"Caught \w+ in DataLoader worker process (\d+)")
+_WORKER_DIED = re.compile(
+    r"DataLoader worker \(pid\(?s?\)? ?[\d, ]+\) (is killed by signal: [\w ]+|exited unexpectedly)"
+)
+_NO_HOST_MEMORY = re.compile(r"DefaultCPUAllocator|not enough memory: you tried to allocate|std::bad_alloc")
+_NO_DEVICE_MEMORY = re.compile(
+    r"\b(CUDA|HIP|XPU|MPS|NPU|MLU)\b.* out of memory|out of memory\. Tried to allocate", re.I
+)
+_ASKED_FOR = re.compile(r"[Tt]ried to allocate ([\d.]+ ?\w+)")
+
+
+def uncaught_exceptions(run: Run) -> list[Finding]:
+    """Return what ended the training of each rank by an exception; one that the script caught ended nothing."""
+    if run.info.status == "finished":
+        return []
+    last: dict[int, Anomaly] = {rank: anomaly for rank, anomaly in run.anomalies() if anomaly.kind == "exception"}
+    return [_finding(run, rank, anomaly) for rank, anomaly in last.items()]
+
+
+def _finding(run: Run, rank: int, anomaly: Anomaly) -> Finding:
+    message = str(anomaly.detail.get("message", ""))
+    frames = _frames(anomaly, message)
+    mine = users_frame(frames)
+    title, why, fix = _told(anomaly.name or "exception", message, frames)
+    stack: list[JsonValue] = [f"{frame.source} in {frame.function}" for frame in frames[:12]]
+    return Finding(
+        rule="exception",
+        severity=Severity.ERROR,
+        confidence=1.0,
+        title=title,
+        why=why,
+        fix=fix,
+        step=anomaly.step,
+        rank=rank,
+        phase=anomaly.phase,
+        site=_site(run, rank, anomaly),
+        source=None if mine is None else mine.source,
+        evidence=({"message": message[:2000]}, {"python_stack": stack}),
+    )
+
+
+def _told(name: str, message: str, frames: Sequence[PythonFrame]) -> tuple[str, str, str]:
+    """Return title, why and fix."""
+    where = f"raised in {frames[0].function}, {frames[0].source}" if frames else "where it was raised is not known"
+    if match := _IN_WORKER.search(message):
+        return (
+            f"worker {match[1]} of the DataLoader raised {_last_line(message)}",
+            where,
+            "mend the data set or its transforms; with num_workers=0 it is raised where a debugger can see it",
+        )
+    if match := _WORKER_DIED.search(message):
+        return (
+            f"a worker of the DataLoader {match[1]}",
+            "it died without a Python exception: out of memory, a full /dev/shm, or a crash in a library",
+            "try num_workers=0 to see the crash itself; fewer workers or more shared memory if it was killed",
+        )
+    asked = f", asked for {found[1]}" if (found := _ASKED_FOR.search(message)) else ""
+    if name == "MemoryError" or _NO_HOST_MEMORY.search(message):
+        return "the host's memory ran out", f"{_first_line(message) or name}; {where}{asked}", _LESS_MEMORY
+    if name == "OutOfMemoryError" or _NO_DEVICE_MEMORY.search(message):
+        return "the device's memory ran out", f"{_first_line(message)}; {where}", _LESS_MEMORY
+    first = _first_line(message)
+    return f"{name}: {first}" if first else name, where, "look at that line with the values of this step"
+
+
+_LESS_MEMORY = (
+    "use less memory: a smaller batch, accumulation of gradients, checkpointing of activations, a narrower format"
+)
+
+
+def _frames(anomaly: Anomaly, message: str) -> list[PythonFrame]:
+    """Return the stack, innermost first; of an exception in a worker the worker's, which its message holds."""
+    if _IN_WORKER.search(message) and (inner := frames_in(message.splitlines())):
+        return inner[::-1]
+    traceback = anomaly.detail.get("traceback")
+    lines = [str(line) for line in traceback] if isinstance(traceback, Sequence) else []
+    return frames_in(lines)
+
+
+def _site(run: Run, rank: int, anomaly: Anomaly) -> str | None:
+    """Return the module that was running: those that an exception ended are never noted to have ended."""
+    if isinstance(site := anomaly.detail.get("site"), str):
+        return site
+    flight = run.flight(rank=rank)
+    return flight.site if flight is not None and flight.step == anomaly.step else None
+
+
+def _first_line(message: str) -> str:
+    return message.strip().partition("\n")[0][:200]
+
+
+def _last_line(message: str) -> str:
+    return (message.strip().splitlines() or [""])[-1][:200]

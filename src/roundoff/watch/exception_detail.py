@@ -1,0 +1,24 @@
+"""What is kept of an exception that ended a training."""
+
+from __future__ import annotations
+
+import traceback
+
+from roundoff.runs import JsonValue
+
+_MOST_FRAMES = 60
+_MOST_CHARACTERS = 8000
+
+
+def exception_detail(error: BaseException) -> dict[str, JsonValue]:
+    """Return message and traceback for `Anomaly.detail`; the traceback's lines begin with the innermost frame.
+
+    The end of a long message is kept rather than its middle: that of an exception in a worker ends with what it was.
+    """
+    message = str(error)
+    if len(message) > _MOST_CHARACTERS:
+        half = _MOST_CHARACTERS // 2
+        message = f"{message[:half]}\n...\n{message[-half:]}"
+    frames = list(traceback.walk_tb(error.__traceback__))[::-1][:_MOST_FRAMES]
+    lines = [f'  File "{frame.f_code.co_filename}", line {line} in {frame.f_code.co_name}' for frame, line in frames]
+    return {"message": message, "traceback": lines}
