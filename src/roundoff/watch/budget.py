@@ -25,6 +25,7 @@ class Budget:
         self._began = time.perf_counter()
         self._num_steps = 0
         self._of_task: dict[str, float] = {}
+        self._last_of_task: dict[str, float] = {}
 
     @property
     def training_seconds(self) -> float:
@@ -40,7 +41,9 @@ class Budget:
 
     def start_anew(self) -> None:
         """Count from now on: the steps that are watched fully are over."""
+        costs = self._last_of_task
         self.__init__(self._share)  # type: ignore[misc]
+        self._last_of_task = costs
 
     def count_step(self) -> None:
         """Take note that a step has ended."""
@@ -50,6 +53,7 @@ class Budget:
         """Take note of time spent on a task."""
         self.spent_seconds += seconds
         self._of_task[task] = self._of_task.get(task, 0.0) + seconds
+        self._last_of_task[task] = seconds
 
     def exempt(self, seconds: float) -> None:
         """Take note of time that does not count."""
@@ -60,4 +64,5 @@ class Budget:
         if self._share <= 0:
             return False
         allowed = max(self._share * self.training_seconds, _FREE_SECONDS_PER_STEP * self._num_steps)
-        return self._of_task.get(task, 0.0) <= part * allowed and self.spent_seconds <= allowed
+        wanted = self._last_of_task.get(task, 0.0)
+        return self._of_task.get(task, 0.0) + wanted <= part * allowed and self.spent_seconds + wanted <= allowed

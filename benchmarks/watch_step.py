@@ -1,0 +1,120 @@
+"""What watching a training costs: CPU time of watched steps, after the first twenty, against plain ones.
+
+python benchmarks/watch_step.py [--every-step] [--peers] [--json]
+
+Sampled work falls on some steps only, so totals over many steps are compared, not medians of single ones.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import shutil
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from models import STEPS
+from roundoff.watch.settings import WatchSettings
+from roundoff.watch.watching import start_watching
+
+MUST = {"budget": {"ResNet": 1.03, "GPT": 1.03}, "every step": {"ResNet": 1.12, "GPT": 1.27}}
+TOWARDS = {"budget": {"ResNet": 1.01, "GPT": 1.01}, "every step": {"ResNet": 1.12, "GPT": 1.27}}
+FIRST_STEPS = 22
+
+
+def cpu_seconds(step: Callable[[], float], num_steps: int) -> float:
+    began = time.process_time()
+    for _ in range(num_steps):
+        step()
+    return time.process_time() - began
+
+
+def measure(name: str, *, every_step: bool, rounds: int, num_steps: int, folder: Path) -> dict[str, float]:
+    _, step = STEPS[name]()
+    step()
+    plain = watched = 0.0
+    costs = []
+    for round_ in range(rounds):
+        run = folder / f"{name}-{round_}"
+        watch = start_watching(to=run, settings=WatchSettings(every_step=every_step))
+        plain += cpu_seconds(step, num_steps // 2)
+        with watch.running():
+            cpu_seconds(step, FIRST_STEPS)
+            watched += cpu_seconds(step, num_steps)
+            costs.append(watch.cost)
+        plain += cpu_seconds(step, num_steps - num_steps // 2)
+        shutil.rmtree(run)
+    return {"plain_ms": plain / rounds / num_steps * 1e3, "ratio": watched / plain, "own_cost": sum(costs) / rounds}
+
+
+@contextlib.contextmanager
+def detect_anomaly(model: nn.Module) -> Iterator[None]:
+    with torch.autograd.set_detect_anomaly(True):
+        yield
+
+
+@contextlib.contextmanager
+def debug_underflow_overflow(model: nn.Module) -> Iterator[None]:
+    from transformers.debug_utils import DebugUnderflowOverflow
+
+    with contextlib.redirect_stdout(None):
+        DebugUnderflowOverflow(model, max_frames_to_save=1)
+        yield
+
+
+PEERS = {"torch detect_anomaly": detect_anomaly, "transformers DebugUnderflowOverflow": debug_underflow_overflow}
+
+
+def measure_peer(name: str, peer: str, *, num_steps: int) -> float:
+    model, step = STEPS[name]()
+    step()
+    plain = cpu_seconds(step, num_steps)
+    with PEERS[peer](model):
+        step()
+        watched = cpu_seconds(step, num_steps)
+    return watched / plain
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--every-step", action="store_true")
+    parser.add_argument("--peers", action="store_true")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--steps", type=int, default=40)
+    parser.add_argument("--only")
+    parser.add_argument("--json", action="store_true")
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    kind = "every step" if options.every_step else "budget"
+    results, missed = {}, False
+    with tempfile.TemporaryDirectory() as folder:
+        for name in STEPS if options.only is None else [options.only]:
+            got = measure(
+                name, every_step=options.every_step, rounds=options.rounds, num_steps=options.steps, folder=Path(folder)
+            )
+            missed |= got["ratio"] > MUST[kind][name]
+            if not options.json:
+                print(
+                    f"{name}: watched ({kind}) {got['ratio']:.3f} x the plain step of {got['plain_ms']:.0f} ms; "
+                    f"by its own count {100 * got['own_cost']:.1f} %; must {MUST[kind][name]}"
+                )
+            if options.peers:
+                for peer in PEERS:
+                    got[peer] = measure_peer(name, peer, num_steps=10)
+                    if not options.json:
+                        print(f"  {peer}: {got[peer]:.3f} x")
+            results[name] = got
+    if options.json:
+        print(json.dumps(results))
+    return int(missed)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
