@@ -28,6 +28,7 @@ from roundoff.record.torch_private import (
 from roundoff.runs import Anomaly, AnomalyKind, JsonValue, RecordingStoppedWarning, RunWriter
 from roundoff.runs.flight import FlightRecorder
 from roundoff.watch.budget import Budget
+from roundoff.watch.exception_detail import exception_detail
 from roundoff.watch.journal import Journal, learning_rates
 from roundoff.watch.measures import Measures, gradient_norm
 from roundoff.watch.respond import Responder
@@ -131,8 +132,7 @@ class Watch:
         """Take note that the training raised."""
         if isinstance(error, Exception) and not self._stopped:
             phase = PHASES[self._clock.phase]
-            detail: dict[str, JsonValue] = {"message": str(error)[:2000]}
-            self._note_anomaly("exception", phase=phase, name=type(error).__name__, detail=detail)
+            self._note_anomaly("exception", phase=phase, name=type(error).__name__, detail=exception_detail(error))
 
     # -- LoopObserver: what the loop does ------------------------------------------------------------------------------
 
