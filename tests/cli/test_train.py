@@ -5,6 +5,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from roundoff.cli import command_line
+from roundoff.runs import Run
 
 TINY = ("--limit", "64", "--batch-size", "16", "--width", "4", "--epochs", "1", "--threads", "1")
 
@@ -62,8 +63,9 @@ def test_a_training_goes_on_where_another_stopped(tmp_path: Path):
         ),
         (
             ("--loss-scale", "big"),
-            "UsageError: --loss-scale cannot be 'big'.\n"
-            "  why: it is 0 (dynamic), a positive number (static) or none.\n",
+            "TrainError: --loss-scale cannot be 'big'.\n"
+            "  why: it is 0 (dynamic), a positive number (static), none, dynamic, or one of dynamic:apex, "
+            "dynamic:torch, dynamic:mindspore, dynamic:fp16_optimizer.\n",
         ),
         (
             ("--data", "mnist"),
@@ -74,6 +76,34 @@ def test_a_training_goes_on_where_another_stopped(tmp_path: Path):
             ("--limit", "10", "--runs", "unused"),
             "DataError: 10 training samples do not fill one batch of 64.\n"
             "  fix: a smaller batch, --batch-size 8, or more data.\n",
+        ),
+        (
+            ("--shrink", "3"),
+            "TrainError: --shrink would change nothing here.\n"
+            "  why: it is for fashion-mnist and idx:PATH.\n"
+            "  fix: leave --shrink out.\n",
+        ),
+        (
+            ("--eval-only",),
+            "TrainError: --eval-only has nothing to evaluate.\n"
+            "  why: without --resume the weights are random.\n"
+            "  fix: name a run folder or a checkpoint: --resume runs/train-1\n",
+        ),
+        (
+            ("--name", "../mine"),
+            "TrainError: --name cannot be '../mine'.\n  why: it is the name of one folder; --runs says where.\n",
+        ),
+        (
+            ("--recipe", "mine.toml"),
+            "RecipeError: Recipe file 'mine.toml' cannot be read.\n"
+            "  why: there is no such file.\n"
+            "  fix: to start one: roundoff recipes show O2 > mine.toml\n",
+        ),
+        (
+            ("--eps", "1e-4"),
+            "TrainError: --eps would change nothing here.\n"
+            "  why: it is for optimizers other than sgd.\n"
+            "  fix: leave --eps out.\n",
         ),
         (
             ("--resume", "nowhere"),
@@ -89,6 +119,20 @@ def test_mistakes_end_with_2_and_what_to_do(
     answer = train(*words)
     assert (answer.exit_code, answer.stderr) == (2, message)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_warning_is_a_line_of_the_answer(tmp_path: Path):
+    words = ("--recipe", "half", "--optimizer", "adam", "--steps", "1", "--runs", str(tmp_path))
+    answer = train(*TINY, *words)
+    assert answer.stdout.splitlines()[1].startswith("Adam's eps 1e-08 is 0 in fp16, so recipe 'half' will divide by 0")
+    assert "eps" not in train(*TINY, *words, "--eps", "1e-4").output
+
+
+def test_any_flavour_of_dynamic_loss_scaling_can_be_asked_for(tmp_path: Path):
+    words = ("--recipe", "O2", "--loss-scale", "dynamic:mindspore", "--runs", str(tmp_path), "--json")
+    assert train(*TINY, *words).exit_code == 0
+    (first, *_) = Run.open(tmp_path / "train-1").metrics(rank=0)
+    assert first.loss_scale == 2.0**24
 
 
 def test_an_unknown_recipe_ends_with_2(tmp_path: Path):

@@ -107,6 +107,14 @@ def test_goes_on_from_its_state():
     assert second.state_dict() == first.state_dict()
 
 
+def test_a_static_scale_goes_on_counting_where_it_stopped():
+    first, second = LossScaler(scale_settings(4)), LossScaler(scale_settings(8))
+    for overflow in ("w", "w", None, None, None):
+        first.update(overflow=overflow)
+    second.load_state_dict(first.state_dict())
+    assert second.state_dict() == {**first.state_dict(), "scale": 8.0}
+
+
 def test_a_static_scaler_keeps_its_scale_when_it_reads_a_dynamic_state():
     first, second = LossScaler(scale_settings("dynamic")), LossScaler(scale_settings(4))
     second.load_state_dict(first.state_dict())

@@ -163,6 +163,26 @@ def test_overflow_is_skipped_and_counted():
     assert result.num_skipped > 0
 
 
+def test_a_tiny_loss_stalls_in_fp16_and_trains_with_a_dynamic_scale():
+    # Plain SGD takes the same steps whatever the factor, if the rate makes up for it.
+    tiny_loss = replace(TINY, recipe="O2", epochs=10, weight_decay=0.0, loss_factor=1e-6, lr=0.1e6)
+    norms: list[float] = []
+
+    def first_norm_of(config: TrainConfig) -> tuple[TrainResult, float]:
+        norms.clear()
+        return train(config, on_step=lambda metrics: norms.append(metrics.grad_norm or 0.0)), norms[0]
+
+    stalled, lost_norm = first_norm_of(replace(tiny_loss, loss_scale=None))
+    scaled, tiny_norm = first_norm_of(replace(tiny_loss, loss_scale=0))
+    usual, usual_norm = first_norm_of(replace(tiny_loss, loss_factor=1.0, lr=0.1))
+    assert tiny_norm == pytest.approx(1e-6 * usual_norm, rel=0.01)
+    assert lost_norm < 0.7 * tiny_norm
+    assert scaled.losses[0] == usual.losses[0]  # the loss is told as it is
+    assert scaled.losses[-1] == pytest.approx(usual.losses[-1], rel=0.02)
+    assert scaled.losses[-1] < 0.85 * stalled.losses[-1]
+    assert stalled.num_skipped == scaled.num_skipped == 0
+
+
 def test_a_text_model_learns_to_repeat(tmp_path: Path):
     path = tmp_path / "fox.txt"
     path.write_bytes(b"the quick brown fox jumps over the lazy dog. " * 200)

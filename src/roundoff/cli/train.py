@@ -9,8 +9,6 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from roundoff.errors import UsageError
-
 if TYPE_CHECKING:
     from roundoff.train import TrainResult
 
@@ -25,7 +23,14 @@ _PATH = click.Path(path_type=Path)
     "--model", help="resnet-small, resnet18, resnet50, gpt-small, hf:CONFIG.  [default: one that suits the data]"
 )
 @click.option("--recipe", default="fp32", show_default=True, help="A recipe's name, or a TOML file.")
-@click.option("--loss-scale", metavar="0|N|none", help="0: dynamic; N: static; none.  [default: the recipe's]")
+@click.option(
+    "--loss-scale",
+    metavar="SCALE",
+    help="dynamic (or 0), dynamic:torch and other flavours, a number (static), none.  [default: the recipe's]",
+)
+@click.option(
+    "--loss-factor", type=float, default=1.0, help="Multiply the loss before backward: shows gradient underflow."
+)
 @click.option("--epochs", type=int, default=10, show_default=True, help="How often to go through the data.")
 @click.option("--steps", type=int, help="Stop after so many steps; the schedule stays that of --epochs.")
 @click.option("--batch-size", type=int, default=64, show_default=True, help="Of one step, over all ranks.")
@@ -38,6 +43,7 @@ _PATH = click.Path(path_type=Path)
 )
 @click.option("--schedule", default="cosine", show_default=True, help="step, cosine, linear or constant.")
 @click.option("--momentum", type=float, default=0.9, show_default=True, help="Of sgd and rmsprop.")
+@click.option("--eps", type=float, help="Of adam and its relatives.  [default: the optimizer's]")
 @click.option("--weight-decay", type=float, default=1e-4, show_default=True, help="Not of biases and norms.")
 @click.option("--label-smoothing", type=float, default=0.0, help="Share of the target given to all classes.")
 @click.option("--loss-reduction", default="mean", show_default=True, help="mean or sum over the batch.")
@@ -113,9 +119,7 @@ def _loss_scale(text: str | None) -> float | str | None:
     try:
         return float(text)
     except ValueError:
-        raise UsageError.explain(
-            f"--loss-scale cannot be '{text}'.", why="it is 0 (dynamic), a positive number (static) or none."
-        ) from None
+        return text
 
 
 def _text(result: TrainResult) -> str:

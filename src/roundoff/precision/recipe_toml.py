@@ -45,6 +45,12 @@ def read_recipe(path: Path, *, named: Callable[[str], Recipe]) -> Recipe:
     """
     try:
         text = path.read_text(encoding="utf-8")
+    except FileNotFoundError as error:
+        raise RecipeError.explain(
+            f"Recipe file '{path}' cannot be read.",
+            why="there is no such file.",
+            fix="to start one: roundoff recipes show O2 > mine.toml",
+        ) from error
     except (OSError, UnicodeDecodeError) as error:
         raise RecipeError.explain(f"Recipe file '{path}' cannot be read.", why=f"{error}.") from error
     return from_toml(text, where=str(path), named=named, default_name=path.stem)

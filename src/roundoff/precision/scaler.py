@@ -111,7 +111,7 @@ class LossScaler:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from there. Another kind of scaling keeps its own scale and only takes over the counts."""
+        """Go on from there. A static scale stays as it was set; another kind takes over step and skips alone."""
         missing = [name for name in ("kind", "scale", "num_clean", "step") if name not in state]
         if missing:
             raise RecipeError.explain(
@@ -119,10 +119,12 @@ class LossScaler:
             )
         self.step = int(state["step"])
         self.num_skips = int(state.get("num_skips", 0))
-        if state["kind"] == self.settings.kind == "dynamic":
+        if state["kind"] != self.settings.kind:
+            return
+        self.num_clean = int(state["num_clean"])
+        self.num_skips_in_a_row = int(state.get("num_skips_in_a_row", 0))
+        if self.settings.kind == "dynamic":
             self.scale = float(state["scale"])
-            self.num_clean = int(state["num_clean"])
-            self.num_skips_in_a_row = int(state.get("num_skips_in_a_row", 0))
 
 
 def write_log(log: ScaleLog, step: ScaledStep) -> None:

@@ -60,7 +60,13 @@ class Checkpoint:
             raise TrainError.explain(
                 f"There is no checkpoint '{path}'.", fix="name a run folder or a checkpoint: --resume runs/train-1"
             ) from error
-        except (OSError, RuntimeError, EOFError, ValueError, KeyError, pickle.UnpicklingError) as error:
+        except pickle.UnpicklingError as error:
+            raise TrainError.explain(
+                f"'{path}' cannot be read as a checkpoint.",
+                why="it is another kind of file, or one that would run code when it is read.",
+                fix="name a run folder or a checkpoint: --resume runs/train-1",
+            ) from error
+        except (OSError, RuntimeError, EOFError, ValueError, KeyError) as error:
             raise TrainError.explain(f"'{path}' cannot be read as a checkpoint.", why=first_line(error)) from error
         names = {field.name for field in fields(cls)}
         if not isinstance(state, dict) or not names <= state.keys():

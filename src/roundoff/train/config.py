@@ -8,11 +8,12 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 
 from roundoff.errors import TrainError
+from roundoff.precision.scale_settings import FLAVOURS
 from roundoff.runs import JsonValue
+from roundoff.train.fitting import IMAGE_MODELS, check_fitting
 
 IMAGE_DATA = ("digits", "fashion-mnist", "idx:PATH", "folder:PATH")
 DATA = (*IMAGE_DATA, "text:PATH")
-IMAGE_MODELS = ("resnet-small", "resnet18", "resnet50")
 MODELS = (*IMAGE_MODELS, "gpt-small", "hf:CONFIG")
 OPTIMIZERS = ("sgd", "adam", "adamw", "bert-adam", "rmsprop", "adagrad", "adamax", "nadam", "radam")
 SCHEDULES = ("step", "cosine", "linear", "constant")
@@ -61,7 +62,9 @@ class TrainConfig:
     recipe: str = "fp32"
     """A name, or the path of a TOML file."""
     loss_scale: float | str | None = "recipe"
-    """'recipe': the recipe's own; 0: dynamic; a positive number: static; None: no scaling."""
+    """'recipe': the recipe's own; 0 or 'dynamic', or a flavour, 'dynamic:torch'; a number: static; None: no scaling."""
+    loss_factor: float = 1.0
+    """Multiplies the loss before backward, and only there: a tiny one shows which gradients a narrow format loses."""
 
     epochs: int = 10
     steps: int | None = None
@@ -79,6 +82,8 @@ class TrainConfig:
     """Epochs over which the learning rate rises linearly, step by step."""
     schedule: str = "cosine"
     momentum: float = 0.9
+    eps: float | None = None
+    """What adam and its relatives add to a denominator; None: the optimizer's usual one."""
     weight_decay: float = 1e-4
     """Not applied to biases and norms."""
     label_smoothing: float = 0.0
@@ -143,12 +148,13 @@ class TrainConfig:
             self._check_at_least(name, 0)
         self._check_share("label_smoothing")
         self._check_share("ema")
-        self._check_positive("clip")
+        for name in ("clip", "eps", "loss_factor"):
+            self._check_positive(name)
         self._check_positive("timeout_seconds")
         self._check_loss_scale()
         self._check_ranks()
         self.check_batch(self.num_ranks)
-        self._check_model_fits_data()
+        check_fitting(self)
 
     @property
     def num_ranks(self) -> int:
@@ -200,15 +206,24 @@ class TrainConfig:
 
     def _check_positive(self, name: str) -> None:
         value = getattr(self, name)
-        if value is not None and not value > 0:
+        if value is not None and not 0 < value < math.inf:
             raise _wrong(name, value, "it must be above 0.")
 
     def _check_loss_scale(self) -> None:
-        scale = self.loss_scale
-        if scale not in ("recipe", None) and not (isinstance(scale, int | float) and 0 <= scale < math.inf):
-            raise _wrong("loss_scale", scale, "it is 0 (dynamic), a positive number (static) or none.")
+        scale, flavours = self.loss_scale, [f"dynamic:{name}" for name in FLAVOURS]
+        if scale in ("recipe", "dynamic", None, *flavours) or (
+            isinstance(scale, int | float) and 0 <= scale < math.inf
+        ):
+            return
+        raise _wrong(
+            "loss_scale",
+            scale,
+            f"it is 0 (dynamic), a positive number (static), none, dynamic, or one of {', '.join(flavours)}.",
+        )
 
     def _check_ranks(self) -> None:
+        if self.name is not None and (Path(self.name).name != self.name or self.name == ".."):
+            raise _wrong("name", self.name, "it is the name of one folder; --runs says where.")
         if self.rank + self.procs > self.num_ranks:
             raise TrainError.explain(
                 f"There is no rank {self.rank + self.procs - 1} among {self.num_ranks}.",
@@ -219,17 +234,6 @@ class TrainConfig:
             raise TrainError.explain(
                 f"Nobody knows where the {self.num_ranks} ranks of several machines meet.",
                 fix="give every machine the same address of rank 0: --dist-url tcp://HOST:29500",
-            )
-
-    def _check_model_fits_data(self) -> None:
-        if self.model.startswith("hf:"):
-            return
-        if self.is_text == (self.model in IMAGE_MODELS):
-            fitting = "gpt-small or hf:CONFIG" if self.is_text else ", ".join(IMAGE_MODELS) + " or hf:CONFIG"
-            raise TrainError.explain(
-                f"The model '{self.model}' cannot be trained on '{self.data}'.",
-                why=f"it takes {'pictures' if self.is_text else 'text'}.",
-                fix=f"use --model {fitting}.",
             )
 
 

@@ -31,6 +31,8 @@ def build_optimizer(config: TrainConfig, model: nn.Module) -> Optimizer:
     options: dict[str, Any] = {"lr": config.peak_lr}
     if config.optimizer in _WITH_MOMENTUM:
         options["momentum"] = config.momentum
+    if config.eps is not None:
+        options["eps"] = config.eps
     groups = decay_groups(model.named_parameters(), weight_decay=config.weight_decay)
     return _KINDS[config.optimizer](groups, **options)
 

@@ -6,6 +6,7 @@ import contextlib
 import itertools
 import math
 import time
+import warnings
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -126,7 +127,10 @@ class Training:
 
         # The optimizer, the recipe around both, and the exchange of gradients around the model.
         optimizer = build_optimizer(config, model)
-        self.model, self.optimizer = apply_recipe(model, optimizer, config.recipe, loss_scale=_loss_scale(config))
+        with warnings.catch_warnings(record=True) as warned:
+            warnings.simplefilter("always")
+            self.model, self.optimizer = apply_recipe(model, optimizer, config.recipe, loss_scale=_loss_scale(config))
+        self.history.notes += [str(warning.message) for warning in warned]
         self.forward = (
             self.model if config.fsdp else ranks.wrap(self.model, find_unused_parameters=config.find_unused_parameters)
         )
@@ -186,13 +190,13 @@ class Training:
         for group in self.optimizer.param_groups:
             group["lr"] = lr
 
-        losses, places = [], []
+        losses, places, factor = [], [], self.config.loss_factor
         for nth, microbatch in enumerate(microbatches, start=1):
             batch = microbatch.to(self.device)
             self.history.num_unreadable += batch.num_unreadable
             with self._exchange(is_last=nth == self.config.accumulate):
                 loss = self._loss(self.forward(batch.inputs), batch)
-                self.optimizer.backward(loss)
+                self.optimizer.backward(loss * factor if factor != 1.0 else loss)
             losses.append(loss.detach())
             places.append(num_asked(batch))
 

@@ -92,3 +92,9 @@ def test_missing_fashion_mnist_comes_with_how_to_get_it(tmp_path: Path, monkeypa
         f"  why: there is no folder '{tmp_path / 'nowhere'}'.\n"
         "  fix: on Debian and Ubuntu: apt-get install dataset-fashion-mnist; elsewhere: --data idx:FOLDER"
     )
+
+
+def test_pictures_cannot_be_shrunk_to_nothing(tmp_path: Path):
+    write_data(tmp_path)
+    with pytest.raises(DataError, match=r"--shrink 100 leaves nothing of a picture\.\n  why: its sides are"):
+        load_data(TrainConfig(data=f"idx:{tmp_path}", shrink=100))

@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from roundoff.errors import TrainError
-from roundoff.train import TrainConfig
+from roundoff.train import TrainConfig, train
 from roundoff.train.data import load_data
 from roundoff.train.models import GPT, build_model, resnet18, resnet50, resnet_small
 
@@ -88,3 +88,51 @@ def test_without_transformers_the_extra_is_named(tmp_path: Path, monkeypatch: py
     config = text_config(tmp_path, "hf:gpt2")
     with pytest.raises(TrainError, match=r"fix: pip install 'roundoff\[hf\]'"):
         build_model(config, load_data(config))
+
+
+def test_a_hugging_face_model_without_a_head_for_the_data_is_refused(tmp_path: Path):
+    pytest.importorskip("transformers")
+    config = TrainConfig(model="hf:gpt2")
+    with pytest.raises(TrainError) as caught:
+        build_model(config, load_data(config))
+    assert str(caught.value) == (
+        "The model 'hf:gpt2' cannot be trained on this data.\n"
+        "  why: transformers has no picture classifier of type gpt2.\n"
+        "  fix: for example: hf:vit for pictures, hf:gpt2 for text."
+    )
+
+
+@pytest.mark.parametrize("recipe", ["fp32", "O1", "amp-bf16", "bf16"])
+def test_a_hugging_face_model_trains(recipe: str, tmp_path: Path):
+    pytest.importorskip("transformers")
+    settings = {"model_type": "gpt2", "n_layer": 1, "n_head": 2, "n_embd": 16, "vocab_size": 256, "n_positions": 16}
+    (tmp_path / "config.json").write_text(json.dumps(settings))
+    (tmp_path / "fox.txt").write_bytes(b"the quick brown fox jumps over the lazy dog. " * 40)
+    config = TrainConfig(
+        data=f"text:{tmp_path / 'fox.txt'}",
+        model=f"hf:{tmp_path}",
+        context=16,
+        recipe=recipe,
+        optimizer="adamw",
+        lr=1e-2,
+        lr_scaling=False,
+        batch_size=16,
+        epochs=2,
+        threads=1,
+        runs=None,
+    )
+    result = train(config)
+    assert result.losses[-1] < 0.8 * result.losses[0]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("recipe", ["O2", "fixed"])
+@pytest.mark.parametrize("model", ["resnet18", "resnet50"])
+def test_a_big_network_takes_a_step(model: str, recipe: str):
+    config = TrainConfig(
+        model=model, recipe=recipe, loss_scale=1.0, limit=8, batch_size=8, steps=2, threads=1, runs=None
+    )
+    result = train(config)
+    assert result.num_skipped == 0
+    assert not result.num_nonfinite
+    assert result.losses[1] != result.losses[0]  # of the same eight pictures

@@ -135,4 +135,9 @@ def _shrunk(pair: tuple[Tensor, Tensor], factor: int) -> tuple[Tensor, Tensor]:
     images, labels = pair
     if factor == 1:
         return pair
+    if factor > min(images.shape[-2:]):
+        raise DataError.explain(
+            f"--shrink {factor} leaves nothing of a picture.",
+            why=f"its sides are {images.shape[-2]} and {images.shape[-1]} pixels.",
+        )
     return F.avg_pool2d(images.to(torch.float32).div_(255), factor), labels

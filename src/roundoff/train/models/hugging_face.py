@@ -45,12 +45,18 @@ def build_hugging_face(name: str, data: Data, *, context: int) -> nn.Module:
     if data.image_size:
         settings.update(num_labels=data.num_classes, num_channels=data.channels, image_size=data.image_size)
     make: Any = transformers.AutoModelForImageClassification if data.image_size else transformers.AutoModelForCausalLM
+    if transformers.CONFIG_MAPPING[kind] not in make._model_mapping:
+        raise TrainError.explain(
+            f"The model 'hf:{name}' cannot be trained on this data.",
+            why=f"transformers has no {'picture classifier' if data.image_size else 'model of text'} of type {kind}.",
+            fix="for example: hf:vit for pictures, hf:gpt2 for text.",
+        )
     try:
         config = transformers.AutoConfig.for_model(kind, **settings)
         model = make.from_config(config)
     except (ValueError, TypeError, AttributeError) as error:
         raise TrainError.explain(
-            f"The model 'hf:{name}' cannot be built for this data.", why=f"{first_line(error)}."
+            f"The model 'hf:{name}' cannot be built for this data.", why=first_line(error)
         ) from error
     _check_text_fits(name, model.config, data, context)
     return LogitsOf(model)
