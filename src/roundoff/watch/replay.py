@@ -13,10 +13,11 @@ import torch
 from torch import Tensor
 
 from roundoff.record.source import Sources
+from roundoff.record.torch_private import hidden_from_modes
 from roundoff.watch.arguments import Outside, filled, tensors_of
 from roundoff.watch.generators import restore_torch
 from roundoff.watch.snapshots import Snapshot
-from roundoff.watch.state import Training, same_bits
+from roundoff.watch.state import State, Training, same_bits
 from roundoff.watch.tape import Ambient, Backward, Entry, FunctionCall, LoopCall, ModelCall, StepCall, StepTape
 
 
@@ -75,6 +76,17 @@ def replay(
         if is_complete and difference is None:
             difference = own.first_difference()
     return Outcome(step=tapes[-1].step, first_difference=difference, first_bad_step=bad_step)
+
+
+def state_before(training: Training, snapshot: Snapshot, tapes: Sequence[StepTape]) -> State:
+    """Return the state before the last of the steps, rebuilt from the snapshot where it was not kept."""
+    state = State()
+    with snapshot.state.lent(training), _quietly():
+        for tape in tapes[:-1]:
+            _play(tape, None)
+        state.take(training)
+        state.take_gradients()
+    return state
 
 
 def all_finite(tensors: Sequence[Tensor]) -> bool:
@@ -165,7 +177,8 @@ class _Player:
     def _fresh(self, outside: Outside) -> Tensor:
         known = self._outside.get(id(outside))
         if known is None:
-            known = self._outside[id(outside)] = outside.fresh()
+            with hidden_from_modes():  # copying it again is no op of the step
+                known = self._outside[id(outside)] = outside.fresh()
         return known
 
 

@@ -19,7 +19,8 @@ from roundoff.record.tensor_bytes import bytes_of, file_dtype
 from roundoff.runs import Event, ReplayInfo, Run, RunWriter, TensorWriter, replay_path
 from roundoff.watch import replay as replaying
 from roundoff.watch.catch import Catcher
-from roundoff.watch.replay import Outcome, replay
+from roundoff.watch.generators import Generators
+from roundoff.watch.replay import Outcome, replay, state_before
 from roundoff.watch.snapshots import Snapshot, Snapshots
 from roundoff.watch.state import Training
 from roundoff.watch.tape import StepTape
@@ -45,13 +46,13 @@ class Responder:
         session = self._recording(_EventsOnly(self._writer), tape.step, sources, inputs=False)
         return self._run(*path, around_last=session.running, sources=sources, is_complete=is_complete)
 
-    def investigate(self, tape: StepTape, *, is_complete: bool) -> int | None:
+    def investigate(self, step: int, open_tape: StepTape, *, is_complete: bool) -> int | None:
         """Replay the step in which it began into a folder of its own and catch the origin; return that step.
 
         A weight that is not finite may be older than the anomaly that it led to: the search begins with the earliest
         step that can be rebuilt and ends at the first that left bad values.
         """
-        path = self._snapshots.path_to(tape.step, among=[tape], earliest=True)
+        path = self._snapshots.path_to(step, among=[open_tape], earliest=True)
         if path is None:
             return None
         snapshot, tapes = path
@@ -59,11 +60,22 @@ class Responder:
             return None  # it began before anything that is still known
         if len(tapes) > 1:
             outcome = self._run(snapshot, tapes, until_bad=True)
-            if outcome.first_bad_step is not None and outcome.first_bad_step < tape.step:
+            if outcome.first_bad_step is not None and outcome.first_bad_step < step:
                 tapes = [tape for tape in tapes if tape.step <= outcome.first_bad_step]
                 is_complete = False
         self._replay_into_folder(snapshot, tapes, is_complete=is_complete)
         return tapes[-1].step
+
+    def undo(self, tape: StepTape, *, generators: Generators | None) -> bool:
+        """Put the training back to where it was before the step, generators included; False if that cannot be done."""
+        path = self._snapshots.path_to(tape.step, among=[tape])
+        if path is None:
+            return False
+        before = state_before(self._training, *path)
+        before.install(self._training)
+        if generators is not None:
+            generators.restore()
+        return True
 
     def _replay_into_folder(self, snapshot: Snapshot, tapes: list[StepTape], *, is_complete: bool) -> None:
         step = tapes[-1].step

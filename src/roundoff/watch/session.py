@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import math
 import time
 import warnings
 from collections.abc import Iterator
@@ -14,7 +13,6 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from roundoff.record.loop import observing_loop
-from roundoff.record.op_table import tensors_in
 from roundoff.record.sites import Sites
 from roundoff.record.steps import PHASES, Phase, StepClock, has_optimizer, leaves_of
 from roundoff.record.torch_private import (
@@ -23,22 +21,22 @@ from roundoff.record.torch_private import (
     keyword_arguments,
     num_running_modules,
     num_running_steps,
-    scale_of,
 )
-from roundoff.runs import Anomaly, AnomalyKind, JsonValue, RecordingStoppedWarning, RunWriter
+from roundoff.runs import Anomaly, JsonValue, RecordingStoppedWarning, RunWriter
 from roundoff.runs.flight import FlightRecorder
 from roundoff.watch.budget import Budget
 from roundoff.watch.exception_detail import exception_detail
+from roundoff.watch.generators import Generators
 from roundoff.watch.journal import Journal, learning_rates
-from roundoff.watch.measures import Measures, gradient_norm
+from roundoff.watch.lookout import Lookout
+from roundoff.watch.memory import MemoryFollower
 from roundoff.watch.respond import Responder
 from roundoff.watch.settings import WatchSettings
 from roundoff.watch.snapshots import Snapshots
 from roundoff.watch.state import Training
 from roundoff.watch.tape import ModelCall, StepCall, Tape
+from roundoff.watch.together import Requests, all_ready, num_ranks
 
-_MOST_NOTED = 50
-"""Anomalies beyond these are consequences of consequences."""
 _TAPED_CALLS = {"zero_grad", "clip", "unscale", "update", "scaler_step"}
 _HELD_CALLS = _TAPED_CALLS | {"scale", "scheduler", "load", "save", "compile"}
 
@@ -53,7 +51,8 @@ class Watch:
     def __init__(self, writer: RunWriter, settings: WatchSettings, *, sites: Sites, flight: FlightRecorder) -> None:
         self.folder = writer.folder
         self.num_steps = 0
-        self.anomalies: list[Anomaly] = []
+        self.num_undone = 0
+        """How many steps were undone, with `on_anomaly="skip"`."""
         self.saw_training = False
         self.training_failed = False
         """To be set where the training fails without an exception that leaves the block."""
@@ -72,23 +71,20 @@ class Watch:
         self._tape = Tape(
             is_state=self._training.is_state, on_forward=self._function_forward, on_error=self._tape_failed
         )
-        self._measures = Measures(sites)
+        self._lookout = Lookout(writer, sites=sites, budget=self._budget)
+        self._memory: MemoryFollower | None = None
+        self._requests = Requests(writer.folder)
         self._running: list[nn.Module] = []
         self._model_call: ModelCall | None = None
         self._step_call: StepCall | None = None
         self._calls_under_way: list[str] = []
         self._leaves: list[Any] | None = None
-        self._losses: list[Tensor] = []
-        self._eval_losses: list[Tensor] = []
-        self._unscaled: list[tuple[Tensor, Tensor]] = []
-        self._scale: Tensor | None = None
         self._last_optimizer: Optimizer | None = None
-        self._grad_norm: float | None = None
-        self._update_norm: float | None = None
         self._has_begun = False
         self._is_handled = False
-        self._new_anomalies: list[Anomaly] = []
         self._num_replays = 0
+        self._generators: Generators | None = None
+        self._cannot_undo = False
         self._is_replaying = False
         self._stopped = False
         self._began = time.perf_counter()
@@ -97,6 +93,11 @@ class Watch:
     def step(self) -> int:
         """The step that is open now."""
         return self._clock.step
+
+    @property
+    def anomalies(self) -> list[Anomaly]:
+        """What was seen so far that cannot be right."""
+        return self._lookout.anomalies
 
     @property
     def cost(self) -> float:
@@ -132,7 +133,7 @@ class Watch:
         """Take note that the training raised."""
         if isinstance(error, Exception) and not self._stopped:
             phase = PHASES[self._clock.phase]
-            self._note_anomaly("exception", phase=phase, name=type(error).__name__, detail=exception_detail(error))
+            self._lookout.note("exception", phase=phase, name=type(error).__name__, detail=exception_detail(error))
 
     # -- LoopObserver: what the loop does ------------------------------------------------------------------------------
 
@@ -164,7 +165,7 @@ class Watch:
         if call is not None:
             self._tape.model_leave(call, output)
         elif not torch.is_grad_enabled():
-            self._keep_eval_loss(output)
+            self._lookout.see_eval_loss(output)
         self._tape.release()
         if self._clock.in_step and not self._clock.in_backward:
             self._clock.phase = Phase.OPTIMIZER
@@ -188,7 +189,7 @@ class Watch:
         if self._leaves is None:
             self.saw_training = True
             self._leaves = leaves_of(roots)
-        loss = None if is_part_of_forward else self._keep_loss(roots[0] if roots else None)
+        loss = None if is_part_of_forward else self._lookout.see_loss(roots[0] if roots else None)
         if not is_part_of_forward and arguments[1].get("accumulate_grad", True):
             if self._snapshots.latest is not None and self._snapshots.latest.step == self._clock.step:
                 self._take_gradients_of_start()
@@ -221,7 +222,7 @@ class Watch:
             self._snapshots.forget()  # it may have state that was not kept
         if "scaler_step" not in self._calls_under_way:
             self._step_call = self._tape.step_enter(optimizer)
-        self._measure_gradients(optimizer)
+        self._lookout.see_gradients(optimizer, fully=self._is_fully_watched, always=self._settings.on_anomaly == "skip")
         self._tape.hold()
         detail: dict[str, JsonValue] = {"optimizer": type(optimizer).__name__, "lr": list(learning_rates(optimizer))}
         self._journal.call("step", detail)
@@ -249,7 +250,7 @@ class Watch:
         self._last_optimizer = optimizer
         self._step_call = None
         began = time.perf_counter()
-        self._measure_update()
+        self._lookout.see_update()
         self._budget.spend(time.perf_counter() - began)
         self._tape.release()
         if "scaler_step" not in self._calls_under_way:
@@ -261,6 +262,8 @@ class Watch:
             return
         self._clock.step_enter(optimizer)
         self._last_optimizer = optimizer
+        self._lookout.drop_update()
+        self._lookout.see_buffers(self._training.buffers())  # a skipped step leaves its statistics behind
         self._clock.step_leave(optimizer, skipped=True)
         self._journal.call("step", {"optimizer": type(optimizer).__name__, "skipped": True})
         self._end_attempt()
@@ -294,11 +297,9 @@ class Watch:
             return
         if call in ("scale", "unscale"):
             self._training.helpers.add(owner)
-            scale = scale_of(owner)
-            if scale is not None:
-                self._scale = scale.detach().clone()
+            self._lookout.see_scale(owner)
         if call == "scale":
-            self._unscaled.extend(zip(tensors_in(detail["scaled"]), tensors_in(detail["outputs"]), strict=False))
+            self._lookout.see_scaled(detail["scaled"], detail["outputs"])
             return
         if call == "zero_grad":
             self._clock.zero_grad()
@@ -370,9 +371,13 @@ class Watch:
         self._tape.is_between = False
         if not self._clock.step:
             self._training.find_optimizers()
+            self._memory = MemoryFollower(self._writer, model_bytes=_num_bytes(self._training.tensors()))
+            if self._settings.on_anomaly == "skip":
+                self._generators = Generators.now()
         if self._is_fully_watched or self._snapshots.is_due(self._clock.step):
             began = time.perf_counter()
             self._snapshots.take(self._clock.step)
+            self._lookout.see_buffers(self._training.buffers())
             seconds = time.perf_counter() - began
             self._snapshots.learn_cost(seconds, self._step_seconds())
 
@@ -399,22 +404,69 @@ class Watch:
         if self._is_handled or self._stopped:
             return
         self._is_handled = True
+        self._lookout.end_attempt()
         step = self._clock.step
-        anomalies, self._new_anomalies = self._new_anomalies, []
-        wants_record = step in self._settings.recorded_steps and not anomalies
-        if not anomalies and not wants_record:
-            return
+        anomalies = [anomaly for anomaly in self._lookout.take_new() if anomaly.kind != "exception"]
         began = time.perf_counter()
-        with self._replaying():
-            if anomalies and self._num_replays < self._settings.most_replays:
-                self._num_replays += 1
-                self._journal.flush()
-                self._responder.investigate(self._tape.so_far(), is_complete=is_complete)
-            elif wants_record:
-                self._responder.record(self._tape.so_far(), is_complete=is_complete)
+        wanted = self._step_to_investigate(step, anomalies)
+        if wanted is not None:
+            self._investigate(wanted, is_complete=is_complete and wanted == step)
+        elif step in self._settings.recorded_steps and not anomalies:
+            self._record(is_complete=is_complete)
         self._budget.exempt(time.perf_counter() - began)
         if anomalies and self._settings.on_anomaly == "stop":
             raise TrainingStopped(1)
+        if self._settings.on_anomaly == "skip":
+            if self._must_undo(anomalies):
+                self._undo_step()
+            self._generators = Generators.now()
+
+    def _step_to_investigate(self, step: int, anomalies: list[Anomaly]) -> int | None:
+        """Return the step to be replayed now, if any; several ranks go by what one of them asked for.
+
+        A bad loss is known before the gradients are exchanged, so every rank sees the request when this step ends. What
+        shows later is replayed when all have ended the step after.
+        """
+        if anomalies and num_ranks() > 1:
+            is_early = any(anomaly.kind in ("loss", "spike") for anomaly in anomalies)
+            self._requests.ask(step, at=step if is_early else step + 1)
+        if num_ranks() > 1:
+            return self._requests.at(step)
+        return step if anomalies else None
+
+    def _investigate(self, step: int, *, is_complete: bool) -> None:
+        if self._num_replays >= self._settings.most_replays:
+            return
+        self._num_replays += 1
+        self._journal.flush()
+        open_tape = self._tape.so_far()
+        can = self._snapshots.path_to(step, among=[open_tape], earliest=True) is not None
+        if all_ready(f"investigate-{step}", is_ready=can):
+            with self._replaying():
+                self._responder.investigate(step, open_tape, is_complete=is_complete)
+
+    def _record(self, *, is_complete: bool) -> None:
+        tape = self._tape.so_far()
+        can = self._snapshots.path_to(tape.step, among=[tape]) is not None
+        if all_ready(f"record-{tape.step}", is_ready=can):
+            with self._replaying():
+                self._responder.record(tape, is_complete=is_complete)
+
+    def _must_undo(self, anomalies: list[Anomaly]) -> bool:
+        """Say whether the step is to be undone; among several ranks only for what all of them see alike."""
+        shared = ("gradient", "weight")
+        return any(num_ranks() == 1 or anomaly.kind in shared for anomaly in anomalies)
+
+    def _undo_step(self) -> None:
+        with self._replaying():
+            is_undone = self._responder.undo(self._tape.so_far(), generators=self._generators)
+        if is_undone:
+            self.num_undone += 1
+            self._snapshots.forget()
+            self._journal.call("undone", {})
+        elif not self._cannot_undo:
+            self._cannot_undo = True
+            self.complaints.append(f"step {self._clock.step} could not be undone: no snapshot leads to it.")
 
     @contextlib.contextmanager
     def _replaying(self) -> Iterator[None]:
@@ -436,18 +488,18 @@ class Watch:
         with hidden_from_modes():
             self._handle_step(is_complete=False)
             self._journal.close_step(
-                losses=self._losses,
-                eval_losses=self._eval_losses,
+                losses=self._lookout.losses,
+                eval_losses=self._lookout.eval_losses,
                 optimizer=self._last_optimizer,
-                scale=self._scale,
-                grad_norm=self._grad_norm,
-                update_norm=self._update_norm,
+                scale=self._lookout.scale,
+                grad_norm=self._lookout.grad_norm,
+                update_norm=self._lookout.update_norm,
             )
             self._snapshots.add(self._tape.new_step(self._clock.step + 1))
-        self._losses, self._eval_losses = [], []
-        self._grad_norm = self._update_norm = self._scale = None
+        self._lookout.new_step(self._clock.step + 1)
         self._has_begun = self._is_handled = False
-        self._unscaled.clear()
+        if self._memory is not None:
+            self._memory.step_closed(self._clock.step)
         self._flight.note(step=self._clock.step + 1, phase="forward")
         if self.num_steps == self._settings.full_steps:
             self._budget.start_anew()
@@ -460,6 +512,8 @@ class Watch:
                 self._close_step()
         except Exception as error:
             self.failed(error)
+        if self._memory is not None:
+            self._memory.close(self._clock.step)
         if not self.saw_training:
             self.complaints.append("no training step was seen: nothing was watched.")
         elif self._snapshots.note is not None:
@@ -476,71 +530,7 @@ class Watch:
         if num_steps is not None:
             self._clock.correct_depth(num_steps)
 
-    # -- what is looked at ---------------------------------------------------------------------------------------------
-
-    def _keep_loss(self, root: Any) -> Tensor | None:
-        """Keep the loss that backward starts from and see whether it is finite; return it as it is, scaled."""
-        if not isinstance(root, Tensor) or root.numel() != 1:
-            return None
-        with hidden_from_modes():
-            plain = next((plain for scaled, plain in self._unscaled if scaled is root), root)
-            loss = plain.detach().clone()
-            self._losses.append(loss)
-            if loss.device.type == "cpu":
-                value = float(loss)
-                if not math.isfinite(value):
-                    self._note_anomaly("loss", phase="forward", value=value)
-            return root.detach().clone()
-
-    def _keep_eval_loss(self, output: Any) -> None:
-        loss = output if isinstance(output, Tensor) else getattr(output, "loss", None)
-        if isinstance(loss, Tensor) and loss.numel() == 1 and loss.is_floating_point():
-            self._eval_losses.append(loss.detach().reshape(()))
-
-    def _measure_gradients(self, optimizer: Optimizer) -> None:
-        parameters = [p for group in optimizer.param_groups for p in group["params"]]
-        if self._is_fully_watched or self._budget.has_room("table", part=0.25):
-            began = time.perf_counter()
-            with hidden_from_modes():
-                self._measures.begin(parameters)
-            self._budget.spend(time.perf_counter() - began, "table")
-        if not self._is_fully_watched and not self._budget.has_room("norms", part=0.4):
-            return
-        began = time.perf_counter()
-        with hidden_from_modes():
-            norm, bad = gradient_norm(parameters)
-        self._grad_norm = norm
-        self._budget.spend(time.perf_counter() - began, "norms")
-        if bad is not None:
-            name = self._sites.of_parameter(parameters[bad])[1]
-            self._note_anomaly("gradient", phase="backward", name=name)
-
-    def _measure_update(self) -> None:
-        if not self._measures.has_begun:
-            return
-        began = time.perf_counter()
-        with hidden_from_modes():
-            columns, self._update_norm = self._measures.end(self._clock.step)
-        if columns is not None:
-            self._writer.write_parameters(columns)
-            if self._update_norm is not None and not math.isfinite(self._update_norm):
-                self._note_anomaly("weight", phase="optimizer", name=None)
-        self._budget.spend(time.perf_counter() - began, "table")
-
-    def _note_anomaly(
-        self,
-        kind: AnomalyKind,
-        *,
-        phase: str | None,
-        name: str | None = None,
-        value: float | None = None,
-        detail: dict[str, JsonValue] | None = None,
-    ) -> None:
-        anomaly = Anomaly(step=self._clock.step, kind=kind, phase=phase, name=name, value=value, detail=detail or {})
-        self.anomalies.append(anomaly)
-        self._new_anomalies.append(anomaly)
-        if len(self.anomalies) <= _MOST_NOTED:
-            self._writer.write_anomaly(anomaly)
+    # -- small things ----------------------------------------------------------------------------------------------
 
     def _tape_failed(self, error: Exception) -> None:
         self._tape.step.unfit = f"{type(error).__name__}: {error}"
@@ -552,6 +542,10 @@ def _function_of(call: str, args: tuple[Any, ...]) -> Any:
         return torch.nn.utils.clip_grad._clip_grads_with_norm_
     method = {"unscale": "unscale_", "scaler_step": "step"}.get(call, call)
     return getattr(args[0], method, None) if args else None
+
+
+def _num_bytes(tensors: list[Tensor]) -> int:
+    return sum(x.numel() * x.element_size() for x in tensors)
 
 
 @contextlib.contextmanager

@@ -77,6 +77,11 @@ class Training:
                     found.setdefault(id(x), x)
         return [x for x in found.values() if not nn.parameter.is_lazy(x)]
 
+    def buffers(self) -> list[tuple[str, Tensor]]:
+        """Return the buffers that hold floats, with their names."""
+        found = [entry for model in self.models for entry in model.named_buffers()]
+        return [(name, x) for name, x in found if x.is_floating_point() and x.numel()]
+
     def modules(self) -> Iterator[nn.Module]:
         """Give every module, once."""
         seen: set[int] = set()
@@ -166,6 +171,20 @@ class State:
                 if live.requires_grad
             ]
 
+    def install(self, training: Training) -> None:
+        """Put the training into this state for good, generators and modes of modules excepted."""
+        with hidden_from_modes(), torch.no_grad():
+            for live, kept in self.tensors:
+                live.detach().copy_(kept)
+            for live, gradient in self.gradients:
+                live.grad = None if gradient is None else gradient.clone()
+            for optimizer, states in self._optimizers:
+                optimizer.state.clear()
+                for parameter, state in states.items():
+                    optimizer.state[parameter] = {key: copied_value(value) for key, value in state.items()}
+            for helper, attributes in self._helpers:
+                vars(helper).update({key: copied_value(value) for key, value in attributes.items()})
+
     @contextlib.contextmanager
     def lent(self, training: Training) -> Iterator[Own]:
         """Let the training be in this state inside the block; afterwards it is as it was, to the bit.
@@ -208,10 +227,14 @@ class State:
 
 
 def outermost(optimizers: Iterable[Optimizer]) -> list[Optimizer]:
-    """Return the optimizers without those that another one wraps and whose state it shares."""
+    """Return one optimizer of those that share their state: the outermost of our own wrappers, any of other people's."""
     found = list(optimizers)
     inner = {id(getattr(optimizer, "inner", None)) for optimizer in found}
-    return [optimizer for optimizer in found if id(optimizer) not in inner]
+    chosen: dict[int, Optimizer] = {}
+    for optimizer in found:
+        if id(optimizer) not in inner:
+            chosen.setdefault(id(optimizer.state), optimizer)
+    return list(chosen.values())
 
 
 def helpers_of(optimizer: Optimizer) -> list[Any]:

@@ -1,0 +1,166 @@
+"""What is looked at in every step: losses, gradients, updates; and what among them cannot be right."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from torch import Tensor
+from torch.optim import Optimizer
+
+from roundoff.diagnose.spike import SpikeDetector
+from roundoff.record.op_table import tensors_in
+from roundoff.record.sites import Sites
+from roundoff.record.torch_private import hidden_from_modes, scale_of
+from roundoff.runs import Anomaly, AnomalyKind, JsonValue, RunWriter
+from roundoff.watch.budget import Budget
+from roundoff.watch.measures import Measures, gradient_norm
+from roundoff.watch.replay import first_nonfinite_tensor
+
+_MOST_NOTED = 50
+"""Anomalies beyond these are consequences of consequences."""
+_TABLE_PART, _NORMS_PART = 0.25, 0.4
+"""What the table of parameters and the norms of gradients may take of the budget."""
+
+
+class Lookout:
+    """Keeps what one step shows, and notes anomalies.
+
+    A loss on the CPU is read at once; on an accelerator nothing waits for it until the step is over.
+    """
+
+    def __init__(self, writer: RunWriter, *, sites: Sites, budget: Budget) -> None:
+        self.anomalies: list[Anomaly] = []
+        self.losses: list[Tensor] = []
+        self.eval_losses: list[Tensor] = []
+        self.scale: Tensor | None = None
+        self.grad_norm: float | None = None
+        self.update_norm: float | None = None
+        self._new: list[Anomaly] = []
+        self._step = 0
+        self._writer = writer
+        self._sites = sites
+        self._budget = budget
+        self._measures = Measures(sites)
+        self._spikes = SpikeDetector()
+        self._unscaled: list[tuple[Tensor, Tensor]] = []
+        self._unread = 0
+        self._bad_buffers: set[str] = set()
+
+    def new_step(self, step: int) -> None:
+        """Forget the step that closed."""
+        self._step = step
+        self.losses, self.eval_losses = [], []
+        self.scale = self.grad_norm = self.update_norm = None
+        self._unscaled.clear()
+        self._unread = 0
+
+    def take_new(self) -> list[Anomaly]:
+        """Return the anomalies that came since the last time."""
+        new, self._new = self._new, []
+        return new
+
+    def note(
+        self,
+        kind: AnomalyKind,
+        *,
+        phase: str | None,
+        name: str | None = None,
+        value: float | None = None,
+        detail: dict[str, JsonValue] | None = None,
+    ) -> None:
+        """Note something that cannot be right."""
+        anomaly = Anomaly(step=self._step, kind=kind, phase=phase, name=name, value=value, detail=detail or {})
+        self.anomalies.append(anomaly)
+        self._new.append(anomaly)
+        if len(self.anomalies) <= _MOST_NOTED:
+            self._writer.write_anomaly(anomaly)
+
+    def see_scale(self, scaler: Any) -> None:
+        """Keep what a scaler multiplies the loss with now; it changes before the step closes."""
+        scale = scale_of(scaler)
+        if scale is not None:
+            self.scale = scale.detach().clone()
+
+    def see_scaled(self, scaled: Any, outputs: Any) -> None:
+        """Remember which loss a scaled one was before."""
+        self._unscaled.extend(zip(tensors_in(scaled), tensors_in(outputs), strict=False))
+
+    def see_loss(self, root: Any) -> Tensor | None:
+        """Keep the loss that backward starts from; return it as it is, scaled, or None if it is no loss."""
+        if not isinstance(root, Tensor) or root.numel() != 1:
+            return None
+        with hidden_from_modes():
+            plain = next((plain for scaled, plain in self._unscaled if scaled is root), root)
+            self.losses.append(plain.detach().clone())
+            if self.losses[-1].device.type == "cpu":
+                self._read_losses()
+            return root.detach().clone()
+
+    def see_eval_loss(self, output: Any) -> None:
+        """Keep the loss that an evaluation computed, if that is what a call gave."""
+        loss = output if isinstance(output, Tensor) else getattr(output, "loss", None)
+        if isinstance(loss, Tensor) and loss.numel() == 1 and loss.is_floating_point():
+            self.eval_losses.append(loss.detach().reshape(()))
+
+    def see_gradients(self, optimizer: Optimizer, *, fully: bool, always: bool) -> None:
+        """Look at the gradients that an optimizer is about to use, as far as the budget allows."""
+        parameters = [p for group in optimizer.param_groups for p in group["params"]]
+        if fully or self._budget.has_room("table", part=_TABLE_PART):
+            began = time.perf_counter()
+            with hidden_from_modes():
+                self._measures.begin(parameters)
+            self._budget.spend(time.perf_counter() - began, "table")
+        if fully or always or self._budget.has_room("norms", part=_NORMS_PART):
+            began = time.perf_counter()
+            with hidden_from_modes():
+                self.grad_norm, bad = gradient_norm(parameters)
+            self._budget.spend(time.perf_counter() - began, "norms")
+            if bad is not None:
+                self.note("gradient", phase="backward", name=self._sites.of_parameter(parameters[bad])[1])
+
+    def see_update(self) -> None:
+        """Look at what the optimizer made of the weights."""
+        if not self._measures.has_begun:
+            return
+        began = time.perf_counter()
+        with hidden_from_modes():
+            columns, self.update_norm = self._measures.end(self._step)
+        self._budget.spend(time.perf_counter() - began, "table")
+        if columns is not None:
+            self._writer.write_parameters(columns)
+            bad = next((place for place, l2 in enumerate(columns.l2) if not math.isfinite(l2)), None)
+            if bad is not None or not math.isfinite(self.update_norm or 0.0):
+                self.note("weight", phase="optimizer")
+
+    def drop_update(self) -> None:
+        """Forget the weights before an update that did not happen."""
+        self._measures.drop()
+
+    def see_buffers(self, buffers: Sequence[tuple[str, Tensor]]) -> None:
+        """Note the first buffer that is not finite, unless it was noted before; one transfer from the device."""
+        with hidden_from_modes():
+            bad = first_nonfinite_tensor([x for _, x in buffers])
+        if bad is not None and buffers[bad][0] not in self._bad_buffers:
+            self._bad_buffers.add(buffers[bad][0])
+            self.note("buffer", phase="forward", name=buffers[bad][0])
+
+    def end_attempt(self) -> None:
+        """Read what was left unread, now that the step is over, and see whether the loss jumped."""
+        with hidden_from_modes():
+            self._read_losses()
+            if self.losses:
+                value = math.fsum(map(float, self.losses)) / len(self.losses)
+                spike = self._spikes.see(value)
+                if spike is not None:
+                    detail: dict[str, JsonValue] = {"median": spike.median, "limit": spike.limit}
+                    self.note("spike", phase="forward", value=value, detail=detail)
+
+    def _read_losses(self) -> None:
+        for loss in self.losses[self._unread :]:
+            value = float(loss)
+            if not math.isfinite(value):
+                self.note("loss", phase="forward", value=value)
+        self._unread = len(self.losses)
