@@ -12,7 +12,6 @@ from roundoff.cli.endings import COULD_NOT_LOOK
 
 if TYPE_CHECKING:
     from roundoff.diagnose import Diagnosis
-    from roundoff.runs import Run
 
 
 @click.command("diagnose", epilog="Example: roundoff diagnose runs/train-1 --explain")
@@ -26,7 +25,7 @@ def diagnose_command(path: Path, explain: bool, as_json: bool, exit_zero: bool) 
     Ends with 1 if there is an error or a warning, with 2 if it could not look.
     """
     from roundoff.diagnose import diagnose_run
-    from roundoff.report import explained_text, to_text
+    from roundoff.report import explained_text, next_commands, saved_line, to_text
     from roundoff.runs import Run, to_json
 
     run = Run.open(path)
@@ -49,24 +48,3 @@ def exit_code(diagnosis: Diagnosis) -> int:
     if not diagnosis.is_clean:
         return 1
     return 0 if diagnosis.is_complete else COULD_NOT_LOOK
-
-
-def saved_line(run: Run, diagnosis: Diagnosis) -> str | None:
-    """Say what was kept of the step that the verdict is about."""
-    step = diagnosis.findings[0].step if diagnosis.findings else None
-    if step is None or step not in run.replayed_steps:
-        return None
-    return f"the batch and the state before the step:  roundoff replay {run.path}"
-
-
-def next_commands(run: Run, diagnosis: Diagnosis) -> list[str]:
-    """Return the command that shows the events around the verdict, where there are some."""
-    if diagnosis.is_clean:
-        return []
-    verdict = diagnosis.findings[0]
-    if verdict.step is None or verdict.site is None:
-        return []
-    replay = run.path / "replay" / f"step{verdict.step}"
-    folder = replay if verdict.step in run.replayed_steps else run.path
-    has_events = verdict.step in run.replayed_steps or verdict.step in run.steps
-    return [f"roundoff runs show {folder} --step {verdict.step} --site '{verdict.site}'"] if has_events else []

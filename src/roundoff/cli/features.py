@@ -25,6 +25,8 @@ class Feature:
 
 FEATURES = (
     Feature(name="Hugging Face models", packages=("transformers",), fix="pip install 'roundoff[hf]'"),
+    Feature(name="Hugging Face Trainer and Accelerate", packages=("accelerate",), fix="pip install 'roundoff[hf]'"),
+    Feature(name="Lightning", packages=("lightning",), fix="pip install 'roundoff[lightning]'"),
     Feature(name="pictures from a folder", packages=("PIL",), fix="pip install 'roundoff[images]'"),
     Feature(name="TensorBoard logs", packages=("tensorboard",), fix="pip install 'roundoff[tensorboard]'"),
     Feature(name="native stacks of a crash or hang", programs=("gdb",), fix="apt install gdb"),

@@ -138,9 +138,9 @@ def _tell(watch: Watch, *, as_json: bool) -> int:
 
 
 def _diagnose(folder: Path, *, facts: Mapping[str, JsonValue], watched: str | None, as_json: bool) -> int:
-    from roundoff.cli.diagnose import exit_code, next_commands, saved_line
+    from roundoff.cli.diagnose import exit_code
     from roundoff.diagnose import diagnose_run
-    from roundoff.report import to_text
+    from roundoff.report import next_commands, saved_line, to_text
     from roundoff.runs import Run, to_json
 
     run = Run.open(folder)

@@ -188,7 +188,7 @@ class _Watch:
             def noted(*args: Any, **kwargs: Any) -> Any:
                 if torch.compiler.is_compiling():
                     return original(*args, **kwargs)
-                if call in self._inside or not self._observes():
+                if call in self._inside or _only_hands_on(args) or not self._observes():
                     return original(*args, **kwargs)
                 self._inside.add(call)
                 self._tell(self._observer.calling, call, args, kwargs)
@@ -301,6 +301,12 @@ def _classes_with(owner: type[Any], method: str) -> list[type[Any]]:
     for sub in owner.__subclasses__():
         found.extend(cls for cls in _classes_with(sub, method) if cls not in found)
     return found
+
+
+def _only_hands_on(args: tuple[Any, ...]) -> bool:
+    """Say whether a call goes to an optimizer that wraps another, as Accelerate's do, and may not pass it on."""
+    owner = args[0] if args else None
+    return isinstance(owner, Optimizer) and isinstance(getattr(owner, "optimizer", None), Optimizer)
 
 
 def _no_detail(result: Any, *args: Any, **kwargs: Any) -> dict[str, Any]:

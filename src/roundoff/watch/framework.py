@@ -1,0 +1,95 @@
+"""A watch that a framework's callback begins and ends, since there is no block of code around the training."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import os
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+
+from torch import nn
+from torch.optim import Optimizer
+
+from roundoff.errors import UsageError
+from roundoff.record.environment import rank
+from roundoff.record.script import Script, folder_for
+from roundoff.runs import Finding
+from roundoff.watch.crash import ProcessGuard
+from roundoff.watch.session import Watch
+from roundoff.watch.settings import WatchSettings
+from roundoff.watch.verdict import verdict_of
+from roundoff.watch.watching import start_watching
+
+
+class FrameworkWatch:
+    """Begins a watch when a training begins, and ends it with its verdict; what the callbacks have in common.
+
+    A training that fails without a word to its callbacks is closed when the next one begins, or when Python ends.
+
+    Args:
+        to: the run folder to make; by default the next free one in `runs/`, named after the script.
+        settings: how to watch.
+    """
+
+    def __init__(self, *, to: str | Path | None, settings: WatchSettings) -> None:
+        self.watch: Watch | None = None
+        """The watch of the training under way, or of the last one."""
+        self.findings: tuple[Finding, ...] = ()
+        """What was found in the last training that ended, the verdict first."""
+        self._to = to
+        self._settings = settings
+        self._open = contextlib.ExitStack()
+        self._process = os.getpid()
+        self._is_open = False
+
+    def begin(self, models: Iterable[nn.Module] = (), optimizers: Iterable[Optimizer] = ()) -> None:
+        """Watch from now on; models and optimizers that are not named are met as they are used."""
+        self.end()
+        self._process = os.getpid()
+        guard = ProcessGuard()
+        to = self._to if self._to is not None else _next_folder
+        self.watch = watch = start_watching(list(models), to=to, settings=self._settings, guard=guard)
+        for optimizer in optimizers:
+            watch.add_optimizer(optimizer)
+        self._open = contextlib.ExitStack()
+        self._open.callback(guard.close)
+        self._open.enter_context(watch.running())
+        self._is_open = True
+        atexit.register(self._end_at_exit)
+
+    def end(self, error: BaseException | None = None) -> None:
+        """Stop watching and print the verdict; nothing if no training is under way.
+
+        Args:
+            error: what ended the training, if it did not end by itself.
+        """
+        if not self._is_open or self.watch is None or os.getpid() != self._process:
+            return
+        self._is_open = False
+        atexit.unregister(self._end_at_exit)
+        if error is not None:
+            self.watch.note_exception(error)
+            self.watch.training_failed = True
+        self._open.close()
+        if rank() == 0:
+            self.findings, screen = verdict_of(self.watch)
+            print(screen, file=sys.stderr)
+
+    def _end_at_exit(self) -> None:
+        self.end(getattr(sys, "last_value", None) or RuntimeError("the training never said that it ended"))
+
+
+def missing_library(name: str, *, extra: str) -> UsageError:
+    """Return the error for a callback whose library is not installed."""
+    return UsageError.explain(
+        f"This callback is for {name}, which is not installed.",
+        why=f"roundoff works without {name} and does not bring it along.",
+        fix=f"pip install 'roundoff[{extra}]'",
+    )
+
+
+def _next_folder() -> Path:
+    stem = Path(sys.argv[0]).stem if sys.argv and sys.argv[0] else ""
+    return folder_for(Script(target=stem or "train"), name=None, base=Path("runs"))

@@ -1,0 +1,24 @@
+"""The verdict on a watched training that has ended: found from its run folder, in the words of the command line."""
+
+from __future__ import annotations
+
+from roundoff.diagnose import diagnose_run
+from roundoff.report import next_commands, saved_line, to_text, watched_text
+from roundoff.runs import Finding, Run
+from roundoff.watch.session import Watch
+
+
+def verdict_of(watch: Watch) -> tuple[tuple[Finding, ...], str]:
+    """Diagnose what the watch has kept; return the findings, which go into findings.json, and the screen to print."""
+    run = Run.open(watch.folder)
+    diagnosis = diagnose_run(run)
+    run.write_findings(diagnosis.findings)
+    watched = watched_text(num_steps=watch.num_steps, seconds=watch.seconds, cost=watch.cost)
+    screen = to_text(
+        diagnosis.findings,
+        saved=saved_line(run, diagnosis),
+        next_commands=next_commands(run, diagnosis),
+        watched=f"{watched}; {watch.folder}",
+    )
+    complaints = [f"roundoff: {complaint}" for complaint in watch.complaints]
+    return tuple(diagnosis.findings), "\n".join([*complaints, screen])
