@@ -109,6 +109,15 @@ def test_a_crash_without_stacks_or_flight_is_still_one(folder: Path):
     assert "roundoff run --ops" in finding.fix
 
 
+def test_a_crash_that_nobody_waited_for_is_told_from_its_own_stacks(folder: Path):
+    fly(folder, rank=1)
+    (folder / "metrics-rank1.jsonl").touch()
+    crash_path(folder, rank=1).write_text(CRASH)
+    finding = only(folder)
+    assert place(finding) == ("native-crash", 12, "forward", "blocks.3.mlp", None, 1)
+    assert finding.source == "project/model.py:41"
+
+
 def test_a_crash_after_the_training_is_told_as_such(folder: Path):
     fly(folder)
     RunWriter.create(folder.parent / "other", RunInfo()).close(status="finished")

@@ -22,6 +22,12 @@ CRASH_SIGNALS = (
 )  # fmt: skip
 """The signals by which a process ends itself."""
 
+_IN_WORDS = {
+    "Segmentation fault": signal.SIGSEGV, "Bus error": signal.SIGBUS, "Aborted": signal.SIGABRT,
+    "Illegal instruction": signal.SIGILL, "Floating point exception": signal.SIGFPE,
+}  # fmt: skip
+"""As faulthandler writes them."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LastMoment:
@@ -95,11 +101,11 @@ class LastMoment:
 
 
 def last_moment(run: Run, rank: int) -> LastMoment | None:
-    """Return where a rank was when it ended or hung; None if nobody waited for it."""
-    ending = run.ending(rank=rank)
+    """Return where a rank was when it ended or hung; None if nobody waited for it and it wrote no stacks itself."""
+    python, native = run.python_stacks(rank=rank), run.native_stacks(rank=rank)
+    ending = run.ending(rank=rank) or _ending_in(python)
     if ending is None:
         return None
-    python, native = run.python_stacks(rank=rank), run.native_stacks(rank=rank)
     section: Section = "crash" if ending.signal in CRASH_SIGNALS else "hang"
     return LastMoment(
         rank=rank,
@@ -109,3 +115,11 @@ def last_moment(run: Run, rank: int) -> LastMoment | None:
         native=tuple(native_frames(native, section=section, thread=ending.pid)),
         is_over=run.info.finished is not None,
     )
+
+
+def _ending_in(stacks: str) -> Ending | None:
+    """Return the crash that faulthandler wrote of in a process that nobody waited for."""
+    for words, number in _IN_WORDS.items():
+        if f"Fatal Python error: {words}" in stacks:
+            return Ending(pid=0, signal=number)
+    return None

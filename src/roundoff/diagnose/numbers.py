@@ -45,10 +45,10 @@ def whole(number: float) -> str:
     return f"{number:.0f}" if abs(number) < 1e6 else short(number)
 
 
-def plural(count: int, thing: str) -> str:
+def plural(count: int, thing: str, things: str | None = None) -> str:
     """Write a count with its thing.
 
-    >>> plural(1, "step"), plural(3, "step")
-    ('1 step', '3 steps')
+    >>> plural(1, "step"), plural(3, "step"), plural(2, "entry", "entries")
+    ('1 step', '3 steps', '2 entries')
     """
-    return f"{count} {thing}" if count == 1 else f"{count} {thing}s"
+    return f"{count} {thing}" if count == 1 else f"{count} {things or thing + 's'}"

@@ -21,7 +21,7 @@ PROBES_NAME = "probes.jsonl"
 _PART = re.compile(r"rank(\d+)-part-(\d+)\.parquet")
 _TENSORS = re.compile(r"rank(\d+)-step(\d+)\.safetensors")
 _BATCH = re.compile(r"rank(\d+)-batch-(\d+)\.safetensors")
-_LINES = re.compile(r"(?:metrics|calls|anomalies)-rank(\d+)\.jsonl")
+_LINES = re.compile(r"(?:metrics|calls|anomalies|memory)-rank(\d+)\.jsonl")
 _ENDING = re.compile(r"ending-rank(\d+)\.json")
 _REPLAY = re.compile(r"step(\d+)")
 
