@@ -1,9 +1,16 @@
+import faulthandler
 import signal
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 
+from roundoff.diagnose.process import process_deaths
 from roundoff.runs import Run
 from roundoff.watch.crash import ProcessGuard
+
+PROGRAM = Path(__file__).parent / "supervised.py"
 
 
 def test_python_stacks_of_a_crash_are_kept(supervised):
@@ -43,9 +50,14 @@ def test_native_stacks_of_a_crash_name_the_op(supervised):
     assert outcome.code == -signal.SIGBUS
     (told,) = outcome.told
     assert 0 < told["native_seconds"] < 15
-    stacks = Run.open(outcome.folder).native_stacks()
-    assert stacks.startswith("== crash: signal 7 in thread ")
-    assert "at::_ops::mm::call(at::Tensor const&, at::Tensor const&)" in stacks
+    run = Run.open(outcome.folder)
+    assert run.native_stacks().startswith("== crash: signal 7 in thread ")
+    (finding,) = process_deaths(run)
+    place = (finding.rule, finding.step, finding.phase, finding.site, finding.op, finding.rank)
+    assert place == ("native-crash", 3, "forward", "blocks.1", "aten.mm", 0)
+    lines = PROGRAM.read_text().splitlines()
+    line = next(number for number, text in enumerate(lines, 1) if "# the line that crashes" in text)
+    assert finding.source == f"tests/watch/supervised.py:{line}"
 
 
 @pytest.mark.usefixtures("needs_gdb")
@@ -55,18 +67,36 @@ def test_an_abort_has_native_stacks_too(supervised):
     assert "abort" in Run.open(outcome.folder).native_stacks()
 
 
-def test_a_guard_without_a_parent_keeps_python_stacks_only(tmp_path):
+def test_a_guard_without_a_parent_keeps_python_stacks_only(tmp_path: Path):
+    code = f"""
+import ctypes, sys
+from pathlib import Path
+from roundoff.watch.crash import ProcessGuard
+guard = ProcessGuard()
+guard.start(Path({str(tmp_path)!r}), rank=2)
+guard.flight.note(step=1, phase="eval")
+if sys.argv[1] == "crash":
+    ctypes.string_at(0)
+guard.close()
+"""
+    healthy = subprocess.run([sys.executable, "-c", code, "end"], check=False)
+    assert healthy.returncode == 0
+    assert [path.name for path in tmp_path.iterdir()] == ["flight-rank2.bin"]
+    crashed = subprocess.run([sys.executable, "-c", code, "crash"], check=False)
+    assert crashed.returncode == -signal.SIGSEGV
+    assert " in string_at" in (tmp_path / "crash-rank2.txt").read_text()
+
+
+def test_a_guard_without_a_parent_leaves_a_faulthandler_alone_that_is_on(tmp_path: Path):
+    assert faulthandler.is_enabled()  # pytest's own
     guard = ProcessGuard()
-    guard.start(tmp_path, rank=2)
-    try:
-        guard.flight.note(step=1, phase="eval")
-    finally:
-        guard.close()
-    assert (tmp_path / "flight-rank2.bin").exists()
-    assert (tmp_path / "crash-rank2.txt").read_text() == ""
+    guard.start(tmp_path, rank=0)
+    guard.close()
+    assert faulthandler.is_enabled()
+    assert not (tmp_path / "crash-rank0.txt").exists()
 
 
-def test_a_guard_for_a_folder_that_cannot_be_written_is_silent(tmp_path):
+def test_a_guard_for_a_folder_that_cannot_be_written_is_silent(tmp_path: Path):
     guard = ProcessGuard()
     guard.start(tmp_path / "missing", rank=0)
     guard.flight.enter("forward", "a")

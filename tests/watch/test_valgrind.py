@@ -17,6 +17,7 @@ sys.exit(3)
 HEALTHY = "print(sum(range(100)))"
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(shutil.which("valgrind") is None, reason="valgrind is not installed")
 def test_a_leak_is_named_by_its_native_frame_and_a_healthy_script_has_none(tmp_path: Path):
     (tmp_path / "leaking.py").write_text(LEAKING)

@@ -46,6 +46,7 @@ class ProcessGuard:
         """Notes what runs: into the run folder once the guard was started, into nothing before."""
         self._page = page
         self._parent = parent
+        self._stacks: Path | None = None
         self._descriptor: int | None = None
 
     def start(self, folder: Path, *, rank: int, is_sync: bool = False, has_ops: bool = False) -> None:
@@ -53,10 +54,13 @@ class ProcessGuard:
         folder = folder.absolute()
         with contextlib.suppress(OSError):
             self.flight = FlightRecorder.create(flight_path(folder, rank=rank))
-        with contextlib.suppress(OSError):
-            flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND
-            self._descriptor = os.open(crash_path(folder, rank=rank), flags, 0o666)
-            self._catch_crashes(self._descriptor)
+        # In a process that is not ours alone, stacks that somebody has sent elsewhere stay there.
+        if self._page is not None or not faulthandler.is_enabled():
+            with contextlib.suppress(OSError):
+                self._stacks = crash_path(folder, rank=rank)
+                flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND
+                self._descriptor = os.open(self._stacks, flags, 0o666)
+                self._catch_crashes(self._descriptor)
         if self._page is not None:
             self._page.tell(Where(folder=str(folder), rank=rank, is_sync=is_sync, has_ops=has_ops))
 
@@ -65,10 +69,13 @@ class ProcessGuard:
         self.flight.close()
         if self._page is not None:
             self._page.close()
-        elif self._descriptor is not None:
+        elif self._descriptor is not None and self._stacks is not None:
             faulthandler.disable()
+            is_empty = os.fstat(self._descriptor).st_size == 0
             os.close(self._descriptor)
             self._descriptor = None
+            if is_empty:
+                self._stacks.unlink(missing_ok=True)
 
     def _catch_crashes(self, descriptor: int) -> None:
         # Our own handler comes first, so that faulthandler finds it there and hands on to it with its stacks written.
