@@ -52,3 +52,19 @@ def supervised(tmp_path: Path, command: Callable[[str], list[str]]) -> Supervise
 def needs_gdb() -> None:
     if shutil.which("gdb") is None:
         pytest.skip("gdb is not installed")
+
+
+@pytest.fixture
+def outcomes(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """Give what the replays of the recorded steps came to, in order, once they have run."""
+    from roundoff.watch.respond import Responder
+
+    found: list[Any] = []
+    record = Responder.record
+
+    def kept(*args: Any, **kwargs: Any) -> Any:
+        found.append(record(*args, **kwargs))
+        return found[-1]
+
+    monkeypatch.setattr(Responder, "record", kept)
+    return found
