@@ -96,6 +96,14 @@ def test_native_frames_begin_below_the_signal():
     ]
 
 
+def test_a_name_without_its_arguments_keeps_its_end():
+    text = NATIVE.replace(
+        "mkl_blas_sgemm ()", "at::native::(anonymous namespace)::softmax_kernel(at::Tensor const&) ()"
+    )
+    frame = native_frames(text, section="crash", thread=None)[0]
+    assert frame.told == "at::native::softmax_kernel (libtorch_cpu.so)"
+
+
 def test_the_machinery_of_an_abort_is_left_out():
     frames = native_frames(ABORTED, section="crash", thread=None)
     assert [frame.told for frame in frames] == ["my_op (op.cpp:12)"]

@@ -23,7 +23,7 @@ def begin(guard):
     from roundoff.runs import RunInfo, RunWriter
 
     RunWriter.create(FOLDER, RunInfo())
-    guard.start(FOLDER, rank=0)
+    guard.start(FOLDER, rank=0, has_ops=WHAT == "custom-op")
     guard.flight.note(step=3, phase="forward")
     guard.flight.enter("forward", "<model>")
     guard.flight.enter("forward", "blocks.1")
@@ -37,6 +37,20 @@ def read_truncated_memory():
     x = torch.from_file(str(path), shared=True, size=2**20, dtype=torch.float32)
     os.truncate(path, 0)
     torch.mm(x.view(1024, 1024), torch.ones(1024, 4))  # the line that crashes
+
+
+def run_a_custom_op(guard):
+    import torch
+
+    from roundoff.watch.op_notes import noting_ops
+
+    @torch.library.custom_op("planted::scatter", mutates_args=())
+    def scatter(x: torch.Tensor) -> torch.Tensor:
+        ctypes.string_at(0)
+        return x.clone()
+
+    with noting_ops(guard.flight):
+        scatter(torch.ones(3) + 1)
 
 
 def crash_in_a_forked_process():
@@ -88,6 +102,8 @@ def train(guard):
         os.abort()
     if WHAT == "op":
         read_truncated_memory()
+    if WHAT == "custom-op":
+        run_a_custom_op(guard)
     if WHAT == "overflow":
         overflow_the_stack()
     if WHAT == "killed":

@@ -46,6 +46,7 @@ def _finding(run: Run, rank: int, anomaly: Anomaly) -> Finding:
         rank=rank,
         phase=anomaly.phase,
         site=_site(run, rank, anomaly),
+        op=_op(run, rank, anomaly),
         source=None if mine is None else mine.source,
         evidence=({"message": message[:2000]}, {"python_stack": stack}),
     )
@@ -53,7 +54,8 @@ def _finding(run: Run, rank: int, anomaly: Anomaly) -> Finding:
 
 def _told(name: str, message: str, frames: Sequence[PythonFrame]) -> tuple[str, str, str]:
     """Return title, why and fix."""
-    where = f"raised in {frames[0].function}, {frames[0].source}" if frames else "where it was raised is not known"
+    frame = users_frame(frames) or next(iter(frames), None)
+    where = "where it was raised is not known" if frame is None else f"raised in {frame.function}, {frame.source}"
     if match := _IN_WORKER.search(message):
         return (
             f"worker {match[1]} of the DataLoader raised {_last_line(message)}",
@@ -95,6 +97,12 @@ def _site(run: Run, rank: int, anomaly: Anomaly) -> str | None:
         return site
     flight = run.flight(rank=rank)
     return flight.site if flight is not None and flight.step == anomaly.step else None
+
+
+def _op(run: Run, rank: int, anomaly: Anomaly) -> str | None:
+    """Return the op that raised, where every op was noted: it began and never ended."""
+    flight = run.flight(rank=rank)
+    return flight.op if flight is not None and flight.step == anomaly.step and not flight.is_op_done else None
 
 
 def _first_line(message: str) -> str:

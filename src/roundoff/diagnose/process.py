@@ -6,6 +6,7 @@ import signal
 from dataclasses import replace
 
 from roundoff.diagnose.last_moment import CRASH_SIGNALS, LastMoment, last_moment
+from roundoff.diagnose.stacks import users_frame
 from roundoff.runs import Finding, JsonValue, Run, Severity
 
 PROCESS_CODES = ("native-crash", "killed", "hang", "interrupted")
@@ -159,8 +160,8 @@ def _stack_in_words(moment: LastMoment) -> list[str]:
     if moment.native:
         caller = f", called by {moment.native[1].told}" if len(moment.native) > 1 else ""
         told.append(f"native code was in {moment.native[0].told}{caller}")
-    if moment.python:
-        told.append(f"Python was in {moment.python[0].function}, {moment.python[0].source}")
+    if (frame := users_frame(moment.python) or next(iter(moment.python), None)) is not None:
+        told.append(f"Python was in {frame.function}, {frame.source}")
     return told
 
 

@@ -59,7 +59,7 @@ class NativeFrame:
     @property
     def told(self) -> str:
         """Name and place in short: `sgemm_ (libtorch_cpu.so)`."""
-        name = self.name.partition("(")[0] or self.name
+        name = self.name.replace("(anonymous namespace)::", "").partition("(")[0] or self.name
         return f"{name} ({self.place.rpartition('/')[2]})" if self.place else name
 
 
