@@ -50,6 +50,10 @@ def _from_launcher(name: str, otherwise: int) -> int:
     return int(value) if value.isdecimal() else otherwise
 
 
+_LAUNCHER = "ROUNDOFF_LAUNCHER"
+"""Set by a process that forks one to watch over: its own number and that of who started it."""
+
+
 def launch_name() -> str | None:
     """Return what the ranks of one launch have in common, or None for a single process."""
     if "WORLD_SIZE" not in os.environ:
@@ -57,8 +61,14 @@ def launch_name() -> str | None:
     parts = [os.environ.get(name, "") for name in ("MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RUN_ID")]
     parts.append(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
     if os.environ.get("LOCAL_WORLD_SIZE") == os.environ["WORLD_SIZE"]:
-        parts.append(str(os.getppid()))  # one launcher on one machine: tells this launch from the one before
+        parts.append(str(_launcher()))  # one launcher on one machine: tells this launch from the one before
     return ":".join(parts)
+
+
+def _launcher() -> int:
+    """Return who started this process, or the process that forked it to watch over it (watch/supervise.py)."""
+    parent, _, launcher = os.environ.get(_LAUNCHER, "").partition(":")
+    return int(launcher) if parent == str(os.getppid()) and launcher.isdecimal() else os.getppid()
 
 
 def _versions() -> dict[str, str]:

@@ -64,9 +64,16 @@ class RunWriter:
 
     @classmethod
     def create(
-        cls, folder: Path | str, info: RunInfo, *, rank: int = 0, strict: bool = False, mirror: str | None = None
+        cls,
+        folder: Path | str,
+        info: RunInfo,
+        *,
+        rank: int = 0,
+        strict: bool = False,
+        mirror: str | None = None,
+        writes_info: bool = False,
     ) -> RunWriter:
-        """Make the folder, and run.json in it if this is rank 0.
+        """Make the folder, and run.json in it if this is rank 0, or with `writes_info` if nobody has.
 
         A `RunFolderError` says that it cannot be made, or that this rank has already left files in it. `mirror` is an
         fsspec URL, `s3://bucket/runs/a`: finished files are copied there too; when that fails, a warning says so and
@@ -77,8 +84,8 @@ class RunWriter:
         info = replace(info, name=info.name or folder.resolve().name, started=info.started or _now())
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            _refuse_taken(folder, rank)
-            if rank == 0:
+            _refuse_taken(folder, rank, is_shared=writes_info)
+            if rank == 0 or (writes_info and not (folder / names.INFO_NAME).exists()):
                 write_info(folder, info)
             (folder / EVENTS.name).mkdir(exist_ok=True)
         except OSError as error:
@@ -245,8 +252,9 @@ class RunWriter:
         )
 
 
-def _refuse_taken(folder: Path, rank: int) -> None:
-    taken = rank in names.ranks_with_files(folder) or (rank == 0 and (folder / names.INFO_NAME).exists())
+def _refuse_taken(folder: Path, rank: int, *, is_shared: bool) -> None:
+    has_info = (folder / names.INFO_NAME).exists()
+    taken = rank in names.ranks_with_files(folder) or (rank == 0 and has_info and not is_shared)
     if taken:
         raise RunFolderError.explain(
             f"'{folder}' already holds a run.",

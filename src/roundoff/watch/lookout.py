@@ -57,6 +57,11 @@ class Lookout:
         self._unscaled.clear()
         self._unread = 0
 
+    @property
+    def has_new(self) -> bool:
+        """Whether there are anomalies that nobody has taken yet."""
+        return bool(self._new)
+
     def take_new(self) -> list[Anomaly]:
         """Return the anomalies that came since the last time."""
         new, self._new = self._new, []

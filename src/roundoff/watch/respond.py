@@ -24,6 +24,7 @@ from roundoff.watch.replay import Outcome, replay, state_before
 from roundoff.watch.snapshots import Snapshot, Snapshots
 from roundoff.watch.state import Training
 from roundoff.watch.tape import StepTape
+from roundoff.watch.together import all_agree, exchange, num_ranks
 
 
 class Responder:
@@ -36,6 +37,7 @@ class Responder:
         self._training = training
         self._sites = sites
         self._snapshots = snapshots
+        self._replayed: set[int] = set()
 
     def record(self, tape: StepTape, *, is_complete: bool) -> Outcome | None:
         """Replay a step into the events of the run itself; None if it cannot be replayed."""
@@ -56,15 +58,24 @@ class Responder:
         if path is None:
             return None
         snapshot, tapes = path
-        if not replaying.all_finite([kept for _, kept in snapshot.state.tensors]):
+        is_fine = replaying.all_finite([kept for _, kept in snapshot.state.tensors])
+        if not all_agree(f"fine-{step}", str(is_fine)) or not is_fine:
             return None  # it began before anything that is still known
-        if len(tapes) > 1:
-            outcome = self._run(snapshot, tapes, until_bad=True)
-            if outcome.first_bad_step is not None and outcome.first_bad_step < step:
-                tapes = [tape for tape in tapes if tape.step <= outcome.first_bad_step]
-                is_complete = False
-        self._replay_into_folder(snapshot, tapes, is_complete=is_complete)
-        return tapes[-1].step
+        first = self._first_bad_step(snapshot, tapes)
+        if first < step:
+            tapes = [tape for tape in tapes if tape.step <= first]
+        self._replay_into_folder(snapshot, tapes, is_complete=is_complete and first == step)
+        return first
+
+    def _first_bad_step(self, snapshot: Snapshot, tapes: list[StepTape]) -> int:
+        """Return the first step that left bad weights or buffers on any rank; the last if none before it did."""
+        last = tapes[-1].step
+        if len(tapes) == 1:
+            return last
+        outcome = self._run(snapshot, tapes, until_bad=num_ranks() == 1)
+        mine = last if outcome.first_bad_step is None else outcome.first_bad_step
+        steps = exchange(f"first-bad-{last}", str(mine))
+        return mine if steps is None else min(map(int, steps))
 
     def undo(self, tape: StepTape, *, generators: Generators | None) -> bool:
         """Put the training back to where it was before the step, generators included; False if that cannot be done."""
@@ -80,9 +91,12 @@ class Responder:
     def _replay_into_folder(self, snapshot: Snapshot, tapes: list[StepTape], *, is_complete: bool) -> None:
         step = tapes[-1].step
         folder = replay_path(self._writer.folder, step=step)
-        if folder.exists():
+        if step in self._replayed:
             return  # a later step went bad because of this one, which is known already
-        writer = RunWriter.create(folder, replace(self._writer.info, name=f"step{step}"), rank=self._writer.rank)
+        self._replayed.add(step)
+        writer = RunWriter.create(
+            folder, replace(self._writer.info, name=f"step{step}"), rank=self._writer.rank, writes_info=True
+        )
         sources = Sources(stands_in_for=replaying.__file__)
         session = self._recording(writer, step, sources, inputs=True)
         before = _Before(writer, self._training)
@@ -97,11 +111,15 @@ class Responder:
         before.write_batch(tapes[-1])
         writer.write_replay_info(_info(snapshot, outcome, is_eager=self.compiles))
         place = find_origin(Run.open(folder), step=step, rank=self._writer.rank)
-        if place is not None and place.kind == "op":
-            self._catch(place.bad, snapshot, tapes, writer)
+        bad = place.bad if place is not None and place.kind == "op" else None
+        if "True" in (exchange(f"catch-{step}", str(bad is not None)) or ()):
+            self._catch(bad, snapshot, tapes, writer)
 
-    def _catch(self, bad: Event, snapshot: Snapshot, tapes: list[StepTape], writer: RunWriter) -> None:
-        """Replay once more and keep the op that made the bad value."""
+    def _catch(self, bad: Event | None, snapshot: Snapshot, tapes: list[StepTape], writer: RunWriter) -> None:
+        """Replay once more and keep the op that made the bad value; a rank that has none goes along."""
+        if bad is None:
+            self._run(snapshot, tapes)
+            return
         sources = Sources(stands_in_for=replaying.__file__)
         catcher = Catcher(bad, writer=writer)
         session = self._recording(_Nothing(writer), tapes[-1].step, sources, inputs=True, judge=catcher)

@@ -32,11 +32,13 @@ from roundoff.watch.lookout import Lookout
 from roundoff.watch.memory import MemoryFollower
 from roundoff.watch.respond import Responder
 from roundoff.watch.settings import WatchSettings
-from roundoff.watch.snapshots import Snapshots
+from roundoff.watch.snapshots import Snapshot, Snapshots
 from roundoff.watch.state import Training
-from roundoff.watch.tape import ModelCall, StepCall, Tape
-from roundoff.watch.together import Requests, all_ready, num_ranks
+from roundoff.watch.tape import ModelCall, StepCall, StepTape, Tape
+from roundoff.watch.together import Requests, all_agree, num_ranks
 
+_INTERVAL_OF_RANKS = 8
+"""Steps between the snapshots of several ranks: they must be those of the same steps."""
 _TAPED_CALLS = {"zero_grad", "clip", "unscale", "update", "scaler_step"}
 _HELD_CALLS = _TAPED_CALLS | {"scale", "scheduler", "load", "save", "compile"}
 
@@ -190,6 +192,8 @@ class Watch:
             self.saw_training = True
             self._leaves = leaves_of(roots)
         loss = None if is_part_of_forward else self._lookout.see_loss(roots[0] if roots else None)
+        if self._lookout.has_new and num_ranks() > 1:
+            self._requests.ask(self._clock.step, at=self._clock.step)
         if not is_part_of_forward and arguments[1].get("accumulate_grad", True):
             if self._snapshots.latest is not None and self._snapshots.latest.step == self._clock.step:
                 self._take_gradients_of_start()
@@ -368,7 +372,7 @@ class Watch:
         if self._has_begun:
             return
         self._has_begun = True
-        self._tape.is_between = False
+        self._tape.begin()
         if not self._clock.step:
             self._training.find_optimizers()
             self._memory = MemoryFollower(self._writer, model_bytes=_num_bytes(self._training.tensors()))
@@ -379,7 +383,10 @@ class Watch:
             self._snapshots.take(self._clock.step)
             self._lookout.see_buffers(self._training.buffers())
             seconds = time.perf_counter() - began
-            self._snapshots.learn_cost(seconds, self._step_seconds())
+            if num_ranks() == 1:
+                self._snapshots.learn_cost(seconds, self._step_seconds())
+            else:
+                self._snapshots.interval = _INTERVAL_OF_RANKS
 
     @property
     def _is_fully_watched(self) -> bool:
@@ -427,12 +434,12 @@ class Watch:
         A bad loss is known before the gradients are exchanged, so every rank sees the request when this step ends. What
         shows later is replayed when all have ended the step after.
         """
-        if anomalies and num_ranks() > 1:
-            is_early = any(anomaly.kind in ("loss", "spike") for anomaly in anomalies)
-            self._requests.ask(step, at=step if is_early else step + 1)
-        if num_ranks() > 1:
-            return self._requests.at(step)
-        return step if anomalies else None
+        if num_ranks() == 1:
+            return step if anomalies else None
+        wanted = self._requests.at(step)
+        if anomalies and wanted is None:
+            self._requests.ask(step, at=step + 1)
+        return wanted
 
     def _investigate(self, step: int, *, is_complete: bool) -> None:
         if self._num_replays >= self._settings.most_replays:
@@ -440,15 +447,15 @@ class Watch:
         self._num_replays += 1
         self._journal.flush()
         open_tape = self._tape.so_far()
-        can = self._snapshots.path_to(step, among=[open_tape], earliest=True) is not None
-        if all_ready(f"investigate-{step}", is_ready=can):
+        path = self._snapshots.path_to(step, among=[open_tape], earliest=True)
+        if all_agree(f"investigate-{step}", _described(path)) and path is not None:
             with self._replaying():
                 self._responder.investigate(step, open_tape, is_complete=is_complete)
 
     def _record(self, *, is_complete: bool) -> None:
         tape = self._tape.so_far()
-        can = self._snapshots.path_to(tape.step, among=[tape]) is not None
-        if all_ready(f"record-{tape.step}", is_ready=can):
+        path = self._snapshots.path_to(tape.step, among=[tape])
+        if all_agree(f"record-{tape.step}", _described(path)) and path is not None:
             with self._replaying():
                 self._responder.record(tape, is_complete=is_complete)
 
@@ -542,6 +549,11 @@ def _function_of(call: str, args: tuple[Any, ...]) -> Any:
         return torch.nn.utils.clip_grad._clip_grads_with_norm_
     method = {"unscale": "unscale_", "scaler_step": "step"}.get(call, call)
     return getattr(args[0], method, None) if args else None
+
+
+def _described(path: tuple[Snapshot, list[StepTape]] | None) -> str:
+    """Say from where to where a replay leads: ranks replay together only if that is the same on all."""
+    return "nowhere" if path is None else f"{path[0].step} to {path[1][-1].step}"
 
 
 def _num_bytes(tensors: list[Tensor]) -> int:

@@ -40,6 +40,7 @@ def supervise(
     before torch is loaded: a fork copies no threads. Where a system cannot fork, `child_main` runs in this process.
     """
     page, parent = SharedPage(), os.getpid()
+    os.environ["ROUNDOFF_LAUNCHER"] = f"{parent}:{os.getppid()}"  # by which ranks know that they belong together
     child = _fork() if can_supervise() else None
     if child is None:
         return _run_here(child_main)

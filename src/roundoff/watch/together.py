@@ -18,19 +18,20 @@ def num_ranks() -> int:
     return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
 
 
-def all_ready(what: str, *, is_ready: bool) -> bool:
-    """Say whether every rank is ready for `what`, the same answer on each; False if one is not, or does not come.
+def exchange(what: str, value: str) -> list[str] | None:
+    """Return what every rank gave for `what`, by rank, the same on each; None if one did not come.
 
     Ranks meet at a counter in the store of the process group, not in a collective: nothing of the training's own
     traffic is disturbed, and a rank that has died is given up after a while.
     """
     if num_ranks() == 1:
-        return is_ready
+        return [value]
     store = _store()
     if store is None:
-        return False
-    key = f"roundoff/{os.environ.get('TORCHELASTIC_RUN_ID', '')}/{what}"
-    here = int(store.add(key, 1 if is_ready else _GIVEN_UP))
+        return None
+    key = f"roundoff/{what}"
+    store.set(f"{key}/{dist.get_rank()}", value)
+    here = int(store.add(key, 1))
     deadline = time.monotonic() + _PATIENCE_SECONDS
     while 0 < here < num_ranks() and time.monotonic() < deadline:
         time.sleep(0.002)
@@ -38,7 +39,15 @@ def all_ready(what: str, *, is_ready: bool) -> bool:
     if 0 < here < num_ranks():
         # Adding tells what was there: if the last rank came in this very moment, it has seen all of us and goes ahead.
         here = int(store.add(key, _GIVEN_UP)) - _GIVEN_UP
-    return here == num_ranks()
+    if here != num_ranks():
+        return None
+    return [store.get(f"{key}/{rank}").decode() for rank in range(num_ranks())]
+
+
+def all_agree(what: str, value: str) -> bool:
+    """Say whether every rank came and gave the same value."""
+    values = exchange(what, value)
+    return values is not None and set(values) == {value}
 
 
 class Requests:
