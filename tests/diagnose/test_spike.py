@@ -5,16 +5,13 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
 
-from roundoff.diagnose import SpikeDetector, diagnose_run
-from roundoff.diagnose.spike import loss_spikes
-from roundoff.runs import Anomaly, Metrics, Run, RunInfo, RunWriter, Severity
+from roundoff.diagnose import SpikeDetector
 from roundoff.train import load_digits
 
 NUM_STEPS = 500
@@ -94,33 +91,3 @@ def real_losses(request: pytest.FixtureRequest) -> list[float]:
 
 def test_real_healthy_trainings_are_silent(real_losses: list[float]) -> None:
     assert jumps(real_losses) == []
-
-
-def write_run(folder: Path, losses: list[float], **at_jump: float) -> Run:
-    with RunWriter.create(folder, RunInfo()) as writer:
-        for step, loss in enumerate(losses):
-            update = at_jump.get("update_norm", 0.1) if step == 39 else 0.1
-            writer.write_metrics(Metrics(step=step, loss=loss, update_norm=update, grad_norm=1.0))
-        writer.write_anomaly(Anomaly(step=40, kind="spike", value=losses[40], detail={"input_absmax_ratio": 60.0}))
-    return Run.open(folder)
-
-
-JUMP = [1.0 + 0.01 * (step % 7) for step in range(40)] + [8.0, 1.0, 1.0]
-
-
-def test_the_rule_says_from_where_to_where_and_what_else_stood_out(tmp_path: Path) -> None:
-    (finding,) = diagnose_run(write_run(tmp_path / "run", JUMP, update_norm=3.0)).findings
-    assert (finding.rule, finding.step, finding.severity) == ("loss-spike", 40, Severity.WARNING)
-    assert finding.title == "the loss jumped from 1.03 to 8"
-    assert finding.why == (
-        "the 40 losses before it stay below 2.06\n"
-        "The update of the step before was 30 times as large as usual.\n"
-        "Its inputs reach 60 times as far as usual: it is the batch."
-    )
-
-
-def test_losses_of_two_optimizers_are_judged_apart(tmp_path: Path) -> None:
-    with RunWriter.create(tmp_path / "run", RunInfo()) as writer:
-        for step in range(100):
-            writer.write_metrics(Metrics(step=step, loss=0.1 if step % 2 else 5.0, optimizer="ab"[step % 2]))
-    assert loss_spikes(Run.open(tmp_path / "run")) == []

@@ -35,6 +35,8 @@ class BadStep:
     place: OriginPlace | None
     origin: Origin | None
     """The op caught with its inputs, if it is the one at `place`."""
+    replay_note: str | None = None
+    """What the replay has to say about itself, such as why it failed."""
 
     def names_of(self, kind: str) -> list[str]:
         """Return the parameters or buffers that an anomaly of this kind was seen in."""
@@ -113,7 +115,13 @@ def _look(
         events=events,
         place=place,
         origin=origin if origin is not None and place is not None and _is_at(origin, place) else None,
+        replay_note=_replay_note(run, rank, step),
     )
+
+
+def _replay_note(run: Run, rank: int, step: int) -> str | None:
+    info = run.replay(step).replay_info(rank=rank) if step in run.replayed_steps else None
+    return info.note if info is not None else None
 
 
 def _is_at(origin: Origin, place: OriginPlace) -> bool:

@@ -16,7 +16,8 @@ def nonfinite_input(bad: BadStep, place: OriginPlace) -> Finding:
     event = place.bad
     found = bad_index_in_batch(bad)
     what = "NaN" if event.num_nan else "infinity"
-    where = f"{event.num_nonfinite} of {event.num_elements} elements are not finite"
+    verb = "is" if event.num_nonfinite == 1 else "are"
+    where = f"{event.num_nonfinite} of {event.num_elements} elements {verb} not finite"
     evidence: list[JsonValue] = list(evidence_of(bad, place))
     if found is not None:
         key, index = found

@@ -48,7 +48,7 @@ def poisoned_statistics(bad: BadStep) -> Finding | None:
         phase="forward",
         site=names[0].rpartition(".")[0] or "<model>",
         parameter=names[0],
-        title=f"{names[0]} is not finite",
+        title=f"the running statistics {names[0]} are not finite",
         why=f"{skipped}a norm updates its statistics in forward, and they keep the bad batch of step {bad.step}"
         f"{_named(names[1:], 'also ')}: evaluation is broken from here on",
         fix="put the buffers back when a step is skipped, as the optimizer of apply_recipe does, "
@@ -101,6 +101,8 @@ def _bare_update(bad: BadStep) -> Finding:
 
 def _why_unknown(bad: BadStep) -> str:
     place = bad.place
+    if place is None and bad.replay_note is not None:
+        return f"{bad.replay_note}, so the op it came from is not known"
     if bad.events is None:
         return "the step was not replayed, so the op it came from is not known"
     if place is None:

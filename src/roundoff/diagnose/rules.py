@@ -6,11 +6,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from roundoff.diagnose.exception import EXCEPTION_CODES, uncaught_exceptions
+from roundoff.diagnose.loss_spike import loss_spikes
 from roundoff.diagnose.memory import growing_memory
 from roundoff.diagnose.nonfinite import nonfinite_values
 from roundoff.diagnose.process import PROCESS_CODES, process_deaths
 from roundoff.diagnose.replays import replays_that_differ
-from roundoff.diagnose.spike import loss_spikes
 from roundoff.runs import Finding, Run
 
 
