@@ -55,6 +55,7 @@ __all__ = [
     "remove_function_mode",
     "remove_mode",
     "scale_of",
+    "seen_by_functions",
 ]
 
 
@@ -208,6 +209,11 @@ def hidden_from_modes() -> Iterator[None]:
 def hidden_from_functions() -> contextlib.AbstractContextManager[None]:
     """Keep the calls of the block from modes that see every call of a torch function; cheaper than from all modes."""
     return torch._C.DisableTorchFunction()
+
+
+def seen_by_functions() -> contextlib.AbstractContextManager[None]:
+    """Let modes see the calls of the block again, inside a block that is hidden from them."""
+    return torch._C._EnableTorchFunction()
 
 
 def has_function_modes() -> bool:
