@@ -5,7 +5,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset
 
 from roundoff.diagnose.exception import uncaught_exceptions
-from roundoff.runs import Anomaly, Finding, FlightRecorder, Run, RunInfo, RunWriter, Severity, flight_path
+from roundoff.runs import Anomaly, Ending, Finding, FlightRecorder, Run, RunInfo, RunWriter, Severity, flight_path
 from roundoff.watch.exception_detail import exception_detail
 
 
@@ -91,6 +91,15 @@ def test_a_lack_of_host_memory_is_named_as_such(tmp_path: Path):
 def test_other_lacks_of_memory_are_named_too(tmp_path: Path, error: Exception):
     (finding,) = found_after(tmp_path / "run", error)
     assert finding.title.endswith("memory ran out")
+
+
+def test_the_loss_of_a_rank_that_crashed_is_a_note(tmp_path: Path):
+    error = RuntimeError("[../gloo/transport/tcp/pair.cc:547] Connection closed by peer [127.0.0.1]:3011")
+    (alone,) = found_after(tmp_path / "run", error)
+    assert alone.severity is Severity.ERROR
+    Ending(pid=7, signal=11).write(tmp_path / "run", rank=1)
+    (finding,) = uncaught_exceptions(Run.open(tmp_path / "run"))
+    assert finding.severity is Severity.NOTE
 
 
 def test_an_exception_that_the_script_survived_is_none(tmp_path: Path):

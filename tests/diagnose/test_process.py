@@ -120,10 +120,9 @@ def test_a_crash_that_nobody_waited_for_is_told_from_its_own_stacks(folder: Path
 
 def test_a_crash_after_the_training_is_told_as_such(folder: Path):
     fly(folder)
-    RunWriter.create(folder.parent / "other", RunInfo()).close(status="finished")
-    (folder / "run.json").write_text((folder.parent / "other" / "run.json").read_text())
-    Ending(pid=7, signal=signal.SIGSEGV).write(folder, rank=0)
+    Ending(pid=7, signal=signal.SIGSEGV, was_over=True).write(folder, rank=0)
     finding = only(folder)
+    assert finding.severity is Severity.WARNING
     assert finding.title == "the process crashed with SIGSEGV while the process was ending, after the training"
     assert (finding.phase, finding.site) == (None, None)
 

@@ -41,7 +41,7 @@ def test_a_crash_on_an_overflown_stack_is_caught(supervised):
 def test_a_crash_while_the_process_ends_is_told_of(supervised):
     outcome = supervised("crashes-at-its-end")
     assert outcome.code == -signal.SIGSEGV
-    assert [told["signal"] for told in outcome.told] == [signal.SIGSEGV]
+    assert [(told["signal"], told["was_over"]) for told in outcome.told] == [(signal.SIGSEGV, True)]
 
 
 @pytest.mark.usefixtures("needs_gdb")

@@ -8,11 +8,14 @@ from roundoff.runs import Run
 def test_a_hang_is_told_of_with_the_python_stacks_though_the_gil_is_held(supervised):
     outcome = supervised("hangs", HANG_AFTER="0.5", ON_HANG="stop")
     assert outcome.code == 1
-    first, last = outcome.told
-    assert (first["signal"], first["exit_code"], first["was_stopped"]) == (None, None, True)
-    assert 0.5 <= first["seconds_without_progress"] < 5
-    assert last["signal"] == signal.SIGTERM
-    stacks = Run.open(outcome.folder).python_stacks()
+    (told,) = outcome.told
+    assert (told["signal"], told["exit_code"], told["was_stopped"]) == (None, None, True)
+    assert 0.5 <= told["seconds_without_progress"] < 5
+    run = Run.open(outcome.folder)
+    ending = run.ending()
+    assert ending is not None
+    assert ending.signal == signal.SIGTERM
+    stacks = run.python_stacks()
     assert stacks.startswith("== hang: no progress for ")
     assert 'supervised.py", line' in stacks
     assert " in train" in stacks

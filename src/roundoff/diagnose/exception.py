@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import re
+import signal
 from collections.abc import Sequence
+from dataclasses import replace
 
+from roundoff.diagnose.last_moment import CRASH_SIGNALS
 from roundoff.diagnose.stacks import PythonFrame, frames_in, users_frame
 from roundoff.runs import Anomaly, Finding, JsonValue, Run, Severity
 
@@ -18,6 +21,8 @@ _NO_HOST_MEMORY = re.compile(r"DefaultCPUAllocator|not enough memory: you tried 
 _NO_DEVICE_MEMORY = re.compile(
     r"\b(CUDA|HIP|XPU|MPS|NPU|MLU)\b.* out of memory|out of memory\. Tried to allocate", re.I
 )
+_LOST_ANOTHER = re.compile(r"gloo|nccl|c10d|connection|socket|peer|timed? ?out|broken pipe", re.I)
+_DEATHS = (*CRASH_SIGNALS, signal.SIGKILL)
 _ASKED_FOR = re.compile(r"[Tt]ried to allocate ([\d.]+ ?\w+)")
 
 
@@ -26,7 +31,8 @@ def uncaught_exceptions(run: Run) -> list[Finding]:
     if run.info.status == "finished":
         return []
     last: dict[int, Anomaly] = {rank: anomaly for rank, anomaly in run.anomalies() if anomaly.kind == "exception"}
-    return [_finding(run, rank, anomaly) for rank, anomaly in last.items()]
+    found = [_finding(run, rank, anomaly) for rank, anomaly in last.items()]
+    return [_seen_from_afar(finding) if _is_about_another(run, finding) else finding for finding in found]
 
 
 def _finding(run: Run, rank: int, anomaly: Anomaly) -> Finding:
@@ -50,6 +56,18 @@ def _finding(run: Run, rank: int, anomaly: Anomaly) -> Finding:
         source=None if mine is None else mine.source,
         evidence=({"message": message[:2000]}, {"python_stack": stack}),
     )
+
+
+def _is_about_another(run: Run, finding: Finding) -> bool:
+    """Whether an exception only says that another rank is gone, which has died by itself."""
+    if _LOST_ANOTHER.search(finding.title) is None:
+        return False
+    others = (run.ending(rank=rank) for rank in run.ranks if rank != finding.rank)
+    return any(other is not None and other.signal in _DEATHS for other in others)
+
+
+def _seen_from_afar(finding: Finding) -> Finding:
+    return replace(finding, severity=Severity.NOTE, fix="see why the other rank died")
 
 
 def _told(name: str, message: str, frames: Sequence[PythonFrame]) -> tuple[str, str, str]:

@@ -40,8 +40,6 @@ class LastMoment:
     """Innermost first; empty if there was no time to write them."""
     native: tuple[NativeFrame, ...]
     """Innermost first; empty without gdb."""
-    is_over: bool
-    """Whether the training had ended, and only the process had not."""
 
     @property
     def step(self) -> int | None:
@@ -51,12 +49,12 @@ class LastMoment:
     @property
     def phase(self) -> str | None:
         """What the loop was doing."""
-        return self.flight.phase if self.flight and not self.is_over else None
+        return self.flight.phase if self.flight and not self.ending.was_over else None
 
     @property
     def site(self) -> str | None:
         """The innermost module that was running."""
-        return self.flight.site if self.flight and not self.is_over else None
+        return self.flight.site if self.flight and not self.ending.was_over else None
 
     @property
     def op(self) -> str | None:
@@ -113,7 +111,6 @@ def last_moment(run: Run, rank: int) -> LastMoment | None:
         flight=run.flight(rank=rank),
         python=tuple(python_frames(python, section=section)),
         native=tuple(native_frames(native, section=section, thread=ending.pid)),
-        is_over=run.info.finished is not None,
     )
 
 

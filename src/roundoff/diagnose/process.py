@@ -52,10 +52,11 @@ def _finding(moment: LastMoment) -> Finding | None:
 
 def _crash(moment: LastMoment, number: signal.Signals) -> Finding:
     where = f" in {moment.op}" if moment.op else ""
-    when = " while the process was ending, after the training" if moment.is_over else ""
+    when = " while the process was ending, after the training" if moment.ending.was_over else ""
     return _at(
         moment,
         rule="native-crash",
+        severity=Severity.WARNING if moment.ending.was_over else Severity.ERROR,
         title=f"the process crashed with {number.name}{where}{when}",
         why="; ".join([_MEANING[number], *_stack_in_words(moment)]),
         fix=_fix_of_crash(moment),

@@ -38,6 +38,8 @@ class Ending:
     """Whether it went on again after the hang."""
     was_stopped: bool = False
     """Whether it was ended because it hung."""
+    was_over: bool = False
+    """Whether the training had ended before, and all was said about it: only the process had not."""
     native_seconds: float | None = None
     """How long it took to get the native stacks."""
     is_sync: bool = False

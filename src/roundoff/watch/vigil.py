@@ -151,13 +151,15 @@ class Vigil:
             exit_code=code if code >= 0 else None,
             signal=-code if code < 0 else None,
             peak_rss_bytes=peak_rss_bytes,
+            was_over=self._page.is_closed,
         )
         if (where := self._page.where()) is not None:
             _remove_empty_stacks(where)
-            if self._ending.signal is not None or not self._page.is_closed:
-                self._tell(where)
-            else:
+            has_spoken = self._page.is_closed and self._ending.signal is None
+            if has_spoken or self._ending.was_stopped:  # of a hang that we ended we have told
                 self._write(where)
+            else:
+                self._tell(where)
         return self._ending
 
     def _tell(self, where: Where) -> None:
