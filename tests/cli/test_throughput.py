@@ -54,6 +54,19 @@ def test_json_holds_the_same(speeds: dict[tuple[str, int], float | None]):
     assert result.exit_code == 0
 
 
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("--recipes", "fp32,O9"), "RecipeError: No recipe 'O9'."),
+        (("--data", "folder:nowhere"), "DataError: There is no folder 'nowhere/train'."),
+    ],
+)
+def test_what_every_training_would_fail_with_is_said_once(words: tuple[str, ...], message: str):
+    result = invoke(*words)
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert result.stderr.startswith(message)
+
+
 def test_when_everything_fails_it_says_why(speeds: dict[tuple[str, int], float | None]):
     speeds |= {("fp32", 1): None}
     result = invoke("--workers", "0", "--threads", "1")

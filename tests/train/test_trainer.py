@@ -224,6 +224,16 @@ def test_scalars_reach_tensorboard(tmp_path: Path):
     assert [path.name.split(".")[0] for path in (tmp_path / "board").iterdir()] == ["events"]
 
 
+def test_an_interrupt_says_how_to_go_on(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    def interrupt(metrics: Metrics) -> None:
+        if metrics.step == 8:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        train(replace(TINY, runs=tmp_path, name="mine"), on_step=interrupt, progress=True)
+    assert capsys.readouterr().err.splitlines()[-1] == f"interrupted in step 9; to go on: --resume {tmp_path / 'mine'}"
+
+
 def test_a_device_that_is_not_there_is_named():
     with pytest.raises(TrainError, match=r"There is no device 'gpu9' here\."):
         train(replace(TINY, device="gpu9"))

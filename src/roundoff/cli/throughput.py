@@ -77,11 +77,13 @@ def throughput_command(
     from roundoff.experiments.throughput import launches, measure_throughput
 
     common = _config(options)
+    _check_once(common, recipes)
     tried = launches(recipes=recipes, workers=workers, threads=threads, procs=procs)
     speeds = measure_throughput(common, tried, seconds=seconds, on_speed=_Teller(len(tried)))
     best = fastest(speeds)
     if best is None:
-        raise UsageError.explain("No setting could be measured.", why=f"the first one failed: {speeds[0].failure}.")
+        why = f"the first one failed: {(speeds[0].failure or '').rstrip('.')}."
+        raise UsageError.explain("No setting could be measured.", why=why)
     command = _command(common, best)
     if as_json:
         from roundoff.runs import to_json
@@ -110,6 +112,16 @@ def _config(options: dict[str, Any]) -> TrainConfig:
     if "augment" in settings:
         settings["augment"] = tuple(settings["augment"].split(","))
     return TrainConfig(**settings)
+
+
+def _check_once(common: TrainConfig, recipes: tuple[str, ...]) -> None:
+    """Raise what every training would fail with: a recipe that does not exist, data that is not there."""
+    from roundoff.precision import find_recipe
+    from roundoff.train.data import load_data
+
+    for recipe in recipes:
+        find_recipe(recipe)
+    load_data(common)
 
 
 def _command(common: TrainConfig, best: Speed) -> str:

@@ -83,7 +83,13 @@ class History:
     seconds: float = 0.0
     num_skipped: int = 0
     num_unreadable: int = 0
+    unreadable: str = ""
     notes: list[str] = field(default_factory=list)
+
+    def note_unreadable(self, batch: Batch) -> None:
+        """Count the pictures of a batch that could not be read, and remember the first."""
+        self.num_unreadable += batch.num_unreadable
+        self.unreadable = self.unreadable or batch.unreadable
 
 
 class Training:
@@ -150,7 +156,12 @@ class Training:
             self.history.scores.append(self._evaluate())
         while self.step < self.last_step and not self.config.eval_only:
             epoch = self.step // self.steps_per_epoch
-            losses = self._train_epoch(epoch, journal, shown, on_step)
+            try:
+                losses = self._train_epoch(epoch, journal, shown, on_step)
+            except KeyboardInterrupt:
+                if journal.folder is not None and (journal.folder / NAME).exists():
+                    shown.say(f"interrupted in step {self.step}; to go on: --resume {journal.folder}")
+                raise
             score = self._evaluate()
             self.history.losses += losses
             self.history.scores.append(score)
@@ -193,7 +204,7 @@ class Training:
         losses, places, factor = [], [], self.config.loss_factor
         for nth, microbatch in enumerate(microbatches, start=1):
             batch = microbatch.to(self.device)
-            self.history.num_unreadable += batch.num_unreadable
+            self.history.note_unreadable(batch)
             with self._exchange(is_last=nth == self.config.accumulate):
                 loss = self._loss(self.forward(batch.inputs), batch)
                 self.optimizer.backward(loss * factor if factor != 1.0 else loss)
@@ -261,7 +272,7 @@ class Training:
         with averaged:
             for microbatch in self.test_batches:
                 batch = microbatch.to(self.device)
-                self.history.num_unreadable += batch.num_unreadable
+                self.history.note_unreadable(batch)
                 sums += tally(self.model(batch.inputs), batch)
         return score_from(self.ranks.sum(sums))
 
@@ -287,7 +298,7 @@ class Training:
         """Go on from a checkpoint, and note what makes the rest differ from an uninterrupted training."""
         changes = self.config.changes_since(checkpoint.config)
         if checkpoint.num_ranks != self.ranks.num_ranks:
-            changes.append(f"{self.ranks.num_ranks} ranks, were {checkpoint.num_ranks}")
+            changes.append(f"ranks {self.ranks.num_ranks}, was {checkpoint.num_ranks}")
         try:
             if checkpoint.config["optimizer"] != self.config.optimizer:
                 raise ValueError("another optimizer remembers other things")
@@ -319,7 +330,8 @@ class Training:
         if nonfinite:
             notes.append(f"the loss was not finite in {len(nonfinite)} steps, first in step {nonfinite[0]}")
         if num_unreadable:
-            notes.append(f"pictures that could not be read were left out {num_unreadable:.0f} times")
+            example = next(path for path in self.ranks.from_all(history.unreadable) if path)
+            notes.append(f"pictures that could not be read were left out {num_unreadable:.0f} times, such as {example}")
         return TrainResult(
             top1=score.top1,
             top5=score.top5,

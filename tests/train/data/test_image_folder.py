@@ -59,11 +59,12 @@ def test_a_cut_off_picture_is_unreadable(tmp_path: Path):
 
 def test_a_training_goes_through_unreadable_pictures_and_reports_them(tmp_path: Path):
     write_pictures(tmp_path)
-    (tmp_path / "train" / "dark" / "3.jpeg").write_bytes(b"")
+    broken = tmp_path / "train" / "dark" / "3.jpeg"
+    broken.write_bytes(b"")
     result = train(config(tmp_path, width=4, epochs=2, runs=None))
     assert result.num_unreadable == 2
     assert result.first_nonfinite_step is None
-    assert result.notes[-1] == "pictures that could not be read were left out 2 times"
+    assert result.notes[-1] == f"pictures that could not be read were left out 2 times, such as {broken}"
 
 
 def test_a_missing_folder_is_named(tmp_path: Path):

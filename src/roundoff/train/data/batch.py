@@ -44,6 +44,8 @@ class Batch(NamedTuple):
     """With mixup: how much of each input is the picture that `targets` belongs to."""
     num_unreadable: int = 0
     """How many pictures could not be read; their places are `IGNORED`."""
+    unreadable: str = ""
+    """The path of one of them."""
 
     def to(self, device: torch.device) -> Batch:
         """Return the batch on a device."""

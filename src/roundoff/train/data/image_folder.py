@@ -41,16 +41,17 @@ class ImageFolder:
         random = draw.generator(stream=1)
         images = torch.zeros(len(draw.indices), 3, self._size, self._size)
         targets = torch.full((len(draw.indices),), IGNORED)
-        num_unreadable = 0
+        num_unreadable, unreadable = 0, ""
         for place, index in enumerate(draw.indices):
             if index == PADDING:
                 continue
-            pixels = _read(str(self._paths[index]), size=self._size, box=lambda w, h: self._box(w, h, random))
+            path = str(self._paths[index])
+            pixels = _read(path, size=self._size, box=lambda w, h: self._box(w, h, random))
             if pixels is None:
-                num_unreadable += 1
+                num_unreadable, unreadable = num_unreadable + 1, path
             else:
                 images[place], targets[place] = pixels, self._labels[index]
-        return self._prepare(Batch(images, targets, num_unreadable=num_unreadable), draw)
+        return self._prepare(Batch(images, targets, num_unreadable=num_unreadable, unreadable=unreadable), draw)
 
 
 def find_pictures(folder: Path) -> tuple[list[str], Tensor, list[str]]:
