@@ -123,6 +123,8 @@ def test_a_collective_is_named_by_its_python_function_or_its_native_one():
     assert collective(python, []) == "c10d.all_reduce"
     text = NATIVE.replace("mkl_blas_sgemm ()", "c10d::ops::allreduce_(c10d::Work) ()")
     assert collective([], native_frames(text, section="crash", thread=None)) == "c10d.allreduce_"
+    text = NATIVE.replace("mkl_blas_sgemm ()", "c10d::Reducer::finalize_backward() ()")
+    assert collective([], native_frames(text, section="crash", thread=None)) == "c10d.allreduce_"
     assert collective([], native_frames(NATIVE, section="crash", thread=None)) is None
 
 

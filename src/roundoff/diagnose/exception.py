@@ -59,15 +59,15 @@ def _finding(run: Run, rank: int, anomaly: Anomaly) -> Finding:
 
 
 def _is_about_another(run: Run, finding: Finding) -> bool:
-    """Whether an exception only says that another rank is gone, which has died by itself."""
+    """Whether an exception only says that another rank is gone, which died or was stopped."""
     if _LOST_ANOTHER.search(finding.title) is None:
         return False
     others = (run.ending(rank=rank) for rank in run.ranks if rank != finding.rank)
-    return any(other is not None and other.signal in _DEATHS for other in others)
+    return any(other is not None and (other.signal in _DEATHS or other.was_stopped) for other in others)
 
 
 def _seen_from_afar(finding: Finding) -> Finding:
-    return replace(finding, severity=Severity.NOTE, fix="see why the other rank died")
+    return replace(finding, severity=Severity.NOTE, fix="see what became of the other rank")
 
 
 def _told(name: str, message: str, frames: Sequence[PythonFrame]) -> tuple[str, str, str]:

@@ -114,7 +114,7 @@ def collective(python: Sequence[PythonFrame], native: Sequence[NativeFrame]) -> 
             return f"c10d.{call.function}"
     for frame in native:
         if match := _COLLECTIVE.search(frame.name):
-            return f"c10d.{match[1]}"
+            return "c10d.allreduce_" if match[1] == "Reducer" else f"c10d.{match[1]}"  # that of a parallel model
     return None
 
 
