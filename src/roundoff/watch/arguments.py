@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 from weakref import ref
 
@@ -96,6 +96,24 @@ class Notes:
             count += 1
         return count
 
+    def live_graphs(self) -> set[int]:
+        """Return the numbers of results that are still there and that a backward may go through."""
+        live = ((reference(), result) for reference, result in self._results.values())
+        return {result.number for x, result in live if x is not None and x.grad_fn is not None}
+
+    def keep_only(self, numbers: Mapping[int, int], noted: Iterable[Any]) -> None:
+        """Keep the results of these numbers, under the new numbers given, and what else `noted` calls went in with.
+
+        Other tensors, if they come again, come from outside.
+        """
+        self._results = {key: found for key, found in self._results.items() if found[1].number in numbers}
+        used = set(references(list(noted)))
+        for result in {found[1] for found in self._results.values()} | {r for r in used if isinstance(r, Result)}:
+            result.number = numbers[result.number]
+        self._num_results = len(numbers)
+        self.outside = [outside for outside in self.outside if outside in used]
+        self._met = {key: met for key, met in self._met.items() if met[2] in used}
+
     def written(self, value: Any) -> None:
         """Take note that a call that will be made again has written into these tensors."""
         for x in tensors_of(value):
@@ -136,6 +154,20 @@ class Notes:
             parts = {name: self.note(getattr(value, name)) for name in names}
             return Rebuilt(lambda parts: dataclasses.replace(value, **parts), parts)
         return value
+
+
+def references(value: Any) -> Iterator[Result | Outside]:
+    """Give what stands for tensors in a noted value."""
+    if isinstance(value, (Result, Outside)):
+        yield value
+    elif isinstance(value, (list, tuple)):
+        for item in value:
+            yield from references(item)
+    elif isinstance(value, dict):
+        for item in value.values():
+            yield from references(item)
+    elif isinstance(value, Rebuilt):
+        yield from references(value.parts)
 
 
 def filled(value: Any, results: list[Tensor], fresh: Callable[[Outside], Tensor]) -> Any:

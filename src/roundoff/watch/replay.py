@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from roundoff.record.source import Sources
-from roundoff.record.torch_private import hidden_from_modes
+from roundoff.record.torch_private import hidden_from_modes, seen_by_functions
 from roundoff.watch.arguments import Outside, filled, tensors_of
 from roundoff.watch.generators import restore_torch
 from roundoff.watch.snapshots import Snapshot
@@ -184,7 +184,8 @@ class _Player:
 
 def _play(tape: StepTape, sources: Sources | None) -> list[Tensor]:
     player = _Player(sources)
-    player.play(tape.entries)
+    with seen_by_functions():  # a recipe works through a mode of its own
+        player.play(tape.entries)
     return player.losses
 
 

@@ -369,6 +369,9 @@ class Watch:
                 self._snapshots.latest.state.join(self._training, self._training.tensors())
             else:
                 self._snapshots.forget()
+        if self._has_begun and module is not None and self._was_still_made() and self._tape.begin_again():
+            self._snapshots.forget()
+            self._has_begun = False
         if self._has_begun:
             return
         self._has_begun = True
@@ -387,6 +390,10 @@ class Watch:
                 self._snapshots.learn_cost(seconds, self._step_seconds())
             else:
                 self._snapshots.interval = _INTERVAL_OF_RANKS
+
+    def _was_still_made(self) -> bool:
+        """Say whether what was called so far may have been a part of a model, or a model that was only tried."""
+        return not self._clock.step and not self._clock.has_begun and not self._clock.in_step
 
     @property
     def _is_fully_watched(self) -> bool:

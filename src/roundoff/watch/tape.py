@@ -21,7 +21,7 @@ from roundoff.record.torch_private import (
     push_function_mode,
     remove_function_mode,
 )
-from roundoff.watch.arguments import Notes, Outside, tensors_of
+from roundoff.watch.arguments import Notes, Outside, Result, references, tensors_of
 from roundoff.watch.generators import torch_generators
 
 _READ_ONLY = frozenset({
@@ -155,6 +155,17 @@ def flat(entries: list[Entry]) -> list[Entry]:
     return found
 
 
+def _numbered(entries: list[Entry]) -> list[tuple[Entry, range]]:
+    """Return the entries with the numbers of their results."""
+    found: list[tuple[Entry, range]] = []
+    count = 0
+    for entry in flat(entries):
+        num_results = entry.num_results if isinstance(entry, (ModelCall, FunctionCall)) else 0
+        found.append((entry, range(count, count + num_results)))
+        count += num_results
+    return found
+
+
 class Tape(FunctionMode):
     """Notes what the loop does at its topmost level; inside models, backward and optimizers it is off the stack.
 
@@ -175,6 +186,7 @@ class Tape(FunctionMode):
         self.step = StepTape(0)
         self.is_between = True
         """Whether no step is open: before the first, and after the optimizer has stepped until the next forward."""
+        self._was_begun = False
         self._is_state = is_state
         self._notes = Notes(is_state)
         self._open: list[list[Entry]] = [self.step.entries]
@@ -202,6 +214,33 @@ class Tape(FunctionMode):
         if not self._num_holds and not self._is_on and not self._num_running:
             push_function_mode(self)
             self._is_on = True
+
+    def begin(self) -> None:
+        """Take note that a step begins, from the state as it is now."""
+        self.is_between = False
+        if not self._was_begun:
+            self._was_begun = True
+            self.begin_again()
+
+    def begin_again(self) -> bool:
+        """Leave out of the first step what came before now, a model being made; False if that is a part of the step.
+
+        Only functions are kept that made a graph which is still there: a backward may go through it.
+        """
+        needed = self._notes.live_graphs()
+        kept: list[tuple[FunctionCall, range]] = []
+        for entry, numbers in reversed(_numbered(self.step.entries)):
+            if needed.isdisjoint(numbers):
+                continue
+            if not isinstance(entry, FunctionCall):
+                return False
+            kept.append((entry, numbers))
+            needed.update(x.number for x in references([entry.args, entry.kwargs]) if isinstance(x, Result))
+        kept.reverse()
+        new_numbers = {old: new for new, old in enumerate(old for _, numbers in kept for old in numbers)}
+        self.step.entries[:] = [entry for entry, _ in kept]
+        self._notes.keep_only(new_numbers, [(entry.args, entry.kwargs) for entry, _ in kept])
+        return True
 
     def new_step(self, step: int) -> StepTape:
         """Begin another step and return the tape of the one before."""
@@ -286,24 +325,28 @@ class Tape(FunctionMode):
         """Functions without gradients matter only where they write into a model; others only if a forward begins."""
         name = func.__name__
         noted = None
-        if args and (name[-1:] == "_" or name in _ALIASING) and self._is_part_of_state(args[0]):
+        if args and self._was_begun and (name[-1:] == "_" or name in _ALIASING) and self._is_part_of_state(args[0]):
             noted = self._before(func, args, kwargs)
         result = func(*args, **kwargs) if kwargs else func(*args)
         if noted is not None:
             self._after(noted, args, result)
             if name in _ALIASING and isinstance(result, Tensor):
                 self._aliases[id(result)] = ref(result)
-        elif self.is_between and isinstance(result, Tensor) and result.grad_fn is not None:
+        elif self.is_between and torch.is_grad_enabled() and _builds_graph(result):
             self._begin_with(func, args, kwargs, result)
         return result
 
     def _begin_with(self, func: Any, args: Any, kwargs: Any, result: Any) -> None:
-        """Begin another step with a function: the loop calls no module that would say so."""
-        try:
-            with hidden_from_functions():
-                self._on_forward()
-        except Exception as error:
-            self._on_error(error)
+        """Begin another step with a function: the loop calls no module that would say so.
+
+        Before the first step it may as well be a part of a model that is being made.
+        """
+        if self._was_begun:
+            try:
+                with hidden_from_functions():
+                    self._on_forward()
+            except Exception as error:
+                self._on_error(error)
         noted = self._before(func, args, kwargs)
         if noted is not None:
             self._after(noted, args, result)
@@ -359,8 +402,13 @@ def _computes(func: Any) -> bool:
     name = getattr(func, "__name__", "")
     if name in ("__get__", "__set__", "__delete__"):
         attribute = getattr(getattr(func, "__self__", None), "__name__", "")
-        return attribute in _ATTRIBUTES if name == "__get__" else attribute == "grad"
+        return attribute in (_ATTRIBUTES if name == "__get__" else ("grad", "data"))
     return name not in _READ_ONLY and not name.startswith("_record_function")
+
+
+def _builds_graph(result: Any) -> bool:
+    """Say whether a backward can go through what a function gave."""
+    return any(x.grad_fn is not None for x in tensors_of(result))
 
 
 def _settings(group: dict[str, Any]) -> dict[str, Any]:

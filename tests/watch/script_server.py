@@ -1,0 +1,146 @@
+"""A process that has torch loaded and runs scripts in forks of itself, bare or under `roundoff run`, in little time.
+
+As a program it serves; `ScriptServer` is how a test talks to it.
+"""
+
+from __future__ import annotations
+
+import atexit
+import functools
+import gc
+import importlib
+import json
+import os
+import runpy
+import socket
+import subprocess
+import sys
+import time
+import traceback
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NoReturn
+
+_NEEDED = (
+    "torch._dynamo", "torch.distributed.fsdp", "transformers.models.llama.modeling_llama", "roundoff.cli.diagnose",
+    "roundoff.cli.run", "roundoff.diagnose", "roundoff.precision", "roundoff.report", "roundoff.watch.watching",
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ended:
+    """How a script ended, what it said, and how long it took."""
+
+    codes: list[int]
+    stdout: str
+    stderr: str
+    seconds: float
+
+    @property
+    def code(self) -> int:
+        return max(self.codes, key=abs)
+
+
+class ScriptServer:
+    """Runs scripts one after the other; to be used as a block."""
+
+    def __enter__(self) -> ScriptServer:
+        environment = {**os.environ, "OMP_NUM_THREADS": "1", "COLUMNS": "200"}
+        self._process = subprocess.Popen(
+            [sys.executable, __file__], env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        self._process.wait(timeout=30)
+
+    def run(
+        self, words: Sequence[str | Path], *, folder: Path, watched: Sequence[str | Path] | None = None, ranks: int = 1
+    ) -> Ended:
+        """Run a script with its arguments in `folder`; with `watched`, its options, under `roundoff run`."""
+        folder.mkdir(parents=True, exist_ok=True)
+        options = None if watched is None else [str(word) for word in watched]
+        request = {
+            "words": [str(word) for word in words], "folder": str(folder), "watched": options, "ranks": ranks
+        }  # fmt: skip
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        print(json.dumps(request), file=self._process.stdin, flush=True)
+        answer = json.loads(self._process.stdout.readline())
+        stdout = "".join((folder / f"stdout{rank}").read_text() for rank in range(ranks))
+        stderr = "".join((folder / f"stderr{rank}").read_text() for rank in range(ranks))
+        return Ended(codes=answer["codes"], stdout=stdout, stderr=stderr, seconds=answer["seconds"])
+
+
+def serve() -> int:
+    """Answer requests until there are no more."""
+    _load()
+    gc.collect()
+    gc.freeze()  # or each fork copies all of it as soon as it collects
+    for line in sys.stdin:
+        request = json.loads(line)
+        began = time.perf_counter()
+        environment = _free_address(request["ranks"]) if request["ranks"] > 1 else {}
+        children = []
+        for rank in range(request["ranks"]):
+            child = os.fork()
+            if child == 0:
+                _leave(functools.partial(_run, request, rank, environment))
+            children.append(child)
+        codes = [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children]
+        print(json.dumps({"codes": codes, "seconds": time.perf_counter() - began}), flush=True)
+    return 0
+
+
+def _leave(run: Callable[[], None]) -> NoReturn:
+    """End a fork as the interpreter would, short of taking apart all that was imported."""
+    code: Any = 0
+    try:
+        run()
+    except SystemExit as leaving:
+        code = leaving.code or 0
+    except BaseException:
+        traceback.print_exc()
+        code = 1
+    atexit._run_exitfuncs()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
+
+
+def _load() -> None:
+    """Import, once for all scripts, what most of them and the watch need."""
+    for name in _NEEDED:
+        importlib.import_module(name)
+
+
+def _run(request: dict[str, Any], rank: int, environment: dict[str, str]) -> None:
+    os.chdir(request["folder"])
+    for name, number in (("stdin", 0), ("stdout", 1), ("stderr", 2)):
+        flags = os.O_RDONLY if number == 0 else os.O_WRONLY | os.O_CREAT | os.O_TRUNC
+        os.dup2(os.open(os.devnull if number == 0 else f"{name}{rank}", flags), number)
+    if environment:
+        os.environ.update({**environment, "RANK": str(rank), "LOCAL_RANK": str(rank)})
+    words = request["words"]
+    if request["watched"] is not None:
+        from roundoff.cli import main
+
+        sys.argv = ["roundoff", "run", *request["watched"], *words]
+        main()
+        return
+    sys.argv, sys.path[0] = words, str(Path(words[0]).parent)
+    runpy.run_path(words[0], run_name="__main__")
+
+
+def _free_address(ranks: int) -> dict[str, str]:
+    with socket.socket() as free:
+        free.bind(("localhost", 0))
+        port = str(free.getsockname()[1])
+    return {"MASTER_ADDR": "localhost", "MASTER_PORT": port, "WORLD_SIZE": str(ranks), "LOCAL_WORLD_SIZE": str(ranks)}
+
+
+if __name__ == "__main__":
+    sys.exit(serve())
