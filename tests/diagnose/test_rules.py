@@ -203,6 +203,28 @@ def test_an_earlier_replay_that_holds_the_origin_is_preferred(tmp_path: Path) ->
     assert (finding.rule, finding.step, finding.op) == ("domain-error", BAD_STEP, "aten.sqrt#0")
 
 
+def test_a_replay_that_breaks_earlier_than_the_training_did_gives_the_op_but_not_the_step(tmp_path: Path) -> None:
+    """A module that counts its calls does in the replay what it did only one step later."""
+    late = BAD_STEP + 1
+    info = ReplayInfo(step=BAD_STEP, snapshot_step=BAD_STEP, is_identical=False, first_difference="loss")
+    run = watched(
+        tmp_path / "run", replaying(product, dtype=torch.float16), replay_info=info, losses=(1.5, 1.4, 1.3, torch.nan),
+        anomalies=[Anomaly(step=late, kind="loss", value=torch.nan)],
+    )  # fmt: skip
+    first, second = diagnose_run(run).findings
+    assert (first.rule, first.step, first.op, first.confidence) == ("overflow", late, "aten.mm#0", 0.7)
+    assert second.rule == "nondeterministic-step"
+
+
+def test_a_constant_that_is_not_finite_is_named(tmp_path: Path) -> None:
+    origin = at("aten.mul#0", is_finite_in_fp64=False, arguments={"self": {"tensor": "self"}, "other": torch.inf})
+    times_infinity = replaying(lambda x: x.relu() * torch.inf)
+    finding = verdict(watched(tmp_path / "run", times_infinity, losses=NAN_LOSS, anomalies=[LOSS], origin=origin))
+    assert (finding.rule, finding.op) == ("domain-error", "aten.mul#0")
+    assert finding.why.startswith("a constant among its arguments is not finite")
+    assert finding.fix == f"look where the constant comes from ({finding.source})"
+
+
 @pytest.mark.parametrize(
     ("is_identical", "is_eager", "rules"),
     [(False, False, ["nondeterministic-step"]), (False, True, []), (True, False, []), (None, False, [])],

@@ -11,7 +11,9 @@ from roundoff.diagnose.bad_step import BadStep
 from roundoff.diagnose.weight_growth import update_before
 from roundoff.runs import Interned, ParameterColumns, Run, RunInfo, RunWriter
 
-BAD = BadStep(step=7, rank=0, anomalies=(), metrics=None, was_skipped=False, events=None, place=None, origin=None)
+BAD = BadStep(
+    step=7, events_step=7, rank=0, anomalies=(), metrics=None, was_skipped=False, events=None, place=None, origin=None
+)
 
 
 def write_run(folder: Path, *, weight_update: float, weight: float) -> Run:

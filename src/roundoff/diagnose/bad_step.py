@@ -11,7 +11,7 @@ import pyarrow.compute as pc
 
 from roundoff.diagnose.origin import OriginPlace, find_origin
 from roundoff.diagnose.provenance import MASKS
-from roundoff.runs import Anomaly, Metrics, Origin, Run
+from roundoff.runs import Anomaly, Metrics, Origin, ReplayInfo, Run
 
 MAX_STEPS = 50
 """So many steps of a rank are looked into; a run whose every step is bad says nothing new after that."""
@@ -35,6 +35,8 @@ class BadStep:
     place: OriginPlace | None
     origin: Origin | None
     """The op caught with its inputs, if it is the one at `place`."""
+    events_step: int
+    """The step that those events are of: this one, or an earlier one whose replay broke where it had not."""
     replay_note: str | None = None
     """What the replay has to say about itself, such as why it failed."""
 
@@ -45,6 +47,11 @@ class BadStep:
     def has(self, kind: str) -> bool:
         """Say whether the watch saw an anomaly of this kind."""
         return any(anomaly.kind == kind for anomaly in self.anomalies)
+
+    @property
+    def is_faithful(self) -> bool:
+        """Whether the events show what happened in this very step."""
+        return self.events_step == self.step
 
     @property
     def loss_is_bad(self) -> bool:
@@ -91,23 +98,43 @@ def _of_rank(run: Run, rank: int) -> Iterator[BadStep]:
     replayed = {step for step in run.replayed_steps if known and step <= min(known)}
     skipped = {call.step for call in run.calls(rank=rank) if call.call == "step" and call.detail.get("skipped")}
     for step in sorted(known | recorded | replayed)[:MAX_STEPS]:
-        metric = metrics.get(step)
-        was_skipped = step in skipped or (metric is not None and metric.skipped)
-        bad = _look(run, rank, step, anomalies.get(step, []), metric, was_skipped=was_skipped)
+        is_refuted = known and step not in known and _is_refuted(run, rank, step, metrics.get(step))
+        number = min(known) if is_refuted else step
+        metric = metrics.get(number)
+        was_skipped = number in skipped or (metric is not None and metric.skipped)
+        bad = _look(run, rank, number, anomalies.get(number, []), metric, was_skipped=was_skipped, events_step=step)
         if step in known or bad.place is not None:
             yield bad
             if bad.is_lasting:
                 return
 
 
+def _is_refuted(run: Run, rank: int, step: int, metrics: Metrics | None) -> bool:
+    """Say whether a step that was fine did not repeat in its replay: what is bad there came later in truth.
+
+    Code that looks at its own state, such as a counter, may do in the replay what it did only after the step.
+    """
+    info = _replay_info(run, rank, step)
+    was_fine = metrics is not None and metrics.loss is not None and math.isfinite(metrics.loss)
+    return was_fine and info is not None and info.is_identical is False
+
+
 def _look(
-    run: Run, rank: int, step: int, anomalies: list[Anomaly], metrics: Metrics | None, *, was_skipped: bool
+    run: Run,
+    rank: int,
+    step: int,
+    anomalies: list[Anomaly],
+    metrics: Metrics | None,
+    *,
+    was_skipped: bool,
+    events_step: int,
 ) -> BadStep:
-    events = _run_with_events(run, step)
-    place = find_origin(events, step=step, rank=rank) if events is not None else None
+    events, info = _run_with_events(run, events_step), _replay_info(run, rank, events_step)
+    place = find_origin(events, step=events_step, rank=rank) if events is not None else None
     origin = events.origin(rank=rank) if events is not None else None
     return BadStep(
         step=step,
+        events_step=events_step,
         rank=rank,
         anomalies=tuple(anomalies),
         metrics=metrics,
@@ -115,13 +142,12 @@ def _look(
         events=events,
         place=place,
         origin=origin if origin is not None and place is not None and _is_at(origin, place) else None,
-        replay_note=_replay_note(run, rank, step),
+        replay_note=info.note if info is not None else None,
     )
 
 
-def _replay_note(run: Run, rank: int, step: int) -> str | None:
-    info = run.replay(step).replay_info(rank=rank) if step in run.replayed_steps else None
-    return info.note if info is not None else None
+def _replay_info(run: Run, rank: int, step: int) -> ReplayInfo | None:
+    return run.replay(step).replay_info(rank=rank) if step in run.replayed_steps else None
 
 
 def _is_at(origin: Origin, place: OriginPlace) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 from roundoff.diagnose.numbers import short
@@ -41,21 +42,24 @@ def why_outside(place: OriginPlace, origin: Origin | None, forward_ops: Sequence
     """Say which argument has no result."""
     bare = bare_name(place.op)
     share = f"{place.bad.num_nonfinite} of {place.bad.num_elements} results are not finite, and would not be in fp64"
-    if origin is not None and any(_is_bad_constant(value) for value in origin.arguments.values()):
+    if _has_bad_constant(origin):
         return f"a constant among its arguments is not finite: {share}"
     told = _argument(bare, place.inputs)
-    gradient_of = [op for op in forward_ops if any(word in op for word in _HAVE_GRADIENTS_WITH_A_DOMAIN)]
-    if place.phase == "backward" and gradient_of:
-        told = f"the gradient of {gradient_of[0]} does not exist there: {told}"
+    gradient_of = _without_gradient(place, forward_ops)
+    if gradient_of:
+        told = f"the gradient of {gradient_of} does not exist there: {told}"
     return f"{told}; {share}"
 
 
-def fix_outside(place: OriginPlace) -> str:
+def fix_outside(place: OriginPlace, origin: Origin | None, forward_ops: Sequence[str]) -> str:
     """Say how to keep the argument where the op has a result."""
     bare = bare_name(place.op)
+    if _has_bad_constant(origin):
+        return f"look where the constant comes from ({place.bad.source})" if place.bad.source else "change the constant"
     if "log" in bare:
         return "use log_softmax instead of log(softmax(x)); elsewhere clamp the argument of log or add an eps to it"
-    if place.phase == "backward" or (not place.liveness.reaches_loss and place.liveness.num_bad_gradients):
+    is_branch = place.phase == "forward" and not place.liveness.reaches_loss and place.liveness.num_bad_gradients > 0
+    if is_branch or _without_gradient(place, forward_ops):
         return (
             "mask the argument, not the result: sqrt(where(ok, x, 1)) instead of where(ok, sqrt(x), 0); "
             "or add an eps inside"
@@ -81,5 +85,13 @@ def _argument(bare: str, inputs: Sequence[Event]) -> str:
     return f"its inputs are finite and reach {short(max(x.absmax for x in inputs))}"
 
 
-def _is_bad_constant(value: object) -> bool:
-    return isinstance(value, float) and value - value != 0
+def _without_gradient(place: OriginPlace, forward_ops: Sequence[str]) -> str | None:
+    """Return the forward op on the line of a backward op whose gradient can fail to exist."""
+    if place.phase != "backward":
+        return None
+    return next((op for op in forward_ops if any(word in op for word in _HAVE_GRADIENTS_WITH_A_DOMAIN)), None)
+
+
+def _has_bad_constant(origin: Origin | None) -> bool:
+    values = origin.arguments.values() if origin is not None else ()
+    return any(isinstance(value, float) and not math.isfinite(value) for value in values)

@@ -67,8 +67,9 @@ def _told(run: Run, bad: BadStep, place: OriginPlace) -> tuple[str, str, str, st
     if place.phase == "optimizer":
         return _nonfinite_update(bad, place)
     if left_its_domain(place, bad.origin):
-        why = why_outside(place, bad.origin, _forward_ops(bad, place))
-        return "domain-error", f"{_verb(place)} left its domain", why, fix_outside(place)
+        forward_ops = _forward_ops(bad, place)
+        why, fix = why_outside(place, bad.origin, forward_ops), fix_outside(place, bad.origin, forward_ops)
+        return "domain-error", f"{_verb(place)} left its domain", why, fix
     return _overflow(run, bad, place)
 
 
@@ -133,7 +134,9 @@ def _has_no_targets(bad: BadStep, place: OriginPlace) -> bool:
     """Say whether the loss is a mean over no targets: the weights that nll_loss adds up come to 0."""
     if not bare_name(place.op).startswith("nll_loss") or bad.events is None or not place.bad.num_nan:
         return False
-    beside = bad.events.iter_events(step=bad.step, rank=bad.rank, op=place.bad.op_name, site=_exactly(place.site))
+    beside = bad.events.iter_events(
+        step=bad.events_step, rank=bad.rank, op=place.bad.op_name, site=_exactly(place.site)
+    )
     totals = [e for e in beside if e.output == "output1" and e.microbatch == place.microbatch and e.phase == "forward"]
     return any(total.num_zero == total.num_elements == 1 for total in totals)
 
@@ -164,7 +167,7 @@ def _nonfinite_update(bad: BadStep, place: OriginPlace) -> tuple[str, str, str, 
 
 
 def _confidence(bad: BadStep, place: OriginPlace) -> float:
-    if not place.has_inputs:
+    if not place.has_inputs or not bad.is_faithful:
         return 0.7
     return 0.99 if bad.origin is not None else 0.95
 
@@ -173,7 +176,7 @@ def _forward_ops(bad: BadStep, place: OriginPlace) -> list[str]:
     """Return the bare names of the forward ops that stand on the line of a backward op."""
     if place.phase != "backward" or bad.events is None or place.bad.source is None:
         return []
-    events = bad.events.iter_events(step=bad.step, rank=bad.rank, phase="forward", site=_exactly(place.site))
+    events = bad.events.iter_events(step=bad.events_step, rank=bad.rank, phase="forward", site=_exactly(place.site))
     return list(dict.fromkeys(bare_name(event.op) for event in events if event.source == place.bad.source))
 
 
@@ -187,5 +190,7 @@ def _is_product(place: OriginPlace) -> bool:
 
 
 def _verb(place: OriginPlace) -> str:
-    bare = bare_name(place.op)
-    return "matmul" if _is_product(place) and bare != "convolution" else bare.strip("_")
+    bare = bare_name(place.op).strip("_")
+    if bare in ("to_copy", "copy"):
+        return "cast"
+    return "matmul" if _is_product(place) and bare != "convolution" else bare
