@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Mapping
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -86,6 +87,7 @@ def run_command(
     def train(guard: ProcessGuard) -> int:
         from roundoff.record.repeatable import repeatable
         from roundoff.record.script import arguments_after, folder_for, run_script
+        from roundoff.watch.op_notes import noting_ops
         from roundoff.watch.settings import WatchSettings
         from roundoff.watch.watching import start_watching
 
@@ -106,7 +108,8 @@ def run_command(
             guard=guard,
         )
         process = os.getpid()
-        with watch.running(), repeatable(seed=seed, deterministic=deterministic, repeat_batch=repeat_batch):
+        noting = noting_ops(guard.flight) if ops else nullcontext()
+        with watch.running(), repeatable(seed=seed, deterministic=deterministic, repeat_batch=repeat_batch), noting:
             code = run_script(script, on_error=watch.note_exception)
             watch.training_failed = code != 0
         if os.getpid() != process:
@@ -116,7 +119,11 @@ def run_command(
         return code or (0 if exit_zero else found)
 
     def tell_of_ending(folder: Path, rank: int, ending: Ending) -> None:
+        from roundoff.watch.endings import wait_for_endings
+
         if rank == 0:
+            if ending.signal is None and ending.exit_code is None:
+                wait_for_endings(folder, num_ranks=int(os.environ.get("WORLD_SIZE", "1")))  # it hangs: others may, too
             _diagnose(folder, facts={}, watched=None, as_json=as_json)
 
     on_hang: Literal["report", "stop"] = "stop" if on_anomaly == "stop" else "report"
