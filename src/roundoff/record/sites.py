@@ -98,6 +98,13 @@ class Sites:
             return 0, None
         return self._parameter_sites[parameter], name
 
+    def add_stand_in(self, stand_in: Tensor, parameter: Tensor) -> None:
+        """Give a tensor that an optimizer updates in place of a parameter the parameter's name."""
+        name = self._parameters.get(parameter)
+        if name is not None and stand_in not in self._parameters:
+            self._parameters[stand_in] = name
+            self._parameter_sites[stand_in] = self._parameter_sites[parameter]
+
     def refresh(self) -> None:
         """Name what was added to known models since: replaced layers, new heads."""
         for model, prefix in list(self._models.items()):
@@ -140,6 +147,27 @@ class Sites:
         self._adopted[module] = name
         self._name_tree(module, "", name, set())
         return self._modules[module]
+
+
+def named_places(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
+    """Give every module of a model once, with its path; a wrapper has the path of what it wraps.
+
+    >>> [path for path, _ in named_places(nn.Sequential(nn.ReLU(), nn.Sequential(nn.Tanh())))]
+    ['', '0', '1', '1.0']
+    """
+    seen: set[nn.Module] = set()
+
+    def walk(module: nn.Module, path: str) -> Iterator[tuple[str, nn.Module]]:
+        if module in seen:
+            return
+        seen.add(module)
+        yield path, module
+        wrapped = _WRAPPERS.get(_class_name(module))
+        for name, child in module._modules.items():
+            if child is not None:
+                yield from walk(child, path if name == wrapped else f"{path}.{name}" if path else name)
+
+    return walk(model, "")
 
 
 def _site_name(prefix: str, path: str) -> str:

@@ -71,6 +71,11 @@ def state_path(folder: Path, *, rank: int) -> Path:
     return folder / f"state-rank{rank}.safetensors"
 
 
+def tape_path(folder: Path, *, rank: int) -> Path:
+    """Return where, in the folder of a replayed step, it says what the loop did, to be done again."""
+    return folder / f"tape-rank{rank}.json"
+
+
 def part_path(folder: Path, table: str, *, rank: int, part: int) -> Path:
     """Return the name of one part of a table.
 

@@ -147,6 +147,11 @@ class Run:
         """Open, for the folder of a replayed step, the state before it."""
         return TensorFile(names.state_path(self.path, rank=rank))
 
+    def replay_tape(self, *, rank: int = 0) -> dict[str, JsonValue] | None:
+        """Return, for the folder of a replayed step, what the loop did in it; None if that was not written down."""
+        path = names.tape_path(self.path, rank=rank)
+        return read_json_object(path) if path.exists() else None
+
     def ending(self, *, rank: int = 0) -> Ending | None:
         """Return how the process ended, or that it hangs; None if nobody waited for it, or nothing was to be said."""
         return self._read_object(names.ending_path(self.path, rank=rank), Ending)

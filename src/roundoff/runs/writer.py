@@ -149,6 +149,11 @@ class RunWriter:
         """Return the file for the state before a replayed step, to be used as a block."""
         return TensorWriter(names.state_path(self.folder, rank=self.rank), attempt=self._attempt)
 
+    def write_replay_tape(self, tape: Mapping[str, JsonValue]) -> None:
+        """Say, in the folder of a replayed step, what the loop did in it; written at once."""
+        path = names.tape_path(self.folder, rank=self.rank)
+        self._attempt(lambda: write_atomically(path, to_json(tape).encode()))
+
     def write_probe(self, probe: Mapping[str, JsonValue]) -> None:
         """Take what a probe measured, as one JSON object."""
         path = self.folder / names.PROBES_NAME

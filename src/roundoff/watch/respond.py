@@ -7,17 +7,15 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
-import torch
-
 from roundoff.diagnose.origin import find_origin
 from roundoff.record.reference import Judge
 from roundoff.record.selection import Selection
 from roundoff.record.session import Recording
 from roundoff.record.sites import Sites
 from roundoff.record.source import Sources
-from roundoff.record.tensor_bytes import bytes_of, file_dtype
-from roundoff.runs import Event, ReplayInfo, Run, RunWriter, TensorWriter, replay_path
+from roundoff.runs import Event, ReplayInfo, Run, RunWriter, replay_path
 from roundoff.watch import replay as replaying
+from roundoff.watch.before import Before
 from roundoff.watch.catch import Catcher
 from roundoff.watch.generators import Generators
 from roundoff.watch.replay import Outcome, replay, state_before
@@ -99,7 +97,7 @@ class Responder:
         )
         sources = Sources(stands_in_for=replaying.__file__)
         session = self._recording(writer, step, sources, inputs=True)
-        before = _Before(writer, self._training)
+        before = Before(writer, self._training, self._sites)
 
         @contextlib.contextmanager
         def around() -> Iterator[None]:
@@ -175,41 +173,6 @@ class _Nothing(_EventsOnly):
 
     def note(self, text: str) -> None:
         """Nothing."""
-
-
-class _Before:
-    """Writes down what a step started from: the state before it and the tensors that came from outside."""
-
-    def __init__(self, writer: RunWriter, training: Training) -> None:
-        self._writer = writer
-        self._training = training
-
-    def write_state(self) -> None:
-        """Write parameters, buffers and optimizer state as they are now."""
-        with self._writer.replay_state() as file:
-            for number, model in enumerate(self._training.models):
-                prefix = f"model{number or ''}/"
-                for name, x in (*model.named_parameters(), *model.named_buffers()):
-                    _add(file, prefix + name, x)
-            for number, optimizer in enumerate(self._training.optimizers):
-                places = {id(p): n for n, p in enumerate(p for g in optimizer.param_groups for p in g["params"])}
-                for parameter, state in optimizer.state.items():
-                    for key, value in state.items():
-                        if isinstance(value, torch.Tensor):
-                            _add(file, f"optimizer{number or ''}/{places.get(id(parameter), 0)}/{key}", value)
-
-    def write_batch(self, tape: StepTape) -> None:
-        """Write the tensors that came into the step from outside, in the order they were met."""
-        with self._writer.replay_batch() as file:
-            for number, outside in enumerate(tape.outside):
-                _add(file, f"outside{number}", outside.copy)
-
-
-def _add(file: TensorWriter, key: str, x: torch.Tensor) -> None:
-    plain = x.detach()
-    dtype = file_dtype(plain)
-    if dtype is not None:
-        file.add(key, bytes_of(plain), dtype=dtype, shape=tuple(plain.shape))
 
 
 def _info(snapshot: Snapshot, outcome: Outcome, *, is_eager: bool) -> ReplayInfo:
