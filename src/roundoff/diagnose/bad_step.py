@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -54,6 +54,19 @@ class BadStep:
         return self.events_step == self.step
 
     @property
+    def is_refuted(self) -> bool:
+        """Whether the metrics of the step say that it was fine where its replay was not: that came later in truth.
+
+        Code that looks at its own state, such as a counter, may do in a replay what it did only after the step.
+        """
+        if self.place is None or self.metrics is None or self.was_skipped:
+            return False
+        reached, seen = self.place.liveness, self.metrics
+        pairs = [(reached.reaches_loss, seen.loss), (reached.num_bad_gradients > 0, seen.grad_norm)]
+        pairs.append((reached.num_bad_weights > 0, seen.update_norm))
+        return any(is_bad and value is not None and math.isfinite(value) for is_bad, value in pairs)
+
+    @property
     def loss_is_bad(self) -> bool:
         """Whether the loss itself is not finite; a scaled one may be too large by design."""
         if self.metrics is not None and self.metrics.loss is not None:
@@ -98,47 +111,29 @@ def _of_rank(run: Run, rank: int) -> Iterator[BadStep]:
     replayed = {step for step in run.replayed_steps if known and step <= min(known)}
     skipped = {call.step for call in run.calls(rank=rank) if call.call == "step" and call.detail.get("skipped")}
     for step in sorted(known | recorded | replayed)[:MAX_STEPS]:
-        is_refuted = known and step not in known and _is_refuted(run, rank, step, metrics.get(step))
-        number = min(known) if is_refuted else step
-        metric = metrics.get(number)
-        was_skipped = number in skipped or (metric is not None and metric.skipped)
-        bad = _look(run, rank, number, anomalies.get(number, []), metric, was_skipped=was_skipped, events_step=step)
+        bad = _look(run, rank, step, anomalies.get(step, []), metrics.get(step), was_skipped=step in skipped)
+        if step in replayed - known and bad.is_refuted:
+            first = min(known)
+            bad = replace(bad, step=first, anomalies=tuple(anomalies.get(first, [])), metrics=metrics.get(first))
         if step in known or bad.place is not None:
             yield bad
             if bad.is_lasting:
                 return
 
 
-def _is_refuted(run: Run, rank: int, step: int, metrics: Metrics | None) -> bool:
-    """Say whether a step that was fine did not repeat in its replay: what is bad there came later in truth.
-
-    Code that looks at its own state, such as a counter, may do in the replay what it did only after the step.
-    """
-    info = _replay_info(run, rank, step)
-    was_fine = metrics is not None and metrics.loss is not None and math.isfinite(metrics.loss)
-    return was_fine and info is not None and info.is_identical is False
-
-
 def _look(
-    run: Run,
-    rank: int,
-    step: int,
-    anomalies: list[Anomaly],
-    metrics: Metrics | None,
-    *,
-    was_skipped: bool,
-    events_step: int,
+    run: Run, rank: int, step: int, anomalies: list[Anomaly], metrics: Metrics | None, *, was_skipped: bool
 ) -> BadStep:
-    events, info = _run_with_events(run, events_step), _replay_info(run, rank, events_step)
-    place = find_origin(events, step=events_step, rank=rank) if events is not None else None
+    events, info = _run_with_events(run, step), _replay_info(run, rank, step)
+    place = find_origin(events, step=step, rank=rank) if events is not None else None
     origin = events.origin(rank=rank) if events is not None else None
     return BadStep(
         step=step,
-        events_step=events_step,
+        events_step=step,
         rank=rank,
         anomalies=tuple(anomalies),
         metrics=metrics,
-        was_skipped=was_skipped,
+        was_skipped=was_skipped or (metrics is not None and metrics.skipped),
         events=events,
         place=place,
         origin=origin if origin is not None and place is not None and _is_at(origin, place) else None,

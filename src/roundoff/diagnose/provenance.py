@@ -104,7 +104,7 @@ class Provenance:
             return known
         if not _is_certain(event):
             return NO_ROOTS
-        is_data = event.phase == "forward" and event.site == "<loop>"
+        is_data = event.site == "<loop>" and event.parameter is None
         roots = self._new_root("input" if is_data else "state", event)
         self._by_hash[event.hash, event.num_elements] = roots
         return roots
