@@ -111,8 +111,9 @@ def _frames(anomaly: Anomaly, message: str) -> list[PythonFrame]:
 
 def _site(run: Run, rank: int, anomaly: Anomaly) -> str | None:
     """Return the module that was running: those that an exception ended are never noted to have ended."""
-    if isinstance(site := anomaly.detail.get("site"), str):
-        return site
+    if "site" in anomaly.detail:
+        site = anomaly.detail["site"]
+        return site if isinstance(site, str) else None
     flight = run.flight(rank=rank)
     return flight.site if flight is not None and flight.step == anomaly.step else None
 

@@ -26,25 +26,21 @@ from roundoff.runs import Anomaly, JsonValue, RecordingStoppedWarning, RunWriter
 from roundoff.runs.flight import FlightRecorder
 from roundoff.watch.budget import Budget
 from roundoff.watch.exception_detail import exception_detail
-from roundoff.watch.generators import Generators
+from roundoff.watch.handling import StepHandler
 from roundoff.watch.journal import Journal, learning_rates
 from roundoff.watch.lookout import Lookout
 from roundoff.watch.memory import MemoryFollower
 from roundoff.watch.respond import Responder
 from roundoff.watch.settings import WatchSettings
-from roundoff.watch.snapshots import Snapshot, Snapshots
+from roundoff.watch.snapshots import Snapshots
 from roundoff.watch.state import Training
-from roundoff.watch.tape import ModelCall, StepCall, StepTape, Tape
-from roundoff.watch.together import Requests, all_agree, num_ranks
+from roundoff.watch.tape import ModelCall, StepCall, Tape
+from roundoff.watch.together import Requests, num_ranks
 
 _INTERVAL_OF_RANKS = 8
 """Steps between the snapshots of several ranks: they must be those of the same steps."""
 _TAPED_CALLS = {"zero_grad", "clip", "unscale", "update", "scaler_step"}
 _HELD_CALLS = _TAPED_CALLS | {"scale", "scheduler", "load", "save", "compile"}
-
-
-class TrainingStopped(SystemExit):
-    """The watch ends the training, because it was asked to stop at an anomaly."""
 
 
 class Watch:
@@ -53,8 +49,6 @@ class Watch:
     def __init__(self, writer: RunWriter, settings: WatchSettings, *, sites: Sites, flight: FlightRecorder) -> None:
         self.folder = writer.folder
         self.num_steps = 0
-        self.num_undone = 0
-        """How many steps were undone, with `on_anomaly="skip"`."""
         self.saw_training = False
         self.training_failed = False
         """To be set where the training fails without an exception that leaves the block."""
@@ -75,7 +69,13 @@ class Watch:
         )
         self._lookout = Lookout(writer, sites=sites, budget=self._budget)
         self._memory: MemoryFollower | None = None
-        self._requests = Requests(writer.folder)
+        self._handler = StepHandler(
+            self._responder,
+            settings,
+            snapshots=self._snapshots,
+            requests=Requests(writer.folder),
+            replaying=self._replaying,
+        )
         self._running: list[nn.Module] = []
         self._model_call: ModelCall | None = None
         self._step_call: StepCall | None = None
@@ -84,9 +84,6 @@ class Watch:
         self._last_optimizer: Optimizer | None = None
         self._has_begun = False
         self._is_handled = False
-        self._num_replays = 0
-        self._generators: Generators | None = None
-        self._cannot_undo = False
         self._is_replaying = False
         self._stopped = False
         self._began = time.perf_counter()
@@ -95,6 +92,11 @@ class Watch:
     def step(self) -> int:
         """The step that is open now."""
         return self._clock.step
+
+    @property
+    def num_undone(self) -> int:
+        """How many steps were undone, with `on_anomaly="skip"`."""
+        return self._handler.num_undone
 
     @property
     def anomalies(self) -> list[Anomaly]:
@@ -135,7 +137,9 @@ class Watch:
         """Take note that the training raised."""
         if isinstance(error, Exception) and not self._stopped:
             phase = PHASES[self._clock.phase]
-            self._lookout.note("exception", phase=phase, name=type(error).__name__, detail=exception_detail(error))
+            site = self._sites.names[self._sites.of_module(self._running[-1], 0)] if self._running else None
+            detail = {**exception_detail(error), "site": site}
+            self._lookout.note("exception", phase=phase, name=type(error).__name__, detail=detail)
 
     # -- LoopObserver: what the loop does ------------------------------------------------------------------------------
 
@@ -192,8 +196,8 @@ class Watch:
             self.saw_training = True
             self._leaves = leaves_of(roots)
         loss = None if is_part_of_forward else self._lookout.see_loss(roots[0] if roots else None)
-        if self._lookout.has_new and num_ranks() > 1:
-            self._requests.ask(self._clock.step, at=self._clock.step)
+        if self._lookout.has_new:
+            self._handler.ask(self._clock.step)
         if not is_part_of_forward and arguments[1].get("accumulate_grad", True):
             if self._snapshots.latest is not None and self._snapshots.latest.step == self._clock.step:
                 self._take_gradients_of_start()
@@ -379,8 +383,7 @@ class Watch:
         if not self._clock.step:
             self._training.find_optimizers()
             self._memory = MemoryFollower(self._writer, model_bytes=_num_bytes(self._training.tensors()))
-            if self._settings.on_anomaly == "skip":
-                self._generators = Generators.now()
+            self._handler.begin()
         if self._is_fully_watched or self._snapshots.is_due(self._clock.step):
             began = time.perf_counter()
             self._snapshots.take(self._clock.step)
@@ -419,68 +422,11 @@ class Watch:
             return
         self._is_handled = True
         self._lookout.end_attempt()
-        step = self._clock.step
-        anomalies = [anomaly for anomaly in self._lookout.take_new() if anomaly.kind != "exception"]
         began = time.perf_counter()
-        wanted = self._step_to_investigate(step, anomalies)
-        if wanted is not None:
-            self._investigate(wanted, is_complete=is_complete and wanted == step)
-        elif step in self._settings.recorded_steps and not anomalies:
-            self._record(is_complete=is_complete)
+        if self._lookout.has_new:
+            self._journal.flush()
+        self._handler.handle(self._tape.so_far(), self._lookout.take_new(), is_complete=is_complete)
         self._budget.exempt(time.perf_counter() - began)
-        if anomalies and self._settings.on_anomaly == "stop":
-            raise TrainingStopped(1)
-        if self._settings.on_anomaly == "skip":
-            if self._must_undo(anomalies):
-                self._undo_step()
-            self._generators = Generators.now()
-
-    def _step_to_investigate(self, step: int, anomalies: list[Anomaly]) -> int | None:
-        """Return the step to be replayed now, if any; several ranks go by what one of them asked for.
-
-        A bad loss is known before the gradients are exchanged, so every rank sees the request when this step ends. What
-        shows later is replayed when all have ended the step after.
-        """
-        if num_ranks() == 1:
-            return step if anomalies else None
-        wanted = self._requests.at(step)
-        if anomalies and wanted is None:
-            self._requests.ask(step, at=step + 1)
-        return wanted
-
-    def _investigate(self, step: int, *, is_complete: bool) -> None:
-        if self._num_replays >= self._settings.most_replays:
-            return
-        self._num_replays += 1
-        self._journal.flush()
-        open_tape = self._tape.so_far()
-        path = self._snapshots.path_to(step, among=[open_tape], earliest=True)
-        if all_agree(f"investigate-{step}", _described(path)) and path is not None:
-            with self._replaying():
-                self._responder.investigate(step, open_tape, is_complete=is_complete)
-
-    def _record(self, *, is_complete: bool) -> None:
-        tape = self._tape.so_far()
-        path = self._snapshots.path_to(tape.step, among=[tape])
-        if all_agree(f"record-{tape.step}", _described(path)) and path is not None:
-            with self._replaying():
-                self._responder.record(tape, is_complete=is_complete)
-
-    def _must_undo(self, anomalies: list[Anomaly]) -> bool:
-        """Say whether the step is to be undone; among several ranks only for what all of them see alike."""
-        shared = ("gradient", "weight")
-        return any(num_ranks() == 1 or anomaly.kind in shared for anomaly in anomalies)
-
-    def _undo_step(self) -> None:
-        with self._replaying():
-            is_undone = self._responder.undo(self._tape.so_far(), generators=self._generators)
-        if is_undone:
-            self.num_undone += 1
-            self._snapshots.forget()
-            self._journal.call("undone", {})
-        elif not self._cannot_undo:
-            self._cannot_undo = True
-            self.complaints.append(f"step {self._clock.step} could not be undone: no snapshot leads to it.")
 
     @contextlib.contextmanager
     def _replaying(self) -> Iterator[None]:
@@ -499,8 +445,8 @@ class Watch:
         self._budget.count_step()
         if self._stopped:
             return
+        self._handle_step(is_complete=False)
         with hidden_from_modes():
-            self._handle_step(is_complete=False)
             self._journal.close_step(
                 losses=self._lookout.losses,
                 eval_losses=self._lookout.eval_losses,
@@ -532,6 +478,8 @@ class Watch:
             self.complaints.append("no training step was seen: nothing was watched.")
         elif self._snapshots.note is not None:
             self.complaints.append(f"{self._snapshots.note}.")
+        if self._handler.complaint is not None:
+            self.complaints.append(self._handler.complaint)
 
     def _forget_interrupted(self, *, num_modules: int, num_steps: int | None = None) -> None:
         """Leave modules and optimizer steps that an exception ended without a word."""
@@ -556,11 +504,6 @@ def _function_of(call: str, args: tuple[Any, ...]) -> Any:
         return torch.nn.utils.clip_grad._clip_grads_with_norm_
     method = {"unscale": "unscale_", "scaler_step": "step"}.get(call, call)
     return getattr(args[0], method, None) if args else None
-
-
-def _described(path: tuple[Snapshot, list[StepTape]] | None) -> str:
-    """Say from where to where a replay leads: ranks replay together only if that is the same on all."""
-    return "nowhere" if path is None else f"{path[0].step} to {path[1][-1].step}"
 
 
 def _num_bytes(tensors: list[Tensor]) -> int:
