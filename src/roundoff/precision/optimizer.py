@@ -65,6 +65,11 @@ class RecipeOptimizer(Optimizer):
         return self._shared.computation.arithmetic
 
     @property
+    def stand_ins(self) -> list[tuple[Tensor, Tensor]]:
+        """The parameters that the inner optimizer does not update itself, with what it updates in their place."""
+        return [(weight.parameter, weight.main) for weight in self._weights if weight.is_shadowed]
+
+    @property
     def scale(self) -> float:
         """What the next loss is multiplied with."""
         return self._shared.scaler.scale

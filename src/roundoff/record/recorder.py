@@ -134,6 +134,8 @@ class OpRecorder(DispatchMode):
         """Learn which parameter each gradient and piece of optimizer state belongs to, for the time of one step."""
         self._optimizer = optimizer
         self._of_parameter = {}
+        for parameter, stand_in in getattr(optimizer, "stand_ins", ()):  # what a recipe's optimizer works on
+            self._sites.add_stand_in(stand_in, parameter)
         for group in optimizer.param_groups:
             for parameter in group["params"]:
                 place = self._place_of(parameter)

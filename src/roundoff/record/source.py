@@ -12,7 +12,8 @@ from types import FrameType
 import torch
 
 _HERE = Path(__file__).parent
-_NOT_THE_USERS = tuple(str(folder) + os.sep for folder in (Path(torch.__file__).parent, _HERE, _HERE.parent / "watch"))
+_OUR_FOLDERS = (Path(torch.__file__).parent, _HERE, _HERE.parent / "watch", _HERE.parent / "precision")
+_NOT_THE_USERS = tuple(str(folder) + os.sep for folder in _OUR_FOLDERS)
 _STDLIB = sysconfig.get_path("stdlib") + os.sep
 
 
@@ -52,7 +53,7 @@ class Sources:
 
 
 def is_users_file(filename: str) -> bool:
-    """Say whether a file is neither torch's, nor Python's, nor one of those that record and watch."""
+    """Say whether a file is neither torch's, nor Python's, nor one of those that record, watch or apply recipes."""
     if filename.startswith((*_NOT_THE_USERS, "<frozen")):
         return False
     return not filename.startswith(_STDLIB) or "-packages" in filename  # packages may live inside the library's folder

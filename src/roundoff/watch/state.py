@@ -227,7 +227,7 @@ class State:
 
 
 def outermost(optimizers: Iterable[Optimizer]) -> list[Optimizer]:
-    """Return one optimizer of those that share their state: the outermost of our own wrappers, any of other people's."""
+    """Return one optimizer of those that share their state: the outermost wrapper of ours, any of those of others."""
     found = list(optimizers)
     inner = {id(getattr(optimizer, "inner", None)) for optimizer in found}
     chosen: dict[int, Optimizer] = {}
