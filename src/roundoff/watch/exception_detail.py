@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import traceback
 
+from torch import nn
+
 from roundoff.runs import JsonValue
 
 _MOST_FRAMES = 60
@@ -22,3 +24,12 @@ def exception_detail(error: BaseException) -> dict[str, JsonValue]:
     frames = list(traceback.walk_tb(error.__traceback__))[::-1][:_MOST_FRAMES]
     lines = [f'  File "{frame.f_code.co_filename}", line {line} in {frame.f_code.co_name}' for frame, line in frames]
     return {"message": message, "traceback": lines}
+
+
+def raising_module(error: BaseException) -> nn.Module | None:
+    """Return the innermost module whose code the exception came through; None if it came through none."""
+    for frame, _ in list(traceback.walk_tb(error.__traceback__))[::-1]:
+        owner = frame.f_locals.get("self")
+        if isinstance(owner, nn.Module):
+            return owner
+    return None

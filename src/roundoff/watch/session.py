@@ -25,7 +25,7 @@ from roundoff.record.torch_private import (
 from roundoff.runs import Anomaly, JsonValue, RecordingStoppedWarning, RunWriter
 from roundoff.runs.flight import FlightRecorder
 from roundoff.watch.budget import Budget
-from roundoff.watch.exception_detail import exception_detail
+from roundoff.watch.exception_detail import exception_detail, raising_module
 from roundoff.watch.handling import StepHandler
 from roundoff.watch.journal import Journal, learning_rates
 from roundoff.watch.lookout import Lookout
@@ -137,7 +137,8 @@ class Watch:
         """Take note that the training raised."""
         if isinstance(error, Exception) and not self._stopped:
             phase = PHASES[self._clock.phase]
-            site = self._sites.names[self._sites.of_module(self._running[-1], 0)] if self._running else None
+            module = raising_module(error)
+            site = None if module is None else self._sites.names[self._sites.of_module(module, 0)]
             detail = {**exception_detail(error), "site": site}
             self._lookout.note("exception", phase=phase, name=type(error).__name__, detail=detail)
 
