@@ -83,6 +83,9 @@ def run_command(
 
     if sync:
         _run_synchronously()
+    if valgrind:
+        code, found = _run_under_memcheck(words, is_module=is_module, name=name, base=base, as_json=as_json)
+        sys.exit(code or (0 if exit_zero else found))
 
     def train(guard: ProcessGuard) -> int:
         from roundoff.record.repeatable import repeatable
@@ -160,6 +163,26 @@ def _diagnose(folder: Path, *, facts: Mapping[str, JsonValue], watched: str | No
         saved, following = saved_line(run, diagnosis), next_commands(run, diagnosis)
         click.echo(to_text(diagnosis.findings, saved=saved, next_commands=following, watched=watched), err=True)
     return exit_code(diagnosis)
+
+
+def _run_under_memcheck(
+    words: tuple[str, ...], *, is_module: bool, name: str | None, base: Path, as_json: bool
+) -> tuple[int, int]:
+    """Run the script under valgrind instead of the watch, and tell of its memory; return its code and ours."""
+    from roundoff.record.environment import describe_process
+    from roundoff.record.script import arguments_after, folder_for
+    from roundoff.runs import RunWriter, memcheck_path
+    from roundoff.watch.valgrind import memcheck_command, run_memcheck
+
+    script = arguments_after(words, is_module=is_module, example="roundoff run --valgrind train.py --epochs 1")
+    script.check()
+    memcheck_command(script.command, xml=Path())  # says now if valgrind is missing
+    folder = folder_for(script, name=name, base=base)
+    info = describe_process(seed=None, settings={"memcheck": True}, command=script.command)
+    writer = RunWriter.create(folder, info)
+    code = run_memcheck(script.command, xml=memcheck_path(folder))
+    writer.close(status="failed" if code else "finished")
+    return code, _diagnose(folder, facts={}, watched=str(folder), as_json=as_json)
 
 
 def _run_synchronously() -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 from roundoff.errors import RunFolderError
-from roundoff.runs import Finding, JsonValue, Severity
+from roundoff.runs import Finding, JsonValue, Run, Severity
 
 _ALLOCATORS = re.compile(
     r"^(malloc|calloc|realloc|free|memalign|posix_memalign|aligned_alloc|strn?dup|operator (new|delete))"
@@ -21,6 +21,8 @@ _ONCE = re.compile(
 )
 """Frames under which things happen once in a process: libraries are loaded, torch makes its parsers of arguments."""
 _MOST_FINDINGS = 10
+
+MEMCHECK_CODES = ("invalid-access", "native-leak")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,6 +46,12 @@ class _Group:
     is_loss: bool
     num_bytes: int = 0
     num_times: int = 0
+
+
+def wrong_memory(run: Run) -> list[Finding]:
+    """Return what memcheck saw, where the script ran under it."""
+    path = run.memcheck_file()
+    return [] if path is None else memcheck_findings(path)
 
 
 def memcheck_findings(path: Path) -> list[Finding]:

@@ -115,6 +115,11 @@ def native_crash_path(folder: Path, *, rank: int) -> Path:
     return folder / f"crash-native-rank{rank}.txt"
 
 
+def memcheck_path(folder: Path) -> Path:
+    """Return where valgrind's memcheck writes what it saw, in its own XML."""
+    return folder / "memcheck.xml"
+
+
 def ending_path(folder: Path, *, rank: int) -> Path:
     """Return where it says how the process ended."""
     return folder / f"ending-rank{rank}.json"

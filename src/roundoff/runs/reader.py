@@ -169,6 +169,11 @@ class Run:
         """Return the native stacks of a crash or hang, as gdb writes them; empty if there are none."""
         return _read_text(names.native_crash_path(self.path, rank=rank))
 
+    def memcheck_file(self) -> Path | None:
+        """Return where memcheck's XML is; None if the script did not run under it."""
+        path = names.memcheck_path(self.path)
+        return path if path.exists() else None
+
     def probes(self) -> list[dict[str, JsonValue]]:
         """Return what probes measured, in order."""
         return list(read_lines(self.path / names.PROBES_NAME, dict))

@@ -20,7 +20,8 @@ def run_memcheck(command: Sequence[str], *, xml: Path) -> int:
     """
     # Python's own allocator hides from memcheck what lies inside its arenas.
     environment = {**os.environ, "PYTHONMALLOC": "malloc", "OMP_NUM_THREADS": "1"}
-    return subprocess.run(memcheck_command(command, xml=xml), env=environment).returncode
+    code = subprocess.run(memcheck_command(command, xml=xml), env=environment).returncode
+    return code if code >= 0 else 128 - code  # as a shell tells of a signal
 
 
 def memcheck_command(command: Sequence[str], *, xml: Path) -> list[str]:
