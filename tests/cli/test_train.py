@@ -52,9 +52,22 @@ def test_a_training_goes_on_where_another_stopped(tmp_path: Path):
     assert f"resumed from {tmp_path / 'train-1'} at step 2" in answer.stdout
 
 
+def test_resuming_a_finished_training_says_that_nothing_is_left(tmp_path: Path):
+    train(*TINY, "--runs", str(tmp_path))
+    answer = train(*TINY, "--runs", str(tmp_path), "--resume", str(tmp_path / "train-1"))
+    assert answer.exit_code == 0, answer.output
+    assert "nothing is left to train: 4 steps were asked for" in answer.stdout.splitlines()
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [
+        (
+            ("--fsdp",),
+            "TrainError: --fsdp needs several ranks.\n"
+            "  why: there is one.\n"
+            "  fix: --procs 2, or torchrun --nproc-per-node 2 ...\n",
+        ),
         (
             ("--batch-size", "65", "--procs", "2"),
             "TrainError: A batch of 65 cannot be divided by 2.\n"

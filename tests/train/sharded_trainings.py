@@ -11,7 +11,7 @@ from roundoff.train import TrainConfig, train
 
 def main() -> None:
     out = Path(sys.argv[1])
-    for recipe in ("O2", "fixed"):
+    for recipe in ("fp32", "O2", "fixed"):
         config = TrainConfig(
             recipe=recipe,
             epochs=2,

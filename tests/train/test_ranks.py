@@ -61,21 +61,11 @@ def test_with_batch_norm_over_all_ranks_two_are_one_up_to_rounding(tmp_path: Pat
 
 
 @pytest.mark.slow
-def test_sharded_weights_resume_bit_for_bit(tmp_path: Path):
-    fsdp = ("-m", "roundoff", "train", "--procs", "2", "--fsdp", "--accumulate", "2")
-    run(*fsdp, folder=tmp_path / "whole")
-    run(*fsdp, "--steps", "13", folder=tmp_path / "stopped")
-    run(*fsdp, "--resume", str(tmp_path / "stopped" / "train-1"), folder=tmp_path / "rest")
-    whole, rest = weights_in(tmp_path / "whole" / "train-1"), weights_in(tmp_path / "rest" / "train-1")
-    assert all(torch.equal(whole[name], rest[name]) for name in whole)
-
-
-@pytest.mark.slow
-def test_narrow_sharded_weights_train_what_copied_ones_train_and_resume(tmp_path: Path):
+def test_sharded_weights_train_what_copied_ones_train_and_resume_bit_for_bit(tmp_path: Path):
     words = [sys.executable, *TORCHRUN, str(Path(__file__).parent / "sharded_trainings.py"), str(tmp_path)]
     done = subprocess.run(words, capture_output=True, text=True, timeout=240, check=False)
     assert done.returncode == 0, done.stderr[-2000:]
-    for recipe in ("O2", "fixed"):
+    for recipe in ("fp32", "O2", "fixed"):
         copied = weights_in(tmp_path / f"{recipe}-copied")
         for other in (weights_in(tmp_path / f"{recipe}-sharded"), weights_in(tmp_path / f"{recipe}-resumed")):
             assert all(torch.equal(copied[name], other[name]) for name in copied)

@@ -317,6 +317,8 @@ class Training:
             restore_random_state(checkpoint.random[self.ranks.rank], self.device)
         self.step = checkpoint.step
         self.history.notes.append(f"resumed from {self.config.resume} at step {checkpoint.step}")
+        if self.step >= self.last_step and not self.config.eval_only:
+            self.history.notes.append(f"nothing is left to train: {self.last_step} steps were asked for")
         if changes:
             self.history.notes.append(f"not bit-identical to an uninterrupted training: {'; '.join(changes)}")
 
