@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -42,6 +43,12 @@ def test_a_consequence_becomes_a_related_finding_of_its_cause(run: Run) -> None:
     (found,) = diagnose_run(run, rules=[gives(spike), gives(finding("overflow", step=4))]).findings
     assert found.rule == "overflow"
     assert [related.rule for related in found.related] == ["loss-spike"]
+
+
+def test_a_consequence_that_every_rank_shows_is_told_once(run: Run) -> None:
+    steps = [replace(finding("step-on-nonfinite-gradients", step=5), rank=rank) for rank in range(4)]
+    (found,) = diagnose_run(run, rules=[gives(*steps), gives(finding("nonfinite-input", step=5))]).findings
+    assert [related.rule for related in found.related] == ["step-on-nonfinite-gradients"]
 
 
 def test_a_rule_that_fails_becomes_a_note_and_hides_no_other(run: Run) -> None:

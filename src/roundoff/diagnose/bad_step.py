@@ -94,7 +94,8 @@ def bad_steps(run: Run) -> list[BadStep]:
     """Return, rank by rank, the steps in which something was not finite, up to the one after which everything is.
 
     They are known from anomalies, from losses, or in a run without a watch from the recorded events. The replayed
-    steps before the first of them are looked into, too: weights may have been bad for a while before it showed.
+    steps before the first of them are looked into, too: weights may have been bad for a while before it showed, and a
+    script may have raised before anybody else saw it.
     """
     return [bad for rank in run.ranks for bad in _of_rank(run, rank)]
 
@@ -108,11 +109,11 @@ def _of_rank(run: Run, rank: int) -> Iterator[BadStep]:
     losses = {step for step, metric in metrics.items() if metric.loss is not None and not math.isfinite(metric.loss)}
     known = losses | set(anomalies)
     recorded = _recorded_bad_steps(run, rank)
-    replayed = {step for step in run.replayed_steps if known and step <= min(known)}
+    replayed = {step for step in run.replayed_steps if not known or step <= min(known)}
     skipped = {call.step for call in run.calls(rank=rank) if call.call == "step" and call.detail.get("skipped")}
     for step in sorted(known | recorded | replayed)[:MAX_STEPS]:
         bad = _look(run, rank, step, anomalies.get(step, []), metrics.get(step), was_skipped=step in skipped)
-        if step in replayed - known and bad.is_refuted:
+        if known and step in replayed - known and bad.is_refuted:
             first = min(known)
             bad = replace(bad, step=first, anomalies=tuple(anomalies.get(first, [])), metrics=metrics.get(first))
         if step in known or bad.place is not None:

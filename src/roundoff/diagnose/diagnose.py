@@ -47,13 +47,14 @@ def diagnose_run(run: Run, *, rules: Sequence[Rule] = RULES) -> Diagnosis:
 
 
 def _with_consequences(findings: Iterable[Finding]) -> list[Finding]:
-    """Put findings that a graver one explains among its related ones."""
+    """Put findings that a graver one explains among its related ones; what every rank says is said once."""
     kept = ordered(findings, procedure=PROCEDURE)
     for finding in reversed(list(kept)):
         cause = next((other for other in kept if other is not finding and _explains(other, finding)), None)
         if cause is not None:
             kept.remove(finding)
-            kept[kept.index(cause)] = replace(cause, related=(*cause.related, finding))
+            if not any((known.rule, known.step) == (finding.rule, finding.step) for known in cause.related):
+                kept[kept.index(cause)] = replace(cause, related=(*cause.related, finding))
     return kept
 
 
