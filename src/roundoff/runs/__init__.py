@@ -1,6 +1,7 @@
 """The run folder: rows, files, version; the only room that reads or writes one."""
 
 from roundoff.runs.anomaly import Anomaly, AnomalyKind
+from roundoff.runs.batch_facts import BatchFacts, TensorFacts
 from roundoff.runs.call import Call
 from roundoff.runs.columns import EventColumns, HashColumns, Interned, ParameterColumns
 from roundoff.runs.ending import Ending
@@ -29,6 +30,7 @@ from roundoff.runs.plain_json import JsonValue, to_json
 from roundoff.runs.reader import Run
 from roundoff.runs.replay_info import Origin, ReplayInfo
 from roundoff.runs.schema import EVENTS, HASHES, HISTOGRAM_LENGTH, PARAMETERS, SKETCH_LENGTH, TABLES
+from roundoff.runs.structure import ModuleFacts, OptimizerFacts, ParameterFacts, Structure
 from roundoff.runs.tensor_file import TensorEntry, TensorFile
 from roundoff.runs.tensor_writer import TensorWriter
 from roundoff.runs.writer import RecordingStoppedWarning, RunWriter
@@ -44,6 +46,7 @@ __all__ = [
     "VERSION",
     "Anomaly",
     "AnomalyKind",
+    "BatchFacts",
     "Call",
     "Ending",
     "Event",
@@ -59,8 +62,11 @@ __all__ = [
     "MemoryLook",
     "Metrics",
     "MirrorStoppedWarning",
+    "ModuleFacts",
+    "OptimizerFacts",
     "Origin",
     "ParameterColumns",
+    "ParameterFacts",
     "RecordingStoppedWarning",
     "ReplayInfo",
     "Run",
@@ -68,7 +74,9 @@ __all__ = [
     "RunSummary",
     "RunWriter",
     "Severity",
+    "Structure",
     "TensorEntry",
+    "TensorFacts",
     "TensorFile",
     "TensorWriter",
     "UnreadableRun",

@@ -21,7 +21,7 @@ PROBES_NAME = "probes.jsonl"
 _PART = re.compile(r"rank(\d+)-part-(\d+)\.parquet")
 _TENSORS = re.compile(r"rank(\d+)-step(\d+)\.safetensors")
 _BATCH = re.compile(r"rank(\d+)-batch-(\d+)\.safetensors")
-_LINES = re.compile(r"(?:metrics|calls|anomalies|memory)-rank(\d+)\.jsonl")
+_LINES = re.compile(r"(?:metrics|calls|anomalies|memory|structure|inputs)-rank(\d+)\.jsonl")
 _ENDING = re.compile(r"ending-rank(\d+)\.json")
 _REPLAY = re.compile(r"step(\d+)")
 
@@ -39,6 +39,16 @@ def calls_path(folder: Path, *, rank: int) -> Path:
 def anomalies_path(folder: Path, *, rank: int) -> Path:
     """Return where the anomalies go that were seen while training."""
     return folder / f"anomalies-rank{rank}.jsonl"
+
+
+def structure_path(folder: Path, *, rank: int) -> Path:
+    """Return where it goes what the training is made of."""
+    return folder / f"structure-rank{rank}.jsonl"
+
+
+def inputs_path(folder: Path, *, rank: int) -> Path:
+    """Return where it goes what came into the steps from outside."""
+    return folder / f"inputs-rank{rank}.jsonl"
 
 
 def memory_path(folder: Path, *, rank: int) -> Path:
@@ -156,7 +166,7 @@ def ranks_with_files(folder: Path) -> set[int]:
 def files_of_rank(folder: Path, rank: int) -> list[Path]:
     """Return the finished files that a rank writes, other than the parts of tables; rank 0 writes those of the run."""
     own = [metrics_path(folder, rank=rank), calls_path(folder, rank=rank), anomalies_path(folder, rank=rank)]
-    own.append(memory_path(folder, rank=rank))
+    own += [f(folder, rank=rank) for f in (memory_path, structure_path, inputs_path)]
     if rank == 0:
         own += [folder / INFO_NAME, folder / PROBES_NAME]
     found = [path for of_rank, _, path in (*tensor_files(folder), *batch_files(folder)) if of_rank == rank]

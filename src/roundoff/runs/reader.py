@@ -13,6 +13,7 @@ from roundoff.errors import RunFolderError, UsageError
 from roundoff.runs import folder as names
 from roundoff.runs.anomaly import Anomaly
 from roundoff.runs.atomic import write_atomically
+from roundoff.runs.batch_facts import BatchFacts
 from roundoff.runs.call import Call
 from roundoff.runs.ending import Ending
 from roundoff.runs.event import Event, events_of
@@ -27,6 +28,7 @@ from roundoff.runs.plain_json import JsonValue, read_json_object, to_json
 from roundoff.runs.replay_info import Origin, ReplayInfo
 from roundoff.runs.schema import EVENTS, HASHES, PARAMETERS, Table
 from roundoff.runs.selection import Selection
+from roundoff.runs.structure import Structure
 from roundoff.runs.tensor_file import TensorFile
 from roundoff.runs.typed_json import object_from
 
@@ -126,6 +128,14 @@ class Run:
     def memory(self, *, rank: int = 0) -> list[MemoryLook]:
         """Return the looks at memory that grew, in order."""
         return list(read_lines(names.memory_path(self.path, rank=rank), MemoryLook.from_object))
+
+    def structures(self, *, rank: int = 0) -> list[Structure]:
+        """Return what the training was made of, as often as that was looked at, in order."""
+        return list(read_lines(names.structure_path(self.path, rank=rank), Structure.from_object))
+
+    def inputs(self, *, rank: int = 0) -> list[BatchFacts]:
+        """Return what came into the steps from outside, in order."""
+        return list(read_lines(names.inputs_path(self.path, rank=rank), BatchFacts.from_object))
 
     def replay_info(self, *, rank: int = 0) -> ReplayInfo | None:
         """Return, for the folder of a replayed step, how the replay went; None if it does not say."""

@@ -17,6 +17,7 @@ from roundoff.errors import RunFolderError
 from roundoff.runs import folder as names
 from roundoff.runs.anomaly import Anomaly
 from roundoff.runs.atomic import write_atomically
+from roundoff.runs.batch_facts import BatchFacts
 from roundoff.runs.call import Call
 from roundoff.runs.columns import EventColumns, HashColumns, ParameterColumns
 from roundoff.runs.info import RunInfo, Status, write_info
@@ -28,6 +29,7 @@ from roundoff.runs.parts import PartWriter
 from roundoff.runs.plain_json import JsonValue, to_json
 from roundoff.runs.replay_info import Origin, ReplayInfo
 from roundoff.runs.schema import EVENTS, HASHES, PARAMETERS
+from roundoff.runs.structure import Structure
 from roundoff.runs.tensor_writer import TensorWriter
 from roundoff.runs.typed_json import object_of
 
@@ -126,6 +128,16 @@ class RunWriter:
         """Take a look at memory that grows."""
         path = names.memory_path(self.folder, rank=self.rank)
         self._attempt(lambda: self._lines.setdefault(path, []).append(look.to_text()))
+
+    def write_structure(self, structure: Structure) -> None:
+        """Take what the training is made of."""
+        path = names.structure_path(self.folder, rank=self.rank)
+        self._attempt(lambda: self._lines.setdefault(path, []).append(to_json(structure.to_object())))
+
+    def write_inputs(self, facts: BatchFacts) -> None:
+        """Take what came into a step from outside."""
+        path = names.inputs_path(self.folder, rank=self.rank)
+        self._attempt(lambda: self._lines.setdefault(path, []).append(to_json(facts.to_object())))
 
     def write_replay_info(self, info: ReplayInfo) -> None:
         """Say, in the folder of a replayed step, how the replay went; written at once."""

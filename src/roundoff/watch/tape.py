@@ -37,6 +37,8 @@ _READ_ONLY = frozenset({
 """Functions that compute no tensor of the step, by name."""
 _ATTRIBUTES = frozenset({"grad", "T", "mT", "H", "mH", "data", "real", "imag"})
 """Attributes that are tensors."""
+_READING_SCALARS = frozenset({"item", "__float__", "isnan", "isfinite", "isinf"})
+_LOSSES = frozenset({"cross_entropy", "binary_cross_entropy", "binary_cross_entropy_with_logits", "kl_div"})
 _ALIASING = frozenset({"__get__", "detach", "view", "reshape", "flatten", "t", "transpose", "__getitem__"})
 """Functions whose result shares memory with their argument: writing into it writes into a model."""
 
@@ -187,6 +189,10 @@ class Tape(FunctionMode):
         self.is_between = True
         """Whether no step is open: before the first, and after the optimizer has stepped until the next forward."""
         self._was_begun = False
+        self.on_loss: Callable[[tuple[Any, ...], Any], None] | None = None
+        """Called with arguments and result of every loss function that the loop calls, with gradients or without."""
+        self.on_scalar: Callable[[Any], None] | None = None
+        """Called with what the loop reads as a number, or asks whether it is finite."""
         self._is_state = is_state
         self._notes = Notes(is_state)
         self._open: list[list[Entry]] = [self.step.entries]
@@ -312,7 +318,19 @@ class Tape(FunctionMode):
         if takes is None:
             takes = self._takes[func] = _computes(func)
         if not takes or self._num_holds:
-            return func(*args, **kwargs) if kwargs else func(*args)
+            result = func(*args, **kwargs) if kwargs else func(*args)
+            if not self._num_holds and func.__name__ in _READING_SCALARS:
+                self._look(self.on_scalar, args[0])
+            return result
+        if func.__name__ in _READING_SCALARS:
+            self._look(self.on_scalar, args[0])
+        elif is_loss_name(func.__name__):
+            result = self._run_taken(func, args, kwargs)
+            self._look(self.on_loss, args, result)
+            return result
+        return self._run_taken(func, args, kwargs)
+
+    def _run_taken(self, func: Any, args: Any, kwargs: Any) -> Any:
         if self.is_between or not torch.is_grad_enabled():
             return self._outside_of_the_graph(func, args, kwargs)
         noted = self._before(func, args, kwargs)
@@ -335,6 +353,14 @@ class Tape(FunctionMode):
         elif self.is_between and torch.is_grad_enabled() and _builds_graph(result):
             self._begin_with(func, args, kwargs, result)
         return result
+
+    def _look(self, look: Callable[..., None] | None, *values: Any) -> None:
+        if look is not None:
+            try:
+                with hidden_from_functions():
+                    look(*values)
+            except Exception as error:
+                self._on_error(error)
 
     def _begin_with(self, func: Any, args: Any, kwargs: Any, result: Any) -> None:
         """Begin another step with a function: the loop calls no module that would say so.
@@ -395,6 +421,15 @@ class Tape(FunctionMode):
                 return filename, frame.f_lineno
             frame = frame.f_back
         return None
+
+
+def is_loss_name(name: str) -> bool:
+    """Say whether a function of torch's computes a loss.
+
+    >>> is_loss_name("mse_loss"), is_loss_name("softmax")
+    (True, False)
+    """
+    return name in _LOSSES or name.endswith("_loss")
 
 
 def _computes(func: Any) -> bool:

@@ -1,0 +1,81 @@
+"""What a training is made of: parameters, modules and optimizers, as they were when training began."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from roundoff.runs.plain_json import JsonValue
+from roundoff.runs.typed_json import object_from, object_of
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ParameterFacts:
+    """One parameter of a model, or a tensor that an optimizer updates or backward reaches and no model owns."""
+
+    name: str | None
+    """None where no known model owns it."""
+    site: str
+    shape: tuple[int, ...]
+    dtype: str
+    requires_grad: bool
+    optimizers: tuple[str, ...] = ()
+    """The optimizers that hold it, by their names in `Structure.optimizers`."""
+    has_gradient: bool = False
+    """Whether it had a gradient when the first optimizer stepped."""
+    is_reached: bool = False
+    """Whether the first backward led to it."""
+    tied_to: str | None = None
+    """The first other parameter or buffer that lies in the same memory."""
+    mean: float | None = None
+    std: float | None = None
+    absmax: float | None = None
+    equal_rows: bool = False
+    """Whether all its rows (of which there are several) are the same."""
+    is_zero: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModuleFacts:
+    """One module of a model."""
+
+    site: str
+    kind: str
+    """Its class."""
+    training: bool
+    settings: Mapping[str, JsonValue] = field(default_factory=dict)
+    """Plain attributes: `eps`, `momentum`, `p`, `padding_idx`, ..."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OptimizerFacts:
+    """One optimizer."""
+
+    name: str
+    """Its class, and `#2` for a second one of the same."""
+    groups: tuple[Mapping[str, JsonValue], ...] = ()
+    """Settings of each group: `lr`, `betas`, `eps`, `weight_decay`, ..., and `num_parameters`."""
+    has_state: bool = False
+    """Whether it had state before its first step: a resumed training."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Structure:
+    """What a training was made of at one step."""
+
+    step: int
+    parameters: tuple[ParameterFacts, ...] = ()
+    modules: tuple[ModuleFacts, ...] = ()
+    optimizers: tuple[OptimizerFacts, ...] = ()
+
+    def to_object(self) -> dict[str, JsonValue]:
+        """Return it as a JSON object."""
+        value = object_of(self)
+        for name in ("parameters", "modules", "optimizers"):
+            value[name] = [object_of(entry) for entry in getattr(self, name)]
+        return value
+
+    @classmethod
+    def from_object(cls, value: Mapping[str, JsonValue]) -> Structure:
+        """Read it; fields that a newer version added are left out."""
+        return object_from(cls, value)

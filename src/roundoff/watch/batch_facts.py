@@ -1,0 +1,152 @@
+"""Looks at what came into a step from outside, through the tape of the step: inputs, labels, and the loss they meet."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from roundoff.kernels import row as at
+from roundoff.kernels.summaries import summarize
+from roundoff.record.sites import Sites
+from roundoff.runs import BatchFacts, HashColumns, Interned, JsonValue, TensorFacts
+from roundoff.watch.arguments import Outside, Rebuilt
+from roundoff.watch.tape import Entry, FunctionCall, ModelCall, StepTape, flat, is_loss_name
+
+_MOST_VALUES = 1000
+"""Whole numbers with more different values than this are not counted: they are ids, not classes."""
+_MOST_SAMPLES = 1024
+
+
+def facts_of(tape: StepTape, sites: Sites, *, criterion_input: dict[str, Any]) -> tuple[BatchFacts, HashColumns | None]:
+    """Describe what came into a step, and hash each of its samples; `criterion_input` as `criterion_input_facts`."""
+    tensors: list[TensorFacts] = []
+    hashes: list[tuple[str, int]] = []
+    met: set[int] = set()
+    criterion: FunctionCall | ModelCall | None = None
+    with torch.no_grad():
+        for entry in flat(tape.entries):
+            if is_loss(entry):
+                criterion = entry  # type: ignore[assignment]
+            for place, outside in _outside_of(entry, sites):
+                if id(outside) in met:
+                    continue
+                met.add(id(outside))
+                tensors.append(_tensor_facts(place, outside.copy, is_target=is_loss(entry)))
+                hashes += [(place, number) for number in _sample_hashes(outside.copy)]
+        facts = BatchFacts(step=tape.step, tensors=tuple(tensors), **_criterion_facts(criterion), **criterion_input)
+    return facts, _columns(tape.step, hashes)
+
+
+def is_loss(entry: Entry) -> bool:
+    """Say whether a call computes a loss: a function or module of torch's that is named so."""
+    if isinstance(entry, FunctionCall):
+        return is_loss_name(entry.function.__name__)
+    return isinstance(entry, ModelCall) and type(entry.module).__module__ == "torch.nn.modules.loss"
+
+
+def _outside_of(entry: Entry, sites: Sites) -> Iterator[tuple[str, Outside]]:
+    if isinstance(entry, ModelCall):
+        name = sites.names[sites.of_module(entry.module, 0)]
+    elif isinstance(entry, FunctionCall):
+        name = entry.function.__name__
+    else:
+        return
+    for index, value in enumerate(entry.args):
+        for outside in _in(value):
+            yield f"{name}[{index}]", outside
+    for key, value in entry.kwargs.items():
+        for outside in _in(value):
+            yield f"{name}:{key}", outside
+
+
+def _in(value: Any) -> Iterator[Outside]:
+    if isinstance(value, Outside):
+        yield value
+    elif isinstance(value, (list, tuple)):
+        for item in value:
+            yield from _in(item)
+    elif isinstance(value, dict):
+        yield from _in(list(value.values()))
+    elif isinstance(value, Rebuilt):
+        yield from _in(value.parts)
+
+
+def _tensor_facts(place: str, x: Tensor, *, is_target: bool) -> TensorFacts:
+    shape, dtype = tuple(x.shape), str(x.dtype).removeprefix("torch.")
+    if not x.numel() or x.is_complex() or x.layout is not torch.strided:
+        return TensorFacts(place=place, shape=shape, dtype=dtype, is_target=is_target)
+    row = summarize(x)
+    bad = int(row[at.NUM_NAN] + row[at.NUM_POSINF] + row[at.NUM_NEGINF])
+    count = max(x.numel() - bad, 1)
+    mean = float(row[at.SUM]) / count
+    return TensorFacts(
+        place=place,
+        shape=shape,
+        dtype=dtype,
+        min=_number(row[at.MIN]),
+        max=_number(row[at.MAX]),
+        mean=mean,
+        std=math.sqrt(max(float(row[at.SUM_SQUARES]) / count - mean * mean, 0.0)),
+        num_nonfinite=bad,
+        hash=f"{row[at.HASH : at.HASH + 1].view(np.uint64)[0]:016x}",
+        counts=_counts(x),
+        is_target=is_target,
+    )
+
+
+def _number(value: float) -> float | None:
+    return None if math.isnan(value) else float(value)
+
+
+def _counts(x: Tensor) -> dict[str, int]:
+    if x.is_floating_point() or x.numel() > 2**20:
+        return {}
+    values, counts = torch.unique(x, return_counts=True)
+    if len(values) > _MOST_VALUES:
+        return {}
+    return {str(value): count for value, count in zip(values.tolist(), counts.tolist(), strict=True)}
+
+
+def _sample_hashes(x: Tensor) -> list[int]:
+    if x.dim() < 2 or x.shape[0] > _MOST_SAMPLES or not x.numel() or x.is_complex():
+        return []
+    return [int(summarize(sample)[at.HASH : at.HASH + 1].view(np.uint64)[0]) for sample in x]
+
+
+def _columns(step: int, hashes: list[tuple[str, int]]) -> HashColumns | None:
+    if not hashes:
+        return None
+    return HashColumns(
+        step=np.full(len(hashes), step, dtype=np.int32),
+        microbatch=np.zeros(len(hashes), dtype=np.int16),
+        kind=Interned.of(["sample"] * len(hashes)),
+        name=Interned.of([place for place, _ in hashes]),
+        hash=np.array([number for _, number in hashes], dtype=np.uint64),
+    )
+
+
+def _criterion_facts(call: FunctionCall | ModelCall | None) -> dict[str, Any]:
+    if call is None:
+        return {}
+    settings: dict[str, JsonValue] = {}
+    given = vars(call.module) if isinstance(call, ModelCall) else call.kwargs
+    for key, value in given.items():
+        if value is None or isinstance(value, (bool, int, float, str)):
+            settings[key] = value
+    name = type(call.module).__name__ if isinstance(call, ModelCall) else call.function.__name__
+    return {"criterion": name, "criterion_settings": settings}
+
+
+def criterion_input_facts(x: Any) -> dict[str, Any]:
+    """Describe the first argument of a criterion: how many classes, and whether its rows are probabilities already."""
+    if not isinstance(x, Tensor) or x.dim() < 2 or not x.is_floating_point():
+        return {}
+    with torch.no_grad():
+        sums = x.detach().double().sum(1)
+        is_probability = bool(((sums - 1).abs() < 1e-3).all()) and bool((x >= 0).all())
+    return {"rows_sum_to_one": is_probability, "num_classes": x.shape[1]}

@@ -1,0 +1,175 @@
+"""Looks at what a training is made of: parameters, modules, optimizers, and how they belong together."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
+from torch.optim import Optimizer
+
+from roundoff.kernels import row as at
+from roundoff.kernels.summaries import summarize
+from roundoff.record.sites import LOOP, Sites
+from roundoff.runs import JsonValue, ModuleFacts, OptimizerFacts, ParameterFacts, Structure
+from roundoff.watch.state import Training, outermost
+
+_MOST_ITEMS = 8
+"""Longer lists among the attributes of a module are no settings."""
+
+
+def structure_of(
+    training: Training,
+    *,
+    step: int,
+    sites: Sites,
+    reached: Iterable[Tensor],
+    starts: dict[int, tuple[float, float, float]],
+    resumed: set[int],
+) -> Structure:
+    """Describe the training.
+
+    Args:
+        training: its models and optimizers.
+        step: the step that has ended.
+        sites: names for them.
+        reached: the leaves that backward led to.
+        starts: mean, std and absmax of tensors before the first step, by identity.
+        resumed: the identities of optimizers that had state before their first step.
+    """
+    optimizers = outermost(training.optimizers)
+    names = optimizer_names(optimizers)
+    with torch.no_grad():
+        return Structure(
+            step=step,
+            parameters=tuple(_parameters(training, optimizers, names, sites, list(reached), starts)),
+            modules=tuple(_modules(training, sites)),
+            optimizers=tuple(
+                OptimizerFacts(
+                    name=names[id(optimizer)],
+                    groups=tuple(_group(group) for group in optimizer.param_groups),
+                    has_state=id(optimizer) in resumed,
+                )
+                for optimizer in optimizers
+            ),
+        )
+
+
+def optimizer_names(optimizers: Iterable[Optimizer]) -> dict[int, str]:
+    """Give optimizers the names of their classes, numbered from the second of a class on."""
+    counts: dict[str, int] = {}
+    names: dict[int, str] = {}
+    for optimizer in optimizers:
+        kind = type(optimizer).__name__
+        counts[kind] = counts.get(kind, 0) + 1
+        names[id(optimizer)] = kind if counts[kind] == 1 else f"{kind}#{counts[kind]}"
+    return names
+
+
+def start_values(tensors: Iterable[Tensor]) -> dict[int, tuple[float, float, float]]:
+    """Return mean, std and absmax of each tensor, by identity; one pass over their memory."""
+    found: dict[int, tuple[float, float, float]] = {}
+    for x in tensors:
+        if x.is_floating_point() and x.numel() and not x.is_meta and type(x.data) in (Tensor, nn.Parameter):
+            row = summarize(x.detach())
+            mean = float(row[at.SUM]) / x.numel()
+            variance = max(float(row[at.SUM_SQUARES]) / x.numel() - mean * mean, 0.0)
+            found[id(x)] = (mean, variance**0.5, max(abs(float(row[at.MIN])), abs(float(row[at.MAX]))))
+    return found
+
+
+def _parameters(
+    training: Training,
+    optimizers: list[Optimizer],
+    names: dict[int, str],
+    sites: Sites,
+    reached: list[Tensor],
+    starts: dict[int, tuple[float, float, float]],
+) -> Iterable[ParameterFacts]:
+    holders: dict[int, list[str]] = {}
+    stand_ins: dict[int, Tensor] = {}
+    for optimizer in optimizers:
+        for parameter, stand_in in getattr(optimizer, "stand_ins", ()):
+            stand_ins[id(stand_in)] = parameter
+        for group in optimizer.param_groups:
+            for held in group["params"]:
+                owner = stand_ins.get(id(held), held)
+                holders.setdefault(id(owner), []).append(names[id(optimizer)])
+    is_reached = set(map(id, reached))
+    memory: dict[tuple[int, int], str] = {}
+    seen: set[int] = set()
+    of_models = [p for model in training.models for p in model.parameters()]
+    of_optimizers = [p for o in optimizers for g in o.param_groups for p in g["params"] if id(p) not in stand_ins]
+    for parameter in (*of_models, *of_optimizers, *reached):
+        if id(parameter) in seen or is_lazy(parameter):
+            continue
+        seen.add(id(parameter))
+        site, name = sites.of_parameter(parameter)
+        tied = memory.setdefault(_memory_of(parameter), name or LOOP) if parameter.numel() else name
+        mean, std, absmax = starts.get(id(parameter), (None, None, None))
+        yield ParameterFacts(
+            name=name,
+            site=sites.names[site],
+            shape=tuple(parameter.shape),
+            dtype=str(parameter.dtype).removeprefix("torch."),
+            requires_grad=parameter.requires_grad,
+            optimizers=tuple(holders.get(id(parameter), ())),
+            has_gradient=parameter.grad is not None,
+            is_reached=id(parameter) in is_reached,
+            tied_to=tied if tied != name and name is not None else None,
+            mean=mean,
+            std=std,
+            absmax=absmax,
+            equal_rows=_has_equal_rows(parameter),
+            is_zero=absmax == 0.0,
+        )
+
+
+def _memory_of(x: Tensor) -> tuple[int, int]:
+    try:
+        return x.untyped_storage()._cdata, x.storage_offset()
+    except (NotImplementedError, RuntimeError):
+        return id(x), 0
+
+
+def _has_equal_rows(x: Tensor) -> bool:
+    if x.dim() < 2 or x.shape[0] < 2 or x.is_meta or type(x.data) not in (Tensor, nn.Parameter):
+        return False
+    if x.numel() and float(x.detach()[0].reshape(-1)[0]) != float(x.detach()[1].reshape(-1)[0]):
+        return False  # nearly always enough
+    return bool((x.detach() == x.detach()[:1]).all())
+
+
+def _modules(training: Training, sites: Sites) -> Iterable[ModuleFacts]:
+    for module in training.modules():
+        site = sites.names[sites.of_module(module, 0)]
+        yield ModuleFacts(site=site, kind=type(module).__name__, training=module.training, settings=_settings(module))
+
+
+def _settings(module: nn.Module) -> dict[str, JsonValue]:
+    found: dict[str, JsonValue] = {}
+    for name, value in vars(module).items():
+        if name.startswith("_") or name == "training":
+            continue
+        if value is None or isinstance(value, (bool, int, float, str)):
+            found[name] = value
+        elif isinstance(value, (list, tuple)) and len(value) <= _MOST_ITEMS:
+            if all(isinstance(item, (bool, int, float, str)) for item in value):
+                found[name] = list(value)
+    return found
+
+
+def _group(group: dict[str, Any]) -> dict[str, JsonValue]:
+    found: dict[str, JsonValue] = {"num_parameters": len(group["params"])}
+    for key, value in group.items():
+        if key == "params":
+            continue
+        if isinstance(value, Tensor):
+            value = float(value) if value.numel() == 1 else None
+        if value is None or isinstance(value, (bool, int, float, str)):
+            found[key] = value
+        elif isinstance(value, (list, tuple)) and all(isinstance(item, (bool, int, float)) for item in value):
+            found[key] = list(value)
+    return found
