@@ -50,6 +50,15 @@ class BufferRollback:
         """The step has happened, or its buffers are back: copy again before the next forward."""
         self._taken = False
 
+    def remember(self) -> tuple[list[Tensor], list[Tensor], bool]:
+        """Return what it holds, to go back there."""
+        return [copy.clone() for copy in self._copies], list(self._buffers), self._taken
+
+    def recall(self, memory: tuple[list[Tensor], list[Tensor], bool]) -> None:
+        """Go back."""
+        copies, buffers, self._taken = memory
+        self._copies, self._buffers = [copy.clone() for copy in copies], list(buffers)
+
     def __deepcopy__(self, memo: dict[int, Any]) -> BufferRollback:
         # A copied model has no optimizer that could skip its steps: its hook does nothing.
         copy = object.__new__(BufferRollback)

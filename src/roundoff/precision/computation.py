@@ -72,6 +72,10 @@ class Computation:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on from a state."""
 
+    def recall(self, state: dict[str, Any]) -> None:
+        """Go back to a state of this very training: what came since is forgotten."""
+        self.load_state_dict(state)
+
     def enclose(self, model: nn.Module) -> None:
         """Put the hooks around the model's forward.
 

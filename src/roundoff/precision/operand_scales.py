@@ -47,6 +47,10 @@ class OperandScales:
             history.copy_(torch.cat([amax.reshape(1), history[:-1]]))
         return torch.where(largest > 0, largest, amax)
 
+    def forget(self) -> None:
+        """Begin every history anew."""
+        self._histories.clear()
+
     def state_dict(self) -> dict[str, Any]:
         """Return the histories."""
         return {"amax_histories": dict(self._histories)} if self._histories else {}

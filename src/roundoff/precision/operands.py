@@ -89,6 +89,11 @@ class OperandRounding(Computation):
         """Go on from these histories."""
         self._scales.load_state_dict(state)
 
+    def recall(self, state: dict[str, Any]) -> None:
+        """Go back to these histories; others had not begun."""
+        self._scales.forget()
+        self._scales.load_state_dict(state)
+
 
 class _Scope(threading.local):
     def __init__(self) -> None:

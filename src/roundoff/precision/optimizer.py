@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -15,6 +16,7 @@ from roundoff.precision.closures import Overflowed, Undo
 from roundoff.precision.gradients import agreed_overflow, first_nonfinite, hand_over, unscale, with_gradient
 from roundoff.precision.recipe import Recipe
 from roundoff.precision.shared import Extra, Shared
+from roundoff.precision.step_memory import StepMemory, recall, remember, repeating
 from roundoff.precision.weights import Weight
 
 _EXTRA = "roundoff"
@@ -218,6 +220,28 @@ class RecipeOptimizer(Optimizer):
         self.inner.load_state_dict({key: value for key, value in state_dict.items() if key != _EXTRA})
         if _EXTRA in state_dict:
             self._shared.load_state_dict(state_dict[_EXTRA])
+
+    def remember(self) -> StepMemory:
+        """Return what the next step starts from besides tensors: loss scale, counts, histories; see `repeating`."""
+        return remember(self._shared)
+
+    def recall(self, memory: StepMemory) -> None:
+        """Go back to a memory, for good: the steps since never happened. Tensors must be back already."""
+        recall(self._shared, memory)
+
+    def repeating(self, memory: StepMemory) -> AbstractContextManager[None]:
+        """Let the recipe be where `memory` was inside the block, to run that step again; then it is as it was."""
+        return repeating(self._shared, memory)
+
+    def remember_gradients(self) -> tuple[list[Weight] | None, str | None]:
+        """Return which gradients are unscaled, and the last overflow."""
+        return None if self._unscaled is None else list(self._unscaled), self._overflow
+
+    def recall_gradients(self, gradients: tuple[list[Weight] | None, str | None]) -> None:
+        """Go back there; gradients that were copied count as not copied."""
+        self._unscaled, self._overflow = gradients
+        for weight in self._weights:
+            weight.grad_version = -1
 
     def remove(self) -> None:
         """Take every hook off the model; its weights stay as they are."""

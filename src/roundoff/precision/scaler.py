@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -98,6 +99,23 @@ class LossScaler:
         self.num_clean = 0
         if settings.kind == "dynamic":
             self.scale = max(self.scale * settings.backoff, settings.smallest)
+
+    def remember(self) -> dict[str, Any]:
+        """Return where it is, to go back there."""
+        return {name: value for name, value in vars(self).items() if name != "_log"}
+
+    def recall(self, memory: dict[str, Any]) -> None:
+        """Go back."""
+        vars(self).update(memory)
+
+    @contextlib.contextmanager
+    def silenced(self) -> Iterator[None]:
+        """Log nothing inside the block: its steps are in the log already."""
+        log, self._log = self._log, None
+        try:
+            yield
+        finally:
+            self._log = log
 
     def state_dict(self) -> dict[str, Any]:
         """Return what a resumed training needs."""

@@ -77,6 +77,15 @@ class Shared:
             self.buffers.forget()
         self.scaler.update(overflow=overflow, loss=loss)
 
+    def remember_counts(self) -> tuple[int, float | None, list[str | None]]:
+        """Return how far the step of the scaler is."""
+        return self.num_backwards, self._loss, list(self._overflows)
+
+    def recall_counts(self, counts: tuple[int, float | None, list[str | None]]) -> None:
+        """Go back there."""
+        self.num_backwards, self._loss, overflows = counts
+        self._overflows = list(overflows)
+
     def report(self) -> str:
         """Say in a few lines how the model trains."""
         recipe, settings = self.recipe, self.scaler.settings

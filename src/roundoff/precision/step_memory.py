@@ -1,0 +1,79 @@
+"""What a model under a recipe starts a step from, besides its tensors: to run the step again, or to undo it."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor
+
+if TYPE_CHECKING:
+    from roundoff.precision.shared import Shared
+    from roundoff.precision.weights import Weight
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepMemory:
+    """The loss scale, counts, histories and rolled-back buffers of a model under a recipe at one moment.
+
+    Parameters, buffers, main weights and the inner optimizer's state are not in it: those are tensors that whoever
+    keeps a step keeps anyway.
+    """
+
+    scaler: dict[str, Any]
+    computation: dict[str, Any]
+    updates: dict[str, Any]
+    current: dict[Tensor, bool]
+    """By parameter: whether its main weight is up to date with it."""
+    buffers: tuple[list[Tensor], list[Tensor], bool] | None
+    counts: tuple[int, float | None, list[str | None]]
+    optimizers: list[tuple[list[Weight] | None, str | None]]
+
+
+def remember(shared: Shared) -> StepMemory:
+    """Return a copy of what the next step starts from."""
+    return StepMemory(
+        scaler=shared.scaler.remember(),
+        computation=copy.deepcopy(shared.computation.state_dict()),
+        updates=copy.deepcopy(shared.weights.state_dict()),
+        current={p: p._version == weight.version for p, weight in shared.weights.by_parameter.items()},
+        buffers=None if shared.buffers is None else shared.buffers.remember(),
+        counts=shared.remember_counts(),
+        optimizers=[optimizer.remember_gradients() for optimizer in shared.optimizers],
+    )
+
+
+def recall(shared: Shared, memory: StepMemory) -> None:
+    """Go back to a memory; the tensors must be back already, or go back without a new version."""
+    shared.scaler.recall(memory.scaler)
+    shared.computation.recall(copy.deepcopy(memory.computation))
+    shared.weights.load_state_dict(copy.deepcopy(memory.updates))
+    for parameter, is_current in memory.current.items():
+        shared.weights.by_parameter[parameter].version = parameter._version if is_current else -1
+    if shared.buffers is not None and memory.buffers is not None:
+        shared.buffers.recall(memory.buffers)
+    shared.recall_counts(memory.counts)
+    for optimizer, gradients in zip(shared.optimizers, memory.optimizers, strict=True):
+        optimizer.recall_gradients(gradients)
+
+
+@contextlib.contextmanager
+def repeating(shared: Shared, memory: StepMemory) -> Iterator[None]:
+    """Let the model be where `memory` was inside the block, logging nothing; afterwards it is as it was.
+
+    A block that sets back the versions of tensors belongs inside this one.
+    """
+    own = remember(shared)
+    weights = list(shared.weights.by_parameter.values())
+    versions = [weight.grad_version for weight in weights]
+    with shared.scaler.silenced():
+        recall(shared, memory)
+        try:
+            yield
+        finally:
+            recall(shared, own)
+            for weight, version in zip(weights, versions, strict=True):
+                weight.grad_version = version
