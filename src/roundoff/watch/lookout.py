@@ -48,6 +48,7 @@ class Lookout:
         self._unscaled: list[tuple[Tensor, Tensor]] = []
         self._unread = 0
         self._bad_buffers: set[str] = set()
+        self._suspect: float | None = None
 
     def new_step(self, step: int) -> None:
         """Forget the step that closed."""
@@ -97,12 +98,27 @@ class Lookout:
         """Keep the loss that backward starts from; return it as it is, scaled, or None if it is no loss."""
         if not isinstance(root, Tensor) or root.numel() != 1:
             return None
+        self._suspect = None
         with hidden_from_modes():
             plain = next((plain for scaled, plain in self._unscaled if scaled is root), root)
             self.losses.append(plain.detach().clone())
             if self.losses[-1].device.type == "cpu":
                 self._read_losses()
             return root.detach().clone()
+
+    def see_scalar(self, x: Any) -> None:
+        """Look at a number that the loop reads for itself: it may be a loss that it will not go backward from."""
+        if isinstance(x, Tensor) and x.grad_fn is not None and x.numel() == 1 and x.device.type == "cpu":
+            value = float(x.detach())
+            self._suspect = None if math.isfinite(value) else value
+
+    def drop_suspect(self) -> bool:
+        """Note the bad loss that the loop saw and did not go backward from, if there is one; say whether."""
+        value, self._suspect = self._suspect, None
+        if value is None:
+            return False
+        self.note("loss", phase="forward", value=value)
+        return True
 
     def see_eval_loss(self, output: Any) -> None:
         """Keep the loss that an evaluation computed, if that is what a call gave."""

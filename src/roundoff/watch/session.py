@@ -24,8 +24,10 @@ from roundoff.record.torch_private import (
 )
 from roundoff.runs import Anomaly, JsonValue, RecordingStoppedWarning, RunWriter
 from roundoff.runs.flight import FlightRecorder
+from roundoff.watch.batch_facts import is_loss
 from roundoff.watch.budget import Budget
 from roundoff.watch.exception_detail import exception_detail, raising_module
+from roundoff.watch.facts import Facts
 from roundoff.watch.handling import StepHandler
 from roundoff.watch.journal import Journal, learning_rates
 from roundoff.watch.lookout import Lookout
@@ -40,7 +42,7 @@ from roundoff.watch.together import Requests, num_ranks
 _INTERVAL_OF_RANKS = 8
 """Steps between the snapshots of several ranks: they must be those of the same steps."""
 _TAPED_CALLS = {"zero_grad", "clip", "unscale", "update", "scaler_step"}
-_HELD_CALLS = _TAPED_CALLS | {"scale", "scheduler", "load", "save", "compile"}
+_HELD_CALLS = _TAPED_CALLS | {"scheduler", "load", "save", "compile"}
 
 
 class Watch:
@@ -68,6 +70,9 @@ class Watch:
             is_state=self._training.is_state, on_forward=self._function_forward, on_error=self._tape_failed
         )
         self._lookout = Lookout(writer, sites=sites, budget=self._budget)
+        self._facts = Facts(writer, self._training, sites=sites, budget=self._budget)
+        self._tape.on_loss = self._see_loss_function
+        self._tape.on_scalar = self._lookout.see_scalar
         self._memory: MemoryFollower | None = None
         self._handler = StepHandler(
             self._responder,
@@ -83,6 +88,7 @@ class Watch:
         self._leaves: list[Any] | None = None
         self._last_optimizer: Optimizer | None = None
         self._has_begun = False
+        self._awaits_buffers = False
         self._is_handled = False
         self._is_replaying = False
         self._stopped = False
@@ -151,6 +157,9 @@ class Watch:
             site = self._sites.of_module(module, 0)
             running.append(module)
             self._flight.enter(PHASES[clock.phase], self._sites.names[site])
+            if len(running) == 2 and self._awaits_buffers:
+                self._awaits_buffers = False
+                self._facts.buffers_ready(clock.step)
             return
         if self._is_replaying:
             return
@@ -210,7 +219,8 @@ class Watch:
         """Count the microbatch."""
         if self._is_replaying:
             return
-        self._clock.backward_leave()
+        if self._clock.backward_leave():
+            self._facts.gradients_ready(self._clock.step)
         self._tape.release()
 
     def step_enter(self, optimizer: Optimizer) -> None:
@@ -233,7 +243,9 @@ class Watch:
             self._step_call = self._tape.step_enter(optimizer)
         self._lookout.see_gradients(optimizer, fully=self._is_fully_watched, always=self._settings.on_anomaly == "skip")
         self._tape.hold()
-        detail: dict[str, JsonValue] = {"optimizer": type(optimizer).__name__, "lr": list(learning_rates(optimizer))}
+        self._facts.gradients_ready(self._clock.step, optimizer)
+        name = self._facts.optimizer_name(optimizer)
+        detail: dict[str, JsonValue] = {"optimizer": name, "lr": list(learning_rates(optimizer))}
         self._journal.call("step", detail)
         self._budget.spend(time.perf_counter() - began)
 
@@ -357,6 +369,10 @@ class Watch:
         if not clock.in_backward and (with_gradients or module.training):
             self._begin_step(module)
             self._model_call = self._tape.model_enter(module, args, keyword_arguments())
+            self._journal.call("forward", {"site": self._sites.names[site], "training": module.training})
+            if is_loss(self._model_call):
+                self._facts.see_criterion(args)
+            self._awaits_buffers = True
         self._tape.hold()
         running.append(module)
         self._flight.note(step=clock.step, phase=PHASES[clock.phase])
@@ -378,6 +394,9 @@ class Watch:
             self._snapshots.forget()
             self._has_begun = False
         if self._has_begun:
+            if self._lookout.drop_suspect():
+                self._handle_step(is_complete=False)
+                self._is_handled = False
             return
         self._has_begun = True
         self._tape.begin()
@@ -385,6 +404,7 @@ class Watch:
             self._training.find_optimizers()
             self._memory = MemoryFollower(self._writer, model_bytes=_num_bytes(self._training.tensors()))
             self._handler.begin()
+            self._facts.begin()
         if self._is_fully_watched or self._snapshots.is_due(self._clock.step):
             began = time.perf_counter()
             self._snapshots.take(self._clock.step)
@@ -424,6 +444,8 @@ class Watch:
         self._is_handled = True
         self._lookout.end_attempt()
         began = time.perf_counter()
+        reached = [leaf for kept in self._leaves or () if (leaf := kept()) is not None]
+        self._facts.end_attempt(self._tape.so_far(), reached=reached, fully=self._is_fully_watched)
         if self._lookout.has_new:
             self._journal.flush()
         self._handler.handle(self._tape.so_far(), self._lookout.take_new(), is_complete=is_complete)
@@ -469,6 +491,7 @@ class Watch:
 
     def _finish(self) -> None:
         try:
+            self._lookout.drop_suspect()
             if self._has_begun or self._clock.has_begun:
                 self._close_step()
         except Exception as error:
@@ -494,6 +517,12 @@ class Watch:
             self._clock.correct_depth(num_steps)
 
     # -- small things ----------------------------------------------------------------------------------------------
+
+    def _see_loss_function(self, args: tuple[Any, ...], result: Any) -> None:
+        if torch.is_grad_enabled():
+            self._facts.see_criterion(args)
+        else:
+            self._lookout.see_eval_loss(result)
 
     def _tape_failed(self, error: Exception) -> None:
         self._tape.step.unfit = f"{type(error).__name__}: {error}"

@@ -129,7 +129,7 @@ def _parameters(
 
 def _memory_of(x: Tensor) -> tuple[int, int]:
     try:
-        return x.untyped_storage()._cdata, x.storage_offset()
+        return int(x.untyped_storage()._cdata), int(x.storage_offset())
     except (NotImplementedError, RuntimeError):
         return id(x), 0
 
@@ -155,10 +155,14 @@ def _settings(module: nn.Module) -> dict[str, JsonValue]:
             continue
         if value is None or isinstance(value, (bool, int, float, str)):
             found[name] = value
-        elif isinstance(value, (list, tuple)) and len(value) <= _MOST_ITEMS:
-            if all(isinstance(item, (bool, int, float, str)) for item in value):
-                found[name] = list(value)
+        elif _is_short_list(value):
+            found[name] = list(value)
     return found
+
+
+def _is_short_list(value: Any) -> bool:
+    is_list = isinstance(value, (list, tuple)) and len(value) <= _MOST_ITEMS
+    return is_list and all(isinstance(item, (bool, int, float, str)) for item in value)
 
 
 def _group(group: dict[str, Any]) -> dict[str, JsonValue]:

@@ -1,0 +1,97 @@
+"""What is written down about a training beside its numbers: what it is made of, what came in, what ranks agree on."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+from typing import Any
+
+from torch import Tensor
+from torch.optim import Optimizer
+
+from roundoff.record.sites import Sites
+from roundoff.record.torch_private import hidden_from_modes
+from roundoff.runs import RunWriter
+from roundoff.watch.batch_facts import criterion_input_facts, facts_of
+from roundoff.watch.budget import Budget
+from roundoff.watch.rank_hashes import RankHashes
+from roundoff.watch.state import Training, outermost
+from roundoff.watch.structure import optimizer_names, start_values, structure_of
+from roundoff.watch.tape import StepTape
+
+_BATCH_PART = 0.1
+"""What looking at batches may take of the budget."""
+
+
+class Facts:
+    """Looks at the training when it begins and when it changes, and at its batches as far as the budget allows."""
+
+    def __init__(self, writer: RunWriter, training: Training, *, sites: Sites, budget: Budget) -> None:
+        self._writer = writer
+        self._training = training
+        self._sites = sites
+        self._budget = budget
+        self._hashes = RankHashes(writer)
+        self._starts: dict[int, tuple[float, float, float]] = {}
+        self._resumed: set[int] = set()
+        self._known = (-1, -1)
+        self._criterion_input: dict[str, Any] = {}
+
+    def begin(self) -> None:
+        """Look at the start values, before the first step changes them."""
+        with hidden_from_modes():
+            self._starts = start_values(self._training.tensors())
+            self._resumed = {id(optimizer) for optimizer in self._training.optimizers if optimizer.state}
+
+    def see_criterion(self, args: tuple[Any, ...]) -> None:
+        """Look at what a loss function is given."""
+        if args:
+            self._criterion_input = criterion_input_facts(args[0])
+
+    def optimizer_name(self, optimizer: Optimizer) -> str:
+        """Return the name of an optimizer: its class, numbered from the second on."""
+        names = optimizer_names(outermost(self._training.optimizers))
+        return names.get(id(optimizer), type(optimizer).__name__)
+
+    def gradients_ready(self, step: int, optimizer: Optimizer | None = None) -> None:
+        """Hash gradients: after backward, and (with the optimizer that will use them) after clipping."""
+        if self._hashes.wants(step):
+            kind = "gradient" if optimizer is None else "clipped"
+            self._hashes.write(step, kind, ((name, x.grad) for name, x in self._parameters()))
+
+    def buffers_ready(self, step: int) -> None:
+        """Hash buffers, when they have just been made the same on every rank."""
+        if self._hashes.wants(step):
+            self._hashes.write(step, "buffer", self._training.buffers())
+
+    def end_attempt(self, tape: StepTape, *, reached: Iterable[Tensor], fully: bool) -> None:
+        """Look at the training if it has changed, at what came in, and at the weights of this rank."""
+        with hidden_from_modes():
+            known = (len(self._training.models), len(self._training.optimizers))
+            if known != self._known:
+                self._known = known
+                self._writer.write_structure(
+                    structure_of(
+                        self._training,
+                        step=tape.step,
+                        sites=self._sites,
+                        reached=reached,
+                        starts=self._starts,
+                        resumed=self._resumed,
+                    )
+                )
+            if fully or self._budget.has_room("batch", part=_BATCH_PART):
+                began = time.perf_counter()
+                facts, samples = facts_of(tape, self._sites, criterion_input=self._criterion_input)
+                self._writer.write_inputs(facts)
+                if samples is not None:
+                    self._writer.write_hashes(samples)
+                self._budget.spend(time.perf_counter() - began, "batch")
+            if self._hashes.wants(tape.step):
+                self._hashes.write(tape.step, "parameter", self._parameters())
+
+    def _parameters(self) -> Iterable[tuple[str, Tensor]]:
+        for x in self._training.tensors():
+            name = self._sites.of_parameter(x)[1]
+            if name is not None:
+                yield name, x

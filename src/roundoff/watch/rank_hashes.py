@@ -1,0 +1,58 @@
+"""Hashes of gradients, weights and buffers, by which ranks that should agree are held against each other afterwards."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import numpy as np
+from torch import Tensor
+
+from roundoff.kernels import row as at
+from roundoff.kernels.summaries import summarize
+from roundoff.record.torch_private import hidden_from_modes, local_tensor
+from roundoff.runs import HashColumns, Interned, RunWriter
+from roundoff.watch.together import num_ranks
+
+_STEPS_IN_FULL = 20
+_INTERVAL = 10
+_MOST_STEPS = 1000
+
+
+class RankHashes:
+    """Writes hashes in the first steps and in every tenth after; the same steps on every rank."""
+
+    def __init__(self, writer: RunWriter) -> None:
+        self._writer = writer
+        self._num_steps = 0
+        self._last_step = -1
+
+    def wants(self, step: int) -> bool:
+        """Say whether the hashes of this step are to be taken."""
+        if num_ranks() == 1 or (step >= _STEPS_IN_FULL and step % _INTERVAL):
+            return False
+        if step != self._last_step:
+            self._last_step = step
+            self._num_steps += 1
+        return self._num_steps <= _MOST_STEPS
+
+    def write(self, step: int, kind: str, tensors: Iterable[tuple[str, Tensor | None]]) -> None:
+        """Write the hashes of named tensors."""
+        found: list[tuple[str, int]] = []
+        with hidden_from_modes():
+            for name, x in tensors:
+                local = None if x is None else local_tensor(x)
+                plain = x if local is None else local
+                if plain is not None and not plain.is_sparse and not plain.is_meta:
+                    row = summarize(plain.detach())
+                    found.append((name, int(row[at.HASH : at.HASH + 1].view(np.uint64)[0])))
+        if not found:
+            return
+        self._writer.write_hashes(
+            HashColumns(
+                step=np.full(len(found), step, dtype=np.int32),
+                microbatch=np.zeros(len(found), dtype=np.int16),
+                kind=Interned.of([kind] * len(found)),
+                name=Interned.of([name for name, _ in found]),
+                hash=np.array([number for _, number in found], dtype=np.uint64),
+            )
+        )
