@@ -102,6 +102,16 @@ def test_an_op_that_was_noted_is_believed_before_the_native_stack(folder: Path):
     assert only(folder).op == "mylib.scatter"
 
 
+def test_a_crash_between_two_ops_names_the_last_one(folder: Path):
+    recorder = FlightRecorder.create(flight_path(folder, rank=0))
+    recorder.op("aten.mm")
+    recorder.op_done()
+    Ending(pid=7, signal=signal.SIGSEGV, has_ops=True).write(folder, rank=0)
+    finding = only(folder)
+    assert finding.op is None
+    assert finding.why.endswith("the last op before was aten.mm")
+
+
 def test_a_crash_without_stacks_or_flight_is_still_one(folder: Path):
     Ending(pid=7, signal=signal.SIGABRT).write(folder, rank=0)
     finding = only(folder)

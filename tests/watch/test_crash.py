@@ -23,6 +23,14 @@ def test_python_stacks_of_a_crash_are_kept(supervised):
     assert " in string_at" in stacks
 
 
+def test_without_the_compiled_kernels_there_are_python_stacks_all_the_same(supervised):
+    outcome = supervised("null", gdb=True, ROUNDOFF_KERNELS="torch")
+    assert outcome.code == -signal.SIGSEGV
+    run = Run.open(outcome.folder)
+    assert " in string_at" in run.python_stacks()
+    assert run.native_stacks() == ""
+
+
 def test_a_script_that_turns_faulthandler_on_itself_gets_its_stacks_and_we_ours(supervised):
     outcome = supervised("null-under-its-own-faulthandler")
     assert outcome.code == -signal.SIGSEGV

@@ -15,6 +15,7 @@ _ALLOCATORS = re.compile(
     r"^(malloc|calloc|realloc|free|memalign|posix_memalign|aligned_alloc|strn?dup|operator (new|delete))"
 )
 _PYTHON = re.compile(r"/(libpython[\d.]+\w*\.so[\d.]*|python[\d.]*)$")
+_START = re.compile(r"^(\(below main\)|__libc_start\w*|_start|start_thread|clone\d?)$")
 _ONCE = re.compile(
     r"^(_?dl_\w+|call_init|dlopen|PyInit_\w+|_PyImport_LoadDynamicModule|PyModule_ExecDef|_GLOBAL__sub_I_|"
     r"torch::(FunctionParameter|FunctionSignature|PythonArgParser)\b)"
@@ -139,8 +140,9 @@ def _frames(error: ElementTree.Element) -> list[_Frame]:
 
 
 def _frame_behind(stack: list[_Frame]) -> _Frame | None:
-    """Return the innermost frame that is neither an allocator's nor Python's own."""
+    """Return the innermost frame that is neither an allocator's nor Python's own; None if there is no other."""
     for frame in stack:
-        if not _ALLOCATORS.match(frame.function) and not _PYTHON.search(frame.library):
+        is_known = _ALLOCATORS.match(frame.function) or _PYTHON.search(frame.library) or _START.match(frame.function)
+        if not is_known:
             return frame
     return None

@@ -163,6 +163,9 @@ def _stack_in_words(moment: LastMoment) -> list[str]:
         told.append(f"native code was in {moment.native[0].told}{caller}")
     if (frame := users_frame(moment.python) or next(iter(moment.python), None)) is not None:
         told.append(f"Python was in {frame.function}, {frame.source}")
+    flight = moment.flight
+    if moment.ending.has_ops and flight is not None and flight.op is not None and flight.is_op_done:
+        told.append(f"the last op before was {flight.op}")
     return told
 
 

@@ -41,14 +41,18 @@ def supervise(
     """
     page, parent = SharedPage(), os.getpid()
     os.environ["ROUNDOFF_LAUNCHER"] = f"{parent}:{os.getppid()}"  # by which ranks know that they belong together
-    child = _fork() if can_supervise() else None
+    if not can_supervise():
+        return _run_here(child_main)
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, _WAITED_FOR)  # so that none is lost from here on
+    child = _fork()
     if child is None:
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         return _run_here(child_main)
     if child == 0:
         from roundoff.watch.crash import ProcessGuard
 
         die_with_parent(parent)
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, _WAITED_FOR)
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         sys.exit(child_main(ProcessGuard(page, parent=parent)))
     from roundoff.watch.vigil import Vigil
 
@@ -58,7 +62,7 @@ def supervise(
     finally:
         while signal.sigtimedwait(_WAITED_FOR, 0) is not None:
             pass  # what came too late for the child is not for us
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, _WAITED_FOR)
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
     if ending.was_stopped:
         return 1
     if ending.signal is not None:
@@ -67,14 +71,12 @@ def supervise(
 
 
 def _fork() -> int | None:
-    """Fork with the signals that are waited for blocked, so that none is lost; None if the system refuses."""
+    """Fork with nothing left in the buffers that both would write; None if the system refuses."""
     sys.stdout.flush()
     sys.stderr.flush()
-    signal.pthread_sigmask(signal.SIG_BLOCK, _WAITED_FOR)
     try:
         return os.fork()
     except OSError:
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, _WAITED_FOR)
         return None
 
 

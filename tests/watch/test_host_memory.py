@@ -1,0 +1,28 @@
+import os
+import subprocess
+import sys
+
+from roundoff.watch.host_memory import look_at_memory
+
+
+def test_a_process_that_takes_more_memory_is_seen_to_hold_it():
+    before = look_at_memory(os.getpid()).rss_bytes
+    taken = bytearray(os.urandom(1)) * (64 * 2**20)
+    after = look_at_memory(os.getpid()).rss_bytes
+    assert before is not None
+    assert after is not None
+    assert after - before > 50 * 2**20
+    del taken
+
+
+def test_what_is_left_is_less_than_all():
+    memory = look_at_memory(os.getpid())
+    assert memory.available_bytes is not None
+    assert memory.total_bytes is not None
+    assert 0 < memory.available_bytes < memory.total_bytes
+
+
+def test_a_process_that_has_ended_holds_nothing():
+    process = subprocess.Popen([sys.executable, "-c", ""])
+    process.wait()
+    assert look_at_memory(process.pid).rss_bytes is None
