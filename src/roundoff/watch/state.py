@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import copy
 import gc
-from collections import deque
 from collections.abc import Iterable, Iterator
 from typing import Any
 from weakref import WeakSet
@@ -14,12 +12,20 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from roundoff.precision.optimizer import RecipeOptimizer
+from roundoff.precision.step_memory import StepMemory
 from roundoff.record.torch_private import hidden_from_modes, preserved_versions
+from roundoff.watch.attributes import Attributes
 from roundoff.watch.generators import Generators
-
-_CONTAINERS = (list, dict, deque, set)
-_MANY = 10_000
-"""Longer containers of a module are not copied for a replay."""
+from roundoff.watch.lending import (
+    copied_value,
+    is_plain,
+    lent_attributes,
+    lent_data,
+    lent_gradients,
+    lent_optimizer,
+)
+from roundoff.watch.surroundings import Undo, generator_state, own_generators, undisturbed
 
 
 class Training:
@@ -29,7 +35,8 @@ class Training:
         self.models: WeakSet[nn.Module] = WeakSet()
         self.optimizers: WeakSet[Optimizer] = WeakSet()
         self.helpers: WeakSet[Any] = WeakSet()
-        """Objects with state of their own: scalers, and what a recipe remembers."""
+        """Scalers."""
+        self._generators: list[Any] | None = None
         self._known: dict[int, Tensor] = {}
 
     def add_model(self, model: nn.Module) -> bool:
@@ -37,6 +44,7 @@ class Training:
         if model in self.models:
             return False
         self.models.add(model)
+        self._generators = None
         self.refresh()
         return True
 
@@ -45,8 +53,6 @@ class Training:
         if optimizer in self.optimizers:
             return False
         self.optimizers.add(optimizer)
-        for helper in helpers_of(optimizer):
-            self.helpers.add(helper)
         self.refresh()
         return True
 
@@ -81,6 +87,16 @@ class Training:
         """Return the buffers that hold floats, with their names."""
         found = [entry for model in self.models for entry in model.named_buffers()]
         return [(name, x) for name, x in found if x.is_floating_point() and x.numel()]
+
+    def generators(self) -> list[Any]:
+        """Return the random generators that the models have for themselves."""
+        if self._generators is None:
+            self._generators = own_generators(self.modules())
+        return self._generators
+
+    def recipes(self) -> list[RecipeOptimizer]:
+        """Return the optimizers that remember something besides their state: those of our own recipes."""
+        return [optimizer for optimizer in outermost(self.optimizers) if isinstance(optimizer, RecipeOptimizer)]
 
     def modules(self) -> Iterator[nn.Module]:
         """Give every module, once."""
@@ -125,6 +141,9 @@ class State:
         self.has_gradients = False
         self._optimizers: list[tuple[Optimizer, dict[Any, dict[str, Any]]]] = []
         self._helpers: list[tuple[Any, dict[str, Any]]] = []
+        self._recipes: list[tuple[RecipeOptimizer, StepMemory]] = []
+        self._own_generators: list[Undo] = []
+        self._attributes: Attributes | None = None
         self._is_training: list[tuple[nn.Module, bool]] = []
         self._ids: set[int] = set()
 
@@ -147,7 +166,10 @@ class State:
                 (optimizer, _copied_states(optimizer.state, before.get(id(optimizer), {})))
                 for optimizer in outermost(training.optimizers)
             ]
-            self._helpers = [(helper, _attributes(helper)) for helper in training.helpers]
+            self._helpers = [(helper, _plain_attributes(helper)) for helper in training.helpers]
+            self._recipes = [(optimizer, optimizer.remember()) for optimizer in training.recipes()]
+            self._own_generators = [generator_state(generator) for generator in training.generators()]
+            self._attributes = Attributes(training.modules(), is_state=training.is_state)
             self._is_training = [(module, module.training) for module in training.modules()]
 
     def join(self, training: Training, tensors: Iterable[Tensor]) -> None:
@@ -184,6 +206,8 @@ class State:
                     optimizer.state[parameter] = {key: copied_value(value) for key, value in state.items()}
             for helper, attributes in self._helpers:
                 vars(helper).update({key: copied_value(value) for key, value in attributes.items()})
+            for recipe, memory in self._recipes:
+                recipe.recall(memory)
 
     @contextlib.contextmanager
     def lent(self, training: Training) -> Iterator[Own]:
@@ -195,20 +219,27 @@ class State:
         with contextlib.ExitStack() as stack, hidden_from_modes():
             current = Generators.now()
             stack.callback(current.restore)
-            live = training.tensors()
+            live = list({id(x): x for x in (*training.tensors(), *(x for x, _ in self.tensors))}.values())
+            ids = set(map(id, live))
+            for recipe, memory in self._recipes:
+                stack.enter_context(recipe.repeating(memory))
+            stack.enter_context(undisturbed(training.modules(), but=lambda x: id(x) in ids))
             stack.enter_context(preserved_versions(live))
-            stack.enter_context(_lent_modules(list(training.modules())))
-            own = Own(stack.enter_context(_lent_data(live, {id(x): kept for x, kept in self.tensors})))
-            stack.enter_context(_lent_gradients(live, {id(x): kept for x, kept in self.gradients}))
+            if self._attributes is not None:
+                stack.enter_context(self._attributes.lent())
+            own = Own(stack.enter_context(lent_data(live, {id(x): kept for x, kept in self.tensors})))
+            stack.enter_context(lent_gradients(live, {id(x): kept for x, kept in self.gradients}))
             kept = {id(optimizer): states for optimizer, states in self._optimizers}
             for optimizer in outermost(training.optimizers):
-                states = stack.enter_context(_lent_optimizer(optimizer, kept.get(id(optimizer), {})))
+                states = stack.enter_context(lent_optimizer(optimizer, kept.get(id(optimizer), {})))
                 own.states.append((optimizer, states))
             attributes = {id(helper): values for helper, values in self._helpers}
             for helper in training.helpers:
-                stack.enter_context(_lent_helper(helper, attributes.get(id(helper))))
+                stack.enter_context(lent_attributes(helper, attributes.get(id(helper))))
             for module, is_training in self._is_training:
                 module.training = is_training
+            for restore in self._own_generators:
+                restore()
             if self.generators is not None:
                 self.generators.restore()
             yield own
@@ -237,13 +268,6 @@ def outermost(optimizers: Iterable[Optimizer]) -> list[Optimizer]:
     return list(chosen.values())
 
 
-def helpers_of(optimizer: Optimizer) -> list[Any]:
-    """Return the objects beside an optimizer that remember something from step to step."""
-    shared = getattr(optimizer, "_shared", None)
-    found = [optimizer, shared, getattr(shared, "scaler", None), getattr(shared, "rollback", None)]
-    return [helper for helper in found if helper is not None and shared is not None]
-
-
 def _copied_states(states: Any, before: dict[Any, dict[str, Any]]) -> dict[Any, dict[str, Any]]:
     """Copy the state of an optimizer, into the copies of the last time where they fit."""
     copied: dict[Any, dict[str, Any]] = {}
@@ -269,28 +293,8 @@ def _same_kind(a: Tensor, b: Tensor) -> bool:
     return a.shape == b.shape and a.dtype == b.dtype and a.device == b.device
 
 
-def copied_value(value: Any) -> Any:
-    """Copy a value as deep as it holds tensors and plain containers; other objects are shared."""
-    if isinstance(value, Tensor):
-        return value.detach().clone()
-    if type(value) in (list, tuple, deque):
-        return type(value)(copied_value(item) for item in value)
-    if type(value) is dict:
-        return {key: copied_value(item) for key, item in value.items()}
-    return value
-
-
-def _attributes(helper: Any) -> dict[str, Any]:
-    return {key: copied_value(value) for key, value in vars(helper).items() if _is_plain(value)}
-
-
-def _is_plain(value: Any) -> bool:
-    """Say whether an attribute is a value, not a part of the machinery (hooks, models, callbacks)."""
-    if isinstance(value, (type(None), bool, int, float, str, Tensor)):
-        return not isinstance(value, nn.Parameter)
-    if isinstance(value, (list, tuple, deque, set)):
-        return all(_is_plain(item) for item in value)
-    return isinstance(value, dict) and all(_is_plain(item) for item in value.values())
+def _plain_attributes(helper: Any) -> dict[str, Any]:
+    return {key: copied_value(value) for key, value in vars(helper).items() if is_plain(value)}
 
 
 def same_bits(a: Tensor, b: Tensor) -> bool:
@@ -300,90 +304,3 @@ def same_bits(a: Tensor, b: Tensor) -> bool:
     if torch.equal(a, b):
         return True
     return a.is_floating_point() and bool(((a == b) | (a.isnan() & b.isnan())).all())
-
-
-@contextlib.contextmanager
-def _lent_data(live: list[Tensor], copies: dict[int, Tensor]) -> Iterator[list[tuple[Tensor, Tensor]]]:
-    own = [(x, x.data) for x in live]
-    try:
-        for x, data in own:
-            x.data = copies.get(id(x), data).clone()
-        yield own
-    finally:
-        for x, data in own:
-            x.data = data
-
-
-@contextlib.contextmanager
-def _lent_gradients(live: list[Tensor], copies: dict[int, Tensor | None]) -> Iterator[None]:
-    own = [(x, x.grad) for x in live if x.is_leaf and x.requires_grad]
-    try:
-        for x, _ in own:
-            kept = copies.get(id(x))
-            x.grad = None if kept is None else kept.clone()
-        yield
-    finally:
-        for x, grad in own:
-            x.grad = grad
-
-
-@contextlib.contextmanager
-def _lent_optimizer(optimizer: Optimizer, states: dict[Any, dict[str, Any]]) -> Iterator[dict[Any, dict[str, Any]]]:
-    own = dict(optimizer.state)
-    settings = [{key: value for key, value in group.items() if key != "params"} for group in optimizer.param_groups]
-    try:
-        optimizer.state.clear()
-        for parameter, state in states.items():
-            optimizer.state[parameter] = {key: copied_value(value) for key, value in state.items()}
-        yield own
-    finally:
-        optimizer.state.clear()
-        optimizer.state.update(own)
-        for group, values in zip(optimizer.param_groups, settings, strict=True):
-            group.update(values)
-
-
-@contextlib.contextmanager
-def _lent_helper(helper: Any, attributes: dict[str, Any] | None) -> Iterator[None]:
-    own = dict(vars(helper))
-    containers = {key: copy.copy(value) for key, value in own.items() if isinstance(value, _CONTAINERS)}
-    try:
-        if attributes is not None:
-            vars(helper).update({key: copied_value(value) for key, value in attributes.items()})
-        yield
-    finally:
-        vars(helper).clear()
-        vars(helper).update(own)
-        _refill(own, containers)
-
-
-@contextlib.contextmanager
-def _lent_modules(modules: list[nn.Module]) -> Iterator[None]:
-    """Keep the plain attributes of modules: counters, lists, a weight that is computed anew in each forward."""
-    own = [(module, dict(vars(module))) for module in modules]
-    containers = [
-        {
-            key: copy.copy(value)
-            for key, value in values.items()
-            if type(value) in _CONTAINERS and not key.startswith("_") and len(value) < _MANY
-        }
-        for _, values in own
-    ]
-    try:
-        yield
-    finally:
-        for (module, values), copies in zip(own, containers, strict=True):
-            vars(module).clear()
-            vars(module).update(values)
-            _refill(values, copies)
-
-
-def _refill(values: dict[str, Any], copies: dict[str, Any]) -> None:
-    """Give containers that the replay may have changed what they held before, in place."""
-    for key, before in copies.items():
-        value = values[key]
-        if isinstance(value, list):
-            value[:] = before
-        else:
-            value.clear()
-            (value.extend if isinstance(value, deque) else value.update)(before)
