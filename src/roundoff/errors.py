@@ -8,6 +8,7 @@ RoundoffError
 │   └── LossScaleError    a loss scale that does not help: too many steps in a row overflow
 ├── RecordError       a recording that was asked for something it cannot do
 ├── ScriptError       a script that cannot be started
+├── ReplayError       a saved step that cannot be run again, or not with what it was given
 ├── TrainError        a training that cannot be as it was asked for
 ├── DataError         training data that is missing, broken, or too little
 ├── SweepError        a sweep that cannot be as its file says, or whose folder is taken
@@ -67,6 +68,10 @@ class RecordError(RoundoffError):
 
 class ScriptError(RoundoffError):
     """A training script that cannot be started."""
+
+
+class ReplayError(RoundoffError):
+    """A saved step that cannot be run again, or not with the model it was given."""
 
 
 class TrainError(RoundoffError):

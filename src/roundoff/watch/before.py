@@ -116,7 +116,7 @@ def _described(model: nn.Module) -> JsonValue:
     has_own_state = next(model.parameters(), None) is not None or next(model.children(), None) is not None
     if not is_torchs or has_own_state:
         return {"class": kind.__name__, "attributes": None}
-    return {"class": kind.__name__, "attributes": _plain_attributes(model)}
+    return {"class": kind.__name__, "attributes": _plain_attributes(model), "buffers": list(model._buffers)}
 
 
 def _plain_attributes(module: nn.Module) -> dict[str, JsonValue]:

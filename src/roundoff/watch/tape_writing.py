@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 import torch
@@ -17,7 +17,7 @@ from roundoff.watch.torch_functions import name_of_function
 
 T = TypeVar("T")
 
-CLIPS = {
+CLIPS: dict[str, Callable[..., Any]] = {
     "clip_grads_with_norm": torch.nn.utils.clip_grad._clip_grads_with_norm_,
     "clip_grad_value": torch.nn.utils.clip_grad_value_,
 }

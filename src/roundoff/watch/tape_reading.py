@@ -1,0 +1,219 @@
+"""A tape again from JSON, for models and optimizers that were built anew, with or without another recipe."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from roundoff.errors import ReplayError
+from roundoff.precision.optimizer import RecipeOptimizer
+from roundoff.runs import TensorFile
+from roundoff.watch.arguments import Outside, Result
+from roundoff.watch.state_names import Place, StateNames
+from roundoff.watch.tape import Ambient, Backward, Entry, FunctionCall, LoopCall, ModelCall, StepCall, StepTape
+from roundoff.watch.tape_writing import CLIPS
+from roundoff.watch.torch_functions import function_named
+
+_NARROW = (torch.float16, torch.bfloat16)
+
+
+def outside_of(tape: Mapping[str, Any], batch: TensorFile, *, is_wide: bool) -> list[Outside]:
+    """Return the tensors that came into the step from outside, laid out in memory as they were.
+
+    Args:
+        tape: as it was written.
+        batch: the file of the tensors.
+        is_wide: 16-bit floats become fp32, since a recipe starts from there.
+    """
+    found = []
+    for number, facts in enumerate(tape["outside"]):
+        key = f"outside{number}"
+        if key not in batch:
+            raise _broken(f"the tensor '{key}' was not saved: its dtype has no form in a file")
+        x = batch.torch(key)
+        if is_wide and x.dtype in _NARROW:
+            x = x.float()
+        laid_out = torch.empty_strided(x.shape, facts["stride"], dtype=x.dtype).copy_(x)
+        found.append(Outside(laid_out.requires_grad_(facts["requires_grad"])))
+    return found
+
+
+class TapeReader:
+    """Makes the entries of a tape from JSON, for models and optimizers that have the same names.
+
+    Args:
+        names: of the models and optimizers that were built.
+        outside: the tensors that came from outside.
+        batch: the file with the generators' states.
+        on_loss: called with each loss before backward starts from it.
+        recipes: the optimizers of a recipe, if the step is to be run with one; they scale, unscale and step.
+    """
+
+    def __init__(
+        self,
+        names: StateNames,
+        outside: Sequence[Outside],
+        batch: TensorFile,
+        *,
+        on_loss: Callable[[Tensor], None],
+        recipes: Sequence[RecipeOptimizer] = (),
+    ) -> None:
+        self._names = names
+        self._outside = outside
+        self._batch = batch
+        self._on_loss = on_loss
+        self._recipes = recipes
+        self._num_models = 0
+
+    def read(self, tape: Mapping[str, Any]) -> StepTape:
+        """Return the step, without what needs an optimizer where none was built."""
+        try:
+            return StepTape(tape["step"], self._entries(tape["calls"]), list(self._outside))
+        except (KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
+            raise _broken(f"{type(error).__name__}: {error}") from error
+
+    def _entries(self, calls: Sequence[Mapping[str, Any]]) -> list[Entry]:
+        entries: list[Entry] = []
+        for call in calls:
+            if call["call"] == "step" and self._optimizer(call["optimizer"]) is None:
+                for closure in call["closures"]:
+                    entries.extend(self._entries(closure))
+            elif call["call"] != "zero_grad" or self._value(call["of"]) is not None:
+                if call["call"] == "backward" and call["loss"] is not None:
+                    entries.append(LoopCall(self._on_loss, (self._value(call["roots"])[0],), {}, None))
+                entries.append(self._entry(call))
+        return entries
+
+    def _entry(self, call: Mapping[str, Any]) -> Entry:
+        kind = call["call"]
+        if kind == "model":
+            return self._model_call(call)
+        line = tuple(call["line"]) if call["line"] is not None else None
+        if kind == "function":
+            function = function_named(call["name"])
+            if function is None:
+                raise _broken(f"torch has no function '{call['name']}'")
+            args, kwargs = self._given(call)
+            return FunctionCall(function, args, kwargs, self._ambient(call["ambient"]), line, call["num_results"])
+        if kind == "backward":
+            return self._backward(call, line)
+        if kind == "step":
+            return self._step(call, line)
+        return self._loop_call(call, line)
+
+    def _model_call(self, call: Mapping[str, Any]) -> ModelCall:
+        generators = (self._batch.torch(f"generator{self._num_models}"), ())
+        self._num_models += 1
+        args, kwargs = self._given(call)
+        return ModelCall(
+            self._value(call["module"]), args, kwargs, self._ambient(call["ambient"]), generators,
+            call["is_training"], call["num_results"],
+        )  # fmt: skip
+
+    def _backward(self, call: Mapping[str, Any], line: Any) -> Entry:
+        roots = self._value(call["roots"])
+        if self._recipes:
+            return LoopCall(self._recipes[0].backward, (roots[0],), {}, line)
+        loss = None
+        if call["loss"] is not None:
+            dtype, value = call["loss"]
+            loss = torch.tensor(value, dtype=_named(dtype, torch.dtype))
+        return Backward(roots, self._value(call["args"]), {}, line, loss)
+
+    def _step(self, call: Mapping[str, Any], line: Any) -> StepCall:
+        optimizer = self._optimizer(call["optimizer"])
+        assert optimizer is not None, "steps without an optimizer are left out"
+        settings = [{key: self._value(value) for key, value in group.items()} for group in call["settings"]]
+        return StepCall(optimizer, settings, line, [self._entries(closure) for closure in call["closures"]])
+
+    def _loop_call(self, call: Mapping[str, Any], line: Any) -> LoopCall:
+        args, kwargs = self._given(call)
+        if call["call"] == "zero_grad":
+            return LoopCall(self._value(call["of"]).zero_grad, args, kwargs, line)
+        if call["call"] not in CLIPS:
+            raise _broken(f"it has a call '{call['call']}', which this version does not know")
+        if self._recipes:
+            return LoopCall(_clipped_by(self._recipes, call["call"]), (args[1],), {}, line)
+        return LoopCall(CLIPS[call["call"]], args, kwargs, line)
+
+    def _given(self, call: Mapping[str, Any]) -> tuple[Any, Any]:
+        return self._value(call["args"]), self._value(call["kwargs"])
+
+    def _value(self, value: Any) -> Any:
+        if isinstance(value, list):
+            return [self._value(item) for item in value]
+        if not isinstance(value, dict):
+            return value
+        [(kind, told)] = value.items()
+        return _READERS[kind](self, told)
+
+    def _state(self, key: str) -> Tensor:
+        x = self._names.tensor(key)
+        if x is None:
+            raise _broken(f"it uses '{key}', which was not built: the builder has to return the optimizer, too")
+        return x
+
+    def _module(self, told: tuple[int, str]) -> Any:
+        module = self._names.module_at(Place(*told))
+        if module is None:
+            raise _broken(f"it calls the module '{told[1]}', which the model that was built has not")
+        return module
+
+    def _optimizer(self, number: int) -> Optimizer | None:
+        optimizers = self._recipes or self._names.optimizers
+        return optimizers[number] if optimizers else None
+
+    def _ambient(self, told: Mapping[str, Any]) -> Ambient:
+        if self._recipes:
+            return Ambient(told["gradients"], ())  # the recipe says what is narrow
+        casts = tuple((kind, enabled, _named(dtype, torch.dtype)) for kind, enabled, dtype in told["autocast"])
+        return Ambient(told["gradients"], casts)
+
+
+_READERS: dict[str, Callable[[TapeReader, Any], Any]] = {
+    "tuple": lambda reader, told: tuple(reader._value(item) for item in told),
+    "dict": lambda reader, told: {reader._value(key): reader._value(item) for key, item in told},
+    "result": lambda reader, told: Result(told),
+    "outside": lambda reader, told: reader._outside[told],
+    "state": TapeReader._state,
+    "module": TapeReader._module,
+    "optimizer": TapeReader._optimizer,
+    "dtype": lambda reader, told: _named(told, torch.dtype),
+    "memory_format": lambda reader, told: _named(told, torch.memory_format),
+    "layout": lambda reader, told: _named(told, torch.layout),
+    "device": lambda reader, told: torch.device(told),
+    "slice": lambda reader, told: slice(*(reader._value(part) for part in told)),
+    "ellipsis": lambda reader, told: ...,
+}
+"""By the one key of a value that JSON has no word for."""
+
+
+def _named(name: str, kind: type[Any]) -> Any:
+    found = getattr(torch, name, None)
+    if not isinstance(found, kind):
+        raise _broken(f"torch has no {kind.__name__} '{name}'")
+    return found
+
+
+def _clipped_by(recipes: Sequence[RecipeOptimizer], how: str) -> Callable[[Any], None]:
+    def clip(limit: float) -> None:
+        for optimizer in recipes:
+            if how == "clip_grad_value":
+                optimizer.unscale_()
+                torch.nn.utils.clip_grad_value_(
+                    [parameter for group in optimizer.param_groups for parameter in group["params"]], limit
+                )
+            else:
+                optimizer.clip_grad_norm_(limit)
+
+    return clip
+
+
+def _broken(why: str) -> ReplayError:
+    return ReplayError.explain(
+        "The saved step cannot be read.", why=f"{why}.", fix="let the builder return (model, optimizer, loss)."
+    )
