@@ -20,6 +20,7 @@ from torch.optim.optimizer import (
     register_optimizer_step_post_hook,
     register_optimizer_step_pre_hook,
 )
+from torch.utils.data import DataLoader
 
 from roundoff.record.torch_private import (
     autograd_node,
@@ -360,12 +361,33 @@ def _as_number(value: Any) -> Any:
     return value.detach() if isinstance(value, Tensor) else value
 
 
+def _epoch_detail(result: Any, loader: Any, *_: Any, **__: Any) -> dict[str, Any]:
+    owner = loader if loader.batch_sampler is None else loader.batch_sampler
+    sampler = getattr(owner, "sampler", None)
+    return {
+        "sampler": type(sampler).__name__,
+        "replacement": bool(getattr(sampler, "replacement", False)),
+        "num_samples": _length(loader.dataset),
+        "num_batches": _length(loader),
+        "batch_size": loader.batch_size,
+        "set_epoch": getattr(sampler, "epoch", None),
+    }
+
+
+def _length(value: Any) -> int | None:
+    try:
+        return len(value)
+    except (TypeError, NotImplementedError):
+        return None
+
+
 _METHODS: tuple[tuple[type, str, str, Callable[..., dict[str, Any]]], ...] = (
     (Optimizer, "zero_grad", "zero_grad", _optimizer_detail),
     (nn.Module, "zero_grad", "zero_grad", _optimizer_detail),
     (Optimizer, "load_state_dict", "load", _load_detail),
     (nn.Module, "load_state_dict", "load", _load_detail),
     (LRScheduler, "step", "scheduler", _scheduler_detail),
+    (DataLoader, "__iter__", "epoch", _epoch_detail),
     (torch.amp.GradScaler, "scale", "scale", _scale_detail),
     (torch.amp.GradScaler, "unscale_", "unscale", _no_detail),
     (torch.amp.GradScaler, "update", "update", _no_detail),

@@ -7,6 +7,7 @@ import time
 import warnings
 from collections.abc import Iterator
 from typing import Any, Literal
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
@@ -89,6 +90,7 @@ class Watch:
         self._last_optimizer: Optimizer | None = None
         self._has_begun = False
         self._awaits_buffers = False
+        self._loaders: WeakKeyDictionary[Any, int] = WeakKeyDictionary()
         self._is_handled = False
         self._is_replaying = False
         self._stopped = False
@@ -324,6 +326,8 @@ class Watch:
             return
         if call == "zero_grad":
             self._clock.zero_grad()
+        if call == "epoch":
+            detail = {"loader": self._loaders.setdefault(owner, len(self._loaders)), **detail}
         if call == "load":
             self._sites.refresh()
             self._training.refresh()
