@@ -59,7 +59,7 @@ def replay(
     difference: str | None = None
     bad_step: int | None = None
     live = snapshot.state.lent(training)
-    with live as own, _quietly():
+    with live as own, quietly():
         for tape in tapes:
             is_last = tape is tapes[-1]
             try:
@@ -81,7 +81,7 @@ def replay(
 def state_before(training: Training, snapshot: Snapshot, tapes: Sequence[StepTape]) -> State:
     """Return the state before the last of the steps, rebuilt from the snapshot where it was not kept."""
     state = State()
-    with snapshot.state.lent(training), _quietly():
+    with snapshot.state.lent(training), quietly():
         for tape in tapes[:-1]:
             _play(tape, None)
         state.take(training)
@@ -105,16 +105,36 @@ def first_nonfinite_tensor(tensors: Sequence[Tensor]) -> int | None:
     return next((place for place, fine in zip(places, flags.tolist(), strict=True) if not fine), None)
 
 
-class _Player:
-    """Makes the calls of one step again."""
+class Player:
+    """Makes the calls of one step again, as they were or with one thing changed.
 
-    def __init__(self, sources: Sources | None) -> None:
+    Args:
+        sources: where to say which of the user's lines is being run.
+        change: gives what a tensor from outside is to be replaced by.
+        is_training: the mode to run every model in, instead of its own.
+        forward_only: stop short of backward, clipping and steps.
+    """
+
+    def __init__(
+        self,
+        sources: Sources | None = None,
+        *,
+        change: Callable[[Tensor], Tensor] | None = None,
+        is_training: bool | None = None,
+        forward_only: bool = False,
+    ) -> None:
         self.losses: list[Tensor] = []
+        self.outputs: list[Any] = []
+        """What the models gave, in order."""
+        self._change = change
+        self._is_training = is_training
+        self._forward_only = forward_only
         self._results: list[Tensor] = []
         self._outside: dict[int, Tensor] = {}
         self._sources = sources
 
     def play(self, entries: Sequence[Entry]) -> None:
+        """Make the calls."""
         for entry in entries:
             if self._sources is not None:
                 self._sources.stand_in = getattr(entry, "line", None)
@@ -127,6 +147,11 @@ class _Player:
                     )
             elif isinstance(entry, Backward):
                 self._run_backward(entry)
+            elif isinstance(entry, StepCall) and self._forward_only:
+                for closure in entry.closures[:1]:
+                    self.play(closure)
+            elif isinstance(entry, LoopCall) and self._forward_only:
+                continue
             elif isinstance(entry, LoopCall):
                 entry.function(*self._filled(entry.args), **self._filled(entry.kwargs))
             else:
@@ -134,10 +159,12 @@ class _Player:
 
     def _call_model(self, call: ModelCall) -> None:
         restore_torch(call.generators)
-        if call.module.training != call.is_training:
-            call.module.train(call.is_training)
+        is_training = call.is_training if self._is_training is None else self._is_training
+        if call.module.training != is_training or self._is_training is not None:
+            call.module.train(is_training)
         with _surrounded(call.ambient):
             output = call.module(*self._filled(call.args), **self._filled(call.kwargs))
+        self.outputs.append(output)
         self._keep(output, call.num_results)
 
     def _run_backward(self, call: Backward) -> None:
@@ -146,6 +173,8 @@ class _Player:
         gradients, retain_graph, create_graph, inputs = (*given, None, None, None, None)[:4]
         if call.loss is not None:
             self.losses.append(roots[0].detach().clone())
+        if self._forward_only:
+            return
         torch.autograd.backward(
             roots, gradients, retain_graph=retain_graph, create_graph=bool(create_graph), inputs=inputs or None
         )
@@ -178,12 +207,15 @@ class _Player:
         known = self._outside.get(id(outside))
         if known is None:
             with hidden_from_modes():  # copying it again is no op of the step
-                known = self._outside[id(outside)] = outside.fresh()
+                known = outside.fresh()
+                if self._change is not None:
+                    known = self._change(known)
+                self._outside[id(outside)] = known
         return known
 
 
 def _play(tape: StepTape, sources: Sources | None) -> list[Tensor]:
-    player = _Player(sources)
+    player = Player(sources)
     with seen_by_functions():  # a recipe works through a mode of its own
         player.play(tape.entries)
     return player.losses
@@ -203,7 +235,7 @@ def _surrounded(ambient: Ambient) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _quietly() -> Iterator[None]:
+def quietly() -> Iterator[None]:
     """Keep what models print during a replay from the user, who has seen it already."""
     with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
         yield
