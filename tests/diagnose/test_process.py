@@ -29,6 +29,7 @@ IN_ALL_REDUCE = (
   File "/home/me/project/train.py", line 30 in main
 """
 )
+IN_BACKWARD = HANG + '  File "/v/site-packages/torch/autograd/graph.py", line 979 in _engine_run_backward\n'
 IN_A_LOOP = HANG + '  File "/home/me/project/train.py", line 17 in wait_for_nothing\n'
 IN_THE_LOADER = (
     HANG
@@ -217,6 +218,15 @@ def test_a_rank_that_waits_for_a_hanging_one_is_related_to_it(folder: Path):
     (waiting,) = finding.related
     assert (waiting.rank, waiting.op) == (0, "c10d.all_reduce")
     assert waiting.why.startswith("rank 0 waits for other ranks in c10d.all_reduce")
+
+
+def test_without_native_stacks_a_rank_in_backward_is_taken_to_wait_for_another(folder: Path):
+    crash_path(folder, rank=0).write_text(IN_BACKWARD)
+    crash_path(folder, rank=1).write_text(IN_A_LOOP)
+    for rank in (0, 1):
+        Ending(pid=7, seconds_without_progress=61.2).write(folder, rank=rank)
+    finding = only(folder)
+    assert (finding.rank, [related.rank for related in finding.related]) == (1, [0])
 
 
 def test_a_rank_that_waits_for_a_dead_one_is_related_to_it(folder: Path):

@@ -75,6 +75,12 @@ class LastMoment:
         return collective(self.python, self.native)
 
     @property
+    def may_wait_for_others(self) -> bool:
+        """Whether it was in a collective, or, where no native stack tells, in a backward that may hold one."""
+        in_backward = bool(self.python) and self.python[0].function == "_engine_run_backward"
+        return self.collective is not None or (in_backward and not self.native)
+
+    @property
     def waits_for_data(self) -> bool:
         """Whether it was waiting for a worker of a DataLoader."""
         return any(frame.file.endswith("torch/utils/data/dataloader.py") for frame in self.python)

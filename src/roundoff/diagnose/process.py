@@ -30,7 +30,7 @@ def process_deaths(run: Run) -> list[Finding]:
     errors = [(moment, finding) for moment, finding in found if finding.severity is Severity.ERROR]
     if not errors:
         return [finding for _, finding in found]
-    culprits = [finding for moment, finding in errors if finding.rule != "hang" or moment.collective is None]
+    culprits = [finding for moment, finding in errors if finding.rule != "hang" or not moment.may_wait_for_others]
     waiting = [finding for _, finding in errors if not any(finding is culprit for culprit in culprits)]
     if not culprits:
         culprits, waiting = waiting[:1], waiting[1:]
