@@ -4,6 +4,7 @@
 #
 #   make demo        see it work, in about a minute
 #   make test        the whole test suite; `make test-fast` leaves out the slow tests
+#   make faults      the score of the diagnosis on trainings with planted faults, and on healthy ones
 #   make check       formatting, lint, types; `make format` mends the first two
 #   make bench       measure the figures the README claims
 #
@@ -19,7 +20,7 @@ INSTALLED_FROM = pyproject.toml constraints.txt CMakeLists.txt $(wildcard csrc/*
 export OMP_NUM_THREADS := 1
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: help demo test test-fast check format bench clean
+.PHONY: help demo test test-fast faults check format bench clean
 
 help:
 	@sed -n 's/^#   make/make/p' Makefile
@@ -32,6 +33,9 @@ test: $(STAMP)
 
 test-fast: $(STAMP)
 	$(PYTHON) -m pytest -n 2 --dist worksteal -m "not slow"
+
+faults: $(STAMP)
+	@$(PYTHON) tests/faults/run_faults.py
 
 check: $(STAMP)
 	$(PYTHON) -m ruff format --check .

@@ -7,14 +7,17 @@ from __future__ import annotations
 
 import sys
 import tempfile
+import threading
 import tomllib
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 
 from roundoff.runs import Finding, Run, Severity
 
+NUM_AT_A_TIME = 2
 FOLDER = Path(__file__).parent
 sys.path.insert(0, str(FOLDER.parent / "watch"))
 from script_server import ScriptServer  # noqa: E402
@@ -44,21 +47,26 @@ class Expected:
     rank: int | None = None
     source: str | None = None
     severity: str = "error"
+    says: tuple[str, ...] = ()
+    """Words that the finding's text must hold."""
     ranks: int = 1
     held_out: bool = False
     """Written after the rule, which was never tuned on it."""
     healthy: bool = False
+    folder: Path = FOLDER
 
     @property
     def script(self) -> Path:
         """The training."""
-        return FOLDER / f"{self.name}.py"
+        return self.folder / f"{self.name}.py"
 
     def is_met_by(self, finding: Finding) -> bool:
         """Say whether a finding has the rule and the place."""
         places = ("rule", "step", "site", "op", "parameter", "rank", "source", "severity")
         wanted = {place: getattr(self, place) for place in places}
-        return all(value is None or str(getattr(finding, place)) == str(value) for place, value in wanted.items())
+        is_there = all(value is None or str(getattr(finding, place)) == str(value) for place, value in wanted.items())
+        text = f"{finding.title}\n{finding.why}\n{finding.fix}"
+        return is_there and all(words in text for words in self.says)
 
     def judge(self, findings: Sequence[Finding]) -> Score:
         """Say how good an answer the findings are."""
@@ -67,7 +75,7 @@ class Expected:
             return Score.SILENT if is_quiet else Score.FALSE_ALARM
         if findings and self.is_met_by(findings[0]):
             return Score.RIGHT
-        return Score.AMONG_THREE if any(map(self.is_met_by, findings[:3])) else Score.MISSED
+        return Score.AMONG_THREE if self.rule in [finding.rule for finding in findings[:3]] else Score.MISSED
 
 
 def expectations() -> list[Expected]:
@@ -78,37 +86,68 @@ def expectations() -> list[Expected]:
 
 def findings_in(expected: Expected, server: ScriptServer, folder: Path) -> list[Finding] | None:
     """Run a script under `roundoff run` and return what was found; None if it left no diagnosis."""
-    server.run([expected.script], folder=folder, watched=["--name", "run"], ranks=expected.ranks)
+    server.run([expected.script, "weights.pt"], folder=folder, watched=["--name", "run"], ranks=expected.ranks)
     run = folder / "runs" / "run"
     return Run.open(run).findings() if (run / "run.json").exists() else None
 
 
-def score(chosen: Iterable[Expected]) -> dict[str, Score]:
-    """Run the scripts and print one line about each as it ends."""
-    scores = {}
-    with ScriptServer() as server, tempfile.TemporaryDirectory() as folder:
-        for expected in chosen:
-            findings = findings_in(expected, server, Path(folder) / expected.name)
-            result = Score.FAILED if findings is None else expected.judge(findings)
-            scores[expected.name] = result
-            print(f"{expected.name:40} {result}", flush=True)
-            if result in (Score.AMONG_THREE, Score.MISSED, Score.FALSE_ALARM):
-                for finding in (findings or [])[:3]:
-                    place = f"step {finding.step}, {finding.site} / {finding.op}, {finding.parameter}"
-                    print(f"    {finding.severity} {finding.rule}: {place}\n      {finding.title}: {finding.why}")
+def healthy_kinds() -> list[Expected]:
+    """Return the scripts of tests/watch/kinds: many kinds of training, none of which has a fault."""
+    folder = FOLDER.parent / "watch" / "kinds"
+    return [
+        Expected(name=path.stem, healthy=True, folder=folder, ranks=2 if path.stem.startswith("two_ranks") else 1)
+        for path in sorted(folder.glob("*.py"))
+    ]
+
+
+def score(chosen: Sequence[Expected]) -> dict[str, Score]:
+    """Run the scripts, two at a time, and print one line about each as it ends."""
+    scores: dict[str, Score] = {}
+    waiting = iter(chosen)
+    taking = threading.Lock()
+
+    def work(folder: Path) -> None:
+        with ScriptServer() as server:
+            while True:
+                with taking:
+                    expected = next(waiting, None)
+                if expected is None:
+                    return
+                findings = findings_in(expected, server, folder / expected.name)
+                with taking:
+                    scores[expected.name] = _tell(expected, findings)
+
+    with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(NUM_AT_A_TIME) as workers:
+        for work_done in [workers.submit(work, Path(folder)) for _ in range(min(NUM_AT_A_TIME, len(chosen)))]:
+            work_done.result()
     return scores
+
+
+def _tell(expected: Expected, findings: list[Finding] | None) -> Score:
+    result = Score.FAILED if findings is None else expected.judge(findings)
+    print(f"{expected.name:40} {result}", flush=True)
+    if result in (Score.AMONG_THREE, Score.MISSED, Score.FALSE_ALARM):
+        for finding in (findings or [])[:3]:
+            place = f"step {finding.step}, {finding.site} / {finding.op}, {finding.parameter}"
+            print(f"    {finding.severity} {finding.rule}: {place}\n      {finding.title}: {finding.why}", flush=True)
+    return result
 
 
 def main(words: Sequence[str]) -> int:
     """Print the score of all scripts, or of those whose names hold one of the words."""
-    known = expectations()
+    known = [*expectations(), *healthy_kinds()]
     chosen = [entry for entry in known if not words or any(word in entry.name for word in words)]
     scores = score(chosen)
-    for title, held_out in (("plants the rules were written with", False), ("held-out plants and twins", True)):
-        results = [scores[entry.name] for entry in chosen if entry.held_out is held_out]
+    halves = (
+        ("plants the rules were written with", lambda entry: not entry.healthy and not entry.held_out),
+        ("plants written after the rules", lambda entry: not entry.healthy and entry.held_out),
+        ("healthy runs", lambda entry: entry.healthy),
+    )
+    for title, belongs in halves:
+        results = [scores[entry.name] for entry in chosen if belongs(entry)]
         counts = ", ".join(f"{results.count(kind)} {kind}" for kind in Score if kind in results)
         print(f"{title}: {counts or 'none'}")
-    bad = [name for name, result in scores.items() if result not in (Score.RIGHT, Score.SILENT)]
+    bad = [entry.name for entry in chosen if scores[entry.name] not in (Score.RIGHT, Score.SILENT)]
     print("not as expected:", ", ".join(bad) or "none")
     return 1 if bad else 0
 

@@ -1,4 +1,4 @@
-"""Every script of the suite under `roundoff run`: the planted fault is the verdict, and healthy twins are silent."""
+"""One plant of each rule under `roundoff run`: the planted fault is the verdict. `make faults` runs all of them."""
 
 from __future__ import annotations
 
@@ -12,13 +12,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 from run_faults import FOLDER, Expected, Score, ScriptServer, expectations, findings_in
 
 EXPECTED = expectations()
-_FIRST = {entry.rule: entry.name for entry in reversed(EXPECTED) if not entry.healthy and not entry.held_out}
-"""One plant of each rule runs with the fast tests."""
-
-
-def _parameter(expected: Expected) -> object:
-    marks = () if expected.name in _FIRST.values() else (pytest.mark.slow,)
-    return pytest.param(expected, id=expected.name, marks=marks)
+PLANTS = {entry.rule: entry for entry in reversed(EXPECTED) if not entry.healthy and not entry.held_out}
 
 
 @pytest.fixture(scope="module")
@@ -27,7 +21,8 @@ def server() -> Iterator[ScriptServer]:
         yield server
 
 
-@pytest.mark.parametrize("expected", [_parameter(entry) for entry in EXPECTED])
+@pytest.mark.slow
+@pytest.mark.parametrize("expected", PLANTS.values(), ids=lambda entry: entry.name)
 def test_the_verdict_on_a_script_is_the_fault_in_it(expected: Expected, server: ScriptServer, tmp_path: Path) -> None:
     findings = findings_in(expected, server, tmp_path)
     assert findings is not None
