@@ -1,3 +1,5 @@
+import os
+import signal
 from pathlib import Path
 
 import pytest
@@ -16,6 +18,15 @@ class Broken(Dataset):
     def __getitem__(self, index: int) -> torch.Tensor:
         if index == 2:
             raise ValueError("sample 2 has no label")
+        return torch.zeros(1)
+
+
+class Crashing(Dataset):
+    def __len__(self) -> int:
+        return 2
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        os.kill(os.getpid(), signal.SIGSEGV)
         return torch.zeros(1)
 
 
@@ -76,6 +87,12 @@ def test_a_worker_that_was_killed_is_named_as_such(tmp_path: Path):
     (finding,) = found_after(tmp_path / "run", error)
     assert finding.title == "a worker of the DataLoader is killed by signal: Bus error"
     assert "/dev/shm" in finding.why
+
+
+def test_a_worker_that_crashed_is_named_with_its_signal(tmp_path: Path):
+    error = caught(lambda: list(DataLoader(Crashing(), num_workers=1)))
+    (finding,) = found_after(tmp_path / "run", error)
+    assert finding.title == "a worker of the DataLoader is killed by signal: Segmentation fault"
 
 
 def test_a_lack_of_host_memory_is_named_as_such(tmp_path: Path):

@@ -27,6 +27,21 @@ def test_an_exception_of_the_loop_belongs_to_no_module():
     assert raising_module(raised.value) is None
 
 
+def test_what_led_to_it_is_kept_the_nearest_first():
+    def fail() -> None:
+        try:
+            try:
+                raise KeyError("first")
+            except KeyError as error:
+                raise ValueError("second") from error
+        except ValueError:
+            raise RuntimeError("third")  # noqa: B904  # as careless code does
+
+    with pytest.raises(RuntimeError) as raised:
+        fail()
+    assert exception_detail(raised.value)["causes"] == ["ValueError: second", "KeyError: 'first'"]
+
+
 def test_a_long_message_keeps_its_beginning_and_its_end():
     message = exception_detail(ValueError("a" * 20000 + "the end"))["message"]
     assert isinstance(message, str)

@@ -39,7 +39,9 @@ def _finding(run: Run, rank: int, anomaly: Anomaly) -> Finding:
     message = str(anomaly.detail.get("message", ""))
     frames = _frames(anomaly, message)
     mine = users_frame(frames)
-    title, why, fix = _told(anomaly.name or "exception", message, frames)
+    causes = anomaly.detail.get("causes")
+    led_to_it = " ".join(map(str, causes)) if isinstance(causes, Sequence) else ""
+    title, why, fix = _told(anomaly.name or "exception", message, led_to_it, frames)
     stack: list[JsonValue] = [f"{frame.source} in {frame.function}" for frame in frames[:12]]
     return Finding(
         rule="exception",
@@ -70,7 +72,7 @@ def _seen_from_afar(finding: Finding) -> Finding:
     return replace(finding, severity=Severity.NOTE, fix="see what became of the other rank")
 
 
-def _told(name: str, message: str, frames: Sequence[PythonFrame]) -> tuple[str, str, str]:
+def _told(name: str, message: str, led_to_it: str, frames: Sequence[PythonFrame]) -> tuple[str, str, str]:
     """Return title, why and fix."""
     frame = users_frame(frames) or next(iter(frames), None)
     where = "where it was raised is not known" if frame is None else f"raised in {frame.function}, {frame.source}"
@@ -80,7 +82,8 @@ def _told(name: str, message: str, frames: Sequence[PythonFrame]) -> tuple[str, 
             where,
             "mend the data set or its transforms; with num_workers=0 it is raised where a debugger can see it",
         )
-    if match := _WORKER_DIED.search(message):
+    if died := _WORKER_DIED.search(message):
+        match = _WORKER_DIED.search(led_to_it) or died  # only the first to notice knows the signal
         return (
             f"a worker of the DataLoader {match[1]}",
             "it died without a Python exception: out of memory, a full /dev/shm, or a crash in a library",

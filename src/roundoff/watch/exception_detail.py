@@ -10,10 +10,11 @@ from roundoff.runs import JsonValue
 
 _MOST_FRAMES = 60
 _MOST_CHARACTERS = 8000
+_MOST_CAUSES = 5
 
 
 def exception_detail(error: BaseException) -> dict[str, JsonValue]:
-    """Return message and traceback for `Anomaly.detail`; the traceback's lines begin with the innermost frame.
+    """Return message, traceback and causes for `Anomaly.detail`; the traceback begins with the innermost frame.
 
     The end of a long message is kept rather than its middle: that of an exception in a worker ends with what it was.
     """
@@ -23,7 +24,16 @@ def exception_detail(error: BaseException) -> dict[str, JsonValue]:
         message = f"{message[:half]}\n...\n{message[-half:]}"
     frames = list(traceback.walk_tb(error.__traceback__))[::-1][:_MOST_FRAMES]
     lines = [f'  File "{frame.f_code.co_filename}", line {line} in {frame.f_code.co_name}' for frame, line in frames]
-    return {"message": message, "traceback": lines}
+    return {"message": message, "traceback": lines, "causes": _causes(error)}
+
+
+def _causes(error: BaseException) -> list[JsonValue]:
+    """Return the exceptions that led to this one, the nearest first."""
+    found: list[JsonValue] = []
+    while len(found) < _MOST_CAUSES and (cause := error.__cause__ or error.__context__) is not None:
+        found.append(f"{type(cause).__name__}: {cause}"[:_MOST_CHARACTERS])
+        error = cause
+    return found
 
 
 def raising_module(error: BaseException) -> nn.Module | None:
