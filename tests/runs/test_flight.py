@@ -75,6 +75,17 @@ def test_the_last_records_are_there_with_their_times(path: Path):
     assert flight.num_records == read_heartbeat(path) == 4
 
 
+def test_a_beat_moves_the_heartbeat_and_nothing_else(path: Path):
+    recorder = FlightRecorder.create(path)
+    recorder.note(step=3, phase="replay")
+    before = read_flight(path)
+    recorder.beat()
+    after = read_flight(path)
+    assert (after.step, after.phase, after.sites) == (before.step, before.phase, before.sites)
+    assert after.num_records == before.num_records + 1
+    assert after.heartbeat > before.heartbeat
+
+
 def test_before_the_first_step_nothing_is_claimed(path: Path):
     FlightRecorder.create(path)
     flight = read_flight(path)

@@ -110,6 +110,10 @@ class FlightRecorder:
             self._words[PHASE] = self._phase = code
             self._add(_PHASE | code)
 
+    def beat(self) -> None:
+        """Note that the process gets on, where there is nothing else to note."""
+        self._add(_PHASE | self._phase)
+
     def op(self, name: str) -> None:
         """Note that an op begins."""
         code = self._codes.get(name) or self._code(name)

@@ -33,6 +33,7 @@ from roundoff.watch.handling import StepHandler
 from roundoff.watch.journal import Journal, learning_rates
 from roundoff.watch.lookout import Lookout
 from roundoff.watch.memory import MemoryFollower
+from roundoff.watch.probes import Bench, Probes
 from roundoff.watch.respond import Responder
 from roundoff.watch.settings import WatchSettings
 from roundoff.watch.snapshots import Snapshots
@@ -164,6 +165,7 @@ class Watch:
                 self._facts.buffers_ready(clock.step)
             return
         if self._is_replaying:
+            self._flight.beat()
             return
         began = time.perf_counter()
         self._enter_from_loop(module, args)
@@ -459,12 +461,14 @@ class Watch:
     def _replaying(self) -> Iterator[None]:
         self._is_replaying = True
         self._tape.hold()
+        self._flight.note(step=self._clock.step, phase="replay")
         try:
             with _eagerly():
                 yield
         finally:
             self._is_replaying = False
             self._tape.release()
+            self._flight.note(step=self._clock.step, phase=PHASES[self._clock.phase])
 
     def _close_step(self) -> None:
         began = time.perf_counter()
@@ -498,6 +502,7 @@ class Watch:
             self._lookout.drop_suspect()
             if self._has_begun or self._clock.has_begun:
                 self._close_step()
+            self._probe()
         except Exception as error:
             self.failed(error)
         if self._memory is not None:
@@ -508,6 +513,19 @@ class Watch:
             self.complaints.append(f"{self._snapshots.note}.")
         if self._handler.complaint is not None:
             self.complaints.append(self._handler.complaint)
+
+    def _probe(self) -> None:
+        """Run the probes on the last step, unless something went wrong or several ranks would have to join in."""
+        step = self.num_steps - 1
+        path = None if self._stopped or self.anomalies or num_ranks() > 1 else self._snapshots.path_to(step, among=[])
+        if path is None or self._settings.probe_seconds <= 0:
+            return
+        began = time.perf_counter()
+        bench = Bench(self._training, *path, self._sites)
+        with self._replaying():
+            probes = Probes(self._writer, seconds=self._settings.probe_seconds)
+            probes.run(bench, is_suspicious=not self._lookout.loss_has_fallen)
+        self._budget.exempt(time.perf_counter() - began)
 
     def _forget_interrupted(self, *, num_modules: int, num_steps: int | None = None) -> None:
         """Leave modules and optimizer steps that an exception ended without a word."""
