@@ -28,6 +28,11 @@ COMMANDS = {
         attribute="diagnose_command",
         help="Say what went wrong in a run, and what to change.",
     ),
+    "replay": LazyCommand(
+        module="roundoff.cli.replay",
+        attribute="replay_command",
+        help="Run a saved bad step again, or export its op.",
+    ),
     "train": LazyCommand(
         module="roundoff.cli.train",
         attribute="train_command",

@@ -101,7 +101,7 @@ def _absmax(results: Sequence[Tensor]) -> float:
 def _argument(file: TensorWriter, name: str, value: Any) -> JsonValue:
     if isinstance(value, Tensor):
         _add(file, name, value)
-        return {"tensor": name}
+        return {"tensor": name} if value.is_contiguous() else {"tensor": name, "stride": list(value.stride())}
     if isinstance(value, (list, tuple)) and tensors_in(value):
         return [_argument(file, f"{name}.{number}", item) for number, item in enumerate(value)]
     if isinstance(value, (list, tuple)):

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import math
+import shutil
+import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,7 +24,7 @@ from roundoff.record.session import Recording
 from roundoff.record.sites import Sites
 from roundoff.record.source import Sources
 from roundoff.record.torch_private import hidden_from_modes
-from roundoff.runs import Event, EventKey, Run, RunWriter
+from roundoff.runs import Event, EventKey, JsonValue, Run, RunWriter
 from roundoff.watch import replay as replaying
 from roundoff.watch.arguments import Outside
 from roundoff.watch.builder import Built
@@ -65,35 +67,51 @@ class Rerun:
         """Whether something that matters is not finite."""
         return self.place is not None or not all(map(math.isfinite, self.losses))
 
+    def to_object(self) -> dict[str, JsonValue]:
+        """Return everything as JSON values."""
+        bad = None if self.place is None else self.place.bad
+        return {
+            "step": self.step, "recipe": self.recipe, "is_bad": self.is_bad, "is_same_place": self.is_same_place,
+            "origin": None if bad is None else {
+                "phase": bad.phase, "site": bad.site, "op": bad.op_name, "microbatch": bad.microbatch,
+                "source": bad.source,
+            },
+            "losses": list(self.losses), "saved_losses": list(self.saved_losses), "num_same": self.num_same,
+            "num_compared": self.num_compared, "has_optimizer": self.has_optimizer, "loss_scale": self.loss_scale,
+        }  # fmt: skip
+
 
 def rerun_step(
-    replayed: Run, *, build: Callable[[], Built], to: Path, recipe: str | None = None, rank: int = 0
+    replayed: Run, *, build: Callable[[], Built], recipe: str | None = None, to: Path | None = None, rank: int = 0
 ) -> Rerun:
     """Run the step again and record it; compare what came out with what was saved.
 
     Args:
         replayed: the folder of the replayed step.
         build: makes the models anew; called once for each try.
-        to: the run folder to record into.
         recipe: how to compute instead of as the training did; the step then starts from fp32.
+        to: a run folder to make of what was recorded; without it nothing is kept.
         rank: whose files to take.
     """
+    if to is not None and to.exists():
+        raise ReplayError.explain(f"'{to}' exists already.", fix="name another folder, or remove this one.")
     tape = replayed.replay_tape(rank=rank)
     if tape is None:
         raise ReplayError.explain(
             f"'{replayed.path}' does not hold a step that can be run again.",
             why="what its loop did was not saved: the run was made by an older version, or the replay failed.",
         )
-    scale: float | None = None
-    for number in range(_MOST_SKIPS):
-        attempt = _Attempt(replayed, tape, build(), recipe=recipe, loss_scale=scale, rank=rank)
-        outcome = attempt.run(to / f"try{number}" if recipe else to)
-        if outcome.error is not None:
-            raise _failed(outcome.error)
-        if not attempt.was_skipped:
-            break
-        scale = attempt.scale / 4
-    return attempt.compared()
+    with tempfile.TemporaryDirectory(prefix="roundoff-replay-") as scratch:
+        scale: float | None = None
+        for number in range(_MOST_SKIPS):
+            attempt = _Attempt(replayed, tape, build(), recipe=recipe, loss_scale=scale, rank=rank)
+            outcome = attempt.run(Path(scratch) / str(number))
+            if outcome.error is not None:
+                raise _failed(outcome.error)
+            if not attempt.was_skipped:
+                break
+            scale = attempt.scale / 4
+        return attempt.compared(keep_in=to)
 
 
 class _Attempt:
@@ -165,8 +183,10 @@ class _Attempt:
 
         return replay(training, Snapshot(self._step.step, state), [self._step], around_last=around, sources=sources)
 
-    def compared(self) -> Rerun:
-        """Say what came out, and how it differs from what was saved."""
+    def compared(self, *, keep_in: Path | None) -> Rerun:
+        """Say what came out, and how it differs from what was saved; the recording may be kept in a folder."""
+        if keep_in is not None:
+            shutil.copytree(self._folder, keep_in)
         run, step = Run.open(self._folder), self._step.step
         place = find_origin(run, step=step)
         saved_place = find_origin(self._replayed, step=step, rank=self._rank)

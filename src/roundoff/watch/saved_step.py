@@ -1,0 +1,88 @@
+"""A saved step at a glance: where the bad value came from, and what is there to run it again from."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+
+from roundoff.errors import ReplayError
+from roundoff.runs import JsonValue, Origin, Run, TensorFile
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SavedTensor:
+    """A tensor that came into the step from outside."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    least: float | None
+    """Of its finite numbers; None if it has none."""
+    largest: float | None
+    num_nonfinite: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SavedStep:
+    """What was kept of one step on one rank."""
+
+    step: int
+    rank: int
+    origin: Origin | None
+    models: tuple[str, ...]
+    """Classes of the models that a builder has to return, in order."""
+    optimizers: tuple[str, ...]
+    num_numbers: int
+    """How many numbers the models hold."""
+    batch: tuple[SavedTensor, ...]
+    needs_loss: str | None
+    """Why the builder has to return the loss, too; None if what the loop did was saved."""
+
+    def to_object(self) -> dict[str, JsonValue]:
+        """Return everything as JSON values."""
+        return asdict(self)
+
+
+def look_at(replayed: Run, *, rank: int = 0) -> SavedStep:
+    """Say what the folder of a replayed step holds.
+
+    Raises:
+        ReplayError: it holds nothing to run the step again from.
+    """
+    tape: Any = replayed.replay_tape(rank=rank)
+    if tape is None:
+        raise ReplayError.explain(
+            f"'{replayed.path}' does not hold a step that can be run again.",
+            why="what its loop did was not saved: the run was made by an older version, or it ended too early.",
+        )
+    state, batch = replayed.replay_state(rank=rank), replayed.replay_batch(rank=rank)
+    in_batch = [number for number, facts in enumerate(tape["outside"]) if facts["in_batch"]]
+    return SavedStep(
+        step=tape["step"],
+        rank=rank,
+        origin=replayed.origin(rank=rank),
+        models=tuple(model["class"] for model in tape["models"] if model["attributes"] is None),
+        optimizers=tuple(tape["optimizers"]),
+        num_numbers=sum(state[key].size for key in state if key.startswith("model")),
+        batch=tuple(_tensor(batch, f"outside{number}") for number in in_batch if f"outside{number}" in batch),
+        needs_loss=tape["untold"],
+    )
+
+
+def _tensor(file: TensorFile, key: str) -> SavedTensor:
+    x = file.torch(key)
+    name = str(x.dtype).removeprefix("torch.")
+    if x.is_complex():
+        x = torch.view_as_real(x)
+    wide = x.double()
+    finite = wide[wide.isfinite()]
+    return SavedTensor(
+        name=key,
+        dtype=name,
+        shape=file.entry(key).shape,
+        least=float(finite.min()) if finite.numel() else None,
+        largest=float(finite.max()) if finite.numel() else None,
+        num_nonfinite=wide.numel() - finite.numel(),
+    )
