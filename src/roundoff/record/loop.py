@@ -191,6 +191,8 @@ class _Watch:
                     return original(*args, **kwargs)
                 if call in self._inside or _only_hands_on(args) or not self._observes():
                     return original(*args, **kwargs)
+                if call == "clip" and args and isinstance(args[0], Iterator):
+                    args = (list(args[0]), *args[1:])  # so that an observer can go through the parameters, too
                 self._inside.add(call)
                 self._tell(self._observer.calling, call, args, kwargs)
                 try:

@@ -157,6 +157,10 @@ class Run:
         """Open, for the folder of a replayed step, the state before it."""
         return TensorFile(names.state_path(self.path, rank=rank))
 
+    def has_replay_state(self, *, rank: int = 0) -> bool:
+        """Say whether the state before a replayed step was kept."""
+        return names.state_path(self.path, rank=rank).exists()
+
     def replay_tape(self, *, rank: int = 0) -> dict[str, JsonValue] | None:
         """Return, for the folder of a replayed step, what the loop did in it; None if that was not written down."""
         path = names.tape_path(self.path, rank=rank)

@@ -30,6 +30,7 @@ from roundoff.watch.arguments import Outside
 from roundoff.watch.builder import Built
 from roundoff.watch.replay import Outcome, replay
 from roundoff.watch.saved_state import fit_state, models_of
+from roundoff.watch.saved_step import tape_of
 from roundoff.watch.snapshots import Snapshot
 from roundoff.watch.state import State, Training
 from roundoff.watch.state_names import StateNames
@@ -95,12 +96,7 @@ def rerun_step(
     """
     if to is not None and to.exists():
         raise ReplayError.explain(f"'{to}' exists already.", fix="name another folder, or remove this one.")
-    tape = replayed.replay_tape(rank=rank)
-    if tape is None:
-        raise ReplayError.explain(
-            f"'{replayed.path}' does not hold a step that can be run again.",
-            why="what its loop did was not saved: the run was made by an older version, or the replay failed.",
-        )
+    tape = tape_of(replayed, rank=rank)
     with tempfile.TemporaryDirectory(prefix="roundoff-replay-") as scratch:
         scale: float | None = None
         for number in range(_MOST_SKIPS):

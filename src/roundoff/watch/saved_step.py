@@ -45,18 +45,29 @@ class SavedStep:
         return asdict(self)
 
 
+def tape_of(replayed: Run, *, rank: int) -> dict[str, Any]:
+    """Return what the loop did in a saved step.
+
+    Raises:
+        ReplayError: the folder does not hold a step that can be run again.
+    """
+    tape: Any = replayed.replay_tape(rank=rank)
+    if tape is not None and replayed.has_replay_state(rank=rank):
+        return tape  # type: ignore[no-any-return]
+    info = replayed.replay_info(rank=rank)
+    why = "what its loop did was not saved: an older version made the run, or the process ended too early"
+    if info is not None and info.note is not None:
+        why = f"the state before it is not known, since {info.note}"
+    raise ReplayError.explain(f"'{replayed.path}' does not hold a step that can be run again.", why=f"{why}.")
+
+
 def look_at(replayed: Run, *, rank: int = 0) -> SavedStep:
     """Say what the folder of a replayed step holds.
 
     Raises:
         ReplayError: it holds nothing to run the step again from.
     """
-    tape: Any = replayed.replay_tape(rank=rank)
-    if tape is None:
-        raise ReplayError.explain(
-            f"'{replayed.path}' does not hold a step that can be run again.",
-            why="what its loop did was not saved: the run was made by an older version, or it ended too early.",
-        )
+    tape = tape_of(replayed, rank=rank)
     state, batch = replayed.replay_state(rank=rank), replayed.replay_batch(rank=rank)
     in_batch = [number for number, facts in enumerate(tape["outside"]) if facts["in_batch"]]
     return SavedStep(

@@ -27,6 +27,8 @@ from roundoff.runs import Anomaly, JsonValue, RecordingStoppedWarning, RunWriter
 from roundoff.runs.flight import FlightRecorder
 from roundoff.watch.batch_facts import is_loss
 from roundoff.watch.budget import Budget
+from roundoff.watch.carried import CarriedGradients
+from roundoff.watch.dataset_content import content_of
 from roundoff.watch.exception_detail import exception_detail, raising_module
 from roundoff.watch.facts import Facts
 from roundoff.watch.handling import StepHandler
@@ -73,6 +75,7 @@ class Watch:
         )
         self._lookout = Lookout(writer, sites=sites, budget=self._budget)
         self._facts = Facts(writer, self._training, sites=sites, budget=self._budget)
+        self._carried = CarriedGradients()
         self._tape.on_loss = self._see_loss_function
         self._tape.on_scalar = self._lookout.see_scalar
         self._memory: MemoryFollower | None = None
@@ -162,7 +165,7 @@ class Watch:
             self._flight.enter(PHASES[clock.phase], self._sites.names[site])
             if len(running) == 2 and self._awaits_buffers:
                 self._awaits_buffers = False
-                self._facts.buffers_ready(clock.step)
+                self._facts.buffers_ready(clock.step, fully=self._is_fully_watched)
             return
         if self._is_replaying:
             self._flight.beat()
@@ -216,7 +219,11 @@ class Watch:
             if self._snapshots.latest is not None and self._snapshots.latest.step == self._clock.step:
                 self._take_gradients_of_start()
             self._tape.backward(roots, arguments[0], arguments[1], loss=loss)
-        self._journal.call("backward", {"is_part_of_forward": True} if is_part_of_forward else {})
+        if self._is_fully_watched and self._clock.microbatch == 0:
+            with hidden_from_modes():
+                self._carried.backward_begins()
+        notes = {"is_part_of_forward": is_part_of_forward, "is_scaled": self._lookout.is_scaled(roots)}
+        self._journal.call("backward", {name: True for name, holds in notes.items() if holds})
         self._budget.spend(time.perf_counter() - began)
 
     def backward_leave(self) -> None:
@@ -250,6 +257,10 @@ class Watch:
         self._facts.gradients_ready(self._clock.step, optimizer)
         name = self._facts.optimizer_name(optimizer)
         detail: dict[str, JsonValue] = {"optimizer": name, "lr": list(learning_rates(optimizer))}
+        if "scaler_step" in self._calls_under_way:
+            detail["by_scaler"] = True
+        if num_carried := self._carried.num_in(optimizer):
+            detail["num_carried"] = num_carried
         self._journal.call("step", detail)
         self._budget.spend(time.perf_counter() - began)
 
@@ -276,6 +287,8 @@ class Watch:
         self._step_call = None
         began = time.perf_counter()
         self._lookout.see_update()
+        if self._is_fully_watched:
+            self._carried.used(optimizer)
         self._budget.spend(time.perf_counter() - began)
         self._tape.release()
         if "scaler_step" not in self._calls_under_way:
@@ -290,7 +303,7 @@ class Watch:
         self._lookout.drop_update()
         self._lookout.see_buffers(self._training.buffers())  # a skipped step leaves its statistics behind
         self._clock.step_leave(optimizer, skipped=True)
-        self._journal.call("step", {"optimizer": type(optimizer).__name__, "skipped": True})
+        self._journal.call("step", {"optimizer": self._facts.optimizer_name(optimizer), "skipped": True})
         self._end_attempt()
 
     def calling(self, call: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -298,7 +311,7 @@ class Watch:
         if self._is_replaying or call not in _HELD_CALLS:
             return
         if call in _TAPED_CALLS and not self._calls_under_way and (not self._clock.in_step or self._step_call):
-            function = _function_of(call, args)
+            function = _function_of(call, args, kwargs)
             if function is not None:
                 self._tape.loop_call(function, args if call == "clip" else args[1:], kwargs)
         self._calls_under_way.append(call)
@@ -328,8 +341,11 @@ class Watch:
             return
         if call == "zero_grad":
             self._clock.zero_grad()
+            self._carried.cleared()
         if call == "epoch":
-            detail = {"loader": self._loaders.setdefault(owner, len(self._loaders)), **detail}
+            number = self._loaders.setdefault(owner, len(self._loaders))
+            with hidden_from_modes():
+                detail = {"loader": number, **detail, "content": content_of(owner.dataset)}
         if call == "load":
             self._sites.refresh()
             self._training.refresh()
@@ -550,10 +566,11 @@ class Watch:
         self._tape.step.unfit = f"{type(error).__name__}: {error}"
 
 
-def _function_of(call: str, args: tuple[Any, ...]) -> Any:
+def _function_of(call: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Return what to call to make a call of the loop again."""
     if call == "clip":
-        return torch.nn.utils.clip_grad._clip_grads_with_norm_
+        has_norm = "total_norm" in kwargs or any(isinstance(arg, Tensor) for arg in args[1:])
+        return torch.nn.utils.clip_grad._clip_grads_with_norm_ if has_norm else torch.nn.utils.clip_grad_value_
     method = {"unscale": "unscale_", "scaler_step": "step"}.get(call, call)
     return getattr(args[0], method, None) if args else None
 
