@@ -33,6 +33,8 @@ class ParameterFacts:
     equal_rows: bool = False
     """Whether all its rows (of which there are several) are the same."""
     is_zero: bool = False
+    attribute: str | None = None
+    """The plain attribute of a model that holds it, `body.layers[2].weight`, where no model owns it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,6 +47,8 @@ class ModuleFacts:
     training: bool
     settings: Mapping[str, JsonValue] = field(default_factory=dict)
     """Plain attributes: `eps`, `momentum`, `p`, `padding_idx`, ..."""
+    has_start_statistics: bool | None = None
+    """Whether its running mean is still 0 and its running variance 1; None if it has none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

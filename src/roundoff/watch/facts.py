@@ -23,6 +23,10 @@ _BATCH_PART = 0.1
 """What looking at batches may take of the budget."""
 
 
+_SECOND_LOOK = 10
+"""The step after which the structure is looked at again: what is still as it started does not learn."""
+
+
 class Facts:
     """Looks at the training when it begins and when it changes, and at its batches as far as the budget allows."""
 
@@ -34,7 +38,7 @@ class Facts:
         self._hashes = RankHashes(writer)
         self._starts: dict[int, tuple[float, float, float]] = {}
         self._resumed: set[int] = set()
-        self._known = (-1, -1)
+        self._known = (-1, -1, -1)
         self._criterion_input: dict[str, Any] = {}
 
     def begin(self) -> None:
@@ -59,16 +63,17 @@ class Facts:
             kind = "gradient" if optimizer is None else "clipped"
             self._hashes.write(step, kind, ((name, x.grad) for name, x in self._parameters()))
 
-    def buffers_ready(self, step: int) -> None:
-        """Hash buffers, when they have just been made the same on every rank."""
-        if self._hashes.wants(step):
+    def buffers_ready(self, step: int, *, fully: bool) -> None:
+        """Hash buffers as a forward begins, when they have just been made the same on every rank."""
+        if fully or self._hashes.wants(step):
             self._hashes.write(step, "buffer", self._training.buffers())
 
     def end_attempt(self, tape: StepTape, *, reached: Iterable[Tensor], fully: bool) -> None:
         """Look at the training if it has changed, at what came in, and at the weights of this rank."""
         with hidden_from_modes():
-            known = (len(self._training.models), len(self._training.optimizers))
-            if known != self._known:
+            groups = [group for optimizer in self._training.optimizers for group in optimizer.param_groups]
+            known = (len(self._training.models), len(self._training.optimizers), len(groups))
+            if known != self._known or tape.step == _SECOND_LOOK:
                 self._known = known
                 self._writer.write_structure(
                     structure_of(

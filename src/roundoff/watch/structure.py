@@ -14,6 +14,7 @@ from roundoff.kernels import row as at
 from roundoff.kernels.summaries import summarize
 from roundoff.record.sites import LOOP, Sites
 from roundoff.runs import JsonValue, ModuleFacts, OptimizerFacts, ParameterFacts, Structure
+from roundoff.watch.plain_attributes import held_by_attributes
 from roundoff.watch.state import Training, outermost
 
 _MOST_ITEMS = 8
@@ -100,6 +101,7 @@ def _parameters(
     is_reached = set(map(id, reached))
     memory: dict[tuple[int, int], str] = {}
     seen: set[int] = set()
+    attributes = held_by_attributes(training.models)
     of_models = [p for model in training.models for p in model.parameters()]
     of_optimizers = [p for o in optimizers for g in o.param_groups for p in g["params"] if id(p) not in stand_ins]
     for parameter in (*of_models, *of_optimizers, *reached):
@@ -124,6 +126,7 @@ def _parameters(
             absmax=absmax,
             equal_rows=_has_equal_rows(parameter),
             is_zero=absmax == 0.0,
+            attribute=attributes.get(id(parameter)),
         )
 
 
@@ -145,7 +148,20 @@ def _has_equal_rows(x: Tensor) -> bool:
 def _modules(training: Training, sites: Sites) -> Iterable[ModuleFacts]:
     for module in training.modules():
         site = sites.names[sites.of_module(module, 0)]
-        yield ModuleFacts(site=site, kind=type(module).__name__, training=module.training, settings=_settings(module))
+        yield ModuleFacts(
+            site=site,
+            kind=type(module).__name__,
+            training=module.training,
+            settings=_settings(module),
+            has_start_statistics=_has_start_statistics(module),
+        )
+
+
+def _has_start_statistics(module: nn.Module) -> bool | None:
+    mean, variance = getattr(module, "running_mean", None), getattr(module, "running_var", None)
+    if not isinstance(mean, Tensor) or not isinstance(variance, Tensor) or mean.is_meta or is_lazy(mean):
+        return None
+    return not mean.any() and bool((variance == 1).all())
 
 
 def _settings(module: nn.Module) -> dict[str, JsonValue]:
