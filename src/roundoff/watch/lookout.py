@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections import deque
 from collections.abc import Sequence
 from typing import Any
 
@@ -21,6 +22,8 @@ from roundoff.watch.replay import first_nonfinite_tensor
 
 _MOST_NOTED = 50
 """Anomalies beyond these are consequences of consequences."""
+_NUM_COMPARED = 10
+"""So many losses at the start and at the end tell whether it went down."""
 _TABLE_PART, _NORMS_PART = 0.25, 0.4
 """What the table of parameters and the norms of gradients may take of the budget."""
 
@@ -49,6 +52,14 @@ class Lookout:
         self._unread = 0
         self._bad_buffers: set[str] = set()
         self._suspect: float | None = None
+        self._first_losses: list[float] = []
+        self._last_losses: deque[float] = deque(maxlen=_NUM_COMPARED)
+
+    @property
+    def loss_has_fallen(self) -> bool:
+        """Whether the last losses are clearly lower than the first."""
+        first, last = self._first_losses, self._last_losses
+        return bool(first) and math.fsum(last) / len(last) < 0.8 * math.fsum(first) / len(first)
 
     def new_step(self, step: int) -> None:
         """Forget the step that closed."""
@@ -93,6 +104,10 @@ class Lookout:
     def see_scaled(self, scaled: Any, outputs: Any) -> None:
         """Remember which loss a scaled one was before."""
         self._unscaled.extend(zip(tensors_in(scaled), tensors_in(outputs), strict=False))
+
+    def is_scaled(self, roots: Sequence[Any]) -> bool:
+        """Say whether a scaler made what backward starts from."""
+        return any(scaled is root for root in roots for scaled, _ in self._unscaled)
 
     def see_loss(self, root: Any) -> Tensor | None:
         """Keep the loss that backward starts from; return it as it is, scaled, or None if it is no loss."""
@@ -175,6 +190,9 @@ class Lookout:
             if self.losses:
                 value = math.fsum(map(float, self.losses)) / len(self.losses)
                 spike = self._spikes.see(value)
+                self._last_losses.append(value)
+                if len(self._first_losses) < _NUM_COMPARED:
+                    self._first_losses.append(value)
                 if spike is not None:
                     detail: dict[str, JsonValue] = {"median": spike.median, "limit": spike.limit}
                     self.note("spike", phase="forward", value=value, detail=detail)

@@ -522,7 +522,7 @@ class Watch:
         except Exception as error:
             self.failed(error)
         if self._memory is not None:
-            self._memory.close(self._clock.step)
+            self._memory.close()
         if not self.saw_training:
             self.complaints.append("no training step was seen: nothing was watched.")
         elif self._snapshots.note is not None:
@@ -537,8 +537,8 @@ class Watch:
         if path is None or self._settings.probe_seconds <= 0:
             return
         began = time.perf_counter()
-        bench = Bench(self._training, *path, self._sites)
         with self._replaying():
+            bench = Bench(self._training, *path, self._sites)
             probes = Probes(self._writer, seconds=self._settings.probe_seconds)
             probes.run(bench, is_suspicious=not self._lookout.loss_has_fallen)
         self._budget.exempt(time.perf_counter() - began)
