@@ -14,7 +14,7 @@ from roundoff.runs.folder import crash_path, flight_path
 from roundoff.watch.process_signals import STACKS_SIGNAL, WAKE_SIGNAL, let_trace
 from roundoff.watch.shared_page import SharedPage, Where
 
-PATIENCE_SECONDS = 20.0
+PATIENCE_SECONDS = 40.0
 """How long a crashing process waits for its parent to take its stacks."""
 
 

@@ -10,7 +10,7 @@ import signal
 import subprocess
 from pathlib import Path
 
-MAX_SECONDS = 15.0
+MAX_SECONDS = 30.0
 _MAX_FRAMES = 64
 
 
