@@ -58,7 +58,7 @@ class Training:
             self.follower.step_closed(step)
 
     def findings(self) -> tuple[Finding, ...]:
-        self.follower.close(NUM_STEPS)
+        self.follower.close()
         self.writer.close()
         return diagnose_run(Run.open(self.writer.folder)).findings
 
@@ -172,7 +172,7 @@ def test_a_look_leaves_no_reference_to_local_variables_behind(training: Training
 
 def test_the_file_is_closed_at_the_end(training: Training) -> None:
     before = len(os.listdir("/proc/self/fd"))
-    training.follower.close(0)
+    training.follower.close()
     training.follower.step_closed(1)
     assert len(os.listdir("/proc/self/fd")) == before - 1
 

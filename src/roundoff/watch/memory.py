@@ -66,10 +66,10 @@ class MemoryFollower:
         elif resident > self._mark and step >= self._next_look and self._num_looks < MOST_LOOKS:
             self._look(step, resident, sys._getframe(1))
 
-    def close(self, step: int) -> None:
-        """Note what the process holds at the end, if it ever grew."""
+    def close(self) -> None:
+        """Note what the process held when it was last seen training, if it ever grew."""
         if self._start is not None and self._file is not None:
-            self._write(step, self._resident(), is_last=True)
+            self._write(*self._samples[-1], is_last=True)
         if self._file is not None:
             os.close(self._file)
             self._file = None
