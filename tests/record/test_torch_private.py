@@ -234,3 +234,4 @@ def test_the_local_part_of_a_plain_tensor_is_none():
 def test_ops_that_are_made_of_others_are_known():
     assert is_composite(torch.ops.aten.linear.default)
     assert not is_composite(torch.ops.aten.addmm.default)
+    assert not is_composite(torch.ops.aten.silu_backward.default)  # it has a kernel beside its composition

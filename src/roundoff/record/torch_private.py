@@ -222,9 +222,10 @@ def has_function_modes() -> bool:
 
 
 def is_composite(func: Any) -> bool:
-    """Say whether an operator is only a name for a few others."""
+    """Say whether an operator is only a name for a few others, with no kernel of its own, which rounds its own way."""
+    has_kernel = torch._C._dispatch_has_kernel_for_dispatch_key
     try:
-        return torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), "CompositeImplicitAutograd")
+        return has_kernel(func.name(), "CompositeImplicitAutograd") and not has_kernel(func.name(), "CPU")
     except RuntimeError:  # an overload that only the schema parser knows
         return False
 
