@@ -26,6 +26,8 @@ class TensorFacts:
     """Of its bits, in hex."""
     counts: Mapping[str, int] = field(default_factory=dict)
     """How often each value occurs, for whole numbers with few different ones."""
+    inner_counts: Mapping[str, int] = field(default_factory=dict)
+    """The same of rows of whole numbers, without the equal values that a row begins or ends with: no padding."""
     is_target: bool = False
     """Whether the loss was computed from it, not by way of a model."""
 

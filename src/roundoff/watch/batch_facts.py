@@ -95,6 +95,7 @@ def _tensor_facts(place: str, x: Tensor, *, is_target: bool) -> TensorFacts:
         num_nonfinite=bad,
         hash=f"{row[at.HASH : at.HASH + 1].view(np.uint64)[0]:016x}",
         counts=_counts(x),
+        inner_counts=_inner_counts(x),
         is_target=is_target,
     )
 
@@ -110,6 +111,14 @@ def _counts(x: Tensor) -> dict[str, int]:
     if len(values) > _MOST_VALUES:
         return {}
     return {str(value): count for value, count in zip(values.tolist(), counts.tolist(), strict=True)}
+
+
+def _inner_counts(x: Tensor) -> dict[str, int]:
+    if x.is_floating_point() or x.dtype is torch.bool or x.dim() != 2 or x.numel() > 2**20:
+        return {}
+    begins = (x == x[:, :1]).cumprod(1)
+    ends = (x == x[:, -1:]).flip(1).cumprod(1).flip(1)
+    return _counts(x[(begins + ends) == 0])
 
 
 def _sample_hashes(x: Tensor) -> list[int]:
