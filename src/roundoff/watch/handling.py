@@ -98,6 +98,8 @@ class StepHandler:
         if all_agree(f"record-{tape.step}", _described(path)) and path is not None:
             with self._replaying():
                 self._responder.record(tape, is_complete=is_complete)
+        else:
+            self._responder.note_missing(tape)
 
     def _undo(self, tape: StepTape) -> None:
         with self._replaying():

@@ -78,6 +78,17 @@ def replay(
     return Outcome(step=tapes[-1].step, first_difference=difference, first_bad_step=bad_step)
 
 
+def repeats(training: Training, snapshot: Snapshot, tapes: Sequence[StepTape]) -> bool:
+    """Say whether two replays of the same steps agree with each other, whatever the training itself came to."""
+    ends: list[list[Tensor]] = []
+    for _ in range(2):
+        with snapshot.state.lent(training), quietly():
+            losses = [loss for tape in tapes for loss in _play(tape, None)]
+            ends.append([*losses, *(x.detach().clone() for x in training.tensors())])
+    first, second = ends
+    return len(first) == len(second) and all(same_bits(a, b) for a, b in zip(first, second, strict=True))
+
+
 def state_before(training: Training, snapshot: Snapshot, tapes: Sequence[StepTape]) -> State:
     """Return the state before the last of the steps, rebuilt from the snapshot where it was not kept."""
     state = State()
@@ -113,6 +124,9 @@ class Player:
         change: gives what a tensor from outside is to be replaced by.
         is_training: the mode to run every model in, instead of its own.
         forward_only: stop short of backward, clipping and steps.
+        stops_at_step: go backward, but leave gradients and weights as they are then.
+        keeps_generators: let models draw the random numbers they drew the first time.
+        autocasts: switch autocast on where it was on.
     """
 
     def __init__(
@@ -122,13 +136,21 @@ class Player:
         change: Callable[[Tensor], Tensor] | None = None,
         is_training: bool | None = None,
         forward_only: bool = False,
+        stops_at_step: bool = False,
+        keeps_generators: bool = True,
+        autocasts: bool = True,
     ) -> None:
         self.losses: list[Tensor] = []
         self.outputs: list[Any] = []
         """What the models gave, in order."""
         self._change = change
         self._is_training = is_training
+        self.roots: list[Tensor] = []
+        """What backward started from."""
         self._forward_only = forward_only
+        self._stops_at_step = stops_at_step
+        self._keeps_generators = keeps_generators
+        self._autocasts = autocasts
         self._results: list[Tensor] = []
         self._outside: dict[int, Tensor] = {}
         self._sources = sources
@@ -141,7 +163,7 @@ class Player:
             if isinstance(entry, ModelCall):
                 self._call_model(entry)
             elif isinstance(entry, FunctionCall):
-                with _surrounded(entry.ambient):
+                with self._surrounded(entry.ambient):
                     self._keep(
                         entry.function(*self._filled(entry.args), **self._filled(entry.kwargs)), entry.num_results
                     )
@@ -150,7 +172,7 @@ class Player:
             elif isinstance(entry, StepCall) and self._forward_only:
                 for closure in entry.closures[:1]:
                     self.play(closure)
-            elif isinstance(entry, LoopCall) and self._forward_only:
+            elif isinstance(entry, (LoopCall, StepCall)) and (self._forward_only or self._stops_at_step):
                 continue
             elif isinstance(entry, LoopCall):
                 entry.function(*self._filled(entry.args), **self._filled(entry.kwargs))
@@ -158,11 +180,12 @@ class Player:
                 self._step(entry)
 
     def _call_model(self, call: ModelCall) -> None:
-        restore_torch(call.generators)
+        if self._keeps_generators:
+            restore_torch(call.generators)
         is_training = call.is_training if self._is_training is None else self._is_training
         if call.module.training != is_training or self._is_training is not None:
             call.module.train(is_training)
-        with _surrounded(call.ambient):
+        with self._surrounded(call.ambient):
             output = call.module(*self._filled(call.args), **self._filled(call.kwargs))
         self.outputs.append(output)
         self._keep(output, call.num_results)
@@ -173,6 +196,7 @@ class Player:
         gradients, retain_graph, create_graph, inputs = (*given, None, None, None, None)[:4]
         if call.loss is not None:
             self.losses.append(roots[0].detach().clone())
+            self.roots.append(roots[0])
         if self._forward_only:
             return
         torch.autograd.backward(
@@ -193,6 +217,14 @@ class Player:
             return self.losses[-1] if self.losses else None
 
         call.optimizer.step(closure)
+
+    @contextlib.contextmanager
+    def _surrounded(self, ambient: Ambient) -> Iterator[None]:
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(torch.set_grad_enabled(ambient.gradients))
+            for kind, enabled, dtype in ambient.autocast if self._autocasts else ():
+                stack.enter_context(torch.autocast(kind, enabled=enabled, dtype=dtype))
+            yield
 
     def _keep(self, result: Any, num_results: int) -> None:
         found = list(tensors_of(result))
@@ -223,15 +255,6 @@ def _play(tape: StepTape, sources: Sources | None) -> list[Tensor]:
 
 def _same_losses(ours: Sequence[Tensor], theirs: Sequence[Tensor]) -> bool:
     return len(ours) == len(theirs) and all(same_bits(a, b) for a, b in zip(ours, theirs, strict=True))
-
-
-@contextlib.contextmanager
-def _surrounded(ambient: Ambient) -> Iterator[None]:
-    with contextlib.ExitStack() as stack:
-        stack.enter_context(torch.set_grad_enabled(ambient.gradients))
-        for kind, enabled, dtype in ambient.autocast:
-            stack.enter_context(torch.autocast(kind, enabled=enabled, dtype=dtype))
-        yield
 
 
 @contextlib.contextmanager

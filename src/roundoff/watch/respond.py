@@ -18,7 +18,7 @@ from roundoff.watch import replay as replaying
 from roundoff.watch.before import Before
 from roundoff.watch.catch import Catcher
 from roundoff.watch.generators import Generators
-from roundoff.watch.replay import Outcome, replay, state_before
+from roundoff.watch.replay import Outcome, repeats, replay, state_before
 from roundoff.watch.snapshots import Snapshot, Snapshots
 from roundoff.watch.state import Training
 from roundoff.watch.tape import StepTape
@@ -43,8 +43,27 @@ class Responder:
         if path is None:
             return None
         sources = Sources(stands_in_for=replaying.__file__)
-        session = self._recording(_EventsOnly(self._writer), tape.step, sources, inputs=False)
-        return self._run(*path, around_last=session.running, sources=sources, is_complete=is_complete)
+        session = self._recording(_EventsOnly(self._writer), tape.step, sources, inputs=True)
+        outcome = self._run(*path, around_last=session.running, sources=sources, is_complete=is_complete)
+        self._check(*path, outcome, is_complete=is_complete)
+        return outcome
+
+    def note_missing(self, tape: StepTape) -> None:
+        """Say in the run that a step was not recorded, and why."""
+        why = tape.unfit or "no snapshot leads to it"
+        self._writer.note(f"Step {tape.step} could not be recorded: {why}.")
+
+    def _check(self, snapshot: Snapshot, tapes: list[StepTape], outcome: Outcome, *, is_complete: bool) -> None:
+        """Say so if a recorded step did not come out as it had: it does not repeat, or something was not kept."""
+        if outcome.error is not None:
+            raised = f"{type(outcome.error).__name__}: {outcome.error}"
+            self._writer.note(f"Step {outcome.step} could not be recorded whole: replaying it raised {raised}.")
+        elif outcome.first_difference is None or self.compiles:
+            return
+        elif num_ranks() == 1 and not repeats(self._training, snapshot, tapes):
+            self._replay_into_folder(snapshot, tapes, is_complete=is_complete)
+        else:
+            self._writer.note(f"Step {outcome.step} was recorded from a replay {_not_kept(outcome)}.")
 
     def investigate(self, step: int, open_tape: StepTape, *, is_complete: bool) -> int | None:
         """Replay the step in which it began into a folder of its own and catch the origin; return that step.
@@ -107,7 +126,9 @@ class Responder:
 
         outcome = self._run(snapshot, tapes, around_last=around, sources=sources, is_complete=is_complete)
         before.write_batch(tapes[-1])
-        writer.write_replay_info(_info(snapshot, outcome, is_eager=self.compiles))
+        is_fault = outcome.first_difference is None or num_ranks() > 1
+        is_fault = is_fault or not repeats(self._training, snapshot, tapes)
+        writer.write_replay_info(_info(snapshot, outcome, is_eager=self.compiles, is_fault=is_fault))
         place = find_origin(Run.open(folder), step=step, rank=self._writer.rank)
         bad = place.bad if place is not None and place.kind == "op" else None
         if "True" in (exchange(f"catch-{step}", str(bad is not None)) or ()):
@@ -175,9 +196,18 @@ class _Nothing(_EventsOnly):
         """Nothing."""
 
 
-def _info(snapshot: Snapshot, outcome: Outcome, *, is_eager: bool) -> ReplayInfo:
+def _not_kept(outcome: Outcome) -> str:
+    return (
+        f"that came out differently ({outcome.first_difference} differs first), though it repeats: the step depends on "
+        "something that is not kept, such as a variable of the script"
+    )
+
+
+def _info(snapshot: Snapshot, outcome: Outcome, *, is_eager: bool, is_fault: bool) -> ReplayInfo:
     note = None if outcome.error is None else f"the replay raised {type(outcome.error).__name__}: {outcome.error}"
-    is_checked = outcome.error is None
+    if not is_fault:
+        note = f"a replay {_not_kept(outcome)}"
+    is_checked = outcome.error is None and is_fault
     return ReplayInfo(
         step=outcome.step,
         snapshot_step=snapshot.step,

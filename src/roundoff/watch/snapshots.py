@@ -103,7 +103,7 @@ class Snapshots:
         `among` are tapes that were not added yet. None if no snapshot leads there without a gap.
         """
         tapes = [tape for snapshot in self._ring for tape in snapshot.tapes] + among
-        by_step = {tape.step: tape for tape in tapes}
+        by_step = {tape.step: tape for tape in tapes if tape.unfit is None}
         for snapshot in self._ring if earliest else reversed(self._ring):
             needed = range(snapshot.step, step + 1)
             if needed and all(number in by_step for number in needed):

@@ -226,7 +226,7 @@ class State:
             stack.enter_context(undisturbed(training.modules(), but=lambda x: id(x) in ids))
             stack.enter_context(preserved_versions(live))
             if self._attributes is not None:
-                stack.enter_context(self._attributes.lent())
+                stack.enter_context(self._attributes.lent(training.modules()))
             own = Own(stack.enter_context(lent_data(live, {id(x): kept for x, kept in self.tensors})))
             stack.enter_context(lent_gradients(live, {id(x): kept for x, kept in self.gradients}))
             kept = {id(optimizer): states for optimizer, states in self._optimizers}

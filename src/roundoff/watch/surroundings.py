@@ -1,0 +1,194 @@
+"""What code of the user may change besides a model's tensors while it runs: lists, counters, generators, banks."""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import sys
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from types import FunctionType, MethodType, ModuleType
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from roundoff.record.source import is_users_file
+from roundoff.record.torch_private import preserved_versions
+
+_MANY = 10_000
+"""Longer containers are not copied, and no more objects than this are looked at."""
+_LARGEST_BYTES = 64 * 2**20
+"""Larger arrays are taken for data, which models do not write into."""
+_CONTAINERS = (list, dict, set, deque)
+_GENERATORS = (torch.Generator, np.random.Generator, np.random.RandomState, random.Random)
+_TORCHS_OWN = frozenset(vars(nn.Module()))
+"""Attributes that every module has."""
+_HOOKS = (
+    "_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks", "_state_dict_hooks",
+)  # fmt: skip
+
+Undo = Callable[[], None]
+
+
+def own_attributes(module: nn.Module) -> dict[str, Any]:
+    """Return the attributes of a module that torch does not manage."""
+    return {key: value for key, value in vars(module).items() if key not in _TORCHS_OWN}
+
+
+def own_generators(modules: Iterable[nn.Module]) -> list[Any]:
+    """Return the random generators that models, or the files they are written in, have for themselves."""
+    return [found for found in _reached(_roots(modules)) if isinstance(found, _GENERATORS)]
+
+
+def generator_state(generator: Any) -> Undo:
+    """Return a call that sets a generator back to where it is now."""
+    if isinstance(generator, torch.Generator):
+        state = generator.get_state()
+        return lambda: _discard(generator.set_state(state))
+    if isinstance(generator, np.random.Generator):
+        bits, words = generator.bit_generator, generator.bit_generator.state
+        return lambda: setattr(bits, "state", words)
+    if isinstance(generator, np.random.RandomState):
+        legacy = generator.get_state()
+        return lambda: generator.set_state(legacy)
+    plain = generator.getstate()
+    return lambda: _discard(generator.setstate(plain))
+
+
+@contextlib.contextmanager
+def undisturbed(modules: Iterable[nn.Module], *, but: Callable[[Tensor], bool]) -> Iterator[None]:
+    """Put everything that the code of these models may reach back as it was, at the end of the block.
+
+    Reached are attributes of the modules, variables of the user's files and of functions that serve as hooks, and from
+    there containers, instances of the user's classes, generators, and tensors and arrays, `but` those looked after
+    elsewhere.
+    """
+    reached = _reached(_roots(modules))
+    tensors = [x for x in reached if isinstance(x, Tensor) and _is_small(x) and not but(x)]
+    undos = [undo for found in reached if (undo := _kept(found)) is not None]
+    undos += [_kept_tensor(x) for x in tensors]
+    with preserved_versions(tensors):
+        try:
+            yield
+        finally:
+            for undo in reversed(undos):
+                undo()
+
+
+def _roots(modules: Iterable[nn.Module]) -> Iterator[Any]:
+    for module in modules:
+        yield from own_attributes(module).values()
+        for name in _HOOKS:
+            yield from getattr(module, name, {}).values()
+        yield type(module).forward
+    for file in list(sys.modules.values()):
+        if isinstance(file, ModuleType) and _is_users(file):
+            yield vars(file)
+
+
+def _is_users(module: ModuleType) -> bool:
+    file = getattr(module, "__file__", None)
+    if not isinstance(file, str) or "-packages" in file or module.__name__.partition(".")[0] == "roundoff":
+        return False
+    return is_users_file(file)
+
+
+def _reached(roots: Iterable[Any]) -> list[Any]:
+    """Return everything of interest that can be reached from the roots, each thing once."""
+    seen: dict[int, Any] = {}
+    waiting = deque(roots)
+    while waiting and len(seen) < _MANY:
+        found = waiting.popleft()
+        if id(found) in seen or isinstance(found, (nn.Module, type, ModuleType, str, bytes, int, float)):
+            continue
+        seen[id(found)] = found
+        waiting.extend(_parts(found))
+    return list(seen.values())
+
+
+def _parts(found: Any) -> Iterable[Any]:
+    if isinstance(found, (*_CONTAINERS, tuple)):
+        return () if len(found) > _MANY else found.values() if isinstance(found, dict) else found
+    if isinstance(found, MethodType):
+        return (found.__func__, found.__self__)
+    if isinstance(found, FunctionType):
+        cells = [cell.cell_contents for cell in found.__closure__ or () if _is_filled(cell)]
+        return [*cells, *(found.__defaults__ or ())]
+    return vars(found).values() if _is_instance_of_users(found) else ()
+
+
+def _is_instance_of_users(found: Any) -> bool:
+    module = sys.modules.get(type(found).__module__)
+    return module is not None and hasattr(found, "__dict__") and _is_users(module)
+
+
+def _is_filled(cell: Any) -> bool:
+    try:
+        return cell.cell_contents is not None
+    except ValueError:
+        return False
+
+
+def _kept(found: Any) -> Undo | None:
+    """Return a call that makes a thing what it is now; None if it cannot change, or is too large."""
+    if isinstance(found, _GENERATORS):
+        return generator_state(found)
+    if isinstance(found, np.ndarray):
+        return _kept_array(found)
+    if isinstance(found, _CONTAINERS):
+        return None if len(found) > _MANY else _kept_dict(found) if isinstance(found, dict) else _kept_items(found)
+    return _kept_dict(vars(found)) if _is_instance_of_users(found) else None
+
+
+def _kept_dict(found: dict[Any, Any]) -> Undo:
+    before = dict(found)
+
+    def undo() -> None:
+        for key in [key for key in found if key not in before]:
+            del found[key]
+        for key, value in before.items():
+            if key not in found or found[key] is not value:
+                found[key] = value
+
+    return undo
+
+
+def _kept_items(found: Any) -> Undo:
+    before = list(found)
+
+    def undo() -> None:
+        if len(found) != len(before) or any(a is not b for a, b in zip(found, before, strict=True)):
+            found.clear()
+            (found.update if isinstance(found, set) else found.extend)(before)
+
+    return undo
+
+
+def _is_small(found: Tensor) -> bool:
+    """Say whether a tensor is a plain one, and not so large that it must be data."""
+    if type(found) is not Tensor or found.layout is not torch.strided or found.is_inference() or found.is_meta:
+        return False
+    return found.numel() * found.element_size() <= _LARGEST_BYTES
+
+
+def _kept_tensor(found: Tensor) -> Undo:
+    version, before = found._version, found.detach().clone()
+
+    def undo() -> None:
+        if found._version != version:
+            found.data.copy_(before)
+
+    return undo
+
+
+def _kept_array(found: np.ndarray) -> Undo | None:
+    if found.nbytes > _LARGEST_BYTES or not found.flags.writeable or found.dtype.hasobject:
+        return None
+    before = found.copy()
+    return lambda: np.copyto(found, before)
+
+
+def _discard(_: object) -> None:
+    """Let a value go: an undo gives none."""
