@@ -43,6 +43,13 @@ if TYPE_CHECKING:
     "--snapshot-memory", default="2GB", show_default=True, type=Bytes(), help="The most memory for snapshots."
 )
 @click.option(
+    "--probe-seconds",
+    default=10.0,
+    show_default=True,
+    type=click.FloatRange(min=0),
+    help="How long experiments on the last step may take when the script has ended.",
+)
+@click.option(
     "--hang-after", type=click.FloatRange(min=1), metavar="SECONDS", help="Without progress for so long it hangs."
 )
 @click.option("--ops", is_flag=True, help="Note every op, to name the one that crashed or hung; costs more.")
@@ -62,6 +69,7 @@ def run_command(
     every_step: bool,
     on_anomaly: str,
     snapshot_memory: int,
+    probe_seconds: float,
     hang_after: float | None,
     ops: bool,
     sync: bool,
@@ -103,6 +111,7 @@ def run_command(
                 every_step=every_step,
                 on_anomaly=on_anomaly,  # type: ignore[arg-type]
                 snapshot_bytes=snapshot_memory,
+                probe_seconds=probe_seconds,
                 ops=ops,
             ),
             command=script.command,

@@ -25,6 +25,8 @@ class WatchSettings:
     """Steps whose ops are recorded, in a replay."""
     full_steps: int = 20
     """So many steps at the start are measured in full."""
+    probe_seconds: float = 10.0
+    """How long probes may take at the end."""
     most_replays: int = 3
     """No more anomalies than this are replayed."""
     ops: bool = False
