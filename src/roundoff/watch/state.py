@@ -60,8 +60,16 @@ class Training:
         """Look for optimizers that have not stepped yet."""
         # type(), not isinstance: lazy proxies among the objects must not be woken up
         for found in gc.get_objects():
-            if issubclass(type(found), Optimizer) and hasattr(found, "param_groups"):
+            if issubclass(type(found), Optimizer) and hasattr(found, "param_groups") and not self._is_left_over(found):
                 self.add_optimizer(found)
+
+    def _is_left_over(self, optimizer: Optimizer) -> bool:
+        """Say whether an optimizer is that of an earlier training that broke: a notebook still holds its bad weights."""
+        parameters = [p for group in optimizer.param_groups for p in group["params"] if not nn.parameter.is_lazy(p)]
+        if any(self.is_state(p) for p in parameters):
+            return False
+        with hidden_from_modes(), torch.no_grad():
+            return not all(bool(torch.isfinite(p).all()) for p in parameters)
 
     def refresh(self) -> None:
         """Learn which tensors are state: layers may have been replaced, state made."""
