@@ -10,9 +10,9 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.module import register_module_forward_hook
+from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 
-from roundoff.record.sites import Sites
+from roundoff.record.sites import LOOP, Sites
 from roundoff.record.source import Sources
 from roundoff.record.torch_private import seen_by_functions
 from roundoff.runs import JsonValue, RunWriter
@@ -208,32 +208,49 @@ def _disturbed(x: Tensor, sample: int, dim: int, size: int) -> Tensor:
 
 
 def _first_mixing_site(bench: Bench, sample: int, size: int) -> str | None:
-    """Return the first module whose output for other samples changes with `sample`."""
-    runs: list[dict[int, tuple[nn.Module, Tensor]]] = []
-    for change in (None, lambda x: _disturbed(x, sample, 0, size)):
-        seen: dict[int, tuple[nn.Module, Tensor]] = {}
-        hook = register_module_forward_hook(_keeping(seen, size))
-        try:
-            _outputs(bench, change)
-        finally:
-            hook.remove()
-        runs.append(seen)
+    """Return the module in whose own code the values of other samples begin to change with `sample`."""
+    plain = _Trail(size)
+    with plain.following():
+        _outputs(bench, None)
+    other = _Trail(size)
+    with other.following():
+        _outputs(bench, lambda x: _disturbed(x, sample, 0, size))
     others = [place for place in range(size) if place != sample]
-    for key, (module, a) in runs[0].items():
-        b = runs[1].get(key, (module, a))[1]
+    for (module, a), (_, b) in zip(plain.stops, other.stops, strict=False):
         if a.shape == b.shape and bool(((a - b).abs()[others] > 1e-5 * (float(a.abs().max()) or 1.0)).any()):
-            return bench.sites.names[bench.sites.of_module(module, 0)]
+            return LOOP if module is None else bench.sites.names[bench.sites.of_module(module, 0)]
     return None
 
 
-def _keeping(seen: dict[int, tuple[nn.Module, Tensor]], size: int) -> Callable[..., None]:
-    def keep(module: nn.Module, args: Any, output: Any) -> None:
-        for x in tensors_of(output):
-            if x.is_floating_point() and x.dim() and x.shape[0] == size:
-                seen.setdefault(id(module), (module, x.detach().double()))
-                return
+class _Trail:
+    """Follows values through the modules of a forward: each stop is a tensor, and whose code has computed it."""
 
-    return keep
+    def __init__(self, size: int) -> None:
+        self.stops: list[tuple[nn.Module | None, Tensor]] = []
+        self._size = size
+        self._running: list[nn.Module] = []
+
+    @contextlib.contextmanager
+    def following(self) -> Iterator[None]:
+        hooks = [register_module_forward_pre_hook(self._enter), register_module_forward_hook(self._leave)]
+        try:
+            yield
+        finally:
+            for hook in hooks:
+                hook.remove()
+
+    def _enter(self, module: nn.Module, args: Any) -> None:
+        self._stop(self._running[-1] if self._running else None, args)
+        self._running.append(module)
+
+    def _leave(self, module: nn.Module, args: Any, output: Any) -> None:
+        self._running.pop()
+        self._stop(module, output)
+
+    def _stop(self, module: nn.Module | None, values: Any) -> None:
+        for x in tensors_of(values):
+            if x.is_floating_point() and x.dim() and x.shape[0] == self._size:
+                self.stops.append((module, x.detach().double()))
 
 
 def _direction(bench: Bench) -> dict[str, JsonValue] | None:

@@ -56,8 +56,10 @@ class _RandomOps(DispatchMode):
 
 def _draws_nothing(func: Any, args: Any, kwargs: dict[str, Any]) -> bool:
     """Say whether an op that could draw random numbers does not: attention and dropout with probability 0."""
-    names = [argument.name for argument in func._schema.arguments]
-    given = {**dict(zip(names, args, strict=False)), **kwargs}
+    arguments = func._schema.arguments
+    names = [argument.name for argument in arguments]
+    defaults = {argument.name: argument.default_value for argument in arguments if argument.has_default_value()}
+    given = {**defaults, **dict(zip(names, args, strict=False)), **kwargs}
     if given.get("train") is False or given.get("training") is False:
         return True
     return any(name in names and not given.get(name, 0.0) for name in ("dropout_p", "p"))
