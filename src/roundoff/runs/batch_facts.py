@@ -38,6 +38,8 @@ class BatchFacts:
 
     step: int
     tensors: tuple[TensorFacts, ...] = ()
+    targets: tuple[TensorFacts, ...] = ()
+    """What the loss functions were given as targets, wherever it came from."""
     criterion: str | None = None
     """The last loss function the step called: `cross_entropy`, `MSELoss`."""
     criterion_settings: Mapping[str, JsonValue] = field(default_factory=dict)
@@ -50,7 +52,8 @@ class BatchFacts:
     def to_object(self) -> dict[str, JsonValue]:
         """Return it as a JSON object."""
         value = object_of(self)
-        value["tensors"] = [object_of(entry) for entry in self.tensors]
+        for name in ("tensors", "targets"):
+            value[name] = [object_of(entry) for entry in getattr(self, name)]
         return value
 
     @classmethod

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -22,8 +22,17 @@ _MOST_VALUES = 1000
 _MOST_SAMPLES = 1024
 
 
-def facts_of(tape: StepTape, sites: Sites, *, criterion_input: dict[str, Any]) -> tuple[BatchFacts, HashColumns | None]:
-    """Describe what came into a step, and hash each of its samples; `criterion_input` as `criterion_input_facts`."""
+def facts_of(
+    tape: StepTape, sites: Sites, *, targets: Sequence[Tensor], criterion_input: dict[str, Any]
+) -> tuple[BatchFacts, HashColumns | None]:
+    """Describe what came into a step, and hash each of its samples.
+
+    Args:
+        tape: the step.
+        sites: names for its models.
+        targets: what loss functions were given as targets.
+        criterion_input: what `criterion_input_facts` says.
+    """
     tensors: list[TensorFacts] = []
     hashes: list[tuple[str, int]] = []
     met: set[int] = set()
@@ -38,7 +47,13 @@ def facts_of(tape: StepTape, sites: Sites, *, criterion_input: dict[str, Any]) -
                 met.add(id(outside))
                 tensors.append(_tensor_facts(place, outside.copy, is_target=is_loss(entry)))
                 hashes += [(place, number) for number in _sample_hashes(outside.copy)]
-        facts = BatchFacts(step=tape.step, tensors=tuple(tensors), **_criterion_facts(criterion), **criterion_input)
+        facts = BatchFacts(
+            step=tape.step,
+            tensors=tuple(tensors),
+            targets=tuple(_tensor_facts("target", x.detach(), is_target=True) for x in targets),
+            **_criterion_facts(criterion),
+            **criterion_input,
+        )
     return facts, _columns(tape.step, hashes)
 
 

@@ -21,6 +21,7 @@ from roundoff.watch.tape import StepTape
 
 _BATCH_PART = 0.1
 """What looking at batches may take of the budget."""
+_MOST_TARGETS = 16
 
 
 _SECOND_LOOK = 10
@@ -40,6 +41,7 @@ class Facts:
         self._resumed: set[int] = set()
         self._known = (-1, -1, -1)
         self._criterion_input: dict[str, Any] = {}
+        self._targets: list[Tensor] = []
 
     def begin(self) -> None:
         """Look at the start values, before the first step changes them."""
@@ -51,6 +53,8 @@ class Facts:
         """Look at what a loss function is given."""
         if args:
             self._criterion_input = criterion_input_facts(args[0])
+        if len(args) > 1 and isinstance(args[1], Tensor) and not args[1].requires_grad:
+            self._targets = [*self._targets, args[1]][-_MOST_TARGETS:]
 
     def optimizer_name(self, optimizer: Optimizer) -> str:
         """Return the name of an optimizer: its class, numbered from the second on."""
@@ -87,11 +91,14 @@ class Facts:
                 )
             if fully or self._budget.has_room("batch", part=_BATCH_PART):
                 began = time.perf_counter()
-                facts, samples = facts_of(tape, self._sites, criterion_input=self._criterion_input)
+                facts, samples = facts_of(
+                    tape, self._sites, targets=self._targets, criterion_input=self._criterion_input
+                )
                 self._writer.write_inputs(facts)
                 if samples is not None:
                     self._writer.write_hashes(samples)
                 self._budget.spend(time.perf_counter() - began, "batch")
+            self._targets = []
             if self._hashes.wants(tape.step):
                 self._hashes.write(tape.step, "parameter", self._parameters())
 
