@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,18 @@ from planted import BAD_STEP, mlp_with, train, watched
 from torch import Tensor, nn
 
 from roundoff.diagnose import diagnose_run
-from roundoff.runs import Anomaly, Finding, Metrics, Origin, ReplayInfo, Run, RunInfo, RunWriter, Severity
+from roundoff.runs import (
+    Anomaly,
+    Finding,
+    Metrics,
+    Origin,
+    ReplayInfo,
+    Run,
+    RunInfo,
+    RunWriter,
+    Severity,
+    to_json,
+)
 
 NAN_LOSS = (1.5, 1.4, torch.nan)
 LOSS = Anomaly(step=BAD_STEP, kind="loss", value=torch.nan)
@@ -237,6 +249,21 @@ def test_a_replay_that_differs_is_a_finding_unless_it_was_compiled(
     )
     run = watched(tmp_path / "run", replaying(F.relu), replay_info=info)
     assert [finding.rule for finding in diagnose_run(run).findings] == rules
+
+
+def test_the_first_op_that_differs_is_named_where_the_run_holds_the_step_twice(tmp_path: Path) -> None:
+    def noisy(seed: int) -> Callable[[Tensor], Tensor]:
+        return lambda x: (x * 2).relu() + torch.randn(x.shape, generator=torch.Generator().manual_seed(seed))
+
+    run = train(mlp_with(noisy(1)), tmp_path / "run", steps=[BAD_STEP])
+    replay = tmp_path / "run" / "replay" / f"step{BAD_STEP}"
+    train(mlp_with(noisy(2)), replay, steps=[BAD_STEP])
+    info = ReplayInfo(step=BAD_STEP, snapshot_step=BAD_STEP, is_identical=False, first_difference="loss")
+    (replay / "replay-rank0.json").write_text(to_json(asdict(info)))
+    finding = verdict(run)
+    assert (finding.rule, finding.step, finding.site) == ("nondeterministic-step", BAD_STEP, "1.1")
+    assert (finding.op, finding.phase) == ("aten.randn#0", "forward")
+    assert "aten.randn#0 in 1.1 is the first op that gives something else" in finding.why
 
 
 def test_a_bad_value_that_came_over_from_another_rank_is_told_once(tmp_path: Path) -> None:

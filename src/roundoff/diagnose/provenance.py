@@ -89,6 +89,8 @@ class Provenance:
     def _roots_of_result(self, op: StepOp, output: Event) -> Roots:
         inputs = op.inputs_of(output)
         inherited = NO_ROOTS.union(*(self.roots_of(x) for x in inputs)) if self._has_inputs else self._last
+        if self._has_inputs and not inputs:  # a view that is noted all the same holds what is known already
+            inherited = self._by_hash.get((output.hash, output.num_elements), NO_ROOTS)
         if inherited:
             return inherited
         is_told = op.bare in MASKS or any(x.num_neginf for x in inputs)
