@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from roundoff.record.loop import observing_loop
+from roundoff.record.loop import OPTIMIZERS_OWN, observing_loop
 from roundoff.record.sites import Sites
 from roundoff.record.steps import PHASES, Phase, StepClock, has_optimizer, leaves_of
 from roundoff.record.torch_private import (
@@ -26,6 +26,7 @@ from roundoff.record.torch_private import (
 from roundoff.runs import Anomaly, JsonValue, RecordingStoppedWarning, RunWriter
 from roundoff.runs.flight import FlightRecorder
 from roundoff.watch.batch_facts import is_loss
+from roundoff.watch.bench import Bench
 from roundoff.watch.budget import Budget
 from roundoff.watch.carried import CarriedGradients
 from roundoff.watch.dataset_content import content_of
@@ -35,7 +36,7 @@ from roundoff.watch.handling import StepHandler
 from roundoff.watch.journal import Journal, learning_rates
 from roundoff.watch.lookout import Lookout
 from roundoff.watch.memory import MemoryFollower
-from roundoff.watch.probes import Bench, Probes
+from roundoff.watch.probes import Probes
 from roundoff.watch.respond import Responder
 from roundoff.watch.settings import WatchSettings
 from roundoff.watch.snapshots import Snapshots
@@ -45,8 +46,17 @@ from roundoff.watch.together import Requests, num_ranks
 
 _INTERVAL_OF_RANKS = 8
 """Steps between the snapshots of several ranks: they must be those of the same steps."""
-_TAPED_CALLS = {"zero_grad", "clip", "unscale", "update", "scaler_step"}
+_TAPED_CALLS = {"zero_grad", "clip", "unscale", "update", "scaler_step", "optimizer_unscale", "optimizer_clip"}
 _HELD_CALLS = _TAPED_CALLS | {"scheduler", "load", "save", "compile"}
+
+
+_METHODS = {
+    "unscale": "unscale_",
+    "scaler_step": "step",
+    "optimizer_unscale": "unscale_",
+    "optimizer_clip": "clip_grad_norm_",
+}
+"""Calls by other names than those of their methods."""
 
 
 class Watch:
@@ -232,6 +242,8 @@ class Watch:
             return
         if self._clock.backward_leave():
             self._facts.gradients_ready(self._clock.step)
+        if self._clock.is_over:
+            self._tape.is_between = True
         self._tape.release()
 
     def step_enter(self, optimizer: Optimizer) -> None:
@@ -308,9 +320,14 @@ class Watch:
 
     def calling(self, call: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Put a call of the loop onto the tape."""
-        if self._is_replaying or call not in _HELD_CALLS:
+        if self._is_replaying:
             return
-        if call in _TAPED_CALLS and not self._calls_under_way and (not self._clock.in_step or self._step_call):
+        is_loops = not self._calls_under_way and (not self._clock.in_step or self._tape.in_closure)
+        if call == "optimizer_backward" and is_loops and hasattr(args[0], "announce"):
+            self._tape.loop_call(args[0].announce, args[1:2], {})
+        if call not in _HELD_CALLS:
+            return
+        if call in _TAPED_CALLS and is_loops:
             function = _function_of(call, args, kwargs)
             if function is not None:
                 self._tape.loop_call(function, args if call == "clip" else args[1:], kwargs)
@@ -331,7 +348,7 @@ class Watch:
         """Note what the loop did between forward, backward and step."""
         if call == "compile":
             self._responder.compiles = True
-        if self._is_replaying or call in ("compile", "update"):
+        if self._is_replaying or call in ("compile", "update", *OPTIMIZERS_OWN):
             return
         if call in ("scale", "unscale"):
             self._training.helpers.add(owner)
@@ -421,9 +438,10 @@ class Watch:
                 self._is_handled = False
             return
         self._has_begun = True
-        self._tape.begin()
         if not self._clock.step:
             self._training.find_optimizers()
+        self._tape.begin()
+        if not self._clock.step:
             self._memory = MemoryFollower(self._writer, model_bytes=_num_bytes(self._training.tensors()))
             self._handler.begin()
             self._facts.begin()
@@ -571,7 +589,7 @@ def _function_of(call: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> An
     if call == "clip":
         has_norm = "total_norm" in kwargs or any(isinstance(arg, Tensor) for arg in args[1:])
         return torch.nn.utils.clip_grad._clip_grads_with_norm_ if has_norm else torch.nn.utils.clip_grad_value_
-    method = {"unscale": "unscale_", "scaler_step": "step"}.get(call, call)
+    method = _METHODS.get(call, call)
     return getattr(args[0], method, None) if args else None
 
 

@@ -1,0 +1,64 @@
+"""One step of a training, ready to be played again with one thing changed."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from roundoff.record.sites import Sites
+from roundoff.record.torch_private import seen_by_functions
+from roundoff.watch.arguments import Outside
+from roundoff.watch.replay import Player, quietly, state_before
+from roundoff.watch.snapshots import Snapshot
+from roundoff.watch.state import Training
+from roundoff.watch.tape import ModelCall, StepTape, flat
+
+
+class Bench:
+    """One step, ready to be played again in the state it started from."""
+
+    def __init__(self, training: Training, snapshot: Snapshot, tapes: Sequence[StepTape], sites: Sites) -> None:
+        self.training = training
+        self.sites = sites
+        self.tape = tapes[-1]
+        self._state = snapshot.state if len(tapes) == 1 else state_before(training, snapshot, tapes)
+
+    @property
+    def batch_size(self) -> int | None:
+        """The first dimension of what the first model was given."""
+        for entry in flat(self.tape.entries):
+            if isinstance(entry, ModelCall):
+                sizes = [x.copy.shape[0] for x in outside_in((entry.args, entry.kwargs)) if x.copy.dim()]
+                return sizes[0] if sizes and sizes[0] > 1 else None
+        return None
+
+    @contextlib.contextmanager
+    def in_state(self) -> Iterator[None]:
+        """Have the training in the state before the step, inside the block."""
+        with self._state.lent(self.training), quietly(), seen_by_functions():
+            yield
+
+    def play(self, **changes: Any) -> Player:
+        """Play the step once, in the state that `in_state` made."""
+        player = Player(**changes)
+        player.play(self.tape.entries)
+        return player
+
+
+def mean_loss(player: Player) -> float | None:
+    """Return the mean of the losses of a step; None if it had none."""
+    values = [float(loss) for loss in player.losses]
+    return math.fsum(values) / len(values) if values else None
+
+
+def outside_in(value: Any) -> Iterator[Outside]:
+    """Give the tensors from outside that a noted value holds."""
+    if isinstance(value, Outside):
+        yield value
+    elif isinstance(value, (list, tuple)):
+        for item in value:
+            yield from outside_in(item)
+    elif isinstance(value, dict):
+        yield from outside_in(list(value.values()))

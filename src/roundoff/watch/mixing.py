@@ -1,0 +1,123 @@
+"""Do samples of a batch depend on each other? One is changed, and the others are looked at."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
+
+from roundoff.record.sites import LOOP
+from roundoff.runs import JsonValue
+from roundoff.watch.arguments import tensors_of
+from roundoff.watch.batch_facts import is_loss
+from roundoff.watch.bench import Bench, outside_in
+from roundoff.watch.tape import ModelCall, flat
+
+
+def batch_mixing(bench: Bench) -> dict[str, JsonValue] | None:
+    """Change one sample, in eval mode, and see whether the outputs of others change."""
+    size = bench.batch_size
+    if size is None:
+        return None
+    sample = size // 2
+    dependent = _dependent(bench, sample, dim=0, size=size)
+    if not dependent:
+        return {"probe": "batch-mixing", "sample": sample, "changed": [], "site": None}
+    widths = {x.copy.shape[1] for e in flat(bench.tape.entries) if isinstance(e, ModelCall)
+              for x in outside_in((e.args, e.kwargs)) if x.copy.dim() > 1 and x.copy.shape[0] == size}  # fmt: skip
+    if len(widths) == 1 and (width := widths.pop()) > 1 and _dependent(bench, width // 2, dim=1, size=width) == []:
+        return None  # time comes first here and samples second
+    changed: list[JsonValue] = [*dependent]
+    return {
+        "probe": "batch-mixing",
+        "sample": sample,
+        "changed": changed,
+        "site": _first_mixing_site(bench, sample, size),
+    }
+
+
+def _dependent(bench: Bench, sample: int, *, dim: int, size: int) -> list[int] | None:
+    """Return the samples other than `sample` whose outputs change with it; None if the outputs are not by sample."""
+    plain = _outputs(bench, None)
+    other = _outputs(bench, lambda x: _disturbed(x, sample, dim, size))
+    found: set[int] = set()
+    is_by_sample = False
+    for a, b in zip(plain, other, strict=True):
+        if a.shape != b.shape or a.dim() <= dim or a.shape[dim] != size:
+            continue
+        is_by_sample = True
+        scale = float(a.abs().max()) or 1.0
+        differs = ((a - b).abs() > 1e-5 * scale).transpose(0, dim).reshape(size, -1).any(1)
+        found |= {int(place) for place in differs.nonzero().flatten()} - {sample}
+    return sorted(found) if is_by_sample else None
+
+
+def _outputs(bench: Bench, change: Callable[[Tensor], Tensor] | None) -> list[Tensor]:
+    with bench.in_state():
+        player = bench.play(forward_only=True, is_training=False, change=change)
+    calls = [entry for entry in flat(bench.tape.entries) if isinstance(entry, ModelCall)]
+    pairs = zip(calls, player.outputs, strict=False)
+    outputs = [x for call, output in pairs if not is_loss(call) for x in tensors_of(output)]
+    return [x.detach().double() for x in outputs if x.is_floating_point()]
+
+
+def _disturbed(x: Tensor, sample: int, dim: int, size: int) -> Tensor:
+    if x.dim() <= dim or x.shape[dim] != size:
+        return x
+    x = x.clone()
+    chosen = x.select(dim, sample)
+    if x.is_floating_point():
+        chosen += chosen.std().nan_to_num().clamp(min=1e-2) * torch.linspace(0.5, 1.5, chosen.numel()).view_as(chosen)
+    elif x.dtype is not torch.bool and x.dim() > 1:
+        chosen.copy_(x.select(dim, (sample + 1) % size))
+    return x
+
+
+def _first_mixing_site(bench: Bench, sample: int, size: int) -> str | None:
+    """Return the module in whose own code the values of other samples begin to change with `sample`."""
+    plain = _Trail(size)
+    with plain.following():
+        _outputs(bench, None)
+    other = _Trail(size)
+    with other.following():
+        _outputs(bench, lambda x: _disturbed(x, sample, 0, size))
+    others = [place for place in range(size) if place != sample]
+    for (module, a), (_, b) in zip(plain.stops, other.stops, strict=False):
+        if a.shape == b.shape and bool(((a - b).abs()[others] > 1e-5 * (float(a.abs().max()) or 1.0)).any()):
+            return LOOP if module is None else bench.sites.names[bench.sites.of_module(module, 0)]
+    return None
+
+
+class _Trail:
+    """Follows values through the modules of a forward: each stop is a tensor, and whose code has computed it."""
+
+    def __init__(self, size: int) -> None:
+        self.stops: list[tuple[nn.Module | None, Tensor]] = []
+        self._size = size
+        self._running: list[nn.Module] = []
+
+    @contextlib.contextmanager
+    def following(self) -> Iterator[None]:
+        hooks = [register_module_forward_pre_hook(self._enter), register_module_forward_hook(self._leave)]
+        try:
+            yield
+        finally:
+            for hook in hooks:
+                hook.remove()
+
+    def _enter(self, module: nn.Module, args: Any) -> None:
+        self._stop(self._running[-1] if self._running else None, args)
+        self._running.append(module)
+
+    def _leave(self, module: nn.Module, args: Any, output: Any) -> None:
+        self._running.pop()
+        self._stop(module, output)
+
+    def _stop(self, module: nn.Module | None, values: Any) -> None:
+        for x in tensors_of(values):
+            if x.is_floating_point() and x.dim() and x.shape[0] == self._size:
+                self.stops.append((module, x.detach().double()))

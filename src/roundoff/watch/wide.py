@@ -1,0 +1,136 @@
+"""The same step in fp64: whether its gradient is that of its loss, and what a narrow format made zero."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from roundoff.runs import JsonValue
+from roundoff.watch.bench import Bench, mean_loss
+from roundoff.watch.state import Training
+from roundoff.watch.tape import StepTape, flat
+
+_STEP_LENGTH = 1e-4
+"""Of the walk along the gradient: its own error is the square of it."""
+_IS_OFF = 0.02
+"""A derivative that is off by more than this is measured parameter by parameter."""
+
+
+def direction(bench: Bench) -> dict[str, JsonValue] | None:
+    """Walk along the gradient in fp64 and see whether the loss changes as much as the gradient says."""
+    if _is_narrow(bench.tape):
+        return None
+    with bench.in_state(), _in_fp64(bench.training):
+        player = bench.play(change=_widened, stops_at_step=True)
+        functions = sorted(_custom_functions(player.roots))
+        parameters = [p for p in bench.training.tensors() if p.requires_grad and p.grad is not None]
+        gradients = [p.grad.detach().clone() for p in parameters if p.grad is not None]
+        norm = math.sqrt(math.fsum(float(g.square().sum()) for g in gradients))
+        if not norm or not math.isfinite(norm):
+            return None
+        measured = _slope(bench, parameters, [g / norm for g in gradients])
+        ratio = measured / norm
+        found: dict[str, JsonValue] = {
+            "probe": "direction", "expected": norm, "measured": measured, "ratio": ratio, "functions": list(functions),
+        }  # fmt: skip
+        if abs(ratio - 1) > _IS_OFF:
+            found["by_site"] = [_slope_of(bench, p, g) for p, g in zip(parameters, gradients, strict=True)]
+        return found
+
+
+def _slope_of(bench: Bench, parameter: Tensor, gradient: Tensor) -> dict[str, JsonValue]:
+    norm = float(gradient.norm())
+    site, name = bench.sites.of_parameter(parameter)
+    ratio = _slope(bench, [parameter], [gradient / norm]) / norm if norm else None
+    return {"site": bench.sites.names[site], "parameter": name, "ratio": ratio}
+
+
+def _slope(bench: Bench, parameters: Sequence[Tensor], directions: Sequence[Tensor]) -> float:
+    losses = []
+    for sign in (1, -1):
+        with torch.no_grad():
+            for p, d in zip(parameters, directions, strict=True):
+                p.add_(d, alpha=sign * _STEP_LENGTH)
+        losses.append(mean_loss(bench.play(change=_widened, forward_only=True)) or 0.0)
+        with torch.no_grad():
+            for p, d in zip(parameters, directions, strict=True):
+                p.sub_(d, alpha=sign * _STEP_LENGTH)
+    return (losses[0] - losses[1]) / (2 * _STEP_LENGTH)
+
+
+def wide(bench: Bench) -> dict[str, JsonValue] | None:
+    """Compute the gradients of a narrow step wide, and count the zeros that only the format made."""
+    if not _is_narrow(bench.tape) and all(x.dtype in (torch.float32, torch.float64) or not x.is_floating_point()
+                                          for x in bench.training.tensors()):  # fmt: skip
+        return None
+    with bench.in_state():
+        narrow_loss = mean_loss(bench.play(stops_at_step=True))
+        narrow = _zero_shares(bench)
+    with bench.in_state(), _in_fp64(bench.training):
+        wide_loss = mean_loss(bench.play(change=_widened, stops_at_step=True, autocasts=False))
+        wide = _zero_shares(bench)
+    return {
+        "probe": "wide",
+        "loss": narrow_loss,
+        "wide_loss": wide_loss,
+        "parameters": [
+            {"name": name, "zero_share": share, "subnormal_share": subnormal, "wide_zero_share": wide[name][0]}
+            for name, (share, subnormal) in narrow.items()
+            if name in wide
+        ],
+    }
+
+
+def _zero_shares(bench: Bench) -> dict[str, tuple[float, float]]:
+    shares: dict[str, tuple[float, float]] = {}
+    for p in bench.training.tensors():
+        name = bench.sites.of_parameter(p)[1]
+        if p.grad is not None and name is not None and p.numel():
+            tiny = torch.finfo(p.grad.dtype).tiny
+            zeros = float((p.grad == 0).double().mean())
+            shares[name] = (zeros, float((p.grad.abs() < tiny).double().mean()) - zeros)
+    return shares
+
+
+@contextlib.contextmanager
+def _in_fp64(training: Training) -> Iterator[None]:
+    """Have every parameter and buffer in fp64; the state that was lent is given back afterwards in any case."""
+    floats = [(x, x.dtype) for x in training.tensors() if x.is_floating_point()]
+    try:
+        for x, _ in floats:
+            x.data = x.data.double()
+            x.grad = None
+        yield
+    finally:
+        for x, dtype in floats:
+            x.grad = None
+            x.data = x.data.to(dtype)
+
+
+def _widened(x: Tensor) -> Tensor:
+    return x.double() if x.is_floating_point() else x
+
+
+def _is_narrow(tape: StepTape) -> bool:
+    return any(getattr(getattr(entry, "ambient", None), "autocast", ()) for entry in flat(tape.entries))
+
+
+def _custom_functions(roots: Sequence[Tensor]) -> set[str]:
+    """Return the names of the user's own autograd functions that a backward from `roots` runs."""
+    waiting: list[Any] = [root.grad_fn for root in roots if root.grad_fn is not None]
+    seen = set(waiting)
+    found: set[str] = set()
+    while waiting:
+        node = waiting.pop()
+        if isinstance(node, torch.autograd.function.BackwardCFunction):
+            found.add(type(node).__name__.removesuffix("Backward"))
+        for following, _ in node.next_functions:
+            if following is not None and following not in seen:
+                seen.add(following)
+                waiting.append(following)
+    return found
