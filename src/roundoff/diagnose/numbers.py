@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from roundoff.formats import format_named
+from collections.abc import Sequence
+
+from roundoff.formats import SmallFloat, format_named
 
 FORMATS = {
     "float16": "fp16",
@@ -23,6 +25,13 @@ def format_of(dtype: str) -> str:
 def largest_of(format_name: str) -> float:
     """Return the largest finite number of a format in `FORMATS`."""
     return float(format_named(format_name).largest)
+
+
+def eps_of(dtype: str) -> float:
+    """Return the distance from 1 to the next number of a dtype in `FORMATS`."""
+    fmt = format_named(FORMATS[dtype])
+    assert isinstance(fmt, SmallFloat)
+    return float(2.0**-fmt.mantissa_bits)
 
 
 def short(number: float) -> str:
@@ -52,3 +61,14 @@ def plural(count: int, thing: str, things: str | None = None) -> str:
     ('1 step', '3 steps', '2 entries')
     """
     return f"{count} {thing}" if count == 1 else f"{count} {things or thing + 's'}"
+
+
+def listed(names: Sequence[str], *, most: int = 4) -> str:
+    """Write a list of names, the later ones as their number.
+
+    >>> listed(["a", "b"]), listed(["a", "b", "c", "d"], most=2)
+    ('a, b', 'a, b and 2 more')
+    """
+    if len(names) <= most:
+        return ", ".join(names)
+    return f"{', '.join(names[:most])} and {len(names) - most} more"

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from roundoff.diagnose.coverage import COVERAGE_CODES, uncovered_parameters
 from roundoff.diagnose.exception import EXCEPTION_CODES, uncaught_exceptions
 from roundoff.diagnose.loss_spike import loss_spikes
 from roundoff.diagnose.memcheck import MEMCHECK_CODES, wrong_memory
@@ -34,6 +35,7 @@ NONFINITE = (
 RULES = (
     Rule(checks="crashes, kills and hangs of the process", find=process_deaths, codes=PROCESS_CODES),
     Rule(checks="native memory, under --valgrind", find=wrong_memory, codes=MEMCHECK_CODES),
+    Rule(checks="parameters that no optimizer trains", find=uncovered_parameters, codes=COVERAGE_CODES),
     Rule(checks="NaN and infinity in losses, gradients, weights, buffers", find=nonfinite_values, codes=NONFINITE),
     Rule(checks="replays that differ from their step", find=replays_that_differ, codes=("nondeterministic-step",)),
     Rule(checks="memory that grows", find=growing_memory, codes=("graph-leak", "memory-growth")),
