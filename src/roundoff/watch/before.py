@@ -29,7 +29,7 @@ class Before:
 
     def write_state(self) -> None:
         """Write parameters, buffers, gradients, optimizer state and generators as they are now."""
-        names = StateNames(self._sites.models, self._training.optimizers)
+        names = self._names()
         with self._writer.replay_state() as file:
             for key, x in names.tensors():
                 _add(file, key, x)
@@ -52,7 +52,7 @@ class Before:
 
     def write_batch(self, tape: StepTape) -> None:
         """Write the tensors that came into the step from outside, in the order they were met, and the step itself."""
-        names = StateNames(self._sites.models, self._training.optimizers)
+        names = self._names()
         told = TapeWriter(tape, names)
         calls: list[JsonValue] = []
         untold: str | None = None
@@ -78,6 +78,13 @@ class Before:
         self._writer.write_replay_tape(
             {"step": tape.step, **self._facts, "outside": outside_facts, "calls": calls, "untold": untold}
         )
+
+    def _names(self) -> StateNames:
+        """Name what belongs to this training; optimizers of another one in the same process are none of it."""
+        models = self._sites.models
+        moved = {id(parameter) for model in models for parameter in model.parameters()}
+        own = [o for o in self._training.optimizers if not moved.isdisjoint(map(id, parameters_of(o)))]
+        return StateNames(models, own or self._training.optimizers)
 
 
 def _write_optimizers(file: TensorWriter, names: StateNames) -> dict[str, JsonValue]:

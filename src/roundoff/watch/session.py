@@ -226,8 +226,7 @@ class Watch:
         if self._lookout.has_new:
             self._handler.ask(self._clock.step)
         if not is_part_of_forward and arguments[1].get("accumulate_grad", True):
-            if self._snapshots.latest is not None and self._snapshots.latest.step == self._clock.step:
-                self._take_gradients_of_start()
+            self._take_gradients_of_start()
             self._tape.backward(roots, arguments[0], arguments[1], loss=loss)
         if self._is_fully_watched and self._clock.microbatch == 0:
             with hidden_from_modes():
@@ -242,7 +241,7 @@ class Watch:
             return
         if self._clock.backward_leave():
             self._facts.gradients_ready(self._clock.step)
-        if self._clock.is_over:
+        if self._clock.is_over and not self._clock.in_step:
             self._tape.is_between = True
         self._tape.release()
 
@@ -296,8 +295,10 @@ class Watch:
         if self._clock.in_step:
             return
         self._last_optimizer = optimizer
-        self._step_call = None
         began = time.perf_counter()
+        if self._step_call is not None and not self._step_call.closures:
+            self._take_gradients_of_start()  # a second optimizer uses the backward of the step before
+        self._step_call = None
         self._lookout.see_update()
         if self._is_fully_watched:
             self._carried.used(optimizer)
@@ -469,8 +470,9 @@ class Watch:
     def _take_gradients_of_start(self) -> None:
         """Keep the gradients that this step adds to, unless they were cleared since it began."""
         latest = self._snapshots.latest
-        cleared = any(call.call == "zero_grad" for call in self._journal.open_calls)
-        if latest is not None and not cleared and self._clock.microbatch == 0:
+        if latest is None or latest.step != self._clock.step or self._clock.microbatch:
+            return
+        if not any(call.call == "zero_grad" for call in self._journal.open_calls):
             latest.state.take_gradients()
 
     def _end_attempt(self) -> None:

@@ -22,6 +22,7 @@ from roundoff.watch.lending import (
     is_plain,
     lent_attributes,
     lent_data,
+    lent_flags,
     lent_gradients,
     lent_optimizer,
 )
@@ -57,14 +58,16 @@ class Training:
         return True
 
     def find_optimizers(self) -> None:
-        """Look for optimizers that have not stepped yet."""
+        """Look for optimizers that have not stepped yet, and for scalers."""
         # type(), not isinstance: lazy proxies among the objects must not be woken up
         for found in gc.get_objects():
             if issubclass(type(found), Optimizer) and hasattr(found, "param_groups") and not self._is_left_over(found):
                 self.add_optimizer(found)
+            elif issubclass(type(found), torch.amp.GradScaler):
+                self.helpers.add(found)
 
     def _is_left_over(self, optimizer: Optimizer) -> bool:
-        """Say whether an optimizer is that of an earlier training that broke: a notebook still holds its bad weights."""
+        """Say whether an optimizer is that of an earlier training that broke, as a notebook keeps it."""
         parameters = [p for group in optimizer.param_groups for p in group["params"] if not nn.parameter.is_lazy(p)]
         if any(self.is_state(p) for p in parameters):
             return False
@@ -153,6 +156,7 @@ class State:
         self._own_generators: list[Undo] = []
         self._attributes: Attributes | None = None
         self._is_training: list[tuple[nn.Module, bool]] = []
+        self._flags: dict[int, bool] = {}
         self._ids: set[int] = set()
 
     @property
@@ -167,7 +171,9 @@ class State:
         """Copy everything, into the memory of the last time where it fits."""
         with hidden_from_modes(), torch.no_grad():
             self.generators = Generators.now()
-            self._take_tensors(training.tensors())
+            live = training.tensors()
+            self._take_tensors(live)
+            self._flags = {id(x): x.requires_grad for x in live if x.is_leaf}
             self.gradients, self.has_gradients = [], False
             before = {id(optimizer): states for optimizer, states in self._optimizers}
             self._optimizers = [
@@ -236,6 +242,7 @@ class State:
             if self._attributes is not None:
                 stack.enter_context(self._attributes.lent(training.modules()))
             own = Own(stack.enter_context(lent_data(live, {id(x): kept for x, kept in self.tensors})))
+            stack.enter_context(lent_flags(live, self._flags))
             stack.enter_context(lent_gradients(live, {id(x): kept for x, kept in self.gradients}))
             kept = {id(optimizer): states for optimizer, states in self._optimizers}
             for optimizer in outermost(training.optimizers):
