@@ -102,10 +102,14 @@ class RecipeOptimizer(Optimizer):
                 "backward() after unscale_() or clip_grad_norm_() would mix scaled and unscaled gradients.",
                 fix="call every backward() of a step first, then clip, then step().",
             )
-        self._shared.note_backward(loss)
-        self._shared.weights.expect_gradients()
+        self.announce(loss)
         scale = self.scale
         (loss if scale == 1.0 else loss.float() * scale).backward(**kwargs)
+
+    def announce(self, loss: Tensor) -> None:
+        """Take note that a loss, not yet scaled, is about to go backward; `backward` does it."""
+        self._shared.note_backward(loss)
+        self._shared.weights.expect_gradients()
 
     def unscale_(self) -> None:
         """Divide the gradients by the loss scale now, to look at them or clip them; `step` will not do it again."""

@@ -33,6 +33,10 @@ from roundoff.record.torch_private import (
 )
 
 
+OPTIMIZERS_OWN = ("optimizer_backward", "optimizer_unscale", "optimizer_clip")
+"""Calls of methods that only optimizers with a loss scale of their own have."""
+
+
 class LoopObserver(Protocol):
     """Who wants to know what the loop does. None of these may change anything the training can see."""
 
@@ -289,12 +293,14 @@ def _replaced_function(function: Any, wrap: Callable[[Any], Any]) -> Iterator[No
 @contextlib.contextmanager
 def _without_warning(message: str) -> Iterator[None]:
     """Keep torch from telling the user about hooks that are ours."""
+    before = list(warnings.filters)
     warnings.filterwarnings("ignore", message=message)
     ours = warnings.filters[0]
+    is_inside_another = ours in before  # which still needs it when this block has ended
     try:
         yield
     finally:
-        if ours in warnings.filters:
+        if ours in warnings.filters and not is_inside_another:
             warnings.filters.remove(ours)  # type: ignore[attr-defined]
 
 
@@ -390,6 +396,9 @@ _METHODS: tuple[tuple[type, str, str, Callable[..., dict[str, Any]]], ...] = (
     (nn.Module, "load_state_dict", "load", _load_detail),
     (LRScheduler, "step", "scheduler", _scheduler_detail),
     (DataLoader, "__iter__", "epoch", _epoch_detail),
+    (Optimizer, "backward", "optimizer_backward", _no_detail),
+    (Optimizer, "unscale_", "optimizer_unscale", _no_detail),
+    (Optimizer, "clip_grad_norm_", "optimizer_clip", _no_detail),
     (torch.amp.GradScaler, "scale", "scale", _scale_detail),
     (torch.amp.GradScaler, "unscale_", "unscale", _no_detail),
     (torch.amp.GradScaler, "update", "update", _no_detail),

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from roundoff.record.loop import observing_loop
+from roundoff.record.loop import OPTIMIZERS_OWN, observing_loop
 from roundoff.record.op_table import tensors_in
 from roundoff.record.recorder import OpRecorder
 from roundoff.record.reference import Judge
@@ -253,7 +253,7 @@ class Recording:
     def called(self, call: str, owner: Any, detail: dict[str, Any]) -> None:
         """Note what the loop did between forward, backward and step."""
         self._place()
-        if call in ("compile", "update"):
+        if call in ("compile", "update", *OPTIMIZERS_OWN):
             return
         if call in ("scale", "unscale"):
             self._keep_scale(owner)

@@ -75,6 +75,11 @@ class StepClock:
         return self._num_backwards > 0 or self.num_attempts > 0
 
     @property
+    def is_over(self) -> bool:
+        """Whether the next forward with gradients begins another step."""
+        return self._is_over()
+
+    @property
     def ends_at_forward(self) -> bool:
         """Whether the next forward may begin another step."""
         return self.num_attempts > 0 or (self._num_backwards > 0 and not self._ever_attempted)

@@ -45,6 +45,17 @@ class Outside:
         return self.copy.numel() * self.copy.element_size()
 
 
+class Carried(Outside):
+    """A tensor with a graph that an earlier step made, such as a generator's output: a backward goes on into it."""
+
+    __slots__ = ("number", "step")
+
+    def __init__(self, x: Tensor, *, step: int, number: int) -> None:
+        super().__init__(x)
+        self.step = step
+        self.number = number
+
+
 class Rebuilt:
     """Stands for a container that is not a plain list, tuple or dict: a named tuple, a dataclass, a mapping."""
 
@@ -62,14 +73,23 @@ class Notes:
         self.outside: list[Outside] = []
         """Everything that came from outside, in the order it was first met."""
         self._is_state = is_state
+        self.reached_steps: set[int] = set()
+        """Earlier steps whose graphs this one goes on with."""
         self._results: dict[int, tuple[ref[Tensor], Result]] = {}
+        self._carried: dict[int, tuple[ref[Tensor], int, int]] = {}
         self._met: dict[int, tuple[ref[Tensor], int, Outside]] = {}
         self._met_before: dict[int, tuple[ref[Tensor], int, Outside]] = {}
         self._num_results = 0
 
-    def new_step(self) -> None:
-        """Forget the results; tensors from outside that come again unchanged are not copied again."""
-        self.outside = []
+    def new_step(self, ended: int) -> None:
+        """Forget the results, but for graphs that are still there; tensors from outside are copied only once."""
+        self.outside, self.reached_steps = [], set()
+        live = {key: (x, ended, result.number) for key, (x, result) in self._results.items()}
+        self._carried = {
+            key: made
+            for key, made in {**self._carried, **live}.items()
+            if (x := made[0]()) is not None and x.grad_fn is not None
+        }
         self._results = {}
         self._met, self._met_before = {}, self._met
         self._num_results = 0
@@ -95,6 +115,13 @@ class Notes:
             self._num_results += 1
             count += 1
         return count
+
+    def now_state(self) -> dict[Outside, Tensor]:
+        """Return the tensors that came from outside, unchanged, and have turned out to be an optimizer's or a model's."""
+        met = ((made(), version, outside) for made, version, outside in self._met.values())
+        return {
+            outside: x for x, version, outside in met if x is not None and self._is_state(x) and version == _version(x)
+        }
 
     def live_graphs(self) -> set[int]:
         """Return the numbers of results that are still there and that a backward may go through."""
@@ -127,6 +154,10 @@ class Notes:
             return found[1]
         if isinstance(x, nn.Parameter) or self._is_state(x):
             return x
+        if x.grad_fn is not None and (made := self._carried.get(id(x))) is not None and made[0]() is x:
+            self.reached_steps.add(made[1])
+            self.outside.append(Carried(x, step=made[1], number=made[2]))
+            return self.outside[-1]
         for met in (self._met, self._met_before):
             known = met.get(id(x))
             if known is not None and known[0]() is x and known[1] == _version(x) >= 0:
@@ -175,7 +206,7 @@ def filled(value: Any, results: list[Tensor], fresh: Callable[[Outside], Tensor]
     kind = type(value)
     if kind is Result:
         return results[value.number]
-    if kind is Outside:
+    if kind is Outside or kind is Carried:
         return fresh(value)
     if kind is list or kind is tuple:
         return kind([filled(item, results, fresh) for item in value])
@@ -183,6 +214,20 @@ def filled(value: Any, results: list[Tensor], fresh: Callable[[Outside], Tensor]
         return {key: filled(item, results, fresh) for key, item in value.items()}
     if kind is Rebuilt:
         return value.make(filled(value.parts, results, fresh))
+    return value
+
+
+def adopted(value: Any, known: Mapping[Outside, Tensor]) -> Any:
+    """Return a noted value in which some tensors from outside stand for themselves."""
+    kind = type(value)
+    if kind is Outside:
+        return known.get(value, value)
+    if kind is list or kind is tuple:
+        return kind([adopted(item, known) for item in value])
+    if kind is dict:
+        return {key: adopted(item, known) for key, item in value.items()}
+    if kind is Rebuilt:
+        return Rebuilt(value.make, adopted(value.parts, known))
     return value
 
 

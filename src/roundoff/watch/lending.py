@@ -29,9 +29,22 @@ def lent_data(live: list[Tensor], copies: dict[int, Tensor]) -> Iterator[list[tu
 
 
 @contextlib.contextmanager
+def lent_flags(live: list[Tensor], flags: dict[int, bool]) -> Iterator[None]:
+    """Let leaves require gradients as `flags` (by id) say."""
+    own = [(x, x.requires_grad) for x in live if x.is_leaf]
+    try:
+        for x, _ in own:
+            x.requires_grad_(flags.get(id(x), x.requires_grad))
+        yield
+    finally:
+        for x, flag in own:
+            x.requires_grad_(flag)
+
+
+@contextlib.contextmanager
 def lent_gradients(live: list[Tensor], copies: dict[int, Tensor | None]) -> Iterator[None]:
     """Give leaves the gradients of `copies` (by id), or none."""
-    own = [(x, x.grad) for x in live if x.is_leaf and x.requires_grad]
+    own = [(x, x.grad) for x in live if x.is_leaf]
     try:
         for x, _ in own:
             kept = copies.get(id(x))
@@ -61,12 +74,12 @@ def lent_optimizer(optimizer: Optimizer, states: dict[Any, dict[str, Any]]) -> I
 
 @contextlib.contextmanager
 def lent_attributes(owner: Any, attributes: dict[str, Any] | None) -> Iterator[None]:
-    """Give an object other plain attributes, if there are any."""
+    """Give an object other plain attributes, if there are any; what it had not made yet (None) it keeps."""
     own = dict(vars(owner))
     containers = {key: copy.copy(value) for key, value in own.items() if isinstance(value, _CONTAINERS)}
     try:
         if attributes is not None:
-            vars(owner).update({key: copied_value(value) for key, value in attributes.items()})
+            vars(owner).update({key: copied_value(value) for key, value in attributes.items() if value is not None})
         yield
     finally:
         vars(owner).clear()

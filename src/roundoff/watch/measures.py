@@ -25,6 +25,9 @@ class Seen:
     parameter: Tensor
     before: Tensor
     gradient: Tensor | None
+    """Of a sparse one, the values it has."""
+    rows: Tensor | None = None
+    """Where in the parameter these are, if the gradient is sparse."""
 
 
 def gradient_norm(parameters: Sequence[Tensor]) -> tuple[float, int | None]:
@@ -60,7 +63,12 @@ class Measures:
         """Keep weights as they are before the update, and the gradients it will use."""
         with torch.no_grad():
             self._seen = [
-                Seen(parameter=p, before=p.detach().clone(), gradient=None if p.grad is None else _dense(p.grad))
+                Seen(
+                    parameter=p,
+                    before=p.detach().clone(),
+                    gradient=None if p.grad is None else _dense(p.grad),
+                    rows=_rows(p.grad),
+                )
                 for p in parameters
                 if _is_readable(p)
             ]
@@ -105,7 +113,8 @@ def _row(seen: Seen) -> list[float]:
     gradient = summarize(seen.gradient)
     count = max(seen.gradient.numel(), 1)
     with_gradient = count - float(gradient[at.NUM_ZERO])
-    moved = float((change != 0).logical_and_(seen.gradient != 0).sum()) if with_gradient else 0.0
+    touched = change if seen.rows is None else change[tuple(seen.rows)]
+    moved = float((touched != 0).logical_and_(seen.gradient != 0).sum()) if with_gradient else 0.0
     return [
         *row,
         _l2(gradient),
@@ -137,6 +146,11 @@ def _is_readable(x: Tensor | None) -> bool:
         and not x.is_meta
         and type(x.data) in (Tensor, torch.nn.Parameter)
     )
+
+
+def _rows(gradient: Tensor | None) -> Tensor | None:
+    is_sparse = gradient is not None and gradient.layout is torch.sparse_coo
+    return gradient.detach().coalesce().indices() if is_sparse else None  # type: ignore[union-attr]
 
 
 def _dense(x: Tensor) -> Tensor:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import io
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -14,7 +15,7 @@ from torch import Tensor
 
 from roundoff.record.source import Sources
 from roundoff.record.torch_private import hidden_from_modes, seen_by_functions
-from roundoff.watch.arguments import Outside, filled, tensors_of
+from roundoff.watch.arguments import Carried, Outside, filled, tensors_of
 from roundoff.watch.generators import restore_torch
 from roundoff.watch.snapshots import Snapshot
 from roundoff.watch.state import State, Training, same_bits
@@ -58,13 +59,13 @@ def replay(
     """
     difference: str | None = None
     bad_step: int | None = None
-    live = snapshot.state.lent(training)
-    with live as own, quietly():
+    playing = _Playing(tapes)
+    with snapshot.state.lent(training) as own, quietly():
         for tape in tapes:
             is_last = tape is tapes[-1]
             try:
                 with around_last() if is_last else contextlib.nullcontext():
-                    losses = _play(tape, sources if is_last else None)
+                    losses = playing.play(tape, sources if is_last else None)
             except Exception as error:
                 return Outcome(step=tape.step, first_difference=difference, first_bad_step=bad_step, error=error)
             if difference is None and not _same_losses(losses, tape.losses):
@@ -83,7 +84,8 @@ def repeats(training: Training, snapshot: Snapshot, tapes: Sequence[StepTape]) -
     ends: list[list[Tensor]] = []
     for _ in range(2):
         with snapshot.state.lent(training), quietly():
-            losses = [loss for tape in tapes for loss in _play(tape, None)]
+            playing = _Playing(tapes)
+            losses = [loss for tape in tapes for loss in playing.play(tape)]
             ends.append([*losses, *(x.detach().clone() for x in training.tensors())])
     first, second = ends
     return len(first) == len(second) and all(same_bits(a, b) for a, b in zip(first, second, strict=True))
@@ -92,9 +94,10 @@ def repeats(training: Training, snapshot: Snapshot, tapes: Sequence[StepTape]) -
 def state_before(training: Training, snapshot: Snapshot, tapes: Sequence[StepTape]) -> State:
     """Return the state before the last of the steps, rebuilt from the snapshot where it was not kept."""
     state = State()
+    playing = _Playing(tapes)
     with snapshot.state.lent(training), quietly():
         for tape in tapes[:-1]:
-            _play(tape, None)
+            playing.play(tape)
         state.take(training)
         state.take_gradients()
     return state
@@ -127,6 +130,7 @@ class Player:
         stops_at_step: go backward, but leave gradients and weights as they are then.
         keeps_generators: let models draw the random numbers they drew the first time.
         autocasts: switch autocast on where it was on.
+        earlier: what earlier steps of the same replay computed, where this one goes on with their graphs.
     """
 
     def __init__(
@@ -139,6 +143,7 @@ class Player:
         stops_at_step: bool = False,
         keeps_generators: bool = True,
         autocasts: bool = True,
+        earlier: Mapping[int, Sequence[Tensor]] = MappingProxyType({}),
     ) -> None:
         self.losses: list[Tensor] = []
         self.outputs: list[Any] = []
@@ -151,7 +156,9 @@ class Player:
         self._stops_at_step = stops_at_step
         self._keeps_generators = keeps_generators
         self._autocasts = autocasts
-        self._results: list[Tensor] = []
+        self.results: list[Tensor] = []
+        """What the calls gave."""
+        self._earlier = earlier
         self._outside: dict[int, Tensor] = {}
         self._sources = sources
 
@@ -160,24 +167,29 @@ class Player:
         for entry in entries:
             if self._sources is not None:
                 self._sources.stand_in = getattr(entry, "line", None)
-            if isinstance(entry, ModelCall):
-                self._call_model(entry)
-            elif isinstance(entry, FunctionCall):
-                with self._surrounded(entry.ambient):
-                    self._keep(
-                        entry.function(*self._filled(entry.args), **self._filled(entry.kwargs)), entry.num_results
-                    )
-            elif isinstance(entry, Backward):
-                self._run_backward(entry)
-            elif isinstance(entry, StepCall) and self._forward_only:
-                for closure in entry.closures[:1]:
-                    self.play(closure)
-            elif isinstance(entry, (LoopCall, StepCall)) and (self._forward_only or self._stops_at_step):
-                continue
-            elif isinstance(entry, LoopCall):
-                entry.function(*self._filled(entry.args), **self._filled(entry.kwargs))
+            if getattr(entry, "raised", False):
+                with contextlib.suppress(Exception):  # as the loop did; what it had done by then counts
+                    self._make(entry)
             else:
-                self._step(entry)
+                self._make(entry)
+
+    def _make(self, entry: Entry) -> None:
+        if isinstance(entry, ModelCall):
+            self._call_model(entry)
+        elif isinstance(entry, FunctionCall):
+            with self._surrounded(entry.ambient):
+                self._keep(entry.function(*self._filled(entry.args), **self._filled(entry.kwargs)), entry.num_results)
+        elif isinstance(entry, Backward):
+            self._run_backward(entry)
+        elif isinstance(entry, StepCall) and self._forward_only:
+            for closure in entry.closures[:1]:
+                self.play(closure)
+        elif self._forward_only or self._stops_at_step:
+            return
+        elif isinstance(entry, LoopCall):
+            entry.function(*self._filled(entry.args), **self._filled(entry.kwargs))
+        else:
+            self._step(entry)
 
     def _call_model(self, call: ModelCall) -> None:
         if self._keeps_generators:
@@ -230,12 +242,14 @@ class Player:
         found = list(tensors_of(result))
         if len(found) != num_results:
             raise RuntimeError(f"a call gave {len(found)} tensors where it had given {num_results}")
-        self._results.extend(found)
+        self.results.extend(found)
 
     def _filled(self, value: Any) -> Any:
-        return filled(value, self._results, self._fresh)
+        return filled(value, self.results, self._fresh)
 
     def _fresh(self, outside: Outside) -> Tensor:
+        if isinstance(outside, Carried) and outside.step in self._earlier:
+            return self._earlier[outside.step][outside.number]
         known = self._outside.get(id(outside))
         if known is None:
             with hidden_from_modes():  # copying it again is no op of the step
@@ -246,11 +260,21 @@ class Player:
         return known
 
 
-def _play(tape: StepTape, sources: Sources | None) -> list[Tensor]:
-    player = Player(sources)
-    with seen_by_functions():  # a recipe works through a mode of its own
-        player.play(tape.entries)
-    return player.losses
+class _Playing:
+    """Plays one step after the other and keeps what later ones go on with."""
+
+    def __init__(self, tapes: Sequence[StepTape]) -> None:
+        self._reached = {step for tape in tapes for step in tape.reached_steps}
+        self._earlier: dict[int, list[Tensor]] = {}
+
+    def play(self, tape: StepTape, sources: Sources | None = None) -> list[Tensor]:
+        """Play a step and return its losses."""
+        player = Player(sources, earlier=self._earlier)
+        with seen_by_functions():  # a recipe works through a mode of its own
+            player.play(tape.entries)
+        if tape.step in self._reached:
+            self._earlier[tape.step] = player.results
+        return player.losses
 
 
 def _same_losses(ours: Sequence[Tensor], theirs: Sequence[Tensor]) -> bool:

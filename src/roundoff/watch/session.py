@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import sys
 import time
 import warnings
 from collections.abc import Iterator
@@ -41,7 +42,7 @@ from roundoff.watch.respond import Responder
 from roundoff.watch.settings import WatchSettings
 from roundoff.watch.snapshots import Snapshots
 from roundoff.watch.state import Training
-from roundoff.watch.tape import ModelCall, StepCall, Tape
+from roundoff.watch.tape import Backward, ModelCall, StepCall, Tape
 from roundoff.watch.together import Requests, num_ranks
 
 _INTERVAL_OF_RANKS = 8
@@ -100,6 +101,7 @@ class Watch:
         self._model_call: ModelCall | None = None
         self._step_call: StepCall | None = None
         self._calls_under_way: list[str] = []
+        self._error_before: BaseException | None = None
         self._leaves: list[Any] | None = None
         self._last_optimizer: Optimizer | None = None
         self._has_begun = False
@@ -197,6 +199,7 @@ class Watch:
         call, self._model_call = self._model_call, None
         if call is not None:
             self._tape.model_leave(call, output)
+            call.raised = output is None and self._has_raised()
         elif not torch.is_grad_enabled():
             self._lookout.see_eval_loss(output)
         self._tape.release()
@@ -228,6 +231,7 @@ class Watch:
         if not is_part_of_forward and arguments[1].get("accumulate_grad", True):
             self._take_gradients_of_start()
             self._tape.backward(roots, arguments[0], arguments[1], loss=loss)
+            self._error_before = sys.exc_info()[1]
         if self._is_fully_watched and self._clock.microbatch == 0:
             with hidden_from_modes():
                 self._carried.backward_begins()
@@ -241,6 +245,8 @@ class Watch:
             return
         if self._clock.backward_leave():
             self._facts.gradients_ready(self._clock.step)
+        if not self._clock.in_backward and self._has_raised():
+            self._tape.raised(Backward)
         if self._clock.is_over and not self._clock.in_step:
             self._tape.is_between = True
         self._tape.release()
@@ -409,6 +415,7 @@ class Watch:
         if not clock.in_backward and (with_gradients or module.training):
             self._begin_step(module)
             self._model_call = self._tape.model_enter(module, args, keyword_arguments())
+            self._error_before = sys.exc_info()[1]
             self._journal.call("forward", {"site": self._sites.names[site], "training": module.training})
             if is_loss(self._model_call):
                 self._facts.see_criterion(args)
@@ -455,6 +462,11 @@ class Watch:
                 self._snapshots.learn_cost(seconds, self._step_seconds())
             else:
                 self._snapshots.interval = _INTERVAL_OF_RANKS
+
+    def _has_raised(self) -> bool:
+        """Say whether the call that ends now ends with an exception: one that was not there when it began."""
+        error = sys.exc_info()[1]
+        return error is not None and error is not self._error_before
 
     def _was_still_made(self) -> bool:
         """Say whether what was called so far may have been a part of a model, or a model that was only tried."""

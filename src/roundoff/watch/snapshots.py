@@ -107,7 +107,9 @@ class Snapshots:
         for snapshot in self._ring if earliest else reversed(self._ring):
             needed = range(snapshot.step, step + 1)
             if needed and all(number in by_step for number in needed):
-                return snapshot, [by_step[number] for number in needed]
+                path = [by_step[number] for number in needed]
+                if all(reached >= snapshot.step for tape in path for reached in tape.reached_steps):
+                    return snapshot, path
         return None
 
     def _tape_bytes(self) -> int:

@@ -170,7 +170,10 @@ def _is_small(found: Tensor) -> bool:
     """Say whether a tensor is a plain one, and not so large that it must be data."""
     if type(found) is not Tensor or found.layout is not torch.strided or found.is_inference() or found.is_meta:
         return False
-    return found.numel() * found.element_size() <= _LARGEST_BYTES
+    num_bytes = found.numel() * found.element_size()
+    if found.untyped_storage().size() < num_bytes and found.is_contiguous():
+        return False  # its memory was given back, as sharded models do
+    return num_bytes <= _LARGEST_BYTES
 
 
 def _kept_tensor(found: Tensor) -> Undo:

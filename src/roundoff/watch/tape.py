@@ -21,7 +21,7 @@ from roundoff.record.torch_private import (
     push_function_mode,
     remove_function_mode,
 )
-from roundoff.watch.arguments import Notes, Outside, Result, references, tensors_of
+from roundoff.watch.arguments import Notes, Outside, Result, adopted, references, tensors_of
 from roundoff.watch.generators import torch_generators
 
 _READ_ONLY = frozenset({
@@ -75,6 +75,8 @@ class ModelCall:
     generators: Any
     is_training: bool
     num_results: int = 0
+    raised: bool = False
+    """Whether it ended with an exception, which the loop has caught."""
 
 
 @dataclass(slots=True, eq=False)
@@ -99,6 +101,7 @@ class Backward:
     line: tuple[str, int] | None
     loss: Tensor | None
     """What the loss was, to check the replay."""
+    raised: bool = False
 
 
 @dataclass(slots=True, eq=False)
@@ -109,6 +112,7 @@ class LoopCall:
     args: Any
     kwargs: Any
     line: tuple[str, int] | None
+    raised: bool = False
 
 
 @dataclass(slots=True, eq=False)
@@ -132,6 +136,8 @@ class StepTape:
     step: int
     entries: list[Entry] = field(default_factory=list)
     outside: list[Outside] = field(default_factory=list)
+    reached_steps: frozenset[int] = frozenset()
+    """Earlier steps whose graphs this one goes on with: it can be replayed only together with them."""
     unfit: str | None = None
     """Why the step cannot be replayed, if something could not be taped."""
 
@@ -233,6 +239,10 @@ class Tape(FunctionMode):
 
         Only functions are kept that made a graph which is still there: a backward may go through it.
         """
+        known = self._notes.now_state()
+        for entry in self.step.entries:
+            if isinstance(entry, FunctionCall):
+                entry.args, entry.kwargs = adopted(entry.args, known), adopted(entry.kwargs, known)
         needed = self._notes.live_graphs()
         kept: list[tuple[FunctionCall, range]] = []
         for entry, numbers in reversed(_numbered(self.step.entries)):
@@ -250,9 +260,8 @@ class Tape(FunctionMode):
 
     def new_step(self, step: int) -> StepTape:
         """Begin another step and return the tape of the one before."""
-        ended = self.step
-        ended.outside = self._notes.outside
-        self._notes.new_step()
+        ended = self.so_far()
+        self._notes.new_step(ended.step)
         self.step = StepTape(step)
         self._open = [self.step.entries]
         self._aliases.clear()
@@ -261,7 +270,13 @@ class Tape(FunctionMode):
     def so_far(self) -> StepTape:
         """Return the tape of the step under way."""
         self.step.outside = self._notes.outside
+        self.step.reached_steps = frozenset(self._notes.reached_steps)
         return self.step
+
+    @property
+    def in_closure(self) -> bool:
+        """Whether an optimizer's closure is running."""
+        return len(self._open) > 1
 
     # -- what the watch tells ------------------------------------------------------------------------------------------
 
@@ -291,6 +306,12 @@ class Tape(FunctionMode):
         call = StepCall(optimizer, [_settings(group) for group in optimizer.param_groups], self._line())
         self._open[-1].append(call)
         return call
+
+    def raised(self, kind: type[ModelCall] | type[Backward] | type[LoopCall]) -> None:
+        """Note that the last call of a kind has ended with an exception, which may be caught."""
+        entry = next((entry for entry in reversed(self._open[-1]) if isinstance(entry, kind)), None)
+        if entry is not None:
+            entry.raised = True
 
     def closure_enter(self, call: StepCall) -> None:
         """Note that the optimizer called its closure."""
@@ -398,10 +419,7 @@ class Tape(FunctionMode):
     def _after(self, call: FunctionCall, args: Any, result: Any) -> None:
         try:
             with hidden_from_functions():
-                if not any(True for _ in tensors_of(result)) and call.function.__name__ not in (
-                    "__set__",
-                    "__setitem__",
-                ):
+                if next(tensors_of(result), None) is None and not _acts_on_its_tensor(call):
                     return
                 call.num_results = self._notes.results(result)
                 self._notes.written(args)
@@ -437,8 +455,16 @@ def _computes(func: Any) -> bool:
     name = getattr(func, "__name__", "")
     if name in ("__get__", "__set__", "__delete__"):
         attribute = getattr(getattr(func, "__self__", None), "__name__", "")
-        return attribute in (_ATTRIBUTES if name == "__get__" else ("grad", "data"))
+        return attribute in (_ATTRIBUTES if name == "__get__" else ("grad", "data", "requires_grad"))
     return name not in _READ_ONLY and not name.startswith("_record_function")
+
+
+def _acts_on_its_tensor(call: FunctionCall) -> bool:
+    """Say whether a function that gives no tensor does something to the one it is called with."""
+    name = call.function.__name__
+    if name in ("register_hook", "retain_grad"):  # on a parameter it would stay there
+        return bool(call.args) and isinstance(call.args[0], Result)
+    return name in ("__set__", "__setitem__")
 
 
 def _builds_graph(result: Any) -> bool:
