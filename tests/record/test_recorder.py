@@ -787,3 +787,19 @@ def test_a_dataset_of_tensors_is_drawn_in_the_loop(record):
 
     run = record(training)
     assert [e.hash for e in run.iter_events(op="input")] == [hash_of(X[:2]), hash_of(X[2:])]
+
+
+def test_leaving_the_graph_is_an_event_where_the_users_code_does_it(record):
+    class Cut(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.body, self.head = nn.Linear(3, 4), nn.Linear(4, 2)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.head(torch.relu(self.body(x)).detach())  # autograd detaches the result of relu, too
+
+    def training() -> None:
+        model = Cut()
+        step(model, torch.optim.SGD(model.parameters(), lr=0.1))
+
+    assert [e.site for e in record(training, stacks=True).iter_events(op="aten.detach")] == ["<model>"]

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Callable, Iterable, Sequence
+from types import FrameType
 from typing import Any
 
 import torch
@@ -33,6 +35,9 @@ from roundoff.record.torch_private import (
 
 INPUT, PARAMETER, GRADIENT = range(3)
 """Codes of what stands in the place of an op for tensors that no op computed."""
+
+CUT = "aten.detach"
+"""The one view that is an event: where a forward leaves the graph."""
 
 _PLAIN = (Tensor, nn.Parameter)
 _FROM_A_LEAF = 2**64 - 1
@@ -106,6 +111,7 @@ class OpRecorder(DispatchMode):
         self._current: tuple[int, int] = (0, -1)
         self._next_sequence_number = next_sequence_number()
         self._first_of_forward = 0
+        self._instruction = (0, 0)
         self._node = autograd_node()
         self._process = os.getpid()
 
@@ -187,7 +193,10 @@ class OpRecorder(DispatchMode):
         if info.kind is Kind.NOTHING:
             result = func(*args, **kwargs) if kwargs else func(*args)
             self._note_node()
+            if info.name == CUT and self._instruction != _instruction(sys._getframe(1)):
+                self._note_cut(known[1], args[0])
             return result
+        self._instruction = _instruction(sys._getframe(1))
         if info.kind is Kind.COMPOSITE and is_only_mode():
             with self:
                 return func.decompose(*args, **(kwargs or {}))
@@ -228,6 +237,18 @@ class OpRecorder(DispatchMode):
         if number not in self._nodes and (self.stack or not self._clock.in_backward):
             source = self._sources.here() if self._sources else -1
             self._nodes[number] = (self.stack[-1] if self.stack else 0, source)
+
+    def _note_cut(self, op: int, x: Any) -> None:
+        """Add a row where a forward leaves the graph, if lines are asked for: no gradient will come past this one."""
+        if self.paused or self._sources is None or self._clock.phase is not Phase.FORWARD:
+            return
+        if not x.requires_grad or not torch.is_grad_enabled():
+            return
+        with hidden_from_modes():
+            site, parameter, source = self._where(Phase.FORWARD, ())
+            nth = self._count(Phase.FORWARD, site, op)
+            if not self._wanted or self._wanted.wants("forward", self._sites.names[site], CUT):
+                self._add(x.detach(), Phase.FORWARD, self._clock.microbatch, site, op, nth, 0, parameter, source)
 
     def _before(self, func: Any, info: OpInfo, args: Any, kwargs: Any) -> Any:
         try:
@@ -375,6 +396,14 @@ class OpRecorder(DispatchMode):
         if self._on_row is not None:
             self._on_row(x, place)
         return place
+
+
+def _instruction(frame: FrameType) -> tuple[int, int]:
+    """Return what tells an op that the user's code calls from one that torch calls in the course of another.
+
+    Autograd detaches results that it saves; that happens within the same instruction.
+    """
+    return id(frame), frame.f_lasti
 
 
 def _readable(x: Tensor) -> Tensor | None:
