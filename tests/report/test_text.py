@@ -88,6 +88,13 @@ def test_findings_after_the_first_get_one_line_each_and_the_last_ones_a_count() 
     assert to_text([note]) == "Nothing found.\nnote: frozen   step 7   half the model is frozen"
 
 
+def test_a_line_that_is_too_long_is_cut_and_keeps_its_columns() -> None:
+    long = replace(OVERFLOW, title="one two three four five six seven")
+    assert to_text([OVERFLOW, long], width=80).splitlines()[-1] == (
+        "overflow   blocks.3.attn / aten.bmm#0   step 1203, forward   one two three f ..."
+    )
+
+
 def test_what_one_cause_led_to_is_named_below_the_fix() -> None:
     related = replace(OVERFLOW, rule="step-on-nonfinite-gradients", title="the optimizer stepped on bad gradients")
     lines = to_text([replace(OVERFLOW, related=(related,))]).splitlines()

@@ -86,9 +86,9 @@ def _others(findings: Sequence[Finding], width: int) -> list[str]:
 
 
 def _one_line(finding: Finding, width: int) -> str:
-    text = "   ".join(part for part in (_place_in_words(finding), finding.title) if part)
     mark = "note: " if finding.severity is Severity.NOTE else ""
-    return textwrap.shorten(f"{mark}{text}", width, placeholder=" ...") if len(text) > width else f"{mark}{text}"
+    text = mark + "   ".join(part for part in (_place_in_words(finding), finding.title) if part)
+    return text if len(text) <= width else f"{text[: width - 4].rstrip()} ..."
 
 
 def _headline(finding: Finding, width: int) -> str:
