@@ -8,6 +8,7 @@ from dataclasses import replace
 from roundoff.diagnose.bad_step import BadStep, bad_steps
 from roundoff.diagnose.batch_finding import nonfinite_input
 from roundoff.diagnose.consequences import loss_without_origin, poisoned_statistics, step_on_bad_gradients
+from roundoff.diagnose.loss_scale import overflow_by_scale
 from roundoff.diagnose.origin_finding import finding_at
 from roundoff.diagnose.weight_growth import update_before
 from roundoff.runs import Finding, Run
@@ -42,7 +43,7 @@ def _finding(run: Run, bad: BadStep) -> Finding:
     elif place.kind == "input":
         main = nonfinite_input(bad, place)
     else:
-        main = finding_at(run, bad, place)
+        main = overflow_by_scale(bad, finding_at(run, bad, place))
     related = [found for found in (step_on_bad_gradients(bad), poisoned_statistics(bad)) if found is not None]
     if main.rule == "overflow" and (update := update_before(run, bad)) is not None:
         related.insert(0, update)

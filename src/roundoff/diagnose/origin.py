@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from roundoff.diagnose.provenance import Provenance, Root, RootKind
+from roundoff.diagnose.provenance import NO_ROOTS, Provenance, Root, RootKind
 from roundoff.diagnose.step_ops import NAMED, StepOp, ops_of
 from roundoff.runs import Event, Run
 
@@ -89,8 +89,14 @@ def find_origin(run: Run, *, step: int, rank: int = 0) -> OriginPlace | None:
     if not provenance.roots:
         return None
     sinks = _Sinks(ops, provenance)
-    live = [order for order in sorted(provenance.roots) if sinks.are_reached_by(order)]
+    live = sinks.reached(provenance.roots)
     return _place(provenance.roots[live[0]], ops, sinks.liveness()) if live else None
+
+
+def roots_without_effect(ops: Sequence[StepOp], provenance: Provenance) -> list[Root]:
+    """Return, in order, the roots whose bad values reach neither loss nor gradients, weights or statistics."""
+    live = _Sinks(ops, provenance).reached(provenance.roots)
+    return [provenance.roots[order] for order in sorted(provenance.roots) if order not in live]
 
 
 def _place(root: Root, ops: Sequence[StepOp], liveness: Liveness) -> OriginPlace:
@@ -112,16 +118,17 @@ class _Sinks:
 
     def __init__(self, ops: Sequence[StepOp], provenance: Provenance) -> None:
         self._provenance = provenance
-        self._losses = _losses(ops)
+        self._losses = losses_of(ops)
         self._gradients = [op.first for op in ops if op.first.op == "gradient"]
         self._weights = _new_weights(ops)
         norms = [op for op in ops if "batch_norm" in op.bare and "backward" not in op.bare]
         self._statistics = [event for op in norms for event in op.outputs[1:3]]
 
-    def are_reached_by(self, root: int) -> bool:
-        """Say whether anything that matters is bad because of this root."""
+    def reached(self, roots: Iterable[int]) -> list[int]:
+        """Return, in order, those of the roots because of which anything that matters is bad."""
         everything = (*self._losses, *self._gradients, *self._weights, *self._statistics)
-        return any(root in self._provenance.roots_of(sink) for sink in everything)
+        to_blame = NO_ROOTS.union(*(self._provenance.roots_of(sink) for sink in everything))
+        return sorted(to_blame.intersection(roots))
 
     def liveness(self) -> Liveness:
         """Count what is bad; one cause may have several roots, such as log(0) and, in backward, 1/0."""
@@ -138,7 +145,7 @@ class _Sinks:
         return sum(bool(self._provenance.roots_of(sink)) for sink in sinks)
 
 
-def _losses(ops: Sequence[StepOp]) -> list[Event]:
+def losses_of(ops: Sequence[StepOp]) -> list[Event]:
     """Return the scalars that backward started from: it begins by making a 1 in their likeness."""
     found: list[Event] = []
     last_scalar: Event | None = None

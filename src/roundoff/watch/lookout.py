@@ -125,7 +125,8 @@ class Lookout:
         """Look at a number that the loop reads for itself: it may be a loss that it will not go backward from."""
         if isinstance(x, Tensor) and x.grad_fn is not None and x.numel() == 1 and x.device.type == "cpu":
             value = float(x.detach())
-            self._suspect = None if math.isfinite(value) else value
+            is_known = any(anomaly.kind == "loss" and anomaly.step == self._step for anomaly in self.anomalies)
+            self._suspect = None if math.isfinite(value) or is_known else value
 
     def drop_suspect(self) -> bool:
         """Note the bad loss that the loop saw and did not go backward from, if there is one; say whether."""
