@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import base64
+import math
 import re
 import textwrap
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -78,13 +79,21 @@ def _source_of(name: str, value: JsonValue, tensors: TensorFile) -> str:
     if isinstance(value, Mapping) and "tensor" in value:
         if value["tensor"] not in tensors:
             raise _cannot_write(name, "its tensor was not saved: the dtype has no form in a file")
-        layout = f", stride={tuple(value['stride'])}" if value.get("stride") else ""  # type: ignore[arg-type]
-        return f"tensor({value['tensor']!r}{layout})"
+        key: Any = value["tensor"]
+        stride: Any = value.get("stride")
+        layout = f", stride={tuple(stride)}" if stride and _overlaps_not(tensors.entry(key).shape, stride) else ""
+        return f"tensor({key!r}{layout})"
     if isinstance(value, Mapping):
         return _source_of_other(name, str(value.get("repr")))
     if isinstance(value, float):
         return f"float({str(value)!r})" if value != value or value in (float("inf"), -float("inf")) else repr(value)
     return repr(value)
+
+
+def _overlaps_not(shape: Sequence[int], stride: Sequence[int]) -> bool:
+    """Say whether every element has a place of its own, but for dimensions that were expanded."""
+    kept = [(size, step) for size, step in zip(shape, stride, strict=True) if step]
+    return math.prod(size for size, _ in kept) <= 1 + sum((size - 1) * step for size, step in kept)
 
 
 def _source_of_other(name: str, text: str) -> str:
@@ -169,7 +178,11 @@ def tensor(key, stride=None):
     x = torch.empty(entry["shape"], dtype=DTYPES[entry["dtype"]])
     if x.numel():
         x = torch.frombuffer(bytearray(DATA[START + begin : START + end]), dtype=x.dtype).reshape(entry["shape"])
-    return x if stride is None else torch.empty_strided(x.shape, stride, dtype=x.dtype).copy_(x)
+    if stride is None:
+        return x
+    for dim in [dim for dim, step in enumerate(stride) if not step]:
+        x = x.narrow(dim, 0, min(1, x.shape[dim]))
+    return torch.empty_strided(x.shape, stride, dtype=x.dtype).copy_(x).expand(entry["shape"])
 
 
 def tensors_in(value):
