@@ -117,7 +117,7 @@ class Notes:
         return count
 
     def now_state(self) -> dict[Outside, Tensor]:
-        """Return the tensors that came from outside, unchanged, and have turned out to be an optimizer's or a model's."""
+        """Return the tensors that came from outside, unchanged, and have turned out to be state after all."""
         met = ((made(), version, outside) for made, version, outside in self._met.values())
         return {
             outside: x for x, version, outside in met if x is not None and self._is_state(x) and version == _version(x)

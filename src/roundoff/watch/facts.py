@@ -15,7 +15,7 @@ from roundoff.runs import RunWriter
 from roundoff.watch.batch_facts import criterion_input_facts, facts_of
 from roundoff.watch.budget import Budget
 from roundoff.watch.rank_hashes import RankHashes
-from roundoff.watch.state import Training, outermost
+from roundoff.watch.state import Training
 from roundoff.watch.structure import optimizer_names, start_values, structure_of
 from roundoff.watch.tape import StepTape
 
@@ -41,7 +41,12 @@ class Facts:
         self._resumed: set[int] = set()
         self._known = (-1, -1, -1)
         self._criterion_input: dict[str, Any] = {}
+        self._stepped: dict[int, Optimizer] = {}
         self._targets: list[Tensor] = []
+
+    def let_go(self) -> None:
+        """Keep nothing of the training alive that has ended."""
+        self._stepped.clear()
 
     def begin(self) -> None:
         """Look at the start values, before the first step changes them."""
@@ -57,9 +62,9 @@ class Facts:
             self._targets = [*self._targets, args[1]][-_MOST_TARGETS:]
 
     def optimizer_name(self, optimizer: Optimizer) -> str:
-        """Return the name of an optimizer: its class, numbered from the second on."""
-        names = optimizer_names(outermost(self._training.optimizers))
-        return names.get(id(optimizer), type(optimizer).__name__)
+        """Return the name of an optimizer that steps: its class, numbered from the second on."""
+        self._stepped.setdefault(id(optimizer), optimizer)
+        return optimizer_names(self._stepped.values())[id(optimizer)]
 
     def gradients_ready(self, step: int, optimizer: Optimizer | None = None) -> None:
         """Hash gradients: after backward, and (with the optimizer that will use them) after clipping."""
@@ -87,6 +92,7 @@ class Facts:
                         reached=reached,
                         starts=self._starts,
                         resumed=self._resumed,
+                        stepped=set(self._stepped),
                     )
                 )
             if fully or self._budget.has_room("batch", part=_BATCH_PART):

@@ -155,6 +155,10 @@ class Watch:
                     self._finish()
         finally:
             self._tape.hold()
+            self._tape.new_step(self._clock.step)
+            self._snapshots.let_go()
+            self._facts.let_go()
+            self._last_optimizer = None
             self._writer.close(status=status)
 
     def note_exception(self, error: BaseException) -> None:
@@ -200,7 +204,7 @@ class Watch:
         if call is not None:
             self._tape.model_leave(call, output)
             call.raised = output is None and self._has_raised()
-        elif not torch.is_grad_enabled():
+        if not torch.is_grad_enabled():
             self._lookout.see_eval_loss(output)
         self._tape.release()
         if self._clock.in_step and not self._clock.in_backward:

@@ -95,6 +95,11 @@ class Snapshots:
             self._spare = self._ring[-1].state
         self._ring.clear()
 
+    def let_go(self) -> None:
+        """Keep nothing of the training alive that has ended."""
+        self._ring.clear()
+        self._spare = None
+
     def path_to(
         self, step: int, *, among: list[StepTape], earliest: bool = False
     ) -> tuple[Snapshot, list[StepTape]] | None:

@@ -29,6 +29,7 @@ def structure_of(
     reached: Iterable[Tensor],
     starts: dict[int, tuple[float, float, float]],
     resumed: set[int],
+    stepped: set[int],
 ) -> Structure:
     """Describe the training.
 
@@ -39,13 +40,16 @@ def structure_of(
         reached: the leaves that backward led to.
         starts: mean, std and absmax of tensors before the first step, by identity.
         resumed: the identities of optimizers that had state before their first step.
+        stepped: the identities of optimizers that have stepped.
     """
-    optimizers = outermost(training.optimizers)
+    reached = list(reached)
+    ours = {id(x) for x in reached} | {id(p) for model in training.models for p in model.parameters()}
+    optimizers = [o for o in outermost(training.optimizers) if id(o) in stepped or _holds_any(o, ours)]
     names = optimizer_names(optimizers)
     with torch.no_grad():
         return Structure(
             step=step,
-            parameters=tuple(_parameters(training, optimizers, names, sites, list(reached), starts)),
+            parameters=tuple(_parameters(training, optimizers, names, sites, reached, starts)),
             modules=tuple(_modules(training, sites)),
             optimizers=tuple(
                 OptimizerFacts(
@@ -56,6 +60,11 @@ def structure_of(
                 for optimizer in optimizers
             ),
         )
+
+
+def _holds_any(optimizer: Optimizer, tensors: set[int]) -> bool:
+    held = [p for group in optimizer.param_groups for p in group["params"]]
+    return any(id(p) in tensors for p in (*held, *(p for p, _ in getattr(optimizer, "stand_ins", ()))))
 
 
 def optimizer_names(optimizers: Iterable[Optimizer]) -> dict[int, str]:

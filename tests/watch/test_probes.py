@@ -1,0 +1,111 @@
+"""Probes on the last step: each finds what was planted, and changes nothing."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from roundoff.runs import Run
+from roundoff.watch.watching import watching
+
+
+class WrongGradient(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x * 2
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+        return gradient * 3
+
+
+class Net(nn.Module):
+    def __init__(self, fault: str | None) -> None:
+        super().__init__()
+        self.first = nn.Linear(8, 32)
+        self.norm = nn.BatchNorm1d(32)
+        self.second = nn.Linear(32, 3)
+        self.fault = fault
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.norm(self.first(x)).relu()
+        if self.fault == "gradient":
+            h = WrongGradient.apply(h)
+        if self.fault == "mixing":
+            h = h.t().reshape(h.shape)
+        if self.fault == "dropout":
+            h = F.dropout(h, 0.5)
+        return self.second(h)
+
+
+def probes(folder: Path, fault: str | None = None, *, reduction: str = "mean") -> dict[str, dict[str, Any]]:
+    torch.manual_seed(0)
+    model = Net(fault)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    with watching(to=folder):
+        for _ in range(30):
+            x = torch.randn(16, 8)
+            y = torch.randint(0, 3, (16,)) if fault == "labels" else x[:, :3].argmax(1)
+            optimizer.zero_grad()
+            F.cross_entropy(model(x), y, reduction=reduction).backward()
+            optimizer.step()
+        before = {name: x.clone() for name, x in model.state_dict().items()}
+    assert all(torch.equal(x, before[name]) for name, x in model.state_dict().items())
+    return {str(probe["probe"]): probe for probe in Run.open(folder).probes()}
+
+
+def test_a_healthy_step_passes_every_probe(tmp_path: Path):
+    found = probes(tmp_path / "a")
+    assert found["direction"]["ratio"] == pytest.approx(1, abs=1e-6)
+    assert found["batch-mixing"]["changed"] == []
+    assert found["eval-mode"]["random_ops"] == []
+    assert found["eval-mode"]["eval_loss"] == found["eval-mode"]["eval_again"]
+    half = found["half-batch"]
+    assert sum(half["halves"]) / 2 == pytest.approx(half["loss"], rel=1e-5)
+    assert "overfit" not in found
+
+
+def test_a_sum_halves_with_the_batch(tmp_path: Path):
+    half = probes(tmp_path / "a", reduction="sum")["half-batch"]
+    assert sum(half["halves"]) == pytest.approx(half["loss"], rel=1e-5)
+
+
+def test_a_wrong_gradient_shows_before_its_function_only(tmp_path: Path):
+    found = probes(tmp_path / "a", "gradient")["direction"]
+    assert found["functions"] == ["WrongGradient"]
+    ratios = {entry["parameter"]: entry["ratio"] for entry in found["by_site"]}
+    assert ratios["first.weight"] == pytest.approx(2 / 3, abs=1e-4)
+    assert ratios["second.weight"] == pytest.approx(1, abs=1e-4)
+
+
+def test_samples_that_mix_are_found_in_the_code_that_mixes_them(tmp_path: Path):
+    found = probes(tmp_path / "a", "mixing")["batch-mixing"]
+    assert found["changed"]
+    assert found["site"] == "<model>"
+
+
+def test_random_numbers_in_eval_mode_are_named(tmp_path: Path):
+    found = probes(tmp_path / "a", "dropout")["eval-mode"]
+    assert found["eval_loss"] != found["eval_again"]
+    (op,) = found["random_ops"]
+    assert (op["site"], op["op"]) == ("<model>", "aten.bernoulli_")
+
+
+def test_one_batch_is_learned_where_the_data_cannot_be(tmp_path: Path):
+    losses = probes(tmp_path / "a", "labels")["overfit"]["losses"]
+    assert losses[-1] < 0.5 * losses[0]
+
+
+def test_time_first_is_not_taken_for_mixing(tmp_path: Path):
+    torch.manual_seed(0)
+    model = nn.GRU(4, 8)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with watching(to=tmp_path / "a"):
+        for _ in range(3):
+            optimizer.zero_grad()
+            model(torch.randn(6, 5, 4))[0].square().mean().backward()
+            optimizer.step()
+    assert "batch-mixing" not in {probe["probe"] for probe in Run.open(tmp_path / "a").probes()}

@@ -1,0 +1,177 @@
+"""The watch on small trainings: what it writes, and what it does when something goes wrong."""
+
+import math
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, TensorDataset
+
+from roundoff.runs import Run
+from roundoff.watch.session import Watch
+from roundoff.watch.watching import watching
+
+Batch = tuple[Tensor, Tensor]
+
+
+def batches(num: int = 40) -> list[Batch]:
+    generator = torch.Generator().manual_seed(1)
+    inputs = [torch.randn(16, 8, generator=generator) for _ in range(num)]
+    return [(x, x[:, :3].argmax(1)) for x in inputs]
+
+
+def train(data: list[Batch], *, leave_out: int | None = None, after: Callable[[int], None] | None = None) -> nn.Module:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(8, 32), nn.BatchNorm1d(32), nn.ReLU(), nn.Dropout(0.1), nn.Linear(32, 3))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    for number, (x, y) in enumerate(data):
+        if number == leave_out:
+            continue
+        optimizer.zero_grad()
+        loss = F.cross_entropy(model(x), y)
+        loss.backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        if after is not None:
+            after(number)
+    return model
+
+
+def same(a: nn.Module, b: nn.Module) -> bool:
+    return all(torch.equal(x, y) for x, y in zip(a.state_dict().values(), b.state_dict().values(), strict=True))
+
+
+def watched(folder: Path, data: list[Batch], **settings: object) -> tuple[nn.Module, Watch]:
+    with watching(to=folder, **settings) as watch:  # type: ignore[arg-type]
+        model = train(data)
+    return model, watch
+
+
+def with_bad_sample(at: int) -> list[Batch]:
+    data = batches()
+    data[at][0][3, 2] = math.nan
+    return data
+
+
+def test_changes_nothing_and_writes_down_every_step(tmp_path: Path):
+    data = batches()
+    model, watch = watched(tmp_path / "a", data)
+    assert same(model, train(data))
+    run = Run.open(tmp_path / "a")
+    metrics = run.metrics()
+    assert [m.step for m in metrics] == list(range(40))
+    assert all(m.loss is not None and m.lr == 0.01 for m in metrics)
+    assert all(m.grad_norm and m.update_norm for m in metrics[:20])
+    assert run.steps == [0, 1]
+    calls = [call.call for call in run.calls() if call.step == 3]
+    assert calls == ["forward", "backward", "clip", "step", "zero_grad"]  # the next one closes it
+    assert not watch.anomalies
+    assert not run.info.notes
+
+
+def test_replays_the_bad_step_and_catches_its_inputs(tmp_path: Path):
+    watched(tmp_path / "a", with_bad_sample(25))
+    run = Run.open(tmp_path / "a")
+    assert run.replayed_steps == [25]
+    info = run.replay(25).replay_info()
+    assert info is not None
+    assert info.is_identical
+
+
+def test_skip_goes_on_as_if_the_bad_batch_had_never_come(tmp_path: Path):
+    data = with_bad_sample(25)
+    model, watch = watched(tmp_path / "a", data, on_anomaly="skip")
+    assert watch.num_undone == 1
+    assert same(model, train(data, leave_out=25))
+
+
+def test_skip_undoes_a_step_between_two_snapshots(tmp_path: Path):
+    data = with_bad_sample(38)
+    model, watch = watched(tmp_path / "a", data, on_anomaly="skip")
+    assert watch.num_undone == 1
+    assert same(model, train(data, leave_out=38))
+
+
+def test_stop_ends_the_training_at_the_bad_step(tmp_path: Path):
+    reached: list[int] = []
+    with pytest.raises(SystemExit) as ending, watching(to=tmp_path / "a", on_anomaly="stop"):
+        train(with_bad_sample(25), after=reached.append)
+    assert ending.value.code == 1
+    assert reached[-1] == 24
+
+
+def test_a_bad_loss_that_the_loop_sees_itself_is_noted(tmp_path: Path):
+    data = with_bad_sample(25)
+    with pytest.raises(FloatingPointError), watching(to=tmp_path / "a"):
+        model = nn.Linear(8, 3)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        for x, y in data:
+            loss = F.cross_entropy(model(x), y)
+            if not torch.isfinite(loss):
+                raise FloatingPointError
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+    run = Run.open(tmp_path / "a")
+    assert [(a.step, a.kind) for _, a in run.anomalies()] == [(25, "loss")]
+    assert run.replayed_steps == [25]
+
+
+def test_evaluation_losses_belong_to_the_step_before(tmp_path: Path):
+    data = batches(8)
+    model, optimizer = nn.Linear(8, 3), None
+    criterion = nn.CrossEntropyLoss()
+    expected: dict[int, float] = {}
+    with watching(to=tmp_path / "a"):
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        for number, (x, y) in enumerate(data):
+            optimizer.zero_grad()
+            criterion(model(x), y).backward()
+            optimizer.step()
+            if number % 4 == 3:
+                with torch.no_grad():
+                    values = [criterion(model(x), y), F.cross_entropy(model(y.float()[:, None].expand(-1, 8)), y)]
+                expected[number] = float(torch.stack(values).mean())
+    found = {m.step: m.eval_loss for m in Run.open(tmp_path / "a").metrics() if m.eval_loss is not None}
+    assert found == pytest.approx(expected)
+
+
+def test_passes_through_a_loader_are_calls(tmp_path: Path):
+    loader = DataLoader(TensorDataset(torch.randn(12, 8), torch.zeros(12, dtype=torch.long)), batch_size=4)
+    with watching(to=tmp_path / "a"):
+        model = nn.Linear(8, 3)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        for _ in range(2):
+            for x, y in loader:
+                optimizer.zero_grad()
+                F.cross_entropy(model(x), y).backward()
+                optimizer.step()
+    epochs = [call for call in Run.open(tmp_path / "a").calls() if call.call == "epoch"]
+    assert [call.detail["num_batches"] for call in epochs] == [3, 3]
+    assert {call.detail["loader"] for call in epochs} == {0}
+
+
+def test_says_when_the_memory_is_too_small_and_watches_all_the_same(tmp_path: Path):
+    data = with_bad_sample(25)
+    model, watch = watched(tmp_path / "a", data, snapshot_memory=1000)
+    assert [m.step for m in Run.open(tmp_path / "a").metrics()] == list(range(40))
+    assert watch.anomalies
+    assert any("--snapshot-memory" in complaint for complaint in watch.complaints)
+    assert not Run.open(tmp_path / "a").replayed_steps
+    assert model is not None
+
+
+def test_says_when_nothing_was_trained(tmp_path: Path):
+    with watching(to=tmp_path / "a") as watch:
+        torch.ones(3).sum()
+    assert watch.complaints == ["no training step was seen: nothing was watched."]
+
+
+def test_leaves_nothing_behind(tmp_path: Path):
+    watched(tmp_path / "a", batches(3))
+    assert torch._C._len_torch_function_stack() == 0
+    assert not nn.modules.module._global_forward_hooks
+    assert "roundoff" not in getattr(torch.optim.Optimizer.zero_grad, "__module__", "")
