@@ -46,6 +46,20 @@ def test_every_field_of_an_ending_is_on_the_page():
     assert [name for name, _, _ in rows_under("## ending-rankR.json")] == [field.name for field in fields(Ending)]
 
 
+def test_every_field_of_a_saved_step_is_on_the_page(tmp_path: Path):
+    from roundoff.record.sites import Sites
+    from roundoff.watch.before import Before
+    from roundoff.watch.state import Training
+    from roundoff.watch.tape import StepTape
+
+    before = Before(RunWriter.create(tmp_path / "a", RunInfo()), Training(), Sites())
+    before.write_state()
+    before.write_batch(StepTape(0))
+    written = json.loads((tmp_path / "a" / "tape-rank0.json").read_text())
+    section = PAGE.split("what the loop did with them:\n")[1].split("\n\nIn the arguments")[0]
+    assert re.findall(r"^\| `(\w+)` \|", section, re.MULTILINE) == list(written)
+
+
 def test_the_words_of_the_flight_recorder_are_where_the_page_says():
     section = PAGE.split("\n## flight-rankR.bin\n")[1].split("\n## ")[0]
     words = (layout.COUNT, layout.STEP, layout.PHASE, layout.DEPTH, layout.OP, layout.NAMES_USED)
