@@ -5,22 +5,41 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from roundoff.diagnose.affine import affine_networks
 from roundoff.diagnose.cancellation import cancellations
 from roundoff.diagnose.consumed_overflow import consumed_overflows
 from roundoff.diagnose.coverage import COVERAGE_CODES, uncovered_parameters
+from roundoff.diagnose.dead_units import dead_units
+from roundoff.diagnose.depth import DEPTH_CODES, numbers_by_depth
+from roundoff.diagnose.double_softmax import doubled_softmax
+from roundoff.diagnose.eval_loss import rising_eval_losses
+from roundoff.diagnose.evaluation import evaluation_gaps, random_evaluations
 from roundoff.diagnose.exception import EXCEPTION_CODES, uncaught_exceptions
 from roundoff.diagnose.gradient_underflow import underflowing_gradients
+from roundoff.diagnose.graph_cut import cut_graphs
 from roundoff.diagnose.ids_through_float import ids_through_float
+from roundoff.diagnose.independent_labels import independent_labels
+from roundoff.diagnose.initial_loss import initial_losses
+from roundoff.diagnose.input_values import constant_inputs, large_inputs
+from roundoff.diagnose.labels import leaking_labels, single_classes
+from roundoff.diagnose.loading import checkpoints_not_loaded
 from roundoff.diagnose.loss_scale import collapsed_loss_scales
 from roundoff.diagnose.loss_spike import loss_spikes
 from roundoff.diagnose.memcheck import MEMCHECK_CODES, wrong_memory
 from roundoff.diagnose.memory import growing_memory
+from roundoff.diagnose.mutated_dataset import mutated_datasets
 from roundoff.diagnose.nonfinite import nonfinite_values
+from roundoff.diagnose.norm_batch import tiny_norm_batches
 from roundoff.diagnose.norm_decay import decaying_norms
+from roundoff.diagnose.padding_collision import colliding_paddings
 from roundoff.diagnose.process import PROCESS_CODES, process_deaths
 from roundoff.diagnose.replays import replays_that_differ
+from roundoff.diagnose.running_statistics import frozen_statistics, lost_statistics
+from roundoff.diagnose.sampling import duplicate_samples, repeated_orders
 from roundoff.diagnose.saturated_softmax import saturated_softmaxes
 from roundoff.diagnose.small_updates import updates_below_ulp
+from roundoff.diagnose.start_values import START_CODES, stuck_start_values
+from roundoff.diagnose.tied import broken_ties
 from roundoff.runs import Finding, Run
 
 
@@ -44,6 +63,20 @@ RULES = (
     Rule(checks="crashes, kills and hangs of the process", find=process_deaths, codes=PROCESS_CODES),
     Rule(checks="native memory, under --valgrind", find=wrong_memory, codes=MEMCHECK_CODES),
     Rule(checks="parameters that no optimizer trains", find=uncovered_parameters, codes=COVERAGE_CODES),
+    Rule(checks="gradients that end before they reach a parameter", find=cut_graphs, codes=("graph-cut",)),
+    Rule(checks="copies of an embedding", find=broken_ties, codes=("tie-broken",)),
+    Rule(checks="what was loaded into models", find=checkpoints_not_loaded, codes=("checkpoint-not-loaded",)),
+    Rule(checks="probabilities where logits belong", find=doubled_softmax, codes=("double-softmax",)),
+    Rule(checks="start values that cannot learn", find=stuck_start_values, codes=START_CODES),
+    Rule(checks="units that give nothing", find=dead_units, codes=("dead-units",)),
+    Rule(checks="numbers that grow or shrink with depth", find=numbers_by_depth, codes=DEPTH_CODES),
+    Rule(checks="the first loss", find=initial_losses, codes=("initial-loss",)),
+    Rule(checks="nonlinearities between layers", find=affine_networks, codes=("affine-network",)),
+    Rule(checks="inputs that are constant", find=constant_inputs, codes=("constant-input",)),
+    Rule(checks="labels that are all the same", find=single_classes, codes=("single-class",)),
+    Rule(checks="targets that are inputs", find=leaking_labels, codes=("label-leak",)),
+    Rule(checks="padding rows that are tokens", find=colliding_paddings, codes=("padding-collision",)),
+    Rule(checks="norms that learn no statistics", find=frozen_statistics, codes=("running-stats-frozen",)),
     Rule(checks="NaN and infinity in losses, gradients, weights, buffers", find=nonfinite_values, codes=NONFINITE),
     Rule(checks="loss scales that fall and fall", find=collapsed_loss_scales, codes=("loss-scale-collapsed",)),
     Rule(checks="infinities that are divided away", find=consumed_overflows, codes=("consumed-overflow",)),
@@ -53,9 +86,19 @@ RULES = (
     Rule(checks="gradients too small for their format", find=underflowing_gradients, codes=("gradient-underflow",)),
     Rule(checks="updates too small for the weights' format", find=updates_below_ulp, codes=("update-below-ulp",)),
     Rule(checks="norms under weight decay", find=decaying_norms, codes=("norm-weight-decay",)),
+    Rule(checks="inputs far from 1", find=large_inputs, codes=("input-scale",)),
     Rule(checks="replays that differ from their step", find=replays_that_differ, codes=("nondeterministic-step",)),
     Rule(checks="memory that grows", find=growing_memory, codes=("graph-leak", "memory-growth")),
     Rule(checks="jumps of the loss", find=loss_spikes, codes=("loss-spike",)),
+    Rule(checks="data sets that change", find=mutated_datasets, codes=("dataset-mutated",)),
+    Rule(checks="samples that come again within an epoch", find=duplicate_samples, codes=("duplicate-samples",)),
+    Rule(checks="norms that lose their statistics", find=lost_statistics, codes=("running-stats-lost",)),
+    Rule(checks="norms over too few samples", find=tiny_norm_batches, codes=("tiny-norm-batch",)),
+    Rule(checks="random numbers in eval mode", find=random_evaluations, codes=("stochastic-eval",)),
+    Rule(checks="the same batch in train and eval mode", find=evaluation_gaps, codes=("train-eval-gap",)),
+    Rule(checks="labels independent of the inputs", find=independent_labels, codes=("labels-independent",)),
+    Rule(checks="losses of evaluations", find=rising_eval_losses, codes=("eval-loss-rising",)),
+    Rule(checks="the order of the data", find=repeated_orders, codes=("data-not-shuffled",)),
     Rule(checks="exceptions that ended the training", find=uncaught_exceptions, codes=EXCEPTION_CODES),
 )
 
@@ -64,7 +107,16 @@ PROCEDURE = tuple(code for rule in RULES for code in rule.codes)
 
 _BEHIND_NONFINITE = ("loss-scale-collapsed", "cancellation")
 
+_BREAKS_EVALUATION = ("running-stats-frozen", "running-stats-lost", "stochastic-eval", "norm-statistics-nonfinite")
+
 FOLLOWS_FROM = {
+    "input-scale": ("overflow", "consumed-overflow", "domain-error", "masked-softmax", "nonfinite-update"),
+    "train-eval-gap": (*_BREAKS_EVALUATION, "tiny-norm-batch"),
+    "eval-loss-rising": (*_BREAKS_EVALUATION, "train-eval-gap"),
+    "data-not-shuffled": ("duplicate-samples", "dataset-mutated"),
+    "initial-loss": ("exploding-activations", "input-scale"),
+    "dead-units": ("zero-init", "exploding-activations", "input-scale"),
+    "vanishing-gradients": ("zero-init", "symmetric-init", "dead-units"),
     "gradient-underflow": ("consumed-overflow", "saturated-softmax"),
     **dict.fromkeys(("overflow", "domain-error", "nonfinite-update", "norm-statistics-nonfinite"), _BEHIND_NONFINITE),
     "loss-nonfinite": (*NONFINITE[:-1], *_BEHIND_NONFINITE),
