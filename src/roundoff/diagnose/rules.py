@@ -27,6 +27,7 @@ from roundoff.diagnose.loss_scale import collapsed_loss_scales
 from roundoff.diagnose.loss_spike import loss_spikes
 from roundoff.diagnose.memcheck import MEMCHECK_CODES, wrong_memory
 from roundoff.diagnose.memory import growing_memory
+from roundoff.diagnose.mixing import mixed_batches
 from roundoff.diagnose.mutated_dataset import mutated_datasets
 from roundoff.diagnose.nonfinite import nonfinite_values
 from roundoff.diagnose.norm_batch import tiny_norm_batches
@@ -40,6 +41,7 @@ from roundoff.diagnose.saturated_softmax import saturated_softmaxes
 from roundoff.diagnose.small_updates import updates_below_ulp
 from roundoff.diagnose.start_values import START_CODES, stuck_start_values
 from roundoff.diagnose.tied import broken_ties
+from roundoff.diagnose.wrong_backward import wrong_backwards
 from roundoff.runs import Finding, Run
 
 
@@ -71,6 +73,8 @@ RULES = (
     Rule(checks="units that give nothing", find=dead_units, codes=("dead-units",)),
     Rule(checks="numbers that grow or shrink with depth", find=numbers_by_depth, codes=DEPTH_CODES),
     Rule(checks="the first loss", find=initial_losses, codes=("initial-loss",)),
+    Rule(checks="samples that depend on each other", find=mixed_batches, codes=("batch-mixing",)),
+    Rule(checks="backwards of own functions", find=wrong_backwards, codes=("wrong-backward",)),
     Rule(checks="nonlinearities between layers", find=affine_networks, codes=("affine-network",)),
     Rule(checks="inputs that are constant", find=constant_inputs, codes=("constant-input",)),
     Rule(checks="labels that are all the same", find=single_classes, codes=("single-class",)),

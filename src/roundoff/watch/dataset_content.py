@@ -21,12 +21,12 @@ _MOST_DEPTH = 3
 
 
 def content_of(dataset: Any) -> list[JsonValue]:
-    """Describe the tensors and arrays that a data set holds: name, hash, mean and std of their beginnings."""
+    """Describe the tensors and arrays that a data set holds: name and address; hash, mean, std of their beginnings."""
     found: list[JsonValue] = []
     for name, array in _arrays("", dataset, _MOST_DEPTH):
         if len(found) == _MOST_ARRAYS:
             break
-        found.append(_described(name, _beginning(array)))
+        found.append({**_described(_beginning(array)), "name": name, "address": _address(array)})
     return found
 
 
@@ -59,9 +59,13 @@ def _beginning(array: Any) -> Tensor:
     return array.detach() if isinstance(array, Tensor) else torch.from_numpy(np.array(array))
 
 
-def _described(name: str, x: Tensor) -> JsonValue:
+def _address(array: Any) -> int:
+    return int(array.data_ptr() if isinstance(array, Tensor) else array.ctypes.data)
+
+
+def _described(x: Tensor) -> dict[str, JsonValue]:
     row = summarize(x)
     mean = float(row[at.SUM]) / x.numel()
     variance = max(float(row[at.SUM_SQUARES]) / x.numel() - mean * mean, 0.0)
     number = int(row[at.HASH : at.HASH + 1].view(np.uint64)[0])
-    return {"name": name, "hash": f"{number:016x}", "mean": mean, "std": variance**0.5}
+    return {"hash": f"{number:016x}", "mean": mean, "std": variance**0.5}

@@ -1,0 +1,93 @@
+"""What the watched steps of one rank brought: the inputs of models, the targets, and the epochs they belong to."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from roundoff.runs import BatchFacts, Run, TensorFacts
+
+CLASSIFIES = ("cross_entropy", "CrossEntropyLoss", "nll_loss", "NLLLoss", "nll_loss_nd")
+"""Criteria whose targets are numbers of classes."""
+ASKS_YES_OR_NO = (
+    "binary_cross_entropy", "binary_cross_entropy_with_logits", "BCELoss", "BCEWithLogitsLoss"
+)  # fmt: skip
+"""Criteria whose targets are probabilities of yes."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Epoch:
+    """One pass of the training through its DataLoader."""
+
+    first_step: int
+    end_step: int
+    """The first step that does not belong to it."""
+    detail: Mapping[str, Any]
+    """What the call says: `sampler`, `replacement`, `num_samples`, `num_batches`, `content`, ..."""
+
+
+def model_inputs(run: Run, rank: int) -> dict[str, list[tuple[int, TensorFacts]]]:
+    """Return (step, tensor) of what went into models, by place and in order; labels of Hugging Face are no inputs."""
+    sites = {module.site for structure in run.structures(rank=rank) for module in structure.modules}
+    found: dict[str, list[tuple[int, TensorFacts]]] = {}
+    for batch in run.inputs(rank=rank):
+        for tensor in batch.tensors:
+            if not tensor.is_target and not _is_label(tensor) and site_of(tensor.place) in sites:
+                found.setdefault(tensor.place, []).append((batch.step, tensor))
+    return found
+
+
+def first_input(run: Run, rank: int) -> tuple[str, list[tuple[int, TensorFacts]]] | None:
+    """Return place and (step, tensor) of what went into the first model first; None if nothing did."""
+    return next(iter(model_inputs(run, rank).items()), None)
+
+
+def targets_of(batch: BatchFacts) -> list[TensorFacts]:
+    """Return what the loss of a step is computed from: targets of a criterion, labels given to a Hugging Face model."""
+    return list(batch.targets) or [tensor for tensor in batch.tensors if tensor.is_target or _is_label(tensor)]
+
+
+def training_epochs(run: Run, rank: int) -> list[Epoch]:
+    """Return the passes of the DataLoader that the training draws from, in order; empty if it has none.
+
+    That is the loader whose iterator was made last before the first backward. An epoch may begin in the step that the
+    one before it ended with: a step closes at the next forward.
+    """
+    calls = run.calls(rank=rank)
+    before = next((place for place, call in enumerate(calls) if call.call == "backward"), len(calls))
+    loaders = [call.detail.get("loader") for call in calls[:before] if call.call == "epoch"]
+    if not loaders:
+        return []
+    begins: list[tuple[int, Mapping[str, Any]]] = []
+    stepped = -1
+    for call in calls:
+        if call.call == "step":
+            stepped = call.step
+        elif call.call == "epoch" and call.detail.get("loader") == loaders[-1]:
+            begins.append((call.step + (stepped == call.step), call.detail))
+    metrics = run.metrics(rank=rank)
+    ends = [step for step, _ in begins[1:]] + [metrics[-1].step + 1 if metrics else 0]
+    return [
+        Epoch(first_step=step, end_step=end, detail=detail)
+        for (step, detail), end in zip(begins, ends, strict=True)
+        if end > step
+    ]
+
+
+def _is_label(tensor: TensorFacts) -> bool:
+    return tensor.place.endswith(":labels")
+
+
+def site_of(place: str) -> str:
+    """Return the part of a place that says where: `<model>` of `<model>[0]` and of `<model>:mask`."""
+    site, mark, _ = place.rpartition("[")
+    return site if mark else place.rpartition(":")[0]
+
+
+def sample_hashes(run: Run, rank: int, place: str, *, epoch: Epoch | None = None) -> list[int]:
+    """Return the hashes of the samples that went to a place, in order, all of them or those of an epoch."""
+    steps = None if epoch is None else range(epoch.first_step, epoch.end_step)
+    table = run.hashes(step=steps, rank=rank)
+    rows = zip(table["kind"].to_pylist(), table["name"].to_pylist(), table["hash"].to_pylist(), strict=True)
+    return [number for kind, name, number in rows if kind == "sample" and name == place]

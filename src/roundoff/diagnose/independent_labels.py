@@ -1,0 +1,83 @@
+"""Labels that have nothing to do with their inputs: one batch can be learned by heart, the data set cannot."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections import Counter
+
+from roundoff.diagnose.batches import CLASSIFIES, targets_of
+from roundoff.diagnose.numbers import short
+from roundoff.runs import BatchFacts, Finding, Metrics, Run, Severity
+
+_FEWEST_STEPS = 100
+_OF_CHANCE = 0.93
+"""A loss that stays above this part of what knowing nothing gives has learned nothing of the data set."""
+_OVERFITTED = 0.6
+"""A loss on one batch that falls to this part shows that model and optimizer can learn."""
+_SQUARES = ("mse_loss", "MSELoss")
+
+
+def independent_labels(run: Run) -> list[Finding]:
+    """Find a training that stays at chance though the same optimizer learns any one batch by heart."""
+    batches = [batch for batch in run.inputs(rank=0) if targets_of(batch)]
+    chance = _chance(batches)
+    losses = [metric for metric in run.metrics(rank=0) if metric.loss is not None and math.isfinite(metric.loss)]
+    if chance is None or len(losses) < _FEWEST_STEPS:
+        return []
+    late = _median(losses[len(losses) // 2 :])
+    if not _OF_CHANCE * chance < late < 1.5 * chance:
+        return []
+    for probe in run.probes():
+        tried = probe.get("losses")
+        if probe.get("probe") == "overfit" and isinstance(tried, list) and _falls(tried):
+            return [_finding(chance, late, len(losses), [float(str(loss)) for loss in tried])]
+    return []
+
+
+def _chance(batches: list[BatchFacts]) -> float | None:
+    """Return the loss of a model that knows how often each label occurs and nothing else; None if that is not known."""
+    counts: Counter[str] = Counter()
+    variances: list[float] = []
+    for batch in batches:
+        if batch.criterion_settings.get("reduction", "mean") != "mean" or len(targets_of(batch)) != 1:
+            return None
+        target = targets_of(batch)[0]
+        if batch.criterion in CLASSIFIES and target.counts and not batch.criterion_settings.get("label_smoothing"):
+            ignored = {"-100", str(batch.criterion_settings.get("ignore_index"))}
+            counts.update({key: num for key, num in target.counts.items() if key not in ignored})
+        elif batch.criterion in _SQUARES and target.std is not None and "float" in target.dtype:
+            variances.append(target.std**2)
+        else:
+            return None
+    if counts and not variances:
+        total = sum(counts.values())
+        entropy = -sum(num / total * math.log(num / total) for num in counts.values())
+        return entropy if len(counts) > 1 else None
+    return statistics.mean(variances) if variances and not counts and min(variances) > 0 else None
+
+
+def _median(metrics: list[Metrics]) -> float:
+    return statistics.median(metric.loss or 0.0 for metric in metrics)
+
+
+def _falls(losses: list[object]) -> bool:
+    numbers = [float(str(loss)) for loss in losses if loss is not None]
+    return len(numbers) > 1 and numbers[-1] < _OVERFITTED * numbers[0]
+
+
+def _finding(chance: float, late: float, num_steps: int, tried: list[float]) -> Finding:
+    return Finding(
+        rule="labels-independent",
+        severity=Severity.ERROR,
+        confidence=0.8,
+        step=0,
+        phase="forward",
+        title="the labels have nothing to do with the inputs",
+        why=f"after {num_steps} steps the loss is {short(late)}, and who knows only how often each label occurs gets "
+        f"{short(chance)}; on one batch alone it falls from {short(tried[0])} to {short(tried[-1])} in {len(tried)} "
+        "steps, so the model and the optimizer can learn",
+        fix="look at some samples with their labels: two files sorted differently, inputs shuffled without their "
+        "labels, an index off by one",
+        evidence=({"chance": chance, "loss": late, "overfit": [*tried]},),
+    )

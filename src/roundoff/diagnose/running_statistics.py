@@ -1,0 +1,111 @@
+"""Norms whose running statistics stay as they were: evaluation normalises with numbers that mean nothing."""
+
+from __future__ import annotations
+
+from roundoff.diagnose.numbers import plural
+from roundoff.runs import Finding, ModuleFacts, Run, Severity
+
+_FEWEST_LOOKS = 3
+
+
+def frozen_statistics(run: Run) -> list[Finding]:
+    """Find norms with momentum 0, or in eval mode while the model trains, that never learned any statistics."""
+    for rank in run.ranks:
+        for structure in run.structures(rank=rank):
+            norms = [module for module in structure.modules if module.has_start_statistics]
+            is_trained = any(module.training for module in structure.modules)
+            by_momentum = [m for m in norms if m.settings.get("momentum") == 0 and m.training]
+            by_mode = [m for m in norms if not m.training] if is_trained else []
+            found = by_momentum or by_mode
+            if found:
+                return [_frozen(found, structure.step, rank, is_momentum=bool(by_momentum))]
+    return []
+
+
+def lost_statistics(run: Run) -> list[Finding]:
+    """Find norms that run in training mode, and whose statistics are the same again before every forward."""
+    for rank in run.ranks:
+        structures = run.structures(rank=rank)
+        norms = {module.site: module for structure in structures for module in structure.modules if _learns(module)}
+        used = _sites_in_use(run, rank) if norms else set()
+        looks = _hashes_by_buffer(run, rank) if used else {}
+        found = [site for site in norms if site in used and _stays(looks.get(_buffer(site), []))]
+        if found:
+            step = next(step for step, _ in looks[_buffer(found[0])][1:])
+            return [_lost(found, step, len(looks[_buffer(found[0])]), rank)]
+    return []
+
+
+def _learns(module: ModuleFacts) -> bool:
+    if module.has_start_statistics is None or not module.training:
+        return False
+    return module.settings.get("momentum") != 0 and module.settings.get("track_running_stats") is not False
+
+
+def _sites_in_use(run: Run, rank: int) -> set[str]:
+    events = (event for step in run.steps for event in run.iter_events(step=step, rank=rank, phase="forward"))
+    return {event.site for event in events if "batch_norm" in event.op}
+
+
+def _hashes_by_buffer(run: Run, rank: int) -> dict[str, list[tuple[int, int]]]:
+    table = run.hashes(rank=rank)
+    found: dict[str, list[tuple[int, int]]] = {}
+    columns = (table[name].to_pylist() for name in ("step", "kind", "name", "hash"))
+    for step, kind, name, number in zip(*columns, strict=True):
+        if kind == "buffer":
+            found.setdefault(name, []).append((step, number))
+    return found
+
+
+def _buffer(site: str) -> str:
+    """Return the name of the running mean of a norm: its path in the model that it belongs to."""
+    path = site.rpartition(":")[2]
+    return "running_mean" if path.startswith("<") or not path else f"{path}.running_mean"
+
+
+def _stays(looks: list[tuple[int, int]]) -> bool:
+    return len({step for step, _ in looks}) >= _FEWEST_LOOKS and len({number for _, number in looks}) == 1
+
+
+def _frozen(norms: list[ModuleFacts], step: int, rank: int, *, is_momentum: bool) -> Finding:
+    first = norms[0]
+    why = "its momentum is 0" if is_momentum else "it is in eval mode while the model trains"
+    more = f", and so are {len(norms) - 1} more ({_listed([m.site for m in norms[1:]])})" if len(norms) > 1 else ""
+    so = "evaluation normalises with them" if is_momentum else "training and evaluation normalise with them"
+    return Finding(
+        rule="running-stats-frozen",
+        severity=Severity.ERROR,
+        confidence=0.95,
+        step=step,
+        rank=rank,
+        phase="forward",
+        site=first.site,
+        title=f"the running statistics of {first.site} never change",
+        why=f"{why}{more}; mean 0 and variance 1, its start values, stay for ever, and {so}",
+        fix="give it a momentum, nn.BatchNorm2d(..., momentum=0.1)"
+        if is_momentum
+        else "call model.train() after everything that calls eval(); freeze only norms whose statistics were learned",
+        evidence=({"sites": [module.site for module in norms], "momentum": first.settings.get("momentum")},),
+    )
+
+
+def _lost(sites: list[str], step: int, num_looks: int, rank: int) -> Finding:
+    more = f" (and {plural(len(sites) - 1, 'more norm')}: {_listed(sites[1:])})" if len(sites) > 1 else ""
+    return Finding(
+        rule="running-stats-lost",
+        severity=Severity.ERROR,
+        confidence=0.95,
+        step=step,
+        rank=rank,
+        phase="forward",
+        site=sites[0],
+        title=f"the running statistics of {sites[0]} are lost after every forward",
+        why=f"the norm{more} runs in training mode and updates them, but running_mean was bit for bit the same before "
+        f"each of {num_looks} forwards: somebody writes the old values back, or the forward runs on a copy",
+        fix="keep the buffers that the forward leaves; put them back only when a step is skipped",
+        evidence=({"sites": [*sites], "num_looks": num_looks},),
+    )
+
+
+def _listed(sites: list[str]) -> str:
+    return ", ".join(sites[:3]) + (", ..." if len(sites) > 3 else "")
