@@ -173,6 +173,20 @@ def test_an_in_place_result_is_stored_as_it_was_then(record):
     assert file["forward/0/<loop>/aten.mul_#0:output0"].tolist() == [20, 20, 20]
 
 
+def test_writing_into_a_list_of_tensors_counts_as_a_new_version_of_each(record):
+    xs = [torch.ones(2), torch.ones(3)]
+
+    def write() -> None:
+        nn.Linear(3, 2)(X).sum().backward()
+        torch._foreach_mul_(xs, 2.0)
+        torch._foreach_add_(xs, xs)
+
+    record(write)
+    recorded = [x._version for x in xs]
+    write()
+    assert recorded == [2, 2] == [x._version - 2 for x in xs]
+
+
 def test_a_view_is_not_stored(record):
     model = nn.Linear(3, 2)
 

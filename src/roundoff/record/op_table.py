@@ -55,6 +55,8 @@ class OpInfo:
     """Positions of returns that have no numbers of their own: views of an argument, and scratch memory."""
     per_tensor: bool = False
     """Whether the nth tensor of the result belongs to the nth tensor of the first argument (foreach, fused)."""
+    loses_versions: bool = False
+    """Whether torch forgets to count the writing as a new version of the tensors when a mode sees the op."""
 
 
 def describe_op(func: Any) -> OpInfo:
@@ -78,7 +80,8 @@ def describe_op(func: Any) -> OpInfo:
     per_tensor = _is_list(schema.arguments[:1]) and (not tensors or _is_list(schema.returns))
     if not tensors:
         kind = Kind.MUTATED if mutated else Kind.NOTHING
-        return OpInfo(name=name, kind=kind, mutated=mutated, per_tensor=per_tensor)
+        loses_versions = bool(mutated) and bare.startswith("_foreach_")
+        return OpInfo(name=name, kind=kind, mutated=mutated, per_tensor=per_tensor, loses_versions=loses_versions)
     kind = Kind.NOTHING if len(views) == len(tensors) else Kind.RETURNED
     return OpInfo(name=name, kind=kind, mutated=mutated, views=views, per_tensor=per_tensor)
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.graph import increment_version
 
 from roundoff.kernels import row as at
 from roundoff.record.op_table import Kind, OpInfo, describe_op, read_arguments, tensors_in, written_arguments
@@ -202,6 +203,8 @@ class OpRecorder(DispatchMode):
                 return func.decompose(*args, **(kwargs or {}))
         saved = self._before(func, info, args, kwargs) if self._reference or self._inputs else None
         result = func(*args, **kwargs) if kwargs else func(*args)
+        if info.loses_versions:
+            increment_version([x for x in args[0] if x.device.type == "cpu" and not x.is_inference()])
         try:
             if self._computes or has_function_modes():
                 with hidden_from_modes():

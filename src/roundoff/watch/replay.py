@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from roundoff.record.source import Sources
-from roundoff.record.torch_private import hidden_from_modes, seen_by_functions
+from roundoff.record.torch_private import hidden_from_modes, local_tensor, seen_by_functions
 from roundoff.watch.arguments import Carried, Outside, filled, tensors_of
 from roundoff.watch.generators import restore_torch
 from roundoff.watch.snapshots import Snapshot
@@ -110,11 +110,12 @@ def all_finite(tensors: Sequence[Tensor]) -> bool:
 
 def first_nonfinite_tensor(tensors: Sequence[Tensor]) -> int | None:
     """Return the place of the first tensor with NaN or infinity, or None; one transfer from the device."""
-    places = [place for place, x in enumerate(tensors) if x.is_floating_point() and x.numel()]
+    own = [x if (local := local_tensor(x)) is None else local for x in tensors]  # of a sharded one, this rank's part
+    places = [place for place, x in enumerate(own) if x.is_floating_point() and x.numel()]
     if not places:
         return None
     with torch.no_grad():
-        norms = torch._foreach_norm([tensors[place].detach() for place in places], float("inf"))
+        norms = torch._foreach_norm([own[place].detach() for place in places], float("inf"))
         flags = torch.stack([torch.isfinite(norm.float()) for norm in norms])
     return next((place for place, fine in zip(places, flags.tolist(), strict=True) if not fine), None)
 

@@ -569,7 +569,11 @@ class Watch:
     def _probe(self) -> None:
         """Run the probes on the last step, unless something went wrong or several ranks would have to join in."""
         step = self.num_steps - 1
-        path = None if self._stopped or self.anomalies or num_ranks() > 1 else self._snapshots.path_to(step, among=[])
+        path = (
+            None
+            if self._stopped or self.anomalies or self._writer.info.ranks > 1
+            else self._snapshots.path_to(step, among=[])
+        )
         if path is None or self._settings.probe_seconds <= 0:
             return
         began = time.perf_counter()

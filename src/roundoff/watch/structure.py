@@ -13,6 +13,7 @@ from torch.optim import Optimizer
 from roundoff.kernels import row as at
 from roundoff.kernels.summaries import summarize
 from roundoff.record.sites import LOOP, Sites
+from roundoff.record.torch_private import has_no_memory
 from roundoff.runs import JsonValue, ModuleFacts, OptimizerFacts, ParameterFacts, Structure
 from roundoff.watch.plain_attributes import held_by_attributes
 from roundoff.watch.state import Training, outermost
@@ -147,7 +148,7 @@ def _memory_of(x: Tensor) -> tuple[int, int]:
 
 
 def _has_equal_rows(x: Tensor) -> bool:
-    if x.dim() < 2 or x.shape[0] < 2 or x.is_meta or type(x.data) not in (Tensor, nn.Parameter):
+    if x.dim() < 2 or x.shape[0] < 2 or x.is_meta or type(x.data) not in (Tensor, nn.Parameter) or has_no_memory(x):
         return False
     if x.numel() and float(x.detach()[0].reshape(-1)[0]) != float(x.detach()[1].reshape(-1)[0]):
         return False  # nearly always enough
