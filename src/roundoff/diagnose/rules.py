@@ -5,13 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from roundoff.diagnose.accumulation import undivided_losses
 from roundoff.diagnose.affine import affine_networks
+from roundoff.diagnose.batch_reduction import summed_losses
 from roundoff.diagnose.cancellation import cancellations
 from roundoff.diagnose.consumed_overflow import consumed_overflows
 from roundoff.diagnose.coverage import COVERAGE_CODES, uncovered_parameters
 from roundoff.diagnose.dead_units import dead_units
 from roundoff.diagnose.depth import DEPTH_CODES, numbers_by_depth
 from roundoff.diagnose.double_softmax import doubled_softmax
+from roundoff.diagnose.double_step import double_steps
 from roundoff.diagnose.eval_loss import rising_eval_losses
 from roundoff.diagnose.evaluation import evaluation_gaps, random_evaluations
 from roundoff.diagnose.exception import EXCEPTION_CODES, uncaught_exceptions
@@ -22,11 +25,15 @@ from roundoff.diagnose.independent_labels import independent_labels
 from roundoff.diagnose.initial_loss import initial_losses
 from roundoff.diagnose.input_values import constant_inputs, large_inputs
 from roundoff.diagnose.labels import leaking_labels, single_classes
+from roundoff.diagnose.learning_rate import large_rates, tiny_rates, zero_rates
 from roundoff.diagnose.loading import checkpoints_not_loaded
 from roundoff.diagnose.loss_scale import collapsed_loss_scales
+from roundoff.diagnose.loss_shape import SHAPE_CODES, shapes_of_the_loss
+from roundoff.diagnose.loss_sign import unbounded_losses
 from roundoff.diagnose.loss_spike import loss_spikes
 from roundoff.diagnose.memcheck import MEMCHECK_CODES, wrong_memory
 from roundoff.diagnose.memory import growing_memory
+from roundoff.diagnose.missing_step import missing_steps
 from roundoff.diagnose.mixing import mixed_batches
 from roundoff.diagnose.mutated_dataset import mutated_datasets
 from roundoff.diagnose.nonfinite import nonfinite_values
@@ -38,9 +45,13 @@ from roundoff.diagnose.replays import replays_that_differ
 from roundoff.diagnose.running_statistics import frozen_statistics, lost_statistics
 from roundoff.diagnose.sampling import duplicate_samples, repeated_orders
 from roundoff.diagnose.saturated_softmax import saturated_softmaxes
+from roundoff.diagnose.scaled_gradients import SCALED_CODES, scaled_gradients
+from roundoff.diagnose.schedule import SCHEDULE_CODES, misplaced_schedules
 from roundoff.diagnose.small_updates import updates_below_ulp
 from roundoff.diagnose.start_values import START_CODES, stuck_start_values
 from roundoff.diagnose.tied import broken_ties
+from roundoff.diagnose.training_mode import training_in_eval_mode
+from roundoff.diagnose.uncleared_gradients import CLEARING_CODES, wrongly_cleared_gradients
 from roundoff.diagnose.wrong_backward import wrong_backwards
 from roundoff.runs import Finding, Run
 
@@ -81,6 +92,17 @@ RULES = (
     Rule(checks="targets that are inputs", find=leaking_labels, codes=("label-leak",)),
     Rule(checks="padding rows that are tokens", find=colliding_paddings, codes=("padding-collision",)),
     Rule(checks="norms that learn no statistics", find=frozen_statistics, codes=("running-stats-frozen",)),
+    Rule(checks="learning rates of 0", find=zero_rates, codes=("lr-zero",)),
+    Rule(checks="gradients that are still scaled", find=scaled_gradients, codes=SCALED_CODES),
+    Rule(checks="gradients cleared too early or never", find=wrongly_cleared_gradients, codes=CLEARING_CODES),
+    Rule(checks="two steps on one backward", find=double_steps, codes=("double-step",)),
+    Rule(checks="optimizers that never step", find=missing_steps, codes=("missing-step",)),
+    Rule(checks="when schedules are stepped", find=misplaced_schedules, codes=SCHEDULE_CODES),
+    Rule(checks="training in eval mode", find=training_in_eval_mode, codes=("eval-mode-training",)),
+    Rule(checks="losses that are sums over the batch", find=summed_losses, codes=("loss-sum-reduction",)),
+    Rule(checks="accumulated gradients", find=undivided_losses, codes=("accumulation-not-averaged",)),
+    Rule(checks="losses that can fall for ever", find=unbounded_losses, codes=("loss-unbounded-below",)),
+    Rule(checks="updates as large as the weights", find=large_rates, codes=("lr-too-high",)),
     Rule(checks="NaN and infinity in losses, gradients, weights, buffers", find=nonfinite_values, codes=NONFINITE),
     Rule(checks="loss scales that fall and fall", find=collapsed_loss_scales, codes=("loss-scale-collapsed",)),
     Rule(checks="infinities that are divided away", find=consumed_overflows, codes=("consumed-overflow",)),
@@ -93,6 +115,7 @@ RULES = (
     Rule(checks="inputs far from 1", find=large_inputs, codes=("input-scale",)),
     Rule(checks="replays that differ from their step", find=replays_that_differ, codes=("nondeterministic-step",)),
     Rule(checks="memory that grows", find=growing_memory, codes=("graph-leak", "memory-growth")),
+    Rule(checks="updates too small to matter", find=tiny_rates, codes=("lr-too-low",)),
     Rule(checks="jumps of the loss", find=loss_spikes, codes=("loss-spike",)),
     Rule(checks="data sets that change", find=mutated_datasets, codes=("dataset-mutated",)),
     Rule(checks="samples that come again within an epoch", find=duplicate_samples, codes=("duplicate-samples",)),
@@ -103,13 +126,22 @@ RULES = (
     Rule(checks="labels independent of the inputs", find=independent_labels, codes=("labels-independent",)),
     Rule(checks="losses of evaluations", find=rising_eval_losses, codes=("eval-loss-rising",)),
     Rule(checks="the order of the data", find=repeated_orders, codes=("data-not-shuffled",)),
+    Rule(checks="the course of the loss", find=shapes_of_the_loss, codes=SHAPE_CODES),
     Rule(checks="exceptions that ended the training", find=uncaught_exceptions, codes=EXCEPTION_CODES),
 )
 
 PROCEDURE = tuple(code for rule in RULES for code in rule.codes)
 """Every code in the order of the decision."""
 
-_BEHIND_NONFINITE = ("loss-scale-collapsed", "cancellation")
+_BLOWS_UP = (
+    "step-on-scaled-gradients", "missing-zero-grad", "double-step", "loss-sum-reduction", "loss-unbounded-below",
+    "lr-too-high",
+)  # fmt: skip
+_STANDS_STILL = (
+    "lr-zero", "clip-before-unscale", "zero-grad-before-step", "missing-step", "scheduler-rate", "update-below-ulp",
+    "gradient-underflow", "vanishing-gradients", "dead-units", "saturated-softmax", "consumed-overflow",
+)  # fmt: skip
+_BEHIND_NONFINITE = ("loss-scale-collapsed", "cancellation", *_BLOWS_UP)
 
 _BREAKS_EVALUATION = ("running-stats-frozen", "running-stats-lost", "stochastic-eval", "norm-statistics-nonfinite")
 
@@ -125,7 +157,11 @@ FOLLOWS_FROM = {
     **dict.fromkeys(("overflow", "domain-error", "nonfinite-update", "norm-statistics-nonfinite"), _BEHIND_NONFINITE),
     "loss-nonfinite": (*NONFINITE[:-1], *_BEHIND_NONFINITE),
     "step-on-nonfinite-gradients": (*NONFINITE[:-2], *_BEHIND_NONFINITE),
-    "loss-spike": NONFINITE,
-    "exception": NONFINITE,
+    "loss-spike": (*NONFINITE, *_BLOWS_UP),
+    "exception": (*NONFINITE, "step-on-scaled-gradients"),
+    "lr-too-high": (*_BLOWS_UP[:-1], "exploding-activations", "input-scale"),
+    "lr-too-low": _STANDS_STILL,
+    "running-stats-frozen": ("eval-mode-training",),
+    **{shape: tuple(code for code in PROCEDURE if code not in SHAPE_CODES) for shape in SHAPE_CODES},
 }
 """Findings that a graver one of an earlier or the same step explains: they become its related ones."""

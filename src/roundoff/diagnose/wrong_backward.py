@@ -1,0 +1,62 @@
+"""The rule for an autograd function whose backward is not the derivative of its forward."""
+
+from __future__ import annotations
+
+from roundoff.diagnose.layers import forward_ops
+from roundoff.diagnose.numbers import listed, short
+from roundoff.diagnose.step_ops import StepOp
+from roundoff.runs import Finding, JsonValue, Run, Severity
+
+_IS_OFF = 0.05
+_LEAST, _MOST = 0.1, 10.0
+"""Outside of these it is no mistake: rounding has no slope, and a gradient that is reversed is meant to be."""
+
+
+def wrong_backwards(run: Run) -> list[Finding]:
+    """Find gradients along which the loss does not change as they say, where an own autograd function is in the graph.
+
+    Without such a function there is nothing that can be wrong: gradients are then edited, or stopped, on purpose.
+    """
+    for probe in run.probes():
+        functions, ratio = probe.get("functions"), probe.get("ratio")
+        if probe.get("probe") != "direction" or not isinstance(functions, list) or not isinstance(ratio, float):
+            continue
+        if functions and abs(ratio - 1) > _IS_OFF and _LEAST < ratio < _MOST:
+            return [_finding(run, probe, [str(name) for name in functions], ratio)]
+    return []
+
+
+def _finding(run: Run, probe: dict[str, JsonValue], functions: list[str], ratio: float) -> Finding:
+    by_site = probe.get("by_site")
+    entries = [entry for entry in by_site if isinstance(entry, dict)] if isinstance(by_site, list) else []
+    off = [entry for entry in entries if _is_off(entry.get("ratio"))]
+    place = _place_after({str(entry.get("site")) for entry in off}, forward_ops(run))
+    names = [str(entry.get("parameter")) for entry in off]
+    step = probe.get("step")
+    ratios = [value for entry in off if isinstance(value := entry.get("ratio"), float)]
+    share = short(sorted(ratios)[len(ratios) // 2] if ratios else ratio)
+    return Finding(
+        rule="wrong-backward",
+        severity=Severity.ERROR,
+        confidence=0.95 if len(functions) == 1 else 0.85,
+        step=step if isinstance(step, int) else None,
+        phase="backward",
+        site=None if place is None else place.first.site,
+        parameter=names[-1] if names else None,
+        source=None if place is None else place.first.source,
+        title=f"the backward of {listed(functions)} is wrong",
+        why=f"along the gradients of {listed(names) or 'the parameters'} the loss changes, in fp64, {share} times as "
+        "much as they say, where it should be 1; all of them lie before the function",
+        fix=f"compare backward with forward in {listed(functions)}: torch.autograd.gradcheck(function, fp64 inputs)",
+        evidence=({"functions": list(functions), "ratio": ratio, "by_site": by_site},),
+    )
+
+
+def _is_off(ratio: JsonValue) -> bool:
+    return isinstance(ratio, float) and abs(ratio - 1) > _IS_OFF
+
+
+def _place_after(sites: set[str], ops: list[StepOp]) -> StepOp | None:
+    """Return the op after the last one of these sites: the function is the next to run."""
+    places = [index for index, op in enumerate(ops) if op.first.site in sites]
+    return ops[places[-1] + 1] if places and places[-1] + 1 < len(ops) else None
