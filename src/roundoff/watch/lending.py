@@ -12,20 +12,37 @@ from typing import Any
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from roundoff.record.torch_private import local_tensor
+
 _CONTAINERS = (list, dict, deque, set)
 
 
 @contextlib.contextmanager
 def lent_data(live: list[Tensor], copies: dict[int, Tensor]) -> Iterator[list[tuple[Tensor, Tensor]]]:
-    """Give tensors other memory, with the values of `copies` (by id) or their own; yields them with what they had."""
-    own = [(x, x.data) for x in live]
+    """Give tensors other memory, with the values of `copies` (by id) or their own; yields them with what they had.
+
+    Whoever shards tensors holds their memory himself: there other values are written into it, and its own come back.
+    """
+    own = [(x, x.data if local_tensor(x) is None else own_part(x).clone()) for x in live]
     try:
         for x, data in own:
-            x.data = copies.get(id(x), data).clone()
+            if local_tensor(x) is None:
+                x.data = copies.get(id(x), data).clone()
+            else:
+                own_part(x).copy_(copies.get(id(x), data))
         yield own
     finally:
         for x, data in own:
-            x.data = data
+            if local_tensor(x) is None:
+                x.data = data
+            else:
+                own_part(x).copy_(data)
+
+
+def own_part(x: Tensor) -> Tensor:
+    """Return a tensor without its graph, or the part of a sharded one that this rank holds."""
+    local = local_tensor(x)
+    return (x if local is None else local).detach()
 
 
 @contextlib.contextmanager

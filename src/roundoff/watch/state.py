@@ -14,7 +14,7 @@ from torch.optim import Optimizer
 
 from roundoff.precision.optimizer import RecipeOptimizer
 from roundoff.precision.step_memory import StepMemory
-from roundoff.record.torch_private import hidden_from_modes, preserved_versions
+from roundoff.record.torch_private import hidden_from_modes, local_tensor, preserved_versions
 from roundoff.watch.attributes import Attributes
 from roundoff.watch.generators import Generators
 from roundoff.watch.lending import (
@@ -25,6 +25,7 @@ from roundoff.watch.lending import (
     lent_flags,
     lent_gradients,
     lent_optimizer,
+    own_part,
 )
 from roundoff.watch.surroundings import Undo, generator_state, own_generators, undisturbed
 
@@ -129,13 +130,15 @@ class Own:
     def first_difference(self) -> str | None:
         """Say what is not, bit for bit, as the training has it itself: a weight, a buffer, optimizer state."""
         for x, data in self._data:
-            if not same_bits(x, data):
+            if not same_bits(own_part(x), data):
                 return "a weight" if isinstance(x, nn.Parameter) else "a buffer"
         for optimizer, own in self.states:
             for parameter, state in own.items():
                 for key, value in state.items():
                     lent = optimizer.state.get(parameter, {}).get(key)
-                    if isinstance(value, Tensor) and not (isinstance(lent, Tensor) and same_bits(value, lent)):
+                    if isinstance(value, Tensor) and not (
+                        isinstance(lent, Tensor) and same_bits(own_part(value), own_part(lent))
+                    ):
                         return f"the optimizer's {key}"
         return None
 
@@ -190,7 +193,7 @@ class State:
         """Add tensors that were met after the state was taken and that nobody has changed since."""
         with hidden_from_modes(), torch.no_grad():
             new = [x for x in tensors if id(x) not in self._ids]
-            self.tensors += [(x, x.detach().clone()) for x in new]
+            self.tensors += [(x, own_part(x).clone()) for x in new]
             self._ids.update(map(id, new))
             known = {id(module) for module, _ in self._is_training}
             self._is_training += [(m, m.training) for m in training.modules() if id(m) not in known]
@@ -211,7 +214,7 @@ class State:
         """Put the training into this state for good, generators and modes of modules excepted."""
         with hidden_from_modes(), torch.no_grad():
             for live, kept in self.tensors:
-                live.detach().copy_(kept)
+                own_part(live).copy_(kept)
             for live, gradient in self.gradients:
                 live.grad = None if gradient is None else gradient.clone()
             for optimizer, states in self._optimizers:
@@ -238,7 +241,8 @@ class State:
             for recipe, memory in self._recipes:
                 stack.enter_context(recipe.repeating(memory))
             stack.enter_context(undisturbed(training.modules(), but=lambda x: id(x) in ids))
-            stack.enter_context(preserved_versions(live))
+            parts = [part for x in live if (part := local_tensor(x)) is not None]
+            stack.enter_context(preserved_versions([*live, *parts]))
             if self._attributes is not None:
                 stack.enter_context(self._attributes.lent(training.modules()))
             own = Own(stack.enter_context(lent_data(live, {id(x): kept for x, kept in self.tensors})))
@@ -260,11 +264,11 @@ class State:
             yield own
 
     def _take_tensors(self, live: list[Tensor]) -> None:
+        plain = [own_part(x) for x in live]
         fits = len(live) == len(self.tensors) and all(
-            x is old and x.shape == kept.shape and x.dtype == kept.dtype
-            for x, (old, kept) in zip(live, self.tensors, strict=True)
+            x is old and part.shape == kept.shape and part.dtype == kept.dtype
+            for x, part, (old, kept) in zip(live, plain, self.tensors, strict=True)
         )
-        plain = [x.detach() for x in live]
         if fits and live:
             torch._foreach_copy_([kept for _, kept in self.tensors], plain)
         else:
@@ -294,8 +298,8 @@ def _copied_states(states: Any, before: dict[Any, dict[str, Any]]) -> dict[Any, 
         for key, value in state.items():
             kept = old.get(key)
             if isinstance(value, Tensor) and isinstance(kept, Tensor) and _same_kind(value, kept):
-                targets.append(kept)
-                sources.append(value.detach())
+                targets.append(own_part(kept))
+                sources.append(own_part(value))
                 new[key] = kept
             else:
                 new[key] = copied_value(value)
