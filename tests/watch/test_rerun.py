@@ -121,6 +121,22 @@ def under_autocast(built: Built) -> None:
         optimizer.step()
 
 
+def with_a_scaler(built: Built) -> None:
+    """A scaled loss, and a step that the scaler skips."""
+    [model], [optimizer] = built.models, built.optimizers
+    scaler = torch.amp.GradScaler("cpu", init_scale=16.0)
+    for step in range(4):
+        x, y = torch.randn(4, 8) * (300 if step == BAD_STEP else 1), torch.randint(0, 4, (4,))
+        optimizer.zero_grad()
+        with torch.autocast("cpu", torch.float16):
+            loss = F.cross_entropy(model(x), y)
+        scaler.scale(loss).backward()
+        scaler.unscale_(optimizer)
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        scaler.step(optimizer)
+        scaler.update()
+
+
 def two_models(built: Built) -> None:
     """An encoder and a head with an optimizer each, the encoder's norm in eval mode."""
     (encoder, head), (one, two) = built.models, built.optimizers
@@ -149,6 +165,7 @@ TRAININGS: dict[str, tuple[Callable[[Built], None], Callable[[], Built]]] = {
     "never cleared": (never_cleared, with_optimizer),
     "in a closure": (in_a_closure, lambda: with_optimizer(optimizer=torch.optim.SGD)),
     "under autocast": (under_autocast, lambda: with_optimizer(Product)),
+    "with a scaler": (with_a_scaler, lambda: with_optimizer(Product)),
     "two models": (two_models, encoder_and_head),
 }
 
@@ -176,8 +193,9 @@ def test_a_saved_step_comes_out_bit_for_bit_in_models_that_were_built_anew(name:
     assert again.first_difference is None
 
 
-def test_another_recipe_says_whether_the_bad_value_goes_away(tmp_path: Path):
-    train, build = TRAININGS["under autocast"]
+@pytest.mark.parametrize("name", ["under autocast", "with a scaler"])
+def test_another_recipe_says_whether_the_bad_value_goes_away(name: str, tmp_path: Path):
+    train, build = TRAININGS[name]
     saved = saved_by(train, build, tmp_path / "run")
     wide, narrow = rerun_step(saved, build=build, recipe="fp32"), rerun_step(saved, build=build, recipe="amp-fp16")
     assert (wide.is_bad, wide.place) == (False, None)
@@ -279,6 +297,7 @@ def test_what_was_recorded_can_be_kept(tmp_path: Path):
         rerun_step(saved, build=with_optimizer, to=tmp_path / "again")
 
 
+@pytest.mark.slow
 def test_another_process_gets_the_same_bits(tmp_path: Path):
     (tmp_path / "model.py").write_text(
         "import torch\n"

@@ -26,6 +26,7 @@ class Before:
         self._training = training
         self._sites = sites
         self._facts: dict[str, JsonValue] = {}
+        self._scalers = [helper for helper in training.helpers if type(helper) is torch.amp.GradScaler]
 
     def write_state(self) -> None:
         """Write parameters, buffers, gradients, optimizer state and generators as they are now."""
@@ -41,6 +42,7 @@ class Before:
             "models": [_described(model) for model in names.models],
             "optimizers": [type(optimizer).__name__ for optimizer in names.optimizers],
             "optimizer_values": values,
+            "scalers": [_scaler_facts(scaler) for scaler in self._scalers],
             "generators": generators,
             "in_eval": [
                 [number, path]
@@ -53,7 +55,7 @@ class Before:
     def write_batch(self, tape: StepTape) -> None:
         """Write the tensors that came into the step from outside, in the order they were met, and the step itself."""
         names = self._names()
-        told = TapeWriter(tape, names)
+        told = TapeWriter(tape, names, self._scalers)
         calls: list[JsonValue] = []
         untold: str | None = None
         try:
@@ -114,6 +116,10 @@ def _write_generators(file: TensorWriter, generators: Generators) -> JsonValue:
     version, internal, gauss = generators.python
     _add(file, "generator/python", torch.tensor(internal, dtype=torch.int64))
     return {"numpy": [kind, *rest], "python": [version, gauss]}
+
+
+def _scaler_facts(scaler: torch.amp.GradScaler) -> JsonValue:
+    return {"device": scaler._device, **scaler.state_dict()}
 
 
 def _described(model: nn.Module) -> JsonValue:

@@ -138,7 +138,8 @@ class _Attempt:
                 raise _untold(tape["untold"])
             reader = TapeReader(self._names, outside, batch, on_loss=self._keep_loss, recipes=self._recipes)
             self._step = reader.read(tape)
-            self.saved_losses = tuple(_losses_in(tape["calls"]))
+            scale = tape["scalers"][0]["scale"] if tape["scalers"] else 1.0
+            self.saved_losses = tuple(loss / scale for loss in _losses_in(tape["calls"]))
         else:
             in_batch = [x for x, facts in zip(outside, tape["outside"], strict=True) if facts["in_batch"]]
             call = LoopCall(lambda: self._step_with_loss(in_batch), (), {}, None)

@@ -15,7 +15,7 @@ from roundoff.runs import TensorFile
 from roundoff.watch.arguments import Outside, Result
 from roundoff.watch.state_names import Place, StateNames
 from roundoff.watch.tape import Ambient, Backward, Entry, FunctionCall, LoopCall, ModelCall, StepCall, StepTape
-from roundoff.watch.tape_writing import CLIPS
+from roundoff.watch.tape_writing import CLIPS, SCALER_METHODS
 from roundoff.watch.torch_functions import function_named
 
 _NARROW = (torch.float16, torch.bfloat16)
@@ -68,10 +68,14 @@ class TapeReader:
         self._on_loss = on_loss
         self._recipes = recipes
         self._num_models = 0
+        self._scalers: list[torch.amp.GradScaler] = []
+        self._made_by: list[Mapping[str, Any]] = []
+        """The call that each result came from."""
 
     def read(self, tape: Mapping[str, Any]) -> StepTape:
         """Return the step, without what needs an optimizer where none was built."""
         try:
+            self._scalers = [_scaler(facts) for facts in tape["scalers"]]
             return StepTape(tape["step"], self._entries(tape["calls"]), list(self._outside))
         except (KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
             raise _broken(f"{type(error).__name__}: {error}") from error
@@ -84,12 +88,13 @@ class TapeReader:
                     entries.extend(self._entries(closure))
             elif call["call"] != "zero_grad" or self._value(call["of"]) is not None:
                 if call["call"] == "backward" and call["loss"] is not None:
-                    entries.append(LoopCall(self._on_loss, (self._value(call["roots"])[0],), {}, None))
+                    entries.append(LoopCall(self._on_loss, (self._unscaled(self._value(call["roots"])[0]),), {}, None))
                 entries.append(self._entry(call))
         return entries
 
     def _entry(self, call: Mapping[str, Any]) -> Entry:
         kind = call["call"]
+        self._made_by += [call] * call.get("num_results", 0)
         if kind == "model":
             return self._model_call(call)
         line = tuple(call["line"]) if call["line"] is not None else None
@@ -117,7 +122,7 @@ class TapeReader:
     def _backward(self, call: Mapping[str, Any], line: Any) -> Entry:
         roots = self._value(call["roots"])
         if self._recipes:
-            return LoopCall(self._recipes[0].backward, (roots[0],), {}, line)
+            return LoopCall(self._recipes[0].backward, (self._unscaled(roots[0]),), {}, line)
         loss = None
         if call["loss"] is not None:
             dtype, value = call["loss"]
@@ -134,11 +139,31 @@ class TapeReader:
         args, kwargs = self._given(call)
         if call["call"] == "zero_grad":
             return LoopCall(self._value(call["of"]).zero_grad, args, kwargs, line)
+        if call["call"].startswith("scaler."):
+            return self._scaler_call(call, args, kwargs, line)
         if call["call"] not in CLIPS:
             raise _broken(f"it has a call '{call['call']}', which this version does not know")
         if self._recipes:
             return LoopCall(_clipped_by(self._recipes, call["call"]), (args[1],), {}, line)
         return LoopCall(CLIPS[call["call"]], args, kwargs, line)
+
+    def _scaler_call(self, call: Mapping[str, Any], args: Any, kwargs: Any, line: Any) -> LoopCall:
+        method = call["call"].removeprefix("scaler.")
+        if method not in SCALER_METHODS:
+            raise _broken(f"it has a call '{call['call']}', which this version does not know")
+        if method != "update" and args[0] is None:
+            return LoopCall(_nothing, (), {}, line)  # no optimizer was built
+        if self._recipes:  # which scale by themselves
+            return LoopCall(args[0].step if method == "step" else _nothing, (), {}, line)
+        return LoopCall(getattr(self._scalers[call["scaler"]], method), args, kwargs, line)
+
+    def _unscaled(self, root: Any) -> Any:
+        """Return the loss that a scaler made a backward's root of; the root itself where there is no scaler."""
+        made_by = self._made_by[root.number] if self._scalers and isinstance(root, Result) else None
+        if made_by is None or made_by.get("name") != "torch.Tensor.mul":
+            return root
+        loss, scale = self._value(made_by["args"])[:2]
+        return loss if isinstance(scale, Outside) and scale.copy.numel() == 1 else root
 
     def _given(self, call: Mapping[str, Any]) -> tuple[Any, Any]:
         return self._value(call["args"]), self._value(call["kwargs"])
@@ -197,6 +222,17 @@ def _named(name: str, kind: type[Any]) -> Any:
     if not isinstance(found, kind):
         raise _broken(f"torch has no {kind.__name__} '{name}'")
     return found
+
+
+def _scaler(facts: Mapping[str, Any]) -> torch.amp.GradScaler:
+    scaler = torch.amp.GradScaler(facts["device"])
+    scaler.load_state_dict({key: value for key, value in facts.items() if key != "device"})
+    scaler.scale(torch.zeros((), device=facts["device"]))  # it makes its tensors when it is first used
+    return scaler
+
+
+def _nothing() -> None:
+    """Do nothing."""
 
 
 def _clipped_by(recipes: Sequence[RecipeOptimizer], how: str) -> Callable[[Any], None]:

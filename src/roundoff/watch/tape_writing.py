@@ -22,6 +22,8 @@ CLIPS: dict[str, Callable[..., Any]] = {
     "clip_grad_value": torch.nn.utils.clip_grad_value_,
 }
 """How the loop may clip gradients."""
+SCALER_METHODS = ("unscale_", "step", "update")
+"""What the loop may call of a GradScaler, beside `scale`, which is a product like any other."""
 
 
 class CannotTell(Exception):
@@ -35,13 +37,14 @@ class TapeWriter:
         CannotTell: a call holds something that JSON cannot.
     """
 
-    def __init__(self, tape: StepTape, names: StateNames) -> None:
+    def __init__(self, tape: StepTape, names: StateNames, scalers: Sequence[torch.amp.GradScaler] = ()) -> None:
         self.generators: list[Tensor] = []
         """The states of torch's generator before each call of a model, to be kept in a file."""
         self.in_batch: set[int] = set()
         """The numbers of the tensors from outside that models and functions were given, as a batch is."""
         self._tape = tape
         self._names = names
+        self._scalers = {id(scaler): number for number, scaler in enumerate(scalers)}
         self._outside = {id(outside): number for number, outside in enumerate(tape.outside)}
         self._is_computing = False
 
@@ -94,6 +97,8 @@ class TapeWriter:
         method = getattr(call.function, "__name__", "")
         if method == "zero_grad" and isinstance(owner, (nn.Module, Optimizer)):
             return {"call": "zero_grad", "of": self.value(owner), **given}
+        if id(owner) in self._scalers and method in SCALER_METHODS:
+            return {"call": f"scaler.{method}", "scaler": self._scalers[id(owner)], **given}
         raise CannotTell(f"the step calls {type(owner).__name__}.{method}, whose state is not saved")
 
     def value(self, value: Any) -> JsonValue:
