@@ -61,6 +61,8 @@ def _with_consequences(findings: Iterable[Finding]) -> list[Finding]:
 def _explains(cause: Finding, finding: Finding) -> bool:
     if cause.rule not in FOLLOWS_FROM.get(finding.rule, ()) or cause.step is None or finding.step is None:
         return False
+    if cause.severity is Severity.NOTE and finding.severity is not Severity.NOTE:
+        return False
     return cause.step <= finding.step
 
 

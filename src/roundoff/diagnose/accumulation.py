@@ -1,0 +1,65 @@
+"""The rule for accumulated gradients whose losses were not divided by their number."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from roundoff.diagnose.loop_calls import loop_steps, told_once
+from roundoff.diagnose.loss_gradient import loss_gradient, microbatches
+from roundoff.diagnose.numbers import plural, short
+from roundoff.diagnose.step_ops import bare_name
+from roundoff.runs import Event, Finding, Run, Severity
+
+_FEW = 3
+"""Fewer losses than this may be parts of one, as those of a discriminator are, unless they have labels of classes."""
+_UNDIVIDED = 0.99
+
+
+def undivided_losses(run: Run) -> list[Finding]:
+    """Find steps that add up the gradients of several batches; several losses of one batch are wanted."""
+    return told_once(run, _of_rank)
+
+
+def _of_rank(run: Run, rank: int) -> list[Finding]:
+    for loop_step in loop_steps(run, rank)[:2]:
+        if loop_step.named("clip") or not loop_step.named("step"):
+            continue
+        parts = [part for part in microbatches(run, rank, loop_step.step) if any(e.phase == "backward" for e in part)]
+        if len(parts) < 2 or not _are_batches(parts):
+            continue
+        scale = next((m.loss_scale for m in run.metrics(rank=rank) if m.step == loop_step.step), None) or 1.0
+        factors = [found.factor / scale for part in parts if (found := loss_gradient(part)) is not None]
+        if len(factors) == len(parts) and all(factor >= _UNDIVIDED for factor in factors):
+            return [_finding(loop_step.step, len(parts), factors[0], rank)]
+    return []
+
+
+def _are_batches(parts: Sequence[Sequence[Event]]) -> bool:
+    """Say whether microbatches do the same with different inputs."""
+    ops = [[(e.site, e.op_name) for e in part if e.phase == "forward" and e.op.startswith("aten.")] for part in parts]
+    inputs = [[e.hash for e in part if e.op == "input" and e.num_elements > 1] for part in parts]
+    firsts = {found[0] for found in inputs if found}
+    is_repeated = len({len(found) for found in ops}) == 1 and len(firsts) == len(parts)
+    return is_repeated and (len(parts) >= _FEW or all(map(_has_class_labels, parts)))
+
+
+def _has_class_labels(part: Sequence[Event]) -> bool:
+    """Say whether a microbatch has targets of several classes."""
+    targets = [e for e in part if bare_name(e.op).startswith("nll_loss") and e.output == "input1" and "int" in e.dtype]
+    return any(target.min != target.max for target in targets)
+
+
+def _finding(step: int, number: int, factor: float, rank: int) -> Finding:
+    return Finding(
+        rule="accumulation-not-averaged",
+        severity=Severity.WARNING,
+        confidence=0.85,
+        step=step,
+        rank=rank,
+        phase="backward",
+        title=f"the gradients of {plural(number, 'batch', 'batches')} are added up, not averaged",
+        why=f"step {step} goes backward from {plural(number, 'batch', 'batches')}, each with the factor "
+        f"{short(factor)}: its gradient is {number} times the mean, so the right learning rate depends on their number",
+        fix=f"divide each loss: (loss / {number}).backward()",
+        evidence=({"num_backwards": number, "factor": factor},),
+    )

@@ -1,0 +1,45 @@
+"""What the loop did, step by step, and rules that ask every rank and tell once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import groupby
+
+from roundoff.runs import Call, Finding, Run
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoopStep:
+    """The calls of one step, in order."""
+
+    step: int
+    calls: tuple[Call, ...]
+
+    def named(self, name: str) -> list[Call]:
+        """Return the calls of one kind."""
+        return [call for call in self.calls if call.call == name]
+
+
+def loop_steps(run: Run, rank: int) -> list[LoopStep]:
+    """Return the steps whose calls were written down: the first hundred, then those that differ from the one before."""
+    return [
+        LoopStep(step=step, calls=tuple(calls)) for step, calls in groupby(run.calls(rank=rank), lambda call: call.step)
+    ]
+
+
+def told_once(run: Run, find: Callable[[Run, int], list[Finding]]) -> list[Finding]:
+    """Return what is found on the first rank that shows anything: ranks run the same loop."""
+    return next((found for rank in run.ranks if (found := find(run, rank))), [])
+
+
+def count(call: Call, name: str) -> int:
+    """Return a whole number of a call's detail, 0 if it has none."""
+    value = call.detail.get(name)
+    return value if isinstance(value, int) else 0
+
+
+def rates(call: Call) -> list[float]:
+    """Return the learning rates that a step or scheduler call tells of."""
+    values = call.detail.get("lr")
+    return [float(value) for value in values if isinstance(value, (int, float))] if isinstance(values, list) else []

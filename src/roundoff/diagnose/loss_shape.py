@@ -1,0 +1,117 @@
+"""What became of the loss as a whole: it exploded, rose, or stayed where it was. Other rules know why."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from statistics import median
+
+from roundoff.diagnose.loop_calls import told_once
+from roundoff.diagnose.numbers import plural, short
+from roundoff.runs import Finding, Run, Severity
+
+SHAPE_CODES = ("loss-exploded", "loss-rising", "loss-flat")
+_NUM_COMPARED = 10
+_LEAST_STEPS, _LEAST_FLAT_STEPS = 30, 200
+"""Shorter trainings have not had their chance; a flat loss takes longer to be sure of."""
+_EXPLODED, _LEAST_EXPLOSION = 100.0, 10.0
+_RISEN = 1.3
+_NUM_DEVIATIONS = 4.0
+_DEVIATION_OF_MAD = 1.48
+
+
+def shapes_of_the_loss(run: Run) -> list[Finding]:
+    """Find a loss that ended far above where it began, clearly above, or not below; the gravest of the three.
+
+    Losses of several optimizers go up and down by turns, and losses below 0 have no natural level: neither is judged.
+    """
+    return told_once(run, _of_rank)
+
+
+def _of_rank(run: Run, rank: int) -> list[Finding]:
+    metrics = run.metrics(rank=rank)
+    losses = [(m.step, m.loss) for m in metrics if m.loss is not None and math.isfinite(m.loss)]
+    if len(losses) < _LEAST_STEPS or len({m.optimizer for m in metrics if m.optimizer}) > 1:
+        return []
+    values = [loss for _, loss in losses]
+    if min(values) < 0 or values[0] == 0:
+        return []
+    first, last = median(values[:_NUM_COMPARED]), median(values[-_NUM_COMPARED:])
+    start = min(values[0], first)
+    noise = _NUM_DEVIATIONS * max(_deviation(values[:_NUM_COMPARED]), _deviation(values[-_NUM_COMPARED:]))
+    if last > _EXPLODED * start and last > start + _LEAST_EXPLOSION:
+        return [_exploded(losses, start, last, rank)]
+    if last > _RISEN * start and last > start + noise and median(values[len(values) // 2 :]) > _RISEN * start:
+        return [_risen(losses, start, last, rank)]
+    if len(values) >= _LEAST_FLAT_STEPS and _is_flat(values):
+        return [_flat(losses, start, last, rank)]
+    return []
+
+
+def _is_flat(values: Sequence[float]) -> bool:
+    """Say whether no tenth of the training was better than its beginning by more than the noise."""
+    size = len(values) // 10
+    levels = [math.fsum(values[place : place + size]) / size for place in range(0, size * 10, size)]
+    begin = values[:size]
+    error = 3 * _deviation(begin) / math.sqrt(size)
+    opening = math.fsum(values[:3]) / 3
+    return min(levels) > levels[0] - max(error, 0.01 * levels[0]) and min(levels) > 0.9 * opening
+
+
+def _exploded(losses: Sequence[tuple[int, float]], start: float, last: float, rank: int) -> Finding:
+    step = next(step for step, loss in losses if loss > 10 * start)
+    return _finding(
+        "loss-exploded",
+        Severity.ERROR,
+        step,
+        rank,
+        f"the loss exploded from {short(start)} to {short(last)}",
+        f"it passed ten times its first value in step {step} and did not come back",
+        "lower the learning rate, warm it up, clip gradients; look at what the updates did before that step",
+    )
+
+
+def _risen(losses: Sequence[tuple[int, float]], start: float, last: float, rank: int) -> Finding:
+    step = next(step for step, loss in losses if loss > _RISEN * start)
+    return _finding(
+        "loss-rising",
+        Severity.WARNING,
+        step,
+        rank,
+        f"the loss rose from {short(start)} to {short(last)}",
+        f"it has been above its first values for most of {plural(len(losses), 'step')}, first in step {step}",
+        "lower the learning rate; check the sign of the loss and of the update",
+    )
+
+
+def _flat(losses: Sequence[tuple[int, float]], start: float, last: float, rank: int) -> Finding:
+    return _finding(
+        "loss-flat",
+        Severity.WARNING,
+        losses[-1][0],
+        rank,
+        f"the loss does not fall: {short(start)} at first, {short(last)} at the end",
+        f"no part of the {plural(len(losses), 'step')} was better than the beginning by more than the noise",
+        "see whether one batch can be learnt by heart; if so look at the data and labels, else at the learning rate",
+    )
+
+
+def _finding(
+    rule: str, severity: Severity, step: int, rank: int, title: str, why: str, fix: str
+) -> Finding:  # fmt: skip
+    return Finding(
+        rule=rule,
+        severity=severity,
+        confidence=0.7,
+        step=step,
+        rank=rank,
+        phase="forward",
+        title=title,
+        why=why,
+        fix=fix,
+    )
+
+
+def _deviation(values: Sequence[float]) -> float:
+    middle = median(values)
+    return _DEVIATION_OF_MAD * median(abs(value - middle) for value in values)

@@ -1,0 +1,21 @@
+"""The scaler steps the optimizer, and then the loop steps it again."""
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+torch.manual_seed(0)
+centres = torch.randn(4, 16) * 2
+labels = torch.randint(0, 4, (512,))
+points = centres[labels] + torch.randn(512, 16)
+model = nn.Sequential(nn.Linear(16, 64), nn.ReLU(), nn.Linear(64, 4))
+optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
+scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10)
+for _ in range(80):
+    batch = torch.randint(0, 512, (32,))
+    optimizer.zero_grad()
+    loss = F.cross_entropy(model(points[batch]), labels[batch])
+    scaler.scale(loss).backward()
+    scaler.step(optimizer)
+    scaler.update()
+    optimizer.step()

@@ -1,0 +1,17 @@
+"""Adam with a large learning rate that still trains, weight norms growing on the way."""
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+torch.manual_seed(0)
+centres = torch.randn(4, 16) * 2
+labels = torch.randint(0, 4, (512,))
+points = centres[labels] + torch.randn(512, 16)
+model = nn.Sequential(nn.Linear(16, 64), nn.ReLU(), nn.Linear(64, 4))
+optimizer = torch.optim.Adam(model.parameters(), lr=0.03)
+for _ in range(120):
+    batch = torch.randint(0, 512, (32,))
+    optimizer.zero_grad()
+    F.cross_entropy(model(points[batch]), labels[batch]).backward()
+    optimizer.step()

@@ -1,0 +1,19 @@
+"""A warm-up that begins at 0 and a decay that ends at 0."""
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+torch.manual_seed(0)
+centres = torch.randn(4, 16) * 2
+labels = torch.randint(0, 4, (512,))
+points = centres[labels] + torch.randn(512, 16)
+model = nn.Sequential(nn.Linear(16, 64), nn.ReLU(), nn.Linear(64, 4))
+optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: min(step / 20, max(0.0, (118 - step) / 98)))
+for _ in range(120):
+    batch = torch.randint(0, 512, (32,))
+    optimizer.zero_grad()
+    F.cross_entropy(model(points[batch]), labels[batch]).backward()
+    optimizer.step()
+    scheduler.step()
