@@ -8,13 +8,16 @@ from collections import Counter
 
 from roundoff.diagnose.batches import CLASSIFIES, targets_of
 from roundoff.diagnose.numbers import short
-from roundoff.runs import BatchFacts, Finding, Metrics, Run, Severity
+from roundoff.runs import BatchFacts, Finding, JsonValue, Metrics, Run, Severity
 
 _FEWEST_STEPS = 100
 _OF_CHANCE = 0.93
 """A loss that stays above this part of what knowing nothing gives has learned nothing of the data set."""
-_OVERFITTED = 0.6
-"""A loss on one batch that falls to this part shows that model and optimizer can learn."""
+_OVERFITTED = 0.9
+"""A loss on one batch that falls to this part of chance within a few steps shows that model and optimizer can learn."""
+_TIMES_LESS = 3.0
+"""So many times less than on one batch must the training have learned, in many more steps."""
+_TIMES_LONGER = 3
 _SQUARES = ("mse_loss", "MSELoss")
 
 
@@ -29,9 +32,10 @@ def independent_labels(run: Run) -> list[Finding]:
     if not _OF_CHANCE * chance < late < 1.5 * chance:
         return []
     for probe in run.probes():
-        tried = probe.get("losses")
-        if probe.get("probe") == "overfit" and isinstance(tried, list) and _falls(tried):
-            return [_finding(chance, late, len(losses), [float(str(loss)) for loss in tried])]
+        if probe.get("probe") == "overfit":
+            tried = [loss for loss in _listed(probe.get("losses")) if isinstance(loss, float)]
+            if _can_learn(tried, chance=chance, late=late) and len(losses) >= _TIMES_LONGER * len(tried):
+                return [_finding(chance, late, len(losses), tried)]
     return []
 
 
@@ -61,9 +65,14 @@ def _median(metrics: list[Metrics]) -> float:
     return statistics.median(metric.loss or 0.0 for metric in metrics)
 
 
-def _falls(losses: list[object]) -> bool:
-    numbers = [float(str(loss)) for loss in losses if loss is not None]
-    return len(numbers) > 1 and numbers[-1] < _OVERFITTED * numbers[0]
+def _listed(value: JsonValue) -> list[JsonValue]:
+    return value if isinstance(value, list) else []
+
+
+def _can_learn(tried: list[float], *, chance: float, late: float) -> bool:
+    if len(tried) < 2 or tried[-1] >= _OVERFITTED * min(chance, tried[0]):
+        return False
+    return chance - tried[-1] > _TIMES_LESS * (chance - late)
 
 
 def _finding(chance: float, late: float, num_steps: int, tried: list[float]) -> Finding:
