@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from roundoff.precision import apply_recipe as apply_recipe
     from roundoff.record import recording as recording
     from roundoff.runs import Run as Run
+    from roundoff.watch.watching import watching as watching
 
     __version__: str
 
@@ -24,9 +25,12 @@ _HOMES = {
     "format_named": "roundoff.formats",
     "recording": "roundoff.record",
     "round_to": "roundoff.formats",
+    "watching": "roundoff.watch.watching",
 }
 
-__all__ = ["Recipe", "RoundoffError", "Run", "__version__", "apply_recipe", "format_named", "recording", "round_to"]
+__all__ = [
+    "Recipe", "RoundoffError", "Run", "__version__", "apply_recipe", "format_named", "recording", "round_to", "watching",
+]  # fmt: skip
 
 
 def __getattr__(name: str) -> Any:

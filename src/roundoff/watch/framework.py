@@ -14,13 +14,12 @@ from torch.optim import Optimizer
 
 from roundoff.errors import UsageError
 from roundoff.record.environment import rank
-from roundoff.record.script import Script, folder_for
 from roundoff.runs import Finding
 from roundoff.watch.crash import ProcessGuard
 from roundoff.watch.session import Watch
 from roundoff.watch.settings import WatchSettings
 from roundoff.watch.verdict import verdict_of
-from roundoff.watch.watching import start_watching
+from roundoff.watch.watching import next_folder, start_watching
 
 
 class FrameworkWatch:
@@ -49,7 +48,7 @@ class FrameworkWatch:
         self.end()
         self._process = os.getpid()
         guard = ProcessGuard()
-        to = self._to if self._to is not None else _next_folder
+        to = self._to if self._to is not None else next_folder
         self.watch = watch = start_watching(list(models), to=to, settings=self._settings, guard=guard)
         for optimizer in optimizers:
             watch.add_optimizer(optimizer)
@@ -88,8 +87,3 @@ def missing_library(name: str, *, extra: str) -> UsageError:
         why=f"roundoff works without {name} and does not bring it along.",
         fix=f"pip install 'roundoff[{extra}]'",
     )
-
-
-def _next_folder() -> Path:
-    stem = Path(sys.argv[0]).stem if sys.argv and sys.argv[0] else ""
-    return folder_for(Script(target=stem or "train"), name=None, base=Path("runs"))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
@@ -11,6 +12,7 @@ from torch.optim import Optimizer
 
 from roundoff.errors import RecordError
 from roundoff.record.environment import describe_process, rank
+from roundoff.record.script import Script, folder_for
 from roundoff.record.sites import Sites
 from roundoff.runs import JsonValue, RunWriter
 from roundoff.watch.crash import ProcessGuard
@@ -23,27 +25,28 @@ def watching(
     model: nn.Module | Sequence[nn.Module] | None = None,
     optimizer: Optimizer | None = None,
     *,
-    to: str | Path,
+    to: str | Path | None = None,
     budget: float = 0.02,
     on_anomaly: OnAnomaly = "report",
     snapshot_memory: int = 2 * 2**30,
 ) -> Iterator[Watch]:
-    """Watch the training inside the block and keep what was seen in the run folder `to`.
+    """Watch the training inside the block and keep what was seen in a run folder.
 
     Losses, gradients and weights are bit for bit what they are without it. When a loss, gradient or weight is not
-    finite, the step is replayed op by op and the origin is kept in the run; `roundoff diagnose` says what it was.
+    finite, the step is replayed op by op and the origin is kept in the run; `verdict()` of the watch says what it was.
 
     Args:
         model: names sites and parameters from the start; without it models are met as they are called.
         optimizer: whose state to keep from the start; without it optimizers are found when training begins.
-        to: the run folder to make; one that holds a run already is an error.
+        to: the run folder to make; by default the next free one in `runs/`, named after the script. One that holds a
+            run already is an error.
         budget: the share of the training's time that watching may take.
         on_anomaly: "report" goes on, "stop" ends the training, "skip" undoes the step and goes on.
         snapshot_memory: the most bytes that snapshots may take.
     """
     settings = WatchSettings(budget=budget, on_anomaly=on_anomaly, snapshot_bytes=snapshot_memory)
     guard = ProcessGuard()
-    watch = start_watching(model, to=to, settings=settings, guard=guard)
+    watch = start_watching(model, to=to if to is not None else next_folder, settings=settings, guard=guard)
     if optimizer is not None:
         watch.add_optimizer(optimizer)
     try:
@@ -79,3 +82,9 @@ def start_watching(
     guard = guard or ProcessGuard()
     guard.start(writer.folder, rank=writer.rank, is_sync=bool((facts or {}).get("sync")), has_ops=settings.ops)
     return Watch(writer, settings, sites=sites, flight=guard.flight)
+
+
+def next_folder() -> Path:
+    """Make the next free folder in `runs/`, named after the script that is running; all ranks get the same."""
+    stem = Path(sys.argv[0]).stem if sys.argv and sys.argv[0] else ""
+    return folder_for(Script(target=stem or "train"), name=None, base=Path("runs"))
