@@ -137,6 +137,12 @@ class Watch:
         """How long the training has been watched."""
         return time.perf_counter() - self._began
 
+    def verdict(self) -> str:
+        """Diagnose what was seen, and return the screen that `roundoff run` prints; to be called after the block."""
+        from roundoff.watch.verdict import verdict_of  # which needs this file
+
+        return verdict_of(self)[1]
+
     def add_optimizer(self, optimizer: Optimizer) -> None:
         """Know an optimizer before it steps."""
         self._training.add_optimizer(optimizer)
