@@ -74,7 +74,7 @@ def test_every_call_of_a_loop_is_noted_in_order(record, model, optimizer, tmp_pa
 
     run = record(training)
     assert calls(run) == [
-        "train", "zero_grad", "backward", "unscale", "clip", "step", "scheduler", "eval", "save", "load",
+        "train", "zero_grad", "backward", "unscale", "clip", "step", "scheduler", "eval", "save", "read", "load",
     ]  # fmt: skip
     assert {call.step for call in run.calls()} == {0}
     seconds = [call.seconds for call in run.calls()]
@@ -136,7 +136,14 @@ def test_a_norm_that_is_not_finite_is_noted_as_such(record, model):
 def test_loading_tells_what_was_missing(record, model):
     run = record(lambda: model.load_state_dict({"weight": torch.ones(2, 3), "other": torch.ones(1)}, strict=False))
     assert details(run, "load") == [
-        {"into": "Linear", "num_missing": 1, "num_unexpected": 1, "missing": ["bias"], "unexpected": ["other"]}
+        {
+            "into": "Linear",
+            "num_missing": 1,
+            "num_unexpected": 1,
+            "missing": ["bias"],
+            "unexpected": ["other"],
+            "num_keys": 2,
+        }
     ]
 
 
@@ -624,3 +631,18 @@ def test_two_recordings_one_after_another_are_alike(tmp_path):
 
 def test_a_call_without_seconds_reads_back():
     assert Call(step=0, call="step").seconds == 0.0
+
+
+def test_reading_a_checkpoint_tells_where_optimizer_state_is_in_it(record, tmp_path):
+    def training() -> None:
+        model = nn.Linear(2, 2)
+        optimizer = torch.optim.Adam(model.parameters())
+        model(torch.ones(1, 2)).sum().backward()
+        optimizer.step()
+        saved = {"model": model.state_dict(), "trainer": {"opt": optimizer.state_dict()}}
+        torch.save(saved, tmp_path / "full.pt")
+        torch.save(model.state_dict(), tmp_path / "weights.pt")
+        torch.load(tmp_path / "full.pt")
+        torch.load(tmp_path / "weights.pt")
+
+    assert [detail["optimizer_states"] for detail in details(record(training), "read")] == [["opt"], []]

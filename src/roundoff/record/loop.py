@@ -32,7 +32,6 @@ from roundoff.record.torch_private import (
     never_compiled,
 )
 
-
 OPTIMIZERS_OWN = ("optimizer_backward", "optimizer_unscale", "optimizer_clip")
 """Calls of methods that only optimizers with a loss scale of their own have."""
 
@@ -136,6 +135,7 @@ class _Watch:
         stack.enter_context(_replaced(*clip_module(), self._noting("clip", _clip_detail)))
         stack.enter_context(_replaced_function(torch.nn.utils.clip_grad_value_, self._noting("clip", _value_detail)))
         stack.enter_context(_replaced_function(torch.save, self._noting("save", _no_detail)))
+        stack.enter_context(_replaced_function(torch.load, self._noting("read", _read_detail)))
         stack.enter_context(_replaced(torch, "compile", self._noting("compile", _no_detail)))
         # Not where a subclass overrides it: an override such as "train, but freeze the norms" is to be seen through.
         stack.enter_context(_replaced(nn.Module, "train", self._noting("train", _train_detail)))
@@ -345,7 +345,35 @@ def _load_detail(result: Any, owner: Any, *_: Any, **__: Any) -> dict[str, Any]:
         "num_unexpected": len(unexpected),
         "missing": missing[:20],
         "unexpected": unexpected[:20],
+        "num_keys": _num_keys(owner),
     }
+
+
+def _num_keys(owner: Any) -> int:
+    """Count what a state dict of a model has: parameters and the buffers that are saved; of an optimizer, its state."""
+    if isinstance(owner, Optimizer):
+        return len(owner.state)
+    count = 0
+    for module in owner.modules():
+        count += sum(1 for x in module._parameters.values() if x is not None)
+        saved = module._buffers.keys() - module._non_persistent_buffers_set
+        count += sum(1 for name in saved if module._buffers[name] is not None)
+    return count
+
+
+def _read_detail(result: Any, *_: Any, **__: Any) -> dict[str, Any]:
+    return {"optimizer_states": _optimizer_states(result, "", depth=3)}
+
+
+def _optimizer_states(value: Any, place: str, *, depth: int) -> list[str]:
+    """Return where in what was read the state of an optimizer is: groups of parameters, and something about them."""
+    if type(value) is not dict:
+        return []
+    if "param_groups" in value and value.get("state"):
+        return [place]
+    if not depth:
+        return []
+    return [found for key, item in value.items() for found in _optimizer_states(item, str(key), depth=depth - 1)]
 
 
 def _scheduler_detail(result: Any, scheduler: Any, *_: Any, **__: Any) -> dict[str, Any]:

@@ -288,6 +288,8 @@ class Watch:
             detail["by_scaler"] = True
         if num_carried := self._carried.num_in(optimizer):
             detail["num_carried"] = num_carried
+        if not optimizer.state:
+            detail["is_fresh"] = True
         self._journal.call("step", detail)
         self._budget.spend(time.perf_counter() - began)
 
