@@ -29,8 +29,16 @@ _HOMES = {
 }
 
 __all__ = [
-    "Recipe", "RoundoffError", "Run", "__version__", "apply_recipe", "format_named", "recording", "round_to", "watching",
-]  # fmt: skip
+    "Recipe",
+    "RoundoffError",
+    "Run",
+    "__version__",
+    "apply_recipe",
+    "format_named",
+    "recording",
+    "round_to",
+    "watching",
+]
 
 
 def __getattr__(name: str) -> Any:
