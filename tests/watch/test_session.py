@@ -103,18 +103,21 @@ def test_stop_ends_the_training_at_the_bad_step(tmp_path: Path):
     assert reached[-1] == 24
 
 
+def train_carefully(data: list[Batch]) -> None:
+    model = nn.Linear(8, 3)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for x, y in data:
+        loss = F.cross_entropy(model(x), y)
+        if not torch.isfinite(loss):
+            raise FloatingPointError
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+
+
 def test_a_bad_loss_that_the_loop_sees_itself_is_noted(tmp_path: Path):
-    data = with_bad_sample(25)
     with pytest.raises(FloatingPointError), watching(to=tmp_path / "a"):
-        model = nn.Linear(8, 3)
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        for x, y in data:
-            loss = F.cross_entropy(model(x), y)
-            if not torch.isfinite(loss):
-                raise FloatingPointError
-            optimizer.zero_grad()
-            loss.backward()
-            optimizer.step()
+        train_carefully(with_bad_sample(25))
     run = Run.open(tmp_path / "a")
     assert [(a.step, a.kind) for _, a in run.anomalies()] == [(25, "loss")]
     assert run.replayed_steps == [25]
