@@ -51,6 +51,13 @@ def test_a_consequence_that_every_rank_shows_is_told_once(run: Run) -> None:
     assert [related.rule for related in found.related] == ["step-on-nonfinite-gradients"]
 
 
+def test_consequences_of_consequences_are_told_with_the_first_cause(run: Run) -> None:
+    chain = [finding("step-on-nonfinite-gradients"), finding("domain-error"), finding("cancellation")]
+    (verdict,) = diagnose_run(run, rules=[gives(*chain)]).findings
+    assert verdict.rule == "cancellation"
+    assert [other.rule for other in verdict.related] == ["domain-error", "step-on-nonfinite-gradients"]
+
+
 def test_a_rule_that_fails_becomes_a_note_and_hides_no_other(run: Run) -> None:
     broken = Rule(checks="broken things", find=fails, codes=("broken",))
     diagnosis = diagnose_run(run, rules=[broken, gives(finding("overflow")), gives()])

@@ -1,4 +1,4 @@
-"""Half-precision features divided by a norm that is computed from their squares: with inputs this large it is infinite."""
+"""Half-precision features divided by a norm that is computed from their squares, with large inputs."""
 
 import torch
 import torch.nn.functional as F

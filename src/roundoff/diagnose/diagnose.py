@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from roundoff.diagnose.rules import FOLLOWS_FROM, PROCEDURE, RULES, Rule
@@ -48,14 +48,33 @@ def diagnose_run(run: Run, *, rules: Sequence[Rule] = RULES) -> Diagnosis:
 
 def _with_consequences(findings: Iterable[Finding]) -> list[Finding]:
     """Put findings that a graver one explains among its related ones; what every rank says is said once."""
-    kept = ordered(findings, procedure=PROCEDURE)
-    for finding in reversed(list(kept)):
-        cause = next((other for other in kept if other is not finding and _explains(other, finding)), None)
+    known = ordered(findings, procedure=PROCEDURE)
+    causes: dict[int, int] = {}
+    for place, finding in enumerate(known):
+        explaining = (other for other in range(len(known)) if other != place and _explains(known[other], finding))
+        cause = next(explaining, None)
         if cause is not None:
-            kept.remove(finding)
-            if not any((known.rule, known.step) == (finding.rule, finding.step) for known in cause.related):
-                kept[kept.index(cause)] = replace(cause, related=(*cause.related, finding))
-    return kept
+            causes[place] = cause
+    roots = [_root_cause(place, causes) for place in range(len(known))]
+    return [
+        replace(finding, related=_once_each((*finding.related, *(known[i] for i in causes if roots[i] == place != i))))
+        for place, finding in enumerate(known)
+        if roots[place] == place
+    ]
+
+
+def _root_cause(place: int, causes: Mapping[int, int]) -> int:
+    """Follow causes to the one that has none; of some that explain each other the first is taken."""
+    path = [place]
+    while path[-1] in causes:
+        if causes[path[-1]] in path:
+            return min(path[path.index(causes[path[-1]]) :])
+        path.append(causes[path[-1]])
+    return path[-1]
+
+
+def _once_each(findings: Iterable[Finding]) -> tuple[Finding, ...]:
+    return tuple({(finding.rule, finding.step): finding for finding in findings}.values())
 
 
 def _explains(cause: Finding, finding: Finding) -> bool:

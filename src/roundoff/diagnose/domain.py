@@ -89,7 +89,8 @@ def _without_gradient(place: OriginPlace, forward_ops: Sequence[str]) -> str | N
     """Return the forward op on the line of a backward op whose gradient can fail to exist."""
     if place.phase != "backward":
         return None
-    return next((op for op in forward_ops if any(word in op for word in _HAVE_GRADIENTS_WITH_A_DOMAIN)), None)
+    others = [op for op in forward_ops if "softmax" not in op]
+    return next((op for op in others if any(word in op for word in _HAVE_GRADIENTS_WITH_A_DOMAIN)), None)
 
 
 def _has_bad_constant(origin: Origin | None) -> bool:

@@ -49,8 +49,8 @@ class GradientHistory:
 
     @property
     def is_always_zero(self) -> bool:
-        """Whether there were several gradients and each was exactly 0."""
-        return len(self.steps) >= 3 and bool((self.gradient == 0).all())
+        """Whether there were several gradients and each was exactly 0; one that is all NaN has the norm 0, too."""
+        return len(self.steps) >= 3 and bool(((self.gradient == 0) & (self.zero_share == 1)).all())
 
     @property
     def is_always_missing(self) -> bool:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from roundoff.diagnose.bad_step import BadStep
+from roundoff.diagnose.domain import fix_outside, left_its_domain
 from roundoff.diagnose.numbers import format_of, largest_of, plural, short, whole
 from roundoff.diagnose.origin import OriginPlace, find_origin, losses_of
 from roundoff.diagnose.recorded import recorded_steps
@@ -19,7 +20,7 @@ _LEAST_SKIPPED = 10
 
 
 def collapsed_loss_scales(run: Run) -> list[Finding]:
-    """Find a scaler that skips on and on because something overflows whatever the scale is.
+    """Find a scaler that skips on and on because something is not finite whatever the scale is.
 
     A scale below 1 makes gradients smaller than they are, and a loss that is not finite has no scale that helps.
     Skips on the way from a large first scale to one that fits are what scalers are for.
@@ -67,8 +68,8 @@ def _collapsed(run: Run, rank: int, stretch: Sequence[Metrics]) -> Finding:
         op=place.bad.op_name if place is not None else None,
         source=place.bad.source if place is not None else None,
         title="the loss scale falls and falls, and no step is taken",
-        why=f"{plural(len(stretch), 'step')} in a row were skipped since step {first.step}{from_to}: something "
-        f"overflows whatever the scale is\n{_what_overflows(place)}".strip(),
+        why=f"{plural(len(stretch), 'step')} in a row were skipped since step {first.step}{from_to}: something is "
+        f"not finite whatever the scale is\n{_what_overflows(place)}".strip(),
         fix=_fix(place),
         evidence=({"skipped": len(stretch), "first_scale": scales[0], "last_scale": scales[1]},),
     )
@@ -87,6 +88,8 @@ def _what_overflows(place: OriginPlace | None) -> str:
 def _fix(place: OriginPlace | None) -> str:
     if place is None:
         return "record a skipped step, and look which tensor is the first that is not finite"
+    if left_its_domain(place, None):
+        return fix_outside(place, None, ())
     op = bare_name(place.op)
     return f"compute {op} in {place.site} in fp32, or make its inputs smaller; the scale itself is not to blame"
 

@@ -1,0 +1,28 @@
+"""sqrt(h * h) at 0 has no gradient; the ReLU before it throws the NaN away."""
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+
+class Rooted(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.body = nn.Linear(12, 24)
+        self.head = nn.Linear(24, 3)
+
+    def forward(self, x):
+        h = F.relu(self.body(x))
+        return self.head(torch.sqrt(h * h))
+
+
+torch.manual_seed(0)
+model = Rooted()
+optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
+for step in range(20):
+    x = torch.randn(16, 12)
+    loss = F.cross_entropy(model(x), x[:, :3].argmax(1))
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+    print(step, loss.item())
