@@ -429,7 +429,7 @@ class Watch:
             self._model_call = self._tape.model_enter(module, args, keyword_arguments())
             self._error_before = sys.exc_info()[1]
             self._journal.call("forward", {"site": self._sites.names[site], "training": module.training})
-            if is_loss(self._model_call):
+            if is_loss(self._model_call) and self._is_fully_watched:
                 self._facts.see_criterion(args)
             self._awaits_buffers = True
         self._tape.hold()
@@ -605,10 +605,10 @@ class Watch:
     # -- small things ----------------------------------------------------------------------------------------------
 
     def _see_loss_function(self, args: tuple[Any, ...], result: Any) -> None:
-        if torch.is_grad_enabled():
-            self._facts.see_criterion(args)
-        else:
+        if not torch.is_grad_enabled():
             self._lookout.see_eval_loss(result)
+        elif self._is_fully_watched:
+            self._facts.see_criterion(args)
 
     def _tape_failed(self, error: Exception) -> None:
         self._tape.step.unfit = f"{type(error).__name__}: {error}"
