@@ -22,7 +22,7 @@ def single_classes(run: Run) -> list[Finding]:
     for rank in run.ranks:
         batches = [batch for batch in run.inputs(rank=rank) if targets_of(batch)]
         counts = _label_counts(batches)
-        if len(counts) == 1 and _covers_the_data(run, rank, batches):
+        if len(counts) == 1 and _covers_the_data(run, rank, batches, next(iter(counts))):
             return [_single_class(batches, counts, rank)]
     return []
 
@@ -57,13 +57,18 @@ def _label_counts(batches: list[BatchFacts]) -> Mapping[float, int]:
     return counts
 
 
-def _covers_the_data(run: Run, rank: int, batches: list[BatchFacts]) -> bool:
+def _covers_the_data(run: Run, rank: int, batches: list[BatchFacts], label: float) -> bool:
+    """Say whether what was looked at stands for the whole data set, and not for the beginning of sorted data."""
     epochs = training_epochs(run, rank)
-    length = epochs[0].detail.get("num_batches") if epochs else None
-    if length is None:
+    if not epochs:
         return len(batches) >= _FEWEST_STEPS
-    metrics = run.metrics(rank=rank)
-    return bool(metrics) and metrics[-1].step + 1 >= min(length, epochs[0].end_step) and len(batches) > 1
+    detail = epochs[0].detail
+    if any(not array["std"] and array["mean"] == label for array in detail.get("content") or ()):
+        return True
+    seen = sum(epochs[0].first_step <= batch.step < epochs[0].end_step for batch in batches)
+    if detail.get("sampler") != "SequentialSampler" and seen >= _FEWEST_STEPS:
+        return True
+    return 2 * seen > (detail.get("num_batches") or 2 * seen)
 
 
 def _equal_pair(batch: BatchFacts) -> tuple[TensorFacts, TensorFacts] | None:

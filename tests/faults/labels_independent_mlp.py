@@ -1,0 +1,20 @@
+"""The points were shuffled, and their labels were not."""
+
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+torch.manual_seed(0)
+labels = torch.randint(0, 4, (6400,))
+points = 2 * torch.randn(4, 16)[labels] + 0.5 * torch.randn(6400, 16)
+points = points[torch.randperm(6400)]
+loader = DataLoader(TensorDataset(points, labels), batch_size=32, shuffle=True)
+model = nn.Sequential(nn.Linear(16, 64), nn.ReLU(), nn.Linear(64, 4))
+optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
+for epoch in range(2):
+    for x, y in loader:
+        loss = nn.functional.cross_entropy(model(x), y)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    print(epoch, loss.item())
