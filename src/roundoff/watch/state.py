@@ -51,7 +51,9 @@ class Training:
         return True
 
     def add_optimizer(self, optimizer: Optimizer) -> bool:
-        """Take in an optimizer; say whether it is new."""
+        """Take in an optimizer; say whether it is new. Of one that a framework has wrapped the inner one counts."""
+        while isinstance(inner := getattr(optimizer, "optimizer", None), Optimizer):
+            optimizer = inner
         if optimizer in self.optimizers:
             return False
         self.optimizers.add(optimizer)
