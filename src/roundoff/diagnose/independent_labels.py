@@ -6,9 +6,9 @@ import math
 import statistics
 from collections import Counter
 
-from roundoff.diagnose.batches import CLASSIFIES, targets_of
+from roundoff.diagnose.batches import ASKS_YES_OR_NO, CLASSIFIES, targets_of
 from roundoff.diagnose.numbers import short
-from roundoff.runs import BatchFacts, Finding, JsonValue, Metrics, Run, Severity
+from roundoff.runs import BatchFacts, Finding, JsonValue, Metrics, Run, Severity, TensorFacts
 
 _FEWEST_STEPS = 100
 _OF_CHANCE = 0.93
@@ -44,21 +44,30 @@ def _chance(batches: list[BatchFacts]) -> float | None:
     counts: Counter[str] = Counter()
     variances: list[float] = []
     for batch in batches:
-        if batch.criterion_settings.get("reduction", "mean") != "mean" or len(targets_of(batch)) != 1:
+        settings, targets = batch.criterion_settings, targets_of(batch)
+        if settings.get("reduction", "mean") != "mean" or settings.get("label_smoothing") or len(targets) != 1:
             return None
-        target = targets_of(batch)[0]
-        if batch.criterion in CLASSIFIES and target.counts and not batch.criterion_settings.get("label_smoothing"):
-            ignored = {"-100", str(batch.criterion_settings.get("ignore_index"))}
-            counts.update({key: num for key, num in target.counts.items() if key not in ignored})
-        elif batch.criterion in _SQUARES and target.std is not None and "float" in target.dtype:
-            variances.append(target.std**2)
+        if batch.criterion in CLASSIFIES:
+            ignored = {"-100", str(settings.get("ignore_index"))}
+            counts.update({key: num for key, num in targets[0].counts.items() if key not in ignored})
+        elif batch.criterion in ASKS_YES_OR_NO and _is_yes_or_no(targets[0]):
+            num_yes = round((targets[0].mean or 0.0) * targets[0].shape[0])
+            counts.update({"1": num_yes, "0": targets[0].shape[0] - num_yes})
+        elif batch.criterion in _SQUARES and targets[0].std:
+            variances.append(targets[0].std ** 2)
         else:
             return None
-    if counts and not variances:
-        total = sum(counts.values())
-        entropy = -sum(num / total * math.log(num / total) for num in counts.values())
-        return entropy if len(counts) > 1 else None
-    return statistics.mean(variances) if variances and not counts and min(variances) > 0 else None
+    if variances:
+        return None if counts else statistics.mean(variances)
+    shares = [num / counts.total() for num in counts.values() if num]
+    return -sum(share * math.log(share) for share in shares) if len(shares) > 1 else None
+
+
+def _is_yes_or_no(target: TensorFacts) -> bool:
+    """Say whether there is one answer per sample, 0 or 1: only those have this deviation."""
+    if target.mean is None or target.std is None or math.prod(target.shape) != target.shape[0]:
+        return False
+    return math.isclose(target.std**2, target.mean * (1 - target.mean), rel_tol=1e-6, abs_tol=1e-9)
 
 
 def _median(metrics: list[Metrics]) -> float:

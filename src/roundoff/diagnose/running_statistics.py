@@ -9,13 +9,17 @@ _FEWEST_LOOKS = 3
 
 
 def frozen_statistics(run: Run) -> list[Finding]:
-    """Find norms with momentum 0, or in eval mode while the model trains, that never learned any statistics."""
+    """Find norms with momentum 0, or in eval mode while the model trains, that never learned any statistics.
+
+    A norm in eval mode whose parameters are frozen, too, is part of a body that is meant to stay as it is.
+    """
     for rank in run.ranks:
         for structure in run.structures(rank=rank):
             norms = [module for module in structure.modules if module.has_start_statistics]
             is_trained = any(module.training for module in structure.modules)
             by_momentum = [m for m in norms if m.settings.get("momentum") == 0 and m.training]
-            by_mode = [m for m in norms if not m.training] if is_trained else []
+            frozen = {p.site for p in structure.parameters if not p.requires_grad}
+            by_mode = [m for m in norms if not m.training and m.site not in frozen] if is_trained else []
             found = by_momentum or by_mode
             if found:
                 return [_frozen(found, structure.step, rank, is_momentum=bool(by_momentum))]
