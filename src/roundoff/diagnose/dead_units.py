@@ -32,9 +32,9 @@ def dead_units(run: Run) -> list[Finding]:
     later = {(op.first.site, op.first.op_name): op for op in forward_ops(run, step=1)}
     owned = [p for p in looks[0].parameters if p.name in histories and p.requires_grad]
     partly = []
-    for layer, gate in _gates(ops):
+    for sites, gate in _gates(ops):
         again = later.get((gate.first.site, gate.first.op_name), gate)
-        before = [p for p in owned if p.site == layer.first.site]
+        before = [p for p in owned if p.site in sites]
         share = _dead_share(before, histories)
         if share == 1.0 and _is_zero(gate) and _is_zero(again):
             return [_finding(gate, before, histories, share=share)]
@@ -43,15 +43,17 @@ def dead_units(run: Run) -> list[Finding]:
     return partly[:1]
 
 
-def _gates(ops: Sequence[StepOp]) -> Iterator[tuple[StepOp, StepOp]]:
-    """Give each product with the gate that comes next, in order."""
-    layer = None
+def _gates(ops: Sequence[StepOp]) -> Iterator[tuple[set[str], StepOp]]:
+    """Give each gate with the sites from the product before it on, in order."""
+    sites: set[str] = set()
     for op in ops:
         if op.bare in PRODUCTS:
-            layer = op
-        elif op.bare in _GATES and layer is not None:
-            yield layer, op
-            layer = None
+            sites = {op.first.site}
+        elif op.bare in _GATES and sites:
+            yield sites, op
+            sites = set()
+        elif sites:
+            sites.add(op.first.site)
 
 
 def _is_zero(op: StepOp) -> bool:

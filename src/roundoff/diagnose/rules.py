@@ -42,6 +42,7 @@ from roundoff.diagnose.norm_decay import decaying_norms
 from roundoff.diagnose.padding_collision import colliding_paddings
 from roundoff.diagnose.process import PROCESS_CODES, process_deaths
 from roundoff.diagnose.replays import replays_that_differ
+from roundoff.diagnose.resuming import lost_optimizer_states
 from roundoff.diagnose.running_statistics import frozen_statistics, lost_statistics
 from roundoff.diagnose.sampling import duplicate_samples, repeated_orders
 from roundoff.diagnose.saturated_softmax import saturated_softmaxes
@@ -79,6 +80,7 @@ RULES = (
     Rule(checks="gradients that end before they reach a parameter", find=cut_graphs, codes=("graph-cut",)),
     Rule(checks="copies of an embedding", find=broken_ties, codes=("tie-broken",)),
     Rule(checks="what was loaded into models", find=checkpoints_not_loaded, codes=("checkpoint-not-loaded",)),
+    Rule(checks="optimizer state after a load", find=lost_optimizer_states, codes=("optimizer-state-lost",)),
     Rule(checks="probabilities where logits belong", find=doubled_softmax, codes=("double-softmax",)),
     Rule(checks="start values that cannot learn", find=stuck_start_values, codes=START_CODES),
     Rule(checks="units that give nothing", find=dead_units, codes=("dead-units",)),
