@@ -165,14 +165,15 @@ class OpRecorder(DispatchMode):
         self._current = (0, -1)
 
     def add_named(self, x: Tensor, *, op: str, phase: Phase, site: int, parameter: str | None = None,
-                  output: int = 0, microbatch: int = 0) -> None:  # fmt: skip
+                  output: int = 0, microbatch: int = 0, has_source: bool = False) -> None:  # fmt: skip
         """Add a row for a tensor that is not an op's output: an input, a parameter, a gradient."""
         op_code = self.ops.code(op)
         if self._wanted and not self._wanted.wants(PHASES[phase], self._sites.names[site], op):
             return
         code = -1 if parameter is None else self.parameters.code(parameter)
         nth = self._count(phase, site, op_code) if output == 0 else self._counts[phase][site, op_code] - 1
-        self._add(x, phase, microbatch, site, op_code, nth, self._output(output), code, -1)
+        source = self._sources.here() if has_source and self._sources is not None else -1
+        self._add(x, phase, microbatch, site, op_code, nth, self._output(output), code, source)
 
     def take_pending(self) -> None:
         """Read the tensors of collectives that were still under way when they were called."""

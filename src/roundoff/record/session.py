@@ -472,7 +472,13 @@ class Recording:
             batch = _tensors_of_batch((args, keyword_arguments()))
             for index, x in enumerate(x for x in batch if not is_transformed(x)):
                 recorder.add_named(
-                    x, op="input", phase=clock.phase, site=site, output=index, microbatch=clock.microbatch
+                    x,
+                    op="input",
+                    phase=clock.phase,
+                    site=site,
+                    output=index,
+                    microbatch=clock.microbatch,
+                    has_source=True,
                 )
 
     def _take_gradients(self, optimizer: Optimizer | None) -> None:

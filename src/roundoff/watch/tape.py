@@ -77,6 +77,7 @@ class ModelCall:
     num_results: int = 0
     raised: bool = False
     """Whether it ended with an exception, which the loop has caught."""
+    line: tuple[str, int] | None = None
 
 
 @dataclass(slots=True, eq=False)
@@ -285,6 +286,7 @@ class Tape(FunctionMode):
         call = ModelCall(
             module, self._notes.note(args), self._notes.note(kwargs), Ambient.now(), torch_generators(), module.training
         )
+        call.line = self._line()
         self._open[-1].append(call)
         return call
 
