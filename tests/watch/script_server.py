@@ -53,9 +53,7 @@ class ScriptServer:
         return self
 
     def __exit__(self, *_: object) -> None:
-        assert self._process.stdin is not None
-        self._process.stdin.close()
-        self._process.wait(timeout=30)
+        self._process.communicate(timeout=30)
 
     def run(
         self, words: Sequence[str | Path], *, folder: Path, watched: Sequence[str | Path] | None = None, ranks: int = 1

@@ -166,13 +166,17 @@ class OpRecorder(DispatchMode):
 
     def add_named(self, x: Tensor, *, op: str, phase: Phase, site: int, parameter: str | None = None,
                   output: int = 0, microbatch: int = 0, has_source: bool = False) -> None:  # fmt: skip
-        """Add a row for a tensor that is not an op's output: an input, a parameter, a gradient."""
+        """Add a row for a tensor that is not an op's output: an input, a parameter, a gradient.
+
+        In a replay, one that `has_source` gets the line of the user's call that is made again.
+        """
         op_code = self.ops.code(op)
         if self._wanted and not self._wanted.wants(PHASES[phase], self._sites.names[site], op):
             return
         code = -1 if parameter is None else self.parameters.code(parameter)
         nth = self._count(phase, site, op_code) if output == 0 else self._counts[phase][site, op_code] - 1
-        source = self._sources.here() if has_source and self._sources is not None else -1
+        sources = self._sources if has_source else None
+        source = -1 if sources is None or sources.stand_in is None else sources.here()
         self._add(x, phase, microbatch, site, op_code, nth, self._output(output), code, source)
 
     def take_pending(self) -> None:

@@ -21,7 +21,7 @@ with torch.no_grad():
     model[1].qkv.weight.mul_(900)
 model = model.half()
 optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
-for step in range(12):
+for _ in range(12):
     x = torch.randn(4, 6, 8)
     loss = nn.functional.cross_entropy(model(x.half()).float(), torch.randint(0, 4, (4,)))
     optimizer.zero_grad()

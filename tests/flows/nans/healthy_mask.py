@@ -21,7 +21,7 @@ torch.manual_seed(0)
 model = Attention()
 optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
 texts = torch.arange(64)[:, None].add(torch.arange(9)) % 16
-for step in range(12):
+for _ in range(12):
     ids = texts[torch.randperm(64)[:16]]
     loss = nn.functional.cross_entropy(model(ids[:, :-1]).flatten(0, 1), ids[:, 1:].flatten())
     optimizer.zero_grad()

@@ -6,7 +6,7 @@ from torch import nn
 torch.manual_seed(0)
 model = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 4)).half()
 optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
-for step in range(12):
+for _ in range(12):
     x = torch.randn(16, 8)
     x[:, 3] = 0
     loss = nn.functional.cross_entropy(model(x.half()).float(), torch.randint(0, 4, (16,)))
