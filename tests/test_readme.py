@@ -21,7 +21,7 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 PAGES = ["README.md", "CONTRIBUTING.md", pytest.param("docs/train.md", marks=pytest.mark.slow)]
-BLOCK = re.compile(r"^(?P<skip><!-- not run: .+ -->\n+)?```(?P<language>\w+)\n(?P<text>.*?)^```$", re.S | re.M)
+BLOCK = re.compile(r"^(?P<skip><!-- not run: [^\n]+ -->\n+)?```(?P<language>\w+)\n(?P<text>.*?)^```$", re.S | re.M)
 MAKE_TARGET = re.compile(r"^([a-z-]+):", re.M)
 
 
