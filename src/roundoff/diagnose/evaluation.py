@@ -8,6 +8,7 @@ from typing import Any
 
 from roundoff.diagnose.numbers import short
 from roundoff.diagnose.step_ops import bare_name
+from roundoff.record.sites import LOOP
 from roundoff.runs import Finding, Run, Severity
 
 _DROPS = ("dropout", "bernoulli", "attention", "rrelu")
@@ -20,7 +21,7 @@ _TIMES_TO_SETTLE = 5.0
 def random_evaluations(run: Run) -> list[Finding]:
     """Find ops that draw random numbers in eval mode and make the loss another one each time."""
     for probe in _eval_probes(run):
-        ops = probe.get("random_ops") or []
+        ops = [op for op in probe.get("random_ops") or [] if op["site"] != LOOP]  # the loop has no mode
         dropping = [op for op in ops if any(name in bare_name(op["op"]) for name in _DROPS)]
         is_random = probe.get("eval_loss") != probe.get("eval_again")
         if dropping:
