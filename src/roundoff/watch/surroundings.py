@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import random
 import sys
+import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from types import FunctionType, MethodType, ModuleType
@@ -63,7 +64,7 @@ def undisturbed(modules: Iterable[nn.Module], *, but: Callable[[Tensor], bool]) 
 
     Reached are attributes of the modules, variables of the user's files and of functions that serve as hooks, and from
     there containers, instances of the user's classes, generators, and tensors and arrays, `but` those looked after
-    elsewhere.
+    elsewhere. Where other threads run, variables of files are left alone.
     """
     reached = _reached(_roots(modules))
     tensors = [x for x in reached if isinstance(x, Tensor) and _is_small(x) and not but(x)]
@@ -83,6 +84,8 @@ def _roots(modules: Iterable[nn.Module]) -> Iterator[Any]:
         for name in _HOOKS:
             yield from getattr(module, name, {}).values()
         yield type(module).forward
+    if threading.active_count() > 1:
+        return  # what another thread puts into a variable in the meantime must stay there
     for file in list(sys.modules.values()):
         if isinstance(file, ModuleType) and _is_users(file):
             yield vars(file)
