@@ -57,6 +57,8 @@ def rerun_text(again: Rerun, *, run: Path, builder: str) -> str:
 
 
 def _headline(again: Rerun) -> str:
+    if not again.is_bad and not again.was_bad:
+        return "everything that matters is finite, as it was."
     if not again.is_bad:
         return "everything that matters is finite." if again.recipe else "the bad value does not appear again."
     if again.place is None:

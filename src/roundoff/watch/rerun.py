@@ -53,6 +53,8 @@ class Rerun:
     place: OriginPlace | None
     """Where the bad value came from this time; None if all that matters is finite."""
     is_same_place: bool
+    was_bad: bool
+    """Whether something was not finite when the step was saved; it may as well be a jump of the loss."""
     num_same: int
     """How many tensors came out bit for bit as they were saved."""
     num_compared: int
@@ -73,6 +75,7 @@ class Rerun:
         bad = None if self.place is None else self.place.bad
         return {
             "step": self.step, "recipe": self.recipe, "is_bad": self.is_bad, "is_same_place": self.is_same_place,
+            "was_bad": self.was_bad,
             "origin": None if bad is None else {
                 "phase": bad.phase, "site": bad.site, "op": bad.op_name, "microbatch": bad.microbatch,
                 "source": bad.source,
@@ -200,6 +203,7 @@ class _Attempt:
             is_same_place=place is not None
             and saved_place is not None
             and place.bad.key[3:] == saved_place.bad.key[3:],
+            was_bad=saved_place is not None or not all(map(math.isfinite, self.saved_losses)),
             num_same=len(pairs) - len(differing),
             num_compared=len(pairs),
             first_difference=min(differing, key=lambda event: event.order, default=None),
