@@ -166,7 +166,11 @@ HASHES = Table(
     columns=(
         Column(name="step", type="int32", meaning="the step, counted from 0"),
         Column(name="microbatch", type="int16", meaning="the nth backward inside the step"),
-        Column(name="kind", type="string", meaning="`input`, `parameter`, `gradient`, `clipped` (after clipping), `buffer` or `sample`"),
+        Column(
+            name="kind",
+            type="string",
+            meaning="`input`, `parameter`, `gradient`, `clipped` (after clipping), `buffer` or `sample`",
+        ),
         Column(name="name", type="string", meaning="the parameter's or buffer's name, or the input's place"),
         Column(name="hash", type="uint64", meaning="position-weighted hash of the bits, as in events"),
     ),
