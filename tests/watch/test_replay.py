@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import os
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,9 @@ from torch import Tensor, nn
 
 from roundoff.diagnose import diagnose_run
 from roundoff.runs import Run
-from roundoff.watch.watching import watching
+from roundoff.watch.session import Watch
+from roundoff.watch.settings import WatchSettings
+from roundoff.watch.watching import start_watching
 
 NUM_STEPS = 50
 COUNTS: dict[str, Any] = {"forwards": 0, "seen": []}
@@ -44,6 +47,14 @@ class Net(nn.Module):
         COUNTS["seen"].append(len(x))
         print("forward", self.num_calls)
         return self.head(hidden + self.bank.mean(0))
+
+
+@contextlib.contextmanager
+def watching(*, to: Path, **settings: Any) -> Iterator[Watch]:
+    """Watch what is inside the block, without experiments at its end."""
+    watch = start_watching(to=to, settings=WatchSettings(probe_seconds=0, **settings))
+    with watch.running():
+        yield watch
 
 
 def train(model: nn.Module, batch_of: Callable[[int], Tensor]) -> dict[str, Any]:
@@ -154,7 +165,7 @@ def test_weights_that_went_bad_earlier_lead_to_the_step_that_made_them_so(tmp_pa
 
 def test_little_memory_is_told_and_the_training_still_watched(tmp_path: Path) -> None:
     seeded()
-    with watching(to=tmp_path / "run", snapshot_memory=100) as watch:
+    with watching(to=tmp_path / "run", snapshot_bytes=100) as watch:
         train(Net(), batch)
     run = Run.open(tmp_path / "run")
     assert len(run.metrics()) == NUM_STEPS
