@@ -21,7 +21,7 @@ torch.manual_seed(17)
 distance = Distance()
 optimizer = torch.optim.SGD(distance.parameters(), lr=0.01)
 scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10)
-for step in range(40):
+for _ in range(40):
     x = torch.randn(10, 8)
     optimizer.zero_grad()
     with torch.autocast("cpu", dtype=torch.float16):

@@ -93,7 +93,8 @@ def _roots(modules: Iterable[nn.Module]) -> Iterator[Any]:
 
 def _is_users(module: ModuleType) -> bool:
     file = getattr(module, "__file__", None)
-    if not isinstance(file, str) or "-packages" in file or module.__name__.partition(".")[0] == "roundoff":
+    is_known = module.__name__.partition(".")[0] in ("roundoff", "torch")  # torch.ops says that its file is "_ops.py"
+    if not isinstance(file, str) or "-packages" in file or is_known:
         return False
     return is_users_file(file)
 
