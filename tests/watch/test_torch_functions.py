@@ -10,6 +10,7 @@ from roundoff.watch.torch_functions import function_named, name_of_function
     [
         torch.Tensor.mul, torch.Tensor.__rsub__, torch.Tensor.grad.__get__, torch.Tensor.grad.__set__, torch.randn,
         torch.stack, F.cross_entropy, F.scaled_dot_product_attention, torch.einsum, torch.Tensor.__setitem__,
+        torch.autograd.grad,
     ],
 )  # fmt: skip
 def test_a_function_is_found_again_under_its_name(function):

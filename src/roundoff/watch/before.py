@@ -30,7 +30,12 @@ class Before:
 
     def write_state(self) -> None:
         """Write parameters, buffers, gradients, optimizer state and generators as they are now."""
-        names = self._names()
+        try:
+            self._write_state(self._names())
+        except Exception as error:  # a mistake of ours costs the replay elsewhere, not this one
+            self._writer.note(f"The state before the step was not saved: {type(error).__name__}: {error}.")
+
+    def _write_state(self, names: StateNames) -> None:
         with self._writer.replay_state() as file:
             for key, x in names.tensors():
                 _add(file, key, x)
@@ -72,11 +77,13 @@ class Before:
         outside_facts: list[JsonValue] = [
             {
                 "requires_grad": outside.requires_grad,
-                "stride": list(outside.copy.stride()),
+                "stride": list(outside.copy.stride()) if outside.copy.layout is torch.strided else [],
                 "in_batch": number in told.in_batch,
             }
             for number, outside in enumerate(tape.outside)
         ]
+        if not self._facts:
+            return  # without the state there is nothing to go on from
         self._writer.write_replay_tape(
             {"step": tape.step, **self._facts, "outside": outside_facts, "calls": calls, "untold": untold}
         )
@@ -142,7 +149,10 @@ def _plain_attributes(module: nn.Module) -> dict[str, JsonValue]:
 
 
 def _add(file: TensorWriter, key: str, x: Tensor) -> None:
+    """Add a tensor; of one that is spread over ranks the part of this rank. Sparse ones have no form in the file."""
     plain = x.detach()
+    if hasattr(plain, "to_local"):
+        plain = plain.to_local()
     dtype = file_dtype(plain)
-    if dtype is not None:
+    if dtype is not None and plain.layout is torch.strided:
         file.add(key, bytes_of(plain), dtype=dtype, shape=tuple(plain.shape))

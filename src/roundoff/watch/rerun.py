@@ -231,8 +231,9 @@ class _Attempt:
             tensors = [x.fresh() for x in batch]
         loss = self._built.loss(self._names.models[0], *tensors)
         self._keep_loss(loss)
-        if self._recipes:
-            self._recipes[0].backward(loss)
+        scaling = [o for o in (*self._recipes, *self._names.optimizers) if isinstance(o, RecipeOptimizer)]
+        if scaling:
+            scaling[0].backward(loss)
         else:
             loss.backward()
         if self._built.optimizers:

@@ -33,7 +33,7 @@ def outside_of(tape: Mapping[str, Any], batch: TensorFile, *, is_wide: bool) -> 
     for number, facts in enumerate(tape["outside"]):
         key = f"outside{number}"
         if key not in batch:
-            raise _broken(f"the tensor '{key}' was not saved: its dtype has no form in a file")
+            raise _broken(f"the tensor '{key}' was not saved: it is sparse, or its dtype has no form in a file")
         x = batch.torch(key)
         if is_wide and x.dtype in _NARROW:
             x = x.float()

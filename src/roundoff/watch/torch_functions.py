@@ -42,6 +42,8 @@ def _functions() -> dict[str, Callable[..., Any]]:
             name = overrides.resolve_name(function)
             if name is not None:
                 found[name] = function
+    found["torch.autograd.grad"] = torch.autograd.grad
+    found["torch._weight_norm"] = torch._weight_norm
     for name in ("grad", "data"):
         found[f"torch.Tensor.{name}.__set__"] = getattr(torch.Tensor, name).__set__
     return found
