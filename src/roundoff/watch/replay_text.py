@@ -6,8 +6,11 @@ import math
 from collections.abc import Sequence
 from pathlib import Path
 
+import torch
+
 from roundoff.diagnose.numbers import plural, short
 from roundoff.runs import Event, Origin
+from roundoff.watch.repro import is_exportable
 from roundoff.watch.rerun import Rerun
 from roundoff.watch.saved_step import SavedStep, SavedTensor
 
@@ -27,7 +30,7 @@ def saved_text(saved: SavedStep, *, run: Path) -> str:
         lines.append(f"  {'' if number else 'batch':<9}  {_tensor_text(tensor)}")
     if len(saved.batch) > _MOST_TENSORS:
         lines.append(f"{'':<13}{len(saved.batch) - _MOST_TENSORS} more")
-    if saved.origin is not None:
+    if saved.origin is not None and is_exportable(saved.origin):
         lines.append(f"  export     roundoff replay {run} --export repro.py")
     return "\n".join(
         [*lines, f"  run again  roundoff replay {run} --builder FILE.py:build", "", *_builder_lines(saved)]
@@ -116,10 +119,8 @@ def _builder_lines(saved: SavedStep) -> list[str]:
     lines = ["    def build():"]
     lines += [f"        {name} = {kind}(...)" for name, kind in zip(names, saved.models, strict=True)]
     returned = names[0] if len(names) == 1 else f"[{', '.join(names)}]"
-    for number, kind in enumerate(saved.optimizers[:1]):
-        lines.append(
-            f"        optimizer = {'torch.optim.' if kind in _TORCHS else ''}{kind}({names[number]}.parameters())"
-        )
+    for kind in saved.optimizers[:1]:
+        lines.append(f"        {_optimizer_line(kind, names[0])}")
     returned += ", optimizer" if len(saved.optimizers) == 1 else ", [...]" if saved.optimizers else ""
     if saved.needs_loss is None:
         return [*lines, f"        return {returned}"]
@@ -132,6 +133,7 @@ def _builder_lines(saved: SavedStep) -> list[str]:
     ]
 
 
-_TORCHS = frozenset(
-    {"Adam", "AdamW", "SGD", "RMSprop", "Adagrad", "Adadelta", "Adamax", "NAdam", "RAdam", "LBFGS", "Rprop"}
-)
+def _optimizer_line(kind: str, model: str) -> str:
+    if kind == "RecipeOptimizer":
+        return f"{model}, optimizer = roundoff.apply_recipe({model}, ..., ...)  # as the script does"
+    return f"optimizer = {'torch.optim.' if hasattr(torch.optim, kind) else ''}{kind}({model}.parameters())"

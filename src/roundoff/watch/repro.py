@@ -59,10 +59,15 @@ def export_repro(replayed: Run, *, to: Path, rank: int = 0) -> list[Path]:
     return written
 
 
+def is_exportable(origin: Origin) -> bool:
+    """Say whether an op is one of torch's own."""
+    return origin.overload.partition("::")[0] in ("aten", "prims")
+
+
 def _check_exportable(origin: Origin) -> None:
     namespace, _, name = origin.overload.partition("::")
     packet, _, overload = name.partition(".")
-    if namespace not in ("aten", "prims"):
+    if not is_exportable(origin):
         raise ReplayError.explain(
             f"'{origin.op}' cannot be exported.",
             why=f"it is not an op of torch but of '{namespace}', which the script could not do without.",
