@@ -125,6 +125,11 @@ def _is_narrow(tape: StepTape) -> bool:
     return any(getattr(getattr(entry, "ambient", None), "autocast", ()) for entry in flat(tape.entries))
 
 
+def _is_torchs(node: Any) -> bool:
+    """Say whether a function is torch's own, such as the one that calls backward hooks of modules."""
+    return getattr(node, "_forward_cls", type(node)).__module__.partition(".")[0] == "torch"
+
+
 def _custom_functions(roots: Sequence[Tensor]) -> set[str]:
     """Return the names of the user's own autograd functions that a backward from `roots` runs."""
     waiting: list[Any] = [root.grad_fn for root in roots if root.grad_fn is not None]
@@ -132,7 +137,7 @@ def _custom_functions(roots: Sequence[Tensor]) -> set[str]:
     found: set[str] = set()
     while waiting:
         node = waiting.pop()
-        if isinstance(node, torch.autograd.function.BackwardCFunction):
+        if isinstance(node, torch.autograd.function.BackwardCFunction) and not _is_torchs(node):
             found.add(type(node).__name__.removesuffix("Backward"))
         for following, _ in node.next_functions:
             if following is not None and following not in seen:
