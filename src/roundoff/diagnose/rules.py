@@ -9,6 +9,7 @@ from roundoff.diagnose.accumulation import undivided_losses
 from roundoff.diagnose.affine import affine_networks
 from roundoff.diagnose.batch_reduction import summed_losses
 from roundoff.diagnose.cancellation import cancellations
+from roundoff.diagnose.collective_mismatch import mismatched_collectives
 from roundoff.diagnose.consumed_overflow import consumed_overflows
 from roundoff.diagnose.coverage import COVERAGE_CODES, uncovered_parameters
 from roundoff.diagnose.dead_units import dead_units
@@ -41,6 +42,9 @@ from roundoff.diagnose.norm_batch import tiny_norm_batches
 from roundoff.diagnose.norm_decay import decaying_norms
 from roundoff.diagnose.padding_collision import colliding_paddings
 from roundoff.diagnose.process import PROCESS_CODES, process_deaths
+from roundoff.diagnose.rank_buffers import buffers_that_differ
+from roundoff.diagnose.rank_data import RANK_DATA_CODES, data_of_ranks
+from roundoff.diagnose.rank_gradients import RANK_GRADIENT_CODES, ranks_that_drift_apart
 from roundoff.diagnose.replays import replays_that_differ
 from roundoff.diagnose.resuming import lost_optimizer_states
 from roundoff.diagnose.running_statistics import frozen_statistics, lost_statistics
@@ -53,6 +57,7 @@ from roundoff.diagnose.start_values import START_CODES, stuck_start_values
 from roundoff.diagnose.tied import broken_ties
 from roundoff.diagnose.training_mode import training_in_eval_mode
 from roundoff.diagnose.uncleared_gradients import CLEARING_CODES, wrongly_cleared_gradients
+from roundoff.diagnose.unused_parameters import unused_parameters
 from roundoff.diagnose.wrong_backward import wrong_backwards
 from roundoff.runs import Finding, Run
 
@@ -115,6 +120,11 @@ RULES = (
     Rule(checks="updates too small for the weights' format", find=updates_below_ulp, codes=("update-below-ulp",)),
     Rule(checks="norms under weight decay", find=decaying_norms, codes=("norm-weight-decay",)),
     Rule(checks="inputs far from 1", find=large_inputs, codes=("input-scale",)),
+    Rule(checks="parameters of parallel models", find=unused_parameters, codes=("unused-parameter",)),
+    Rule(checks="ranks that drift apart", find=ranks_that_drift_apart, codes=RANK_GRADIENT_CODES),
+    Rule(checks="what ranks read", find=data_of_ranks, codes=RANK_DATA_CODES),
+    Rule(checks="buffers of ranks", find=buffers_that_differ, codes=("rank-buffers-differ",)),
+    Rule(checks="steps that ranks do not share", find=mismatched_collectives, codes=("collective-mismatch",)),
     Rule(checks="replays that differ from their step", find=replays_that_differ, codes=("nondeterministic-step",)),
     Rule(checks="memory that grows", find=growing_memory, codes=("graph-leak", "memory-growth")),
     Rule(checks="updates too small to matter", find=tiny_rates, codes=("lr-too-low",)),
@@ -151,7 +161,7 @@ FOLLOWS_FROM = {
     "input-scale": ("overflow", "consumed-overflow", "domain-error", "masked-softmax", "nonfinite-update"),
     "train-eval-gap": (*_BREAKS_EVALUATION, "tiny-norm-batch"),
     "eval-loss-rising": (*_BREAKS_EVALUATION, "train-eval-gap"),
-    "data-not-shuffled": ("duplicate-samples", "dataset-mutated"),
+    "data-not-shuffled": ("duplicate-samples", "dataset-mutated", "epoch-order-repeated"),
     "initial-loss": ("exploding-activations", "input-scale"),
     "dead-units": ("zero-init", "exploding-activations", "input-scale", "constant-input"),
     "vanishing-gradients": ("zero-init", "symmetric-init", "dead-units", "constant-input"),
@@ -160,7 +170,10 @@ FOLLOWS_FROM = {
     "loss-nonfinite": (*NONFINITE[:-1], *_BEHIND_NONFINITE),
     "step-on-nonfinite-gradients": (*NONFINITE[:-2], *_BEHIND_NONFINITE),
     "loss-spike": (*NONFINITE, *_BLOWS_UP, "input-scale"),
-    "exception": (*NONFINITE, "step-on-scaled-gradients"),
+    "gradients-not-reduced": ("unused-parameter",),
+    "rank-buffers-differ": ("gradients-not-reduced", "rank-init-mismatch"),
+    "hang": ("collective-mismatch",),
+    "exception": ("unused-parameter", "collective-mismatch", *NONFINITE, "step-on-scaled-gradients"),
     "lr-too-high": (*_BLOWS_UP[:-1], "exploding-activations", "input-scale"),
     "lr-too-low": _STANDS_STILL,
     "running-stats-frozen": ("eval-mode-training",),

@@ -407,6 +407,7 @@ def _epoch_detail(result: Any, loader: Any, *_: Any, **__: Any) -> dict[str, Any
         "num_batches": _length(loader),
         "batch_size": loader.batch_size,
         "set_epoch": getattr(sampler, "epoch", None),
+        "shuffle": getattr(sampler, "shuffle", None),
     }
 
 

@@ -1,0 +1,25 @@
+"""Two ranks, one of which leaves out a batch that the other does not."""
+
+import datetime
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+dist.init_process_group("gloo", timeout=datetime.timedelta(seconds=6))
+rank = dist.get_rank()
+torch.manual_seed(0)
+model = DistributedDataParallel(nn.Sequential(nn.Linear(8, 32), nn.ReLU(), nn.Linear(32, 4)))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+torch.manual_seed(rank)
+for step in range(12):
+    x = torch.randn(16, 8)
+    if rank == 1 and step == 5:
+        continue
+    loss = F.cross_entropy(model(x), x[:, :4].argmax(1))
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+dist.destroy_process_group()

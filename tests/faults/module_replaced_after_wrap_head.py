@@ -1,0 +1,24 @@
+"""Two ranks whose model gets a new head after it was made parallel."""
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+dist.init_process_group("gloo")
+rank = dist.get_rank()
+torch.manual_seed(0)
+model = DistributedDataParallel(
+    nn.Sequential(nn.Linear(8, 32), nn.ReLU(), nn.Linear(32, 10)), find_unused_parameters=True
+)
+model.module[2] = nn.Linear(32, 4)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+torch.manual_seed(rank)
+for _ in range(25):
+    x = torch.randn(16, 8)
+    loss = F.cross_entropy(model(x), x[:, :4].argmax(1))
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+dist.destroy_process_group()
