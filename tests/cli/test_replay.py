@@ -1,6 +1,7 @@
 """The command as a stranger types it."""
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -165,3 +166,25 @@ def test_mistakes_are_told_without_a_traceback(words: tuple[str, ...], told: str
     assert (answer.exit_code, answer.stdout) == (2, "")
     assert told in answer.stderr
     assert "Traceback" not in answer.stderr
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda tape: tape.pop("models"),
+        lambda tape: tape.update(calls={}),
+        lambda tape: tape["calls"][0].pop("args"),
+        lambda tape: tape["calls"][1].update(name="os.system"),
+        lambda tape: tape["calls"][0].update(module={"module": [7, ""]}),
+        lambda tape: tape["calls"][0].update(args={"eval": "1"}),
+    ],
+)
+def test_a_damaged_tape_is_told_without_a_traceback(damage, folder: Path, tmp_path: Path):
+    shutil.copytree(folder / "run", tmp_path / "run")
+    path = tmp_path / "run" / "replay" / "step2" / "tape-rank0.json"
+    tape = json.loads(path.read_text())
+    damage(tape)
+    path.write_text(json.dumps(tape))
+    answer = replay(str(tmp_path / "run"), "--builder", "model.py:build")
+    assert (answer.exit_code, answer.stdout) == (2, "")
+    assert "cannot be read" in answer.stderr

@@ -10,6 +10,11 @@ import torch
 from roundoff.errors import ReplayError
 from roundoff.runs import JsonValue, Origin, Run, TensorFile
 
+_FIELDS: dict[str, type] = {
+    "step": int, "models": list, "optimizers": list, "optimizer_values": dict, "scalers": list, "generators": dict,
+    "in_eval": list, "outside": list, "calls": list,
+}  # fmt: skip
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SavedTensor:
@@ -53,12 +58,24 @@ def tape_of(replayed: Run, *, rank: int) -> dict[str, Any]:
     """
     tape: Any = replayed.replay_tape(rank=rank)
     if tape is not None and replayed.has_replay_state(rank=rank):
-        return tape  # type: ignore[no-any-return]
+        return _checked(tape, replayed)
     info = replayed.replay_info(rank=rank)
     why = "what its loop did was not saved: an older version made the run, or the process ended too early"
     if info is not None and info.note is not None:
         why = f"the state before it is not known, since {info.note}"
     raise ReplayError.explain(f"'{replayed.path}' does not hold a step that can be run again.", why=f"{why}.")
+
+
+def _checked(tape: dict[str, Any], replayed: Run) -> dict[str, Any]:
+    """Return what was read, if all of it is there; what is inside of calls is checked where they are made."""
+    wrong = [name for name, kind in _FIELDS.items() if not isinstance(tape.get(name), kind)]
+    if wrong:
+        raise ReplayError.explain(
+            f"The saved step in '{replayed.path}' cannot be read.",
+            why=f"its tape has no {', '.join(wrong)}, or something else there.",
+            fix="take the run from a copy, or from the version that wrote it.",
+        )
+    return tape
 
 
 def look_at(replayed: Run, *, rank: int = 0) -> SavedStep:
