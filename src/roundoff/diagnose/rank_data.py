@@ -83,8 +83,8 @@ def _repeated(run: Run, rank: int, step: int, epochs: list[Call]) -> Finding:
         rank=rank,
         phase="forward",
         title="every epoch has the same order",
-        why=f"the sampler was at epoch {number} in all of {plural(len(epochs), 'epoch')}, and the batches from step {step} "
-        "on are those of the epoch before, bit for bit: it shuffles by its epoch's number",
+        why=f"the sampler was at epoch {number} in all of {plural(len(epochs), 'epoch')}, and the batches from step "
+        f"{step} on are those of the epoch before, bit for bit: it shuffles by its epoch's number",
         fix="call sampler.set_epoch(epoch) at the start of every epoch",
         evidence=({"epochs": len(epochs), "set_epoch": number},),
     )

@@ -41,7 +41,7 @@ def _finding(names: list[str], *, has_failed: bool) -> Finding:
         parameter=names[0],
         title=f"no loss depends on {plural(len(names), 'parameter')}",
         why=f"backward reaches {shown} on no rank, so that {waits}",
-        fix="use their output in the loss, remove them, or freeze them before the model is made parallel; if it changes "
-        "from step to step which are used: DistributedDataParallel(..., find_unused_parameters=True)",
+        fix="use their output in the loss, remove them, or freeze them before the model is made parallel; if it "
+        "changes from step to step which are used: DistributedDataParallel(..., find_unused_parameters=True)",
         evidence=({"parameters": list(names)},),
     )
