@@ -145,12 +145,22 @@ def test_what_the_sweep_decides_cannot_be_set(tmp_path: Path):
         ("fsdp = 1", "fsdp = 1.\n  why: it must be true or false."),
         ("data = 3", "data = 3.\n  why: it must be a text."),
         ('augment = "crop"', "augment = 'crop'.\n  why: it must be a list of texts."),
-        ('loss_scale = "big"', "loss_scale = 'big'.\n  why: it must be dynamic, none, recipe, or a number."),
+        (
+            'loss_scale = "big"',
+            "loss_scale = 'big'.\n  why: it must be dynamic, none, recipe, a number, or one of dynamic:apex, "
+            "dynamic:torch, dynamic:mindspore, dynamic:fp16_optimizer.",
+        ),
     ],
 )
 def test_a_value_of_the_wrong_type_is_an_error(tmp_path: Path, line: str, complaint: str):
     text = error_of(tmp_path, f"settings.{line}\n[axes]\nseed = [1]")
     assert text == f"'my.toml' at seed = 1 cannot set {complaint}"
+
+
+def test_a_flavour_of_dynamic_loss_scaling_is_a_setting(tmp_path: Path):
+    path = tmp_path / "my.toml"
+    path.write_text('[settings]\nrecipe = "O2"\n[axes]\nloss_scale = ["dynamic:torch", "dynamic"]')
+    assert [training.config.loss_scale for training in read_sweep(path).trainings] == ["dynamic:torch", 0.0]
 
 
 def test_a_training_that_cannot_be_is_named_with_its_place(tmp_path: Path):

@@ -11,6 +11,7 @@ from typing import Any
 
 from roundoff.errors import SweepError, TrainError
 from roundoff.experiments.axes import label_of
+from roundoff.precision.scale_settings import FLAVOURS
 from roundoff.train import TrainConfig
 
 _DECIDED_BY_THE_SWEEP = {"name", "runs", "resume", "eval_only", "save_every", "tensorboard", "rank", "world_size"}
@@ -65,8 +66,11 @@ def check_names(settings: Mapping[str, Any], *, where: str) -> None:
 
 def _value(name: str, value: Any, *, where: str) -> Any:
     if name == "loss_scale" and isinstance(value, str):
+        flavours = [f"dynamic:{flavour}" for flavour in FLAVOURS]
+        if value in flavours:
+            return value
         if value not in _LOSS_SCALE_WORDS:
-            raise _wrong(name, value, "dynamic, none, recipe, or a number", where=where)
+            raise _wrong(name, value, f"dynamic, none, recipe, a number, or one of {', '.join(flavours)}", where=where)
         return _LOSS_SCALE_WORDS[value]
     if name == "augment" and isinstance(value, list) and all(isinstance(item, str) for item in value):
         return tuple(value)
