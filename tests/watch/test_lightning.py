@@ -14,6 +14,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from roundoff.errors import UsageError
 from roundoff.runs import Run
 from roundoff.watch.lightning import WatchCallback
+from roundoff.watch.watching import watching
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore::UserWarning:lightning"),
@@ -121,6 +122,15 @@ def test_an_exception_in_the_training_is_noted_and_ends_the_watch(tmp_path: Path
     run = Run.open(tmp_path / "run")
     assert run.info.status == "failed"
     assert [(anomaly.kind, anomaly.name) for _, anomaly in run.anomalies()] == [("exception", "ValueError")]
+
+
+def test_a_training_that_is_watched_already_is_not_watched_twice(tmp_path: Path, capsys):
+    callback = WatchCallback(tmp_path / "callback")
+    with watching(to=tmp_path / "block") as watch:
+        fit(callbacks=[callback], data=loader())
+    assert "this training is watched already" in capsys.readouterr().err
+    assert (callback.watch, watch.num_steps) == (None, 6)
+    assert not (tmp_path / "callback").exists()
 
 
 def test_without_lightning_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch):

@@ -14,6 +14,7 @@ from torch.optim import Optimizer
 
 from roundoff.errors import UsageError
 from roundoff.record.environment import rank
+from roundoff.record.loop import is_observed
 from roundoff.runs import Finding
 from roundoff.watch.crash import ProcessGuard
 from roundoff.watch.session import Watch
@@ -46,6 +47,9 @@ class FrameworkWatch:
     def begin(self, models: Iterable[nn.Module] = (), optimizers: Iterable[Optimizer] = ()) -> None:
         """Watch from now on; models and optimizers that are not named are met as they are used."""
         self.end()
+        if is_observed():
+            print("roundoff: this training is watched already; the callback leaves it at that.", file=sys.stderr)
+            return
         self._process = os.getpid()
         guard = ProcessGuard()
         to = self._to if self._to is not None else next_folder
