@@ -67,7 +67,8 @@ def training_epochs(run: Run, rank: int) -> list[Epoch]:
         elif call.call == "epoch" and call.detail.get("loader") == loaders[-1]:
             begins.append((call.step + (stepped == call.step), call.detail))
     metrics = run.metrics(rank=rank)
-    ends = [step for step, _ in begins[1:]] + [metrics[-1].step + 1 if metrics else 0]
+    last = max(calls[-1].step, metrics[-1].step if metrics else 0)
+    ends = [step for step, _ in begins[1:]] + [last + 1]
     return [
         Epoch(first_step=step, end_step=end, detail=detail)
         for (step, detail), end in zip(begins, ends, strict=True)
