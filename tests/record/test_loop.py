@@ -143,6 +143,7 @@ def test_loading_tells_what_was_missing(record, model):
             "missing": ["bias"],
             "unexpected": ["other"],
             "num_keys": 2,
+            "num_given": 2,
         }
     ]
 

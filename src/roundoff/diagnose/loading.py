@@ -12,8 +12,8 @@ from roundoff.runs import Call, Finding, Run, Severity
 def checkpoints_not_loaded(run: Run) -> list[Finding]:
     """Find a load into a model after which nothing, or all but nothing, is loaded.
 
-    Some missing keys are normal: a new head on a known body. Here every key of the model is missing, or missing and
-    unexpected ones are the same but for a prefix.
+    Some missing keys are normal: a new head on a known body, or an embedding alone. Here not one of the keys that were
+    given fits the model, or missing and unexpected ones are the same but for a prefix.
     """
     found = [_judge(call) for call in run.calls(rank=first_rank(run)) if call.call == "load"]
     return [finding for finding in found if finding is not None][:1]
@@ -25,7 +25,8 @@ def _judge(call: Call) -> Finding | None:
     if not missing:
         return None
     fitting = _prefix(missing, unexpected)
-    if fitting is None and not (num_keys and num_missing >= num_keys):
+    is_nothing_loaded = _number(call, "num_given") == _number(call, "num_unexpected") > 0
+    if fitting is None and not is_nothing_loaded:
         return None
     of_keys = f" of its {num_keys}" if num_keys else ""
     why = (

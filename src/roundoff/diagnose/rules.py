@@ -177,6 +177,7 @@ FOLLOWS_FROM = {
     "lr-too-high": (*_BLOWS_UP[:-1], "exploding-activations", "input-scale"),
     "lr-too-low": _STANDS_STILL,
     "running-stats-frozen": ("eval-mode-training",),
+    "running-stats-lost": ("zero-init", "dead-units", "constant-input"),
     **{shape: tuple(code for code in PROCEDURE if code not in SHAPE_CODES) for shape in SHAPE_CODES},
 }
 """Findings that a graver one of an earlier or the same step explains: they become its related ones."""

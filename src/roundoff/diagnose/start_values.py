@@ -11,6 +11,7 @@ from roundoff.diagnose.numbers import listed, plural, short
 from roundoff.runs import Finding, ParameterFacts, Run, Severity, Structure
 
 START_CODES = ("zero-init", "symmetric-init")
+_LEAST_COPIES = 4
 _LEAST_ROW = 4
 """In rows that are shorter than this a single update may agree by chance."""
 
@@ -46,7 +47,14 @@ def _stays_equal(weight: ParameterFacts, looks: Sequence[Structure], history: Gr
     has_moved_before = looks[0].step in history.steps and history.update[history.steps.index(looks[0].step)] > 0
     if len(seen) < 2 and (row < _LEAST_ROW or not has_moved_before):
         return False
-    return all(p.equal_rows for p in seen)
+    return all(_share_rows(p) for p in seen)
+
+
+def _share_rows(weight: ParameterFacts) -> bool:
+    """Say whether rows come many times: all are one, or those of each gate of a recurrent layer."""
+    if weight.equal_rows:
+        return True
+    return weight.num_distinct_rows is not None and weight.num_distinct_rows * _LEAST_COPIES <= weight.shape[0]
 
 
 def _zero(look: Structure, zero: Sequence[ParameterFacts], histories: Mapping[str, GradientHistory]) -> Finding:
@@ -85,7 +93,7 @@ def _symmetric(look: Structure, equal: Sequence[ParameterFacts]) -> Finding:
         step=look.step,
         site=first.site,
         parameter=names[0],
-        title=f"the {first.shape[0]} rows of {names[0]} are identical",
+        title=f"the {first.shape[0]} rows of {names[0]} are {'identical' if first.equal_rows else 'few, many times'}",
         why=f"{listed(names)}{value}: units that start the same get the same gradient; after the updates their rows "
         "are still equal, so that each layer computes one unit many times",
         fix="start weights at random: nn.init.kaiming_uniform_ or xavier_uniform_ instead of a constant",

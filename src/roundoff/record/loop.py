@@ -343,7 +343,7 @@ def _train_detail(result: Any, module: nn.Module, mode: bool = True) -> dict[str
     return {"call": "train" if mode else "eval", "module": type(module).__name__}
 
 
-def _load_detail(result: Any, owner: Any, *_: Any, **__: Any) -> dict[str, Any]:
+def _load_detail(result: Any, owner: Any, state_dict: Any = (), *_: Any, **__: Any) -> dict[str, Any]:
     missing = list(getattr(result, "missing_keys", None) or ())
     unexpected = list(getattr(result, "unexpected_keys", None) or ())
     return {
@@ -353,6 +353,7 @@ def _load_detail(result: Any, owner: Any, *_: Any, **__: Any) -> dict[str, Any]:
         "missing": missing[:20],
         "unexpected": unexpected[:20],
         "num_keys": _num_keys(owner),
+        "num_given": len(state_dict),
     }
 
 

@@ -32,6 +32,8 @@ class ParameterFacts:
     absmax: float | None = None
     equal_rows: bool = False
     """Whether all its rows (of which there are several) are the same."""
+    num_distinct_rows: int | None = None
+    """How many different rows it has, where its first two are the same."""
     is_zero: bool = False
     attribute: str | None = None
     """The plain attribute of a model that holds it, `body.layers[2].weight`, where no model owns it."""

@@ -134,7 +134,8 @@ def _parameters(
             mean=mean,
             std=std,
             absmax=absmax,
-            equal_rows=_has_equal_rows(parameter),
+            equal_rows=_num_distinct_rows(parameter) == 1,
+            num_distinct_rows=_num_distinct_rows(parameter),
             is_zero=absmax == 0.0,
             attribute=attributes.get(id(parameter)),
         )
@@ -147,12 +148,15 @@ def _memory_of(x: Tensor) -> tuple[int, int]:
         return id(x), 0
 
 
-def _has_equal_rows(x: Tensor) -> bool:
-    if x.dim() < 2 or x.shape[0] < 2 or x.is_meta or type(x.data) not in (Tensor, nn.Parameter) or has_no_memory(x):
-        return False
-    if x.numel() and float(x.detach()[0].reshape(-1)[0]) != float(x.detach()[1].reshape(-1)[0]):
-        return False  # nearly always enough
-    return bool((x.detach() == x.detach()[:1]).all())
+def _num_distinct_rows(x: Tensor) -> int | None:
+    if x.dim() < 2 or x.shape[0] < 2 or not x.numel() or x.is_meta or has_no_memory(x):
+        return None
+    if type(x.data) not in (Tensor, nn.Parameter):
+        return None
+    rows = x.detach().flatten(1)
+    if float(rows[0, 0]) != float(rows[1, 0]) or not torch.equal(rows[0], rows[1]):
+        return None  # nearly always
+    return 1 if bool((rows == rows[:1]).all()) else len(torch.unique(rows, dim=0))
 
 
 def _modules(training: Training, sites: Sites) -> Iterable[ModuleFacts]:
