@@ -12,7 +12,16 @@ from roundoff.diagnose.weight_growth import update_before
 from roundoff.runs import Interned, ParameterColumns, Run, RunInfo, RunWriter
 
 BAD = BadStep(
-    step=7, events_step=7, rank=0, anomalies=(), metrics=None, was_skipped=False, events=None, place=None, origin=None
+    step=7,
+    events_step=7,
+    rank=0,
+    anomalies=(),
+    metrics=None,
+    was_skipped=False,
+    was_undone=False,
+    events=None,
+    place=None,
+    origin=None,
 )
 
 

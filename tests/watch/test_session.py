@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
+from roundoff.diagnose import diagnose_run
 from roundoff.runs import Run
 from roundoff.watch.session import Watch
 from roundoff.watch.watching import watching
@@ -86,6 +87,9 @@ def test_skip_goes_on_as_if_the_bad_batch_had_never_come(tmp_path: Path):
     model, watch = watched(tmp_path / "a", data, on_anomaly="skip")
     assert watch.num_undone == 1
     assert same(model, train(data, leave_out=25))
+    (finding,) = diagnose_run(Run.open(tmp_path / "a")).findings
+    assert (finding.rule, finding.step, finding.related) == ("nonfinite-input", 25, ())
+    assert "The step was undone" in finding.why
 
 
 def test_skip_undoes_a_step_between_two_snapshots(tmp_path: Path):

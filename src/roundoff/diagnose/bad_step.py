@@ -30,6 +30,8 @@ class BadStep:
     metrics: Metrics | None
     was_skipped: bool
     """Whether the optimizer's step was left out, as loss scaling does."""
+    was_undone: bool
+    """Whether the watch undid the step, as it was asked to."""
     events: Run | None
     """The run that holds the step's events: its replay, or this run if it was recorded."""
     place: OriginPlace | None
@@ -87,7 +89,8 @@ class BadStep:
     def is_lasting(self) -> bool:
         """Whether weights are bad from here on, so that later steps only tell the same again."""
         has_bad_weights = self.place is not None and self.place.liveness.num_bad_weights > 0
-        return self.has("weight") or has_bad_weights or (self.gradients_are_bad and not self.was_skipped)
+        is_bad = self.has("weight") or has_bad_weights or (self.gradients_are_bad and not self.was_skipped)
+        return is_bad and not self.was_undone
 
 
 def bad_steps(run: Run) -> list[BadStep]:
@@ -110,9 +113,12 @@ def _of_rank(run: Run, rank: int) -> Iterator[BadStep]:
     known = losses | set(anomalies)
     recorded = _recorded_bad_steps(run, rank)
     replayed = {step for step in run.replayed_steps if not known or step <= min(known)}
-    skipped = {call.step for call in run.calls(rank=rank) if call.call == "step" and call.detail.get("skipped")}
+    calls = run.calls(rank=rank)
+    skipped = {call.step for call in calls if call.call == "step" and call.detail.get("skipped")}
+    undone = {call.step for call in calls if call.call == "undone"}
     for step in sorted(known | recorded | replayed)[:MAX_STEPS]:
         bad = _look(run, rank, step, anomalies.get(step, []), metrics.get(step), was_skipped=step in skipped)
+        bad = replace(bad, was_undone=step in undone)
         if known and step in replayed - known and bad.is_refuted:
             first = min(known)
             bad = replace(bad, step=first, anomalies=tuple(anomalies.get(first, [])), metrics=metrics.get(first))
@@ -135,6 +141,7 @@ def _look(
         anomalies=tuple(anomalies),
         metrics=metrics,
         was_skipped=was_skipped or (metrics is not None and metrics.skipped),
+        was_undone=False,
         events=events,
         place=place,
         origin=origin if origin is not None and place is not None and _is_at(origin, place) else None,

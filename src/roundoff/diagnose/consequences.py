@@ -13,7 +13,7 @@ _CHECK = "check before the step: torch.nn.utils.clip_grad_norm_(..., error_if_no
 
 def step_on_bad_gradients(bad: BadStep) -> Finding | None:
     """Say that the optimizer stepped on gradients that are not finite; None if it did not."""
-    if not bad.gradients_are_bad or bad.was_skipped:
+    if not bad.gradients_are_bad or bad.was_skipped or bad.was_undone:
         return None
     names = bad.names_of("gradient")
     num_bad = bad.place.liveness.num_bad_gradients if bad.place is not None else len(names)

@@ -15,6 +15,8 @@ def spread_of(bad: BadStep, place: OriginPlace) -> str:
         sentences.append("The loss does not show it: what is masked in forward is 0 times NaN in backward.")
     if bad.was_skipped:
         sentences.append("The optimizer's step was skipped, so the weights are as they were.")
+    elif bad.was_undone:
+        sentences.append("The step was undone: the training went on as if its batch had never come.")
     elif bad.step > 0:
         sentences.append(f"Loss and weights were fine up to step {bad.step - 1}.")
     return " ".join(sentences)

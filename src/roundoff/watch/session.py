@@ -509,12 +509,14 @@ class Watch:
             return
         self._is_handled = True
         self._lookout.end_attempt()
-        began = time.perf_counter()
         reached = [leaf for kept in self._leaves or () if (leaf := kept()) is not None]
         self._facts.end_attempt(self._tape.so_far(), reached=reached, fully=self._is_fully_watched)
+        began, num_undone = time.perf_counter(), self.num_undone
         if self._lookout.has_new:
             self._journal.flush()
         self._handler.handle(self._tape.so_far(), self._lookout.take_new(), is_complete=is_complete)
+        if self.num_undone > num_undone:
+            self._journal.call("undone", {})
         self._budget.exempt(time.perf_counter() - began)
 
     @contextlib.contextmanager
