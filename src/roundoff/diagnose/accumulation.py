@@ -13,6 +13,7 @@ from roundoff.runs import Event, Finding, Run, Severity
 _FEW = 3
 """Fewer losses than this may be parts of one, as those of a discriminator are, unless they have labels of classes."""
 _UNDIVIDED = 0.99
+_TOLERANCE = 1e-3
 
 
 def undivided_losses(run: Run) -> list[Finding]:
@@ -22,16 +23,31 @@ def undivided_losses(run: Run) -> list[Finding]:
 
 def _of_rank(run: Run, rank: int) -> list[Finding]:
     for loop_step in loop_steps(run, rank)[:2]:
-        if loop_step.named("clip") or not loop_step.named("step"):
+        if not loop_step.named("step"):
             continue
         parts = [part for part in microbatches(run, rank, loop_step.step) if any(e.phase == "backward" for e in part)]
         if len(parts) < 2 or not _are_batches(parts):
             continue
         scale = next((m.loss_scale for m in run.metrics(rank=rank) if m.step == loop_step.step), None) or 1.0
         factors = [found.factor / scale for part in parts if (found := loss_gradient(part)) is not None]
-        if len(factors) == len(parts) and all(factor >= _UNDIVIDED for factor in factors):
+        is_undivided = len(factors) == len(parts) and all(factor >= _UNDIVIDED for factor in factors)
+        if is_undivided and not _divides_gradients(run, rank, loop_step.step, len(parts)):
             return [_finding(loop_step.step, len(parts), factors[0], rank)]
     return []
+
+
+def _divides_gradients(run: Run, rank: int, step: int, number: int) -> bool:
+    """Say whether the loop divides the gradients themselves before the step."""
+    before: dict[tuple[str, str | None], float] = {}
+    for event in run.iter_events(step=step, rank=rank, phase="optimizer"):
+        if bare_name(event.op).removeprefix("_foreach_") not in ("div", "mul") or event.parameter is None:
+            continue
+        key = (event.op_name, event.parameter)
+        if event.output.startswith("input"):
+            before.setdefault(key, event.l2)
+        elif before.get(key) and abs(event.l2 * number / before[key] - 1) < _TOLERANCE:
+            return True
+    return False
 
 
 def _are_batches(parts: Sequence[Sequence[Event]]) -> bool:

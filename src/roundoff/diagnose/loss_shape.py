@@ -18,6 +18,8 @@ _EXPLODED, _LEAST_EXPLOSION = 100.0, 10.0
 _RISEN = 1.3
 _NUM_DEVIATIONS = 4.0
 _DEVIATION_OF_MAD = 1.48
+_DONE = 0.01
+"""A loss below this has nowhere to fall."""
 
 
 def shapes_of_the_loss(run: Run) -> list[Finding]:
@@ -53,9 +55,13 @@ def _is_flat(values: Sequence[float]) -> bool:
     size = len(values) // 10
     levels = [math.fsum(values[place : place + size]) / size for place in range(0, size * 10, size)]
     begin = values[:size]
-    error = 3 * _deviation(begin) / math.sqrt(size)
+    noise = _NUM_DEVIATIONS * _deviation(begin)
     opening = math.fsum(values[:3]) / 3
-    return min(levels) > levels[0] - max(error, 0.01 * levels[0]) and min(levels) > 0.9 * opening
+    if min(levels) < _DONE:
+        return False
+    return min(levels) > levels[0] - max(noise / math.sqrt(size), 0.01 * levels[0]) and (
+        min(levels) > opening - max(noise / math.sqrt(3), 0.01 * opening)
+    )
 
 
 def _exploded(losses: Sequence[tuple[int, float]], start: float, last: float, rank: int) -> Finding:

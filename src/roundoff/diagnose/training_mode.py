@@ -30,6 +30,8 @@ def _of_rank(run: Run, rank: int) -> list[Finding]:
         first = next((place for place, (_, is_training) in enumerate(seen) if not is_training), None)
         if first is None or (first == 0 and not _was_evaluated_first(run, rank, steps[0])):
             continue
+        if not _is_trained(run, rank, site):
+            continue
         in_eval = [step for step, is_training in seen[first:] if not is_training]
         if len(in_eval) < min(_LEAST_STEPS, len(seen) - first):
             continue
@@ -47,6 +49,16 @@ def _modes(loop_step: LoopStep) -> dict[str, bool]:
             site = str(call.detail.get("site"))
             found[site] = found.get(site, False) or bool(call.detail.get("training"))
     return found
+
+
+def _is_trained(run: Run, rank: int, site: str) -> bool:
+    """Say whether an optimizer holds a parameter inside a module; one that is frozen may be in any mode."""
+    parameters = [parameter for structure in run.structures(rank=rank) for parameter in structure.parameters]
+    trained = {parameter.site for parameter in parameters if parameter.optimizers}
+    if site == "<model>":
+        return any(":" not in other for other in trained)
+    inside = site if site.endswith(":") else f"{site}."
+    return any(other == site or other.startswith(inside) for other in trained)
 
 
 def _was_evaluated_first(run: Run, rank: int, first: LoopStep) -> bool:
