@@ -79,9 +79,9 @@ def _listed(value: JsonValue) -> list[JsonValue]:
 
 
 def _can_learn(tried: list[float], *, chance: float, late: float) -> bool:
-    if len(tried) < 2 or tried[-1] >= _OVERFITTED * min(chance, tried[0]):
+    if len(tried) < 2 or min(tried) >= _OVERFITTED * min(chance, tried[0]):
         return False
-    return chance - tried[-1] > _TIMES_LESS * (chance - late)
+    return chance - min(tried) > _TIMES_LESS * (chance - late)
 
 
 def _finding(chance: float, late: float, num_steps: int, tried: list[float]) -> Finding:
@@ -93,8 +93,8 @@ def _finding(chance: float, late: float, num_steps: int, tried: list[float]) -> 
         phase="forward",
         title="the labels have nothing to do with the inputs",
         why=f"after {num_steps} steps the loss is {short(late)}, and who knows only how often each label occurs gets "
-        f"{short(chance)}; on one batch alone it falls from {short(tried[0])} to {short(tried[-1])} in {len(tried)} "
-        "steps, so the model and the optimizer can learn",
+        f"{short(chance)}; on one batch alone it falls from {short(tried[0])} to {short(min(tried))} within "
+        f"{len(tried)} steps, so the model and the optimizer can learn",
         fix="look at some samples with their labels: two files sorted differently, inputs shuffled without their "
         "labels, an index off by one",
         evidence=({"chance": chance, "loss": late, "overfit": [*tried]},),
