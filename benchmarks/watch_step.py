@@ -9,8 +9,11 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import gc
 import json
+import os
 import shutil
+import subprocess
 import sys
 import tempfile
 import time
@@ -21,8 +24,9 @@ import torch
 from torch import nn
 
 from models import STEPS
-from roundoff.watch.settings import WatchSettings
-from roundoff.watch.watching import start_watching
+
+MSPROBE = Path(__file__).parents[1] / ".benchmarks" / "msprobe" / "bin" / "python"
+"""Made by record_against_peers.py; without it msprobe's monitor is left out."""
 
 MUST = {"budget": {"ResNet": 1.03, "GPT": 1.03}, "every step": {"ResNet": 1.12, "GPT": 1.27}}
 TOWARDS = {"budget": {"ResNet": 1.01, "GPT": 1.01}, "every step": {"ResNet": 1.12, "GPT": 1.27}}
@@ -42,6 +46,9 @@ def measure(name: str, *, every_step: bool, rounds: int, num_steps: int, folder:
     Each watched stretch is a watch of its own whose start (the steps that are watched fully, and those recorded) is
     not measured.
     """
+    from roundoff.watch.settings import WatchSettings  # not there in the environment of msprobe
+    from roundoff.watch.watching import start_watching
+
     _, step = STEPS[name]()
     step()
     plain = watched = 0.0
@@ -79,6 +86,28 @@ def debug_underflow_overflow(model: nn.Module) -> Iterator[None]:
         yield
 
 
+@contextlib.contextmanager
+def msprobe_monitor(model: nn.Module) -> Iterator[None]:
+    """Gradients of weights, inputs and outputs of every module, and the optimizer: what it is used for."""
+    from msprobe.pytorch import TrainerMon
+
+    optimizer = next(found for found in gc.get_objects() if isinstance(found, torch.optim.Optimizer))
+    with tempfile.TemporaryDirectory() as folder:
+        os.environ["MONITOR_OUTPUT_DIR"] = folder
+        config = Path(folder) / "config.json"
+        targets = {name: {} for name, module in model.named_modules() if name}
+        asked = {
+            "wg_distribution": True,
+            "xy_distribution": True,
+            "mv_distribution": True,
+            "ops": ["norm", "max", "nans"],
+        }
+        config.write_text(json.dumps({"targets": targets, "format": "csv", "all_xy": True, **asked}))
+        monitor = TrainerMon(str(config), params_have_main_grad=False)
+        monitor.set_monitor(model, optimizer, grad_acc_steps=1)
+        yield
+
+
 PEERS = {"torch detect_anomaly": detect_anomaly, "transformers DebugUnderflowOverflow": debug_underflow_overflow}
 
 
@@ -92,6 +121,13 @@ def measure_peer(name: str, peer: str, *, num_steps: int) -> float:
     return watched / plain
 
 
+def measure_msprobe(name: str) -> float:
+    """Measure msprobe's monitor in an environment of its own: ratio to the plain step there."""
+    command = [str(MSPROBE), __file__, "--msprobe-worker", "--only", name]
+    answer = subprocess.run(command, capture_output=True, text=True, check=True)
+    return float(answer.stdout.splitlines()[-1])
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--every-step", action="store_true")
@@ -99,9 +135,14 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=6)
     parser.add_argument("--steps", type=int, default=20)
     parser.add_argument("--only")
+    parser.add_argument("--msprobe-worker", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
     torch.set_num_threads(1)
+    if options.msprobe_worker:
+        PEERS["msprobe"] = msprobe_monitor
+        print(measure_peer(options.only, "msprobe", num_steps=10))
+        return 0
     kind = "every step" if options.every_step else "budget"
     results, missed = {}, False
     with tempfile.TemporaryDirectory() as folder:
@@ -120,6 +161,10 @@ def main() -> int:
                     got[peer] = measure_peer(name, peer, num_steps=10)
                     if not options.json:
                         print(f"  {peer}: {got[peer]:.3f} x")
+                if MSPROBE.exists():
+                    got["msprobe monitor"] = measure_msprobe(name)
+                    if not options.json:
+                        print(f"  msprobe monitor: {got['msprobe monitor']:.3f} x")
             results[name] = got
     if options.json:
         print(json.dumps(results))
