@@ -24,16 +24,20 @@ def cut_graphs(run: Run) -> list[Finding]:
     missing = {name for name, history in histories.items() if history.is_always_missing}
     without = [p for p in looks[0].parameters if p.name in missing and p.requires_grad and not p.is_reached]
     reached = {p.site for p in looks[0].parameters if p.is_reached}
+    first = next((op for op in ops if op.first.site in reached), None)
     last = _last_of({p.site for p in without}, ops)
-    if last is None:
+    if first is None or last is None:
         return []
-    cut = _detach_after(last, ops, reached)
-    first_reached = next((op for op in ops if op.first.site in reached), None)
-    if first_reached is None:
+    read = {event.hash for event in first.inputs}
+    made = [op for op in ops if op.first.order < first.first.order and op.outputs[0].hash in read]
+    cut = next((op for op in reversed(made) if op.bare == "detach"), None) or _detach_after(last, ops, reached)
+    if cut is None and last.first.order > first.first.order:
         return []
-    if cut is None and first_reached.first.order < last.first.order:
-        return []
-    return [_finding(cut or last, without, is_detach=cut is not None)]
+    is_detach = cut is not None
+    cut = cut or (made[-1] if made else last)
+    started = {op.first.site for op in ops if op.first.order <= cut.first.order}
+    before = [p for p in without if p.site in started]
+    return [_finding(cut, before, is_detach=is_detach)] if before else []
 
 
 def _last_of(sites: set[str], ops: Sequence[StepOp]) -> StepOp | None:
@@ -46,10 +50,10 @@ def _detach_after(last: StepOp, ops: Sequence[StepOp], reached: set[str]) -> Ste
     found = None
     for op in ops[ops.index(last) + 1 :]:
         if op.first.site in reached:
-            break
+            return found
         if op.bare == "detach" and op.first.num_elements > 1:
             found = op
-    return found
+    return None
 
 
 def _finding(cut: StepOp, without: Sequence[ParameterFacts], *, is_detach: bool) -> Finding:
