@@ -63,7 +63,7 @@ def _too_fast(run: Run, rank: int) -> list[Finding]:
     told = _how_it_fell(after, peak, batches) or _how_it_cycles([lr for _, lr in after], peak, name)
     if told is None:
         return []
-    fell = next((step for step, lr in after if lr <= peak / _FALL), after[-1][0])
+    fell = next((step for step, lr in after if lr <= _fallen(peak)), after[-1][0])
     epoch = f", and an epoch has {plural(batches, 'batch', 'batches')}" if batches else ""
     return [
         Finding(
@@ -88,7 +88,7 @@ def _how_it_fell(after: Sequence[tuple[int, float]], peak: float, batches: int |
     last = after[-1][1]
     if not small or not 0 < last < _SMALL * peak:
         return None
-    fell = next(step for step, lr in after if lr <= peak / _FALL) - after[0][0]
+    fell = next(step for step, lr in after if lr <= _fallen(peak)) - after[0][0]
     is_steep = batches is not None and fell <= _FALL_SHARE * batches
     if not is_steep and (len(small) < _LEAST_SMALL or len(small) < _SMALL_SHARE * len(after)):
         return None
@@ -96,6 +96,11 @@ def _how_it_fell(after: Sequence[tuple[int, float]], peak: float, batches: int |
         f"the learning rate fell tenfold within {plural(max(fell, 1), 'step')}, from {short(peak)} to {short(last)} at "
         f"the end, and was below a thousandth of its peak for {len(small)} of {plural(len(after), 'step')}"
     )
+
+
+def _fallen(peak: float) -> float:
+    """Return what counts as a fall, rounding of the scheduler's products included."""
+    return peak / _FALL * (1 + 1e-6)
 
 
 def _how_it_cycles(rates: Sequence[float], peak: float, name: str) -> str | None:
