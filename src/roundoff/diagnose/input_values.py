@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from roundoff.diagnose.batches import model_inputs, sample_hashes, site_of, targets_of
 from roundoff.diagnose.numbers import short
 from roundoff.diagnose.step_ops import bare_name
-from roundoff.runs import Finding, Run, Severity, TensorFacts
+from roundoff.runs import Event, Finding, Run, Severity, TensorFacts
 
 LARGE, VERY_LARGE = 50.0, 300.0
 """Root mean squares of an input: raw pixels are large, standardised numbers times a thousand are very large."""
@@ -25,7 +25,7 @@ def large_inputs(run: Run) -> list[Finding]:
             if "float" not in first.dtype or len(first.shape) < 2 or _is_mask(seen):
                 continue
             size = statistics.median(_size(tensor) for _, tensor in seen)
-            if size >= LARGE and not _is_scaled_first(run, rank, first):
+            if size >= LARGE and _meets_a_weight(run, rank, size, math.prod(first.shape)):
                 return [_large(place, seen, size, rank)]
     return []
 
@@ -55,21 +55,26 @@ def _is_mask(seen: Seen) -> bool:
     return all(tensor.max == 0.0 or tensor.num_nonfinite for _, tensor in seen)
 
 
-def _is_scaled_first(run: Run, rank: int, tensor: TensorFacts) -> bool:
-    """Say whether the model makes its input smaller before it meets a weight: it normalises by itself."""
+def _meets_a_weight(run: Run, rank: int, size: float, count: int) -> bool:
+    """Say whether large numbers go into the first product of the forward, or the input itself into any.
+
+    A model may bring its input to another scale first, or use it as ids. Where no step was recorded nobody knows.
+    """
     step = next(iter(run.steps), None)
     if step is None:
-        return False
-    count = math.prod(tensor.shape)
+        return True
     events = sorted(run.iter_events(step=step, rank=rank, phase="forward"), key=lambda event: event.order)
-    for event in events:
-        if event.op == "input" or not event.output.startswith("output"):
-            continue
-        if bare_name(event.op) in _PRODUCTS:
-            return False
-        if event.num_elements == count and event.l2 / math.sqrt(count) < LARGE / 2:
-            return True
-    return False
+    given = [event for event in events if bare_name(event.op) in _PRODUCTS and event.output.startswith("input")]
+    if not given:
+        return True
+    first = [event for event in given if event.op_name == given[0].op_name and event.site == given[0].site]
+    if any(_rms(event) >= LARGE / 2 for event in first):
+        return True
+    return any(event.num_elements == count and math.isclose(_rms(event), size, rel_tol=0.5) for event in given)
+
+
+def _rms(event: Event) -> float:
+    return event.l2 / math.sqrt(max(event.num_elements, 1))
 
 
 def _by_model(inputs: dict[str, list[tuple[int, TensorFacts]]]) -> dict[str, dict[str, Seen]]:
