@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from roundoff.diagnose.accumulation import undivided_losses
 from roundoff.diagnose.affine import affine_networks
+from roundoff.diagnose.averages import broken_averages
 from roundoff.diagnose.batch_reduction import summed_losses
 from roundoff.diagnose.cancellation import cancellations
 from roundoff.diagnose.collective_mismatch import mismatched_collectives
@@ -86,6 +87,7 @@ RULES = (
     Rule(checks="copies of an embedding", find=broken_ties, codes=("tie-broken",)),
     Rule(checks="what was loaded into models", find=checkpoints_not_loaded, codes=("checkpoint-not-loaded",)),
     Rule(checks="optimizer state after a load", find=lost_optimizer_states, codes=("optimizer-state-lost",)),
+    Rule(checks="averages of the weights", find=broken_averages, codes=("ema-broken",)),
     Rule(checks="probabilities where logits belong", find=doubled_softmax, codes=("double-softmax",)),
     Rule(checks="start values that cannot learn", find=stuck_start_values, codes=START_CODES),
     Rule(checks="units that give nothing", find=dead_units, codes=("dead-units",)),

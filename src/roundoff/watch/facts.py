@@ -12,6 +12,7 @@ from torch.optim import Optimizer
 from roundoff.record.sites import Sites
 from roundoff.record.torch_private import hidden_from_modes
 from roundoff.runs import RunWriter
+from roundoff.watch.averages import Averages
 from roundoff.watch.batch_facts import criterion_input_facts, facts_of
 from roundoff.watch.budget import Budget
 from roundoff.watch.rank_hashes import RankHashes
@@ -37,6 +38,7 @@ class Facts:
         self._sites = sites
         self._budget = budget
         self._hashes = RankHashes(writer)
+        self._averages = Averages(training, sites)
         self._starts: dict[int, tuple[float, float, float]] = {}
         self._resumed: set[int] = set()
         self._known = (-1, -1, -1)
@@ -68,6 +70,9 @@ class Facts:
 
     def gradients_ready(self, step: int, optimizer: Optimizer | None = None) -> None:
         """Hash gradients: after backward, and (with the optimizer that will use them) after clipping."""
+        if optimizer is not None:
+            with hidden_from_modes():
+                self._averages.step_begins(step)
         if self._hashes.wants(step):
             kind = "gradient" if optimizer is None else "clipped"
             self._hashes.write(step, kind, ((name, x.grad) for name, x in self._parameters()))
@@ -105,6 +110,9 @@ class Facts:
                     self._writer.write_hashes(samples)
                 self._budget.spend(time.perf_counter() - began, "batch")
             self._targets = []
+            seen = self._averages.step_ended(tape.step) if self._writer.info.ranks == 1 else None
+            if seen is not None:
+                self._writer.write_probe({"step": tape.step, **seen})
             if self._hashes.wants(tape.step):
                 self._hashes.write(tape.step, "parameter", self._parameters())
 
