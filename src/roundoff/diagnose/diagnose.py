@@ -78,6 +78,10 @@ def _once_each(findings: Iterable[Finding]) -> tuple[Finding, ...]:
 
 
 def _explains(cause: Finding, finding: Finding) -> bool:
+    if finding.rule in (known.rule for known in cause.related):
+        return True  # the rule that found the cause has told of it already
+    if cause.rule in (known.rule for known in finding.related):
+        return False
     if cause.rule not in FOLLOWS_FROM.get(finding.rule, ()) or cause.step is None or finding.step is None:
         return False
     if cause.severity is Severity.NOTE and finding.severity is not Severity.NOTE:

@@ -13,6 +13,8 @@ from roundoff.diagnose.origin_finding import finding_at
 from roundoff.diagnose.weight_growth import update_before
 from roundoff.runs import Finding, Run
 
+_NARROW = ("float16", "bfloat16")
+
 
 def nonfinite_values(run: Run) -> list[Finding]:
     """Find where NaN and infinity came from: one finding for each cause, with its consequences as related ones.
@@ -45,7 +47,8 @@ def _finding(run: Run, bad: BadStep) -> Finding:
     else:
         main = overflow_by_scale(bad, finding_at(run, bad, place))
     related = [found for found in (step_on_bad_gradients(bad), poisoned_statistics(bad)) if found is not None]
-    if main.rule == "overflow" and (update := update_before(run, bad)) is not None:
+    is_narrow = place is not None and place.bad.dtype in _NARROW  # in a wide format the update itself is the fault
+    if main.rule == "overflow" and is_narrow and (update := update_before(run, bad)) is not None:
         related.insert(0, update)
     if bad.was_skipped and bad.has("buffer"):
         statistics = related.pop()  # all that is left of the batch
