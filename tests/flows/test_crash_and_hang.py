@@ -22,7 +22,7 @@ class Planted(nn.Module):
                 ctypes.string_at(0)  # planted
             if sys.argv[1] == "kill":
                 os.kill(os.getpid(), 9)
-        return x
+        return x.relu()
 
 model = nn.Sequential(nn.Linear(4, 4), Planted(), nn.Linear(4, 1))
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)

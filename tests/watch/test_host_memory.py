@@ -1,3 +1,4 @@
+import mmap
 import os
 import subprocess
 import sys
@@ -7,12 +8,13 @@ from roundoff.watch.host_memory import look_at_memory
 
 def test_a_process_that_takes_more_memory_is_seen_to_hold_it():
     before = look_at_memory(os.getpid()).rss_bytes
-    taken = bytearray(os.urandom(1)) * (64 * 2**20)
+    taken = mmap.mmap(-1, 64 * 2**20)  # not from what the process has freed before
+    taken.write(os.urandom(1) * (64 * 2**20))
     after = look_at_memory(os.getpid()).rss_bytes
     assert before is not None
     assert after is not None
     assert after - before > 50 * 2**20
-    del taken
+    taken.close()
 
 
 def test_what_is_left_is_less_than_all():
