@@ -55,6 +55,17 @@ def test_a_zero_grad_after_the_step_began_clears_them() -> None:
     assert carried.num_in(optimizer) == 0
 
 
+def test_a_gradient_that_the_loop_replaces_does_not_count() -> None:
+    optimizer = torch.optim.SGD(MODEL.parameters(), lr=0.1)
+    carried = CarriedGradients()
+    MODEL(torch.ones(4, 3)).sum().backward()
+    carried.used(optimizer)
+    carried.backward_begins()
+    for parameter in MODEL.parameters():
+        parameter.grad = torch.ones_like(parameter)
+    assert carried.num_in(optimizer) == 0
+
+
 def test_gradients_of_another_optimizer_do_not_count() -> None:
     other = nn.Linear(2, 1)
     mine = torch.optim.SGD(MODEL.parameters(), lr=0.1)

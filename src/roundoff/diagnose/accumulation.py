@@ -52,7 +52,8 @@ def _divides_gradients(run: Run, rank: int, step: int, number: int) -> bool:
 
 def _are_batches(parts: Sequence[Sequence[Event]]) -> bool:
     """Say whether microbatches do the same with different inputs."""
-    ops = [[(e.site, e.op_name) for e in part if e.phase == "forward" and e.op.startswith("aten.")] for part in parts]
+    in_model = [[e for e in part if e.phase == "forward" and e.site != "<loop>"] for part in parts]
+    ops = [[e.op_name for e in part if e.op.startswith("aten.")] for part in in_model]
     inputs = [[e.hash for e in part if e.op == "input" and e.num_elements > 1] for part in parts]
     firsts = {found[0] for found in inputs if found}
     is_repeated = len({len(found) for found in ops}) == 1 and len(firsts) == len(parts)

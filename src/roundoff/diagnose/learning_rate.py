@@ -19,7 +19,7 @@ _TINY_RATIO, _TINY_TRAVEL = 1e-6, 1e-3
 """An update against the weights; all updates of a run against the weights."""
 _LEAST_STEPS = 30
 _NUM_COMPARED = 10
-_LARGE_RATIO = 0.4
+_LARGE_RATIO, _LEAST_LARGE = 0.4, 2
 _WORSE, _NOT_BETTER, _MUCH_BETTER = 3.0, 0.8, 0.4
 """Losses against the first one: so bad was one of them in between, so bad are the last ones."""
 
@@ -119,8 +119,8 @@ def large_rates(run: Run) -> list[Finding]:
 def _large_of_rank(run: Run, rank: int) -> list[Finding]:
     moved = movements(run, rank)
     large = [one for one in moved if one.ratio >= _LARGE_RATIO]
-    if not large:
-        return []
+    if len(large) < _LEAST_LARGE:
+        return []  # a single one may be the gradient of a single batch
     first = large[0]
     harm = _harm(run.metrics(rank=rank), first)
     if harm is None:

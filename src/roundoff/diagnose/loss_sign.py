@@ -111,7 +111,7 @@ def _takes_log_probabilities(events: Sequence[Event]) -> bool:
 
 def _misses_the_log(events: Sequence[Event]) -> bool:
     given = [*_forward(events, "nll_loss_forward", "input0"), *_forward(events, "nll_loss2d_forward", "input0")]
-    return any(event.max > 1 for event in given)
+    return any(event.min < 0 < event.max for event in given)
 
 
 def _is_mean_of_sizes(events: Sequence[Event]) -> bool:

@@ -18,7 +18,7 @@ class CarriedGradients:
 
     def __init__(self) -> None:
         self._used: list[tuple[ref[Tensor], ref[Tensor], int]] = []
-        self._carried: set[int] = set()
+        self._carried: dict[int, ref[Tensor]] = {}
 
     def used(self, optimizer: Optimizer) -> None:
         """Remember the gradients that an optimizer has just stepped on, as they are now."""
@@ -37,15 +37,17 @@ class CarriedGradients:
                 continue
             if grad.layout is torch.strided and grad.numel():
                 kept.append((id(p), grad))
-        self._carried = {known for (known, _), norm in zip(kept, _norms([x for _, x in kept]), strict=True) if norm}
+        norms = _norms([grad for _, grad in kept])
+        self._carried = {known: ref(grad) for (known, grad), norm in zip(kept, norms, strict=True) if norm}
 
     def cleared(self) -> None:
         """Take note of a zero_grad after the step began."""
         self._carried.clear()
 
     def num_in(self, optimizer: Optimizer) -> int:
-        """Return how many parameters of an optimizer have such a gradient."""
-        return sum(id(p) in self._carried for group in optimizer.param_groups for p in group["params"])
+        """Return how many parameters of an optimizer have such a gradient; those replaced since do not count."""
+        parameters = [p for group in optimizer.param_groups for p in group["params"]]
+        return sum((kept := self._carried.get(id(p))) is not None and kept() is p.grad for p in parameters)
 
 
 def _norms(gradients: Sequence[Tensor]) -> list[float]:
