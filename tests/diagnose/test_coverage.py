@@ -55,3 +55,24 @@ def test_frozen_parameters_are_a_note(tmp_path: Path) -> None:
 
 def test_a_training_that_has_all_its_parameters_in_an_optimizer_is_fine(tmp_path: Path) -> None:
     assert uncovered_parameters(watched_training(tmp_path / "run", mlp(nn.ReLU()))) == []
+
+
+def test_master_weights_by_hand_are_fine(tmp_path: Path) -> None:
+    class Master(torch.optim.SGD):
+        def __init__(self, model: nn.Module) -> None:
+            self.live = list(model.parameters())
+            super().__init__([p.detach().clone().requires_grad_() for p in self.live], lr=0.1)
+
+        def step(self, closure: object = None) -> None:  # type: ignore[override]
+            for master, live in zip(self.param_groups[0]["params"], self.live, strict=True):
+                master.grad = live.grad
+            super().step()
+            with torch.no_grad():
+                for master, live in zip(self.param_groups[0]["params"], self.live, strict=True):
+                    live.copy_(master)
+
+        def zero_grad(self, set_to_none: bool = True) -> None:
+            for live in self.live:
+                live.grad = None
+
+    assert uncovered_parameters(watched_training(tmp_path / "run", mlp(nn.ReLU()), optimizer=Master)) == []

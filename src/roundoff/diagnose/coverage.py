@@ -29,6 +29,8 @@ def _of_look(look: Structure, looks: Sequence[Structure]) -> list[Finding]:
     if unowned:
         return [_unregistered(look, unowned)]
     owned = [p for p in left_out if p.name is not None and "<" not in p.name]
+    if _have_masters(look, owned):
+        return []
     idle = [p for p in look.parameters if p.optimizers and p.requires_grad and not p.is_reached and not p.has_gradient]
     replaced = [p for p in idle if p.name is None or any(p is not q and p.name == q.name for q in owned)]
     if owned and replaced:
@@ -48,6 +50,12 @@ def _replaced_later(looks: Sequence[Structure]) -> list[Finding]:
         if new and left:
             return [_stale(look, left, new)]
     return []
+
+
+def _have_masters(look: Structure, left_out: Sequence[ParameterFacts]) -> bool:
+    """Say whether an optimizer trains a copy of each instead, with gradients handed to it: master weights."""
+    masters = [p.shape for p in look.parameters if p.name is None and p.optimizers and p.has_gradient]
+    return bool(left_out) and all(p.shape in masters for p in left_out) and len(masters) >= len(left_out)
 
 
 def _is_bystander(look: Structure, left_out: Sequence[ParameterFacts]) -> bool:
