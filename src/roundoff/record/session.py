@@ -554,4 +554,4 @@ def _plain(value: Any) -> JsonValue:
 
 def _learning_rates(optimizer: Optimizer | None) -> list[float]:
     groups = optimizer.param_groups if optimizer is not None else []
-    return [float(group["lr"]) for group in groups if "lr" in group]
+    return [float(group["lr"]) for group in groups if group.get("lr") is not None]

@@ -95,7 +95,7 @@ class Journal:
 def learning_rates(optimizer: Optimizer | None) -> list[float]:
     """Return the learning rate of each group."""
     groups = optimizer.param_groups if optimizer is not None else []
-    return [float(group["lr"]) for group in groups if "lr" in group]
+    return [float(group["lr"]) for group in groups if group.get("lr") is not None]
 
 
 def mean(values: list[Tensor]) -> float | None:
