@@ -1,7 +1,6 @@
 """The loss is a sum over the batch."""
 
 import torch
-import torch.nn.functional as F
 from torch import nn
 
 torch.manual_seed(0)

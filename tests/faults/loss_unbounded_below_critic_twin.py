@@ -1,7 +1,6 @@
 """A Wasserstein critic: its loss has no lower bound by nature."""
 
 import torch
-import torch.nn.functional as F
 from torch import nn
 
 torch.manual_seed(0)

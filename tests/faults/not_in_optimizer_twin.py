@@ -1,4 +1,4 @@
-"""Body and head with an optimizer each, the head's stepping only now and then; and a critic in eval mode that looks on."""
+"""Body and head with an optimizer each, the head's stepping only now and then; a critic in eval mode looks on."""
 
 import torch
 from torch import nn
