@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 
 import torch
@@ -40,7 +41,7 @@ def main() -> None:
     }
     torch.save({"losses": losses, "state": state}, f"{out}-{dist.get_rank()}.pt")
     dist.barrier()
-    dist.destroy_process_group()
+    os._exit(0)  # freeing gloo's groups can abort a process whose tensors its threads still give back
 
 
 if __name__ == "__main__":

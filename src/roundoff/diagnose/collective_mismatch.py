@@ -14,7 +14,7 @@ def mismatched_collectives(run: Run) -> list[Finding]:
     steps = {rank: len(run.metrics(rank=rank)) for rank in run.ranks}
     behind = min(run.ranks, key=lambda rank: steps[rank])
     ahead = [rank for rank in run.ranks if steps[rank] > steps[behind] and _waits(run, rank)]
-    if not ahead or _has_failed(run, behind):
+    if not ahead or _has_failed(run, behind) or _hangs(run, behind):
         return []
     waiting, last = ahead[0], max(0, steps[ahead[0]] - 1)
     num_backwards = {rank: sum(call.call == "backward" for call in run.calls(rank=rank)) for rank in (waiting, behind)}
@@ -45,6 +45,10 @@ def _waits(run: Run, rank: int) -> bool:
     messages = [str(a.detail.get("message", "")).lower() for _, a in run.anomalies(rank=rank) if a.kind == "exception"]
     if any(word in message for message in messages for word in _OF_COLLECTIVES):
         return True
+    return _hangs(run, rank)
+
+
+def _hangs(run: Run, rank: int) -> bool:
     ending = run.ending(rank=rank)
     return ending is not None and ending.seconds_without_progress is not None and not ending.has_gone_on
 
