@@ -267,7 +267,8 @@ def in_function_transform() -> bool:
 
 def has_no_memory(x: torch.Tensor) -> bool:
     """Say whether a tensor of the plain class is one without memory of its own that could be read as it is."""
-    return x.is_nested or x.is_quantized or is_transformed(x) or x.data_ptr() == 0
+    is_strided = x.layout is torch.strided
+    return not is_strided or x.is_nested or x.is_quantized or is_transformed(x) or x.data_ptr() == 0
 
 
 def is_transformed(x: torch.Tensor) -> bool:
