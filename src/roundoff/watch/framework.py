@@ -18,7 +18,7 @@ from roundoff.record.loop import is_observed
 from roundoff.runs import Finding
 from roundoff.watch.crash import ProcessGuard
 from roundoff.watch.session import Watch
-from roundoff.watch.settings import WatchSettings
+from roundoff.watch.settings import OnAnomaly, WatchSettings
 from roundoff.watch.verdict import verdict_of
 from roundoff.watch.watching import next_folder, start_watching
 
@@ -82,6 +82,38 @@ class FrameworkWatch:
 
     def _end_at_exit(self) -> None:
         self.end(getattr(sys, "last_value", None) or RuntimeError("the training never said that it ended"))
+
+
+class FrameworkCallback:
+    """What the callbacks of frameworks are made of: how to watch, the watch itself, and what it found.
+
+    Args:
+        to: the run folder to make; by default the next free one in `runs/`, named after the script.
+        budget: the share of the training's time that watching may take.
+        on_anomaly: "report" goes on, "stop" ends the training, "skip" undoes the step and goes on.
+        snapshot_memory: the most bytes that snapshots may take.
+    """
+
+    def __init__(
+        self,
+        to: str | Path | None = None,
+        *,
+        budget: float = 0.02,
+        on_anomaly: OnAnomaly = "report",
+        snapshot_memory: int = 2 * 2**30,
+    ) -> None:
+        settings = WatchSettings(budget=budget, on_anomaly=on_anomaly, snapshot_bytes=snapshot_memory)
+        self._framework = FrameworkWatch(to=to, settings=settings)
+
+    @property
+    def watch(self) -> Watch | None:
+        """The watch of the training under way, or of the last one."""
+        return self._framework.watch
+
+    @property
+    def findings(self) -> tuple[Finding, ...]:
+        """What was found in the last training that ended, the verdict first."""
+        return self._framework.findings
 
 
 def missing_library(name: str, *, extra: str) -> UsageError:
