@@ -102,6 +102,7 @@ class FrameworkCallback:
         on_anomaly: OnAnomaly = "report",
         snapshot_memory: int = 2 * 2**30,
     ) -> None:
+        super().__init__()  # the framework's own base class
         settings = WatchSettings(budget=budget, on_anomaly=on_anomaly, snapshot_bytes=snapshot_memory)
         self._framework = FrameworkWatch(to=to, settings=settings)
 
