@@ -5,6 +5,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import safetensors.torch
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -123,8 +124,35 @@ def test_a_bad_loss_that_the_loop_sees_itself_is_noted(tmp_path: Path):
     with pytest.raises(FloatingPointError), watching(to=tmp_path / "a"):
         train_carefully(with_bad_sample(25))
     run = Run.open(tmp_path / "a")
-    assert [(a.step, a.kind) for _, a in run.anomalies()] == [(25, "loss")]
+    assert sorted((a.step, a.kind) for _, a in run.anomalies()) == [(25, "exception"), (25, "loss")]
     assert run.replayed_steps == [25]
+
+
+def raising_at_step_25(error: BaseException) -> Callable[[int], None]:
+    def raise_it(number: int) -> None:
+        if number == 25:
+            raise error
+
+    return raise_it
+
+
+def test_a_step_that_raises_is_replayed_and_saved(tmp_path: Path):
+    data = batches()
+    data[25][1][3] = 77  # no such class
+    with pytest.raises(IndexError), watching(to=tmp_path / "a"):
+        train(data)
+    run = Run.open(tmp_path / "a")
+    assert run.replayed_steps == [25]
+    saved = safetensors.torch.load_file(tmp_path / "a/replay/step25/batch-rank0.safetensors")
+    assert any(tensor.numel() == 16 and int(tensor.max()) == 77 for tensor in saved.values())
+    assert diagnose_run(run).findings[0].rule == "exception"
+
+
+@pytest.mark.parametrize("error", [torch.OutOfMemoryError("no more"), KeyboardInterrupt()])
+def test_memory_that_ran_out_and_a_user_who_leaves_are_not_replayed(tmp_path: Path, error: BaseException):
+    with pytest.raises(type(error)), watching(to=tmp_path / "a"):
+        train(batches(), after=raising_at_step_25(error))
+    assert Run.open(tmp_path / "a").replayed_steps == []
 
 
 def test_evaluation_losses_belong_to_the_step_before(tmp_path: Path):

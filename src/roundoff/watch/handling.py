@@ -59,7 +59,7 @@ class StepHandler:
     def handle(self, tape: StepTape, anomalies: Sequence[Anomaly], *, is_complete: bool) -> None:
         """Record or investigate the step that has ended, and stop or undo it as the settings say."""
         seen = [anomaly for anomaly in anomalies if anomaly.kind != "exception"]
-        wanted = self._step_to_investigate(tape.step, seen)
+        wanted = tape.step if _raised_alone(anomalies) else self._step_to_investigate(tape.step, seen)
         if wanted is not None:
             self._investigate(wanted, tape, is_complete=is_complete and wanted == tape.step)
         elif tape.step in self._settings.recorded_steps and not seen:
@@ -109,6 +109,15 @@ class StepHandler:
             self._snapshots.forget()
         else:
             self.complaint = self.complaint or f"step {tape.step} could not be undone: no snapshot leads to it."
+
+
+def _raised_alone(anomalies: Sequence[Anomaly]) -> bool:
+    """Say whether the step raised something a replay can show: memory that ran out is not asked for a second time.
+
+    Where one of several ranks raises, the others may be anywhere: they cannot replay together.
+    """
+    raised = [anomaly.name for anomaly in anomalies if anomaly.kind == "exception"]
+    return bool(raised) and num_ranks() == 1 and not {"OutOfMemoryError", "MemoryError"} & set(raised)
 
 
 def _must_undo(anomalies: Sequence[Anomaly]) -> bool:

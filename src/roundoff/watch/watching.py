@@ -33,7 +33,8 @@ def watching(
     """Watch the training inside the block and keep what was seen in a run folder.
 
     Losses, gradients and weights are bit for bit what they are without it. When a loss, gradient or weight is not
-    finite, the step is replayed op by op and the origin is kept in the run; `verdict()` of the watch says what it was.
+    finite, or when a step raises, it is replayed op by op and the origin is kept in the run; `verdict()` of the watch
+    says what it was.
 
     Args:
         model: names sites and parameters from the start; without it models are met as they are called.
@@ -51,7 +52,11 @@ def watching(
         watch.add_optimizer(optimizer)
     try:
         with watch.running():
-            yield watch
+            try:
+                yield watch
+            except Exception as error:
+                watch.note_exception(error)
+                raise
     finally:
         guard.close()
 
