@@ -11,6 +11,8 @@ RoundoffError
 ├── ReplayError       a saved step that cannot be run again, or not with what it was given
 ├── TrainError        a training that cannot be as it was asked for
 ├── DataError         training data that is missing, broken, or too little
+├── CheckpointError   a checkpoint that is missing, broken, hostile, or of no known format
+├── CompareError      two things that cannot be compared
 ├── SweepError        a sweep that cannot be as its file says, or whose folder is taken
 └── UsageError        arguments that do not fit together
 
@@ -80,6 +82,14 @@ class TrainError(RoundoffError):
 
 class DataError(RoundoffError):
     """Training data that is missing, broken, or too little."""
+
+
+class CheckpointError(RoundoffError):
+    """A checkpoint that is missing, broken, hostile, too large, or of no known format; the text names file and place."""
+
+
+class CompareError(RoundoffError):
+    """Two things that cannot be compared, or not as it was asked for."""
 
 
 class SweepError(RoundoffError):

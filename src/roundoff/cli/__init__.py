@@ -28,6 +28,11 @@ COMMANDS = {
         attribute="diagnose_command",
         help="Say what went wrong in a run, and what to change.",
     ),
+    "compare": LazyCommand(
+        module="roundoff.cli.compare",
+        attribute="compare_command",
+        help="Say where a run, checkpoint or curve begins to differ from its reference.",
+    ),
     "replay": LazyCommand(
         module="roundoff.cli.replay",
         attribute="replay_command",
