@@ -85,7 +85,7 @@ class DataError(RoundoffError):
 
 
 class CheckpointError(RoundoffError):
-    """A checkpoint that is missing, broken, hostile, too large, or of no known format; the text names file and place."""
+    """A checkpoint that is missing, broken, hostile, too large or of no known format; names file and place."""
 
 
 class CompareError(RoundoffError):

@@ -49,7 +49,7 @@ def compare_command(
 ) -> None:
     """Say where CAND begins to differ from REF, and whether their formats explain it.
 
-    Both are runs (RUN@3 is step 3 of one), checkpoints of any framework, loss curves (CSV, JSONL, TensorBoard, logs), or
+    Both are runs (RUN@3 is step 3 of one), checkpoints of any framework, loss curves (CSV, JSONL, TensorBoard, logs) or
     folders of tensors. Ends with 1 if they differ beyond that, with 2 if it could not look.
     """
     kinds = kind_of(reference), kind_of(candidate)
