@@ -1,0 +1,99 @@
+"""A checkpoint that is open: what it holds by name, and one tensor at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Self, TypeAlias
+
+from torch import Tensor
+
+from roundoff.errors import CheckpointError
+
+if TYPE_CHECKING:
+    JsonValue: TypeAlias = "bool | int | float | str | Sequence[JsonValue] | Mapping[str, JsonValue] | None"
+    """What a JSON text can hold; floats may be NaN or infinite."""
+else:
+    JsonValue = object
+
+
+class Role(StrEnum):
+    """What a tensor is for."""
+
+    PARAMETER = "parameter"
+    BUFFER = "buffer"
+    OPTIMIZER = "optimizer"
+    OTHER = "other"
+    """Step counters, scalars, settings."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Entry:
+    """One tensor of a checkpoint, without its values."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+    """As torch calls it: "float32", "bfloat16", "int64"."""
+    role: Role
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoredTensor:
+    """An entry, and how its values are had; each call of `read` may read the file again."""
+
+    entry: Entry
+    read: Callable[[], Tensor]
+
+
+class Checkpoint:
+    """The tensors of a checkpoint by name, and what else it holds.
+
+    Tensors have the file's own layout: Keras and Flax keep (in, out) and HWIO, as `format` tells. They are views of the
+    mapped file where the format allows it. Writing to one does not change the file, but may show in another tensor of
+    the same checkpoint.
+    """
+
+    def __init__(
+        self,
+        *,
+        path: Path,
+        format: str,
+        tensors: Iterable[StoredTensor],
+        settings: Mapping[str, JsonValue] | None = None,
+        on_close: Callable[[], None] | None = None,
+    ) -> None:
+        self.path = path
+        self.format = format
+        """torch-zip, torch-legacy, torch-distributed, safetensors, npz, mindspore, paddle, keras or flax."""
+        self._tensors = {stored.entry.name: stored for stored in tensors}
+        self.entries: Mapping[str, Entry] = {name: stored.entry for name, stored in self._tensors.items()}
+        self.settings: Mapping[str, JsonValue] = settings or {}
+        """What is no tensor (epoch, learning rate, ...) under dotted names; long texts and lists are cut."""
+        self._on_close = on_close
+
+    def tensor(self, name: str) -> Tensor:
+        """Read one tensor; a `CheckpointError` if there is none of that name, or its bytes are broken."""
+        if name not in self._tensors:
+            raise CheckpointError.explain(
+                f"'{self.path}' has no tensor '{name}'.", fix=f"list what it has: roundoff params {self.path}"
+            )
+        return self._tensors[name].read()
+
+    def close(self) -> None:
+        """Let go of the file; tensors that were read stay valid."""
+        self._tensors = {}
+        if self._on_close is not None:
+            self._on_close()
+            self._on_close = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
