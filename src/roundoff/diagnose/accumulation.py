@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from roundoff.diagnose.loop_calls import loop_steps, told_once
 from roundoff.diagnose.loss_gradient import loss_gradient, microbatches
 from roundoff.diagnose.numbers import plural, short
-from roundoff.diagnose.step_ops import bare_name
 from roundoff.runs import Event, Finding, Run, Severity
+from roundoff.runs.step_ops import bare_name
 
 _FEW = 3
 """Fewer losses than this may be parts of one, as those of a discriminator are, unless they have labels of classes."""

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 
 from roundoff.diagnose.layers import Layer, forward_ops, layers_of
 from roundoff.diagnose.numbers import listed
-from roundoff.diagnose.step_ops import StepOp
 from roundoff.runs import Finding, Run, Severity
+from roundoff.runs.step_ops import StepOp
 
 _AFFINE = frozenset({
     "mm", "addmm", "convolution", "linear", "mkldnn_linear", "add", "sub", "sum", "mean", "cat", "stack", "clone",

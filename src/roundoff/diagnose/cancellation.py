@@ -10,8 +10,8 @@ import pyarrow.compute as pc
 from roundoff.diagnose.flow import Flow, mean_magnitude
 from roundoff.diagnose.numbers import FORMATS, eps_of, short
 from roundoff.diagnose.recorded import recorded_steps
-from roundoff.diagnose.step_ops import NAMED, StepOp, ops_of
 from roundoff.runs import Event, Finding, Run, Severity
+from roundoff.runs.step_ops import NAMED, StepOp, ops_of
 
 _DIFFERENCES = ("sub", "rsub", "add", "addcmul")
 _FEW_UNITS = 8.0

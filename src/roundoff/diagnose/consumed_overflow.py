@@ -10,8 +10,8 @@ from roundoff.diagnose.numbers import FORMATS, format_of, largest_of, plural, sh
 from roundoff.diagnose.origin import roots_without_effect
 from roundoff.diagnose.provenance import Provenance, Root
 from roundoff.diagnose.recorded import recorded_steps
-from roundoff.diagnose.step_ops import StepOp, bare_name, ops_of
 from roundoff.runs import Finding, Run, Severity
+from roundoff.runs.step_ops import StepOp, bare_name, ops_of
 
 _GROW = frozenset(
     {

@@ -8,8 +8,8 @@ import numpy as np
 
 from roundoff.diagnose.layers import PRODUCTS, GradientHistory, first_rank, forward_ops, gradient_histories
 from roundoff.diagnose.numbers import plural, short
-from roundoff.diagnose.step_ops import StepOp
 from roundoff.runs import Finding, ParameterFacts, Run, Severity
+from roundoff.runs.step_ops import StepOp
 
 _GATES = frozenset({"relu", "threshold", "clamp_min", "clamp", "hardtanh", "gelu", "hardswish", "relu6"})
 _LEAST_STEPS = 5

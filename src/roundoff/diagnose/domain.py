@@ -7,8 +7,8 @@ from collections.abc import Sequence
 
 from roundoff.diagnose.numbers import short
 from roundoff.diagnose.origin import OriginPlace
-from roundoff.diagnose.step_ops import bare_name
 from roundoff.runs import Event, Origin
+from roundoff.runs.step_ops import bare_name
 
 _HAVE_A_DOMAIN = ("log", "sqrt", "pow", "acos", "asin", "atanh", "softmax")
 _DIVIDE = ("div", "reciprocal", "rsqrt")

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from roundoff.diagnose.layers import first_rank, forward_ops
-from roundoff.diagnose.step_ops import StepOp
 from roundoff.runs import Finding, Run, Severity
+from roundoff.runs.step_ops import StepOp
 
 _TAKES_LOGITS = ("cross_entropy", "CrossEntropyLoss")
 

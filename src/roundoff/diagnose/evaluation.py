@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from roundoff.diagnose.numbers import short
-from roundoff.diagnose.step_ops import bare_name
 from roundoff.record.sites import LOOP
 from roundoff.runs import Finding, Run, Severity
+from roundoff.runs.step_ops import bare_name
 
 _DROPS = ("dropout", "bernoulli", "attention", "rrelu")
 """What leaves things out at random, as training does; other random numbers may be the model's purpose."""

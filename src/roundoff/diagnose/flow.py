@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 
-from roundoff.diagnose.step_ops import StepOp
 from roundoff.runs import Event
+from roundoff.runs.step_ops import StepOp
 
 
 class Flow:

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 from roundoff.diagnose.layers import first_rank, forward_ops, gradient_histories
 from roundoff.diagnose.numbers import listed, plural
-from roundoff.diagnose.step_ops import StepOp
 from roundoff.runs import Finding, ParameterFacts, Run, Severity
+from roundoff.runs.step_ops import StepOp
 
 
 def cut_graphs(run: Run) -> list[Finding]:

@@ -7,8 +7,8 @@ from collections.abc import Iterator, Sequence
 from roundoff.diagnose.flow import Flow
 from roundoff.diagnose.numbers import FORMATS
 from roundoff.diagnose.recorded import recorded_steps
-from roundoff.diagnose.step_ops import StepOp, ops_of
 from roundoff.runs import BatchFacts, Event, Finding, Run, Severity, TensorFacts
+from roundoff.runs.step_ops import StepOp, ops_of
 
 _LARGEST_EXACT = {"float16": 2**11, "bfloat16": 2**8, "float32": 2**24}
 """Up to here every whole number has its own value."""

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 
 from roundoff.diagnose.batches import model_inputs, sample_hashes, site_of, targets_of
 from roundoff.diagnose.numbers import short
-from roundoff.diagnose.step_ops import bare_name
 from roundoff.runs import Event, Finding, Run, Severity, TensorFacts
+from roundoff.runs.step_ops import bare_name
 
 LARGE, VERY_LARGE = 50.0, 300.0
 """Root mean squares of an input: raw pixels are large, standardised numbers times a thousand are very large."""

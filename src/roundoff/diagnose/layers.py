@@ -9,8 +9,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from roundoff.diagnose.step_ops import NAMED, StepOp, ops_of
 from roundoff.runs import Event, ParameterFacts, Run
+from roundoff.runs.step_ops import NAMED, StepOp, ops_of
 
 PRODUCTS = frozenset({"mm", "addmm", "convolution", "linear", "mkldnn_linear"})
 """Ops that multiply by a weight."""

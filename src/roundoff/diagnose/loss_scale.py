@@ -12,8 +12,8 @@ from roundoff.diagnose.numbers import format_of, largest_of, plural, short, whol
 from roundoff.diagnose.origin import OriginPlace, find_origin, losses_of
 from roundoff.diagnose.recorded import recorded_steps
 from roundoff.diagnose.spread import spread_of
-from roundoff.diagnose.step_ops import StepOp, bare_name, ops_of
 from roundoff.runs import Finding, Metrics, Run, Severity
+from roundoff.runs.step_ops import StepOp, bare_name, ops_of
 
 _LEAST_SKIPPED = 10
 """So many steps in a row that are skipped although scaling cannot help are no search for a scale any more."""

@@ -8,8 +8,8 @@ from statistics import median
 from roundoff.diagnose.loop_calls import told_once
 from roundoff.diagnose.loss_gradient import loss_gradient, microbatches
 from roundoff.diagnose.numbers import short
-from roundoff.diagnose.step_ops import bare_name
 from roundoff.runs import Event, Finding, Run, Severity
+from roundoff.runs.step_ops import bare_name
 
 _NUM_COMPARED = 10
 _LEAST_FALL = 1.0

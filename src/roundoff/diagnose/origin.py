@@ -6,8 +6,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from roundoff.diagnose.provenance import NO_ROOTS, Provenance, Root, RootKind
-from roundoff.diagnose.step_ops import NAMED, StepOp, ops_of
 from roundoff.runs import Event, Run
+from roundoff.runs.step_ops import NAMED, StepOp, ops_of
 
 _SOFTMAXES = ("softmax", "logsumexp", "scaled_dot_product", "attention")
 

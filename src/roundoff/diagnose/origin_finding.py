@@ -8,8 +8,8 @@ from roundoff.diagnose.numbers import FORMATS, format_of, largest_of, short, who
 from roundoff.diagnose.origin import OriginPlace
 from roundoff.diagnose.sample import sample_of
 from roundoff.diagnose.spread import spread_of
-from roundoff.diagnose.step_ops import bare_name
 from roundoff.runs import Finding, JsonValue, Run, Severity
+from roundoff.runs.step_ops import bare_name
 
 _PRODUCTS = ("mm", "bmm", "addmm", "baddbmm", "addbmm", "mv", "addmv", "dot", "convolution")
 _NARROW = ("fp16", "bf16", "e4m3", "e5m2")

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
-from roundoff.diagnose.step_ops import NAMED, StepOp
 from roundoff.runs import Event
+from roundoff.runs.step_ops import NAMED, StepOp
 
 MASKS = frozenset(
     {

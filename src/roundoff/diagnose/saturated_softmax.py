@@ -8,8 +8,8 @@ from collections.abc import Iterator
 from roundoff.diagnose.flow import Flow
 from roundoff.diagnose.numbers import short
 from roundoff.diagnose.recorded import recorded_steps
-from roundoff.diagnose.step_ops import StepOp, ops_of
 from roundoff.runs import Event, Finding, Run, Severity
+from roundoff.runs.step_ops import StepOp, ops_of
 
 _SATURATED = 0.97
 """Of weights whose squares add up to this, nearly everything is in one place."""

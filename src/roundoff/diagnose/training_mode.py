@@ -6,8 +6,8 @@ from collections import defaultdict
 
 from roundoff.diagnose.loop_calls import LoopStep, loop_steps, told_once
 from roundoff.diagnose.numbers import plural
-from roundoff.diagnose.step_ops import bare_name
 from roundoff.runs import Finding, Run, Severity
+from roundoff.runs.step_ops import bare_name
 
 _LEAST_STEPS = 2
 _RANDOM_OR_BATCH = ("dropout", "bernoulli", "batch_norm", "rrelu")

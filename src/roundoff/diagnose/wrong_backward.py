@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from roundoff.diagnose.layers import forward_ops
 from roundoff.diagnose.numbers import listed, short
-from roundoff.diagnose.step_ops import StepOp
 from roundoff.runs import Finding, JsonValue, Run, Severity
+from roundoff.runs.step_ops import StepOp
 
 _IS_OFF = 0.05
 _LEAST, _MOST = 0.1, 10.0
