@@ -1,5 +1,7 @@
 """How long a diagnosis takes: a healthy run of 10,000 steps with 100 sites, everything measured at every step.
 
+That is more than a watch writes: every site has a norm under weight decay, and every sample of every step its hash.
+
 python benchmarks/diagnose_run.py [--steps 10000] [--sites 100] [--json]
 """
 
@@ -16,23 +18,89 @@ from pathlib import Path
 import numpy as np
 
 from roundoff.diagnose import diagnose_run
-from roundoff.runs import Call, Interned, Metrics, ParameterColumns, Run, RunInfo, RunWriter
+from roundoff.runs import (
+    BatchFacts,
+    Call,
+    HashColumns,
+    Interned,
+    Metrics,
+    ModuleFacts,
+    OptimizerFacts,
+    ParameterColumns,
+    ParameterFacts,
+    Run,
+    RunInfo,
+    RunWriter,
+    Structure,
+    TensorFacts,
+)
 
 MUST_SECONDS = 5.0
+SAMPLES_PER_STEP, STEPS_PER_EPOCH = 32, 1000
 
 
 def write_run(folder: Path, *, num_steps: int, num_sites: int) -> None:
     generator = np.random.default_rng(0)
     names = [f"blocks.{site}.weight" for site in range(num_sites)]
     with RunWriter.create(folder, RunInfo()) as writer:
+        writer.write_structure(structure_of(names))
+        for step in range(20):
+            writer.write_inputs(batch_of(step))
         for step in range(num_steps):
+            if step % STEPS_PER_EPOCH == 0:
+                detail = {"loader": "DataLoader", "sampler": "RandomSampler", "num_batches": STEPS_PER_EPOCH}
+                writer.write_call(Call(step=step, call="epoch", detail=detail))
+                write_samples(writer, range(step, min(step + STEPS_PER_EPOCH, num_steps)), generator)
             loss = 2.0 * math.exp(-step / num_steps) + 0.05 * float(generator.standard_normal())
             writer.write_metrics(Metrics(step=step, loss=loss, lr=1e-3, grad_norm=1.0, update_norm=0.01, seconds=0.1))
             if step < 100:  # later calls repeat those of the step before, and are left out
                 for call in ("forward", "backward", "step", "zero_grad"):
-                    writer.write_call(Call(step=step, call=call, detail={"site": "<model>", "training": True}))
+                    writer.write_call(
+                        Call(step=step, call=call, detail={"site": "<model>", "training": True, "optimizer": "AdamW"})
+                    )
             if step % 100 == 99:
                 write_parameters(writer, range(step - 99, step + 1), names)
+
+
+def structure_of(names: list[str]) -> Structure:
+    parameters = tuple(
+        ParameterFacts(
+            name=name,
+            site=name.removesuffix(".weight"),
+            shape=(4096,),
+            dtype="float32",
+            requires_grad=True,
+            optimizers=("AdamW",),
+            has_gradient=True,
+            is_reached=True,
+            mean=1.0,
+            std=0.0,
+        )
+        for name in names
+    )
+    modules = tuple(ModuleFacts(site=p.site, kind="LayerNorm", training=True) for p in parameters)
+    optimizer = OptimizerFacts(name="AdamW", groups=({"lr": 1e-3, "weight_decay": 0.01},))
+    return Structure(step=0, parameters=parameters, modules=modules, optimizers=(optimizer,))
+
+
+def batch_of(step: int) -> BatchFacts:
+    shape = (SAMPLES_PER_STEP, 64)
+    inputs = TensorFacts(place="<model>[0]", shape=shape, dtype="float32", mean=0.0, std=1.0, hash=f"{step:x}")
+    targets = TensorFacts(place="mse_loss[1]", shape=shape[:1], dtype="float32", std=1.0, hash=f"{step + 99:x}")
+    return BatchFacts(step=step, tensors=(inputs,), targets=(targets,), criterion="mse_loss")
+
+
+def write_samples(writer: RunWriter, steps: range, generator: np.random.Generator) -> None:
+    num_rows = len(steps) * SAMPLES_PER_STEP
+    writer.write_hashes(
+        HashColumns(
+            step=np.repeat(np.array(steps, dtype=np.int32), SAMPLES_PER_STEP),
+            microbatch=np.zeros(num_rows, dtype=np.int32),
+            kind=Interned.of(["sample"] * num_rows),
+            name=Interned.of(["<model>[0]"] * num_rows),
+            hash=generator.permutation(num_rows).astype(np.uint64),
+        )
+    )
 
 
 def write_parameters(writer: RunWriter, steps: range, names: list[str]) -> None:

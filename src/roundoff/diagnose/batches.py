@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import pyarrow.compute as pc
+
 from roundoff.runs import BatchFacts, Run, TensorFacts
 
 CLASSIFIES = ("cross_entropy", "CrossEntropyLoss", "nll_loss", "NLLLoss", "nll_loss_nd")
@@ -90,5 +92,6 @@ def sample_hashes(run: Run, rank: int, place: str, *, epoch: Epoch | None = None
     """Return the hashes of the samples that went to a place, in order, all of them or those of an epoch."""
     steps = None if epoch is None else range(epoch.first_step, epoch.end_step)
     table = run.hashes(step=steps, rank=rank)
-    rows = zip(table["kind"].to_pylist(), table["name"].to_pylist(), table["hash"].to_pylist(), strict=True)
-    return [number for kind, name, number in rows if kind == "sample" and name == place]
+    is_asked_for = pc.and_(pc.equal(table["kind"], "sample"), pc.equal(table["name"], place))
+    hashes: list[int] = table["hash"].filter(is_asked_for).to_pylist()
+    return hashes

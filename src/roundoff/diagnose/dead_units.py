@@ -6,7 +6,8 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 
-from roundoff.diagnose.layers import PRODUCTS, GradientHistory, first_rank, forward_ops, gradient_histories
+from roundoff.diagnose.histories import ParameterHistory, first_histories
+from roundoff.diagnose.layers import PRODUCTS, first_rank, forward_ops
 from roundoff.diagnose.numbers import plural, short
 from roundoff.runs import Finding, ParameterFacts, Run, Severity
 from roundoff.runs.step_ops import StepOp
@@ -25,7 +26,7 @@ def dead_units(run: Run) -> list[Finding]:
     of whose results are 0 in the recorded steps, and whose gradients are exactly 0 in all watched ones; or one where
     in each of the watched steps most units got no gradient from any sample.
     """
-    histories = gradient_histories(run)
+    histories = first_histories(run)
     looks = run.structures(rank=first_rank(run))
     ops = forward_ops(run)
     if not looks or not any(_is_learning(history) for history in histories.values()):
@@ -61,11 +62,11 @@ def _is_zero(op: StepOp) -> bool:
     return op.outputs[0].num_zero == op.outputs[0].num_elements > 1
 
 
-def _is_learning(history: GradientHistory) -> bool:
+def _is_learning(history: ParameterHistory) -> bool:
     return bool((np.nan_to_num(history.gradient) > 0).any())
 
 
-def _dead_share(before: Sequence[ParameterFacts], histories: Mapping[str, GradientHistory]) -> float:
+def _dead_share(before: Sequence[ParameterFacts], histories: Mapping[str, ParameterHistory]) -> float:
     """Return the share of units that got no gradient in any watched step, as far as shares per step can tell."""
     found = []
     for parameter in before:
@@ -82,7 +83,7 @@ def _num_samples(op: StepOp) -> int:
 
 
 def _finding(
-    gate: StepOp, before: Sequence[ParameterFacts], histories: Mapping[str, GradientHistory], *, share: float
+    gate: StepOp, before: Sequence[ParameterFacts], histories: Mapping[str, ParameterHistory], *, share: float
 ) -> Finding:
     at = gate.first
     biggest = max(before, key=lambda p: p.absmax or 0.0)

@@ -6,7 +6,8 @@ import itertools
 import math
 from collections.abc import Sequence
 
-from roundoff.diagnose.layers import Layer, forward_ops, gradient_histories, layers_of, root_mean_square
+from roundoff.diagnose.histories import first_histories
+from roundoff.diagnose.layers import Layer, forward_ops, layers_of, root_mean_square
 from roundoff.diagnose.numbers import short
 from roundoff.runs import Finding, JsonValue, Run, Severity
 
@@ -60,7 +61,7 @@ def _exploding(layers: Sequence[Layer]) -> list[Finding]:
 
 
 def _vanishing(run: Run, layers: Sequence[Layer]) -> list[Finding]:
-    histories = gradient_histories(run)
+    histories = first_histories(run)
     known = [layer for layer in layers if layer.weight.name in histories]
     sizes = [histories[str(layer.weight.name)].root_mean_square for layer in known]
     pairs = [(layer, size) for layer, size in zip(known, sizes, strict=True) if math.isfinite(size)]

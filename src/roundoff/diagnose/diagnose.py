@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from roundoff.diagnose.rules import FOLLOWS_FROM, PROCEDURE, RULES, Rule
-from roundoff.runs import Finding, Run, Severity, ordered
+from roundoff.runs import Finding, KeptRun, Run, Severity, ordered
 
 RULE_FAILED = "rule-failed"
 """The code of the note about a rule that could not look."""
@@ -32,11 +32,12 @@ class Diagnosis:
 
 def diagnose_run(run: Run, *, rules: Sequence[Rule] = RULES) -> Diagnosis:
     """Apply every rule to a run and order what they find; a rule that fails becomes a note and hides no other."""
+    kept = KeptRun.of(run)
     found: list[Finding] = []
     checked: list[str] = []
     for rule in rules:
         try:
-            findings = rule.find(run)
+            findings = rule.find(kept)
         except Exception as error:  # what it is does not matter: the others still have something to say
             findings = [_failed(rule, error)]
         found.extend(findings)

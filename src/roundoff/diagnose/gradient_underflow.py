@@ -6,13 +6,13 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
+from roundoff.diagnose.histories import FIRST_STEPS, ParameterHistory, parameter_histories
 from roundoff.runs import Finding, JsonValue, Run, Severity
 
 _MORE_ZEROS = 0.25
 """So many gradient elements that are 0 here and not in a wide replay are a fault."""
 _MANY_SUBNORMAL = 0.5
 """Where nobody looked wider: of the elements that are not 0 so many are subnormal, in the first steps."""
-_FIRST_STEPS = range(20)
 
 
 def underflowing_gradients(run: Run) -> list[Finding]:
@@ -29,36 +29,38 @@ def underflowing_gradients(run: Run) -> list[Finding]:
 def _against_wide(run: Run, probe: Mapping[str, JsonValue]) -> list[Finding]:
     step = int(probe.get("step") or 0)  # type: ignore[arg-type]
     rows: list[Any] = [row for row in probe["parameters"] if isinstance(row, dict)]  # type: ignore[union-attr]
-    sizes = {row["parameter"]: (row["num_elements"], row["site"]) for row in run.parameters(rank=0).to_pylist()}
-    known = [row for row in rows if row["name"] in sizes]
-    total = sum(sizes[row["name"]][0] for row in known)
+    histories = parameter_histories(run, 0, names=[row["name"] for row in rows])
+    known = [row for row in rows if row["name"] in histories]
+    total = sum(histories[row["name"]].num_elements for row in known)
     if not total:
         return []
     zero, wide, subnormal = (
-        math.fsum((row[key] or 0.0) * sizes[row["name"]][0] for row in known) / total
+        math.fsum((row[key] or 0.0) * histories[row["name"]].num_elements for row in known) / total
         for key in ("zero_share", "wide_zero_share", "subnormal_share")
     )
     if zero - wide < _MORE_ZEROS:
         return []
-    worst = max(known, key=lambda row: (row["zero_share"] - row["wide_zero_share"]) * sizes[row["name"]][0])
+    worst = max(
+        known, key=lambda row: (row["zero_share"] - row["wide_zero_share"]) * histories[row["name"]].num_elements
+    )
+    history = histories[worst["name"]]
     why = (
         f"{zero:.0%} of all gradient elements are 0, and {subnormal:.0%} subnormal; in a wide replay of the same step "
         f"{wide:.0%} are 0 ({worst['name']}: {worst['zero_share']:.0%}, wide {worst['wide_zero_share']:.0%})"
     )
-    since = _first_step(run, worst["name"], (worst["zero_share"] + worst["wide_zero_share"]) / 2, step)
-    return [_finding(since, sizes[worst["name"]][1], worst["name"], why, 0.95, {"zero": zero, "wide_zero": wide})]
+    since = _first_step(history, (worst["zero_share"] + worst["wide_zero_share"]) / 2, step)
+    return [_finding(since, history.site, history.name, why, 0.95, {"zero": zero, "wide_zero": wide})]
 
 
-def _first_step(run: Run, parameter: str, share: float, step: int) -> int:
+def _first_step(history: ParameterHistory, share: float, step: int) -> int:
     """Return the first measured step in which as large a share of a parameter's gradient was 0 already."""
-    rows = [row for row in run.parameters(rank=0).to_pylist() if row["parameter"] == parameter]
-    return min((row["step"] for row in rows if (row["grad_zero_share"] or 0.0) >= share), default=step)
+    return int(min(history.steps[history.zero_share >= share], default=step))
 
 
 def _mostly_subnormal(run: Run) -> list[Finding]:
     rows = [
         row
-        for row in run.parameters(step=list(_FIRST_STEPS), rank=0).to_pylist()
+        for row in run.parameters(step=FIRST_STEPS, rank=0).to_pylist()
         if row["grad_subnormal_share"] is not None and row["grad_zero_share"] is not None
     ]
     having = math.fsum((1 - row["grad_zero_share"]) * row["num_elements"] for row in rows)

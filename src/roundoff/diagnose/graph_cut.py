@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from roundoff.diagnose.layers import first_rank, forward_ops, gradient_histories
+from roundoff.diagnose.histories import first_histories
+from roundoff.diagnose.layers import first_rank, forward_ops
 from roundoff.diagnose.numbers import listed, plural
 from roundoff.runs import Finding, ParameterFacts, Run, Severity
 from roundoff.runs.step_ops import StepOp
@@ -20,7 +21,7 @@ def cut_graphs(run: Run) -> list[Finding]:
     ops = forward_ops(run)
     if not looks or not ops:
         return []
-    histories = gradient_histories(run)
+    histories = first_histories(run)
     missing = {name for name, history in histories.items() if history.is_always_missing}
     without = [p for p in looks[0].parameters if p.name in missing and p.requires_grad and not p.is_reached]
     reached = {p.site for p in looks[0].parameters if p.is_reached}

@@ -6,7 +6,10 @@ import math
 import statistics
 from collections.abc import Sequence
 
+import numpy as np
+
 from roundoff.diagnose.batches import model_inputs, sample_hashes, site_of, targets_of
+from roundoff.diagnose.histories import ParameterHistory, parameter_histories
 from roundoff.diagnose.numbers import short
 from roundoff.runs import Event, Finding, Run, Severity, TensorFacts
 from roundoff.runs.step_ops import bare_name
@@ -111,10 +114,14 @@ def _is_zero(seen: Seen, batch_size: tuple[int, ...]) -> bool:
 
 def _unmoved_weight(run: Run, rank: int) -> str | None:
     """Return the first weight whose gradient is 0 in every step: what multiplies zeros learns nothing."""
-    rows = [row for row in run.parameters(rank=rank).to_pylist() if row["grad_zero_share"] is not None]
-    moved = {row["parameter"] for row in rows if row["grad_zero_share"] < 1.0}
     wide = {p.name for structure in run.structures(rank=rank) for p in structure.parameters if len(p.shape) > 1}
-    return next((row["parameter"] for row in rows if row["parameter"] in wide - moved), None)
+    histories = parameter_histories(run, rank, names=[name for name in wide if name])
+    return next((name for name, history in histories.items() if _is_unmoved(history)), None)
+
+
+def _is_unmoved(history: ParameterHistory) -> bool:
+    shares = history.zero_share[~np.isnan(history.zero_share)]
+    return bool(shares.size) and bool((shares == 1.0).all())
 
 
 def _large(place: str, seen: Seen, size: float, rank: int) -> Finding:

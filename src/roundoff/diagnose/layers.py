@@ -1,4 +1,4 @@
-"""The layers of a recorded step in the order in which its forward runs them, and the gradients their weights get."""
+"""The layers of a recorded step in the order in which its forward runs them."""
 
 from __future__ import annotations
 
@@ -6,16 +6,11 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import numpy as np
-import numpy.typing as npt
-
 from roundoff.runs import Event, ParameterFacts, Run
 from roundoff.runs.step_ops import NAMED, StepOp, ops_of
 
 PRODUCTS = frozenset({"mm", "addmm", "convolution", "linear", "mkldnn_linear"})
 """Ops that multiply by a weight."""
-FIRST_STEPS = range(20)
-"""The steps of which every parameter is measured."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,34 +31,6 @@ class Layer:
         return self.op.outputs[0]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GradientHistory:
-    """Norms of one parameter's gradient and update over the first steps; NaN where there was none."""
-
-    steps: list[int]
-    gradient: npt.NDArray[np.float64]
-    update: npt.NDArray[np.float64]
-    zero_share: npt.NDArray[np.float64]
-    """Of the gradient's elements."""
-    num_elements: int
-
-    @property
-    def is_always_zero(self) -> bool:
-        """Whether there were several gradients and each was exactly 0; one that is all NaN has the norm 0, too."""
-        return len(self.steps) >= 3 and bool(((self.gradient == 0) & (self.zero_share == 1)).all())
-
-    @property
-    def is_always_missing(self) -> bool:
-        """Whether it never had a gradient when its optimizer stepped."""
-        return len(self.steps) >= 2 and bool(np.isnan(self.gradient).all())
-
-    @property
-    def root_mean_square(self) -> float:
-        """The median over the steps of a gradient element's size."""
-        known = self.gradient[np.isfinite(self.gradient)]
-        return float(np.median(known)) / math.sqrt(max(self.num_elements, 1)) if known.size else math.nan
-
-
 def forward_ops(run: Run, *, step: int = 0) -> list[StepOp]:
     """Return the ops of a recorded step's first forward, in order; none if the step was not recorded."""
     events = run.iter_events(step=step, phase="forward", rank=first_rank(run))
@@ -82,26 +49,6 @@ def layers_of(run: Run, ops: Sequence[StepOp]) -> list[Layer]:
         if op.bare in PRODUCTS and site in weights:
             found.setdefault(site, Layer(op=op, weight=weights[site]))
     return list(found.values())
-
-
-def gradient_histories(run: Run) -> dict[str, GradientHistory]:
-    """Return what the first steps did to each parameter that an optimizer holds, by name."""
-    table = run.parameters(step=FIRST_STEPS, rank=first_rank(run))
-    rows: dict[str, list[tuple[int, float, float, float, int]]] = {}
-    columns = ("parameter", "step", "grad_l2", "update_l2", "grad_zero_share", "num_elements")
-    for name, step, *numbers, count in zip(*(table.column(name).to_pylist() for name in columns), strict=True):
-        gradient, update, zero = (math.nan if number is None else number for number in numbers)
-        rows.setdefault(name, []).append((step, gradient, update, zero, count))
-    return {
-        name: GradientHistory(
-            steps=[row[0] for row in of_name],
-            gradient=np.array([row[1] for row in of_name]),
-            update=np.array([row[2] for row in of_name]),
-            zero_share=np.array([row[3] for row in of_name]),
-            num_elements=of_name[0][4],
-        )
-        for name, of_name in rows.items()
-    }
 
 
 def first_rank(run: Run) -> int:

@@ -37,6 +37,7 @@ def movements(run: Run, rank: int) -> list[Movement]:
         values = np.asarray(table[name].to_numpy(zero_copy_only=False), dtype=np.float64)
         squares = np.where(np.isnan(values), 0.0, values) ** 2
         norms[name] = np.sqrt(np.bincount(places, weights=squares))
-    rows = zip(known.tolist(), *(norms[name].tolist() for name in ("l2", "update_l2", "grad_l2")), strict=True)
-    found = [Movement(step=step, weights=l2, update=update, gradient=grad) for step, l2, update, grad in rows]
-    return [one for one in found if np.isfinite([one.weights, one.update, one.gradient]).all()]
+    rows = np.stack(list(norms.values()))
+    is_finite = np.isfinite(rows).all(axis=0)
+    finite = zip(known[is_finite].tolist(), *rows[:, is_finite].tolist(), strict=True)
+    return [Movement(step=step, weights=l2, update=update, gradient=grad) for step, l2, update, grad in finite]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pyarrow.compute as pc
+
 from roundoff.diagnose.numbers import plural
 from roundoff.runs import Finding, ModuleFacts, Run, Severity
 
@@ -53,11 +55,10 @@ def _sites_in_use(run: Run, rank: int) -> set[str]:
 
 def _hashes_by_buffer(run: Run, rank: int) -> dict[str, list[tuple[int, int]]]:
     table = run.hashes(rank=rank)
+    table = table.filter(pc.equal(table["kind"], "buffer"))
     found: dict[str, list[tuple[int, int]]] = {}
-    columns = (table[name].to_pylist() for name in ("step", "kind", "name", "hash"))
-    for step, kind, name, number in zip(*columns, strict=True):
-        if kind == "buffer":
-            found.setdefault(name, []).append((step, number))
+    for step, name, number in zip(*(table[name].to_pylist() for name in ("step", "name", "hash")), strict=True):
+        found.setdefault(name, []).append((step, number))
     return found
 
 

@@ -6,7 +6,8 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from roundoff.diagnose.layers import GradientHistory, first_rank, gradient_histories
+from roundoff.diagnose.histories import ParameterHistory, first_histories
+from roundoff.diagnose.layers import first_rank
 from roundoff.diagnose.numbers import listed, plural, short
 from roundoff.runs import Finding, ParameterFacts, Run, Severity, Structure
 
@@ -25,7 +26,7 @@ def stuck_start_values(run: Run) -> list[Finding]:
     looks = run.structures(rank=first_rank(run))
     if not looks:
         return []
-    histories = gradient_histories(run)
+    histories = first_histories(run)
     weights = [p for p in looks[0].parameters if p.name is not None and len(p.shape) >= 2 and p.requires_grad]
     weights = [p for p in weights if p.name in histories]
     stuck = [p for p in weights if p.is_zero and histories[str(p.name)].is_always_zero]
@@ -38,13 +39,13 @@ def stuck_start_values(run: Run) -> list[Finding]:
     return [_symmetric(looks[0], equal)] if equal else []
 
 
-def _stays_equal(weight: ParameterFacts, looks: Sequence[Structure], history: GradientHistory) -> bool:
+def _stays_equal(weight: ParameterFacts, looks: Sequence[Structure], history: ParameterHistory) -> bool:
     """Say whether all rows are the same after updates that could have told them apart."""
     if not (np.nan_to_num(history.update) > 0).any():
         return False
     seen = [p for look in looks for p in look.parameters if p.name == weight.name and p.shape == weight.shape]
     row = int(np.prod(weight.shape[1:]))
-    has_moved_before = looks[0].step in history.steps and history.update[history.steps.index(looks[0].step)] > 0
+    has_moved_before = bool((history.update[history.steps == looks[0].step] > 0).any())
     if len(seen) < 2 and (row < _LEAST_ROW or not has_moved_before):
         return False
     return all(_share_rows(p) for p in seen)
@@ -57,7 +58,7 @@ def _share_rows(weight: ParameterFacts) -> bool:
     return weight.num_distinct_rows is not None and weight.num_distinct_rows * _LEAST_COPIES <= weight.shape[0]
 
 
-def _zero(look: Structure, zero: Sequence[ParameterFacts], histories: Mapping[str, GradientHistory]) -> Finding:
+def _zero(look: Structure, zero: Sequence[ParameterFacts], histories: Mapping[str, ParameterHistory]) -> Finding:
     names = [str(p.name) for p in zero]
     learning = [name for name, history in histories.items() if not history.is_always_zero]
     without = len(histories) - len(learning)

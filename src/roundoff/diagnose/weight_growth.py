@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from typing import Any
 
+import pyarrow.compute as pc
+
 from roundoff.diagnose.bad_step import BadStep
 from roundoff.diagnose.numbers import short
 from roundoff.runs import Finding, Run, Severity
@@ -15,10 +17,11 @@ _NUM_STEPS = 20
 
 def update_before(run: Run, bad: BadStep) -> Finding | None:
     """Return the finding about the latest update that was larger than the weights it changed; None without one."""
-    rows = [row for row in run.parameters(rank=bad.rank).to_pylist() if row["step"] < bad.step]
-    measured = sorted({row["step"] for row in rows})[-_NUM_STEPS:]
+    known = pc.unique(run.parameters(rank=bad.rank)["step"]).to_pylist()
+    measured = sorted(step for step in known if step < bad.step)[-_NUM_STEPS:]
+    rows = run.parameters(step=measured, rank=bad.rank).to_pylist()
     whole = {step: math.hypot(*(row["l2"] for row in rows if row["step"] == step)) for step in measured}
-    grown = [row for row in rows if row["step"] in whole and _is_large(row, whole[row["step"]])]
+    grown = [row for row in rows if _is_large(row, whole[row["step"]])]
     if not grown:
         return None
     worst = max(grown, key=lambda row: (row["step"], row["update_l2"] / row["l2"]))

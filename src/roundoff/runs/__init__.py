@@ -22,6 +22,7 @@ from roundoff.runs.folder import (
     replay_path,
 )
 from roundoff.runs.info import RunInfo
+from roundoff.runs.kept_run import KeptRun
 from roundoff.runs.listing import RunSummary, UnreadableRun, list_runs
 from roundoff.runs.memory import MemoryLook
 from roundoff.runs.metrics import Metrics
@@ -59,6 +60,7 @@ __all__ = [
     "HashColumns",
     "Interned",
     "JsonValue",
+    "KeptRun",
     "MemoryLook",
     "Metrics",
     "MirrorStoppedWarning",

@@ -41,7 +41,9 @@ def from_json(text: str | bytes) -> JsonValue:
     >>> from_json('{"loss": "inf", "note": "infinite"}')
     {'loss': inf, 'note': 'infinite'}
     """
-    return _with_nonfinite(json.loads(text))
+    value: JsonValue = json.loads(text)
+    written = text if isinstance(text, bytes) else text.encode()
+    return _with_nonfinite(value) if b'nan"' in written or b'inf"' in written else value
 
 
 def read_json_object(path: Path) -> dict[str, JsonValue]:

@@ -5,14 +5,15 @@ from __future__ import annotations
 import functools
 import types
 import typing
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import MISSING, fields, is_dataclass
 from enum import EnumType
-from typing import Any, TypeVar, cast
+from typing import Any, NoReturn, TypeAlias, TypeVar, cast
 
 from roundoff.runs.plain_json import JsonValue, to_json
 
 T = TypeVar("T")
+Check: TypeAlias = Callable[[JsonValue, str], Any]
 
 
 def object_of(value: Any) -> dict[str, JsonValue]:
@@ -33,48 +34,77 @@ def object_from(cls: type[T], value: JsonValue) -> T:
     """
     if not isinstance(value, Mapping):
         raise ValueError(f"{value!r:.80} stands where an object should")
-    hints = _hints(cast(Any, cls))
     found: dict[str, Any] = {}
-    for field in fields(cls):  # type: ignore[arg-type]
-        if field.name in value:
-            found[field.name] = _checked(value[field.name], hints[field.name], field.name)
-        elif field.default is MISSING and field.default_factory is MISSING:
-            raise ValueError(f"'{field.name}' is missing")
+    for name, check, is_required in _fields(cast(Any, cls)):
+        if name in value:
+            found[name] = check(value[name], name)
+        elif is_required:
+            raise ValueError(f"'{name}' is missing")
     return cls(**found)
 
 
 @functools.cache
-def _hints(cls: Any) -> dict[str, Any]:
-    return typing.get_type_hints(cls)
+def _fields(cls: Any) -> tuple[tuple[str, Check, bool], ...]:
+    """Return name, check and whether it is required of each field; files have many lines, so hints are read once."""
+    hints = typing.get_type_hints(cls)
+    return tuple(
+        (field.name, _check_of(hints[field.name]), field.default is MISSING and field.default_factory is MISSING)
+        for field in fields(cls)
+    )
 
 
-def _checked(value: JsonValue, hint: Any, name: str) -> Any:
-    if typing.get_origin(hint) in (typing.Union, types.UnionType):
-        if value is None and type(None) in typing.get_args(hint):
-            return None
-        (hint,) = (option for option in typing.get_args(hint) if option is not type(None))
+def _check_of(hint: Any) -> Check:
+    """Return what turns a JSON value into a value of this type, or raises a `ValueError` that names the field."""
     origin = typing.get_origin(hint) or hint
+    if origin in (typing.Union, types.UnionType):
+        (option,) = (option for option in typing.get_args(hint) if option is not type(None))
+        check = _check_of(option)
+        return lambda value, name: None if value is None else check(value, name)
     if origin is object:
-        return value
-    if isinstance(origin, type) and is_dataclass(origin) and isinstance(value, dict):
-        return object_from(origin, value)
+        return lambda value, name: value
+    if origin is float:
+        return _float
+    if origin in (int, str, bool):
+        return lambda value, name: value if type(value) is origin else _refuse(value, name)
+    if origin is tuple:
+        return _tuple_of(_check_of(typing.get_args(hint)[0]))
+    if origin is Mapping:
+        return _mapping_of(typing.get_args(hint)[1])
+    if origin is typing.Literal:
+        words = typing.get_args(hint)
+        return lambda value, name: value if value in words else _refuse(value, name)
     if isinstance(origin, EnumType):
-        return origin(value)
-    if origin is float and isinstance(value, int) and not isinstance(value, bool):
-        return float(value)
-    if origin is tuple and isinstance(value, Sequence) and not isinstance(value, str):
-        return tuple(_checked(item, typing.get_args(hint)[0], name) for item in value)
-    if origin is typing.Literal and value in typing.get_args(hint):
+        return lambda value, name: origin(value)
+    assert isinstance(origin, type), f"no check for {hint}"
+    assert is_dataclass(origin), f"no check for {hint}"
+    return lambda value, name: object_from(origin, value) if isinstance(value, dict) else _refuse(value, name)
+
+
+def _float(value: JsonValue, name: str) -> float:
+    if type(value) is float:
         return value
-    if origin is Mapping and isinstance(value, dict):
-        return _checked_mapping(value, hint, name)
-    if origin in (int, float, str, bool) and type(value) is origin:
-        return value
+    return float(value) if type(value) is int else _refuse(value, name)
+
+
+def _tuple_of(check: Check) -> Check:
+    def check_items(value: JsonValue, name: str) -> tuple[Any, ...]:
+        if not isinstance(value, Sequence) or isinstance(value, str):
+            _refuse(value, name)
+        return tuple(check(item, name) for item in value)
+
+    return check_items
+
+
+def _mapping_of(item_hint: Any) -> Check:
+    check = _check_of(item_hint) if item_hint is str else None
+
+    def check_items(value: JsonValue, name: str) -> Mapping[str, Any]:
+        if not isinstance(value, dict):
+            _refuse(value, name)
+        return value if check is None else {key: check(item, name) for key, item in value.items()}
+
+    return check_items
+
+
+def _refuse(value: JsonValue, name: str) -> NoReturn:
     raise ValueError(f"'{name}' holds {value!r:.80}")
-
-
-def _checked_mapping(value: dict[str, JsonValue], hint: Any, name: str) -> dict[str, Any]:
-    _, item_hint = typing.get_args(hint)
-    if item_hint is str:
-        return {key: _checked(item, str, name) for key, item in value.items()}
-    return value

@@ -1,0 +1,91 @@
+"""What the measured steps did to each parameter, as arrays: one row a step."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from roundoff.runs import Run
+
+FIRST_STEPS = range(20)
+"""The steps of which every parameter is measured."""
+
+Numbers: TypeAlias = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ParameterHistory:
+    """Norms of one parameter, its gradient and its update over the measured steps; NaN where there was none."""
+
+    name: str
+    site: str
+    num_elements: int
+    steps: npt.NDArray[np.int64]
+    """In order."""
+    norm: Numbers
+    gradient: Numbers
+    update: Numbers
+    zero_share: Numbers
+    """Of the gradient's elements."""
+
+    @property
+    def is_always_zero(self) -> bool:
+        """Whether there were several gradients and each was exactly 0; one that is all NaN has the norm 0, too."""
+        return len(self.steps) >= 3 and bool(((self.gradient == 0) & (self.zero_share == 1)).all())
+
+    @property
+    def is_always_missing(self) -> bool:
+        """Whether it never had a gradient when its optimizer stepped."""
+        return len(self.steps) >= 2 and bool(np.isnan(self.gradient).all())
+
+    @property
+    def root_mean_square(self) -> float:
+        """The median over the steps of a gradient element's size."""
+        known = self.gradient[np.isfinite(self.gradient)]
+        return float(np.median(known)) / math.sqrt(max(self.num_elements, 1)) if known.size else math.nan
+
+
+def first_histories(run: Run) -> dict[str, ParameterHistory]:
+    """Return what the first steps did to each parameter, on a rank that stands for all."""
+    return parameter_histories(run, min(run.ranks, default=0), steps=FIRST_STEPS)
+
+
+def parameter_histories(
+    run: Run, rank: int, *, steps: Collection[int] | None = None, names: Collection[str] | None = None
+) -> dict[str, ParameterHistory]:
+    """Return what became of each parameter that an optimizer holds, by name, in all measured steps or those given."""
+    table = run.parameters(step=steps, rank=rank)
+    if names is not None:
+        table = table.filter(pc.is_in(table["parameter"], value_set=pa.array(list(names), type=pa.string())))
+    if not table.num_rows:
+        return {}
+    parameters = table["parameter"].combine_chunks().dictionary_encode()
+    places, of_step = parameters.indices.to_numpy(), table["step"].to_numpy()
+    order = np.lexsort((of_step, places))
+    columns = {name: _numbers(table[name])[order] for name in ("l2", "grad_l2", "update_l2", "grad_zero_share")}
+    ends = np.searchsorted(places[order], np.arange(len(parameters.dictionary)), side="right").tolist()
+    found = {}
+    for name, begin, end in zip(parameters.dictionary.to_pylist(), [0, *ends], ends, strict=False):
+        rows, first = slice(begin, end), int(order[begin])
+        found[name] = ParameterHistory(
+            name=name,
+            site=table["site"][first].as_py(),
+            num_elements=table["num_elements"][first].as_py(),
+            steps=of_step[order[rows]],
+            norm=columns["l2"][rows],
+            gradient=columns["grad_l2"][rows],
+            update=columns["update_l2"][rows],
+            zero_share=columns["grad_zero_share"][rows],
+        )
+    return found
+
+
+def _numbers(column: pa.ChunkedArray) -> Numbers:
+    return np.asarray(column.to_numpy(zero_copy_only=False), dtype=np.float64)

@@ -1,0 +1,73 @@
+"""A kept run answers as the run does, reads each file once, and cannot be changed by who asks."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from roundoff.runs import Call, Interned, KeptRun, Metrics, ParameterColumns, Run, RunInfo, RunWriter
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Run:
+    with RunWriter.create(tmp_path / "run", RunInfo()) as writer:
+        for step in range(3):
+            writer.write_metrics(Metrics(step=step, loss=float(step)))
+            writer.write_call(Call(step=step, call="step"))
+            writer.write_parameters(_row(step))
+            writer.flush()
+        writer.write_probe({"probe": "eval-mode", "loss": 1.0})
+    return Run.open(tmp_path / "run")
+
+
+def _row(step: int) -> ParameterColumns:
+    one = np.ones(1)
+    return ParameterColumns(
+        step=np.array([step], dtype=np.int32),
+        parameter=Interned.of(["weight"]),
+        site=Interned.of(["<model>"]),
+        num_elements=np.array([4]),
+        l2=one,
+        absmax=one,
+        grad_l2=one,
+        grad_absmax=one,
+        grad_zero_share=one,
+        grad_subnormal_share=one,
+        changed_fraction=one,
+        update_l2=one,
+    )
+
+
+def test_a_kept_run_answers_as_the_run_does(run: Run) -> None:
+    kept = KeptRun.of(run)
+    for _ in range(2):  # from the files, then from memory
+        assert kept.ranks == run.ranks == [0]
+        assert kept.metrics() == run.metrics() != []
+        assert kept.calls() == run.calls() != []
+        assert kept.probes() == run.probes() != []
+        assert kept.parameters().equals(run.parameters())
+        assert kept.parameters(step=[0, 2], rank=0)["step"].to_pylist() == [0, 2]
+        assert kept.hashes(step=1).num_rows == 0
+        assert (kept.steps, kept.replayed_steps) == ([], [])
+        assert list(kept.iter_events(step=0, rank=0)) == []
+
+
+def test_what_was_read_once_is_not_read_again(run: Run) -> None:
+    kept = KeptRun.of(run)
+    before = kept.metrics()
+    (run.path / "metrics-rank0.jsonl").unlink()
+    assert kept.metrics() == before
+    assert run.metrics() == []
+
+
+def test_who_changes_a_list_changes_his_own(run: Run) -> None:
+    kept = KeptRun.of(run)
+    kept.metrics().clear()
+    assert kept.metrics() == run.metrics()
+
+
+def test_a_kept_run_of_a_kept_run_is_the_same(run: Run) -> None:
+    kept = KeptRun.of(run)
+    assert KeptRun.of(kept) is kept
