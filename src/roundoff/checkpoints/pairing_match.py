@@ -1,0 +1,183 @@
+"""Which layer of one checkpoint is which of the other: by name, by shape, by likeness of names, by place."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+from roundoff.checkpoints.pairing_axes import fit
+from roundoff.checkpoints.pairing_layers import UNCOUNTED, Layer
+from roundoff.checkpoints.pairing_names import likeness, numbers_in, skeleton
+
+
+class PairedBy(StrEnum):
+    """What told that two tensors are the same one."""
+
+    MAP = "map"
+    SAME_NAME = "same name"
+    RULES = "rules"
+    """The names are the same when each framework's words are replaced by PyTorch's."""
+    SHAPE = "shape"
+    """No other layer of either side has these shapes."""
+    EDIT_DISTANCE = "edit distance"
+    """Among layers of these shapes, the names that are most alike."""
+    POSITION = "position"
+    """Layers of these shapes in the order of their numbers, or of the file."""
+    VALUES = "values"
+    """The numbers themselves are equal, and the names had only let one guess."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayerMatch:
+    """A layer of the reference, the one of the candidate, and what told so."""
+
+    reference: Layer
+    candidate: Layer
+    by: PairedBy
+
+
+class _Matching:
+    """What is matched so far, and what is left of both sides in the order of their files."""
+
+    def __init__(self, reference: Sequence[Layer], candidate: Sequence[Layer]) -> None:
+        self.reference = {layer.place: layer for layer in reference}
+        self.candidate = {layer.place: layer for layer in candidate}
+        self.matches: list[LayerMatch] = []
+
+    def match(self, reference: Layer, candidate: Layer, by: PairedBy) -> None:
+        del self.reference[reference.place], self.candidate[candidate.place]
+        self.matches.append(LayerMatch(reference=reference, candidate=candidate, by=by))
+
+    def groups(self, key: Callable[[Layer], Hashable]) -> list[tuple[list[Layer], list[Layer]]]:
+        """Return what is left of both sides, put together by key, where both have some; a key of nothing is no key."""
+        sides: dict[Hashable, tuple[list[Layer], list[Layer]]] = defaultdict(lambda: ([], []))
+        for place, layers in enumerate((self.reference, self.candidate)):
+            for layer in layers.values():
+                sides[key(layer)][place].append(layer)
+        return [group for name, group in sides.items() if name and all(group)]
+
+
+def match_layers(reference: Sequence[Layer], candidate: Sequence[Layer]) -> list[LayerMatch]:
+    """Match layers one to one, the surest evidence first; what the evidence does not tell stays unmatched."""
+    matching = _Matching(reference, candidate)
+    _renumbered(matching)
+    _same_path(matching, lambda layer: (layer.path,))
+    _same_path(matching, lambda layer: (layer.short_path,))
+    _same_ending(matching)
+    for key in (_signature, _loose_signature, _weight_shape):
+        _same_shapes(matching, key)
+    return sorted(matching.matches, key=lambda match: match.reference.place)
+
+
+def _renumbered(matching: _Matching) -> None:
+    """Match by order where one side counts 0, 2, 4 and the other 0, 1, 2: equal numbers mean nothing then."""
+    for ours, theirs in matching.groups(lambda layer: (skeleton(layer.short_path), _signature(layer))):
+        numbers = [{numbers_in(layer.short_path) for layer in side} for side in (ours, theirs)]
+        if len(ours) == len(theirs) > 1 and numbers[0] != numbers[1]:
+            _in_order(matching, ours, theirs, by=PairedBy.POSITION)
+
+
+def _same_path(matching: _Matching, key: Callable[[Layer], Hashable]) -> None:
+    for ours, theirs in matching.groups(key):
+        if len(ours) == len(theirs) == 1 and _fits(ours[0], theirs[0]):
+            matching.match(ours[0], theirs[0], PairedBy.RULES)
+
+
+def _same_ending(matching: _Matching) -> None:
+    """Match `backbone.conv1` with `conv1` where no other path ends so."""
+    for ours, theirs in matching.groups(lambda layer: layer.path[-1:]):
+        likings = [(mine, other) for mine in ours for other in theirs if _ends_alike(mine, other)]
+        places = [mine.place for mine, _ in likings], [other.place for _, other in likings]
+        for mine, other in likings:
+            if places[0].count(mine.place) == places[1].count(other.place) == 1:
+                matching.match(mine, other, PairedBy.RULES)
+
+
+def _same_shapes(matching: _Matching, key: Callable[[Layer], Hashable]) -> None:
+    for ours, theirs in matching.groups(key):
+        if len(ours) == len(theirs) == 1:
+            matching.match(ours[0], theirs[0], PairedBy.SHAPE)
+    for ours, theirs in matching.groups(key):
+        _alike(matching, ours, theirs)
+    for ours, theirs in matching.groups(key):
+        if len(ours) == len(theirs):
+            _in_order(matching, ours, theirs, by=PairedBy.POSITION)
+
+
+def _alike(matching: _Matching, reference: Sequence[Layer], candidate: Sequence[Layer]) -> None:
+    """Match families (layers whose names differ by numbers only) that like each other best, and no other as well."""
+    ours, theirs = _families(reference), _families(candidate)
+    while len(ours) > 1 or len(theirs) > 1:
+        likings = {
+            (mine, other): likeness(mine, other)
+            for mine in ours
+            for other in theirs
+            if len(ours[mine]) == len(theirs[other])
+        }
+        mutual = [pair for pair, liking in likings.items() if liking and _is_best(pair, liking, likings)]
+        if not mutual:
+            return
+        for mine, other in mutual:
+            _in_order(matching, ours.pop(mine), theirs.pop(other), by=PairedBy.EDIT_DISTANCE)
+
+
+def _is_best(pair: tuple[str, str], liking: float, likings: dict[tuple[str, str], float]) -> bool:
+    rivals = (other for other in likings if other != pair and (other[0] == pair[0] or other[1] == pair[1]))
+    return all(likings[rival] < liking for rival in rivals)
+
+
+def _families(layers: Sequence[Layer]) -> dict[str, list[Layer]]:
+    found: dict[str, list[Layer]] = defaultdict(list)
+    for layer in layers:
+        found[skeleton(layer.short_path)].append(layer)
+    return dict(found)
+
+
+def _in_order(matching: _Matching, reference: Sequence[Layer], candidate: Sequence[Layer], *, by: PairedBy) -> None:
+    for ours, theirs in zip(_ordered(reference), _ordered(candidate), strict=True):
+        matching.match(ours, theirs, by)
+
+
+def _ordered(layers: Sequence[Layer]) -> list[Layer]:
+    """Order by number within one family: files may be sorted as text, where 10 comes before 2."""
+    if len(_families(layers)) == 1:
+        return sorted(layers, key=lambda layer: numbers_in(layer.short_path))
+    return sorted(layers, key=lambda layer: layer.place)
+
+
+def _signature(layer: Layer) -> Hashable:
+    return frozenset((leaf, layer.shape(leaf)) for leaf in layer.tensors if leaf != UNCOUNTED)
+
+
+def _loose_signature(layer: Layer) -> Hashable:
+    """Return what does not change when a tensor is transposed."""
+    return frozenset((leaf, tuple(sorted(layer.shape(leaf)))) for leaf in layer.tensors if leaf != UNCOUNTED)
+
+
+def _weight_shape(layer: Layer) -> Hashable:
+    """Return what does not change when a layer has no bias; nothing of layers that have no matrix."""
+    return frozenset((leaf, layer.shape(leaf)) for leaf in layer.tensors if len(layer.shape(leaf)) > 1)
+
+
+def _fits(reference: Layer, candidate: Layer) -> bool:
+    """Say whether any tensor of the two can be laid over the other's."""
+    return any(
+        fit(
+            reference.tensors[leaf].shape,
+            candidate.tensors[leaf].shape,
+            reference_axes=reference.axes[leaf],
+            candidate_axes=candidate.axes[leaf],
+        )
+        for leaf in reference.tensors.keys() & candidate.tensors.keys()
+    )
+
+
+def _ends_alike(reference: Layer, candidate: Layer) -> bool:
+    shortest = min(len(reference.path), len(candidate.path))
+    ending = reference.path[len(reference.path) - shortest :]
+    names_something = any(not word.isdecimal() for word in ending)
+    return (
+        names_something and ending == candidate.path[len(candidate.path) - shortest :] and _fits(reference, candidate)
+    )
