@@ -1,0 +1,167 @@
+"""What the errors of an op's result are in relation to: its norm, or that of the numbers it is what is left of."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import TypeAlias
+
+from roundoff.runs import Event
+
+Measure: TypeAlias = Callable[[Event, Sequence[Event]], tuple[float, float]]
+"""From a result and the inputs to a typical norm, and of how many terms each number of the result is the sum."""
+
+
+def scale_of(word: str, output: Event, inputs: Sequence[Event]) -> tuple[float, float]:
+    """Return the norm that a result's errors are in relation to, and of how many terms each of its numbers is the sum.
+
+    That is the norm of the result or, where the result is what is left of large numbers, the norm of a typical one.
+    """
+    measure = MEASURES.get(word)
+    if measure is None or not inputs:
+        return output.l2, 1.0
+    typical, num_terms = measure(output, inputs)
+    return (max(output.l2, typical) if math.isfinite(typical) else output.l2), max(1.0, num_terms)
+
+
+def _rms(event: Event) -> float:
+    return event.l2 / math.sqrt(event.num_elements) if event.num_elements else 0.0
+
+
+def _absmax(event: Event) -> float:
+    return max(abs(event.min), abs(event.max)) if math.isfinite(event.min) else 0.0
+
+
+def _floats(inputs: Sequence[Event]) -> list[Event]:
+    return [event for event in inputs if event.dtype.startswith(("float", "bfloat"))]
+
+
+def _sum_of_all(output: Event, inputs: Sequence[Event]) -> tuple[float, float]:
+    """Each result is a sum over a part of the first input."""
+    num_terms = inputs[0].num_elements / max(1, output.num_elements)
+    return inputs[0].l2, num_terms
+
+
+def _mean_of_all(output: Event, inputs: Sequence[Event]) -> tuple[float, float]:
+    num_terms = inputs[0].num_elements / max(1, output.num_elements)
+    return inputs[0].l2 / max(1.0, num_terms), num_terms
+
+
+def _largest(output: Event, inputs: Sequence[Event]) -> tuple[float, float]:
+    """Results are sums of one element of each input; broadcast inputs count as often as they are used."""
+    return max(_rms(event) for event in _floats(inputs) or inputs) * math.sqrt(output.num_elements), 1.0
+
+
+def _products(output: Event, inputs: Sequence[Event]) -> tuple[float, float]:
+    floats = _floats(inputs)
+    return math.prod(_rms(event) for event in floats) * math.sqrt(output.num_elements), 1.0
+
+
+def _dot_products(output: Event, a: Event, b: Event, num_terms: float) -> tuple[float, float]:
+    return math.sqrt(output.num_elements * num_terms) * _rms(a) * _rms(b), num_terms
+
+
+def _matrix_product(output: Event, inputs: Sequence[Event]) -> tuple[float, float]:
+    a, b = inputs[-2], inputs[-1]
+    typical, num_terms = _dot_products(output, a, b, float(a.shape[-1] if a.shape else 1))
+    added = _rms(inputs[0]) * math.sqrt(output.num_elements) if len(inputs) > 2 else 0.0
+    return max(typical, added), num_terms
+
+
+def _convolution(output: Event, inputs: Sequence[Event]) -> tuple[float, float]:
+    if len(inputs) < 2 or not inputs[1].shape:
+        return output.l2, 1.0
+    return _dot_products(output, inputs[0], inputs[1], math.prod(inputs[1].shape[1:]))
+
+
+def _convolution_backward(output: Event, inputs: Sequence[Event]) -> tuple[float, float]:
+    """Of grad_output, input and weight: gradients of the input, the weight and the bias."""
+    if len(inputs) < 3 or len(inputs[0].shape) < 3:
+        return output.l2, 1.0
+    gradient, x, weight = inputs[:3]
+    places = gradient.num_elements / max(1, gradient.shape[1])
+    if output.shape == weight.shape:
+        return _dot_products(output, gradient, x, places)
+    if output.shape == x.shape:
+        return _dot_products(output, gradient, weight, weight.num_elements / max(1, weight.shape[1]))
+    return gradient.l2, places
+
+
+def _norm(output: Event, inputs: Sequence[Event]) -> tuple[float, float]:
+    """Differences of the input are divided by its spread, which may be small against its values."""
+    x = inputs[0]
+    spread = math.sqrt(max(_rms(x) ** 2 - x.mean**2, 0.0))
+    if output.output != "output0" or not spread:
+        return 16.0 * max(output.l2, _rms(x) * math.sqrt(output.num_elements)), 1.0
+    weights = [_rms(event) for event in inputs[1:2] if event.num_elements < x.num_elements]
+    return x.l2 / spread * max(1.0, *weights, 0.0), math.sqrt(x.num_elements / max(1, _num_groups(output, x)))
+
+
+def _num_groups(output: Event, x: Event) -> int:
+    return x.shape[0] if x.shape else 1
+
+
+def _norm_backward(output: Event, inputs: Sequence[Event]) -> tuple[float, float]:
+    """The first input is the gradient; what it is multiplied by is not larger than the result over it."""
+    gradient = inputs[0]
+    spreads = [_absmax(event) for event in inputs[1:] if event.num_elements < gradient.num_elements]
+    typical = gradient.l2 * max([1.0, *spreads]) if output.output == "output0" else gradient.l2
+    return max(typical, output.l2), gradient.num_elements / max(1, output.num_elements)
+
+
+def _softmax(output: Event, inputs: Sequence[Event]) -> tuple[float, float]:
+    """An absolute error of the input is a relative one of the result."""
+    return output.l2 * max(1.0, _absmax(inputs[0])), 1.0
+
+
+def _log_softmax(output: Event, inputs: Sequence[Event]) -> tuple[float, float]:
+    return max(output.l2, inputs[0].l2), 1.0
+
+
+def _softmax_backward(output: Event, inputs: Sequence[Event]) -> tuple[float, float]:
+    return max(output.l2, inputs[0].l2 * min(1.0, _absmax(inputs[-1]))), 1.0
+
+
+def _from_gradient(output: Event, inputs: Sequence[Event]) -> tuple[float, float]:
+    return max(output.l2, inputs[0].l2), 1.0
+
+
+def _logarithm(output: Event, inputs: Sequence[Event]) -> tuple[float, float]:
+    """A relative error of the input is an absolute one of the result."""
+    return max(output.l2, math.sqrt(output.num_elements)), 1.0
+
+
+def _loss(output: Event, inputs: Sequence[Event]) -> tuple[float, float]:
+    return max(output.l2, _rms(inputs[0]) * math.sqrt(max(1, output.num_elements))), float(inputs[0].num_elements)
+
+
+def _plain(output: Event, inputs: Sequence[Event]) -> tuple[float, float]:
+    return output.l2, 1.0
+
+
+_WORDS: tuple[tuple[Measure, str], ...] = (
+    (_sum_of_all, "sum cumsum logsumexp norm linalg_vector_norm"),
+    (_mean_of_all, "mean avg_pool2d _adaptive_avg_pool2d upsample_bilinear2d"),
+    (_largest, "add sub rsub lerp cat stack"),
+    (_products, "mul addcmul square"),
+    (_matrix_product, "mm bmm addmm baddbmm addbmm mv addmv dot linear matmul"),
+    (_convolution, "convolution mkldnn_convolution _convolution cudnn_convolution"),
+    (_convolution_backward, "convolution_backward"),
+    (_norm, "native_layer_norm native_batch_norm _native_batch_norm_legit cudnn_batch_norm _batch_norm_with_update"),
+    (_norm, "native_group_norm _fused_rms_norm"),
+    (_norm_backward, "native_layer_norm_backward native_batch_norm_backward native_group_norm_backward"),
+    (_norm_backward, "batch_norm_backward cudnn_batch_norm_backward _fused_rms_norm_backward"),
+    (_softmax, "_softmax softmax exp expm1 sigmoid"),
+    (_log_softmax, "_log_softmax log_softmax"),
+    (_softmax_backward, "_softmax_backward_data"),
+    (_from_gradient, "_log_softmax_backward_data gelu_backward silu_backward tanh_backward sigmoid_backward"),
+    (_from_gradient, "elu_backward embedding_dense_backward nll_loss_backward mse_loss_backward"),
+    (_from_gradient, "native_dropout_backward"),
+    (_logarithm, "log log1p log2 log10"),
+    (_loss, "nll_loss_forward nll_loss2d_forward mse_loss binary_cross_entropy_with_logits"),
+    (_plain, "relu gelu silu tanh elu leaky_relu embedding neg abs index_select gather index"),
+    (_plain, "slice_backward select_backward _to_copy clone copy native_dropout"),
+)
+
+MEASURES: dict[str, Measure] = {word: measure for measure, words in _WORDS for word in words.split()}
+"""How the typical norm of an op's result is found, for the ops of which it is known."""

@@ -1,0 +1,270 @@
+"""Compares one step of two runs: each result against what its inputs and formats explain, up to the first beyond it."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from roundoff.compare.align import Alignment, op_word
+from roundoff.compare.distance import Distance, distances, num_channels
+from roundoff.compare.divergence import Cause, Divergence, Row
+from roundoff.compare.explained import GROWTH, RANDOM, ROUNDINGS, expected, unit_of
+from roundoff.runs import Event, shape_to_text
+from roundoff.runs.step_ops import NAMED, StepOp
+
+UNKNOWN_ROUNDINGS = 64.0
+"""A tensor that no lined-up op made may be so many roundings off."""
+START_VALUES = ("parameter", "buffer")
+
+Pair = tuple[StepOp, StepOp]
+TensorKey = tuple[int, str]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepComparison:
+    """What became of one step."""
+
+    rows: tuple[Row, ...]
+    divergence: Divergence | None
+
+
+def compare_step(alignment: Alignment, *, coarsest_unit: float = 0.0, is_first: bool = True) -> StepComparison:
+    """Walk through the lined-up ops and find the first that introduces a difference.
+
+    Args:
+        alignment: the ops of one step of one rank.
+        coarsest_unit: the rounding of the narrowest format that either side emulates in wider storage.
+        is_first: whether training began with this step, so that its parameters are start values.
+    """
+    return _Walk(alignment, coarsest_unit=coarsest_unit, is_first=is_first).comparison()
+
+
+class _Walk:
+    """One pass over the pairs, in the order in which the reference ran."""
+
+    def __init__(self, alignment: Alignment, *, coarsest_unit: float, is_first: bool) -> None:
+        self._alignment = alignment
+        self._coarsest = coarsest_unit
+        self._is_first = is_first
+        self._distances = _all_distances(alignment.pairs)
+        self._noise = 0.0
+        self._made: dict[TensorKey, float] = {}
+        self._made_by_one_side = _made_by(alignment)
+
+    def comparison(self) -> StepComparison:
+        rows: list[Row] = []
+        divergence: Divergence | None = None
+        for pair in self._alignment.pairs:
+            found = self._look_at(pair, rows)
+            divergence = divergence or found
+        if divergence is not None:
+            later = sum(not row.is_equal for row in rows) - 1
+            divergence = replace(divergence, num_later=max(0, later))
+        return StepComparison(rows=tuple(rows), divergence=divergence)
+
+    def _look_at(self, pair: Pair, rows: list[Row]) -> Divergence | None:
+        reference, candidate = pair
+        inputs = [(a, b, self._between(a, b)) for a, b in _paired(_read_by(reference), _read_by(candidate))]
+        found: Divergence | None = None
+        for a, b, distance in inputs:
+            if self._is_unaccounted(a, b, distance):
+                found = found or self._came_from_elsewhere(pair, a, b, distance)
+        for a, b in _paired(reference.outputs, candidate.outputs):
+            distance = self._between(a, b)
+            unit = self._unit(pair)
+            given = [(_larger(x, y), d) for x, y, d in inputs]
+            off = sum(d.relative for _, d in given if d.is_comparable)
+            allowed = expected(reference, _larger(a, b), inputs=given, unit=unit)
+            excess = 0.0 if _has_unknown_inputs(reference) else _excess(distance, allowed.bound)
+            rows.append(_row(a, b, distance, inherited=off, excess=excess))
+            if found is None and self._is_introduced(pair, a, distance, excess):
+                found = _divergence(self._cause(reference), a, distance, inherited=off, unit=unit)
+            elif found is None and _has_unknown_inputs(reference) and self._is_unaccounted(a, b, distance):
+                found = self._came_from_elsewhere(pair, a, b, distance)
+            self._remember(a, distance)
+        return found
+
+    def _is_introduced(self, pair: Pair, a: Event, distance: Distance, excess: float) -> bool:
+        if not distance.is_comparable or distance.is_equal or _has_unknown_inputs(pair[0]):
+            return False
+        if a.op in NAMED:
+            is_start = self._is_first or a.op == "input"
+            return is_start and not distance.relative <= ROUNDINGS * self._unit(pair)
+        return excess > 1
+
+    def _is_unaccounted(self, a: Event, b: Event, distance: Distance) -> bool:
+        """Say whether a tensor differs more than whatever it was made from."""
+        if distance.is_equal or not distance.is_comparable:
+            return False
+        unit = max(unit_of(a.dtype), unit_of(b.dtype), self._coarsest if unit_of(a.dtype) else 0.0)
+        known = self._made.get(_key(a))
+        allowed = (
+            GROWTH * self._noise + UNKNOWN_ROUNDINGS * unit if known is None else GROWTH * known + ROUNDINGS * unit
+        )
+        return not distance.relative <= allowed
+
+    def _came_from_elsewhere(self, pair: Pair, a: Event, b: Event, distance: Distance) -> Divergence:
+        """Name the op without counterpart that made an input different, or the input itself."""
+        unit = self._unit(pair)
+        for side, event in (("candidate", b), ("reference", a)):
+            maker = self._made_by_one_side.get((side, *_key(event)))
+            if maker is not None:
+                first = self._first_of_its_kind(side, maker)
+                output = (first.outputs or first.inputs)[0]
+                found = _divergence(self._cause(first), output, distance, inherited=0.0, unit=unit)
+                return replace(found, is_only_in="candidate" if side == "candidate" else "reference")
+        writer = self._written_in_forward(pair[0], a)
+        if writer is not None:
+            return replace(_divergence("forward", writer, distance, inherited=0.0, unit=unit), output=a.output)
+        came_in = _key(a) not in self._made and (a.phase == "forward" or not unit_of(a.dtype))
+        cause: Cause = "data" if came_in and not self._alignment.only_candidate else self._cause(pair[0])
+        return _divergence(cause, a, distance, inherited=0.0, unit=unit)
+
+    def _written_in_forward(self, op: StepOp, read: Event) -> Event | None:
+        """Return the norm's result in the forward if its backward reads running statistics, which that has written."""
+        if not op_word(op).endswith("batch_norm_backward") or _key(read) in self._made:
+            return None
+        outputs = (reference.outputs for reference, _ in self._alignment.pairs if _is_norm_of(reference, read))
+        return next((found[0] for found in outputs if found), None)
+
+    def _first_of_its_kind(self, side: str, op: StepOp) -> StepOp:
+        """Go back from one op without counterpart to the first of those that led to it."""
+        seen = {id(op)}
+        while True:
+            before = [self._made_by_one_side.get((side, *_key(x))) for x in op.inputs]
+            earlier = next((maker for maker in before if maker is not None and id(maker) not in seen), None)
+            if earlier is None:
+                return op
+            seen.add(id(earlier))
+            op = earlier
+
+    def _cause(self, op: StepOp) -> Cause:
+        event = op.first
+        if event.op == "input":
+            return "data"
+        if event.op in START_VALUES:
+            return "start values"
+        if op_word(op) in RANDOM:
+            return "randomness"
+        if event.op.startswith(("c10d.", "_c10d_functional.")):
+            return "collective"
+        causes: dict[str, Cause] = {"backward": "backward", "optimizer": "optimizer", "eval": "eval"}
+        return causes.get(event.phase, "forward")
+
+    def _unit(self, pair: Pair) -> float:
+        events = itertools.chain(pair[0].inputs, pair[0].outputs, pair[1].inputs, pair[1].outputs)
+        return max([self._coarsest, *(unit_of(dtype) for dtype in {event.dtype for event in events})])
+
+    def _between(self, a: Event, b: Event) -> Distance:
+        return self._distances[id(a), id(b)]
+
+    def _remember(self, a: Event, distance: Distance) -> None:
+        if distance.is_comparable and math.isfinite(distance.relative):
+            self._noise = max(self._noise, distance.relative)
+            self._made[_key(a)] = distance.relative
+
+
+def _all_distances(pairs: Sequence[Pair]) -> dict[tuple[int, int], Distance]:
+    tensors = [
+        both
+        for reference, candidate in pairs
+        for both in (*_paired(_read_by(reference), _read_by(candidate)), *_paired(reference.outputs, candidate.outputs))
+    ]
+    return {(id(a), id(b)): d for (a, b), d in zip(tensors, distances(tensors), strict=True)}
+
+
+def _has_unknown_inputs(op: StepOp) -> bool:
+    """Say whether an op was made from something that the run does not tell."""
+    if op.first.op in NAMED:
+        return op.first.op == "gradient"
+    return not op.inputs and op_word(op) not in RANDOM
+
+
+def _read_by(op: StepOp) -> Sequence[Event]:
+    """Return the inputs whose numbers matter: what an op writes over may hold anything."""
+    word = op_word(op)
+    if word in RANDOM or word in ("fill", "zero"):
+        return [x for x in op.inputs if x.output != "input0"]
+    return op.inputs[1:] if word == "copy" else op.inputs
+
+
+def _paired(reference: Sequence[Event], candidate: Sequence[Event]) -> Iterable[tuple[Event, Event]]:
+    """Pair the tensors of two calls by their place."""
+    by_place = {event.output: event for event in candidate}
+    if len(reference) == len(candidate):
+        return zip(reference, candidate, strict=True)
+    return [(event, by_place[event.output]) for event in reference if event.output in by_place]
+
+
+def _is_norm_of(op: StepOp, read: Event) -> bool:
+    event = op.first
+    place = (event.phase, event.site, event.microbatch)
+    return place == ("forward", read.site, read.microbatch) and "batch_norm" in op_word(op)
+
+
+def _larger(a: Event, b: Event) -> Event:
+    return b if b.l2 > a.l2 else a
+
+
+def _key(event: Event) -> TensorKey:
+    """Tell a tensor by its size and norm, which a view that only turns or reshapes it has, too."""
+    return event.num_elements, f"{event.l2:.9g}"
+
+
+def _made_by(alignment: Alignment) -> dict[tuple[str, int, str], StepOp]:
+    """Return the ops without counterpart by the tensors they made."""
+    sides: tuple[tuple[Literal["reference", "candidate"], tuple[StepOp, ...]], ...] = (
+        ("reference", alignment.only_reference),
+        ("candidate", alignment.only_candidate),
+    )
+    return {(side, *_key(output)): op for side, ops in sides for op in ops for output in op.outputs}
+
+
+def _excess(distance: Distance, bound: float) -> float:
+    if not distance.is_comparable or distance.is_equal or not distance.absolute:
+        return 0.0
+    return distance.absolute / bound if bound else math.inf
+
+
+def _row(a: Event, b: Event, distance: Distance, *, inherited: float, excess: float) -> Row:
+    return Row(
+        step=a.step,
+        rank=a.rank,
+        phase=a.phase,
+        site=a.site,
+        op=a.op_name,
+        output=a.output,
+        parameter=a.parameter,
+        source=a.source,
+        reference_dtype=a.dtype,
+        candidate_dtype=b.dtype,
+        shape=shape_to_text(a.shape),
+        is_equal=distance.is_equal,
+        relative=distance.relative,
+        inherited=inherited,
+        excess=excess,
+    )
+
+
+def _divergence(cause: Cause, event: Event, distance: Distance, *, inherited: float, unit: float) -> Divergence:
+    eps = 2 * (unit or unit_of("float32"))
+    return Divergence(
+        cause=cause,
+        step=event.step,
+        rank=event.rank,
+        phase=event.phase,
+        site=event.site,
+        op=event.op if event.op in NAMED else event.op_name,
+        parameter=event.parameter,
+        source=event.source,
+        output=event.output,
+        format=event.dtype,
+        relative=distance.relative,
+        introduced_ulps=max(0.0, distance.relative - inherited) / eps,
+        inherited_ulps=inherited / eps,
+        channel=distance.channel,
+        num_channels=num_channels(event) if distance.channel is not None else None,
+    )
