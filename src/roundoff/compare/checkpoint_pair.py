@@ -1,0 +1,141 @@
+"""What is the matter with one tensor of a candidate."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import StrEnum
+
+import torch
+from torch import Tensor
+
+from roundoff.checkpoints.pairing import Pair
+from roundoff.checkpoints.pairing_layers import Axes
+from roundoff.compare.checkpoint_tensors import Agreement, Distance, agreement, alike, coarser, distance, samples
+from roundoff.compare.fresh_values import LEAST_VALUES, constant_value, fresh_start
+
+
+class Kind(StrEnum):
+    """What can be the matter with a tensor, the most suspicious first."""
+
+    NOT_LOADED = "not loaded"
+    """It looks as a layer starts, and has nothing of the reference."""
+    NOT_UPDATED = "not updated"
+    """It is the same as before, while most others have moved."""
+    TRANSPOSED = "transposed"
+    """It is equal with other axes than the layouts ask for."""
+    SWAPPED = "swapped"
+    """Another tensor of the candidate has these values."""
+    DIFFERENT = "different"
+    ROUNDED = "rounded"
+    """It is equal but for the narrower of the two formats."""
+    EQUAL = "equal"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ComparedPair:
+    """Two tensors, what is the matter, and how far apart they are."""
+
+    pair: Pair
+    kind: Kind
+    shape: tuple[int, ...]
+    dtypes: tuple[str, str]
+    """Of the reference and of the candidate, as torch calls them."""
+    note: str = ""
+    """A few words more."""
+    distance: Distance | None = None
+    """None where the two are equal."""
+    partner: str | None = None
+    """The candidate's tensor that has the values of the reference, where they are swapped."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Looked:
+    """A pair after the first look, with samples of the two that differ for whoever looks for swaps."""
+
+    compared: ComparedPair
+    samples: tuple[Tensor, Tensor] | None = None
+
+
+def lay(candidate: Tensor, pair: Pair, shape: tuple[int, ...]) -> Tensor:
+    """Give a candidate's tensor the axes and the shape of its reference."""
+    laid = candidate if pair.axes is None else candidate.permute(pair.axes)
+    return laid.reshape(shape)
+
+
+def look(pair: Pair, reference: Tensor, candidate: Tensor) -> Looked:
+    """Say what is the matter with `candidate`, which is still in its own layout."""
+    laid = lay(candidate, pair, tuple(reference.shape))
+    agreed = agreement(reference, laid)
+    if agreed is not None and not pair.is_asked:
+        note = "only the shapes ask for it" if pair.axes else "the layouts ask for other axes"
+        return Looked(compared=_compared(pair, reference, laid, Kind.TRANSPOSED, note=note))
+    if agreed is not None:
+        kind = Kind.EQUAL if agreed[0] is Agreement.EQUAL else Kind.ROUNDED
+        far = None if kind is Kind.EQUAL else distance(reference, laid)
+        note = "" if kind is Kind.EQUAL else f"to {_name(agreed[1])}"
+        return Looked(compared=_compared(pair, reference, laid, kind, note=note, far=far))
+    for axes in _other_axes(reference, laid):
+        if agreement(reference, laid.permute(axes)) is not None:
+            note = f"equal with its axes as {axes}"
+            return Looked(compared=_compared(pair, reference, laid, Kind.TRANSPOSED, note=note))
+    return _differing(pair, reference, laid)
+
+
+def _differing(pair: Pair, reference: Tensor, laid: Tensor) -> Looked:
+    if not (reference.is_floating_point() and laid.is_floating_point()):
+        num = int((reference != laid).sum())
+        note = f"{num} of {reference.numel()} values"
+        return Looked(compared=_compared(pair, reference, laid, Kind.DIFFERENT, note=note))
+    far = distance(reference, laid)
+    kind, note = _why_different(reference, laid, far)
+    taken = samples(reference), samples(laid)
+    return Looked(compared=_compared(pair, reference, laid, kind, note=note, far=far), samples=taken)
+
+
+def _why_different(reference: Tensor, laid: Tensor, far: Distance) -> tuple[Kind, str]:
+    ours, theirs = far.num_nonfinite
+    if ours != theirs:
+        return Kind.DIFFERENT, f"{theirs} of its values are not finite, {ours} of the reference's"
+    constant = constant_value(laid)
+    if constant is not None:
+        return Kind.NOT_LOADED, f"every value is {constant:g}"
+    is_unrelated = math.isnan(far.cosine) or abs(far.cosine) < 5 / math.sqrt(reference.numel())
+    if not is_unrelated or reference.numel() < LEAST_VALUES:
+        return Kind.DIFFERENT, ""
+    start = fresh_start(laid)
+    if start is None:
+        return Kind.DIFFERENT, "the two have nothing in common"
+    if fresh_start(reference) is not None:
+        return Kind.DIFFERENT, "both look like start values, of different seeds"
+    return Kind.NOT_LOADED, f"it looks like {start}"
+
+
+def _other_axes(reference: Tensor, laid: Tensor) -> Iterator[Axes]:
+    """Yield the ways of exchanging two axes that leave the shape as it is, and could give the reference's values."""
+    ours = samples(reference) if reference.ndim > 1 else None
+    for first in range(reference.ndim):
+        for second in range(first + 1, reference.ndim):
+            if ours is not None and reference.shape[first] == reference.shape[second] > 1:
+                axes = list(range(reference.ndim))
+                axes[first], axes[second] = second, first
+                if alike(ours, samples(laid.permute(axes)), coarser(reference.dtype, laid.dtype)):
+                    yield tuple(axes)
+
+
+def _compared(
+    pair: Pair, reference: Tensor, candidate: Tensor, kind: Kind, *, note: str = "", far: Distance | None = None
+) -> ComparedPair:
+    return ComparedPair(
+        pair=pair,
+        kind=kind,
+        shape=tuple(reference.shape),
+        dtypes=(_name(reference.dtype), _name(candidate.dtype)),
+        note=note,
+        distance=far,
+    )
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
