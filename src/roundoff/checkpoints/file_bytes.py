@@ -1,0 +1,69 @@
+"""The bytes of a file that nobody vouches for: mapped, and every look at them is checked first."""
+
+from __future__ import annotations
+
+import mmap
+import stat
+from pathlib import Path
+from typing import Self
+
+from roundoff.errors import CheckpointError
+
+
+class FileBytes:
+    """A mapped file, or a part of one; places count from its own start, errors name the place in the file.
+
+    The mapping is private: tensors made of it may be written to, and the file stays as it is. It takes no memory that
+    the file does not back, and goes when the last tensor that looks at it goes.
+    """
+
+    def __init__(self, path: Path, view: memoryview, *, start: int = 0) -> None:
+        self.path = path
+        self.view = view
+        self._start = start
+
+    @classmethod
+    def of_file(cls, path: Path) -> Self:
+        """Map a whole file; a `CheckpointError` if it cannot be, or is empty."""
+        try:
+            status = path.stat()
+            if not stat.S_ISREG(status.st_mode):
+                raise cannot_read(path, "it is a folder." if stat.S_ISDIR(status.st_mode) else "it is no plain file.")
+            if not status.st_size:
+                raise cannot_read(path, "it is empty.")
+            with path.open("rb") as file:
+                flags = mmap.MAP_PRIVATE | getattr(mmap, "MAP_NORESERVE", 0)
+                mapped = mmap.mmap(file.fileno(), 0, flags=flags, prot=mmap.PROT_READ | mmap.PROT_WRITE)
+        except (OSError, ValueError) as error:
+            raise cannot_read(path, f"{getattr(error, 'strerror', None) or error}.") from error
+        return cls(path, memoryview(mapped))
+
+    def __len__(self) -> int:
+        return len(self.view)
+
+    def broken(self, why: str, *, at: int | None = None) -> CheckpointError:
+        """Make the error that says what is wrong, and at which byte of the file."""
+        place = "" if at is None else f" at byte {self._start + at}"
+        return cannot_read(self.path, f"{why}{place}.")
+
+    def at(self, offset: int, length: int, what: str) -> memoryview:
+        """Return so many bytes of that place, or say that `what` reaches beyond the end."""
+        if offset < 0 or length < 0 or offset + length > len(self.view):
+            left = max(0, len(self.view) - offset) if offset >= 0 else 0
+            raise self.broken(f"{what} claims {length} bytes where {left} are left", at=max(0, offset))
+        return self.view[offset : offset + length]
+
+    def part(self, offset: int, length: int, what: str) -> FileBytes:
+        """Return a part of the file as a file of its own."""
+        return FileBytes(self.path, self.at(offset, length, what), start=self._start + offset)
+
+    def number(self, offset: int, num_bytes: int, what: str) -> int:
+        """Read an unsigned little-endian number."""
+        return int.from_bytes(self.at(offset, num_bytes, what), "little")
+
+
+def cannot_read(path: Path, why: str) -> CheckpointError:
+    """Make the error for a file that is broken, hostile or no checkpoint."""
+    return CheckpointError.explain(
+        f"'{path}' cannot be read as a checkpoint.", why=why, fix="take it from another copy, or save it again."
+    )

@@ -1,0 +1,120 @@
+"""MindSpore's `.ckpt`: a protobuf of tagged tensors, where a large one is divided into slices of the same tag."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from roundoff.checkpoints.file_bytes import FileBytes
+from roundoff.checkpoints.lazy_tensor import NUM_BYTES, LazyTensor, checked_shape, dense_tensor, view_of
+from roundoff.checkpoints.protobuf import read_fields, read_varint
+
+DTYPES = {
+    "Float64": "float64",
+    "Float32": "float32",
+    "Float16": "float16",
+    "BFloat16": "bfloat16",
+    "Float8E4M3FN": "float8_e4m3fn",
+    "Float8E5M2": "float8_e5m2",
+    "Complex64": "complex64",
+    "Complex128": "complex128",
+    "Int64": "int64",
+    "Int32": "int32",
+    "Int16": "int16",
+    "Int8": "int8",
+    "UInt64": "uint64",
+    "UInt32": "uint32",
+    "UInt16": "uint16",
+    "UInt8": "uint8",
+    "Bool": "bool",
+}
+TEXT = "str"
+
+# Checkpoint { repeated Value value = 1; }, Value { string tag = 1; Tensor tensor = 2; }
+# Tensor { repeated int64 dims = 1; string tensor_type = 2; bytes tensor_content = 3; }
+VALUE, TAG, TENSOR, DIMENSIONS, TYPE, CONTENT = 1, 1, 2, 1, 2, 3
+
+
+def read_mindspore(data: FileBytes) -> dict[str, Any]:
+    """Return the tensors and texts of a checkpoint by their tags."""
+    found: dict[str, list[_Slice]] = {}
+    for number, value in read_fields(data):
+        if number != VALUE or not isinstance(value, FileBytes):
+            raise data.broken(f"it is no checkpoint of MindSpore: it has a field {number}", at=0)
+        tag, piece = _value(value)
+        found.setdefault(tag, []).append(piece)
+    return {tag: _whole(slices) for tag, slices in found.items()}
+
+
+class _Slice:
+    """One tensor of the protobuf: all of a parameter, or the next part of it."""
+
+    def __init__(self, data: FileBytes) -> None:
+        self.data = data
+        self.shape: list[int] = []
+        self.type = ""
+        self.content = memoryview(b"")
+        for number, field in read_fields(data):
+            match number, field:
+                case (1, int() as size):
+                    self.shape.append(size)
+                case (1, FileBytes() as packed):
+                    self.shape += _packed(packed)
+                case (2, FileBytes() as name):
+                    self.type = str(name.view[:40], "utf-8", "replace")
+                case (3, FileBytes() as content):
+                    self.content = content.view
+
+
+def _packed(data: FileBytes) -> list[int]:
+    sizes, position = [], 0
+    while position < len(data):
+        size, position = read_varint(data, position)
+        sizes.append(size)
+    return sizes
+
+
+def _value(value: FileBytes) -> tuple[str, _Slice]:
+    tag, piece = None, None
+    for number, field in read_fields(value):
+        match number, field:
+            case (1, FileBytes() as name):
+                tag = str(name.view, "utf-8", "replace")
+            case (2, FileBytes() as tensor):
+                piece = _Slice(tensor)
+    if tag is None or piece is None:
+        raise value.broken("a value has no tag, or no tensor,", at=0)
+    return tag, piece
+
+
+def _whole(slices: list[_Slice]) -> LazyTensor | str:
+    """Put the slices of a tensor together; the shape stands in each of them."""
+    first = slices[0]
+    if first.type == TEXT:
+        return str(first.content, "utf-32-le", "replace")
+    dtype = DTYPES.get(first.type, first.type)
+    try:
+        if len(slices) == 1:
+            return dense_tensor(first.content, dtype, first.shape)
+        return _divided(slices, dtype)
+    except ValueError as error:
+        raise first.data.broken(str(error), at=0) from error
+
+
+def _divided(slices: list[_Slice], dtype: str) -> LazyTensor:
+    shape = checked_shape(slices[0].shape)
+    if dtype not in NUM_BYTES or any(
+        (piece.shape, piece.type) != (slices[0].shape, slices[0].type) for piece in slices
+    ):
+        raise ValueError("a tensor has slices that do not fit together")
+    parts = [piece.content for piece in slices]
+    num_bytes = sum(map(len, parts))
+    if num_bytes != torch.Size(shape).numel() * NUM_BYTES[dtype] or any(len(part) % NUM_BYTES[dtype] for part in parts):
+        raise ValueError(f"a tensor of shape {list(shape)} and dtype {dtype} has slices of {num_bytes} bytes")
+
+    def read() -> Tensor:
+        return torch.cat([view_of(part, dtype) for part in parts]).reshape(shape)
+
+    return LazyTensor(shape=shape, dtype=dtype, read=read)

@@ -1,0 +1,142 @@
+"""Checkpoints of torch.distributed: a folder with `.metadata`, and files in which ranks wrote chunks of tensors."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from roundoff.checkpoints.file_bytes import FileBytes
+from roundoff.checkpoints.lazy_tensor import NUM_BYTES, LazyTensor, checked_shape
+from roundoff.checkpoints.pickle_machine import unpickle
+from roundoff.checkpoints.pickled_objects import PickledObject
+from roundoff.checkpoints.torch_pickle import DtypeName, find_torch_global
+from roundoff.checkpoints.torch_zip import read_torch_zip
+
+METADATA = ".metadata"
+MAX_VALUE_BYTES = 2**24
+"""Settings of their own member beyond this size are not looked at."""
+
+Offsets = tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Chunk:
+    """A box of a tensor, and the part of a file that holds it as a file of torch's own."""
+
+    offsets: Offsets
+    sizes: tuple[int, ...]
+    data: FileBytes
+
+    def read(self, dtype: str) -> Tensor:
+        tensor = read_torch_zip(self.data)
+        if not isinstance(tensor, LazyTensor) or (tensor.shape, tensor.dtype) != (self.sizes, dtype):
+            raise self.data.broken(f"it holds no chunk of shape {list(self.sizes)} and dtype {dtype}", at=0)
+        return tensor.read()
+
+
+def read_torch_distributed(folder: Path) -> tuple[dict[str, Any], FileBytes]:
+    """Return the tensors and settings of a folder by name, and the file that describes them."""
+    metadata = FileBytes.of_file(folder / METADATA)
+    tree, _ = unpickle(metadata, globals=find_torch_global)
+    described = tree.attribute("state_dict_metadata") if isinstance(tree, PickledObject) else None
+    places = tree.attribute("storage_data") if isinstance(tree, PickledObject) else None
+    if not isinstance(described, dict) or not isinstance(places, dict):
+        raise metadata.broken("it does not describe a checkpoint")
+    try:
+        parts = _Parts(metadata, places)
+        return {name: _value(name, value, parts) for name, value in described.items()}, metadata
+    except ValueError as error:
+        raise metadata.broken(str(error)) from error
+
+
+class _Parts:
+    """Where in which file everything lies, by name and offset; each file is mapped once."""
+
+    def __init__(self, metadata: FileBytes, places: dict[Any, Any]) -> None:
+        self._folder = metadata.path.parent
+        self._files: dict[str, FileBytes] = {}
+        self._places: dict[tuple[str, Offsets | None], PickledObject] = {}
+        for index, place in places.items():
+            if not isinstance(index, PickledObject) or not isinstance(place, PickledObject):
+                raise ValueError("it does not say where its tensors lie")
+            name, offset = index.attribute("fqn"), index.attribute("offset")
+            if not isinstance(name, str) or not (offset is None or isinstance(offset, tuple)):
+                raise ValueError("it does not say where its tensors lie")
+            self._places[name, None if offset is None else checked_shape(offset, "an offset")] = place
+
+    def find(self, name: str, offset: Offsets | None) -> FileBytes:
+        place = self._places.get((name, offset))
+        fields = ("relative_path", "offset", "length", "transform_descriptors")
+        match tuple(place.attribute(field) for field in fields) if place else ():
+            case (str() as file, int() as begin, int() as length, None | [] | ()):
+                return self._file(file).part(begin, length, f"a part of {name[:100]!r}")
+            case (str(), int(), int(), _):
+                raise ValueError(f"{name[:100]!r} is compressed, which is not read")
+        raise ValueError(f"it does not say where a part of {name[:100]!r} lies")
+
+    def _file(self, name: str) -> FileBytes:
+        if name not in self._files:
+            if not name or Path(name).name != name or not name.isprintable():
+                raise ValueError(f"it names the file {name[:100]!a}, which is not in its folder")
+            self._files[name] = FileBytes.of_file(self._folder / name)
+        return self._files[name]
+
+
+def _value(name: Any, described: Any, parts: _Parts) -> Any:
+    if not isinstance(name, str) or not isinstance(described, PickledObject):
+        raise ValueError("it describes something that has no name")
+    size, chunks = described.attribute("size"), described.attribute("chunks")
+    if size is None and chunks is None:
+        data = parts.find(name, None)
+        return read_torch_zip(data) if len(data) <= MAX_VALUE_BYTES else f"<{len(data)} bytes>"
+    properties = described.attribute("properties")
+    match properties.state if isinstance(properties, PickledObject) else None, size, chunks:
+        case ((DtypeName(name=dtype), *_) | {"dtype": DtypeName(name=dtype)}, tuple(), list()):
+            return _tensor(name, dtype, checked_shape(size), [_chunk(name, dtype, chunk, parts) for chunk in chunks])
+    raise ValueError(f"it does not say what {name[:100]!r} is")
+
+
+def _chunk(name: str, dtype: str, described: Any, parts: _Parts) -> _Chunk:
+    offsets, sizes = (
+        (described.attribute("offsets"), described.attribute("sizes"))
+        if isinstance(described, PickledObject)
+        else (None, None)
+    )
+    if not isinstance(offsets, tuple) or not isinstance(sizes, tuple):
+        raise ValueError(f"a chunk of {name[:100]!r} has no place")
+    chunk = _Chunk(
+        offsets=checked_shape(offsets), sizes=checked_shape(sizes), data=parts.find(name, checked_shape(offsets))
+    )
+    if math.prod(chunk.sizes) * NUM_BYTES[dtype] > len(chunk.data):
+        raise ValueError(f"a chunk of {name[:100]!r} of shape {list(chunk.sizes)} has {len(chunk.data)} bytes")
+    return chunk
+
+
+def _tensor(name: str, dtype: str, shape: tuple[int, ...], chunks: list[_Chunk]) -> LazyTensor:
+    for chunk in chunks:
+        if len(chunk.offsets) != len(shape) or len(chunk.sizes) != len(shape):
+            raise ValueError(f"a chunk of {name[:100]!r} has other dimensions than it")
+        if any(begin + size > whole for begin, size, whole in zip(chunk.offsets, chunk.sizes, shape, strict=True)):
+            raise ValueError(f"a chunk of {name[:100]!r} reaches beyond its shape {list(shape)}")
+    if (there := sum(math.prod(chunk.sizes) for chunk in chunks)) != math.prod(shape):
+        raise ValueError(f"the chunks of {name[:100]!r} hold {there} elements of {math.prod(shape)}")
+    return LazyTensor(shape=shape, dtype=dtype, read=_reader(dtype, shape, chunks))
+
+
+def _reader(dtype: str, shape: tuple[int, ...], chunks: list[_Chunk]) -> Callable[[], Tensor]:
+    def read() -> Tensor:
+        if len(chunks) == 1:
+            return chunks[0].read(dtype)
+        whole = torch.zeros(shape, dtype=getattr(torch, dtype))
+        for chunk in chunks:
+            box = tuple(slice(begin, begin + size) for begin, size in zip(chunk.offsets, chunk.sizes, strict=True))
+            whole[box] = chunk.read(dtype)
+        return whole
+
+    return read

@@ -1,0 +1,159 @@
+"""The members of a zip file, mapped; compressed ones are unpacked within bounds."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from roundoff.checkpoints.file_bytes import FileBytes
+
+END = b"PK\x05\x06"
+END_64 = b"PK\x06\x06"
+LOCATOR_64 = b"PK\x06\x07"
+CENTRAL = b"PK\x01\x02"
+LOCAL = b"PK\x03\x04"
+
+STORED, DEFLATED = 0, 8
+PIECE_BYTES = 2**16
+MAX_MEMBERS = 1_000_000
+MAX_UNPACKED_BYTES = 64 * 2**20
+MAX_RATIO = 100
+"""A compressed member may unpack to 64 MB, or to a hundred times the size of the whole file; more is a bomb."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Member:
+    """Where a member lies, and how."""
+
+    name: str
+    method: int
+    packed_bytes: int
+    num_bytes: int
+    header: int
+    """Where its local header begins."""
+
+
+class ZipArchive(Mapping[str, Member]):
+    """The members of a zip file by name; 64-bit archives too, encrypted and divided ones not."""
+
+    def __init__(self, data: FileBytes) -> None:
+        self.data = data
+        self._members: dict[str, Member] = {}
+        for member in self._directory():
+            if member.name in self._members:
+                raise data.broken(f"the zip has two members {member.name[:100]!r}", at=member.header)
+            self._members[member.name] = member
+
+    def __getitem__(self, name: str) -> Member:
+        return self._members[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._members)
+
+    def __len__(self) -> int:
+        return len(self._members)
+
+    def stored(self, name: str) -> FileBytes:
+        """Return a member's bytes: a part of the file if it is not compressed, else unpacked in memory."""
+        member = self._members[name]
+        packed = self._packed(member)
+        if member.method == STORED:
+            return packed
+        limit = max(MAX_UNPACKED_BYTES, MAX_RATIO * len(self.data))
+        if member.num_bytes > limit:
+            raise self.data.broken(
+                f"{name[:100]!r} would unpack to {member.num_bytes} bytes, and no more than {limit} are unpacked,",
+                at=member.header,
+            )
+        return FileBytes(self.data.path, memoryview(self._unpacked(packed, member, member.num_bytes)))
+
+    def beginning(self, name: str, num_bytes: int) -> FileBytes:
+        """Return at most so many bytes of a member's beginning."""
+        member = self._members[name]
+        packed = self._packed(member)
+        length = min(num_bytes, member.num_bytes)
+        if member.method == STORED:
+            return packed.part(0, length, "a member")
+        return FileBytes(self.data.path, memoryview(self._unpacked(packed, member, length)))
+
+    def _packed(self, member: Member) -> FileBytes:
+        header = self.data.at(member.header, 30, "a zip member")
+        if header[:4] != LOCAL:
+            raise self.data.broken(f"the zip has no member {member.name[:100]!r}", at=member.header)
+        names = int.from_bytes(header[26:28], "little") + int.from_bytes(header[28:30], "little")
+        return self.data.part(member.header + 30 + names, member.packed_bytes, f"the zip member {member.name[:100]!r}")
+
+    def _unpacked(self, packed: FileBytes, member: Member, length: int) -> bytearray:
+        unpacker = zlib.decompressobj(-zlib.MAX_WBITS)
+        unpacked = bytearray()
+        try:
+            for begin in range(0, len(packed), PIECE_BYTES):
+                if len(unpacked) == length:
+                    break
+                unpacked += unpacker.decompress(packed.view[begin : begin + PIECE_BYTES], length - len(unpacked))
+        except zlib.error as error:
+            raise packed.broken(f"{member.name[:100]!r} cannot be unpacked ({error})", at=0) from error
+        if len(unpacked) != length:
+            raise packed.broken(f"{member.name[:100]!r} unpacks to {len(unpacked)} bytes, not to {length},", at=0)
+        return unpacked
+
+    def _directory(self) -> Iterator[Member]:
+        place, length, count = self._directory_place()
+        directory = self.data.part(place, length, "the zip's directory")
+        if count > MAX_MEMBERS:
+            raise self.data.broken(f"the zip claims {count} members", at=place)
+        position = 0
+        for _ in range(count):
+            fields = directory.at(position, 46, "the zip's directory")
+            if fields[:4] != CENTRAL:
+                raise directory.broken("the zip's directory is broken", at=position)
+            name_bytes, extra_bytes, comment_bytes = (int.from_bytes(fields[i : i + 2], "little") for i in (28, 30, 32))
+            names = directory.at(position + 46, name_bytes + extra_bytes, "the zip's directory")
+            yield self._member(directory, position, fields, names, name_bytes)
+            position += 46 + name_bytes + extra_bytes + comment_bytes
+
+    def _member(
+        self, directory: FileBytes, position: int, fields: memoryview, names: memoryview, name_bytes: int
+    ) -> Member:
+        name = str(names[:name_bytes], "utf-8", "replace")
+        flags, method = (int.from_bytes(fields[i : i + 2], "little") for i in (8, 10))
+        packed, unpacked, header = (int.from_bytes(fields[i : i + 4], "little") for i in (20, 24, 42))
+        if 0xFFFFFFFF in (packed, unpacked, header):
+            unpacked, packed, header = _wide(bytes(names[name_bytes:]), unpacked, packed, header)
+        if flags & 1 or method not in (STORED, DEFLATED):
+            how = "encrypted" if flags & 1 else f"packed by method {method}"
+            raise directory.broken(f"the zip member {name[:100]!r} is {how}", at=position)
+        if method == STORED and packed != unpacked:
+            raise directory.broken(f"the zip member {name[:100]!r} has two sizes", at=position)
+        return Member(name=name, method=method, packed_bytes=packed, num_bytes=unpacked, header=header)
+
+    def _directory_place(self) -> tuple[int, int, int]:
+        """Say where the directory is, how long, and how many members it has."""
+        tail_start = max(0, len(self.data) - 22 - 0xFFFF)
+        found = bytes(self.data.view[tail_start:]).rfind(END)
+        if found < 0 or tail_start + found + 22 > len(self.data):
+            raise self.data.broken("the zip is cut off: its directory is missing", at=len(self.data))
+        end = tail_start + found
+        fields = self.data.at(end, 22, "the zip's end")
+        count, length, place = (int.from_bytes(fields[a:b], "little") for a, b in ((10, 12), (12, 16), (16, 20)))
+        if end >= 20 and self.data.view[end - 20 : end - 16] == LOCATOR_64:
+            wide = self.data.number(end - 20 + 8, 8, "the zip's end")
+            if self.data.at(wide, 56, "the zip's end")[:4] != END_64:
+                raise self.data.broken("the zip's end is broken", at=wide)
+            count, length, place = (self.data.number(wide + i, 8, "the zip's end") for i in (32, 40, 48))
+        return place, length, count
+
+
+def _wide(extra: bytes, *values: int) -> list[int]:
+    """Replace every value that did not fit 32 bits by the one that the extra field holds."""
+    position = 0
+    while position + 4 <= len(extra):
+        kind, length = (int.from_bytes(extra[position + i : position + i + 2], "little") for i in (0, 2))
+        if kind == 1:
+            numbers = iter(
+                int.from_bytes(extra[i : i + 8], "little") for i in range(position + 4, position + 4 + length, 8)
+            )
+            return [next(numbers, value) if value == 0xFFFFFFFF else value for value in values]
+        position += 4 + length
+    return list(values)
