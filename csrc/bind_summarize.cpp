@@ -7,22 +7,12 @@ namespace nb = nanobind;
 
 namespace roundoff {
 
-static uint64_t splitmix64(uint64_t x) {
-  x += 0x9E3779B97F4A7C15ull;
-  x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9ull;
-  x = (x ^ (x >> 27)) * 0x94D049BB133111EBull;
-  return x ^ (x >> 31);
-}
-
 static Tables make_tables() {
   Tables t;
   for (uint64_t i = 0; i < kPeriod; ++i) {
     (i % 2 ? t.odd_weights : t.even_weights)[i / 2] = splitmix64(i) >> 32 | 1;
-    t.channel_signs[i] = splitmix64(i + (1ull << 32)) >> 63 ? -1.0 : 1.0;
-    t.channel_weights[i] = t.channel_signs[i] * double(i + 1);
-    t.place_signs[i] = splitmix64(i + (2ull << 32)) >> 63 ? -1.0 : 1.0;
+    t.channel_weights[i] = double(i + 1);
   }
-  for (int i = 0; i < kPeriod / 8; ++i) t.place_signs[kPeriod + i] = t.place_signs[i];
   return t;
 }
 

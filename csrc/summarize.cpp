@@ -15,7 +15,6 @@ namespace ROUNDOFF_ISA {
 namespace {
 
 constexpr int kChunk = 1024;
-constexpr int kPlaceStride = 613;  // how far the signs of neighbouring outer places are apart; odd, so it visits all
 
 typedef double d8 __attribute__((vector_size(64)));
 typedef float f8 __attribute__((vector_size(32)));
@@ -217,12 +216,17 @@ const T* add_chunk(const T* x, int n, typename Bits<T>::word smallest_normal, T*
 
 // ---- sketch ---------------------------------------------------------------------------------------------------------
 //
-// An element stands at (outer o, channel c, inner l). It goes, with the sign of its channel times the sign of its place,
-// into bucket (c + o + l) mod 8, and with weight c + 1 into the bucket's twin. If two tensors differ in one channel only,
-// the quotient of the differences of twin and bucket is that channel's number plus one. Where a channel has few
-// elements together (inner < 64: small pictures, convolution weights), all of (c, l) are one row of signs.
+// An element stands at (outer o, channel c, inner l). It goes, with a sign of its own, into bucket (c + o + l) mod 8, and
+// with weight c + 1 into the bucket's twin. If two tensors differ in one channel only, the quotient of the differences of
+// twin and bucket is that channel's number plus one. Where a channel has few elements together (inner < 64: small
+// pictures, convolution weights), all of (c, l) are one row of places, otherwise l is.
+//
+// Signs are the bits of scrambled numbers: every row begins a new number, 64 places share one. They never repeat, so no
+// difference, however regular, adds up with itself.
 
 constexpr int kShortInner = 64;
+constexpr int kSignWords = kChunk / 64 + 1;  // as many as a chunk can touch
+constexpr uint64_t kFirstSignWord = 1ull << 62;
 
 struct Shape3 {
   int64_t channels, inner;
@@ -230,11 +234,57 @@ struct Shape3 {
   int64_t row() const { return channels * inner; }
 };
 
-// The sketch of a stretch of one channel, taken while its numbers are added up: one sign for each group of eight.
+// The signs of the places of row `row` from `place` on, as far as a chunk goes; a bit that is set means minus.
+class Signs {
+ public:
+  Signs(int64_t row, int64_t row_length, int64_t place, int num) : place_(place) {
+    const uint64_t first = kFirstSignWord + uint64_t(row * ((row_length + 63) >> 6) + (place >> 6));
+    const int num_words = int(((place & 63) + num + 63) >> 6);
+    for (int i = 0; i < num_words; ++i) words_[i] = splitmix64(first + uint64_t(i));
+  }
+
+  // Those of the eight places from `from_start` after the first on; it stands at a multiple of eight.
+  uint8_t eight(int from_start) const { return bytes()[((place_ & 63) + from_start) >> 3]; }
+
+  // Those of each eight in turn, where the first place is a multiple of 64.
+  const uint8_t* bytes() const { return reinterpret_cast<const uint8_t*>(words_); }
+
+  double one(int from_start) const {
+    const int64_t at = (place_ & 63) + from_start;
+    return words_[at >> 6] >> (at & 63) & 1 ? -1.0 : 1.0;
+  }
+
+ private:
+  int64_t place_;
+  uint64_t words_[kSignWords];
+};
+
+#if !defined(__AVX512DQ__)
+constexpr uint64_t kMinus = 1ull << 63;
+#define ROUNDOFF_FOUR(i) {i & 1 ? kMinus : 0, i & 2 ? kMinus : 0, i & 4 ? kMinus : 0, i & 8 ? kMinus : 0}
+alignas(64) constexpr uint64_t kFourSigns[16][4] = {
+    ROUNDOFF_FOUR(0), ROUNDOFF_FOUR(1), ROUNDOFF_FOUR(2), ROUNDOFF_FOUR(3), ROUNDOFF_FOUR(4), ROUNDOFF_FOUR(5),
+    ROUNDOFF_FOUR(6), ROUNDOFF_FOUR(7), ROUNDOFF_FOUR(8), ROUNDOFF_FOUR(9), ROUNDOFF_FOUR(10), ROUNDOFF_FOUR(11),
+    ROUNDOFF_FOUR(12), ROUNDOFF_FOUR(13), ROUNDOFF_FOUR(14), ROUNDOFF_FOUR(15)};
+#undef ROUNDOFF_FOUR
+#endif
+
+inline d8 with_signs(d8 x, uint8_t signs) {
+#if defined(__AVX512DQ__)
+  return (d8)_mm512_mask_xor_pd((__m512d)x, signs, (__m512d)x, _mm512_set1_pd(-0.0));
+#else
+  uint64_t masks[8];
+  std::memcpy(masks, kFourSigns[signs & 15], 32);
+  std::memcpy(masks + 4, kFourSigns[signs >> 4], 32);
+  return (d8)((u8)x ^ load<u8>(masks));
+#endif
+}
+
+// The sketch of a stretch of one channel, taken while its numbers are added up.
 struct InnerSums {
-  const double* signs;
+  const uint8_t* signs;
   d8 sums[2] = {};
-  void add(d8 v, int half) { sums[half] += v * *signs++; }
+  void add(d8 v, int half) { sums[half] += with_signs(v, *signs++); }
 };
 
 inline d8 rotate(d8 x, int64_t by) {
@@ -257,41 +307,38 @@ struct Sketch {
 
   // Adds what a stretch of channel `c` summed up to, lane by lane.
   void add_run(d8 sum, int64_t o, int64_t c) {
-    const d8 turned = rotate(sum, c + o) * tables().channel_signs[c & (kPeriod - 1)];
+    const d8 turned = rotate(sum, c + o);
     plain += turned;
     weighted += rounded_product(turned, double(c + 1));
   }
 
   // Adds what a row, or a part of it, summed up to.
   void add_row(d8 sum, d8 sum_weighted, int64_t o) {
-    const double sign = tables().place_signs[(o * kPlaceStride) & (kPeriod - 1)];
-    plain += rotate(sum, o) * sign;
-    weighted += rotate(sum_weighted, o) * sign;
+    plain += rotate(sum, o);
+    weighted += rotate(sum_weighted, o);
   }
 };
 
 template <class T>
 void sketch_inner(const T* x, int n, int64_t start, Shape3 shape, Sketch& into) {
-  const Tables& t = tables();
   const int64_t plane = shape.channels * shape.inner;
   int64_t o = start / plane, c = start % plane / shape.inner, l = start % shape.inner;
   while (n > 0) {
     const int run = shape.inner - l < n ? int(shape.inner - l) : n;
-    const double* signs = t.place_signs + ((o * kPlaceStride + (l >> 3)) & (kPeriod - 1));
+    const Signs signs(o * shape.channels + c, shape.inner, l, run);
     d8 sum = {}, other = {};  // two, so that one addition need not wait for the last
     double edge[8] = {};
     bool edged = false;
     int i = 0;
     const int offset = int(l & 7);
-    for (; i < run && ((offset + i) & 7); ++i) edge[offset + i] += x[i] * signs[0], edged = true;
-    int group = offset && i ? 1 : 0;
-    for (; i + 16 <= run; i += 16, group += 2) {
-      sum += load_wide(x + i) * signs[group];
-      other += load_wide(x + i + 8) * signs[group + 1];
+    for (; i < run && ((offset + i) & 7); ++i) edge[offset + i] += x[i] * signs.one(i), edged = true;
+    for (; i + 16 <= run; i += 16) {
+      sum += with_signs(load_wide(x + i), signs.eight(i));
+      other += with_signs(load_wide(x + i + 8), signs.eight(i + 8));
     }
-    for (; i + 8 <= run; i += 8) sum += load_wide(x + i) * signs[group++];
+    for (; i + 8 <= run; i += 8) sum += with_signs(load_wide(x + i), signs.eight(i));
     sum += other;
-    for (; i < run; ++i) edge[(offset + i) & 7] += x[i] * signs[(offset + i) >> 3], edged = true;
+    for (; i < run; ++i) edge[(offset + i) & 7] += x[i] * signs.one(i), edged = true;
     if (edged) sum += load<d8>(edge);
     into.add_run(sum, o, c);
     x += run;
@@ -301,7 +348,7 @@ void sketch_inner(const T* x, int n, int64_t start, Shape3 shape, Sketch& into) 
   }
 }
 
-// Rows of signs: those of the tables, which repeat, and the weights that belong to them.
+// The weights of a row of places: those of the tables, which repeat, or its own where places are not channels.
 class RowWeights {
  public:
   explicit RowWeights(Shape3 shape) {
@@ -311,12 +358,12 @@ class RowWeights {
     int64_t i = 0;
     for (int64_t c = 0; c < shape.channels; ++c)
       for (int64_t l = 0; l < shape.inner; ++l, ++i)
-        own_[i] = tables().channel_signs[i & (kPeriod - 1)] * double(c + 1);
+        own_[i] = double(c + 1);
   }
   ~RowWeights() { __builtin_free(own_); }
   RowWeights(const RowWeights&) = delete;
 
-  // Signed weights from `place` in the period that begins at `base` on; without own ones, less `base` times the sign.
+  // The weights from `place` in the period that begins at `base` on; without own ones, each less `base`.
   const double* at(int64_t base, int64_t place) const {
     return own_ ? own_ + base + place : tables().channel_weights + place;
   }
@@ -328,25 +375,26 @@ class RowWeights {
 
 template <class T>
 void sketch_rows(const T* x, int n, int64_t start, int64_t row, const RowWeights& row_weights, Sketch& into) {
-  const Tables& t = tables();
   int64_t o = start / row, c = start % row;
-  while (n > 0) {  // one row, or the part of it that shares a period of signs
+  while (n > 0) {  // one row, or the part of it that shares a period of weights
     const int64_t place = c & (kPeriod - 1), base = c - place;
     int64_t end = row - base < kPeriod ? row - base : kPeriod;
     const int run = end - place < n ? int(end - place) : n;
-    const double *signs = t.channel_signs + place, *weights = row_weights.at(base, place);
+    const Signs signs(o, row, c, run);
+    const double* weights = row_weights.at(base, place);
     d8 plain[2] = {}, weighted[2] = {};
     double edge[8] = {}, edge_weighted[8] = {};
     bool edged = false;
     int i = 0;
     auto one = [&](int at) {
-      edge[(place + at) & 7] += x[at] * signs[at];
-      edge_weighted[(place + at) & 7] += x[at] * weights[at];
+      const double v = x[at] * signs.one(at);
+      edge[(place + at) & 7] += v;
+      edge_weighted[(place + at) & 7] += v * weights[at];
       edged = true;
     };
     auto eight = [&](int at, int which) {
-      const d8 v = load_wide(x + at);
-      plain[which] += v * load<d8>(signs + at);
+      const d8 v = with_signs(load_wide(x + at), signs.eight(at));
+      plain[which] += v;
       weighted[which] += v * load<d8>(weights + at);
     };
     for (; i < run && ((place + i) & 7); ++i) one(i);
@@ -540,7 +588,8 @@ struct Summary {
     if (shape.inner % kChunk) return false;
     const int64_t stretch = start / shape.inner, o = stretch / shape.channels, c = stretch % shape.channels;
     const int64_t l = start % shape.inner;
-    InnerSums sums{tables().place_signs + ((o * kPlaceStride + (l >> 3)) & (kPeriod - 1))};
+    const Signs signs(stretch, shape.inner, l, kChunk);
+    InnerSums sums{signs.bytes()};
     if (!add_finite(x, kChunk, smallest_normal, numbers, sums)) return false;
     sketch.add_run(sums.sums[0] + sums.sums[1], o, c);
     if (histogram) count_exponents(x, kChunk, histogram);

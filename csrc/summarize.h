@@ -15,7 +15,16 @@ enum Place { MIN, MAX, SUM, SUM_ABS, SUM_SQUARES, NUM_NAN, NUM_POSINF, NUM_NEGIN
 constexpr int kBuckets = 8;                        // random-sign sums in a sketch, each with a channel-weighted twin
 constexpr int kRowWidth = SKETCH + 2 * kBuckets;   // doubles in a row
 constexpr int kMaxDims = 64;                       // as many as torch itself can reduce
-constexpr int kPeriod = 1024;                      // signs and hash weights repeat after this many places
+constexpr int kPeriod = 1024;                      // hash weights repeat after this many places
+
+// The number that the well-known SplitMix64 generator gives from state `x`. Static and always inlined: each instruction
+// set needs its own.
+static inline __attribute__((always_inline)) uint64_t splitmix64(uint64_t x) {
+  x += 0x9E3779B97F4A7C15ull;
+  x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9ull;
+  x = (x ^ (x >> 27)) * 0x94D049BB133111EBull;
+  return x ^ (x >> 31);
+}
 
 struct View {
   const char* data;
@@ -26,11 +35,9 @@ struct View {
 };
 
 struct Tables {
-  uint64_t even_weights[kPeriod / 2];        // hash weights of the words 0, 2, 4, ... of a block
-  uint64_t odd_weights[kPeriod / 2];         // and of the words 1, 3, 5, ...
-  double channel_signs[kPeriod];
-  double channel_weights[kPeriod];            // the sign times channel + 1
-  double place_signs[kPeriod + kPeriod / 8];  // repeated a little, so that a chunk never has to wrap around
+  uint64_t even_weights[kPeriod / 2];  // hash weights of the words 0, 2, 4, ... of a block
+  uint64_t odd_weights[kPeriod / 2];   // and of the words 1, 3, 5, ...
+  double channel_weights[kPeriod];     // channel + 1
 };
 const Tables& tables();
 uint64_t block_weight(uint64_t block);

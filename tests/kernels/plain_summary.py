@@ -106,9 +106,9 @@ def plain_sketch(values: list[float], num_channels: int, inner: int) -> list[flo
         outer, rest = divmod(index, num_channels * inner)
         channel, place = divmod(rest, inner)
         if inner < 64:
-            sign, bucket = sign_of(1, rest) * sign_of(2, 613 * outer), rest + outer
+            sign, bucket = sign_of(outer, rest, num_channels * inner), rest + outer
         else:
-            sign, bucket = sign_of(1, channel) * sign_of(2, 613 * outer + place // 8), channel + outer + place
+            sign, bucket = sign_of(index // inner, place, inner), channel + outer + place
         buckets[bucket % 8].append(sign * value)
         buckets[bucket % 8 + 8].append(sign * value * (channel + 1))
     return [math.fsum(bucket) for bucket in buckets]
@@ -126,9 +126,10 @@ def plain_hash(x: Tensor) -> int:
     return total % 2**64
 
 
-def sign_of(table: int, place: int) -> int:
-    """Return +1 or -1: the uppermost bit of a scrambled number, repeating after 1024 places."""
-    return -1 if splitmix64(place % 1024 + table * 2**32) >= 2**63 else 1
+def sign_of(row: int, place: int, row_length: int) -> int:
+    """Return +1 or -1: a bit of a scrambled number, of which each row has one for every 64 places."""
+    word = row * math.ceil(row_length / 64) + place // 64
+    return -1 if splitmix64(word + 2**62) >> place % 64 & 1 else 1
 
 
 def splitmix64(state: int) -> int:

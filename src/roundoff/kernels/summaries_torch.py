@@ -16,10 +16,10 @@ import torch
 from torch import Tensor
 
 from roundoff.kernels import row as at
-from roundoff.kernels.tables import PERIOD, channel_signs, hash_weights, place_signs
+from roundoff.kernels.tables import PERIOD, hash_weights
 
-_PLACE_STRIDE = 613
 _SHORT_INNER = 64
+_FIRST_SIGN_WORD = 1 << 62
 _WORD_DTYPES = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
@@ -67,15 +67,22 @@ def sketch_torch(wide: Tensor) -> Tensor:
     index = torch.arange(wide.numel(), device=wide.device)
     outer, rest = index // (channels * inner), index % (channels * inner)
     channel = rest // inner
-    along, place = (rest, torch.zeros_like(rest)) if inner < _SHORT_INNER else (channel, rest % inner)
-    of_channel, of_place = (_on_device(table, wide.device, wide.dtype) for table in (channel_signs, place_signs))
-    signs = of_channel[along % PERIOD] * of_place[(outer * _PLACE_STRIDE + place // 8) % PERIOD]
-    signed = wide.reshape(-1) * signs
-    bucket = (along + outer + place) % at.NUM_BUCKETS
+    is_short = inner < _SHORT_INNER
+    flat = wide.reshape(-1)
+    signed = torch.where(_is_minus(index, channels * inner if is_short else inner), -flat, flat)
+    bucket = (outer + (rest if is_short else channel + rest % inner)) % at.NUM_BUCKETS
     sums = wide.new_zeros(2, at.NUM_BUCKETS)
     sums[0].index_add_(0, bucket, signed)
     sums[1].index_add_(0, bucket, signed * (channel + 1))
     return sums.reshape(-1)
+
+
+def _is_minus(index: Tensor, row_length: int) -> Tensor:
+    """Say which elements count negatively: each row begins a new scrambled number, 64 places share its bits."""
+    num_rows, words_per_row = -(-index.numel() // row_length), -(-row_length // 64)
+    words = _splitmix64(torch.arange(num_rows * words_per_row, device=index.device) + _FIRST_SIGN_WORD)
+    row, place = index // row_length, index % row_length
+    return ((words[row * words_per_row + place // 64] >> (place % 64)) & 1).bool()
 
 
 def histogram_torch(x: Tensor) -> Tensor:
@@ -158,11 +165,16 @@ def _on_device(table: Callable[[], npt.NDArray[Any]], device: torch.device, dtyp
 
 
 def _block_weights(num_blocks: int, device: torch.device) -> Tensor:
-    """Return one odd 64-bit weight for each block: SplitMix64 of its number; int64 wraps around as uint64 does."""
-    x = torch.arange(num_blocks, device=device) + _as_int64((3 << 32) + 0x9E3779B97F4A7C15)
+    """Return one odd 64-bit weight for each block: SplitMix64 of its number."""
+    return _splitmix64(torch.arange(num_blocks, device=device) + (3 << 32)) | 1
+
+
+def _splitmix64(x: Tensor) -> Tensor:
+    """Scramble 64 bits, as `roundoff.kernels.tables.splitmix64` does; int64 wraps around as uint64 does."""
+    x = x + _as_int64(0x9E3779B97F4A7C15)
     x = (x ^ _shifted(x, 30)) * _as_int64(0xBF58476D1CE4E5B9)
     x = (x ^ _shifted(x, 27)) * _as_int64(0x94D049BB133111EB)
-    return (x ^ _shifted(x, 31)) | 1
+    return x ^ _shifted(x, 31)
 
 
 def _as_int64(value: int) -> int:

@@ -1,4 +1,4 @@
-"""The fixed pseudo-random numbers behind the hash and the sketch, made the same way here and in csrc/tables.h."""
+"""The fixed pseudo-random numbers behind the hash, made the same way here and in csrc/bind_summarize.cpp."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import functools
 import numpy as np
 
 PERIOD = 1024
-"""Signs and hash weights repeat after this many places; a block weight tells the repetitions apart."""
+"""Hash weights repeat after this many places; a block weight tells the repetitions apart."""
 
 _MASK = (1 << 64) - 1
 
@@ -24,15 +24,3 @@ def splitmix64(x: int) -> int:
 def hash_weights() -> np.ndarray:
     """One odd 32-bit weight for each of the 1024 words of a block."""
     return np.array([splitmix64(i) >> 32 | 1 for i in range(PERIOD)], dtype=np.int64)
-
-
-@functools.cache
-def channel_signs() -> np.ndarray:
-    """+1 or -1 for each channel, modulo 1024."""
-    return np.array([1.0 - 2.0 * (splitmix64(i + (1 << 32)) >> 63) for i in range(PERIOD)])
-
-
-@functools.cache
-def place_signs() -> np.ndarray:
-    """+1 or -1 for each place within a channel, modulo 1024."""
-    return np.array([1.0 - 2.0 * (splitmix64(i + (2 << 32)) >> 63) for i in range(PERIOD)])
