@@ -20,7 +20,7 @@ class FileBytes:
     def __init__(self, path: Path, view: memoryview, *, start: int = 0) -> None:
         self.path = path
         self.view = view
-        self._start = start
+        self.start = start
 
     @classmethod
     def of_file(cls, path: Path) -> Self:
@@ -43,7 +43,7 @@ class FileBytes:
 
     def broken(self, why: str, *, at: int | None = None) -> CheckpointError:
         """Make the error that says what is wrong, and at which byte of the file."""
-        place = "" if at is None else f" at byte {self._start + at}"
+        place = "" if at is None else f" at byte {self.start + at}"
         return cannot_read(self.path, f"{why}{place}.")
 
     def at(self, offset: int, length: int, what: str) -> memoryview:
@@ -55,7 +55,7 @@ class FileBytes:
 
     def part(self, offset: int, length: int, what: str) -> FileBytes:
         """Return a part of the file as a file of its own."""
-        return FileBytes(self.path, self.at(offset, length, what), start=self._start + offset)
+        return FileBytes(self.path, self.at(offset, length, what), start=self.start + offset)
 
     def number(self, offset: int, num_bytes: int, what: str) -> int:
         """Read an unsigned little-endian number."""

@@ -25,7 +25,6 @@ class Feature:
 
 FEATURES = (
     Feature(name="checkpoints of Keras", packages=("h5py",), fix="pip install 'roundoff[checkpoints]'"),
-    Feature(name="checkpoints of Flax", packages=("msgpack",), fix="pip install 'roundoff[checkpoints]'"),
     Feature(name="Hugging Face models", packages=("transformers",), fix="pip install 'roundoff[hf]'"),
     Feature(name="Hugging Face Trainer and Accelerate", packages=("accelerate",), fix="pip install 'roundoff[hf]'"),
     Feature(name="Lightning", packages=("lightning",), fix="pip install 'roundoff[lightning]'"),

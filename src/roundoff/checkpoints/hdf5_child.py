@@ -1,0 +1,141 @@
+"""What looks into an HDF5 file: a script in a process of its own, which may be killed (see hdf5.py).
+
+    python -P hdf5_child.py '{"path": ..., "begin": ..., "length": ..., "read": null or the name of a dataset}'
+
+Prints one line of JSON, and after it the bytes of the dataset that was asked for. It follows hard links only, and
+neither external files nor virtual datasets: they would let a checkpoint read other files.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import resource
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import h5py
+
+MAX_OBJECTS = 100_000
+MAX_DEPTH = 60
+MAX_TEXT = 300
+MAX_UNPACKED_BYTES = 64 * 2**20
+MAX_RATIO = 100
+"""A compressed dataset may unpack to 64 MB, or to a hundred times the size of its file."""
+
+
+class Part(io.RawIOBase):
+    """A part of a file, as a file."""
+
+    def __init__(self, path: Path, begin: int, length: int) -> None:
+        self._file = path.open("rb")
+        self._begin, self._length, self._position = begin, length, 0
+
+    def readable(self) -> bool:
+        """Say yes."""
+        return True
+
+    def seekable(self) -> bool:
+        """Say yes."""
+        return True
+
+    def tell(self) -> int:
+        """Say where it stands."""
+        return self._position
+
+    def seek(self, offset: int, whence: int = 0) -> int:
+        """Go to a place."""
+        self._position = offset + (0, self._position, self._length)[whence]
+        return self._position
+
+    def readinto(self, buffer: Any) -> int:
+        """Read on."""
+        wanted = max(0, min(len(buffer), self._length - self._position))
+        self._file.seek(self._begin + self._position)
+        data = self._file.read(wanted)
+        buffer[: len(data)] = data
+        self._position += len(data)
+        return len(data)
+
+
+def walk(group: Any, path: str, seen: set[int], depth: int = 0) -> Iterator[tuple[str, Any]]:
+    """Yield everything below a group with its path; what is linked twice, once."""
+    for name in group:
+        link = group.get(name, getlink=True)
+        if not isinstance(link, h5py.HardLink):
+            continue
+        found = group[name]
+        address = h5py.h5o.get_info(found.id).addr
+        if address in seen:
+            continue
+        seen.add(address)
+        if len(seen) > MAX_OBJECTS or depth > MAX_DEPTH:
+            raise ValueError("it holds too many things, or too deeply nested ones")
+        yield f"{path}{name}", found
+        if isinstance(found, h5py.Group):
+            yield from walk(found, f"{path}{name}/", seen, depth + 1)
+
+
+def described(path: str, found: Any) -> dict[str, Any]:
+    """Say what a dataset is, and where its bytes lie if they lie in one piece."""
+    plan = found.id.get_create_plist()
+    if plan.get_external_count() or plan.get_layout() == h5py.h5d.VIRTUAL:
+        raise ValueError(f"the dataset '{path[:100]}' lies in another file")
+    is_plain = plan.get_layout() == h5py.h5d.CONTIGUOUS
+    return {
+        "path": path,
+        "address": h5py.h5o.get_info(found.id).addr,
+        "shape": list(found.shape or ()),
+        "dtype": found.dtype.str,
+        "offset": found.id.get_offset() if is_plain else None,
+    }
+
+
+def layer_name(found: Any) -> str | None:
+    """Return what Keras calls the layer that a group belongs to."""
+    name = found.attrs.get("name")
+    return name[:MAX_TEXT] if isinstance(name, str) else None
+
+
+def listing(file: Any) -> dict[str, Any]:
+    """Describe every dataset, and name every layer."""
+    datasets, layers = [], {}
+    for path, found in walk(file, "", set()):
+        if isinstance(found, h5py.Dataset):
+            datasets.append(described(path, found))
+        elif name := layer_name(found):
+            layers[path] = name
+    return {"datasets": datasets, "layers": layers}
+
+
+def content(file: Any, path: str, length: int) -> bytes:
+    """Read one dataset, unpacking it."""
+    found = file[path]
+    described(path, found)
+    if found.nbytes > max(MAX_UNPACKED_BYTES, MAX_RATIO * length):
+        raise ValueError(f"the dataset '{path[:100]}' would unpack to {found.nbytes} bytes")
+    return found[()].tobytes()  # type: ignore[no-any-return]
+
+
+def main() -> None:
+    """Answer the one request in the arguments."""
+    request = json.loads(sys.argv[1])
+    path, begin, length = Path(request["path"]), request["begin"], request["length"]
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    limit = 2**30 + (1 + MAX_RATIO // 50) * length
+    resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+    data = b""
+    try:
+        whole = begin == 0 and length == path.stat().st_size
+        with h5py.File(path if whole else Part(path, begin, length), "r") as file:
+            answer = listing(file) if request["read"] is None else {}
+            data = content(file, request["read"], length) if request["read"] is not None else b""
+    except Exception as error:  # whatever the library says of a broken file is told as it is
+        answer = {"error": str(error).partition("\n")[0][:MAX_TEXT] or type(error).__name__}
+    sys.stdout.buffer.write(json.dumps(answer).encode() + b"\n" + data)
+
+
+if __name__ == "__main__":
+    main()
