@@ -1,10 +1,12 @@
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from roundoff.errors import RunFolderError
 from roundoff.runs import Run, RunInfo, RunWriter
+from roundoff.runs.info import sketches_line_up
 
 INFO = RunInfo(
     name="mine",
@@ -48,23 +50,30 @@ def test_run_json_has_the_documented_fields(tmp_path: Path):
         "version", "readable_by", "name", "command", "recipe", "seed", "packages", "hardware", "git_commit", "ranks",
         "started", "finished", "status", "notes", "launch", "settings",
     ]  # fmt: skip
-    assert (written["version"], written["readable_by"], written["status"]) == (1, 1, "running")
+    assert (written["version"], written["readable_by"], written["status"]) == (2, 1, "running")
 
 
 def test_a_folder_for_newer_readers_is_refused(tmp_path: Path):
-    change(create(tmp_path / "a"), readable_by=2, version=9)
+    change(create(tmp_path / "a"), readable_by=3, version=9)
     with pytest.raises(RunFolderError) as caught:
         Run.open(tmp_path / "a")
     assert str(caught.value) == (
         f"'{tmp_path}/a/run.json' was written by a newer roundoff.\n"
-        "  why: its folder needs a reader of version 2, and this one reads up to version 1.\n"
+        "  why: its folder needs a reader of version 3, and this one reads up to version 2.\n"
         "  fix: pip install --upgrade roundoff"
     )
 
 
 def test_a_newer_folder_that_old_readers_understand_is_read(tmp_path: Path):
     change(create(tmp_path / "a"), version=9, mood="good")
-    assert Run.open(tmp_path / "a").info == INFO
+    assert Run.open(tmp_path / "a").info == replace(INFO, version=9)
+
+
+def test_sketches_of_the_first_version_line_up_with_their_like_only():
+    first, second, third = (replace(INFO, version=version) for version in (1, 2, 3))
+    assert sketches_line_up(first, first)
+    assert sketches_line_up(second, third)
+    assert not sketches_line_up(first, second)
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from roundoff.errors import RunFolderError
 
-VERSION = 1
+VERSION = 2
 """The version of the folder this code writes, and the newest it reads."""
 
 READABLE_BY = 1

@@ -20,6 +20,8 @@ Status: TypeAlias = Literal["running", "finished", "failed"]
 class RunInfo:
     """What a run was: how it was started, where, and how it ended."""
 
+    version: int = VERSION
+    """That of the folder."""
     name: str = ""
     """Empty: the folder's name is taken."""
     command: tuple[str, ...] = ()
@@ -40,7 +42,7 @@ class RunInfo:
 
 def write_info(folder: Path, info: RunInfo) -> None:
     """Write run.json whole, or leave it as it was."""
-    value = {"version": VERSION, "readable_by": READABLE_BY, **object_of(info)}
+    value = {"version": info.version, "readable_by": READABLE_BY, **object_of(info)}
     write_atomically(folder / INFO_NAME, to_json(value, indent=1).encode())
 
 
@@ -62,6 +64,11 @@ def read_info(folder: Path) -> RunInfo:
         return object_from(RunInfo, value)
     except ValueError as error:
         raise RunFolderError.explain(f"'{path}' cannot be read.", why=f"{error}.") from error
+
+
+def sketches_line_up(a: RunInfo, b: RunInfo) -> bool:
+    """Say whether the sketches of two runs were made with the same signs, so that their difference means something."""
+    return (a.version < 2) == (b.version < 2)
 
 
 def _check_version(path: Path, value: Mapping[str, JsonValue]) -> None:
