@@ -49,6 +49,10 @@ class Expected:
     severity: str = "error"
     says: tuple[str, ...] = ()
     """Words that the finding's text must hold."""
+    related: str | None = None
+    """A rule that must be among the finding's related ones."""
+    options: tuple[str, ...] = ()
+    """Of `roundoff run`."""
     ranks: int = 1
     held_out: bool = False
     """Written after the rule, which was never tuned on it."""
@@ -66,7 +70,8 @@ class Expected:
         wanted = {place: getattr(self, place) for place in places}
         is_there = all(value is None or str(getattr(finding, place)) == str(value) for place, value in wanted.items())
         text = f"{finding.title}\n{finding.why}\n{finding.fix}"
-        return is_there and all(words in text for words in self.says)
+        is_related = self.related is None or self.related in [related.rule for related in finding.related]
+        return is_there and is_related and all(words in text for words in self.says)
 
     def judge(self, findings: Sequence[Finding]) -> Score:
         """Say how good an answer the findings are."""
@@ -86,7 +91,8 @@ def expectations() -> list[Expected]:
 
 def findings_in(expected: Expected, server: ScriptServer, folder: Path) -> list[Finding] | None:
     """Run a script under `roundoff run` and return what was found; None if it left no diagnosis."""
-    server.run([expected.script, "weights.pt"], folder=folder, watched=["--name", "run"], ranks=expected.ranks)
+    options = ["--name", "run", *expected.options]
+    server.run([expected.script, "weights.pt"], folder=folder, watched=options, ranks=expected.ranks)
     run = folder / "runs" / "run"
     return Run.open(run).findings() if (run / "run.json").exists() else None
 

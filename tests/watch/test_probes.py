@@ -1,5 +1,6 @@
 """Probes on the last step: each finds what was planted, and changes nothing."""
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +39,8 @@ class Net(nn.Module):
             h = h.t().reshape(h.shape)
         if self.fault == "dropout":
             h = F.dropout(h, 0.5)
+        if self.fault == "unseeded":
+            h = h + torch.frombuffer(bytearray(os.urandom(h.numel())), dtype=torch.uint8).view(h.shape) / 255
         return self.second(h)
 
 
@@ -85,6 +88,10 @@ def test_samples_that_mix_are_found_in_the_code_that_mixes_them(tmp_path: Path):
     found = probes(tmp_path / "a", "mixing")["batch-mixing"]
     assert found["changed"]
     assert found["site"] == "<model>"
+
+
+def test_outputs_that_change_by_themselves_are_not_taken_for_mixing(tmp_path: Path):
+    assert "batch-mixing" not in probes(tmp_path / "a", "unseeded")
 
 
 def test_random_numbers_in_eval_mode_are_named(tmp_path: Path):

@@ -27,6 +27,8 @@ def batch_mixing(bench: Bench) -> dict[str, JsonValue] | None:
     dependent = _dependent(bench, sample, dim=0, size=size)
     if not dependent:
         return {"probe": "batch-mixing", "sample": sample, "changed": [], "site": None}
+    if not _repeats(bench):
+        return None  # what changes by itself tells nothing
     widths = {x.copy.shape[1] for e in flat(bench.tape.entries) if isinstance(e, ModelCall)
               for x in outside_in((e.args, e.kwargs)) if x.copy.dim() > 1 and x.copy.shape[0] == size}  # fmt: skip
     if len(widths) == 1 and (width := widths.pop()) > 1 and _dependent(bench, width // 2, dim=1, size=width) == []:
@@ -54,6 +56,11 @@ def _dependent(bench: Bench, sample: int, *, dim: int, size: int) -> list[int] |
         differs = ((a - b).abs() > 1e-5 * scale).transpose(0, dim).reshape(size, -1).any(1)
         found |= {int(place) for place in differs.nonzero().flatten()} - {sample}
     return sorted(found) if is_by_sample else None
+
+
+def _repeats(bench: Bench) -> bool:
+    """Say whether the outputs are the same when nothing is changed."""
+    return all(torch.equal(a, b) for a, b in zip(_outputs(bench, None), _outputs(bench, None), strict=True))
 
 
 def _outputs(bench: Bench, change: Callable[[Tensor], Tensor] | None) -> list[Tensor]:
