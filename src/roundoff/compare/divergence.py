@@ -10,6 +10,8 @@ Cause: TypeAlias = Literal[
 ]
 """What differs first: what came in, what training began with, random numbers, or a part of the step."""
 
+Side: TypeAlias = Literal["reference", "candidate"]
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Divergence:
@@ -36,7 +38,7 @@ class Divergence:
     """What the inputs differ by already, in the same units."""
     channel: int | None = None
     num_channels: int | None = None
-    is_only_in: Literal["reference", "candidate"] | None = None
+    is_only_in: Side | None = None
     """Where the op has no counterpart on the other side: the side that has it."""
     num_later: int = 0
     """How many results that come after it differ, too."""
@@ -70,7 +72,7 @@ class Row:
 class Unpaired:
     """An op that only one of the runs has."""
 
-    side: Literal["reference", "candidate"]
+    side: Side
     step: int
     phase: str
     site: str

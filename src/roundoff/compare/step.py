@@ -6,11 +6,10 @@ import itertools
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
 
 from roundoff.compare.align import Alignment, op_word
 from roundoff.compare.distance import Distance, distances, num_channels
-from roundoff.compare.divergence import Cause, Divergence, Row
+from roundoff.compare.divergence import Cause, Divergence, Row, Side
 from roundoff.compare.explained import GROWTH, RANDOM, ROUNDINGS, expected, unit_of
 from roundoff.runs import Event, shape_to_text
 from roundoff.runs.step_ops import NAMED, StepOp
@@ -78,7 +77,7 @@ class _Walk:
             given = [(_larger(x, y), d) for x, y, d in inputs]
             off = sum(d.relative for _, d in given if d.is_comparable)
             allowed = expected(reference, _larger(a, b), inputs=given, unit=unit)
-            excess = 0.0 if _has_unknown_inputs(reference) else _excess(distance, allowed.bound)
+            excess = 0.0 if a.op in NAMED or _has_unknown_inputs(reference) else _excess(distance, allowed.bound)
             rows.append(_row(a, b, distance, inherited=off, excess=excess))
             if found is None and self._is_introduced(pair, a, distance, excess):
                 found = _divergence(self._cause(reference), a, distance, inherited=off, unit=unit)
@@ -109,13 +108,14 @@ class _Walk:
     def _came_from_elsewhere(self, pair: Pair, a: Event, b: Event, distance: Distance) -> Divergence:
         """Name the op without counterpart that made an input different, or the input itself."""
         unit = self._unit(pair)
-        for side, event in (("candidate", b), ("reference", a)):
+        sides: tuple[tuple[Side, Event], ...] = (("candidate", b), ("reference", a))
+        for side, event in sides:
             maker = self._made_by_one_side.get((side, *_key(event)))
             if maker is not None:
                 first = self._first_of_its_kind(side, maker)
                 output = (first.outputs or first.inputs)[0]
                 found = _divergence(self._cause(first), output, distance, inherited=0.0, unit=unit)
-                return replace(found, is_only_in="candidate" if side == "candidate" else "reference")
+                return replace(found, is_only_in=side)
         writer = self._written_in_forward(pair[0], a)
         if writer is not None:
             return replace(_divergence("forward", writer, distance, inherited=0.0, unit=unit), output=a.output)
@@ -216,10 +216,7 @@ def _key(event: Event) -> TensorKey:
 
 def _made_by(alignment: Alignment) -> dict[tuple[str, int, str], StepOp]:
     """Return the ops without counterpart by the tensors they made."""
-    sides: tuple[tuple[Literal["reference", "candidate"], tuple[StepOp, ...]], ...] = (
-        ("reference", alignment.only_reference),
-        ("candidate", alignment.only_candidate),
-    )
+    sides = (("reference", alignment.only_reference), ("candidate", alignment.only_candidate))
     return {(side, *_key(output)): op for side, ops in sides for op in ops for output in op.outputs}
 
 

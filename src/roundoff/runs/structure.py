@@ -63,6 +63,8 @@ class OptimizerFacts:
     """Settings of each group: `lr`, `betas`, `eps`, `weight_decay`, ..., and `num_parameters`."""
     has_state: bool = False
     """Whether it had state before its first step: a resumed training."""
+    recipe: str | None = None
+    """The recipe it trains by, as TOML, where one was applied."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -57,10 +57,20 @@ def structure_of(
                     name=names[id(optimizer)],
                     groups=tuple(_group(group) for group in optimizer.param_groups),
                     has_state=id(optimizer) in resumed,
+                    recipe=_recipe_of(optimizer),
                 )
                 for optimizer in optimizers
             ),
         )
+
+
+def _recipe_of(optimizer: Optimizer) -> str | None:
+    recipe = getattr(optimizer, "recipe", None)
+    if recipe is None:
+        return None
+    from roundoff.precision import Recipe, to_toml  # loaded already, if there is a recipe
+
+    return to_toml(recipe) if isinstance(recipe, Recipe) else None
 
 
 def _holds_any(optimizer: Optimizer, tensors: set[int]) -> bool:
