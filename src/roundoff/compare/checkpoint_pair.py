@@ -14,6 +14,7 @@ from roundoff.checkpoints.pairing import Pair
 from roundoff.checkpoints.pairing_layers import Axes
 from roundoff.compare.checkpoint_tensors import Agreement, Distance, agreement, alike, coarser, distance, samples
 from roundoff.compare.fresh_values import LEAST_VALUES, constant_value, fresh_start
+from roundoff.runs import JsonValue
 
 
 class Kind(StrEnum):
@@ -48,6 +49,25 @@ class ComparedPair:
     """None where the two are equal."""
     partner: str | None = None
     """The candidate's tensor that has the values of the reference, where they are swapped."""
+
+    def to_object(self) -> dict[str, JsonValue]:
+        """Return it as JSON has it."""
+        axes = self.pair.axes
+        return {
+            "kind": self.kind.value,
+            "reference": self.pair.reference,
+            "candidate": self.pair.candidate,
+            "role": self.pair.role.value,
+            "paired_by": self.pair.by.value,
+            "axes": None if axes is None else list(axes),
+            "shape": list(self.shape),
+            "dtypes": list(self.dtypes),
+            "note": self.note,
+            "partner": self.partner,
+            "relative": self.distance.relative if self.distance else 0.0,
+            "max_abs": self.distance.max_abs if self.distance else 0.0,
+            "cosine": self.distance.cosine if self.distance else 1.0,
+        }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

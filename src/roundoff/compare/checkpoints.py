@@ -12,6 +12,7 @@ from roundoff.checkpoints.pairing_leftovers import Unpaired
 from roundoff.checkpoints.pairing_match import PairedBy
 from roundoff.compare.checkpoint_pair import ComparedPair, Kind, Looked, look
 from roundoff.compare.checkpoint_swaps import corrected_pairs, find_swaps, leftovers_by_values
+from roundoff.runs import JsonValue
 
 SUSPICIOUS = (Kind.NOT_LOADED, Kind.NOT_UPDATED, Kind.TRANSPOSED, Kind.SWAPPED, Kind.DIFFERENT)
 RELATED_COSINE = 0.5
@@ -47,6 +48,30 @@ class CheckpointComparison:
     def differs(self) -> bool:
         """Something differs that the formats of the two do not explain."""
         return any(self.missing) or any(each.kind in SUSPICIOUS for each in self.pairs)
+
+    def to_object(self) -> dict[str, JsonValue]:
+        """Return it as JSON has it."""
+        return {
+            "reference": self.reference,
+            "candidate": self.candidate,
+            "formats": list(self.formats),
+            "differs": self.differs,
+            "is_one_training": self.is_one_training,
+            "pairs": [each.to_object() for each in self.pairs],
+            "only_reference": [_unpaired_object(each) for each in self.only_reference],
+            "only_candidate": [_unpaired_object(each) for each in self.only_candidate],
+        }
+
+
+def _unpaired_object(each: Unpaired) -> dict[str, JsonValue]:
+    return {
+        "name": each.name,
+        "shape": list(each.shape),
+        "role": each.role.value,
+        "why": each.why,
+        "nearest": each.nearest,
+        "matters": each.matters,
+    }
 
 
 def compare_checkpoints(

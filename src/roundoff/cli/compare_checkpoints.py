@@ -1,0 +1,49 @@
+"""`roundoff compare a.pth b.ckpt`: which parameters differ, and what looks wrong about them."""
+
+from __future__ import annotations
+
+import csv
+import sys
+
+import click
+
+from roundoff.cli.compared import Asked
+
+TABLE_COLUMNS = ("kind", "reference", "candidate", "shape", "paired by", "relative", "note")
+"""What fits on a screen; the file has all columns."""
+
+
+def answer(reference: str, candidate: str, asked: Asked) -> bool:
+    """Print what differs between two checkpoints; True if anything does that their formats do not explain."""
+    from roundoff.checkpoints.pairing_map import read_name_map
+    from roundoff.checkpoints.read import read_checkpoint
+    from roundoff.compare.checkpoints import compare_checkpoints
+    from roundoff.report.checkpoint_page import checkpoint_page
+    from roundoff.report.checkpoint_text import HEADER, checkpoint_rows, checkpoint_sentence, checkpoint_text
+    from roundoff.runs import to_json
+
+    name_map = read_name_map(asked.map_file) if asked.map_file else None
+    with read_checkpoint(reference) as ours, read_checkpoint(candidate) as theirs:
+        found = compare_checkpoints(ours, theirs, name_map=name_map)
+    rows = checkpoint_rows(found)
+    if asked.csv:
+        with asked.csv.open("w", newline="", encoding="utf-8") as file:
+            csv.writer(file).writerows([HEADER, *rows])
+    if asked.html:
+        asked.html.write_text(checkpoint_page(found), encoding="utf-8")
+    if asked.as_json:
+        click.echo(to_json({"sentence": checkpoint_sentence(found), **found.to_object()}, indent=1))
+    else:
+        click.echo(checkpoint_text(found))
+        click.echo(f"\n{_table(HEADER, rows)}" if asked.table else "", nl=asked.table)
+    return found.differs
+
+
+def _table(header: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
+    from roundoff.experiments.text_table import text_table
+    from roundoff.report.checkpoint_text import WORDS
+
+    places = [header.index(name) for name in TABLE_COLUMNS]
+    shown = [(kind, ours, "same" if ours == theirs else theirs, *rest) for kind, ours, theirs, *rest in rows]
+    lines = [tuple(row[place] for place in places) for row in (header, *shown)]
+    return text_table(lines, left=WORDS, ruled=sys.stdout.isatty())

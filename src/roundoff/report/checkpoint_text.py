@@ -1,0 +1,188 @@
+"""Two compared checkpoints as text: one sentence, then what differs, then what has no partner."""
+
+from __future__ import annotations
+
+import textwrap
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from statistics import median
+
+from roundoff.checkpoints.checkpoint import Role
+from roundoff.checkpoints.pairing_leftovers import Unpaired
+from roundoff.compare.checkpoint_pair import ComparedPair, Kind
+from roundoff.compare.checkpoint_swaps import GUESSED
+from roundoff.compare.checkpoints import SUSPICIOUS, CheckpointComparison
+from roundoff.diagnose.numbers import listed, plural, short
+
+WIDTH = 100
+MAX_LINES = 8
+"""So many pairs, and tensors without a partner, get a line of their own."""
+
+HEADER = ("kind", "reference", "candidate", "shape", "dtypes", "paired by", "relative", "max abs", "cosine", "note")
+WORDS = frozenset({"kind", "reference", "candidate", "shape", "dtypes", "paired by", "note"})
+"""Columns that hold words."""
+
+
+def checkpoint_sentence(found: CheckpointComparison) -> str:
+    """Say in one sentence what matters most."""
+    if not found.pairs:
+        return "Nothing lines up: no tensor of the one is one of the other."
+    worst = found.pairs[0]
+    if worst.kind in (Kind.ROUNDED, Kind.EQUAL) and any(found.missing):
+        return f"{_agreeing(found)}, but {_missing(found)}."
+    if worst.kind in (Kind.ROUNDED, Kind.EQUAL):
+        return f"{_agreeing(found)}.{_nothing_moved(found)}"
+    if found.is_one_training:
+        return _training(found)
+    return f"{_worst(found, worst)}; {_rest(found)}."
+
+
+def checkpoint_text(found: CheckpointComparison, *, width: int = WIDTH) -> str:
+    """Lay out a comparison on one screen, the verdict first."""
+    lines = textwrap.wrap(checkpoint_sentence(found), width, break_long_words=False)
+    suspicious = [each for each in found.of_kind(*SUSPICIOUS) if not _is_progress(each, found)]
+    lines += [_pair_line(each, width) for each in suspicious[:MAX_LINES]]
+    if len(suspicious) > MAX_LINES:
+        lines.append(f"  {len(suspicious) - MAX_LINES} more: --table shows all")
+    lines += _missing_lines(found, width)
+    lines += textwrap.wrap(_how_paired(found), width, initial_indent="  ", subsequent_indent="  ")
+    return "\n".join(lines)
+
+
+def checkpoint_rows(found: CheckpointComparison) -> list[tuple[str, ...]]:
+    """Return everything as lines of cells, under `HEADER`."""
+    rows = [_row(each) for each in found.pairs]
+    for side, unpaired in ("only reference", found.only_reference), ("only candidate", found.only_candidate):
+        for each in unpaired:
+            names = (each.name, each.nearest or "") if side == "only reference" else (each.nearest or "", each.name)
+            rows.append((side, *names, _shape(each.shape), "", "", "", "", "", each.why))
+    return rows
+
+
+def _row(each: ComparedPair) -> tuple[str, ...]:
+    far = each.distance
+    dtypes = each.dtypes[0] if each.dtypes[0] == each.dtypes[1] else " ".join(each.dtypes)
+    numbers = (f"{far.relative:.4g}", f"{far.max_abs:.4g}", f"{far.cosine:.6f}") if far else ("", "", "")
+    axes = "" if each.pair.axes is None else f"axes {each.pair.axes}"
+    note = "; ".join(text for text in (each.note, axes) if text)
+    names = each.pair.reference, each.pair.candidate
+    return (each.kind.value, *names, _shape(each.shape), dtypes, each.pair.by.value, *numbers, note)
+
+
+def _shape(shape: Sequence[int]) -> str:
+    return "x".join(map(str, shape)) or "-"
+
+
+def _agreeing(found: CheckpointComparison) -> str:
+    num, equal, rounded = len(found.pairs), len(found.of_kind(Kind.EQUAL)), found.of_kind(Kind.ROUNDED)
+    laid = sum(each.pair.axes is not None for each in found.pairs)
+    layouts = f", {laid} of them after the layouts' change of axes" if laid else ""
+    all_of_them = "The only tensor" if num == 1 else f"All {num} tensors"
+    if not rounded:
+        return f"{all_of_them} {'is' if num == 1 else 'are'} equal{layouts}"
+    how = Counter(each.note for each in rounded).most_common(1)[0][0]
+    most = max(each.distance.relative for each in rounded if each.distance)
+    are_equal = f"{equal} are equal, " if equal else ""
+    return (
+        f"{all_of_them} {'agrees' if num == 1 else 'agree'}{layouts}: {are_equal}{len(rounded)} after rounding {how}, "
+        f"which moved them by {short(most)} of their norm at most"
+    )
+
+
+def _nothing_moved(found: CheckpointComparison) -> str:
+    names_alone = all(each.pair.reference == each.pair.candidate for each in found.pairs)
+    if found.of_kind(Kind.ROUNDED) or found.formats[0] != found.formats[1] or not names_alone:
+        return ""
+    return " If they are two states of one training, nothing moved between them."
+
+
+def _training(found: CheckpointComparison) -> str:
+    parameters = [each for each in found.pairs if each.pair.role is Role.PARAMETER]
+    still = found.of_kind(Kind.NOT_UPDATED)
+    far = median([each.distance.relative for each in parameters if each.distance] or [0.0])
+    wrong = found.of_kind(Kind.NOT_LOADED, Kind.TRANSPOSED, Kind.SWAPPED)
+    first = f"{_worst(found, wrong[0])}; of" if wrong else "Of"
+    moved = f"{len(parameters) - len(still)} moved, by {short(far)} of their norm in the median"
+    stood = f", and {len(still)} did not: {listed([each.pair.reference for each in still])}" if still else ""
+    return f"{first} {plural(len(parameters), 'parameter')} {moved}{stood}."
+
+
+def _worst(found: CheckpointComparison, worst: ComparedPair) -> str:
+    name = worst.pair.reference
+    match worst.kind:
+        case Kind.NOT_LOADED:
+            return f"{name} was not loaded: {worst.note}"
+        case Kind.TRANSPOSED:
+            return f"{name} is transposed: {worst.note}"
+        case Kind.SWAPPED:
+            return f"{name} and {worst.partner} are swapped"
+        case _:
+            numbers = _numbers(worst)
+            more = "" if len(found.of_kind(Kind.DIFFERENT)) == 1 else " most"
+            return f"{name} differs{more}: {numbers or worst.note}"
+
+
+def _rest(found: CheckpointComparison) -> str:
+    counted = Counter(each.kind for each in found.pairs)
+    texts = [f"{counted[kind]} {kind.value}" for kind in Kind if counted[kind]]
+    missing = f"; {_missing(found)}" if any(found.missing) else ""
+    return f"of {plural(len(found.pairs), 'pair')} {', '.join(texts)}{missing}"
+
+
+def _missing(found: CheckpointComparison) -> str:
+    ours, theirs = found.missing
+    sides = ((ours, "the reference"), (theirs, "the candidate"))
+    parts = [f"{plural(len(left), 'tensor')} of {side}" for left, side in sides if left]
+    return f"{' and '.join(parts)} {'has' if len(ours) + len(theirs) == 1 else 'have'} no partner"
+
+
+def _is_progress(each: ComparedPair, found: CheckpointComparison) -> bool:
+    """Say whether a difference is what a training is for."""
+    return found.is_one_training and each.kind is Kind.DIFFERENT and not each.note
+
+
+def _numbers(each: ComparedPair) -> str:
+    if each.distance is None:
+        return ""
+    far = each.distance
+    return f"relative {short(far.relative)}, max {short(far.max_abs)}, cosine {far.cosine:.4f}"
+
+
+def _pair_line(each: ComparedPair, width: int) -> str:
+    words = [_numbers(each) if each.kind is Kind.DIFFERENT else "", each.note]
+    name = each.pair.reference
+    if each.pair.candidate != name:
+        name += f" = {each.pair.candidate}"
+    return _cut(f"  {each.kind.value:12} {name}  {'; '.join(word for word in words if word)}".rstrip(), width)
+
+
+def _missing_lines(found: CheckpointComparison, width: int) -> Iterator[str]:
+    for title, unpaired in zip(("only in REF", "only in CAND"), found.missing, strict=True):
+        for each in unpaired[:MAX_LINES]:
+            yield _cut(f"  {title:12} {each.name} {each.shape}  {_why(each)}", width)
+        if len(unpaired) > MAX_LINES:
+            yield f"  {title:12} and {len(unpaired) - MAX_LINES} more: --table shows all"
+
+
+def _why(each: Unpaired) -> str:
+    near = f"; nearest {each.nearest}" if each.nearest and each.nearest not in each.why else ""
+    return f"{each.why}{near}"
+
+
+def _how_paired(found: CheckpointComparison) -> str:
+    guessed = [each for each in found.pairs if each.pair.by in GUESSED]
+    how = f"{found.formats[0]} against {found.formats[1]}"
+    others = sum(not each.matters for each in (*found.only_reference, *found.only_candidate))
+    if others:
+        how += f"; {plural(others, 'tensor')} beside the weights without a partner (--table)"
+    unequal = [each for each in guessed if each.kind not in (Kind.EQUAL, Kind.ROUNDED)]
+    if not unequal:
+        return how
+    return (
+        f"{how}; {plural(len(unequal), 'pair')} that differ{'s' if len(unequal) == 1 else ''} "
+        f"rest{'s' if len(unequal) == 1 else ''} on shape or order alone: --map FILE decides"
+    )
+
+
+def _cut(line: str, width: int) -> str:
+    return line if len(line) <= width else line[: width - 1] + "…"
