@@ -33,8 +33,7 @@ def split_name(name: str) -> tuple[tuple[str, ...], str]:
     words = [word for word in re.split(r"[./]", name.removesuffix(":0")) if word and word not in WRAPPERS]
     while len(words) > 1 and words[0] in COLLECTIONS:
         words.pop(0)
-    if "/" in name:  # Keras says a layer's name twice, and "layers" before each
-        words = [word for word in words[:-1] if word != "layers"] + words[-1:]
+    if "/" in name:  # Keras says a layer's name twice
         words = [word for place, word in enumerate(words) if not place or word != words[place - 1]]
     return tuple(words[:-1]), words[-1] if words else ""
 

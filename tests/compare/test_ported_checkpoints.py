@@ -1,0 +1,102 @@
+"""One net with the same values, saved by five frameworks: every parameter finds its partner without a map."""
+
+from __future__ import annotations
+
+import itertools
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from roundoff.checkpoints.pairing_match import PairedBy
+from roundoff.checkpoints.read import read_checkpoint
+from roundoff.compare.checkpoint_pair import Kind
+from roundoff.compare.checkpoints import compare_checkpoints
+
+SAMPLES = Path(__file__).parents[1] / "checkpoints" / "samples" / "ported"
+NETS = ["net.ckpt", "net.pdparams", "net.keras", "net_legacy.h5", "nested.weights.h5", "net.msgpack"]
+"""Written by MindSpore 2.10, Paddle 3, Keras 3 (in three ways) and Flax; the README there tells how."""
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(3, 4, 3)
+        self.bn1 = nn.BatchNorm2d(4)
+        self.conv2 = nn.Conv2d(4, 4, 3)
+        self.bn2 = nn.BatchNorm2d(4)
+        self.embed = nn.Embedding(7, 8)
+        self.norm = nn.LayerNorm(8)
+        self.fc1 = nn.Linear(8, 8)
+        self.fc2 = nn.Linear(8, 5)
+
+
+def numbers(place: int, shape: tuple[int, ...]) -> Tensor:
+    """Return values of which no two tensors have the same, and which are the same on every machine."""
+    counted = np.arange(int(np.prod(shape)), dtype=np.int64)
+    values = ((counted * 7919 + 104729 * (place + 1)) % 2048) / 1024 - 1
+    return torch.from_numpy(values.astype(np.float32).reshape(shape))
+
+
+def net_state() -> dict[str, Tensor]:
+    names = [name for name in Net().state_dict() if not name.endswith("num_batches_tracked")]
+    state = Net().state_dict()
+    return {**state, **{name: numbers(place, tuple(state[name].shape)) for place, name in enumerate(names)}}
+
+
+@pytest.fixture
+def torch_file(tmp_path: Path) -> Path:
+    torch.save(net_state(), tmp_path / "net.pth")
+    return tmp_path / "net.pth"
+
+
+@pytest.mark.parametrize("sample", NETS)
+@pytest.mark.parametrize("is_reference", [True, False])
+def test_every_parameter_is_paired_and_equal(torch_file: Path, sample: str, is_reference: bool):
+    first, second = read_checkpoint(torch_file), read_checkpoint(SAMPLES / sample)
+    found = compare_checkpoints(*((first, second) if is_reference else (second, first)))
+    assert not found.differs
+    assert {each.kind for each in found.pairs} == {Kind.EQUAL}
+    assert PairedBy.VALUES not in {each.pair.by for each in found.pairs}
+    names = {each.pair.reference if is_reference else each.pair.candidate for each in found.pairs}
+    assert names == {name for name in net_state() if not name.endswith("num_batches_tracked")}
+
+
+@pytest.mark.parametrize(("first", "second"), list(itertools.combinations(NETS, 2)))
+def test_frameworks_line_up_among_themselves(first: str, second: str):
+    found = compare_checkpoints(read_checkpoint(SAMPLES / first), read_checkpoint(SAMPLES / second))
+    assert not found.differs
+    assert [each.kind for each in found.pairs] == [Kind.EQUAL] * 19
+
+
+@pytest.mark.parametrize("sample", NETS)
+def test_a_name_that_says_nothing_is_found_too(tmp_path: Path, sample: str):
+    """Give every layer of the PyTorch net a name that is none, in the order of the net."""
+    layers = list(dict.fromkeys(name.rpartition(".")[0] for name in net_state()))
+    renamed = {
+        f"{layers.index(layer)}.{leaf}": value
+        for name, value in net_state().items()
+        for layer, _, leaf in [name.rpartition(".")]
+    }
+    torch.save(renamed, tmp_path / "net.pth")
+    found = compare_checkpoints(read_checkpoint(tmp_path / "net.pth"), read_checkpoint(SAMPLES / sample))
+    assert not found.differs
+    assert len(found.pairs) == 19
+
+
+def test_moments_of_one_framework_line_up_with_those_of_another(torch_file: Path):
+    net = Net()
+    net.load_state_dict(net_state())
+    optimizer = torch.optim.Adam(net.parameters())
+    sum(parameter.sum() for parameter in net.parameters()).backward()  # type: ignore[union-attr]
+    optimizer.step()
+    torch.save({"model": net.state_dict(), "optimizer": optimizer.state_dict()}, torch_file)
+    found = compare_checkpoints(read_checkpoint(torch_file), read_checkpoint(SAMPLES / "net_adam.ckpt"))
+    states = {each.pair.reference: each.pair.candidate for each in found.pairs if each.pair.role == "optimizer"}
+    parameters = [name for name, _ in net.named_parameters()]
+    words = {"weight": "weight", "bias": "bias"} | {"bn1.weight": "gamma"}
+    assert len(states) == 2 * len(parameters)
+    assert states[f"optimizer.state.{parameters.index('bn1.weight')}.exp_avg"] == f"moment1.bn1.{words['bn1.weight']}"
+    assert states[f"optimizer.state.{parameters.index('fc2.bias')}.exp_avg_sq"] == "moment2.fc2.bias"
