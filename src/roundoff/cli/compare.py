@@ -29,6 +29,7 @@ ANSWERS = {
     "--map", "map_file", type=click.Path(path_type=Path), help="A file of lines 'name in REF = name in CAND'."
 )
 @click.option("--pattern", help="For logs: a regular expression with the groups (?P<step>...) and (?P<loss>...).")
+@click.option("--column", help="For curves: the column, key or tag of the loss, where it is not plain.")
 @click.option("--table", is_flag=True, help="Also print a table of everything that was lined up.")
 @click.option("--csv", type=click.Path(path_type=Path), help="Write that table into a CSV file.")
 @click.option("--html", type=click.Path(path_type=Path), help="Write a page.")
@@ -41,6 +42,7 @@ def compare_command(
     rank: int | None,
     map_file: Path | None,
     pattern: str | None,
+    column: str | None,
     table: bool,
     csv: Path | None,
     html: Path | None,
@@ -68,6 +70,7 @@ def compare_command(
         step=step,
         rank=rank,
         pattern=pattern,
+        column=column,
     )
     found = importlib.import_module(ANSWERS[kinds[0]]).answer(reference, candidate, asked)
     sys.exit(1 if found and not exit_zero else 0)

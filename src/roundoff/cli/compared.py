@@ -31,6 +31,8 @@ class Asked:
     rank: int | None = None
     pattern: str | None = None
     """Of a log: a regular expression with the groups `step` and `loss`."""
+    column: str | None = None
+    """Of curves: where the loss is."""
 
 
 CURVE_SUFFIXES = (".csv", ".tsv", ".jsonl", ".log", ".txt")

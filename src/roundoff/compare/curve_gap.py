@@ -1,0 +1,89 @@
+"""How far one curve is from another, and how far it may be: by noise, by chance of pace, by what nobody cares about."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from roundoff.compare.curve_noise import Mask, Numbers, noise_of, shared_noise, smoothing_window, trailing_mean
+
+_SINGLE_SIGMAS = 5.0
+"""How many times the noise a single value must be off to count."""
+_MEAN_SIGMAS = 4.0
+"""The same for the mean of several."""
+_ONSET_SIGMAS = 3.0
+"""The same for values right before others that count."""
+_SHARE_OF_LEVEL = 0.01
+_SHARE_OF_RANGE = 0.002
+"""Differences below these shares of the curve's level and of its whole way are nobody's concern."""
+_LESS_IF_SHARED = 0.3
+"""Of that, so much for curves that share all their noise."""
+_PACE = 0.25
+"""Trainings of different seeds learn a little faster or slower: by as much of their time,"""
+_LEAST_PACE = 5
+"""and by so many points at least."""
+_BEGIN_ALIKE = 2e-4
+_NOISIER = 3.0
+"""A candidate's noise is allowed for up to so many times the reference's own."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gap:
+    """The difference of two curves at the points where both are finite, and where it is more than it may be."""
+
+    difference: Numbers
+    """Candidate less reference."""
+    sigma: Numbers
+    """The noise of that difference: less than either curve's where they share it."""
+    excess: Numbers
+    """The difference in units of what noise and pace explain of a single value."""
+    is_apart: Mask
+    """Beyond what those explain: by itself, or in the mean of the values up to it."""
+    is_off: Mask
+    """Beyond what noise alone explains of a single value, or of the mean: where a stretch that is apart begins."""
+    num_alike: float
+    """Over how many points the noise hangs together."""
+    shared: float
+    """How far the curves share their noise, on the whole."""
+
+
+def gap_between(reference: Numbers, candidate: Numbers) -> Gap:
+    """Measure the gap between two curves of finite values at the same steps."""
+    ours, theirs = noise_of(reference), noise_of(candidate)
+    begin_alike = bool(np.allclose(reference[:3], candidate[:3], rtol=_BEGIN_ALIKE, atol=0.0))
+    shared = shared_noise(ours, theirs, begin_alike=begin_alike)
+    noise = np.minimum(theirs.sigma, _NOISIER * ours.sigma)
+    sigma = np.sqrt(np.maximum(ours.sigma**2 + noise**2 - 2 * shared * ours.sigma * noise, 0.0))
+    least = _SHARE_OF_LEVEL * np.abs(ours.trend) + _SHARE_OF_RANGE * np.ptp(ours.trend)
+    least *= _LESS_IF_SHARED + (1 - _LESS_IF_SHARED) * np.sqrt(1 - shared)
+    pace = np.sqrt(1 - shared) * _pace(ours.trend)
+    difference = candidate - reference
+
+    single = np.maximum(_SINGLE_SIGMAS * sigma, least) + pace
+    # Clipped, so that one outlier does not carry the mean with it.
+    mean, count = trailing_mean(np.clip(difference, -single, single), smoothing_window(len(reference)))
+    num_alike = max(ours.num_alike, theirs.num_alike)
+    spread = sigma * np.sqrt(np.minimum(num_alike / count, 1.0))
+    in_the_mean = (count >= 3) & (np.abs(mean) > np.maximum(_MEAN_SIGMAS * spread, least) + pace)
+    off_in_the_mean = (np.abs(mean) > np.maximum(_ONSET_SIGMAS * spread, least)) & (mean * difference > 0)
+    return Gap(
+        difference=difference,
+        sigma=sigma,
+        excess=np.divide(np.abs(difference), single, out=np.zeros_like(single), where=single > 0),
+        is_apart=(np.abs(difference) > single) | in_the_mean,
+        is_off=(np.abs(difference) > np.maximum(_ONSET_SIGMAS * sigma, least)) | off_in_the_mean,
+        num_alike=num_alike,
+        shared=float(np.median(shared)),
+    )
+
+
+def _pace(trend: Numbers) -> Numbers:
+    """Return how much the reference itself would differ if it were a little ahead of its time, or behind."""
+    places = np.arange(len(trend), dtype=np.float64)
+    reach = np.maximum(_PACE * places, _LEAST_PACE)
+    found = np.zeros_like(trend)
+    for share in np.linspace(-1.0, 1.0, 9):
+        shifted = np.interp(places + share * reach, places, trend)
+        found = np.maximum(found, np.abs(shifted - trend))
+    return found
