@@ -63,7 +63,8 @@ class FileBytes:
 
 
 def cannot_read(path: Path, why: str) -> CheckpointError:
-    """Make the error for a file that is broken, hostile or no checkpoint."""
+    """Make the error for a file that is broken, hostile or no checkpoint; what it quotes of the file can be printed."""
+    why = why if why.isprintable() else why.encode("unicode_escape").decode()
     return CheckpointError.explain(
         f"'{path}' cannot be read as a checkpoint.", why=why, fix="take it from another copy, or save it again."
     )

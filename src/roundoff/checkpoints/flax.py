@@ -10,12 +10,19 @@ from torch import Tensor
 
 from roundoff.checkpoints.file_bytes import FileBytes
 from roundoff.checkpoints.lazy_tensor import LazyTensor, checked_shape, dense_tensor
-from roundoff.checkpoints.msgpack import read_msgpack
+from roundoff.checkpoints.msgpack import TEXTS, read_msgpack
 from roundoff.checkpoints.pickled_arrays import TORCH_NAMES
 
 NDARRAY, COMPLEX, SCALAR = 1, 2, 3
 """The extension types of Flax."""
 CHUNKED = "__msgpack_chunked_array__"
+
+
+def is_flax(data: FileBytes) -> bool:
+    """Say whether a file begins with a map whose first key is a text."""
+    start = bytes(data.view[:6])
+    header = {0xDE: 3, 0xDF: 5}.get(start[0], 1 if 0x81 <= start[0] <= 0x8F else len(start))
+    return len(start) > header and (0xA0 <= start[header] < 0xC0 or start[header] in TEXTS)
 
 
 def read_flax(data: FileBytes) -> dict[Any, Any]:

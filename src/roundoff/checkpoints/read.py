@@ -8,7 +8,7 @@ from typing import Any
 from roundoff.checkpoints.assemble import assemble
 from roundoff.checkpoints.checkpoint import Checkpoint
 from roundoff.checkpoints.file_bytes import FileBytes, cannot_read
-from roundoff.checkpoints.flax import read_flax
+from roundoff.checkpoints.flax import is_flax, read_flax
 from roundoff.checkpoints.keras import is_keras_archive, read_keras, read_keras_archive
 from roundoff.checkpoints.mindspore import read_mindspore
 from roundoff.checkpoints.npz import read_npz
@@ -69,7 +69,7 @@ def _read_file(data: FileBytes) -> tuple[Any, str]:
         return read_paddle(data), "paddle"
     if start[0] == 0x0A:
         return read_mindspore(data), "mindspore"
-    if 0x80 <= start[0] <= 0x8F or start[0] in (0xDE, 0xDF):
+    if is_flax(data):
         return read_flax(data), "flax"
     if start[257:262] == b"ustar":
         raise data.broken(
