@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -50,6 +50,21 @@ def distances(pairs: Sequence[tuple[Event, Event]]) -> list[Distance]:
         local = int(channel) if certainty >= LOCAL and num_channels(pairs[i][0]) > 1 else None
         found[i] = _distance(float(norm), *pairs[i], channel=local)
     return found
+
+
+def divided(event: Event, divisor: float) -> Event:
+    """Return the summary of a tensor divided by a number; its hash is that of another tensor then."""
+    sketch = event.sketch
+    return replace(
+        event,
+        min=event.min / divisor,
+        max=event.max / divisor,
+        mean=event.mean / divisor,
+        sum_abs=event.sum_abs / divisor,
+        l2=event.l2 / divisor,
+        hash=~event.hash & (2**64 - 1),
+        sketch_bytes=None if sketch is None else (sketch / np.float32(divisor)).tobytes(),
+    )
 
 
 def _without_sketch(a: Event, b: Event) -> Distance:

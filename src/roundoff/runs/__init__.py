@@ -21,7 +21,7 @@ from roundoff.runs.folder import (
     next_free_name,
     replay_path,
 )
-from roundoff.runs.info import RunInfo
+from roundoff.runs.info import RunInfo, sketches_line_up
 from roundoff.runs.kept_run import KeptRun
 from roundoff.runs.listing import RunSummary, UnreadableRun, list_runs
 from roundoff.runs.memory import MemoryLook
@@ -96,5 +96,6 @@ __all__ = [
     "replay_path",
     "shape_from_text",
     "shape_to_text",
+    "sketches_line_up",
     "to_json",
 ]

@@ -1,0 +1,179 @@
+"""Compares two runs by the known procedure: data, start values, then every recorded step, op by op."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from roundoff.compare.align import Alignment, align, sites_by_order
+from roundoff.compare.curve import Curve
+from roundoff.compare.curves import CurveComparison, compare_curves
+from roundoff.compare.distance import divided
+from roundoff.compare.divergence import Divergence, Row, Side, Unpaired
+from roundoff.compare.recipe_unit import unit_of_run
+from roundoff.compare.step import compare_step
+from roundoff.errors import CompareError
+from roundoff.runs import Event, Run, sketches_line_up
+from roundoff.runs.step_ops import StepOp, ops_of
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunComparison:
+    """How two runs differ: where first, by how much, and what they were made of."""
+
+    divergence: Divergence | None
+    """The first difference that formats do not explain, in a step that both runs recorded."""
+    losses: CurveComparison | None
+    """The losses of all steps; None if a run has none."""
+    rows: tuple[Row, ...]
+    """Every tensor of the recorded steps that was lined up, up to the step of the divergence."""
+    unpaired: tuple[Unpaired, ...]
+    """Ops that only one of the runs has."""
+    steps: tuple[int, ...]
+    """The steps that were compared op by op."""
+    ranks: tuple[int, ...]
+
+    @property
+    def is_identical(self) -> bool:
+        """Whether everything that was compared is the same bit for bit."""
+        return bool(self.rows) and not self.unpaired and all(row.is_equal for row in self.rows)
+
+    @property
+    def largest(self) -> Row | None:
+        """The largest difference among results of forward passes, where it says something about precision."""
+        differing = [row for row in self.rows if row.phase == "forward" and not row.is_equal and row.excess]
+        return max(differing, key=lambda row: row.relative, default=None)
+
+
+def compare_runs(
+    reference: Run,
+    candidate: Run,
+    *,
+    step: int | None = None,
+    rank: int | None = None,
+    sites: Mapping[str, str] | None = None,
+) -> RunComparison:
+    """Find the first op of the candidate that introduces a difference, and compare what the runs were made of.
+
+    Args:
+        reference: what is right.
+        candidate: what is looked at.
+        step: only this step; else every step that both recorded, up to the first that differs.
+        rank: only this rank; else all that both have.
+        sites: what sites of the reference are called in the candidate, where that cannot be guessed.
+    """
+    steps, ranks = _common_steps(reference, candidate, step), _common_ranks(reference, candidate, rank)
+    unit = max(unit_of_run(reference), unit_of_run(candidate))
+    rows: list[Row] = []
+    unpaired: dict[Unpaired, None] = {}
+    divergence: Divergence | None = None
+    compared: list[int] = []
+    for at in steps:
+        compared.append(at)
+        for of_rank in ranks:
+            alignment = _alignment(reference, candidate, step=at, rank=of_rank, sites=sites or {})
+            found = compare_step(alignment, coarsest_unit=unit, is_first=at == steps[0])
+            rows += found.rows
+            unpaired |= dict.fromkeys(_unpaired(alignment, at))
+            divergence = divergence or found.divergence
+        if divergence is not None:
+            break
+    return RunComparison(
+        divergence=divergence,
+        losses=_losses(reference, candidate),
+        rows=tuple(rows),
+        unpaired=tuple(unpaired),
+        steps=tuple(compared),
+        ranks=tuple(ranks),
+    )
+
+
+def _common_steps(reference: Run, candidate: Run, step: int | None) -> list[int]:
+    common = sorted(set(reference.steps) & set(candidate.steps))
+    if step is None:
+        return common
+    if step not in common:
+        raise CompareError.explain(
+            f"Step {step} cannot be compared.",
+            why=f"'{reference.path}' recorded {_listed(reference.steps)}, the other {_listed(candidate.steps)}.",
+            fix=f"record it in both: roundoff record --steps {step} train.py",
+        )
+    return [step]
+
+
+def _common_ranks(reference: Run, candidate: Run, rank: int | None) -> list[int]:
+    common = sorted(set(reference.ranks) & set(candidate.ranks))
+    if rank is None:
+        return common
+    if rank not in common:
+        raise CompareError.explain(
+            f"Rank {rank} cannot be compared.",
+            why=f"'{reference.path}' has the ranks {_listed(reference.ranks)}, the other {_listed(candidate.ranks)}.",
+        )
+    return [rank]
+
+
+def _alignment(reference: Run, candidate: Run, *, step: int, rank: int, sites: Mapping[str, str]) -> Alignment:
+    ratio = _loss_scale(candidate, step) / _loss_scale(reference, step)
+    ours = ops_of(reference.iter_events(step=step, rank=rank))
+    theirs = ops_of(_comparable(candidate.iter_events(step=step, rank=rank), reference, candidate, scaled_by=ratio))
+    return align(ours, theirs, sites=_sites(ours, theirs, sites))
+
+
+def _loss_scale(run: Run, step: int) -> float:
+    return next((metrics.loss_scale for metrics in run.metrics() if metrics.step == step and metrics.loss_scale), 1.0)
+
+
+def _comparable(events: Iterable[Event], reference: Run, candidate: Run, *, scaled_by: float) -> Iterator[Event]:
+    """Yield the candidate's events as if its loss had the reference's scale, without sketches that do not line up."""
+    line_up = sketches_line_up(reference.info, candidate.info)
+    for event in events:
+        known = event if line_up else replace(event, sketch_bytes=None)
+        yield divided(known, scaled_by) if event.phase == "backward" and scaled_by != 1 else known
+
+
+def _sites(reference: Sequence[StepOp], candidate: Sequence[StepOp], given: Mapping[str, str]) -> dict[str, str]:
+    """Return what sites of the candidate are called in the reference, those told before those guessed.
+
+    A name that is told goes for what is below it, too.
+    """
+    told: dict[str, str] = {}
+    for site in {op.first.site for op in candidate}:
+        for name, other in given.items():
+            ours_begin, theirs_begin = name.removesuffix(".*"), other.removesuffix(".*")
+            if site == theirs_begin or site.startswith(f"{theirs_begin}."):
+                told[site] = ours_begin + site[len(theirs_begin) :]
+    return sites_by_order(reference, candidate) | told
+
+
+def _unpaired(alignment: Alignment, step: int) -> list[Unpaired]:
+    sides: tuple[tuple[Side, tuple[StepOp, ...]], ...] = (
+        ("reference", alignment.only_reference),
+        ("candidate", alignment.only_candidate),
+    )
+    return [
+        Unpaired(
+            side=side,
+            step=step,
+            phase=op.first.phase,
+            site=op.first.site,
+            op=op.first.op_name,
+            source=op.first.source,
+        )
+        for side, ops in sides
+        for op in ops
+    ]
+
+
+def _losses(reference: Run, candidate: Run) -> CurveComparison | None:
+    ours, theirs = _loss_curve(reference), _loss_curve(candidate)
+    return compare_curves(ours, theirs) if set(ours.steps) & set(theirs.steps) else None
+
+
+def _loss_curve(run: Run) -> Curve:
+    told = [(metrics.step, metrics.loss) for metrics in run.metrics() if metrics.loss is not None]
+    return Curve.of([step for step, _ in told], [loss for _, loss in told], name=str(run.path))
+
+
+def _listed(numbers: Sequence[int]) -> str:
+    return "none" if not numbers else ", ".join(str(number) for number in numbers[:10])

@@ -1,0 +1,141 @@
+"""Compares two steps, mostly of one run: which weights were updated and by how much, and where values grow."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from roundoff.compare.align import align
+from roundoff.compare.distance import distances
+from roundoff.errors import CompareError
+from roundoff.runs import Event, Run
+from roundoff.runs.step_ops import NAMED, StepOp, ops_of
+
+GROWN = 4.0
+"""Values that became so many times larger have grown."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ParameterMove:
+    """How far a parameter went from one step to the other."""
+
+    parameter: str
+    relative: float
+    """The norm of the change over that of the parameter; where only norms are known, the change of the norm."""
+    is_equal: bool
+    """Whether it did not change at all; by its bits, or where only norms are known by those."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Growth:
+    """The largest magnitude of one result in both steps."""
+
+    phase: str
+    site: str
+    op: str
+    source: str | None
+    reference_absmax: float
+    candidate_absmax: float
+
+    @property
+    def ratio(self) -> float:
+        """How many times larger it is in the second step; 1 where it was 0."""
+        return self.candidate_absmax / self.reference_absmax if self.reference_absmax else 1.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepsComparison:
+    """What changed from one step to another."""
+
+    reference_step: int
+    candidate_step: int
+    moves: tuple[ParameterMove, ...]
+    """Of every parameter that both steps tell of, in the model's order."""
+    growths: tuple[Growth, ...]
+    """Of every result that both steps have, in the order they ran; empty where a step was not recorded."""
+
+    @property
+    def first_growth(self) -> Growth | None:
+        """The first result whose values have grown."""
+        return next((growth for growth in self.growths if growth.ratio >= GROWN), None)
+
+
+def compare_steps(
+    reference: Run, reference_step: int, candidate: Run, candidate_step: int, *, rank: int = 0
+) -> StepsComparison:
+    """Compare a step of one run with another step of it, or of another run.
+
+    Steps whose ops were recorded are compared by their tensors; others, where they were watched, by the norms of their
+    parameters.
+    """
+    ours = ops_of(reference.iter_events(step=reference_step, rank=rank))
+    theirs = ops_of(candidate.iter_events(step=candidate_step, rank=rank))
+    if ours and theirs:
+        pairs = align(ours, theirs).pairs
+        moves = _moves([(a, b) for a, b in pairs if a.first.op == "parameter"])
+        growths = [_growth(x, y) for a, b in pairs for x, y in zip(a.outputs, b.outputs, strict=False) if _is_result(x)]
+    else:
+        moves, growths = _moves_of_norms(reference, reference_step, candidate, candidate_step, rank), []
+    return StepsComparison(
+        reference_step=reference_step,
+        candidate_step=candidate_step,
+        moves=tuple(moves),
+        growths=tuple(growths),
+    )
+
+
+def _moves(pairs: list[tuple[StepOp, StepOp]]) -> list[ParameterMove]:
+    events = [(a.outputs[0], b.outputs[0]) for a, b in pairs]
+    return [
+        ParameterMove(parameter=a.parameter or a.site, relative=distance.relative, is_equal=distance.is_equal)
+        for (a, _), distance in zip(events, distances(events), strict=True)
+    ]
+
+
+def _moves_of_norms(
+    reference: Run, reference_step: int, candidate: Run, candidate_step: int, rank: int
+) -> list[ParameterMove]:
+    ours, theirs = _norms(reference, reference_step, rank), _norms(candidate, candidate_step, rank)
+    return [
+        ParameterMove(
+            parameter=name,
+            relative=abs(theirs[name] - norm) / norm if norm else theirs[name],
+            is_equal=theirs[name] == norm,
+        )
+        for name, norm in ours.items()
+        if name in theirs
+    ]
+
+
+def _norms(run: Run, step: int, rank: int) -> dict[str, float]:
+    table = run.parameters(step=step, rank=rank)
+    found = dict(zip(table["parameter"].to_pylist(), table["l2"].to_pylist(), strict=True))
+    if not found:
+        watched = sorted(set(run.parameters(rank=rank)["step"].to_pylist()))
+        known = f"steps {watched[0]} to {watched[-1]}" if watched else "none"
+        raise CompareError.explain(
+            f"'{run.path}' tells nothing of step {step}.",
+            why=f"its ops were recorded in steps {run.steps}, its parameters looked at in {known}.",
+            fix=f"record it: roundoff record --steps {step} SCRIPT",
+        )
+    return found
+
+
+def _is_result(event: Event) -> bool:
+    """Say whether values of a result may grow: an optimizer's state begins with zeros, and always does."""
+    return event.op not in NAMED and event.phase != "optimizer" and event.dtype.startswith(("float", "bfloat"))
+
+
+def _growth(a: Event, b: Event) -> Growth:
+    return Growth(
+        phase=a.phase,
+        site=a.site,
+        op=a.op_name,
+        source=a.source,
+        reference_absmax=_absmax(a),
+        candidate_absmax=_absmax(b),
+    )
+
+
+def _absmax(event: Event) -> float:
+    return max(abs(event.min), abs(event.max)) if event.num_elements and math.isfinite(event.min) else 0.0

@@ -1,0 +1,128 @@
+"""A comparison of two runs: one sentence, then on request a table."""
+
+from __future__ import annotations
+
+import csv
+import io
+import textwrap
+from collections.abc import Sequence
+from dataclasses import asdict, fields
+from typing import TYPE_CHECKING
+
+from roundoff.compare.divergence import Row, Unpaired
+from roundoff.runs import Finding, JsonValue
+
+if TYPE_CHECKING:
+    from roundoff.compare.runs import RunComparison
+
+WIDTH = 100
+MOST_UNPAIRED = 6
+
+
+def runs_text(comparison: RunComparison, finding: Finding | None, *, width: int = WIDTH) -> str:
+    """Say in one sentence where the candidate begins to differ, or by how much it does where formats explain it."""
+    lines = _agreement(comparison, width) if finding is None else _finding_lines(finding, width)
+    return "\n".join([*lines, *_unpaired_lines(comparison.unpaired, width)])
+
+
+def rows_table(rows: Sequence[Row], *, width: int = WIDTH) -> str:
+    """Lay the rows out as a table, one tensor a line; equal ones are counted, not listed."""
+    differing = [row for row in rows if not row.is_equal]
+    lines = [f"{'step':>4} {'phase':9} {'relative':>9} {'inherited':>9} {'excess':>8}  tensor"]
+    for row in differing:
+        place = " / ".join(part for part in (row.site, row.op, row.parameter) if part)
+        numbers = f"{row.step:>4} {row.phase:9} {row.relative:>9.2g} {row.inherited:>9.2g} {row.excess:>8.2g}"
+        lines.append(f"{numbers}  {place}"[:width])
+    return "\n".join([*lines, f"{len(rows) - len(differing)} more are equal bit for bit"])
+
+
+def rows_csv(rows: Sequence[Row]) -> str:
+    """Write the rows as CSV, equal ones included."""
+    text = io.StringIO()
+    writer = csv.DictWriter(text, [field.name for field in fields(Row)], lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(asdict(row) for row in rows)
+    return text.getvalue()
+
+
+def runs_object(comparison: RunComparison, finding: Finding | None) -> dict[str, JsonValue]:
+    """Return the comparison as JSON."""
+    return {
+        "finding": None if finding is None else finding.to_object(),
+        "identical": comparison.is_identical,
+        "steps": list(comparison.steps),
+        "ranks": list(comparison.ranks),
+        "num_tensors": len(comparison.rows),
+        "num_equal": sum(row.is_equal for row in comparison.rows),
+        "only_in_one": [asdict(op) for op in comparison.unpaired],
+        "rows": [asdict(row) for row in comparison.rows if not row.is_equal],
+    }
+
+
+def _finding_lines(finding: Finding, width: int) -> list[str]:
+    title = finding.title[:1].upper() + finding.title[1:] if finding.op is None else finding.title
+    head = _wrapped(title, "", "  ", width)
+    if finding.source:
+        fits = len(head[-1]) + len(finding.source) + 3 <= width
+        head = (
+            [*head[:-1], f"{head[-1]:<{width - len(finding.source)}}{finding.source}"]
+            if fits
+            else [*head, f"  {finding.source}"]
+        )
+    lines = [line for part in finding.why.split("\n") for line in _wrapped(f"{part}.", "  ", "  ", width)]
+    return [*head, *lines, *_wrapped(finding.fix, "  fix    ", "         ", width)]
+
+
+def _agreement(comparison: RunComparison, width: int) -> list[str]:
+    if not comparison.rows:
+        return ["No step was recorded in both runs, so that no op can be compared."]
+    where = f"{len(comparison.rows)} tensors of {_steps(comparison)}"
+    if comparison.is_identical:
+        return [f"The runs are identical bit for bit: {where}."]
+    lines = _wrapped(f"Nothing differs beyond what the formats explain: {where}.", "", "  ", width)
+    largest = comparison.largest
+    if largest is not None:
+        text = f"largest difference of a forward pass: {largest.relative:.2g} of the norm, {_formats(largest)}"
+        lines += _wrapped(f"{text}, at {largest.site} / {largest.op}.", "  ", "  ", width)
+    losses = comparison.losses
+    if losses is not None and losses.points:
+        last = losses.points[-1]
+        lines.append(f"  loss of step {last.step}: {last.reference:.6g} in the reference, {last.candidate:.6g} here.")
+    return lines
+
+
+def _unpaired_lines(unpaired: Sequence[Unpaired], width: int) -> list[str]:
+    """Say which ops only one side has; sites that have the same of them are told together."""
+    by_site: dict[tuple[str, str, str], list[str]] = {}
+    for op in unpaired:
+        by_site.setdefault((op.side, op.phase, op.site), []).append(op.op)
+    alike: dict[tuple[str, str, tuple[str, ...]], list[str]] = {}
+    for (side, phase, site), ops in by_site.items():
+        alike.setdefault((side, phase, tuple(dict.fromkeys(ops))), []).append(site)
+    lines: list[str] = []
+    for (side, phase, ops), sites in list(alike.items())[:MOST_UNPAIRED]:
+        text = f"only in the {side}, {phase}: {', '.join(ops)} of {_few(sites)}"
+        lines += _wrapped(text, "  ", "    ", width)[:3]
+    more = len(alike) - MOST_UNPAIRED
+    return [*lines, f"  and {more} more kinds of sites; --json lists them all"] if more > 0 else lines
+
+
+def _few(names: Sequence[str]) -> str:
+    return ", ".join(names) if len(names) <= 3 else f"{names[0]}, ... {names[-1]} ({len(names)} sites)"
+
+
+def _steps(comparison: RunComparison) -> str:
+    steps = ", ".join(str(step) for step in comparison.steps[:8])
+    return f"step {steps}" if len(comparison.steps) == 1 else f"steps {steps}"
+
+
+def _formats(row: Row) -> str:
+    if row.reference_dtype == row.candidate_dtype:
+        return row.reference_dtype
+    return f"{row.reference_dtype} against {row.candidate_dtype}"
+
+
+def _wrapped(text: str, first: str, rest: str, width: int) -> list[str]:
+    return textwrap.wrap(
+        text, width, initial_indent=first, subsequent_indent=rest, break_long_words=False, break_on_hyphens=False
+    )
