@@ -35,6 +35,7 @@ Level level() {
 
 void bind_summarize(nb::module_& m);
 void bind_rounding(nb::module_& m);
+void bind_difference(nb::module_& m);
 void bind_packing(nb::module_& m);
 void bind_fixed(nb::module_& m);
 void bind_group_codes(nb::module_& m);
@@ -53,6 +54,7 @@ NB_MODULE(_compiled, m) {
   }, "The instruction set in use.");
   roundoff::bind_summarize(m);
   roundoff::bind_rounding(m);
+  roundoff::bind_difference(m);
   roundoff::bind_packing(m);
   roundoff::bind_fixed(m);
   roundoff::bind_group_codes(m);

@@ -1,0 +1,35 @@
+// One pass over two tensors of the same number of elements: how far they are apart.
+#pragma once
+
+#include <cstdint>
+
+#include "isa.h"
+#include "summarize.h"  // Dtype
+
+namespace roundoff {
+
+// Places in a row of results, shared with kernels/differences.py. Sums are over elements that are finite in both.
+enum DifferencePlace {
+  LARGEST,            // magnitude of the largest difference
+  LARGEST_AT,         // where it stands first; -1 if nothing differs
+  SQUARE,             // sum of the squared differences
+  SQUARE_OF_FIRST,    // sums of the squares of each
+  SQUARE_OF_SECOND,
+  PRODUCT,            // sum of the products of the two
+  NUM_DIFFERENT,      // elements with another value
+  NUM_BAD_IN_FIRST,   // elements that are not finite
+  NUM_BAD_IN_SECOND,
+  NUM_UNLIKE,         // elements of which only one is finite, or that are NaN, +inf and -inf in another way
+  FIRST_UNLIKE,       // where the first of them stands; -1 if there is none
+  SAME_BITS,          // 1 if both have the same dtype and bits
+  DIFFERENCE_WIDTH,
+};
+
+struct Side {
+  const char* data;
+  Dtype dtype;  // f64, f32, bf16 or f16
+};
+
+ROUNDOFF_EACH_LEVEL(void difference(Side first, Side second, int64_t size, double* row))
+
+}  // namespace roundoff

@@ -1,0 +1,115 @@
+"""How far two tensors are apart, element by element, in one pass over both."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from roundoff.errors import KernelError
+from roundoff.kernels.differences_torch import difference_torch
+from roundoff.kernels.layout import DTYPE_CODES, compiled_for
+
+WIDTH = 12
+"""Numbers in a row of results; csrc/difference.h names the places."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Difference:
+    """How far the second of two tensors is from the first; sums are over the elements that are finite in both."""
+
+    largest: float
+    """The magnitude of the largest difference."""
+    largest_at: int | None
+    """Where it stands first, counted through the tensor in its logical order; None if nothing differs."""
+    square: float
+    """The sum of the squared differences."""
+    squares: tuple[float, float]
+    """The sums of the squares of each."""
+    product: float
+    """The sum of the products of the two."""
+    num_different: int
+    """Elements with another value."""
+    num_nonfinite: tuple[int, int]
+    """NaN and infinities in each."""
+    num_unlike: int
+    """Elements of which only one is finite, or of which one is NaN, the other infinite, or that have another sign."""
+    first_unlike: int | None
+    """Where the first of them stands."""
+    is_same_bits: bool
+    """Whether dtype and bits are the same: -0 is not 0, and a NaN is equal to itself."""
+
+    @property
+    def norm(self) -> float:
+        """The norm of the difference."""
+        return math.sqrt(self.square)
+
+    @property
+    def relative(self) -> float:
+        """The norm of the difference over that of the first; infinite if that is 0 and the other is not."""
+        if not self.square:
+            return 0.0
+        return math.sqrt(self.square / self.squares[0]) if self.squares[0] else math.inf
+
+    @property
+    def cosine(self) -> float:
+        """The cosine of the angle between the two; NaN if one of them is 0."""
+        norms = math.sqrt(self.squares[0]) * math.sqrt(self.squares[1])
+        return max(-1.0, min(1.0, self.product / norms)) if norms else math.nan
+
+
+def difference(first: Tensor, second: Tensor) -> Difference:
+    """Measure two tensors of one shape, of any dtypes, with sums in fp64.
+
+    Whole numbers are looked at as fp64, complex ones as pairs of real ones. A `KernelError` if the shapes differ.
+
+    >>> found = difference(torch.tensor([3.0, 4.0]), torch.tensor([3.0, 4.5]))
+    >>> found.largest, found.largest_at, found.relative
+    (0.5, 1, 0.1)
+    """
+    if first.shape != second.shape:
+        raise KernelError.explain(
+            f"Tensors of {tuple(first.shape)} and {tuple(second.shape)} have no difference.",
+            why="there is no second element for each first one.",
+            fix="reshape or broadcast one of them.",
+        )
+    is_same_dtype = first.dtype == second.dtype
+    first, second = (_plain(x.detach()) for x in (first, second))
+    kernels = compiled_for(first) if compiled_for(second) else None
+    if kernels is None:
+        row = difference_torch(first, second).cpu().numpy()
+    else:
+        row = np.empty(WIDTH)
+        codes = DTYPE_CODES[first.dtype], DTYPE_CODES[second.dtype]
+        kernels.difference(first.data_ptr(), codes[0], second.data_ptr(), codes[1], first.numel(), row.ctypes.data)
+    return _named(row, is_same_dtype=is_same_dtype)
+
+
+def _plain(x: Tensor) -> Tensor:
+    """Return `x` as dense real numbers of a dtype that the kernel reads."""
+    if x.is_complex():
+        x = torch.view_as_real(x.resolve_conj())
+    if x.dtype not in DTYPE_CODES:
+        x = x.to(torch.float32 if x.is_floating_point() else torch.float64)
+    return x.resolve_neg().contiguous()
+
+
+def _named(row: np.ndarray, *, is_same_dtype: bool) -> Difference:
+    numbers = [float(number) for number in row]
+    largest, largest_at, square, of_first, of_second, product = numbers[:6]
+    num_different, bad_in_first, bad_in_second, num_unlike, first_unlike, same_bits = map(int, numbers[6:])
+    return Difference(
+        largest=largest,
+        largest_at=int(largest_at) if largest_at >= 0 else None,
+        square=square,
+        squares=(of_first, of_second),
+        product=product,
+        num_different=num_different,
+        num_nonfinite=(bad_in_first, bad_in_second),
+        num_unlike=num_unlike,
+        first_unlike=first_unlike if first_unlike >= 0 else None,
+        is_same_bits=bool(same_bits) and is_same_dtype,
+    )
