@@ -48,7 +48,7 @@ def test_run_json_has_the_documented_fields(tmp_path: Path):
     written = json.loads((create(tmp_path / "a") / "run.json").read_text())
     assert list(written) == [
         "version", "readable_by", "name", "command", "recipe", "seed", "packages", "hardware", "git_commit", "ranks",
-        "started", "finished", "status", "notes", "launch", "settings",
+        "started", "finished", "status", "notes", "launch", "settings", "environment",
     ]  # fmt: skip
     assert (written["version"], written["readable_by"], written["status"]) == (2, 1, "running")
 

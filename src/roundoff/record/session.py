@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from roundoff.record.loop import OPTIMIZERS_OWN, observing_loop
+from roundoff.record.numerics import note_environment
 from roundoff.record.op_table import tensors_in
 from roundoff.record.recorder import OpRecorder
 from roundoff.record.reference import Judge
@@ -316,6 +317,8 @@ class Recording:
         if self._has_begun:
             return
         self._has_begun = True
+        if not self._writer.info.environment:
+            note_environment(self._writer)
         self._sites.refresh()
         with self._unseen():
             for parameter in self._sites.parameters():

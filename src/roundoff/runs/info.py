@@ -38,6 +38,8 @@ class RunInfo:
     notes: tuple[str, ...] = ()
     launch: str | None = None
     settings: Mapping[str, JsonValue] = field(default_factory=dict)
+    environment: Mapping[str, JsonValue] = field(default_factory=dict)
+    """What decides how numbers come out: variables of a fixed list, torch's switches and seed, as step 0 began."""
 
 
 def write_info(folder: Path, info: RunInfo) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 from torch import Tensor
 from torch.optim import Optimizer
 
+from roundoff.record.numerics import note_environment
 from roundoff.record.sites import Sites
 from roundoff.record.torch_private import hidden_from_modes
 from roundoff.runs import RunWriter
@@ -51,7 +52,8 @@ class Facts:
         self._stepped.clear()
 
     def begin(self) -> None:
-        """Look at the start values, before the first step changes them."""
+        """Look at the start values, before the first step changes them, and at what is around the training."""
+        note_environment(self._writer)
         with hidden_from_modes():
             self._starts = start_values(self._training.tensors())
             self._resumed = {id(optimizer) for optimizer in self._training.optimizers if optimizer.state}
