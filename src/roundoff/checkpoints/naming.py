@@ -26,7 +26,7 @@ MODEL_CONTAINERS = frozenset(
 )
 """A dict of this name in a training's checkpoint holds the model, or a part of it."""
 
-WRAPPERS = frozenset({"model", "state_dict", "module", "_orig_mod"})
+WRAPPERS = frozenset({"state_dict", "module", "_orig_mod"})
 """What wrappers put before every name of a model."""
 
 BUFFERS = frozenset(
