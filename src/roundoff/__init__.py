@@ -6,6 +6,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from roundoff.compare.save_tensor import save_tensor as save_tensor
     from roundoff.errors import RoundoffError as RoundoffError
     from roundoff.formats import format_named as format_named
     from roundoff.formats import round_to as round_to
@@ -25,6 +26,7 @@ _HOMES = {
     "format_named": "roundoff.formats",
     "recording": "roundoff.record",
     "round_to": "roundoff.formats",
+    "save_tensor": "roundoff.compare.save_tensor",
     "watching": "roundoff.watch.watching",
 }
 
@@ -37,6 +39,7 @@ __all__ = [
     "format_named",
     "recording",
     "round_to",
+    "save_tensor",
     "watching",
 ]
 
