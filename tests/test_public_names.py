@@ -14,6 +14,7 @@ PUBLIC_NAMES = [
     "format_named",
     "recording",
     "round_to",
+    "save_tensor",
     "watching",
 ]
 
