@@ -7,9 +7,11 @@ from collections.abc import Iterator
 
 from roundoff.diagnose.numbers import plural, short
 from roundoff.diagnose.spike import LEAST_RATIO, WARM_UP, WINDOW, Spike, SpikeDetector
+from roundoff.diagnose.spike_sort import sort_of
 from roundoff.runs import Finding, Metrics, Run, Severity
 
 _MANY_TIMES = 10.0
+_FIX = "look at the batch of this step; clip gradients (clip_grad_norm_), lower or warm up the learning rate"
 
 
 def loss_spikes(run: Run) -> list[Finding]:
@@ -23,21 +25,24 @@ def _of_rank(run: Run, rank: int) -> list[Finding]:
     if not spikes:
         return []
     index, spike = spikes[0]
+    sort = sort_of(run, metrics[index].step, spike) if rank == 0 else None  # probes are those of rank 0
     signals = [*_signals(metrics, index), *_inputs_that_reach_far(run, rank, metrics[index].step)]
+    told = [] if sort is None else [sort.why]
     later = f"; it jumped {plural(len(spikes) - 1, 'more time')}" if len(spikes) > 1 else ""
     return [
         Finding(
             rule="loss-spike",
             severity=Severity.WARNING,
-            confidence=0.9 if signals else 0.8,
+            confidence=0.95 if sort is not None else 0.9 if signals else 0.8,
             step=metrics[index].step,
             rank=rank,
             phase="forward",
-            title=f"the loss jumped from {short(spike.median)} to {short(spike.loss)}",
+            title=f"the loss jumped from {short(spike.median)} to {short(spike.loss)}"
+            + ("" if sort is None else f" because of {sort.cause}"),
             why="\n".join([
-                f"the {min(index, WINDOW)} losses before it stay below {short(spike.limit)}{later}", *signals,
+                f"the {min(index, WINDOW)} losses before it stay below {short(spike.limit)}{later}", *told, *signals,
             ]),
-            fix="look at the batch of this step; clip gradients (clip_grad_norm_), lower or warm up the learning rate",
+            fix=_FIX if sort is None else sort.fix,
             evidence=(
                 {"loss": spike.loss, "median": spike.median, "limit": spike.limit},
                 {"steps": [metrics[place].step for place, _ in spikes]},

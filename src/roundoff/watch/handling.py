@@ -61,7 +61,8 @@ class StepHandler:
         seen = [anomaly for anomaly in anomalies if anomaly.kind != "exception"]
         wanted = tape.step if _raised_alone(anomalies) else self._step_to_investigate(tape.step, seen)
         if wanted is not None:
-            self._investigate(wanted, tape, is_complete=is_complete and wanted == tape.step)
+            is_spike = any(anomaly.kind == "spike" for anomaly in seen)
+            self._investigate(wanted, tape, is_complete=is_complete and wanted == tape.step, is_spike=is_spike)
         elif tape.step in self._settings.recorded_steps and not seen:
             self._record(tape, is_complete=is_complete)
         if seen and self._settings.on_anomaly == "stop":
@@ -84,7 +85,7 @@ class StepHandler:
             self._requests.ask(step, at=step + 1)
         return wanted
 
-    def _investigate(self, step: int, open_tape: StepTape, *, is_complete: bool) -> None:
+    def _investigate(self, step: int, open_tape: StepTape, *, is_complete: bool, is_spike: bool) -> None:
         if self._num_replays >= self._settings.most_replays:
             return
         self._num_replays += 1
@@ -92,6 +93,8 @@ class StepHandler:
         if all_agree(f"investigate-{step}", _described(path)) and path is not None:
             with self._replaying():
                 self._responder.investigate(step, open_tape, is_complete=is_complete)
+                if is_spike:
+                    self._responder.sort_spike(step, open_tape)
 
     def _record(self, tape: StepTape, *, is_complete: bool) -> None:
         path = self._snapshots.path_to(tape.step, among=[tape])

@@ -20,6 +20,7 @@ from roundoff.watch.catch import Catcher
 from roundoff.watch.generators import Generators
 from roundoff.watch.replay import Outcome, repeats, replay, state_before
 from roundoff.watch.snapshots import Snapshot, Snapshots
+from roundoff.watch.spike_probe import spike_probe
 from roundoff.watch.state import Training
 from roundoff.watch.tape import StepTape
 from roundoff.watch.together import all_agree, exchange, num_ranks
@@ -83,6 +84,16 @@ class Responder:
             tapes = [tape for tape in tapes if tape.step <= first]
         self._replay_into_folder(snapshot, tapes, is_complete=is_complete and first == step)
         return first
+
+    def sort_spike(self, step: int, open_tape: StepTape) -> None:
+        """Write down whether the batch of a step whose loss jumped is to blame, or the state; one rank alone can."""
+        path = self._snapshots.path_to(step, among=[open_tape], earliest=True)
+        if path is None or num_ranks() > 1:
+            return
+        with contextlib.suppress(Exception):  # code of the user that takes only what it is used to
+            found = spike_probe(self._training, *path, self._sites)
+            if found is not None:
+                self._writer.write_probe({"step": step, **found})
 
     def _first_bad_step(self, snapshot: Snapshot, tapes: list[StepTape]) -> int:
         """Return the first step that left bad weights or buffers on any rank; the last if none before it did."""
