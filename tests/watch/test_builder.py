@@ -103,3 +103,16 @@ def test_a_text_that_names_no_builder_is_refused(text: str):
     with pytest.raises(ReplayError, match=r"builder") as caught:
         Builder(text)
     assert "for example: --builder model.py:build" in str(caught.value)
+
+
+def test_a_module_of_the_current_folder_can_hold_the_builder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.syspath_prepend(tmp_path)  # also takes away what the builder puts onto the path
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "zoo_of_a_test").mkdir()
+    (tmp_path / "zoo_of_a_test" / "nets.py").write_text("from torch import nn\ndef small(): return nn.Linear(3, 2)\n")
+    assert isinstance(Builder("zoo_of_a_test.nets:small")().models[0], nn.Linear)
+
+
+def test_a_module_that_is_not_there_is_named():
+    with pytest.raises(ReplayError, match=r"could not be imported: ModuleNotFoundError[^$]*no_such_package"):
+        Builder("no_such_package.nets:small")()

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 import sys
 import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 from torch import Tensor, nn
@@ -29,24 +31,28 @@ class Built:
 
 
 class Builder:
-    """A function by the file it is in and its name, `FILE.py:function`, without arguments.
+    """A function by where it is and its name, `FILE.py:function` or `package.module:function`, without arguments.
 
     It returns the model, `(model, optimizer)` or `(model, optimizer, loss)`; a list stands for several models or
-    optimizers. Calling it imports the file, once, with its folder first on the path.
+    optimizers. Calling it imports the file, once, with its folder first on the path; of a module, the current folder.
     """
 
     def __init__(self, text: str) -> None:
         file, colon, name = text.rpartition(":")
         if not colon or not name.isidentifier() or not file:
             raise ReplayError.explain(
-                f"'{text}' names no builder.", why="it is not FILE.py:function.", fix=f"for example: {EXAMPLE}"
+                f"'{text}' names no builder.",
+                why="it is not FILE.py:function, nor package.module:function.",
+                fix=f"for example: {EXAMPLE}",
             )
-        if not Path(file).is_file():
+        is_module = all(word.isidentifier() for word in file.split(".")) and not file.endswith(".py")
+        if not is_module and not Path(file).is_file():
             raise ReplayError.explain(
                 f"There is no builder '{text}'.", why=f"'{file}' is not a file.", fix=f"for example: {EXAMPLE}"
             )
         self.text = text
         self._file = Path(file)
+        self._module = file if is_module else None
         self._name = name
         self._function: Callable[[], Any] | None = None
 
@@ -61,14 +67,10 @@ class Builder:
         return self._checked(made)
 
     def _imported(self) -> Callable[[], Any]:
-        spec = importlib.util.spec_from_file_location(self._file.stem, self._file)
-        if spec is None or spec.loader is None:
-            raise ReplayError.explain(f"'{self._file}' cannot be imported.", why="it is not a Python file.")
-        module = importlib.util.module_from_spec(spec)
-        sys.path.insert(0, str(self._file.resolve().parent))
-        sys.modules[spec.name] = module
         try:
-            spec.loader.exec_module(module)
+            module = self._module_in_file() if self._module is None else self._module_by_name(self._module)
+        except ReplayError:
+            raise
         except Exception as error:
             raise self._failed("could not be imported:", error) from error
         function = getattr(module, self._name, None)
@@ -80,6 +82,20 @@ class Builder:
                 fix="write a function that returns the model: docs/watch.md",
             )
         return function  # type: ignore[no-any-return]
+
+    def _module_in_file(self) -> ModuleType:
+        spec = importlib.util.spec_from_file_location(self._file.stem, self._file)
+        if spec is None or spec.loader is None:
+            raise ReplayError.explain(f"'{self._file}' cannot be imported.", why="it is not a Python file.")
+        module = importlib.util.module_from_spec(spec)
+        sys.path.insert(0, str(self._file.resolve().parent))
+        sys.modules[spec.name] = module
+        spec.loader.exec_module(module)
+        return module
+
+    def _module_by_name(self, name: str) -> ModuleType:
+        sys.path.insert(0, str(Path.cwd()))
+        return importlib.import_module(name)
 
     def _failed(self, how: str, error: Exception) -> ReplayError:
         frames = traceback.extract_tb(error.__traceback__)
