@@ -34,6 +34,8 @@ class FileBytes:
             with path.open("rb") as file:
                 flags = mmap.MAP_PRIVATE | getattr(mmap, "MAP_NORESERVE", 0)
                 mapped = mmap.mmap(file.fileno(), 0, flags=flags, prot=mmap.PROT_READ | mmap.PROT_WRITE)
+        except FileNotFoundError as error:
+            raise CheckpointError.explain(f"There is no checkpoint '{path}'.", why="there is no such file.") from error
         except (OSError, ValueError) as error:
             raise cannot_read(path, f"{getattr(error, 'strerror', None) or error}.") from error
         return cls(path, memoryview(mapped))

@@ -33,6 +33,11 @@ COMMANDS = {
         attribute="compare_command",
         help="Say where a run, checkpoint or curve begins to differ from its reference.",
     ),
+    "params": LazyCommand(
+        module="roundoff.cli.params",
+        attribute="params_command",
+        help="List what a checkpoint of any framework, or a model, is made of.",
+    ),
     "replay": LazyCommand(
         module="roundoff.cli.replay",
         attribute="replay_command",

@@ -1,0 +1,112 @@
+"""What a checkpoint or a model is made of, with the tensors that cannot be right: not finite, or all zero."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+
+import torch
+from torch import Tensor, nn
+
+from roundoff.checkpoints.checkpoint import Checkpoint, JsonValue, Role
+from roundoff.kernels import row, summarize
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Item:
+    """One tensor: what it is, and what its values are like."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+    kind: str
+    """A role (parameter, buffer, optimizer, other); in a model trainable, frozen or buffer."""
+    num_bytes: int
+    num_nan: int = 0
+    num_inf: int = 0
+    is_zero: bool = False
+    """Whether it has elements and all of them are zero."""
+    mean: float | None = None
+    """None, as std, min and max, where there are no values: empty tensors, models without memory."""
+    std: float | None = None
+    min: float | None = None
+    max: float | None = None
+
+    @property
+    def num_elements(self) -> int:
+        """How many numbers it holds."""
+        return math.prod(self.shape)
+
+    @property
+    def is_finite(self) -> bool:
+        """Whether it holds neither NaN nor infinity."""
+        return not self.num_nan and not self.num_inf
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Inventory:
+    """Everything a checkpoint or a model holds."""
+
+    source: str
+    format: str
+    """The format of the file, or "model"."""
+    items: tuple[Item, ...]
+    settings: dict[str, JsonValue]
+
+    def only(self, pattern: str) -> Inventory:
+        """Return those whose names are like the pattern, in which * stands for anything."""
+        kept = tuple(item for item in self.items if fnmatchcase(item.name, pattern))
+        return Inventory(source=self.source, format=self.format, items=kept, settings=self.settings)
+
+
+def take_inventory(checkpoint: Checkpoint) -> Inventory:
+    """Look at every tensor of a checkpoint, one after the other."""
+    items = tuple(
+        _item(entry.name, checkpoint.tensor(entry.name), kind=entry.role) for entry in checkpoint.entries.values()
+    )
+    return Inventory(
+        source=str(checkpoint.path), format=checkpoint.format, items=items, settings=dict(checkpoint.settings)
+    )
+
+
+def take_model_inventory(models: Iterable[nn.Module], *, source: str) -> Inventory:
+    """Look at every parameter and buffer of one or more models; several are numbered."""
+    models = tuple(models)
+    items = []
+    for place, model in enumerate(models):
+        prefix = f"{place}." if len(models) > 1 else ""
+        for name, parameter in model.named_parameters():
+            kind = "trainable" if parameter.requires_grad else "frozen"
+            items.append(_item(f"{prefix}{name}", parameter.detach(), kind=kind))
+        items += [_item(f"{prefix}{name}", buffer, kind=Role.BUFFER) for name, buffer in model.named_buffers()]
+    return Inventory(source=source, format="model", items=tuple(items), settings={})
+
+
+def _item(name: str, tensor: Tensor, *, kind: str) -> Item:
+    shape, dtype = tuple(tensor.shape), str(tensor.dtype).removeprefix("torch.")
+    num_bytes = tensor.numel() * tensor.element_size()
+    if tensor.is_meta or not tensor.numel():
+        return Item(name=name, shape=shape, dtype=dtype, kind=str(kind), num_bytes=num_bytes)
+    numbers = summarize(torch.view_as_real(tensor) if tensor.is_complex() else tensor)
+    num_nan = int(numbers[row.NUM_NAN])
+    num_inf = int(numbers[row.NUM_POSINF] + numbers[row.NUM_NEGINF])
+    num_numbers = tensor.numel() * (2 if tensor.is_complex() else 1)
+    num_finite = num_numbers - num_nan - num_inf
+    mean = numbers[row.SUM] / num_finite if num_finite else math.nan
+    variance = numbers[row.SUM_SQUARES] / num_finite - mean**2 if num_finite else math.nan
+    return Item(
+        name=name,
+        shape=shape,
+        dtype=dtype,
+        kind=str(kind),
+        num_bytes=num_bytes,
+        num_nan=num_nan,
+        num_inf=num_inf,
+        is_zero=int(numbers[row.NUM_ZERO]) == num_numbers,
+        mean=float(mean),
+        std=math.sqrt(max(0.0, variance)) if num_finite else math.nan,
+        min=float(numbers[row.MIN]),
+        max=float(numbers[row.MAX]),
+    )

@@ -1,0 +1,87 @@
+"""`roundoff params`: what a checkpoint of any framework, or a model, is made of."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from roundoff.errors import ReplayError, UsageError
+
+if TYPE_CHECKING:
+    from roundoff.checkpoints.inventory import Inventory
+
+MAX_NAMES = 8
+
+
+@click.command("params", epilog="Example: roundoff params model.safetensors --only '*.bias' --values")
+@click.argument("source", metavar="FILE|MODEL")
+@click.option("--only", metavar="PATTERN", help="Only tensors with names like this: '*.bias'.")
+@click.option("--values", is_flag=True, help="Show mean, standard deviation, least and greatest value of each.")
+@click.option("--optimizer", is_flag=True, help="List the optimizer's tensors, too.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object, with everything.")
+@click.pass_context
+def params_command(
+    ctx: click.Context, source: str, only: str | None, values: bool, optimizer: bool, as_json: bool
+) -> None:
+    """List the tensors of a checkpoint or a model: names, shapes, dtypes, counts, and what cannot be right.
+
+    FILE is a checkpoint of PyTorch (.pt, .safetensors, sharded, distributed), MindSpore, Paddle, Keras, Flax or numpy,
+    told by its content and read without its framework. MODEL is package.module:function or file.py:function, a function
+    that builds an nn.Module. Ends with 1 if a tensor holds NaN or infinity.
+    """
+    inventory = _inventory(source)
+    if only is not None:
+        inventory = _only(inventory, only)
+    if as_json:
+        click.echo(_to_json(inventory))
+    else:
+        from roundoff.report.params_text import params_text
+
+        click.echo(params_text(inventory, values=values, optimizer=optimizer))
+    ctx.exit(0 if all(item.is_finite for item in inventory.items) else 1)
+
+
+def _inventory(source: str) -> Inventory:
+    from roundoff.checkpoints.inventory import take_inventory, take_model_inventory
+
+    if ":" not in source or Path(source).exists():
+        from roundoff.checkpoints.read import read_checkpoint
+
+        with read_checkpoint(source) as checkpoint:
+            return take_inventory(checkpoint)
+    from roundoff.watch.builder import Builder
+
+    try:
+        built = Builder(source)()
+    except ReplayError as error:
+        raise UsageError(str(error)) from error
+    return take_model_inventory(built.models, source=source)
+
+
+def _only(inventory: Inventory, pattern: str) -> Inventory:
+    kept = inventory.only(pattern)
+    if not kept.items:
+        names = ", ".join(item.name for item in inventory.items[:MAX_NAMES])
+        raise UsageError.explain(
+            f"No tensor of '{inventory.source}' is like '{pattern}'.",
+            why=f"it has {names}{', ...' if len(inventory.items) > MAX_NAMES else ''}." if names else "it has none.",
+        )
+    return kept
+
+
+def _to_json(inventory: Inventory) -> str:
+    from roundoff.runs import to_json
+
+    return to_json(
+        {
+            "source": inventory.source,
+            "format": inventory.format,
+            "num_elements": sum(item.num_elements for item in inventory.items),
+            "tensors": [{**dataclasses.asdict(item), "num_elements": item.num_elements} for item in inventory.items],
+            "settings": inventory.settings,
+        },
+        indent=1,
+    )
