@@ -52,6 +52,7 @@ class _Walk:
         self._noise = 0.0
         self._made: dict[TensorKey, float] = {}
         self._made_by_one_side = _made_by(alignment)
+        self._shared = _made_on_both(alignment)
 
     def comparison(self) -> StepComparison:
         rows: list[Row] = []
@@ -130,16 +131,20 @@ class _Walk:
         outputs = (reference.outputs for reference, _ in self._alignment.pairs if _is_norm_of(reference, read))
         return next((found[0] for found in outputs if found), None)
 
-    def _first_of_its_kind(self, side: str, op: StepOp) -> StepOp:
-        """Go back from one op without counterpart to the first of those that led to it."""
+    def _first_of_its_kind(self, side: Side, op: StepOp) -> StepOp:
+        """Go back from one op without counterpart to the first of those that took what both sides have."""
         seen = {id(op)}
         while True:
             before = [self._made_by_one_side.get((side, *_key(x))) for x in op.inputs]
-            earlier = next((maker for maker in before if maker is not None and id(maker) not in seen), None)
+            leading = [maker for maker in before if maker is not None and self._takes_shared(side, maker)]
+            earlier = next((maker for maker in leading if id(maker) not in seen), None)
             if earlier is None:
                 return op
             seen.add(id(earlier))
             op = earlier
+
+    def _takes_shared(self, side: Side, op: StepOp) -> bool:
+        return any((side, *_key(x)) in self._shared for x in op.inputs)
 
     def _cause(self, op: StepOp) -> Cause:
         event = op.first
@@ -218,6 +223,15 @@ def _made_by(alignment: Alignment) -> dict[tuple[str, int, str], StepOp]:
     """Return the ops without counterpart by the tensors they made."""
     sides = (("reference", alignment.only_reference), ("candidate", alignment.only_candidate))
     return {(side, *_key(output)): op for side, ops in sides for op in ops for output in op.outputs}
+
+
+def _made_on_both(alignment: Alignment) -> set[tuple[Side, int, str]]:
+    """Return the results of lined-up ops, of each side."""
+    found: set[tuple[Side, int, str]] = set()
+    for reference, candidate in alignment.pairs:
+        found |= {("reference", *_key(output)) for output in reference.outputs}
+        found |= {("candidate", *_key(output)) for output in candidate.outputs}
+    return found
 
 
 def _excess(distance: Distance, bound: float) -> float:
