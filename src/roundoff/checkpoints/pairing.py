@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -95,9 +96,14 @@ class _Side:
         for entry in self.without(names):
             if entry.role is Role.OPTIMIZER:
                 read = read_optimizer_name(entry.name, parameters=self.parameters)
-                if read is not None:
+                if read is not None and self._can_own(read.owner, entry):
                     found.setdefault(read, entry.name)
         return found
+
+    def _can_own(self, owner: str, state: Entry) -> bool:
+        """Say whether a state has the shape of its owner; numbers of owners mislead where parameters are tied."""
+        is_number = math.prod(state.shape) == 1
+        return is_number or owner not in self.entries or self.entries[owner].shape == state.shape
 
 
 def _kept(tensors: Mapping[str, Entry], taken: set[str]) -> dict[str, Entry]:
@@ -181,11 +187,12 @@ def _optimizer_state(ours: _Side, theirs: _Side, *, done: Sequence[Pair]) -> lis
 def _state_pair(ours: _Side, theirs: _Side, reference: str, candidate: str, owner: Pair) -> Pair:
     """Lay a state over the other as its parameter is; a counter of steps has no axes."""
     is_whole = len(theirs.entries[candidate].shape) == len(owner.axes or ())
+    by = PairedBy.RULES if owner.by is PairedBy.SAME_NAME else owner.by
     return Pair(
         reference=reference,
         candidate=candidate,
         role=Role.OPTIMIZER,
-        by=PairedBy.SAME_NAME if reference == candidate else owner.by,
+        by=PairedBy.SAME_NAME if reference == candidate else by,
         axes=owner.axes if is_whole else None,
         is_asked=owner.is_asked,
     )

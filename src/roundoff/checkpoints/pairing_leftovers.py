@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -68,6 +69,8 @@ def _explained(left: Sequence[Entry], others: Sequence[Entry], every: Mapping[st
 def _why(entry: Entry, namesake: Entry | None, roles: set[Role], shapes: tuple[Counter[tuple[int, ...]], ...]) -> str:
     if entry.name.endswith(UNCOUNTED):
         return "only PyTorch's batch norms count batches"
+    if entry.role in (Role.OPTIMIZER, Role.OTHER) and math.prod(entry.shape) == 1:
+        return "every framework counts in its own way"
     if entry.role is Role.OPTIMIZER and Role.OPTIMIZER not in roles:
         return "the other side has no optimizer state"
     if namesake and namesake.shape != entry.shape:

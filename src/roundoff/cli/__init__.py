@@ -38,6 +38,11 @@ COMMANDS = {
         attribute="params_command",
         help="List what a checkpoint of any framework, or a model, is made of.",
     ),
+    "convert": LazyCommand(
+        module="roundoff.cli.convert",
+        attribute="convert_command",
+        help="Write a checkpoint of one framework as another's.",
+    ),
     "replay": LazyCommand(
         module="roundoff.cli.replay",
         attribute="replay_command",

@@ -1,0 +1,43 @@
+"""`roundoff convert`: the weights of one framework as a checkpoint of another."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from pathlib import Path
+
+import click
+
+KINDS = ("torch", "safetensors", "npz", "mindspore")
+
+
+@click.command("convert", epilog="Example: roundoff convert net.pth net.ckpt --like mindspore_net.ckpt")
+@click.argument("source", metavar="SOURCE", type=click.Path(path_type=Path))
+@click.argument("target", metavar="TARGET", type=click.Path(path_type=Path))
+@click.option("--to", type=click.Choice(KINDS), help="The format, where the suffix of TARGET does not say it.")
+@click.option("--like", type=click.Path(path_type=Path), help="Take names, shapes and dtypes from this checkpoint.")
+@click.option("--map", "map_file", type=click.Path(path_type=Path), help="A file of lines 'name in SOURCE = new name'.")
+@click.option("--force", is_flag=True, help="Replace TARGET if it exists.")
+def convert_command(
+    source: Path, target: Path, to: str | None, like: Path | None, map_file: Path | None, force: bool
+) -> None:
+    """Write the tensors of SOURCE, a checkpoint of any framework, into TARGET.
+
+    TARGET is a .pth, .safetensors, .npz or MindSpore's .ckpt, with the names and layouts of that framework, or those
+    of --like. It is read back before it gets its name.
+    """
+    from roundoff.checkpoints.pairing_map import read_name_map
+    from roundoff.checkpoints.read import read_checkpoint
+    from roundoff.checkpoints.writing import TARGETS, Target, target_of, write_checkpoint
+    from roundoff.checkpoints.writing_plan import plan_conversion
+
+    kinds: dict[str, Target] = {name: name for name in TARGETS}
+    kind = kinds[to] if to else target_of(target)
+    with ExitStack() as stack:
+        ours = stack.enter_context(read_checkpoint(source))
+        wanted = stack.enter_context(read_checkpoint(like)) if like else None
+        plan = plan_conversion(ours, target=kind, like=wanted, name_map=read_name_map(map_file) if map_file else None)
+        write_checkpoint(target, plan.tensors, target=kind, replace=force)
+    click.echo(f"Wrote {len(plan.tensors)} tensors to {target} ({kind}), read back and equal to those of {source}.")
+    for note in plan.notes:
+        click.echo(f"  note   {note}")
+    click.echo(f"  next   roundoff compare {source} {target}")
