@@ -7,6 +7,7 @@
 #   make faults      the score of the diagnosis on trainings with planted faults, and on healthy ones
 #   make check       formatting, lint, types; `make format` mends the first two
 #   make bench       measure the figures the README claims
+#   make test-mindspore  let MindSpore itself load what `roundoff convert` writes, in an environment of its own
 #
 # Another interpreter: make test PYTHON3=python3.12
 
@@ -20,7 +21,11 @@ INSTALLED_FROM = pyproject.toml constraints.txt CMakeLists.txt $(wildcard csrc/*
 export OMP_NUM_THREADS := 1
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: help demo test test-fast faults check format bench clean
+# MindSpore needs an older numpy than the rest, so it gets an environment of its own (3 GB).
+MINDSPORE = .venv-mindspore
+MINDSPORE_STAMP = $(MINDSPORE)/installed-for
+
+.PHONY: help demo test test-fast test-mindspore faults check format bench clean
 
 help:
 	@sed -n 's/^#   make/make/p' Makefile
@@ -33,6 +38,9 @@ test: $(STAMP)
 
 test-fast: $(STAMP)
 	$(PYTHON) -m pytest -n 2 --dist worksteal -m "not slow"
+
+test-mindspore: $(STAMP) $(MINDSPORE_STAMP)
+	ROUNDOFF_MINDSPORE_PYTHON=$(CURDIR)/$(MINDSPORE)/bin/python $(PYTHON) -m pytest tests/checkpoints/test_in_mindspore.py
 
 faults: $(STAMP)
 	@$(PYTHON) tests/faults/run_faults.py
@@ -52,7 +60,7 @@ bench: $(STAMP)
 	done
 
 clean:
-	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) $(MINDSPORE) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
 
 # A virtual environment does not survive a move: the stamp names the folder it was made for.
 ifneq ($(shell cat $(STAMP) 2>/dev/null),$(CURDIR))
@@ -78,3 +86,9 @@ $(STAMP): $(INSTALLED_FROM)
 	fi
 	@$(PYTHON) -m pip install -qq -c constraints.txt -e '.[dev]'
 	@echo "$(CURDIR)" > $(STAMP)
+
+$(MINDSPORE_STAMP): Makefile
+	@echo "Setting up $(MINDSPORE) (a few minutes the first time) ..."
+	@$(PYTHON3) -m venv --clear $(MINDSPORE)
+	@$(MINDSPORE)/bin/python -m pip install -qq mindspore==2.10.0 numpy==1.26.4
+	@echo "$(CURDIR)" > $(MINDSPORE_STAMP)
