@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from dataclasses import dataclass
 
 from torch import Tensor
 
@@ -26,29 +27,61 @@ def read_npz(data: FileBytes, archive: ZipArchive) -> dict[str, LazyTensor]:
     return {name.removesuffix(".npy"): _array(archive, name) for name in archive if name.endswith(".npy")}
 
 
-def _array(archive: ZipArchive, name: str) -> LazyTensor:
-    header = archive.beginning(name, 12 + MAX_HEADER_BYTES)
-    if header.at(0, 8, "an array")[:6] != MAGIC:
-        raise header.broken(f"{name[:100]!r} is no array", at=0)
-    width = 2 if header.view[6] == 1 else 4
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ArrayHeader:
+    """What stands before the elements of a saved array."""
+
+    shape: tuple[int, ...]
+    dtype: str
+    """As torch calls it."""
+    is_fortran: bool
+    is_swapped: bool
+    """Whether the bytes of each number stand the other way around."""
+    num_bytes: int
+    """Of the header itself."""
+
+
+def read_array_header(data: FileBytes, name: str) -> ArrayHeader:
+    """Read what numpy wrote before the elements; a `CheckpointError` if it is no header, or not of a tensor."""
+    if data.at(0, 8, "an array")[:6] != MAGIC:
+        raise data.broken(f"{name[:100]!r} is no array", at=0)
+    width = 2 if data.view[6] == 1 else 4
     begin = 8 + width
-    length = header.number(8, width, "the header of an array")
-    text = str(header.at(begin, length, "the header of an array"), "latin-1")
+    length = data.number(8, width, "the header of an array")
+    text = str(data.at(begin, length, "the header of an array"), "latin-1")
     found = _HEADER.fullmatch(text)
     if found is None or found[2] not in TORCH_NAMES:
-        raise header.broken(f"{name[:100]!r} has the header {text[:80]!r}, which is that of no tensor", at=begin)
+        raise data.broken(f"{name[:100]!r} has the header {text[:80]!r}, which is that of no tensor", at=begin)
     order, code, fortran, sizes = found.groups()
     try:
         shape = checked_shape([int(size) for size in sizes.replace(",", " ").split()], f"the array {name[:100]!r}")
     except ValueError as error:
-        raise header.broken(str(error), at=begin) from error
-    dtype = TORCH_NAMES[code]
-    needed, there = math.prod(shape) * NUM_BYTES[dtype], archive[name].num_bytes - begin - length
+        raise data.broken(str(error), at=begin) from error
+    return ArrayHeader(
+        shape=shape,
+        dtype=TORCH_NAMES[code],
+        is_fortran=fortran == "True",
+        is_swapped=order == ">",
+        num_bytes=begin + length,
+    )
+
+
+def array_of(elements: memoryview, header: ArrayHeader) -> Tensor:
+    """Look at the elements of an array as a tensor."""
+    flat = view_of(elements, header.dtype)
+    return in_order(swapped(flat) if header.is_swapped else flat, header.shape, is_fortran=header.is_fortran)
+
+
+def _array(archive: ZipArchive, name: str) -> LazyTensor:
+    beginning = archive.beginning(name, 12 + MAX_HEADER_BYTES)
+    header = read_array_header(beginning, name)
+    needed = math.prod(header.shape) * NUM_BYTES[header.dtype]
+    there = archive[name].num_bytes - header.num_bytes
     if needed != there:
-        raise header.broken(f"{name[:100]!r} of shape {list(shape)} needs {needed} bytes and has {there}", at=begin)
-
-    def read() -> Tensor:
-        flat = view_of(archive.stored(name).view[begin + length :], dtype)
-        return in_order(swapped(flat) if order == ">" else flat, shape, is_fortran=fortran == "True")
-
-    return LazyTensor(shape=shape, dtype=dtype, read=read)
+        why = f"{name[:100]!r} of shape {list(header.shape)} needs {needed} bytes and has {there}"
+        raise beginning.broken(why, at=header.num_bytes)
+    return LazyTensor(
+        shape=header.shape,
+        dtype=header.dtype,
+        read=lambda: array_of(archive.stored(name).view[header.num_bytes :], header),
+    )
