@@ -139,6 +139,11 @@ def test_complex_numbers_are_pairs():
     assert (found.largest, found.largest_at, found.relative) == (3.0, 3, 3 / math.sqrt(10))
 
 
+def test_a_real_tensor_is_measured_against_a_complex_one():
+    found = difference(torch.ones(3), torch.tensor([1, 1, 1 + 2j]))
+    assert (found.largest, found.num_different, found.is_same_bits) == (2.0, 1, False)
+
+
 def test_strides_do_not_matter():
     x, y = torch.randn(30, 40), torch.randn(40, 30)
     assert difference(x, y.t()) == difference(x, y.t().contiguous())

@@ -77,6 +77,8 @@ def difference(first: Tensor, second: Tensor) -> Difference:
             fix="reshape or broadcast one of them.",
         )
     is_same_dtype = first.dtype == second.dtype
+    if first.is_complex() != second.is_complex():
+        first, second = first.to(torch.complex128), second.to(torch.complex128)
     first, second = (_plain(x.detach()) for x in (first, second))
     kernels = compiled_for(first) if compiled_for(second) else None
     if kernels is None:
