@@ -135,7 +135,12 @@ PLAIN_GLOBALS: Mapping[tuple[str, str], Any] = {
     **{
         (module, name): Known(first_argument)
         for module in ("builtins", "__builtin__")
-        for name in ("tuple", "list", "set", "frozenset", "bytearray", "bytes")
+        for name in ("tuple", "list", "set", "frozenset")
+    },
+    **{
+        (module, name): Known(lambda arguments: arguments[0] if arguments else memoryview(b""))
+        for module in ("builtins", "__builtin__")
+        for name in ("bytes", "bytearray")
     },
     **{(module, "complex"): Known(complex_number) for module in ("builtins", "__builtin__")},
     **{(module, "dict"): Known(lambda arguments: {}) for module in ("builtins", "__builtin__")},

@@ -41,7 +41,7 @@ def read_checkpoint(path: Path | str) -> Checkpoint:
 def _read_folder(folder: Path) -> Checkpoint:
     if (folder / METADATA).exists():
         tree, data = read_torch_distributed(folder)
-        return assemble(tree, data, format="torch-distributed")
+        return assemble(tree, data, format="torch-distributed", path=folder)
     for name in (*INDEXES, *SINGLE_FILES):
         if (folder / name).is_file():
             return read_checkpoint(folder / name)

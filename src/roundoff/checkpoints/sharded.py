@@ -54,6 +54,6 @@ def _weight_map(data: FileBytes) -> dict[str, str]:
 
 
 def _beside(data: FileBytes, file: str) -> Path:
-    if not file or Path(file).name != file or not file.isprintable():
+    if file in ("", "..") or Path(file).name != file or not file.isprintable():
         raise data.broken(f"it names the file {file[:100]!a}, which is not beside it")
     return data.path.parent / file

@@ -22,6 +22,8 @@ METADATA = ".metadata"
 MAX_VALUE_BYTES = 2**24
 """Settings of their own member beyond this size are not looked at."""
 
+MAX_DEPTH = 20
+
 Offsets = tuple[int, ...]
 
 
@@ -50,9 +52,32 @@ def read_torch_distributed(folder: Path) -> tuple[dict[str, Any], FileBytes]:
         raise metadata.broken("it does not describe a checkpoint")
     try:
         parts = _Parts(metadata, places)
-        return {name: _value(name, value, parts) for name, value in described.items()}, metadata
+        values = {name: _value(name, value, parts) for name, value in described.items()}
     except ValueError as error:
         raise metadata.broken(str(error)) from error
+    return _nested(values, tree.attribute("planner_data")), metadata
+
+
+def _nested(values: dict[str, Any], paths: Any) -> dict[Any, Any]:
+    """Put values back into the dicts they were saved in, as far as the metadata tells of them."""
+    nested: dict[Any, Any] = {}
+    for name, value in values.items():
+        *folders, last = _path(name, paths)
+        place = nested
+        for folder in folders:
+            place = place.setdefault(folder, {})
+            if not isinstance(place, dict):
+                place, last = nested, name
+                break
+        place[last if last not in place else name] = value
+    return nested
+
+
+def _path(name: str, paths: Any) -> tuple[str | int, ...]:
+    path = paths.get(name) if isinstance(paths, dict) else None
+    if isinstance(path, tuple) and 0 < len(path) < MAX_DEPTH and all(isinstance(key, str | int) for key in path):
+        return path
+    return (name,)
 
 
 class _Parts:
@@ -82,7 +107,7 @@ class _Parts:
 
     def _file(self, name: str) -> FileBytes:
         if name not in self._files:
-            if not name or Path(name).name != name or not name.isprintable():
+            if name in ("", "..") or Path(name).name != name or not name.isprintable():
                 raise ValueError(f"it names the file {name[:100]!a}, which is not in its folder")
             self._files[name] = FileBytes.of_file(self._folder / name)
         return self._files[name]

@@ -13,13 +13,14 @@ from roundoff.checkpoints.pickled_arrays import EncodedText, PickledArray
 from roundoff.checkpoints.pickled_objects import Global, PickledObject
 from roundoff.checkpoints.torch_pickle import DtypeName
 
-MAX_NODES = 5_000_000
+MAX_NODES = 300_000
 MAX_DEPTH = 60
 MAX_NAME = 1000
 MAX_SETTINGS = 10_000
 MAX_TEXT = 300
 MAX_LIST = 100
 
+Keys: TypeAlias = tuple[Any, ...]
 Path: TypeAlias = tuple[str, ...]
 
 
@@ -34,7 +35,7 @@ class Leaves:
 def take_apart(tree: Any, data: FileBytes) -> Leaves:
     """Walk through a tree of dicts, lists and objects; a `CheckpointError` if it has no end or an unprintable name."""
     leaves = Leaves()
-    for path, value in _walk(tree, (), _Limits(data)):
+    for path, value in _walk(tree, data):
         if isinstance(value, LazyTensor):
             leaves.tensors[_checked(path, data) or ("tensor",)] = value
         elif path and len(leaves.settings) < MAX_SETTINGS:
@@ -42,37 +43,37 @@ def take_apart(tree: Any, data: FileBytes) -> Leaves:
     return leaves
 
 
-@dataclass(slots=True)
-class _Limits:
-    data: FileBytes
-    num_nodes: int = 0
+def _walk(tree: Any, data: FileBytes) -> Iterator[tuple[Keys, Any]]:
+    """Yield everything that holds nothing else, with the keys that lead to it, in the order of the file."""
+    waiting: list[tuple[Keys, Any]] = [((), tree)]
+    num_nodes = 0
+    while waiting:
+        keys, value = waiting.pop()
+        num_nodes += 1 + (len(value) // MAX_LIST if isinstance(value, list | tuple) else 0)
+        if num_nodes > MAX_NODES or len(keys) > MAX_DEPTH:
+            how = "too many" if len(keys) <= MAX_DEPTH else "too deeply nested"
+            raise data.broken(f"it holds {how} things, or holds itself")
+        inside = _inside(value)
+        if inside is None:
+            yield keys, value.tensor if isinstance(value, PickledArray) and value.tensor else value
+        else:
+            waiting += [((*keys, key), item) for key, item in reversed(inside)]
 
-    def count(self, path: tuple[Any, ...], value: Any = None) -> None:
-        self.num_nodes += 1 + (len(value) if isinstance(value, list | tuple) else 0)
-        if self.num_nodes > MAX_NODES or len(path) > MAX_DEPTH:
-            how = "too many" if len(path) <= MAX_DEPTH else "too deeply nested"
-            raise self.data.broken(f"it holds {how} things, or holds itself")
 
-
-def _walk(value: Any, path: tuple[Any, ...], limits: _Limits) -> Iterator[tuple[tuple[Any, ...], Any]]:
-    limits.count(path, value)
+def _inside(value: Any) -> list[tuple[Any, Any]] | None:
+    """Return what a value holds, each with its key; None if it holds nothing that has a name."""
     match value:
-        case PickledArray(tensor=LazyTensor() as tensor):
-            yield path, tensor
         case PickledObject() if _is_module(value):
-            yield from _walk_module(value, path, limits)
+            return _inside_module(value)
         case PickledObject(state=dict() as state):
-            yield from _walk({**state, **value.items}, path, limits)
-        case PickledObject() if value.items:
-            yield from _walk(value.items, path, limits)
+            return list({**state, **value.items}.items())
+        case PickledObject(items=dict() as items) if items:
+            return list(items.items())
         case dict():
-            for key, item in value.items():
-                yield from _walk(item, (*path, key), limits)
+            return list(value.items())
         case list() | tuple() if any(isinstance(item, _CONTAINERS) for item in value):
-            for place, item in enumerate(value):
-                yield from _walk(item, (*path, place), limits)
-        case _:
-            yield path, value
+            return list(enumerate(value))
+    return None
 
 
 _CONTAINERS = (LazyTensor, PickledArray, PickledObject, dict, list, tuple)
@@ -82,18 +83,16 @@ def _is_module(value: PickledObject) -> bool:
     return all(isinstance(value.attribute(name), dict) for name in ("_parameters", "_buffers", "_modules"))
 
 
-def _walk_module(
-    module: PickledObject, path: tuple[Any, ...], limits: _Limits
-) -> Iterator[tuple[tuple[Any, ...], Any]]:
-    """Walk through a model that was saved whole, as `state_dict` would."""
-    for held, role in (("_parameters", Role.PARAMETER), ("_buffers", Role.BUFFER)):
-        for name, tensor in module.attribute(held).items():
-            limits.count(path)
-            if isinstance(tensor, LazyTensor):
-                yield (*path, name), replace(tensor, role=role)
-    for name, child in module.attribute("_modules").items():
-        if isinstance(child, PickledObject):
-            yield from _walk(child, (*path, name), limits)
+def _inside_module(module: PickledObject) -> list[tuple[Any, Any]]:
+    """Return what a model that was saved whole holds, as its `state_dict` would have it."""
+    tensors = [
+        (name, replace(tensor, role=role))
+        for held, role in (("_parameters", Role.PARAMETER), ("_buffers", Role.BUFFER))
+        for name, tensor in module.attribute(held).items()
+        if isinstance(tensor, LazyTensor)
+    ]
+    modules = module.attribute("_modules").items()
+    return tensors + [(name, child) for name, child in modules if isinstance(child, PickledObject)]
 
 
 def _checked(path: tuple[Any, ...], data: FileBytes) -> Path:
