@@ -245,3 +245,13 @@ def test_whole_numbers_are_compared_as_such():
     found = compared({"ids": torch.arange(4)}, {"ids": torch.tensor([0, 1, 2, 5])})
     assert the_one(found, Kind.DIFFERENT).note == "1 of 4 values"
     assert not kinds(compared({"ids": torch.arange(4)}, {"ids": torch.arange(4, dtype=torch.int32)}))
+
+
+def test_a_whole_number_may_be_kept_as_a_float():
+    assert not kinds(compared({"steps": torch.tensor(3)}, {"steps": torch.tensor(3.0)}))
+
+
+def test_a_vector_that_was_constant_before_is_not_taken_for_one_that_was_not_loaded():
+    assert kinds(compared({"bn.weight": torch.ones(8)}, {"bn.weight": torch.full((8,), 1.01)})) == {
+        "bn.weight": Kind.DIFFERENT
+    }

@@ -118,9 +118,9 @@ def _why_different(reference: Tensor, laid: Tensor, far: Distance) -> tuple[Kind
     ours, theirs = far.num_nonfinite
     if ours != theirs:
         return Kind.DIFFERENT, f"{theirs} of its values are not finite, {ours} of the reference's"
-    constant = constant_value(laid)
-    if constant is not None:
-        return Kind.NOT_LOADED, f"every value is {constant:g}"
+    constants = constant_value(reference), constant_value(laid)
+    if constants[1] is not None and constants[0] is None:
+        return Kind.NOT_LOADED, f"every value is {constants[1]:g}"
     is_unrelated = math.isnan(far.cosine) or abs(far.cosine) < 5 / math.sqrt(reference.numel())
     if not is_unrelated or reference.numel() < LEAST_VALUES:
         return Kind.DIFFERENT, ""

@@ -41,8 +41,8 @@ def agreement(reference: Tensor, candidate: Tensor) -> tuple[Agreement, torch.dt
     if reference.dtype == candidate.dtype and _same_bits(reference, candidate):
         return Agreement.EQUAL, reference.dtype
     if not (reference.is_floating_point() and candidate.is_floating_point()):
-        are_whole = _are_whole(reference, candidate)
-        same = are_whole and torch.equal(reference.to(torch.int64), candidate.to(torch.int64))
+        wide = torch.float64 if reference.is_floating_point() or candidate.is_floating_point() else torch.int64
+        same = not _are_complex(reference, candidate) and torch.equal(reference.to(wide), candidate.to(wide))
         return (Agreement.EQUAL, reference.dtype) if same else None
     ours, theirs = samples(reference), samples(candidate)
     for dtype in _possible_roundings(reference.dtype, candidate.dtype):
@@ -109,8 +109,8 @@ def _same_bits(first: Tensor, second: Tensor) -> bool:
     return first.element_size() > 1 and torch.equal(first, second)
 
 
-def _are_whole(*tensors: Tensor) -> bool:
-    return not any(tensor.is_floating_point() or tensor.is_complex() for tensor in tensors)
+def _are_complex(*tensors: Tensor) -> bool:
+    return any(tensor.is_complex() for tensor in tensors)
 
 
 def _possible_roundings(reference: torch.dtype, candidate: torch.dtype) -> list[torch.dtype]:

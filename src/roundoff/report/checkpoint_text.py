@@ -138,7 +138,8 @@ def _missing(found: CheckpointComparison) -> str:
 
 def _is_progress(each: ComparedPair, found: CheckpointComparison) -> bool:
     """Say whether a difference is what a training is for."""
-    return found.is_one_training and each.kind is Kind.DIFFERENT and not each.note
+    is_counter = each.distance is None
+    return found.is_one_training and each.kind is Kind.DIFFERENT and (is_counter or not each.note)
 
 
 def _numbers(each: ComparedPair) -> str:
