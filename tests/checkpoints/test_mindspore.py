@@ -78,6 +78,11 @@ def test_dimensions_may_be_packed(tmp_path: Path):
     assert read_checkpoint(path).entries["w"].shape == (2, 300)
 
 
+def test_a_checksum_behind_the_protobuf_is_no_part_of_it(tmp_path: Path):
+    path = write(tmp_path / "a.ckpt", value("w", [1], "Int8", b"a"), b"crc_num" + (123).to_bytes(10, "big"))
+    assert read_checkpoint(path).tensor("w").tolist() == [97]
+
+
 @pytest.mark.parametrize(
     ("content", "why"),
     [

@@ -24,7 +24,7 @@ def assemble(tree: Any, data: FileBytes, *, format: str, path: Path | None = Non
         name = names[keys]
         if name in stored:
             raise data.broken(f"two tensors are called '{name}'")
-        role = role_of(keys, tensor, is_beside_model=has_container and len(keys) == 1)
+        role = role_of(keys, tensor, has_container=has_container)
         entry = Entry(name=name, shape=tensor.shape, dtype=tensor.dtype, role=role)
         stored[name] = StoredTensor(entry=entry, read=tensor.read)
     return Checkpoint(path=path or data.path, format=format, tensors=stored.values(), settings=leaves.settings)

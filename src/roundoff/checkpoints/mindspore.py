@@ -32,6 +32,9 @@ DTYPES = {
 }
 TEXT = "str"
 
+CHECKSUM, CHECKSUM_BYTES = b"crc_num", 17
+"""What may stand behind the protobuf; it is not checked."""
+
 # Checkpoint { repeated Value value = 1; }, Value { string tag = 1; Tensor tensor = 2; }
 # Tensor { repeated int64 dims = 1; string tensor_type = 2; bytes tensor_content = 3; }
 VALUE, TAG, TENSOR, DIMENSIONS, TYPE, CONTENT = 1, 1, 2, 1, 2, 3
@@ -40,6 +43,8 @@ VALUE, TAG, TENSOR, DIMENSIONS, TYPE, CONTENT = 1, 1, 2, 1, 2, 3
 def read_mindspore(data: FileBytes) -> dict[str, Any]:
     """Return the tensors and texts of a checkpoint by their tags."""
     found: dict[str, list[_Slice]] = {}
+    if bytes(data.view[-CHECKSUM_BYTES:]).startswith(CHECKSUM):
+        data = data.part(0, len(data) - CHECKSUM_BYTES, "the protobuf")
     for number, value in read_fields(data):
         if number != VALUE or not isinstance(value, FileBytes):
             raise data.broken(f"it is no checkpoint of MindSpore: it has a field {number}", at=0)

@@ -16,9 +16,6 @@ MODEL_CONTAINERS = frozenset(
         "module",
         "model_state_dict",
         "model_state",
-        "network",
-        "net",
-        "weights",
         "params",
         "batch_stats",
         "model_weights",
@@ -76,10 +73,12 @@ COUNTERS = frozenset(
 )
 """What single numbers beside the model are called."""
 
-_OPTIMIZER_PART = re.compile(r"optim|opt_state|opt$|lr_sched", re.IGNORECASE)
+_AVERAGES = re.compile(r"(^|_)(ema|swa|average|averaged|teacher)(_|$)", re.IGNORECASE)
+_OPTIMIZER_PART = re.compile(r"opt|optims?|(\w+_)?optimi[sz]er\w*|opt_state\w*|lr_sched\w*", re.IGNORECASE)
 _OPTIMIZER_STATE = re.compile(
     r"^(moments|moment1|moment2|accum|stat|adam_m|adam_v|velocity|exp_avg|exp_avg_sq|mean_square|mean_gradient)\."
     r"|_(velocity|moment|moment1|moment2|beta1_pow_acc|beta2_pow_acc|mean_square|mean_grad|momentum|inf_norm)_\d+$"
+    r"|\.(exp_avg|exp_avg_sq|max_exp_avg_sq|momentum_buffer|square_avg|acc_delta)$"
 )
 
 
@@ -105,7 +104,12 @@ def is_contained(path: Path) -> bool:
     return len(path) > 1 and path[0] in MODEL_CONTAINERS
 
 
-def role_of(path: Path, tensor: LazyTensor, *, is_beside_model: bool = False) -> Role:
+def is_beside_model(path: Path) -> bool:
+    """Say whether a tensor of a checkpoint that has a dict for its model is none of it: alone, or an average of it."""
+    return len(path) == 1 or bool(_AVERAGES.search(path[0]))
+
+
+def role_of(path: Path, tensor: LazyTensor, *, has_container: bool = False) -> Role:
     """Say what a tensor is for: as the file says, or else by its name, its dtype and whether the model is elsewhere."""
     name = ".".join(path)
     last = _last(name)
@@ -116,7 +120,7 @@ def role_of(path: Path, tensor: LazyTensor, *, is_beside_model: bool = False) ->
         return Role.OPTIMIZER
     if last in BUFFERS or path[0] == "batch_stats":
         return Role.BUFFER
-    if is_beside_model or (is_number and last in COUNTERS):
+    if (has_container and is_beside_model(path)) or (is_number and last in COUNTERS):
         return Role.OTHER
     if not tensor.dtype.startswith(("float", "bfloat", "complex")):
         return Role.OTHER if is_number else Role.BUFFER
@@ -125,7 +129,9 @@ def role_of(path: Path, tensor: LazyTensor, *, is_beside_model: bool = False) ->
 
 def is_optimizers(name: str) -> bool:
     """Say whether a dotted name is that of an optimizer's state."""
-    return any(_OPTIMIZER_PART.match(part) for part in name.split(".", 2)[:2]) or bool(_OPTIMIZER_STATE.search(name))
+    return any(_OPTIMIZER_PART.fullmatch(part) for part in name.split(".", 2)[:2]) or bool(
+        _OPTIMIZER_STATE.search(name)
+    )
 
 
 def _last(name: str) -> str:

@@ -72,7 +72,6 @@ DANGEROUS_MODULES = frozenset(
         "webbrowser",
         "timeit",
         "multiprocessing",
-        "threading",
         "asyncio",
         "commands",
         "pip",
@@ -80,17 +79,14 @@ DANGEROUS_MODULES = frozenset(
         "pydoc",
         "pdb",
         "profile",
-        "inspect",
         "imp",
-        "tempfile",
         "http",
         "urllib",
-        "signal",
     }
 )
 """A pickle that names one of these is refused. Others are not called either: safety does not rest on this list."""
 
-HARMLESS = frozenset({("functools", "partial"), ("types", "SimpleNamespace"), ("signal", "Signals")})
+HARMLESS = frozenset({("functools", "partial"), ("types", "SimpleNamespace")})
 HARMLESS_BUILTINS = frozenset({"object", "set", "frozenset", "slice", "range", "type", "float", "int", "str", "bool"})
 
 

@@ -137,6 +137,7 @@ TORCH_GLOBALS: Mapping[tuple[str, str], Any] = {
     ("torch._utils", "_rebuild_tensor_v2"): Known(_tensor),
     ("torch._utils", "_rebuild_tensor_v3"): Known(_tensor_with_dtype),
     ("torch._utils", "_rebuild_qtensor"): Known(_tensor),
+    ("torch_npu.utils.storage", "_rebuild_npu_tensor"): Known(_tensor),
     ("torch._utils", "_rebuild_parameter"): Known(_of_first),
     ("torch._utils", "_rebuild_parameter_with_state"): Known(_of_first),
     ("torch._tensor", "_rebuild_from_type_v2"): OF_TYPE,

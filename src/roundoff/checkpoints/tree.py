@@ -44,20 +44,26 @@ def take_apart(tree: Any, data: FileBytes) -> Leaves:
 
 
 def _walk(tree: Any, data: FileBytes) -> Iterator[tuple[Keys, Any]]:
-    """Yield everything that holds nothing else, with the keys that lead to it, in the order of the file."""
-    waiting: list[tuple[Keys, Any]] = [((), tree)]
+    """Yield everything that holds nothing else, with the keys that lead to it, in the order of the file.
+
+    What is inside an object of an object has one dotted key, as in the `state_dict` of a model.
+    """
+    waiting: list[tuple[Keys, Any, bool]] = [((), tree, False)]
     num_nodes = 0
     while waiting:
-        keys, value = waiting.pop()
+        keys, value, is_inner = waiting.pop()
         num_nodes += 1 + (len(value) // MAX_LIST if isinstance(value, list | tuple) else 0)
-        if num_nodes > MAX_NODES or len(keys) > MAX_DEPTH:
-            how = "too many" if len(keys) <= MAX_DEPTH else "too deeply nested"
+        if num_nodes > MAX_NODES or len(keys) > MAX_DEPTH or (is_inner and len(keys[-1]) > MAX_NAME):
+            how = "too many" if num_nodes > MAX_NODES else "too deeply nested"
             raise data.broken(f"it holds {how} things, or holds itself")
+        is_object = isinstance(value, PickledObject)
         inside = _inside(value)
         if inside is None:
             yield keys, value.tensor if isinstance(value, PickledArray) and value.tensor else value
+        elif is_object and is_inner:
+            waiting += [((*keys[:-1], f"{keys[-1]}.{key}"), item, True) for key, item in reversed(inside)]
         else:
-            waiting += [((*keys, key), item) for key, item in reversed(inside)]
+            waiting += [((*keys, key), item, is_object and isinstance(key, str)) for key, item in reversed(inside)]
 
 
 def _inside(value: Any) -> list[tuple[Any, Any]] | None:
