@@ -134,10 +134,9 @@ def _before(pairs: Sequence[TensorPair]) -> str:
     if equal == len(pairs):
         return f"{plural(len(pairs), 'pair')} before it {'is' if len(pairs) == 1 else 'are'} equal bit for bit"
     most = max(pair.distance.ulps for pair in pairs if pair.distance)
-    some = f"{equal} of them bit for bit, the others" if equal else "all"
-    return (
-        f"{plural(len(pairs), 'pair')} before it agree{'s' if len(pairs) == 1 else ''}: {some} within {short(most)} ulp"
-    )
+    some = f": {equal} of them bit for bit, the others" if equal else ""
+    agree = "agrees" if len(pairs) == 1 else "agree"
+    return f"{plural(len(pairs), 'pair')} before it {agree}{some} within {short(most)} ulp"
 
 
 def _names(pair: TensorPair) -> str:
