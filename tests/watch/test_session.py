@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from roundoff.diagnose import diagnose_run
+from roundoff.precision import apply_recipe, find_recipe
 from roundoff.runs import Run
 from roundoff.watch.session import Watch
 from roundoff.watch.watching import watching
@@ -210,3 +212,29 @@ def test_leaves_nothing_behind(tmp_path: Path):
     assert torch._C._len_torch_function_stack() == 0
     assert not nn.modules.module._global_forward_hooks
     assert "roundoff" not in getattr(torch.optim.Optimizer.zero_grad, "__module__", "")
+
+
+def test_the_loss_and_scale_of_a_recipe_are_told_and_so_are_its_skipped_steps(tmp_path: Path):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(8, 32), nn.ReLU(), nn.Linear(32, 3))
+    recipe = find_recipe("O2")
+    recipe = replace(recipe, loss_scale=replace(recipe.loss_scale, initial=2.0**24))
+    model, optimizer = apply_recipe(model, torch.optim.AdamW(model.parameters()), recipe)
+    losses: list[float] = []
+    skipped: list[bool] = []
+    with watching(to=tmp_path / "a"):
+        for x, y in batches(12):
+            loss = F.cross_entropy(model(x), y)
+            losses.append(float(loss.detach()))
+            optimizer.backward(loss)
+            optimizer.step()
+            skipped.append(optimizer.last_overflow is not None)
+            optimizer.zero_grad()
+    run = Run.open(tmp_path / "a")
+    metrics = run.metrics()
+    assert True in skipped
+    assert [m.skipped for m in metrics] == skipped
+    assert [m.loss for m in metrics] == pytest.approx(losses)
+    assert metrics[0].loss_scale == 2.0**24
+    assert all(m.skipped != math.isfinite(m.grad_norm or math.nan) for m in metrics)
+    assert not run.anomalies()

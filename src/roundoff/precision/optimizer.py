@@ -77,6 +77,16 @@ class RecipeOptimizer(Optimizer):
         return self._shared.scaler.scale
 
     @property
+    def gradient_scale(self) -> float:
+        """What the gradients are multiplied with now: the scale, or 1 once they are unscaled."""
+        return self.scale if self._unscaled is None else 1.0
+
+    @property
+    def may_skip(self) -> bool:
+        """Whether a step is skipped if a gradient is not finite."""
+        return self._shared.scaler.settings.may_skip
+
+    @property
     def last_overflow(self) -> str | None:
         """The name of the first non-finite gradient of the last step, or None if it was not skipped."""
         return self._overflow

@@ -99,6 +99,7 @@ class Recording:
         self._leaves: list[ref[Tensor]] | None = None
         self._other_threads = False
         self._unscaled: list[tuple[Tensor, Tensor]] = []
+        self._announced: Tensor | None = None
         self._last_optimizer: Optimizer | None = None
         self._losses: list[Tensor] = []
         self._has_begun = False
@@ -225,7 +226,7 @@ class Recording:
         """Count the attempt."""
         self._recorder.end_optimizer()
         self._last_optimizer = optimizer
-        self._clock.step_leave(optimizer)
+        self._clock.step_leave(optimizer, skipped=getattr(optimizer, "last_overflow", None) is not None)
         self._await_forward()
 
     def step_skipped(self, optimizer: Optimizer) -> None:
@@ -246,7 +247,10 @@ class Recording:
         """Nothing."""
 
     def calling(self, call: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Nothing: a call is noted when it has been made."""
+        """Keep the loss that an optimizer with a scale of its own goes backward from; others are noted afterwards."""
+        if call == "optimizer_backward" and hasattr(args[0], "announce"):
+            self._announced = args[1] if len(args) > 1 else kwargs.get("loss")
+            self._scale = None if args[0].scale == 1 else torch.tensor(args[0].scale, dtype=torch.float64)
 
     def call_ended(self, call: str) -> None:
         """Nothing."""
@@ -508,9 +512,11 @@ class Recording:
         """Keep the loss that backward starts from, without the factor a scaler put on it."""
         if isinstance(root, Tensor) and root.numel() == 1 and not is_transformed(root):
             with self._unseen():
-                loss = next((plain for scaled, plain in self._unscaled if scaled is root), root)
+                known = root if self._announced is None else self._announced
+                loss = next((plain for scaled, plain in self._unscaled if scaled is root), known)
                 self._losses.append(loss.detach().clone())
         self._unscaled.clear()
+        self._announced = None
 
     def _keep_scale(self, scaler: Any) -> None:
         """Keep what the scaler multiplies the loss with now; it changes before the step closes."""

@@ -8,6 +8,7 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Any
 
+import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
@@ -49,6 +50,7 @@ class Lookout:
         self._measures = Measures(sites)
         self._spikes = SpikeDetector()
         self._unscaled: list[tuple[Tensor, Tensor]] = []
+        self._announced: Tensor | None = None
         self._unread = 0
         self._bad_buffers: set[str] = set()
         self._suspect: float | None = None
@@ -101,6 +103,11 @@ class Lookout:
         if scale is not None:
             self.scale = scale.detach().clone()
 
+    def see_announced(self, loss: Any, scale: float) -> None:
+        """Remember the loss that an optimizer will go backward from, multiplied with a scale of its own."""
+        self._announced = loss if isinstance(loss, Tensor) else None
+        self.scale = None if scale == 1 else torch.tensor(scale, dtype=torch.float64)
+
     def see_scaled(self, scaled: Any, outputs: Any) -> None:
         """Remember which loss a scaled one was before."""
         self._unscaled.extend(zip(tensors_in(scaled), tensors_in(outputs), strict=False))
@@ -115,7 +122,9 @@ class Lookout:
             return None
         self._suspect = None
         with hidden_from_modes():
-            plain = next((plain for scaled, plain in self._unscaled if scaled is root), root)
+            known = root if self._announced is None else self._announced
+            plain = next((plain for scaled, plain in self._unscaled if scaled is root), known)
+            self._announced = None
             self.losses.append(plain.detach().clone())
             if self.losses[-1].device.type == "cpu":
                 self._read_losses()
@@ -153,9 +162,10 @@ class Lookout:
         if fully or always or self._budget.has_room("norms", part=_NORMS_PART):
             began = time.perf_counter()
             with hidden_from_modes():
-                self.grad_norm, bad = gradient_norm(parameters)
+                norm, bad = gradient_norm(_holders_of_gradients(optimizer, parameters))
+                self.grad_norm = norm / getattr(optimizer, "gradient_scale", 1.0)
             self._budget.spend(time.perf_counter() - began, "norms")
-            if bad is not None:
+            if bad is not None and not getattr(optimizer, "may_skip", False):
                 self.note("gradient", phase="backward", name=self._sites.of_parameter(parameters[bad])[1])
 
     def see_update(self) -> None:
@@ -204,3 +214,9 @@ class Lookout:
             if not math.isfinite(value):
                 self.note("loss", phase="forward", value=value)
         self._unread = len(self.losses)
+
+
+def _holders_of_gradients(optimizer: Optimizer, parameters: Sequence[Tensor]) -> list[Tensor]:
+    """Return the parameters, those of the model in place of ones that an optimizer keeps for itself, until it steps."""
+    stand_ins = {id(main): parameter for parameter, main in getattr(optimizer, "stand_ins", ())}
+    return [stand_ins.get(id(p), p) if p.grad is None else p for p in parameters]

@@ -309,7 +309,7 @@ class Watch:
         """Count the attempt and look at what came of it."""
         if self._is_replaying:
             return
-        self._clock.step_leave(optimizer)
+        self._clock.step_leave(optimizer, skipped=getattr(optimizer, "last_overflow", None) is not None)
         if self._clock.in_step:
             return
         self._last_optimizer = optimizer
@@ -342,8 +342,10 @@ class Watch:
         if self._is_replaying:
             return
         is_loops = not self._calls_under_way and (not self._clock.in_step or self._tape.in_closure)
-        if call == "optimizer_backward" and is_loops and hasattr(args[0], "announce"):
-            self._tape.loop_call(args[0].announce, args[1:2], {})
+        if call == "optimizer_backward" and hasattr(args[0], "announce"):
+            self._lookout.see_announced(args[1] if len(args) > 1 else kwargs.get("loss"), args[0].scale)
+            if is_loops:
+                self._tape.loop_call(args[0].announce, args[1:2], {})
         if call not in _HELD_CALLS:
             return
         if call in _TAPED_CALLS and is_loops:
