@@ -11,6 +11,7 @@ PUBLIC_NAMES = [
     "Run",
     "__version__",
     "apply_recipe",
+    "compare_models",
     "format_named",
     "recording",
     "round_to",

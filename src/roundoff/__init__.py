@@ -6,6 +6,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from roundoff.compare.models import compare_models as compare_models
     from roundoff.compare.save_tensor import save_tensor as save_tensor
     from roundoff.errors import RoundoffError as RoundoffError
     from roundoff.formats import format_named as format_named
@@ -23,6 +24,7 @@ _HOMES = {
     "RoundoffError": "roundoff.errors",
     "Run": "roundoff.runs",
     "apply_recipe": "roundoff.precision",
+    "compare_models": "roundoff.compare.models",
     "format_named": "roundoff.formats",
     "recording": "roundoff.record",
     "round_to": "roundoff.formats",
@@ -36,6 +38,7 @@ __all__ = [
     "Run",
     "__version__",
     "apply_recipe",
+    "compare_models",
     "format_named",
     "recording",
     "round_to",
