@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,6 @@ Array = npt.NDArray[Any]
 BFLOAT16 = np.dtype("V2")
 """numpy has no bfloat16: two bytes without a meaning stand for one, as in files that ml_dtypes arrays are saved to."""
 
-_NUMBERED = re.compile(r"(\d+)-.*\.npy")
 _MAX_NAME = 120
 
 
@@ -94,8 +94,9 @@ def _write(folder: Path, name: str, array: Array) -> Path:
 
 
 def _next_number(folder: Path) -> int:
-    numbers = (_NUMBERED.fullmatch(file.name) for file in folder.iterdir())
-    return max((int(found.group(1)) + 1 for found in numbers if found), default=0)
+    """Return one more than the largest number; plain names, since a folder may have tens of thousands."""
+    numbers = (name.partition("-")[0] for name in os.listdir(folder))
+    return max((int(number) + 1 for number in numbers if number.isascii() and number.isdigit()), default=0)
 
 
 def _safe(name: str) -> str:
