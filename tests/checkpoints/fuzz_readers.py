@@ -41,15 +41,18 @@ EXTREMES = [
 ]
 
 
+MARKS = (b"data.pkl", b"PK\x01\x02", b"PK\x05\x06", b"NUMPY", b"\x80\x02}", b"ctorch", b"TREE", b"SNOD", b"HEAP")
+
+
 def mutated(data: bytes, chance: random.Random, others: Sequence[bytes]) -> bytes:
     """Return the bytes with one to eight changes, of the kinds that broken disks and hostile people make."""
     changed = bytearray(data)
+    marked = [place for mark in MARKS for place in [data.find(mark)] if place >= 0]
     for _ in range(chance.choice([1, 1, 1, 2, 3, 8])):
         place = chance.randrange(len(changed) + 1)
-        # headers, and the directories of zips, are where it hurts
-        if chance.random() < 0.5:
-            place = min(len(changed), chance.choice([place % 300, len(changed) - 1 - place % 300]))
-        place = max(0, place)
+        if chance.random() < 0.6:  # headers, pickles and the directories of zips are where it hurts
+            place = chance.choice([place % 300, len(changed) - 1 - place % 300, *(at + place % 600 for at in marked)])
+        place = min(max(0, place), len(changed))
         length = chance.choice([1, 2, 8, 100])
         match chance.randrange(8):
             case 0 | 1 if place < len(changed):

@@ -50,8 +50,9 @@ def _totals(items: Sequence[Item]) -> list[str]:
 
 
 def _settings(settings: dict[str, JsonValue], width: int) -> list[str]:
-    """Show the first plain settings in one line."""
-    plain = [f"{name} {value}" for name, value in settings.items() if isinstance(value, bool | int | float | str)]
+    """Show some plain settings in one line, those that are nested least first."""
+    names = sorted(settings, key=lambda name: name.count("."))
+    plain = [f"{name} {settings[name]}" for name in names if isinstance(settings[name], bool | int | float | str)]
     if not plain:
         return []
     shown = [text for text in plain if len(text) < width // 3][:MAX_SETTINGS]
