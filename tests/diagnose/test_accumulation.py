@@ -49,6 +49,14 @@ def real_and_fake(model: nn.Module) -> None:
         F.binary_cross_entropy_with_logits(model(torch.randn(8, 4)), target).backward()
 
 
+def by_hand(model: nn.Module) -> None:
+    parameters = list(model.parameters())
+    for _ in range(4):
+        loss = F.cross_entropy(model(torch.randn(8, 4)), torch.randint(0, 3, (8,)))
+        for parameter, gradient in zip(parameters, torch.autograd.grad(loss, parameters), strict=True):
+            parameter.grad = gradient
+
+
 def test_losses_that_are_not_divided_are_told_with_their_number(tmp_path: Path) -> None:
     (finding,) = found(tmp_path, batches)
     assert (finding.rule, finding.step, finding.severity) == ("accumulation-not-averaged", 0, Severity.WARNING)
@@ -63,8 +71,9 @@ def test_losses_that_are_not_divided_are_told_with_their_number(tmp_path: Path) 
         divided_by_hand,
         one_batch,
         real_and_fake,
+        by_hand,
     ],
-    ids=["divided", "one", "divided by hand", "one batch", "real and fake"],
+    ids=["divided", "one", "divided by hand", "one batch", "real and fake", "gradients by hand"],
 )
 def test_other_steps_are_silent(accumulate: Callable[[nn.Module], object], tmp_path: Path) -> None:
     assert found(tmp_path, accumulate) == []

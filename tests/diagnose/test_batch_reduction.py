@@ -37,12 +37,17 @@ def test_a_sum_that_the_loop_divides_by_a_number_is_silent(tmp_path: Path) -> No
     assert summed_losses(recorded(tmp_path / "b", lambda total: total / 16)) == []
 
 
-def recorded(folder: Path, loss_of: Callable[[Tensor], Tensor]) -> Run:
+def test_losses_that_are_divided_one_by_one_are_silent(tmp_path: Path) -> None:
+    assert summed_losses(recorded(tmp_path / "a", lambda losses: losses.sum(), reduction="none"))
+    assert summed_losses(recorded(tmp_path / "b", lambda losses: (losses / 16).sum(), reduction="none")) == []
+
+
+def recorded(folder: Path, loss_of: Callable[[Tensor], Tensor], *, reduction: str = "sum") -> Run:
     """Record a step whose loss is made of a sum, and write beside it what half of its batch gave."""
     model = nn.Linear(4, 3)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     with recording(model, to=folder, steps=[0], inputs=True):
-        total: Tensor = F.cross_entropy(model(torch.randn(16, 4)), torch.randint(0, 3, (16,)), reduction="sum")
+        total: Tensor = F.cross_entropy(model(torch.randn(16, 4)), torch.randint(0, 3, (16,)), reduction=reduction)
         loss_of(total).backward()
         optimizer.step()
     with (folder / "probes.jsonl").open("w") as file:

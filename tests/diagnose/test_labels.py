@@ -50,6 +50,12 @@ def test_yes_and_no_of_a_gan_are_constant_by_design(tmp_path: Path) -> None:
     assert single_classes(write_run(tmp_path / "c", batches=batches_of(no, criterion="mse_loss"))) == []
 
 
+def test_a_target_that_no_data_belong_to_is_a_wish(tmp_path: Path) -> None:
+    """As when an image is changed until a network sees a class in it: what goes into the model is a parameter."""
+    wishes = [BatchFacts(step=step, targets=(labels({"3": 8}),), criterion="cross_entropy") for step in range(12)]
+    assert single_classes(write_run(tmp_path / "run", batches=wishes)) == []
+
+
 def leak(folder: Path, given: Any, target: Any, *, last_loss: float = 0.1) -> Run:
     batches = [BatchFacts(step=step, tensors=(given,), targets=(target,)) for step in range(4)]
     return write_run(folder, batches=batches, metrics=losses(3.0, 2.0, 1.0, last_loss))

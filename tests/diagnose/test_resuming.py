@@ -18,13 +18,22 @@ def step(number: int, *, is_fresh: bool = False, lr: float = 0.1) -> Call:
 
 
 def resumed(
-    folder: Path, *, at: int, keys: list[str], is_fresh: bool = True, lr: float = 0.1, after: float = 1.0
+    folder: Path,
+    *,
+    at: int,
+    keys: list[str],
+    is_fresh: bool = True,
+    lr: float = 0.1,
+    after: float = 1.0,
+    saved_rates: list[float] | None = None,
 ) -> Run:
     """Write a training that falls from 2 to 1 and loads a checkpoint at one of its steps."""
     calls: list[Call] = []
     for number in range(40):
         if number == at:
-            calls.append(Call(step=number, call="read", detail={"optimizer_states": keys}))
+            calls.append(
+                Call(step=number, call="read", detail={"optimizer_states": keys, "optimizer_rates": saved_rates})
+            )
             calls.append(Call(step=number, call="load", detail=LOAD))
         calls.append(step(number, is_fresh=number == 0 or (number == at and is_fresh), lr=lr if number >= at else 0.1))
     values = [2 - min(number, 20) / 20 if number < at else after for number in range(40)]
@@ -47,3 +56,9 @@ def test_fine_tuning_resuming_in_full_a_new_start_and_another_rate_are_fine(tmp_
     assert lost_optimizer_states(resumed(tmp_path / "full", at=30, keys=["opt"], is_fresh=False)) == []
     assert lost_optimizer_states(resumed(tmp_path / "anew", at=30, keys=[], after=2.0)) == []
     assert lost_optimizer_states(resumed(tmp_path / "rate", at=30, keys=[], lr=0.01)) == []
+
+
+def test_state_of_an_optimizer_with_another_rate_is_left_on_purpose(tmp_path: Path) -> None:
+    assert lost_optimizer_states(resumed(tmp_path / "other", at=0, keys=["opt"], saved_rates=[0.3, 0.001])) == []
+    found = lost_optimizer_states(resumed(tmp_path / "same", at=0, keys=["opt"], saved_rates=[0.001, 0.1]))
+    assert [finding.rule for finding in found] == ["optimizer-state-lost"]

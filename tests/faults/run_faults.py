@@ -1,10 +1,12 @@
 """The fault suite: little trainings that really go wrong, run as a user would, and judged by what is found in them.
 
-As a program it prints the score: `python tests/faults/run_faults.py [PART OF A NAME]...`.
+As a program it prints the score: `python tests/faults/run_faults.py [--seeds 5] [PART OF A NAME]...`. The healthy
+trainings in healthy/ set no seed of their own, and run once for each of so many.
 """
 
 from __future__ import annotations
 
+import argparse
 import sys
 import tempfile
 import threading
@@ -57,7 +59,13 @@ class Expected:
     held_out: bool = False
     """Written after the rule, which was never tuned on it."""
     healthy: bool = False
+    seed: int | None = None
     folder: Path = FOLDER
+
+    @property
+    def title(self) -> str:
+        """What it is called in the score."""
+        return self.name if not self.seed else f"{self.name}, seed {self.seed}"
 
     @property
     def script(self) -> Path:
@@ -91,7 +99,8 @@ def expectations() -> list[Expected]:
 
 def findings_in(expected: Expected, server: ScriptServer, folder: Path) -> list[Finding] | None:
     """Run a script under `roundoff run` and return what was found; None if it left no diagnosis."""
-    options = ["--name", "run", *expected.options]
+    seed = [] if expected.seed is None else ["--seed", str(expected.seed)]
+    options = ["--name", "run", *seed, *expected.options]
     server.run([expected.script, "weights.pt"], folder=folder, watched=options, ranks=expected.ranks)
     run = folder / "runs" / "run"
     return Run.open(run).findings() if (run / "run.json").exists() else None
@@ -104,6 +113,13 @@ def healthy_kinds() -> list[Expected]:
         Expected(name=path.stem, healthy=True, folder=folder, ranks=2 if path.stem.startswith("two_ranks") else 1)
         for path in sorted(folder.glob("*.py"))
     ]
+
+
+def healthy_trainings(*, num_seeds: int = 1) -> list[Expected]:
+    """Return the scripts of healthy/, which look like faults and are none, once with each seed."""
+    folder = FOLDER / "healthy"
+    names = [path.stem for path in sorted(folder.glob("*.py"))]
+    return [Expected(name=name, healthy=True, seed=seed, folder=folder) for seed in range(num_seeds) for name in names]
 
 
 def score(chosen: Sequence[Expected]) -> dict[str, Score]:
@@ -119,9 +135,9 @@ def score(chosen: Sequence[Expected]) -> dict[str, Score]:
                     expected = next(waiting, None)
                 if expected is None:
                     return
-                findings = findings_in(expected, server, folder / expected.name)
+                findings = findings_in(expected, server, folder / expected.title)
                 with taking:
-                    scores[expected.name] = _tell(expected, findings)
+                    scores[expected.title] = _tell(expected, findings)
 
     with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(NUM_AT_A_TIME) as workers:
         for work_done in [workers.submit(work, Path(folder)) for _ in range(min(NUM_AT_A_TIME, len(chosen)))]:
@@ -131,7 +147,7 @@ def score(chosen: Sequence[Expected]) -> dict[str, Score]:
 
 def _tell(expected: Expected, findings: list[Finding] | None) -> Score:
     result = Score.FAILED if findings is None else expected.judge(findings)
-    print(f"{expected.name:40} {result}", flush=True)
+    print(f"{expected.title:40} {result}", flush=True)
     if result in (Score.AMONG_THREE, Score.MISSED, Score.FALSE_ALARM):
         for finding in (findings or [])[:3]:
             place = f"step {finding.step}, {finding.site} / {finding.op}, {finding.parameter}"
@@ -139,10 +155,14 @@ def _tell(expected: Expected, findings: list[Finding] | None) -> Score:
     return result
 
 
-def main(words: Sequence[str]) -> int:
+def main(arguments: Sequence[str]) -> int:
     """Print the score of all scripts, or of those whose names hold one of the words."""
-    known = [*expectations(), *healthy_kinds()]
-    chosen = [entry for entry in known if not words or any(word in entry.name for word in words)]
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--seeds", type=int, default=1, help="how often each healthy training runs")
+    parser.add_argument("words", nargs="*", metavar="PART OF A NAME")
+    options = parser.parse_args(arguments)
+    known = [*expectations(), *healthy_kinds(), *healthy_trainings(num_seeds=options.seeds)]
+    chosen = [entry for entry in known if not options.words or any(word in entry.name for word in options.words)]
     scores = score(chosen)
     halves = (
         ("plants the rules were written with", lambda entry: not entry.healthy and not entry.held_out),
@@ -150,10 +170,10 @@ def main(words: Sequence[str]) -> int:
         ("healthy runs", lambda entry: entry.healthy),
     )
     for title, belongs in halves:
-        results = [scores[entry.name] for entry in chosen if belongs(entry)]
+        results = [scores[entry.title] for entry in chosen if belongs(entry)]
         counts = ", ".join(f"{results.count(kind)} {kind}" for kind in Score if kind in results)
         print(f"{title}: {counts or 'none'}")
-    bad = [entry.name for entry in chosen if scores[entry.name] not in (Score.RIGHT, Score.SILENT)]
+    bad = [entry.title for entry in chosen if scores[entry.title] not in (Score.RIGHT, Score.SILENT)]
     print("not as expected:", ", ".join(bad) or "none")
     return 1 if bad else 0
 

@@ -637,13 +637,17 @@ def test_a_call_without_seconds_reads_back():
 def test_reading_a_checkpoint_tells_where_optimizer_state_is_in_it(record, tmp_path):
     def training() -> None:
         model = nn.Linear(2, 2)
-        optimizer = torch.optim.Adam(model.parameters())
+        optimizer = torch.optim.Adam(model.parameters(), lr=0.5)
+        torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.1)
         model(torch.ones(1, 2)).sum().backward()
         optimizer.step()
+        optimizer.param_groups[0]["lr"] = 0.25
         saved = {"model": model.state_dict(), "trainer": {"opt": optimizer.state_dict()}}
         torch.save(saved, tmp_path / "full.pt")
         torch.save(model.state_dict(), tmp_path / "weights.pt")
         torch.load(tmp_path / "full.pt")
         torch.load(tmp_path / "weights.pt")
 
-    assert [detail["optimizer_states"] for detail in details(record(training), "read")] == [["opt"], []]
+    read = details(record(training), "read")
+    assert [detail["optimizer_states"] for detail in read] == [["opt"], []]
+    assert [detail["optimizer_rates"] for detail in read] == [[0.25, 0.5], []]

@@ -106,6 +106,56 @@ def test_one_batch_is_learned_where_the_data_cannot_be(tmp_path: Path):
     assert losses[-1] < 0.5 * losses[0]
 
 
+class Clip(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.left, self.right = nn.Linear(6, 4), nn.Linear(5, 4)
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        return self.left(x) @ self.right(y).T
+
+
+class OwnLoss(Clip):
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        scores = super().forward(x, y)
+        return scores.logsumexp(1) - scores.diagonal()
+
+
+class Neighbours(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(6, 3)
+
+    def forward(self, x: Tensor, relation: Tensor) -> Tensor:
+        if relation.dtype is torch.int64:
+            return self.layer(x).index_add(0, relation[1], self.layer(x)[relation[0]])
+        return relation @ self.layer(x)
+
+
+EDGES = torch.stack([torch.arange(16), (torch.arange(16) + 1) % 16])
+
+
+@pytest.mark.parametrize(
+    ("model", "other", "loss"),
+    [
+        (Clip(), lambda: torch.randn(16, 5), lambda scores: F.cross_entropy(scores, torch.arange(16))),
+        (OwnLoss(), lambda: torch.randn(16, 5), lambda losses: losses.mean()),
+        (Neighbours(), lambda: torch.rand(16, 16), lambda scores: F.cross_entropy(scores, torch.arange(16) % 3)),
+        (Neighbours(), lambda: EDGES, lambda scores: F.cross_entropy(scores, torch.arange(16) % 3)),
+    ],
+    ids=["samples against each other", "a loss of its own", "neighbours", "edges"],
+)
+def test_samples_that_are_meant_to_meet_are_not_taken_for_mixed(model: Any, other: Any, loss: Any, tmp_path: Path):
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with watching(to=tmp_path / "a"):
+        for _ in range(3):
+            optimizer.zero_grad()
+            loss(model(torch.randn(16, 6), other())).backward()
+            optimizer.step()
+    mixing = [probe for probe in Run.open(tmp_path / "a").probes() if probe["probe"] == "batch-mixing"]
+    assert all(not probe["changed"] for probe in mixing)
+
+
 def test_time_first_is_not_taken_for_mixing(tmp_path: Path):
     torch.manual_seed(0)
     model = nn.GRU(4, 8)

@@ -23,8 +23,8 @@ def undivided_losses(run: Run) -> list[Finding]:
 
 def _of_rank(run: Run, rank: int) -> list[Finding]:
     for loop_step in loop_steps(run, rank)[:2]:
-        if not loop_step.named("step"):
-            continue
+        if not loop_step.named("step") or any(c.detail.get("returns_gradients") for c in loop_step.named("backward")):
+            continue  # who asks for gradients by autograd.grad does with them as he likes
         parts = [part for part in microbatches(run, rank, loop_step.step) if any(e.phase == "backward" for e in part)]
         if len(parts) < 2 or not _are_batches(parts):
             continue

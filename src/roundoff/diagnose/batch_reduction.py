@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from roundoff.diagnose.loss_gradient import loss_gradient, microbatches
+from collections.abc import Sequence
+
+from roundoff.diagnose.loss_gradient import microbatches
 from roundoff.diagnose.numbers import short
-from roundoff.runs import Finding, Run, Severity
+from roundoff.runs import Event, Finding, Run, Severity
 
 _TOLERANCE = 1e-3
 _LEAST_LOSS = 1e-12
@@ -28,12 +30,23 @@ def summed_losses(run: Run) -> list[Finding]:
 def _is_divided(run: Run) -> bool:
     """Say whether the loop divides the sum by itself: by a number, which half of a batch does not halve."""
     parts = microbatches(run, 0, 0)
-    gradient = loss_gradient(parts[0]) if parts else None
-    if gradient is None:
+    factor = _uniform_gradient(parts[0]) if parts else None
+    if factor is None:
         return False
     scale = next((metric.loss_scale for metric in run.metrics() if metric.step == 0), None) or 1.0
     sizes = [event.shape[0] for event in parts[0] if event.op == "input" and event.shape]
-    return abs(gradient.factor) / scale * (sizes[0] if sizes else 2) < _NOT_DIVIDED
+    return abs(factor) / scale * (sizes[0] if sizes else 2) < _NOT_DIVIDED
+
+
+def _uniform_gradient(events: Sequence[Event]) -> float | None:
+    """Return what backward begins with as long as it is one number, for the loss and then for each sample alike."""
+    factor = None
+    for event in events:
+        if event.phase == "backward" and event.output == "output0":
+            if event.min != event.max:
+                return factor
+            factor = event.min
+    return None
 
 
 def _finding(loss: float, halves: list[float], step: object) -> Finding:

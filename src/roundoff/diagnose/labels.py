@@ -6,7 +6,15 @@ import math
 from collections import Counter
 from collections.abc import Mapping
 
-from roundoff.diagnose.batches import ASKS_YES_OR_NO, CLASSIFIES, site_of, targets_of, training_epochs
+from roundoff.diagnose.batches import (
+    ASKS_YES_OR_NO,
+    CLASSIFIES,
+    model_inputs,
+    site_of,
+    targets_of,
+    training_epochs,
+)
+from roundoff.diagnose.label_flow import are_places_in_a_row, meets_weights
 from roundoff.diagnose.numbers import plural, short
 from roundoff.runs import BatchFacts, Finding, Run, Severity, TensorFacts
 
@@ -22,7 +30,9 @@ def single_classes(run: Run) -> list[Finding]:
     for rank in run.ranks:
         batches = [batch for batch in run.inputs(rank=rank) if targets_of(batch)]
         counts = _label_counts(batches)
-        if len(counts) == 1 and _covers_the_data(run, rank, batches, next(iter(counts))):
+        if len(counts) != 1 or not model_inputs(run, rank) or are_places_in_a_row(run, rank):
+            continue  # several classes; no data at all; or the number of the right one among others
+        if _covers_the_data(run, rank, batches, next(iter(counts))):
             return [_single_class(batches, counts, rank)]
     return []
 
@@ -35,6 +45,8 @@ def leaking_labels(run: Run) -> list[Finding]:
         if len(pairs) < _FEWEST_EQUAL or len(pairs) < len(batches):
             continue
         given, target = pairs[0]
+        if not meets_weights(run, rank, given):
+            continue
         is_whole = math.prod(target.shape) > given.shape[0]
         if not is_whole or ("int" in target.dtype and _was_learned(run, rank)):
             return [_leak(given, target, batches[0].step, rank, len(pairs), is_whole=is_whole)]

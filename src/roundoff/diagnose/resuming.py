@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import median
 
 from roundoff.diagnose.layers import first_rank
+from roundoff.diagnose.loop_calls import rates
 from roundoff.diagnose.numbers import listed
 from roundoff.runs import Call, Finding, Metrics, Run, Severity
 
@@ -21,7 +23,7 @@ class _Resumption:
     load: Call
     step: Call
     keys: tuple[str, ...]
-    """Where the checkpoint that was read before holds the state of an optimizer."""
+    """Where the checkpoint that was read before holds the state of an optimizer of the same rate."""
     before: Call | None
     """The last step before the load that had state; None at the start of the run."""
 
@@ -29,8 +31,9 @@ class _Resumption:
 def lost_optimizer_states(run: Run) -> list[Finding]:
     """Find weights that were loaded to go on with, while the optimizer starts from nothing.
 
-    Weights alone are loaded for fine-tuning, too. So the checkpoint must have held an optimizer's state that nobody
-    took; or the training was under way in this very run, with such a state, and goes on with an optimizer of its kind.
+    Weights alone are loaded for fine-tuning, too, and then at another rate. So the checkpoint must have held an
+    optimizer's state that nobody took, with the rate of now; or the training was under way in this very run, with such
+    a state, and goes on with an optimizer of its kind.
     """
     rank = first_rank(run)
     calls, metrics = run.calls(rank=rank), run.metrics(rank=rank)
@@ -44,18 +47,27 @@ def _resumptions(calls: Sequence[Call]) -> list[_Resumption]:
     found = []
     load: Call | None = None
     before: Call | None = None
-    keys: tuple[str, ...] = ()
+    read: list[Call] = []
     for call in calls:
         if call.call == "read":
-            keys = (*keys, *_texts(call, "optimizer_states"))
+            read.append(call)
         elif call.call == "load" and _is_whole(call):
             load = call
         elif call.call == "step":
             if load is not None and call.detail.get("is_fresh"):
-                found.append(_Resumption(load=load, step=call, keys=keys, before=before))
-            load, keys = None, ()
+                keys = [key for known in read if _has_rate_of(known, call) for key in _texts(known, "optimizer_states")]
+                found.append(_Resumption(load=load, step=call, keys=tuple(keys), before=before))
+            load, read = None, []
             before = before if call.detail.get("is_fresh") else call
     return found
+
+
+def _has_rate_of(read: Call, step: Call) -> bool:
+    """Say whether an optimizer whose state was read had, now or at its start, a learning rate that steps now."""
+    known = read.detail.get("optimizer_rates")
+    if not isinstance(known, list) or not known:
+        return True
+    return any(math.isclose(rate, float(other)) for rate in rates(step) for other in known)
 
 
 def _is_whole(call: Call) -> bool:

@@ -370,18 +370,24 @@ def _num_keys(owner: Any) -> int:
 
 
 def _read_detail(result: Any, *_: Any, **__: Any) -> dict[str, Any]:
-    return {"optimizer_states": _optimizer_states(result, "", depth=3)}
+    found = dict(_optimizer_states(result, "", depth=3))
+    groups = [group for state in found.values() for group in state["param_groups"]]
+    rates = {group.get(name) for group in groups for name in ("lr", "initial_lr")}
+    return {
+        "optimizer_states": list(found),
+        "optimizer_rates": sorted(rate for rate in rates if isinstance(rate, (int, float))),
+    }
 
 
-def _optimizer_states(value: Any, place: str, *, depth: int) -> list[str]:
-    """Return where in what was read the state of an optimizer is: groups of parameters, and something about them."""
+def _optimizer_states(value: Any, place: str, *, depth: int) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Give where in what was read the state of an optimizer is: groups of parameters, and something about them."""
     if type(value) is not dict:
-        return []
+        return
     if "param_groups" in value and value.get("state"):
-        return [place]
-    if not depth:
-        return []
-    return [found for key, item in value.items() for found in _optimizer_states(item, str(key), depth=depth - 1)]
+        yield place, value
+    elif depth:
+        for key, item in value.items():
+            yield from _optimizer_states(item, str(key), depth=depth - 1)
 
 
 def _scheduler_detail(result: Any, scheduler: Any, *_: Any, **__: Any) -> dict[str, Any]:

@@ -196,7 +196,11 @@ class Recording:
             self._begin_step()
         if not is_part_of_forward:
             self._keep_loss(roots[0] if roots else None)
-        self._call("backward", {"is_part_of_forward": True} if is_part_of_forward else {})
+        notes = {
+            "is_part_of_forward": is_part_of_forward,
+            "returns_gradients": not arguments[1].get("accumulate_grad", True),
+        }
+        self._call("backward", {name: True for name, holds in notes.items() if holds})
 
     def backward_leave(self) -> None:
         """Count the microbatch."""

@@ -15,13 +15,13 @@ from roundoff.runs import JsonValue
 from roundoff.watch.arguments import tensors_of
 from roundoff.watch.batch_facts import is_loss
 from roundoff.watch.bench import Bench, outside_in
-from roundoff.watch.tape import ModelCall, flat
+from roundoff.watch.tape import FunctionCall, ModelCall, flat
 
 
 def batch_mixing(bench: Bench) -> dict[str, JsonValue] | None:
     """Change one sample, in eval mode, and see whether the outputs of others change."""
     size = bench.batch_size
-    if size is None:
+    if size is None or _are_related(bench, size):
         return None
     sample = size // 2
     dependent = _dependent(bench, sample, dim=0, size=size)
@@ -46,16 +46,41 @@ def _dependent(bench: Bench, sample: int, *, dim: int, size: int) -> list[int] |
     """Return the samples other than `sample` whose outputs change with it; None if the outputs are not by sample."""
     plain = _outputs(bench, None)
     other = _outputs(bench, lambda x: _disturbed(x, sample, dim, size))
+    gives_losses = not _has_targets(bench)
     found: set[int] = set()
     is_by_sample = False
     for a, b in zip(plain, other, strict=True):
         if a.shape != b.shape or a.dim() <= dim or a.shape[dim] != size:
             continue
+        if list(a.shape).count(size) > 1 or (gives_losses and a.numel() == size):
+            continue  # scores of samples against each other, or losses made of them
         is_by_sample = True
         scale = float(a.abs().max()) or 1.0
         differs = ((a - b).abs() > 1e-5 * scale).transpose(0, dim).reshape(size, -1).any(1)
         found |= {int(place) for place in differs.nonzero().flatten()} - {sample}
     return sorted(found) if is_by_sample else None
+
+
+def _are_related(bench: Bench, size: int) -> bool:
+    """Say whether samples are nodes of a graph: something that goes in has a number, or an edge, for pairs of them."""
+    calls = [entry for entry in flat(bench.tape.entries) if isinstance(entry, ModelCall)]
+    given = [x.copy for call in calls for x in outside_in((call.args, call.kwargs))]
+    kept = [buffer for call in calls for buffer in call.module.buffers()]
+    return any(list(x.shape).count(size) > 1 or _are_edges(x, size) for x in (*given, *kept))
+
+
+def _are_edges(x: Tensor, size: int) -> bool:
+    return x.dtype is torch.int64 and x.dim() == 2 and len(x) == 2 and bool(x.numel()) and bool((x < size).all())
+
+
+def _has_targets(bench: Bench) -> bool:
+    """Say whether anything from outside comes to the outputs of the models before backward."""
+    for entry in flat(bench.tape.entries):
+        if not isinstance(entry, (FunctionCall, ModelCall)) or (isinstance(entry, ModelCall) and not is_loss(entry)):
+            continue
+        if any(True for _ in outside_in((entry.args, entry.kwargs))):
+            return True
+    return False
 
 
 def _repeats(bench: Bench) -> bool:

@@ -238,14 +238,19 @@ class Watch:
         loss = None if is_part_of_forward else self._lookout.see_loss(roots[0] if roots else None)
         if self._lookout.has_new:
             self._handler.ask(self._clock.step)
-        if not is_part_of_forward and arguments[1].get("accumulate_grad", True):
+        accumulates = bool(arguments[1].get("accumulate_grad", True))
+        if not is_part_of_forward and accumulates:
             self._take_gradients_of_start()
             self._tape.backward(roots, arguments[0], arguments[1], loss=loss)
             self._error_before = sys.exc_info()[1]
-        if self._is_fully_watched and self._clock.microbatch == 0:
+        if self._is_fully_watched and self._clock.microbatch == 0 and accumulates:
             with hidden_from_modes():
                 self._carried.backward_begins()
-        notes = {"is_part_of_forward": is_part_of_forward, "is_scaled": self._lookout.is_scaled(roots)}
+        notes = {
+            "is_part_of_forward": is_part_of_forward,
+            "is_scaled": self._lookout.is_scaled(roots),
+            "returns_gradients": not accumulates,
+        }
         self._journal.call("backward", {name: True for name, holds in notes.items() if holds})
         self._budget.spend(time.perf_counter() - began)
 
