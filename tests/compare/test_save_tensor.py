@@ -64,6 +64,23 @@ def test_files_are_numbered_in_order_and_none_is_written_over(tmp_path: Path):
 
 
 @pytest.mark.parametrize(
+    ("there", "file"),
+    [
+        (["00041-x.npy", "notes.txt"], "00042-y.npy"),
+        (["99998-x.npy"], "99999-y.npy"),
+        (["99999-x.npy"], "100000-y.npy"),
+        (["99999-x.npy", "100007-x.npy"], "100008-y.npy"),
+        (["x.npy", "7-x.npy"], "00008-y.npy"),
+    ],
+    ids=str,
+)
+def test_the_next_number_is_above_all_that_are_there(tmp_path: Path, there: list[str], file: str):
+    for name in there:
+        (tmp_path / name).write_bytes(b"")
+    assert save_tensor("y", np.zeros(1), to=tmp_path).name == file
+
+
+@pytest.mark.parametrize(
     ("name", "file"),
     [
         ("../../x", "00000-x.npy"),

@@ -94,9 +94,16 @@ def _write(folder: Path, name: str, array: Array) -> Path:
 
 
 def _next_number(folder: Path) -> int:
-    """Return one more than the largest number; plain names, since a folder may have tens of thousands."""
-    numbers = (name.partition("-")[0] for name in os.listdir(folder))
-    return max((int(number) + 1 for number in numbers if number.isascii() and number.isdigit()), default=0)
+    """Return one more than the largest number.
+
+    A folder may hold tens of thousands: as long as all have five digits, the last name has the largest number.
+    """
+    names = os.listdir(folder)
+    last = re.match(r"([0-9]{5})-", max(names, default=""))
+    if last and last[1] != "99999":
+        return int(last[1]) + 1
+    numbers = (re.match(r"([0-9]+)-", name) for name in names)
+    return max((int(number[1]) + 1 for number in numbers if number), default=0)
 
 
 def _safe(name: str) -> str:
