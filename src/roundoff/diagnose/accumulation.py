@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from roundoff.diagnose.loop_calls import loop_steps, told_once
 from roundoff.diagnose.loss_gradient import loss_gradient, microbatches
 from roundoff.diagnose.numbers import plural, short
-from roundoff.runs import Event, Finding, Run, Severity
+from roundoff.runs import Call, Event, Finding, Run, Severity
 from roundoff.runs.step_ops import bare_name
 
 _FEW = 3
@@ -23,8 +23,8 @@ def undivided_losses(run: Run) -> list[Finding]:
 
 def _of_rank(run: Run, rank: int) -> list[Finding]:
     for loop_step in loop_steps(run, rank)[:2]:
-        if not loop_step.named("step") or any(c.detail.get("returns_gradients") for c in loop_step.named("backward")):
-            continue  # who asks for gradients by autograd.grad does with them as he likes
+        if not loop_step.named("step") or any(map(_is_by_hand, loop_step.named("backward"))):
+            continue
         parts = [part for part in microbatches(run, rank, loop_step.step) if any(e.phase == "backward" for e in part)]
         if len(parts) < 2 or not _are_batches(parts):
             continue
@@ -34,6 +34,11 @@ def _of_rank(run: Run, rank: int) -> list[Finding]:
         if is_undivided and not _divides_gradients(run, rank, loop_step.step, len(parts)):
             return [_finding(loop_step.step, len(parts), factors[0], rank)]
     return []
+
+
+def _is_by_hand(backward: Call) -> bool:
+    """Say whether the loop asked for gradients by autograd.grad: it does with them as it likes."""
+    return bool(backward.detail.get("returns_gradients")) and not backward.detail.get("is_part_of_forward")
 
 
 def _divides_gradients(run: Run, rank: int, step: int, number: int) -> bool:
