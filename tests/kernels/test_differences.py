@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import math
+import os
+import subprocess
+import sys
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -15,6 +19,7 @@ from roundoff.errors import KernelError
 from roundoff.kernels.differences import Difference, _named, difference
 from roundoff.kernels.differences_torch import difference_torch
 from roundoff.kernels.layout import DTYPE_CODES
+from roundoff.kernels.loading import compiled
 
 DTYPES = list(DTYPE_CODES)
 SIZES = [0, 1, 15, 16, 17, 1000, 1023, 1024, 1025, 5000]
@@ -160,3 +165,46 @@ def test_relative_and_cosine_of_nothing():
     assert math.isnan(difference(zero, one).cosine)
     assert difference(torch.zeros(0), torch.zeros(0)).relative == 0.0
     assert np.isclose(difference(one, -one).cosine, -1)
+
+
+DIFFERENCE_OF_FILES = """
+import importlib.util, sys
+import numpy as np
+
+spec = importlib.util.spec_from_file_location("roundoff.kernels._compiled", sys.argv[1])
+kernels = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(kernels)
+print(kernels.level())
+for line in sys.stdin:
+    size, first, first_code, second, second_code = line.split()
+    a, b, row = np.fromfile(first, np.uint8), np.fromfile(second, np.uint8), np.empty(12)
+    kernels.difference(a.ctypes.data, int(first_code), b.ctypes.data, int(second_code), int(size), row.ctypes.data)
+    print(row.tobytes().hex())
+"""
+
+
+@pytest.mark.skipif(compiled() is None, reason="the kernels are not compiled")
+def test_every_instruction_set_gives_the_same(tmp_path: Path):
+    cases = [(first, second, size) for first in DTYPES for second in DTYPES for size in (17, 5000)]
+    lines = []
+    for number, (first, second, size) in enumerate(cases):
+        words = [str(size)]
+        for seed, dtype in enumerate((first, second)):
+            path = tmp_path / f"{number}-{seed}"
+            tensor(size, dtype, seed=seed, special=number % 2 == 0).view(torch.uint8).numpy().tofile(path)
+            words += [str(path), str(DTYPE_CODES[dtype])]
+        lines.append(" ".join(words))
+    printed = {}
+    for level in ("plain", "v3", "v4"):
+        found = subprocess.run(
+            [sys.executable, "-c", DIFFERENCE_OF_FILES, str(compiled().__file__)],
+            env={**os.environ, "ROUNDOFF_ISA": level},
+            input="\n".join(lines),
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        name, *rows = found.stdout.splitlines()
+        printed[name] = rows
+        assert len(rows) == len(cases)
+    assert len({tuple(rows) for rows in printed.values()}) == 1
