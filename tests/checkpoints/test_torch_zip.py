@@ -31,6 +31,7 @@ LAYOUTS = {
     "every_second": torch.arange(10)[::2],
     "empty": torch.empty(0, 3),
     "scalar": torch.tensor(3.5),
+    "many_dimensions": torch.randn((3,) * 10),
 }
 
 

@@ -32,6 +32,10 @@ DTYPES = {
 }
 TEXT = "str"
 
+MAX_VALUES = 300_000
+MAX_FIELDS = 100
+"""Of one tensor: its dimensions, its type, its content."""
+
 CHECKSUM, CHECKSUM_BYTES = b"crc_num", 17
 """What may stand behind the protobuf; it is not checked."""
 
@@ -45,7 +49,7 @@ def read_mindspore(data: FileBytes) -> dict[str, Any]:
     found: dict[str, list[_Slice]] = {}
     if bytes(data.view[-CHECKSUM_BYTES:]).startswith(CHECKSUM):
         data = data.part(0, len(data) - CHECKSUM_BYTES, "the protobuf")
-    for number, value in read_fields(data):
+    for number, value in read_fields(data, limit=MAX_VALUES):
         if number != VALUE or not isinstance(value, FileBytes):
             raise data.broken(f"it is no checkpoint of MindSpore: it has a field {number}", at=0)
         tag, piece = _value(value)
@@ -61,7 +65,7 @@ class _Slice:
         self.shape: list[int] = []
         self.type = ""
         self.content = memoryview(b"")
-        for number, field in read_fields(data):
+        for number, field in read_fields(data, limit=MAX_FIELDS):
             match number, field:
                 case (1, int() as size):
                     self.shape.append(size)
@@ -83,7 +87,7 @@ def _packed(data: FileBytes) -> list[int]:
 
 def _value(value: FileBytes) -> tuple[str, _Slice]:
     tag, piece = None, None
-    for number, field in read_fields(value):
+    for number, field in read_fields(value, limit=MAX_FIELDS):
         match number, field:
             case (1, FileBytes() as name):
                 tag = str(name.view, "utf-8", "replace")

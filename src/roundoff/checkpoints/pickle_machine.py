@@ -162,11 +162,9 @@ class _Machine:
 
     def _extend(self, values: list[Any]) -> None:
         target = self._top()
-        if isinstance(target, PickledObject):
-            target.elements.extend(values)
-        elif type(target) is list:
+        if type(target) is list:
             target.extend(values)
-        else:
+        elif not isinstance(target, PickledObject):  # what an object of another class holds as a list is left out
             raise ValueError("the pickle appends to something that is no list")
 
     def set_item(self) -> None:
@@ -179,6 +177,7 @@ class _Machine:
     def _set(self, items: list[Any]) -> None:
         target = self._top()
         if isinstance(target, PickledObject):
+            target.items = target.items or {}
             target = target.items
         if type(target) is not dict:
             raise ValueError("the pickle sets an item of something that is no dict")
@@ -211,7 +210,7 @@ class _Machine:
         made = self._called(called, arguments)
         if isinstance(made, PickledObject) and type(keywords) is dict:
             self._spend(len(keywords))
-            made.items.update(keywords)
+            made.items = dict(keywords)
         self.push(made)
 
     def instance_by_lines(self) -> None:

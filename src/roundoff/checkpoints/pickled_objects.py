@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 
@@ -32,8 +32,8 @@ class PickledObject:
     made_by: Global
     arguments: tuple[Any, ...] = ()
     state: Any = None
-    items: dict[Any, Any] = field(default_factory=dict)
-    elements: list[Any] = field(default_factory=list)
+    items: dict[Any, Any] | None = None
+    """What it holds as a dict; None, which takes no memory, while that is nothing."""
 
     def set_state(self, state: Any) -> None:
         """Keep what the pickle would have put into the object; of (attributes, slots) both."""

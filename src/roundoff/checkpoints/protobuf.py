@@ -9,10 +9,17 @@ from roundoff.checkpoints.file_bytes import FileBytes
 VARINT, FIXED_64, BYTES, FIXED_32 = 0, 1, 2, 5
 
 
-def read_fields(data: FileBytes) -> Iterator[tuple[int, int | FileBytes]]:
-    """Yield every field of a message: its number, and a count or the part of the file it holds."""
+def read_fields(data: FileBytes, *, limit: int) -> Iterator[tuple[int, int | FileBytes]]:
+    """Yield every field of a message: its number, and a count or the part of the file it holds.
+
+    A message of more than `limit` fields is refused.
+    """
     position = 0
+    num_fields = 0
     while position < len(data):
+        num_fields += 1
+        if num_fields > limit:
+            raise data.broken(f"the protobuf has more than {limit} fields where few belong", at=position)
         begin = position
         key, position = read_varint(data, position)
         number, kind = key >> 3, key & 7

@@ -19,8 +19,9 @@ from roundoff.checkpoints.torch_pickle import DtypeName, find_torch_global
 from roundoff.checkpoints.torch_zip import read_torch_zip
 
 METADATA = ".metadata"
-MAX_VALUE_BYTES = 2**24
-"""Settings of their own member beyond this size are not looked at."""
+MAX_SETTING_BYTES = 2**20
+MAX_SETTINGS_BYTES = 2**24
+"""Settings, which have members of their own, are not looked at beyond this size, one and all."""
 
 MAX_DEPTH = 20
 
@@ -86,6 +87,7 @@ class _Parts:
     def __init__(self, metadata: FileBytes, places: dict[Any, Any]) -> None:
         self._folder = metadata.path.parent
         self._files: dict[str, FileBytes] = {}
+        self._num_setting_bytes = 0
         self._places: dict[tuple[str, Offsets | None], PickledObject] = {}
         for index, place in places.items():
             if not isinstance(index, PickledObject) or not isinstance(place, PickledObject):
@@ -105,6 +107,13 @@ class _Parts:
                 raise ValueError(f"{name[:100]!r} is compressed, which is not read")
         raise ValueError(f"it does not say where a part of {name[:100]!r} lies")
 
+    def setting(self, name: str) -> Any:
+        data = self.find(name, None)
+        self._num_setting_bytes += len(data)
+        if len(data) > MAX_SETTING_BYTES or self._num_setting_bytes > MAX_SETTINGS_BYTES:
+            return f"<{len(data)} bytes>"
+        return read_torch_zip(data)
+
     def _file(self, name: str) -> FileBytes:
         if name not in self._files:
             if name in ("", "..") or Path(name).name != name or not name.isprintable():
@@ -118,8 +127,7 @@ def _value(name: Any, described: Any, parts: _Parts) -> Any:
         raise ValueError("it describes something that has no name")
     size, chunks = described.attribute("size"), described.attribute("chunks")
     if size is None and chunks is None:
-        data = parts.find(name, None)
-        return read_torch_zip(data) if len(data) <= MAX_VALUE_BYTES else f"<{len(data)} bytes>"
+        return parts.setting(name)
     properties = described.attribute("properties")
     match properties.state if isinstance(properties, PickledObject) else None, size, chunks:
         case ((DtypeName(name=dtype), *_) | {"dtype": DtypeName(name=dtype)}, tuple(), list()):

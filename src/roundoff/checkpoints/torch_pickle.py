@@ -10,7 +10,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from roundoff.checkpoints.lazy_tensor import MAX_REPEATED_BYTES, NUM_BYTES, LazyTensor, checked_shape, view_of
+from roundoff.checkpoints.lazy_tensor import (
+    MAX_ELEMENTS,
+    MAX_REPEATED_BYTES,
+    NUM_BYTES,
+    LazyTensor,
+    checked_shape,
+    view_of,
+)
 from roundoff.checkpoints.pickled_arrays import ARRAY_GLOBALS
 from roundoff.checkpoints.pickled_objects import PLAIN_GLOBALS, Global, Known, PickledObject
 
@@ -84,9 +91,10 @@ def strided_tensor(
     storage: Storage, dtype: str, offset: int, size: tuple[Any, ...], stride: tuple[Any, ...]
 ) -> LazyTensor:
     """Describe the part of a storage that a tensor looks at; a `ValueError` if it looks beyond it."""
-    shape, steps = checked_shape(size), checked_shape(stride, "a stride")
-    if len(shape) != len(steps) or offset < 0:
-        raise ValueError(f"a tensor of shape {list(shape)} has strides {list(steps)}")
+    shape = checked_shape(size)
+    steps = tuple(step for step in stride if type(step) is int and 0 <= step < MAX_ELEMENTS)
+    if not len(shape) == len(steps) == len(stride) or offset < 0:
+        raise ValueError(f"a tensor of shape {list(shape)} has strides or an offset that it cannot have")
     available = storage.num_bytes // NUM_BYTES[dtype]
     needed = offset + 1 + sum((n - 1) * step for n, step in zip(shape, steps, strict=True)) if all(shape) else 0
     if needed > available:

@@ -72,8 +72,8 @@ def _inside(value: Any) -> list[tuple[Any, Any]] | None:
         case PickledObject() if _is_module(value):
             return _inside_module(value)
         case PickledObject(state=dict() as state):
-            return list({**state, **value.items}.items())
-        case PickledObject(items=dict() as items) if items:
+            return list({**state, **(value.items or {})}.items())
+        case PickledObject(items=dict() as items):
             return list(items.items())
         case dict():
             return list(value.items())

@@ -16,7 +16,7 @@ LOCAL = b"PK\x03\x04"
 
 STORED, DEFLATED = 0, 8
 PIECE_BYTES = 2**16
-MAX_MEMBERS = 1_000_000
+MAX_MEMBERS = 300_000
 MAX_UNPACKED_BYTES = 64 * 2**20
 MAX_RATIO = 100
 """A compressed member may unpack to 64 MB, or to a hundred times the size of the whole file; more is a bomb."""
