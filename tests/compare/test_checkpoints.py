@@ -79,6 +79,14 @@ def test_what_a_narrower_format_explains_is_rounding(dtype: torch.dtype):
         ).note
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float8_e4m3fn, torch.float8_e5m2])
+def test_rounding_of_the_smallest_numbers_is_rounding_too(dtype: torch.dtype):
+    tiny = torch.finfo(dtype).smallest_normal * torch.rand(8, 8)
+    assert kinds(compared({"w": tiny}, {"w": tiny.to(dtype)})) == {"w": Kind.ROUNDED}
+    far = tiny + 2 * torch.finfo(dtype).smallest_normal
+    assert kinds(compared({"w": tiny}, {"w": far.to(dtype)})) == {"w": Kind.DIFFERENT}
+
+
 def test_values_that_went_through_a_narrow_format_once_are_told():
     reference = {"w": trained()["2.weight"]}
     found = compared(reference, {"w": reference["w"].to(torch.bfloat16).float()})
@@ -255,3 +263,9 @@ def test_a_vector_that_was_constant_before_is_not_taken_for_one_that_was_not_loa
     assert kinds(compared({"bn.weight": torch.ones(8)}, {"bn.weight": torch.full((8,), 1.01)})) == {
         "bn.weight": Kind.DIFFERENT
     }
+
+
+def test_complex_numbers_are_compared_as_such():
+    values = torch.randn(4, dtype=torch.complex64)
+    assert not kinds(compared({"z": values}, {"z": values.clone()}))
+    assert the_one(compared({"z": values}, {"z": values + 1j}), Kind.DIFFERENT).note == "4 of 4 values"

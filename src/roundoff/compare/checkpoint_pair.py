@@ -87,7 +87,8 @@ def lay(candidate: Tensor, pair: Pair, shape: tuple[int, ...]) -> Tensor:
 def look(pair: Pair, reference: Tensor, candidate: Tensor) -> Looked:
     """Say what is the matter with `candidate`, which is still in its own layout."""
     laid = lay(candidate, pair, tuple(reference.shape))
-    agreed = agreement(reference, laid)
+    sampled = samples(reference), samples(laid)
+    agreed = agreement(reference, laid, sampled=sampled)
     if agreed is not None and not pair.is_asked:
         note = "only the shapes ask for it" if pair.axes else "the layouts ask for other axes"
         return Looked(compared=_compared(pair, reference, laid, Kind.TRANSPOSED, note=note))
@@ -96,22 +97,21 @@ def look(pair: Pair, reference: Tensor, candidate: Tensor) -> Looked:
         far = None if kind is Kind.EQUAL else distance(reference, laid)
         note = "" if kind is Kind.EQUAL else f"to {_name(agreed[1])}"
         return Looked(compared=_compared(pair, reference, laid, kind, note=note, far=far))
-    for axes in _other_axes(reference, laid):
+    for axes in _other_axes(reference, laid, sampled[0]):
         if agreement(reference, laid.permute(axes)) is not None:
             note = f"equal with its axes as {axes}"
             return Looked(compared=_compared(pair, reference, laid, Kind.TRANSPOSED, note=note))
-    return _differing(pair, reference, laid)
+    return _differing(pair, reference, laid, sampled)
 
 
-def _differing(pair: Pair, reference: Tensor, laid: Tensor) -> Looked:
+def _differing(pair: Pair, reference: Tensor, laid: Tensor, sampled: tuple[Tensor, Tensor]) -> Looked:
     if not (reference.is_floating_point() and laid.is_floating_point()):
         num = int((reference != laid).sum())
         note = f"{num} of {reference.numel()} values"
         return Looked(compared=_compared(pair, reference, laid, Kind.DIFFERENT, note=note))
     far = distance(reference, laid)
     kind, note = _why_different(reference, laid, far)
-    taken = samples(reference), samples(laid)
-    return Looked(compared=_compared(pair, reference, laid, kind, note=note, far=far), samples=taken)
+    return Looked(compared=_compared(pair, reference, laid, kind, note=note, far=far), samples=sampled)
 
 
 def _why_different(reference: Tensor, laid: Tensor, far: Distance) -> tuple[Kind, str]:
@@ -132,15 +132,14 @@ def _why_different(reference: Tensor, laid: Tensor, far: Distance) -> tuple[Kind
     return Kind.NOT_LOADED, f"it looks like {start}"
 
 
-def _other_axes(reference: Tensor, laid: Tensor) -> Iterator[Axes]:
+def _other_axes(reference: Tensor, laid: Tensor, sampled: Tensor) -> Iterator[Axes]:
     """Yield the ways of exchanging two axes that leave the shape as it is, and could give the reference's values."""
-    ours = samples(reference) if reference.ndim > 1 else None
     for first in range(reference.ndim):
         for second in range(first + 1, reference.ndim):
-            if ours is not None and reference.shape[first] == reference.shape[second] > 1:
+            if reference.shape[first] == reference.shape[second] > 1:
                 axes = list(range(reference.ndim))
                 axes[first], axes[second] = second, first
-                if alike(ours, samples(laid.permute(axes)), coarser(reference.dtype, laid.dtype)):
+                if alike(sampled, samples(laid.permute(axes)), coarser(reference.dtype, laid.dtype)):
                     yield tuple(axes)
 
 

@@ -14,7 +14,7 @@ from roundoff.checkpoints.pairing import Pair
 from roundoff.checkpoints.pairing_leftovers import Unpaired
 from roundoff.checkpoints.pairing_match import PairedBy
 from roundoff.compare.checkpoint_pair import Kind, Looked, lay
-from roundoff.compare.checkpoint_tensors import agreement, alike, coarser, samples
+from roundoff.compare.checkpoint_tensors import agreement, alike, coarser, near, samples
 
 GUESSED = (PairedBy.SHAPE, PairedBy.EDIT_DISTANCE, PairedBy.POSITION)
 """What may be wrong about a pair rather than about its values."""
@@ -109,11 +109,10 @@ def _possible(group: Sequence[Looked]) -> list[tuple[int, int]]:
     dtype = torch.float64
     for name in {name for each in group for name in each.compared.dtypes}:
         dtype = coarser(dtype, getattr(torch, name))
-    near = ~torch.eye(len(sampled), dtype=torch.bool) & ~_are_constant(ours)[:, None]
-    tolerance = torch.finfo(dtype).eps
+    could_be = ~torch.eye(len(sampled), dtype=torch.bool) & ~_are_constant(ours)[:, None]
     for probe in torch.linspace(0, ours.shape[1] - 1, min(NUM_PROBES, ours.shape[1])).long():
-        near &= torch.isclose(ours[:, probe, None], theirs[None, :, probe], rtol=tolerance, atol=0, equal_nan=True)
-    places: list[tuple[int, int]] = [(int(place), int(other)) for place, other in near.nonzero()]
+        could_be &= near(ours[:, probe, None], theirs[None, :, probe], dtype)
+    places: list[tuple[int, int]] = [(int(place), int(other)) for place, other in could_be.nonzero()]
     return [(place, other) for place, other in places if alike(ours[place], theirs[other], dtype)]
 
 

@@ -36,18 +36,25 @@ class Distance:
     """NaN and infinities of the reference and of the candidate."""
 
 
-def agreement(reference: Tensor, candidate: Tensor) -> tuple[Agreement, torch.dtype] | None:
-    """Say whether two tensors are equal, or are after rounding to which dtype; None if they differ beyond that."""
+def agreement(
+    reference: Tensor, candidate: Tensor, *, sampled: tuple[Tensor, Tensor] | None = None
+) -> tuple[Agreement, torch.dtype] | None:
+    """Say whether two tensors are equal, or are after rounding to which dtype; None if they differ beyond that.
+
+    `sampled` are samples of the two, where somebody has them already.
+    """
     if reference.dtype == candidate.dtype and _same_bits(reference, candidate):
         return Agreement.EQUAL, reference.dtype
     if not (reference.is_floating_point() and candidate.is_floating_point()):
         wide = torch.float64 if reference.is_floating_point() or candidate.is_floating_point() else torch.int64
         same = not _are_complex(reference, candidate) and torch.equal(reference.to(wide), candidate.to(wide))
         return (Agreement.EQUAL, reference.dtype) if same else None
-    ours, theirs = samples(reference), samples(candidate)
-    for dtype in _possible_roundings(reference.dtype, candidate.dtype):
-        tolerance = torch.finfo(dtype).eps
-        if _within(ours, theirs, tolerance) and _all_within(reference, candidate, tolerance, dtype):
+    ours, theirs = sampled or (samples(reference), samples(candidate))
+    possible = _possible_roundings(reference.dtype, candidate.dtype)
+    if not alike(ours, theirs, possible[-1]):
+        return None
+    for dtype in possible:
+        if alike(ours, theirs, dtype) and _all_within(reference, candidate, dtype):
             return Agreement.ROUNDED, dtype
     return None
 
@@ -80,18 +87,24 @@ def distance(reference: Tensor, candidate: Tensor) -> Distance:
 
 def samples(tensor: Tensor) -> Tensor:
     """Return some values spread over a tensor, in fp64: two tensors whose samples differ differ."""
-    flat = tensor.reshape(-1) if tensor.is_contiguous() else tensor
-    ends = torch.linspace(0, tensor.numel() - 1, min(NUM_SAMPLES, tensor.numel()), dtype=torch.float64)
-    places = ends.round().to(torch.int64)
-    if flat.ndim == 1:
-        return flat[places].double()
-    return flat[torch.unravel_index(places, tensor.shape)].double()
+    if tensor.is_complex():
+        tensor = torch.view_as_real(tensor.resolve_conj())
+    num, last = min(NUM_SAMPLES, tensor.numel()), tensor.numel() - 1
+    places = torch.arange(num).mul_(last).div_(max(1, num - 1), rounding_mode="floor")
+    if tensor.is_contiguous() or tensor.numel() < CHUNK:
+        return tensor.reshape(-1)[places].double()
+    return tensor[torch.unravel_index(places, tensor.shape)].double()
 
 
 def alike(reference: Tensor, candidate: Tensor, dtype: torch.dtype) -> bool:
     """Say whether samples of two tensors could be the same values, kept in `dtype`."""
-    tolerance = torch.finfo(dtype).eps if dtype.is_floating_point else 0.0
-    return _within(reference, candidate, tolerance)
+    return bool(near(reference, candidate, dtype).all())
+
+
+def near(reference: Tensor, candidate: Tensor, dtype: torch.dtype) -> Tensor:
+    """Say of which elements the difference is within one spacing of the numbers of `dtype`, also of the smallest."""
+    info = torch.finfo(dtype if dtype.is_floating_point else torch.float64)
+    return torch.isclose(reference, candidate, rtol=info.eps, atol=info.smallest_normal * info.eps, equal_nan=True)
 
 
 def coarser(first: torch.dtype, second: torch.dtype) -> torch.dtype:
@@ -114,7 +127,7 @@ def _are_complex(*tensors: Tensor) -> bool:
 
 
 def _possible_roundings(reference: torch.dtype, candidate: torch.dtype) -> list[torch.dtype]:
-    """List the formats whose rounding may explain a difference: also one that both are wider than.
+    """List the formats whose rounding may explain a difference, the coarsest last: also one that both are wider than.
 
     A checkpoint that was saved in fp16 once and widened again has values of fp16.
     """
@@ -123,22 +136,17 @@ def _possible_roundings(reference: torch.dtype, candidate: torch.dtype) -> list[
     return [own, *(dtype for dtype in narrower if torch.finfo(dtype).eps > torch.finfo(own).eps)]
 
 
-def _all_within(reference: Tensor, candidate: Tensor, tolerance: float, dtype: torch.dtype) -> bool:
+def _all_within(reference: Tensor, candidate: Tensor, dtype: torch.dtype) -> bool:
     """Say whether every element is within one rounding; a format that neither side has must explain it exactly."""
     foreign = dtype not in (reference.dtype, candidate.dtype)
-    smallest = torch.finfo(dtype).smallest_normal * tolerance
     for first, second in zip(_pieces(reference), _pieces(candidate), strict=True):
         a, b = _wide(first, second)
         if foreign:
             if not (torch.equal(a.to(dtype).to(a.dtype), b) or torch.equal(b.to(dtype).to(b.dtype), a)):
                 return False
-        elif not torch.isclose(a, b, rtol=tolerance, atol=smallest, equal_nan=True).all():
+        elif not alike(a, b, dtype):
             return False
     return True
-
-
-def _within(first: Tensor, second: Tensor, tolerance: float) -> bool:
-    return bool(torch.isclose(first, second, rtol=tolerance, atol=1e-30, equal_nan=True).all())
 
 
 def _pieces(tensor: Tensor) -> Sequence[Tensor]:
