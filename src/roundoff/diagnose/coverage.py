@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 from roundoff.diagnose.numbers import listed, plural
 from roundoff.runs import Finding, JsonValue, ParameterFacts, Run, Severity, Structure
@@ -74,13 +74,10 @@ def _model_of(site: str) -> str:
 def _unregistered(look: Structure, unowned: Sequence[ParameterFacts]) -> Finding:
     unowned = sorted(unowned, key=lambda p: (str(p.attribute).rpartition(".")[0], -len(p.shape)))
     places = [str(p.attribute) for p in unowned]
-    return Finding(
-        rule="unregistered-parameter",
-        severity=Severity.ERROR,
-        confidence=0.99,
-        step=look.step,
-        site=unowned[0].site,
-        parameter=places[0],
+    return _finding(
+        "unregistered-parameter",
+        look,
+        unowned,
         title=f"{plural(len(unowned), 'tensor')} of the graph {_are(unowned)} held by the model but not owned by it",
         why=f"{listed(places)}: gradients reach them, but a plain attribute, list or dict hides them from "
         "model.parameters(), so that no optimizer trains them and no checkpoint holds them",
@@ -91,40 +88,33 @@ def _unregistered(look: Structure, unowned: Sequence[ParameterFacts]) -> Finding
 
 
 def _stale(look: Structure, new: Sequence[ParameterFacts], old: Sequence[ParameterFacts]) -> Finding:
-    optimizer = old[0].optimizers[0]
-    shapes = listed([_shape(p) for p in old])
-    names = [str(p.name) for p in new]
-    return Finding(
-        rule="stale-optimizer-parameters",
-        severity=Severity.ERROR,
-        confidence=0.99,
-        step=look.step,
-        site=new[0].site,
-        parameter=names[0],
+    optimizer, names, shapes = old[0].optimizers[0], [str(p.name) for p in new], [_shape(p) for p in old]
+    return _finding(
+        "stale-optimizer-parameters",
+        look,
+        new,
         title=f"{optimizer} trains parameters that the model no longer has",
         why=f"{listed(names)} get gradients and no optimizer holds them; {optimizer} holds {len(old)} others "
-        f"({shapes}) that no loss depends on: the layer was replaced after the optimizer was built",
+        f"({listed(shapes)}) that no loss depends on: the layer was replaced after the optimizer was built",
         fix="build the optimizer after the last change of the model, or add the new parameters: "
         "optimizer.add_param_group({'params': layer.parameters()})",
-        evidence=({"in_model": _plain(names)}, {"in_optimizer": [_shape(p) for p in old]}),
+        evidence=({"in_model": [*names]}, {"in_optimizer": [*shapes]}),
     )
 
 
 def _not_in_optimizer(look: Structure, left_out: Sequence[ParameterFacts]) -> Finding:
     names = [str(p.name) for p in left_out]
     num_trained = sum(1 for p in look.parameters if p.optimizers)
-    return Finding(
-        rule="not-in-optimizer",
-        severity=Severity.ERROR,
+    return _finding(
+        "not-in-optimizer",
+        look,
+        left_out,
         confidence=0.97,
-        step=look.step,
-        site=left_out[0].site,
-        parameter=names[0],
         title=f"no optimizer holds {listed(names)}",
         why=f"gradients reach {'it' if len(names) == 1 else 'them'} in every backward, but of the parameters that ask "
         f"for gradients {len(names)} of {len(names) + num_trained} are in no optimizer and keep their start values",
         fix="give the optimizer model.parameters(), or freeze on purpose: parameter.requires_grad_(False)",
-        evidence=({"left_out": _plain(names)},),
+        evidence=({"left_out": [*names]},),
     )
 
 
@@ -136,19 +126,45 @@ def _frozen(look: Structure) -> list[Finding]:
     held = sum(1 for p in frozen if p.optimizers)
     inside = f"; {held} of them are in an optimizer, which leaves them as they are" if held else ""
     return [
-        Finding(
-            rule="frozen",
+        _finding(
+            "frozen",
+            look,
+            frozen,
             severity=Severity.NOTE,
             confidence=1.0,
-            step=look.step,
-            site=frozen[0].site,
-            parameter=names[0],
             title=f"{len(frozen)} of {len(look.parameters)} parameters are frozen",
             why=f"requires_grad is False: {listed(names)}{inside}",
             fix="nothing, if it is meant so; else parameter.requires_grad_(True) before the optimizer is built",
-            evidence=({"frozen": _plain(names)},),
+            evidence=({"frozen": [*names]},),
         )
     ]
+
+
+def _finding(
+    rule: str,
+    look: Structure,
+    parameters: Sequence[ParameterFacts],
+    *,
+    title: str,
+    why: str,
+    fix: str,
+    evidence: tuple[JsonValue, ...],
+    severity: Severity = Severity.ERROR,
+    confidence: float = 0.99,
+) -> Finding:
+    """Return the finding about some parameters, at the place of the first of them."""
+    return Finding(
+        rule=rule,
+        severity=severity,
+        confidence=confidence,
+        step=look.step,
+        site=parameters[0].site,
+        parameter=parameters[0].attribute or parameters[0].name,
+        title=title,
+        why=why,
+        fix=fix,
+        evidence=evidence,
+    )
 
 
 def _shape(parameter: ParameterFacts) -> str:
@@ -157,7 +173,3 @@ def _shape(parameter: ParameterFacts) -> str:
 
 def _are(things: Sequence[object]) -> str:
     return "is" if len(things) == 1 else "are"
-
-
-def _plain(names: Iterable[str]) -> list[JsonValue]:
-    return list(names)

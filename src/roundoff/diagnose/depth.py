@@ -7,9 +7,9 @@ import math
 from collections.abc import Sequence
 
 from roundoff.diagnose.histories import first_histories
-from roundoff.diagnose.layers import Layer, forward_ops, layers_of, root_mean_square
+from roundoff.diagnose.layers import Layer, finding_at, forward_ops, layers_of, root_mean_square
 from roundoff.diagnose.numbers import short
-from roundoff.runs import Finding, JsonValue, Run, Severity
+from roundoff.runs import Finding, JsonValue, Run
 
 DEPTH_CODES = ("exploding-activations", "vanishing-gradients")
 _LEAST_LAYERS = 4
@@ -39,16 +39,9 @@ def _exploding(layers: Sequence[Layer]) -> list[Finding]:
         return []
     first = layers[0]
     return [
-        Finding(
-            rule="exploding-activations",
-            severity=Severity.ERROR,
-            confidence=0.95,
-            step=0,
-            phase="forward",
-            site=first.site,
-            op=first.result.op_name,
-            parameter=first.weight.name,
-            source=first.result.source,
+        finding_at(
+            first,
+            "exploding-activations",
             title=f"activations grow {short(growth)} times with every layer",
             why=f"at step 0 they are of size {short(finite[0])} after {first.site} and {short(finite[last])} after "
             f"{layers[last].site}, {last} layers on; the weights there have a standard deviation of "
@@ -76,15 +69,10 @@ def _vanishing(run: Run, layers: Sequence[Layer]) -> list[Finding]:
         return []
     layer = pairs[0][0]
     return [
-        Finding(
-            rule="vanishing-gradients",
-            severity=Severity.ERROR,
-            confidence=0.95,
-            step=0,
+        finding_at(
+            layer,
+            "vanishing-gradients",
             phase="backward",
-            site=layer.site,
-            parameter=layer.weight.name,
-            source=layer.result.source,
             title="gradients vanish on their way to the first layer",
             why=f"a gradient element of {layer.weight.name} is {short(first / last)} times as large as one of "
             f"{pairs[-1][0].weight.name}: each of the {len(pairs) - 1} layers between leaves {short(decay)} of it",

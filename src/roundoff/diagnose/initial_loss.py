@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 
-from roundoff.diagnose.layers import Layer, first_rank, forward_ops, layers_of, root_mean_square
+from roundoff.diagnose.layers import Layer, finding_at, first_rank, forward_ops, layers_of, root_mean_square
 from roundoff.diagnose.numbers import short
-from roundoff.runs import Finding, Run, Severity
+from roundoff.runs import Finding, Run
 
 _CRITERIA = ("cross_entropy", "CrossEntropyLoss")
 _TIMES = 2.0
@@ -30,16 +30,10 @@ def initial_losses(run: Run) -> list[Finding]:
     if loss < _TIMES * guess + _MORE or head.weight.tied_to is not None or gain is None or gain < _LARGE_GAIN:
         return []
     return [
-        Finding(
-            rule="initial-loss",
-            severity=Severity.ERROR,
+        finding_at(
+            head,
+            "initial-loss",
             confidence=0.9,
-            step=0,
-            phase="forward",
-            site=head.site,
-            op=head.result.op_name,
-            parameter=head.weight.name,
-            source=head.result.source,
             title=f"the first loss is {short(loss)}, where guessing gives {short(guess)}",
             why=f"guessing among {facts.num_classes} classes costs ln {facts.num_classes} = {short(guess)}; the logits "
             f"of {head.site} are of size {short(root_mean_square(head.result))}, because its weights, of size "

@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from roundoff.runs import Event, ParameterFacts, Run
+from roundoff.runs import Event, Finding, JsonValue, ParameterFacts, Run, Severity
 from roundoff.runs.step_ops import NAMED, StepOp, ops_of
 
 PRODUCTS = frozenset({"mm", "addmm", "convolution", "linear", "mkldnn_linear"})
@@ -29,6 +29,35 @@ class Layer:
     def result(self) -> Event:
         """What comes out."""
         return self.op.outputs[0]
+
+
+def finding_at(
+    layer: Layer,
+    rule: str,
+    *,
+    title: str,
+    why: str,
+    fix: str,
+    evidence: tuple[JsonValue, ...],
+    confidence: float = 0.95,
+    phase: str = "forward",
+) -> Finding:
+    """Return the error that a layer shows in the first step, at its place; of backward there is no op."""
+    return Finding(
+        rule=rule,
+        severity=Severity.ERROR,
+        confidence=confidence,
+        step=0,
+        phase=phase,
+        site=layer.site,
+        op=layer.result.op_name if phase == "forward" else None,
+        parameter=layer.weight.name,
+        source=layer.result.source,
+        title=title,
+        why=why,
+        fix=fix,
+        evidence=evidence,
+    )
 
 
 def forward_ops(run: Run, *, step: int = 0) -> list[StepOp]:
