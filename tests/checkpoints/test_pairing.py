@@ -106,10 +106,12 @@ def test_a_layer_more_in_the_middle_leaves_the_others_to_their_names():
 
 
 def test_among_layers_of_one_shape_the_names_that_are_most_alike_belong_together():
-    ours = [f"layers.{block}.attention.{name}" for block in range(3) for name in ("query", "key", "value", "output")]
+    ours = [
+        f"layers.{block}.attention.{name}" for block in range(3) for name in ("queries", "keys", "values", "outputs")
+    ]
     theirs = [f"h.{block}.attn.{name}" for name in ("wk", "wo", "wq", "wv") for block in range(3)]
     found = pair(linears(*ours), linears(*theirs))
-    short = {"query": "wq", "key": "wk", "value": "wv", "output": "wo"}
+    short = {"queries": "wq", "keys": "wk", "values": "wv", "outputs": "wo"}
     assert paired(found) == {
         f"layers.{block}.attention.{name}.{leaf}": f"h.{block}.attn.{other}.{leaf}"
         for block in range(3)

@@ -9,7 +9,7 @@ from enum import StrEnum
 
 from roundoff.checkpoints.pairing_axes import fit
 from roundoff.checkpoints.pairing_layers import UNCOUNTED, Layer
-from roundoff.checkpoints.pairing_names import likeness, numbers_in, skeleton
+from roundoff.checkpoints.pairing_names import common_words, likeness, numbers_in, skeleton, telling_parts
 
 
 class PairedBy(StrEnum):
@@ -65,7 +65,9 @@ def match_layers(reference: Sequence[Layer], candidate: Sequence[Layer]) -> list
     _renumbered(matching)
     _same_path(matching, lambda layer: (layer.path,))
     _same_path(matching, lambda layer: (layer.short_path,))
-    _same_ending(matching)
+    _same_path(matching, lambda layer: (common_words(layer.short_path),))
+    _same_ending(matching, lambda layer: layer.path)
+    _same_ending(matching, lambda layer: common_words(layer.path))
     for key in (_signature, _loose_signature, _weight_shape):
         _same_shapes(matching, key)
     return sorted(matching.matches, key=lambda match: match.reference.place)
@@ -85,10 +87,15 @@ def _same_path(matching: _Matching, key: Callable[[Layer], Hashable]) -> None:
             matching.match(ours[0], theirs[0], PairedBy.RULES)
 
 
-def _same_ending(matching: _Matching) -> None:
+def _same_ending(matching: _Matching, words: Callable[[Layer], tuple[str, ...]]) -> None:
     """Match `backbone.conv1` with `conv1` where no other path ends so."""
-    for ours, theirs in matching.groups(lambda layer: layer.path[-1:]):
-        likings = [(mine, other) for mine in ours for other in theirs if _ends_alike(mine, other)]
+    for ours, theirs in matching.groups(lambda layer: words(layer)[-1:]):
+        likings = [
+            (mine, other)
+            for mine in ours
+            for other in theirs
+            if _end_alike(words(mine), words(other)) and _fits(mine, other)
+        ]
         places = [mine.place for mine, _ in likings], [other.place for _, other in likings]
         for mine, other in likings:
             if places[0].count(mine.place) == places[1].count(other.place) == 1:
@@ -102,6 +109,8 @@ def _same_shapes(matching: _Matching, key: Callable[[Layer], Hashable]) -> None:
     for ours, theirs in matching.groups(key):
         _alike(matching, ours, theirs)
     for ours, theirs in matching.groups(key):
+        _same_last_number(matching, ours, theirs)
+    for ours, theirs in matching.groups(key):
         if len(ours) == len(theirs):
             _in_order(matching, ours, theirs, by=PairedBy.POSITION)
 
@@ -110,17 +119,49 @@ def _alike(matching: _Matching, reference: Sequence[Layer], candidate: Sequence[
     """Match families (layers whose names differ by numbers only) that like each other best, and no other as well."""
     ours, theirs = _families(reference), _families(candidate)
     while len(ours) > 1 or len(theirs) > 1:
-        likings = {
-            (mine, other): likeness(mine, other)
-            for mine in ours
-            for other in theirs
-            if len(ours[mine]) == len(theirs[other])
-        }
+        likings = _likings(ours, theirs)
         mutual = [pair for pair, liking in likings.items() if liking and _is_best(pair, liking, likings)]
         if not mutual:
             return
         for mine, other in mutual:
             _in_order(matching, ours.pop(mine), theirs.pop(other), by=PairedBy.EDIT_DISTANCE)
+
+
+def _likings(ours: dict[str, list[Layer]], theirs: dict[str, list[Layer]]) -> dict[tuple[str, str], float]:
+    """Say how alike the names of families of one size are: in all, and in what tells them from the others."""
+    likings = {}
+    for size in {len(family) for family in ours.values()}:
+        sides = [[name for name, family in side.items() if len(family) == size] for side in (ours, theirs)]
+        parts = [telling_parts(names) for names in sides]
+        for mine in sides[0]:
+            for other in sides[1]:
+                likings[mine, other] = likeness(parts[0][mine], parts[1][other]) + likeness(mine, other)
+    return likings
+
+
+def _same_last_number(matching: _Matching, reference: Sequence[Layer], candidate: Sequence[Layer]) -> None:
+    """Match `layer#.#.conv3` with `conv#_block#_3_conv`, as often as both come; once is no evidence.
+
+    It takes families apart that lie in one on the other side, as a shortcut's convolution among the others of a block.
+    """
+    if len(reference) != len(candidate) or len(_families(reference)) == len(_families(candidate)) == 1:
+        return
+    ours, theirs = _by_last_number(reference), _by_last_number(candidate)
+    for mine, layers in ours.items():
+        others = [
+            other for other in theirs if other[1] == mine[1] and len(theirs[other]) == len(layers) and len(layers) > 1
+        ]
+        rivals = [other for other in ours if other[1] == mine[1] and len(ours[other]) == len(layers)]
+        if len(others) == len(rivals) == 1:
+            _in_order(matching, layers, theirs.pop(others[0]), by=PairedBy.POSITION)
+
+
+def _by_last_number(layers: Sequence[Layer]) -> dict[tuple[str, int], list[Layer]]:
+    found: dict[tuple[str, int], list[Layer]] = defaultdict(list)
+    for layer in layers:
+        numbers = [number for number in numbers_in(layer.short_path) if number >= 0]
+        found[skeleton(layer.short_path), numbers[-1] if numbers else -1].append(layer)
+    return dict(found)
 
 
 def _is_best(pair: tuple[str, str], liking: float, likings: dict[tuple[str, str], float]) -> bool:
@@ -141,9 +182,12 @@ def _in_order(matching: _Matching, reference: Sequence[Layer], candidate: Sequen
 
 
 def _ordered(layers: Sequence[Layer]) -> list[Layer]:
-    """Order by number within one family: files may be sorted as text, where 10 comes before 2."""
-    if len(_families(layers)) == 1:
+    """Order by number within one family, and several by the file, but not one that is sorted as text: 10 before 2."""
+    families = [[numbers_in(layer.short_path) for layer in family] for family in _families(layers).values()]
+    if len(families) == 1:
         return sorted(layers, key=lambda layer: numbers_in(layer.short_path))
+    if any(numbers != sorted(numbers) for numbers in families):
+        return sorted(layers, key=lambda layer: [(skeleton([word]), numbers_in([word])) for word in layer.short_path])
     return sorted(layers, key=lambda layer: layer.place)
 
 
@@ -174,10 +218,8 @@ def _fits(reference: Layer, candidate: Layer) -> bool:
     )
 
 
-def _ends_alike(reference: Layer, candidate: Layer) -> bool:
-    shortest = min(len(reference.path), len(candidate.path))
-    ending = reference.path[len(reference.path) - shortest :]
-    names_something = any(not word.isdecimal() for word in ending)
-    return (
-        names_something and ending == candidate.path[len(candidate.path) - shortest :] and _fits(reference, candidate)
-    )
+def _end_alike(reference: tuple[str, ...], candidate: tuple[str, ...]) -> bool:
+    """Say whether the shorter path is the end of the other, and no mere number."""
+    shortest = min(len(reference), len(candidate))
+    ending = reference[len(reference) - shortest :]
+    return ending == candidate[len(candidate) - shortest :] and any(not word.isdecimal() for word in ending)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Sequence
 
@@ -18,6 +19,25 @@ LEAVES = {
     **dict.fromkeys(("running_var", "moving_variance", "_variance", "variance", "var", "w_2"), "running_var"),
 }
 """What a layer's tensors are called, and what PyTorch calls them."""
+
+MODULES = {
+    **dict.fromkeys(("q_proj", "query", "query_layer"), "wq"),
+    **dict.fromkeys(("k_proj", "key", "key_layer"), "wk"),
+    **dict.fromkeys(("v_proj", "value", "value_layer"), "wv"),
+    **dict.fromkeys(("o_proj", "out_proj"), "wo"),
+    **dict.fromkeys(("self_attn", "self_attention", "attn"), "attention"),
+    **dict.fromkeys(("mlp", "ffn"), "feed_forward"),
+    "gate_proj": "w1",
+    "down_proj": "w2",
+    "up_proj": "w3",
+    "input_layernorm": "attention_norm",
+    "post_attention_layernorm": "ffn_norm",
+    "embed_tokens": "tok_embeddings",
+    "lm_head": "output",
+    "down_sample_layer": "downsample",
+}
+"""What libraries of models call the same layer, where letters would mislead: the norm after attention is the one before
+the feed-forward network."""
 
 _NUMBER = re.compile(r"_?(\d+)(?!\d|d(?![a-z]))")  # but not the 2 of conv2d
 
@@ -36,6 +56,15 @@ def split_name(name: str) -> tuple[tuple[str, ...], str]:
     if "/" in name:  # Keras says a layer's name twice
         words = [word for place, word in enumerate(words) if not place or word != words[place - 1]]
     return tuple(words[:-1]), words[-1] if words else ""
+
+
+def common_words(path: Sequence[str]) -> tuple[str, ...]:
+    """Return a path in the words that stand for those of all libraries.
+
+    >>> common_words(("layers", "0", "self_attn", "q_proj"))
+    ('layers', '0', 'attention', 'wq')
+    """
+    return tuple(MODULES.get(word, word) for word in path)
 
 
 def skeleton(path: Sequence[str]) -> str:
@@ -74,3 +103,21 @@ def likeness(first: str, second: str) -> float:
         above = row
     letters = len(first) + len(second)
     return 2 * above[-1] / letters if letters else 1.0
+
+
+def telling_parts(names: Sequence[str]) -> dict[str, str]:
+    """Return of each name what is left without the beginning and the end that all have in common.
+
+    >>> telling_parts(["attn.q_proj", "attn.k_proj"])
+    {'attn.q_proj': 'q', 'attn.k_proj': 'k'}
+    """
+    begin = _num_alike(names)
+    rests = [name[begin:] for name in names]
+    end = _num_alike([rest[::-1] for rest in rests])
+    return {name: rest[: len(rest) - end] for name, rest in zip(names, rests, strict=True)}
+
+
+def _num_alike(names: Sequence[str]) -> int:
+    """Count the letters with which all names begin."""
+    letters = zip(*names, strict=False)
+    return sum(1 for _ in itertools.takewhile(lambda column: len(set(column)) == 1, letters))
