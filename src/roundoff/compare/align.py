@@ -20,7 +20,7 @@ SKIPPABLE = frozenset(
         "new_zeros", "ones", "ones_like", "scalar_tensor", "to", "zero", "zeros", "zeros_like",
     }
 )  # fmt: skip
-"""Ops that make no new numbers: one side may have more of them."""
+"""Ops that make no new numbers, or only constants."""
 
 MOST_CELLS = 4_000_000
 """Beyond so many pairs of ops in one site a quicker way of lining up is taken, which may skip more."""
@@ -34,7 +34,7 @@ class Alignment:
     """In the order in which the reference ran them."""
     only_reference: tuple[StepOp, ...]
     only_candidate: tuple[StepOp, ...]
-    """What did not line up, casts and copies left out."""
+    """What did not line up, casts and copies included, in the order of their own run."""
 
 
 def align(
@@ -58,7 +58,11 @@ def align(
         only_reference += left
         only_candidate += right
     pairs.sort(key=lambda pair: pair[0].first.order)
-    return Alignment(pairs=tuple(pairs), only_reference=_told(only_reference), only_candidate=_told(only_candidate))
+    return Alignment(
+        pairs=tuple(pairs),
+        only_reference=tuple(sorted(only_reference, key=_order)),
+        only_candidate=tuple(sorted(only_candidate, key=_order)),
+    )
 
 
 def sites_by_order(reference: Sequence[StepOp], candidate: Sequence[StepOp]) -> dict[str, str]:
@@ -73,6 +77,11 @@ def sites_by_order(reference: Sequence[StepOp], candidate: Sequence[StepOp]) -> 
 def op_word(op: StepOp) -> str:
     """Return the word that an op shares with its versions in place and for lists: `mul` for `aten._foreach_mul_`."""
     return op.first.op if op.first.op in NAMED else re.sub("^_foreach_", "", bare_name(op.first.op))
+
+
+def is_passing_on(op: StepOp) -> bool:
+    """Say whether an op makes no new numbers but casts, copies or rounds: one side may have more of them."""
+    return op.first.op.startswith("roundoff.") or op_word(op) in SKIPPABLE
 
 
 def common_subsequence(left: Sequence[Hashable], right: Sequence[Hashable]) -> list[tuple[int, int]]:
@@ -174,5 +183,5 @@ def _signatures(ops: Iterable[StepOp]) -> dict[str, tuple[Hashable, ...]]:
     return {site: tuple(tokens) for site, tokens in found.items()}
 
 
-def _told(ops: Iterable[StepOp]) -> tuple[StepOp, ...]:
-    return tuple(sorted((op for op in ops if op_word(op) not in SKIPPABLE), key=lambda op: op.first.order))
+def _order(op: StepOp) -> int:
+    return op.first.order

@@ -5,11 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from typing import TypeAlias
 
 import numpy as np
 
 from roundoff.kernels.sketches import difference_norms, differing_channels
 from roundoff.runs import SKETCH_LENGTH, Event
+
+TensorKey: TypeAlias = tuple[int, str]
 
 LOCAL = 0.9
 """A difference is local if that share of its square, at least, lies in one channel."""
@@ -50,6 +53,11 @@ def distances(pairs: Sequence[tuple[Event, Event]]) -> list[Distance]:
         local = int(channel) if certainty >= LOCAL and num_channels(pairs[i][0]) > 1 else None
         found[i] = _distance(float(norm), *pairs[i], channel=local)
     return found
+
+
+def tensor_key(event: Event) -> TensorKey:
+    """Tell a tensor by its size and norm, which a view that only turns or reshapes it has, too."""
+    return event.num_elements, f"{event.l2:.9g}"
 
 
 def divided(event: Event, divisor: float) -> Event:

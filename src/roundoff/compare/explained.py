@@ -16,8 +16,11 @@ from roundoff.runs.step_ops import StepOp
 
 GROWTH = 4.0
 """Errors of inputs may come out so many times larger, in relation to the numbers a result is made of."""
-ROUNDINGS = 8.0
-"""A result may be so many roundings off by itself, and more where it is a long sum."""
+ROUNDINGS = 3.0
+"""Two results may be so many roundings apart, of both operands and the result; sums are made in fp32 or wider."""
+ORDERINGS = 5.0
+"""And so many of fp32's more, by the order of computing, and more where they are long sums."""
+FP32_UNIT = 2.0**-24
 WIDE_GROWTH = 16.0
 """The same as `GROWTH` for ops that nothing more is known about."""
 
@@ -76,6 +79,11 @@ def unit_of(dtype: str) -> float:
     return torch.finfo(found).eps / 2
 
 
+def roundings(unit: float, *, num_terms: float = 1.0) -> float:
+    """Return how far apart two results may be by rounding alone, in relation to their norm."""
+    return ROUNDINGS * unit + (ORDERINGS + math.sqrt(num_terms)) * min(unit, FP32_UNIT)
+
+
 def expected(
     reference: StepOp,
     output: Event,
@@ -94,7 +102,7 @@ def expected(
     word = op_word(reference)
     given = [event for event, _ in inputs]
     scale, num_terms = scale_of(word, output, given)
-    rounding = unit * scale * (ROUNDINGS + math.sqrt(num_terms))
+    rounding = scale * roundings(unit, num_terms=num_terms)
     off = sum(distance.relative for _, distance in inputs if distance.is_comparable)
     if any(not distance.is_comparable for _, distance in inputs):
         return Expected(inherited=math.inf, rounding=rounding)

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from roundoff.compare.align import Alignment, align, sites_by_order
+from roundoff.compare.align import Alignment, align, is_passing_on, sites_by_order
 from roundoff.compare.curve import Curve
 from roundoff.compare.curves import CurveComparison, compare_curves
-from roundoff.compare.distance import divided
 from roundoff.compare.divergence import Divergence, Row, Side, Unpaired
+from roundoff.compare.loss_scale import without_loss_scale
 from roundoff.compare.recipe_unit import unit_of_run
 from roundoff.compare.step import compare_step
 from roundoff.errors import CompareError
@@ -114,22 +114,21 @@ def _common_ranks(reference: Run, candidate: Run, rank: int | None) -> list[int]
 
 
 def _alignment(reference: Run, candidate: Run, *, step: int, rank: int, sites: Mapping[str, str]) -> Alignment:
-    ratio = _loss_scale(candidate, step) / _loss_scale(reference, step)
     ours = ops_of(reference.iter_events(step=step, rank=rank))
-    theirs = ops_of(_comparable(candidate.iter_events(step=step, rank=rank), reference, candidate, scaled_by=ratio))
-    return align(ours, theirs, sites=_sites(ours, theirs, sites))
+    theirs = ops_of(_comparable(candidate.iter_events(step=step, rank=rank), reference, candidate))
+    alignment = align(ours, theirs, sites=_sites(ours, theirs, sites))
+    return without_loss_scale(alignment, _loss_scale(candidate, step) / _loss_scale(reference, step))
 
 
 def _loss_scale(run: Run, step: int) -> float:
     return next((metrics.loss_scale for metrics in run.metrics() if metrics.step == step and metrics.loss_scale), 1.0)
 
 
-def _comparable(events: Iterable[Event], reference: Run, candidate: Run, *, scaled_by: float) -> Iterator[Event]:
-    """Yield the candidate's events as if its loss had the reference's scale, without sketches that do not line up."""
-    line_up = sketches_line_up(reference.info, candidate.info)
-    for event in events:
-        known = event if line_up else replace(event, sketch_bytes=None)
-        yield divided(known, scaled_by) if event.phase == "backward" and scaled_by != 1 else known
+def _comparable(events: Iterable[Event], reference: Run, candidate: Run) -> Iterable[Event]:
+    """Return the candidate's events, without sketches if they do not line up with the reference's."""
+    if sketches_line_up(reference.info, candidate.info):
+        return events
+    return (replace(event, sketch_bytes=None) for event in events)
 
 
 def _sites(reference: Sequence[StepOp], candidate: Sequence[StepOp], given: Mapping[str, str]) -> dict[str, str]:
@@ -162,6 +161,7 @@ def _unpaired(alignment: Alignment, step: int) -> list[Unpaired]:
         )
         for side, ops in sides
         for op in ops
+        if not is_passing_on(op)
     ]
 
 

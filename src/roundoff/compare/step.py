@@ -7,19 +7,20 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from roundoff.compare.align import Alignment, op_word
-from roundoff.compare.distance import Distance, distances, num_channels
+from roundoff.compare.align import Alignment, is_passing_on, op_word
+from roundoff.compare.distance import Distance, TensorKey, distances, num_channels, tensor_key
 from roundoff.compare.divergence import Cause, Divergence, Row, Side
-from roundoff.compare.explained import GROWTH, RANDOM, ROUNDINGS, expected, unit_of
+from roundoff.compare.explained import GROWTH, RANDOM, expected, roundings, unit_of
 from roundoff.runs import Event, shape_to_text
 from roundoff.runs.step_ops import NAMED, StepOp
 
-UNKNOWN_ROUNDINGS = 64.0
-"""A tensor that no lined-up op made may be so many roundings off."""
+UNKNOWN_TERMS = 4096
+"""A tensor that no lined-up op made may be a sum of so many terms."""
+SAME_TENSOR = 4.0
+"""Two estimates of one distance may be so far apart, for a tensor and its transpose."""
 START_VALUES = ("parameter", "buffer")
 
 Pair = tuple[StepOp, StepOp]
-TensorKey = tuple[int, str]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,22 +89,21 @@ class _Walk:
         return found
 
     def _is_introduced(self, pair: Pair, a: Event, distance: Distance, excess: float) -> bool:
-        if not distance.is_comparable or distance.is_equal or _has_unknown_inputs(pair[0]):
+        if not distance.is_comparable or distance.is_equal or _has_unknown_inputs(pair[0]) or _is_workspace(a):
             return False
         if a.op in NAMED:
             is_start = self._is_first or a.op == "input"
-            return is_start and not distance.relative <= ROUNDINGS * self._unit(pair)
+            return is_start and not distance.relative <= roundings(self._unit(pair))
         return excess > 1
 
     def _is_unaccounted(self, a: Event, b: Event, distance: Distance) -> bool:
         """Say whether a tensor differs more than whatever it was made from."""
-        if distance.is_equal or not distance.is_comparable:
+        if distance.is_equal or not distance.is_comparable or _is_workspace(a):
             return False
         unit = max(unit_of(a.dtype), unit_of(b.dtype), self._coarsest if unit_of(a.dtype) else 0.0)
-        known = self._made.get(_key(a))
-        allowed = (
-            GROWTH * self._noise + UNKNOWN_ROUNDINGS * unit if known is None else GROWTH * known + ROUNDINGS * unit
-        )
+        known = self._made.get(tensor_key(a))
+        inherited = GROWTH * self._noise if known is None else SAME_TENSOR * known
+        allowed = inherited + roundings(unit, num_terms=UNKNOWN_TERMS if known is None else 1)
         return not distance.relative <= allowed
 
     def _came_from_elsewhere(self, pair: Pair, a: Event, b: Event, distance: Distance) -> Divergence:
@@ -111,40 +111,46 @@ class _Walk:
         unit = self._unit(pair)
         sides: tuple[tuple[Side, Event], ...] = (("candidate", b), ("reference", a))
         for side, event in sides:
-            maker = self._made_by_one_side.get((side, *_key(event)))
-            if maker is not None:
-                first = self._first_of_its_kind(side, maker)
+            maker = self._made_by_one_side.get((side, *tensor_key(event)))
+            first = None if maker is None else self._first_of_its_kind(side, maker)
+            if first is not None:
                 output = (first.outputs or first.inputs)[0]
                 found = _divergence(self._cause(first), output, distance, inherited=0.0, unit=unit)
                 return replace(found, is_only_in=side)
         writer = self._written_in_forward(pair[0], a)
         if writer is not None:
             return replace(_divergence("forward", writer, distance, inherited=0.0, unit=unit), output=a.output)
-        came_in = _key(a) not in self._made and (a.phase == "forward" or not unit_of(a.dtype))
-        cause: Cause = "data" if came_in and not self._alignment.only_candidate else self._cause(pair[0])
+        came_in = tensor_key(a) not in self._made and (a.phase == "forward" or not unit_of(a.dtype))
+        is_alone = all(is_passing_on(op) for op in self._alignment.only_candidate)
+        cause: Cause = "data" if came_in and is_alone else self._cause(pair[0])
         return _divergence(cause, a, distance, inherited=0.0, unit=unit)
 
     def _written_in_forward(self, op: StepOp, read: Event) -> Event | None:
         """Return the norm's result in the forward if its backward reads running statistics, which that has written."""
-        if not op_word(op).endswith("batch_norm_backward") or _key(read) in self._made:
+        if not op_word(op).endswith("batch_norm_backward") or tensor_key(read) in self._made:
             return None
         outputs = (reference.outputs for reference, _ in self._alignment.pairs if _is_norm_of(reference, read))
         return next((found[0] for found in outputs if found), None)
 
-    def _first_of_its_kind(self, side: Side, op: StepOp) -> StepOp:
-        """Go back from one op without counterpart to the first of those that took what both sides have."""
+    def _first_of_its_kind(self, side: Side, op: StepOp) -> StepOp | None:
+        """Go back from an op without counterpart to the first of those that took what both sides have.
+
+        None if there are but casts and copies between.
+        """
         seen = {id(op)}
+        found = None if is_passing_on(op) else op
         while True:
-            before = [self._made_by_one_side.get((side, *_key(x))) for x in op.inputs]
-            leading = [maker for maker in before if maker is not None and self._takes_shared(side, maker)]
-            earlier = next((maker for maker in leading if id(maker) not in seen), None)
-            if earlier is None:
-                return op
-            seen.add(id(earlier))
-            op = earlier
+            before = [self._made_by_one_side.get((side, *tensor_key(x))) for x in op.inputs]
+            leading = [maker for maker in before if maker is not None and id(maker) not in seen]
+            wanted = [maker for maker in leading if found is None or self._takes_shared(side, maker)]
+            if not wanted:
+                return found
+            op = wanted[0]
+            seen.add(id(op))
+            found = found if is_passing_on(op) else op
 
     def _takes_shared(self, side: Side, op: StepOp) -> bool:
-        return any((side, *_key(x)) in self._shared for x in op.inputs)
+        return any((side, *tensor_key(x)) in self._shared for x in op.inputs)
 
     def _cause(self, op: StepOp) -> Cause:
         event = op.first
@@ -169,7 +175,7 @@ class _Walk:
     def _remember(self, a: Event, distance: Distance) -> None:
         if distance.is_comparable and math.isfinite(distance.relative):
             self._noise = max(self._noise, distance.relative)
-            self._made[_key(a)] = distance.relative
+            self._made[tensor_key(a)] = distance.relative
 
 
 def _all_distances(pairs: Sequence[Pair]) -> dict[tuple[int, int], Distance]:
@@ -179,6 +185,11 @@ def _all_distances(pairs: Sequence[Pair]) -> dict[tuple[int, int], Distance]:
         for both in (*_paired(_read_by(reference), _read_by(candidate)), *_paired(reference.outputs, candidate.outputs))
     ]
     return {(id(a), id(b)): d for (a, b), d in zip(tensors, distances(tensors), strict=True)}
+
+
+def _is_workspace(event: Event) -> bool:
+    """Say whether a tensor of an op holds bytes of its own making, which mean nothing to others."""
+    return event.dtype == "uint8" and event.op not in NAMED
 
 
 def _has_unknown_inputs(op: StepOp) -> bool:
@@ -214,23 +225,21 @@ def _larger(a: Event, b: Event) -> Event:
     return b if b.l2 > a.l2 else a
 
 
-def _key(event: Event) -> TensorKey:
-    """Tell a tensor by its size and norm, which a view that only turns or reshapes it has, too."""
-    return event.num_elements, f"{event.l2:.9g}"
-
-
 def _made_by(alignment: Alignment) -> dict[tuple[str, int, str], StepOp]:
-    """Return the ops without counterpart by the tensors they made."""
-    sides = (("reference", alignment.only_reference), ("candidate", alignment.only_candidate))
-    return {(side, *_key(output)): op for side, ops in sides for op in ops for output in op.outputs}
+    """Return the ops without counterpart by the tensors they made; casts only for what nothing else made."""
+    found: dict[tuple[str, int, str], StepOp] = {}
+    for side, ops in (("reference", alignment.only_reference), ("candidate", alignment.only_candidate)):
+        for op in sorted(ops, key=is_passing_on, reverse=True):
+            found |= {(side, *tensor_key(output)): op for output in op.outputs}
+    return found
 
 
 def _made_on_both(alignment: Alignment) -> set[tuple[Side, int, str]]:
     """Return the results of lined-up ops, of each side."""
     found: set[tuple[Side, int, str]] = set()
     for reference, candidate in alignment.pairs:
-        found |= {("reference", *_key(output)) for output in reference.outputs}
-        found |= {("candidate", *_key(output)) for output in candidate.outputs}
+        found |= {("reference", *tensor_key(output)) for output in reference.outputs}
+        found |= {("candidate", *tensor_key(output)) for output in candidate.outputs}
     return found
 
 
