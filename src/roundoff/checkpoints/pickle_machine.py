@@ -20,26 +20,34 @@ LoadPersistent = Callable[[Any], Any]
 
 
 def unpickle(
-    data: FileBytes, *, start: int = 0, globals: FindGlobal, persistent: LoadPersistent | None = None
+    data: FileBytes,
+    *,
+    start: int = 0,
+    globals: FindGlobal,
+    persistent: LoadPersistent | None = None,
+    limit: int | None = None,
 ) -> tuple[Any, int]:
     """Return what a pickle describes, and where it ends.
 
     Long byte strings come as views of the file. `globals` gives the stand-in for a name: a `Known`, a constant, or a
     `Global`, which becomes an inert `PickledObject` when it is called. Stand-ins complain with `ValueError`.
+    A pickle of more than `limit` instructions is refused.
     """
-    machine = _Machine(data, start, globals, persistent)
+    machine = _Machine(data, start, globals, persistent, limit or MAX_INSTRUCTIONS)
     return machine.run(), machine.position
 
 
 class _Machine:
-    def __init__(self, data: FileBytes, start: int, find_global: FindGlobal, persistent: LoadPersistent | None) -> None:
+    def __init__(
+        self, data: FileBytes, start: int, find_global: FindGlobal, persistent: LoadPersistent | None, limit: int
+    ) -> None:
         self.position = start
         self._data = data
         self._find_global = find_global
         self._persistent = persistent
         self._stack: list[Any] = []
         self._memo: dict[int, Any] = {}
-        self._budget = MAX_INSTRUCTIONS
+        self._limit = self._budget = limit
 
     def run(self) -> Any:
         while True:
@@ -58,7 +66,7 @@ class _Machine:
     def _spend(self, cost: int) -> None:
         self._budget -= cost
         if self._budget < 0:
-            raise ValueError(f"the pickle takes more than {MAX_INSTRUCTIONS} instructions")
+            raise ValueError(f"the pickle takes more than {self._limit} instructions")
 
     # What an instruction reads from the file.
 

@@ -19,6 +19,8 @@ from roundoff.checkpoints.torch_pickle import DtypeName, find_torch_global
 from roundoff.checkpoints.torch_zip import read_torch_zip
 
 METADATA = ".metadata"
+MAX_INSTRUCTIONS = 20_000_000
+"""The pickle that describes every chunk of every rank may be long."""
 MAX_SETTING_BYTES = 2**20
 MAX_SETTINGS_BYTES = 2**24
 """Settings, which have members of their own, are not looked at beyond this size, one and all."""
@@ -46,7 +48,7 @@ class _Chunk:
 def read_torch_distributed(folder: Path) -> tuple[dict[str, Any], FileBytes]:
     """Return the tensors and settings of a folder by name, and the file that describes them."""
     metadata = FileBytes.of_file(folder / METADATA)
-    tree, _ = unpickle(metadata, globals=find_torch_global)
+    tree, _ = unpickle(metadata, globals=find_torch_global, limit=MAX_INSTRUCTIONS)
     described = tree.attribute("state_dict_metadata") if isinstance(tree, PickledObject) else None
     places = tree.attribute("storage_data") if isinstance(tree, PickledObject) else None
     if not isinstance(described, dict) or not isinstance(places, dict):
