@@ -43,10 +43,10 @@ class FileBytes:
     def __len__(self) -> int:
         return len(self.view)
 
-    def broken(self, why: str, *, at: int | None = None) -> CheckpointError:
+    def broken(self, why: str, *, at: int | None = None, fix: str | None = None) -> CheckpointError:
         """Make the error that says what is wrong, and at which byte of the file."""
         place = "" if at is None else f" at byte {self.start + at}"
-        return cannot_read(self.path, f"{why}{place}.")
+        return cannot_read(self.path, f"{why}{place}.", fix=fix)
 
     def at(self, offset: int, length: int, what: str) -> memoryview:
         """Return so many bytes of that place, or say that `what` reaches beyond the end."""
@@ -64,9 +64,9 @@ class FileBytes:
         return int.from_bytes(self.at(offset, num_bytes, what), "little")
 
 
-def cannot_read(path: Path, why: str) -> CheckpointError:
+def cannot_read(path: Path, why: str, *, fix: str | None = None) -> CheckpointError:
     """Make the error for a file that is broken, hostile or no checkpoint; what it quotes of the file can be printed."""
     why = why if why.isprintable() else why.encode("unicode_escape").decode()
     return CheckpointError.explain(
-        f"'{path}' cannot be read as a checkpoint.", why=why, fix="take it from another copy, or save it again."
+        f"'{path}' cannot be read as a checkpoint.", why=why, fix=fix or "take it from another copy, or save it again."
     )

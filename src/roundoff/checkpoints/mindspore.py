@@ -39,22 +39,22 @@ MAX_FIELDS = 100
 CHECKSUM, CHECKSUM_BYTES = b"crc_num", 17
 """What may stand behind the protobuf; it is not checked."""
 
-# Checkpoint { repeated Value value = 1; }, Value { string tag = 1; Tensor tensor = 2; }
-# Tensor { repeated int64 dims = 1; string tensor_type = 2; bytes tensor_content = 3; }
-VALUE, TAG, TENSOR, DIMENSIONS, TYPE, CONTENT = 1, 1, 2, 1, 2, 3
-
 
 def read_mindspore(data: FileBytes) -> dict[str, Any]:
-    """Return the tensors and texts of a checkpoint by their tags."""
+    """Return the tensors and texts of a checkpoint by their tags.
+
+    The fields: Checkpoint { repeated Value value = 1; }, Value { string tag = 1; Tensor tensor = 2; },
+    Tensor { repeated int64 dims = 1; string tensor_type = 2; bytes tensor_content = 3; }.
+    """
     found: dict[str, list[_Slice]] = {}
     if bytes(data.view[-CHECKSUM_BYTES:]).startswith(CHECKSUM):
         data = data.part(0, len(data) - CHECKSUM_BYTES, "the protobuf")
     for number, value in read_fields(data, limit=MAX_VALUES):
-        if number != VALUE or not isinstance(value, FileBytes):
+        if number != 1 or not isinstance(value, FileBytes):
             raise data.broken(f"it is no checkpoint of MindSpore: it has a field {number}", at=0)
         tag, piece = _value(value)
         found.setdefault(tag, []).append(piece)
-    return {tag: _whole(slices) for tag, slices in found.items()}
+    return {tag: _whole(tag, slices) for tag, slices in found.items()}
 
 
 class _Slice:
@@ -98,7 +98,7 @@ def _value(value: FileBytes) -> tuple[str, _Slice]:
     return tag, piece
 
 
-def _whole(slices: list[_Slice]) -> LazyTensor | str:
+def _whole(tag: str, slices: list[_Slice]) -> LazyTensor | str:
     """Put the slices of a tensor together; the shape stands in each of them."""
     first = slices[0]
     if first.type == TEXT:
@@ -106,22 +106,22 @@ def _whole(slices: list[_Slice]) -> LazyTensor | str:
     dtype = DTYPES.get(first.type, first.type)
     try:
         if len(slices) == 1:
-            return dense_tensor(first.content, dtype, first.shape)
-        return _divided(slices, dtype)
+            return dense_tensor(first.content, dtype, first.shape, f"the tensor {tag[:100]!r}")
+        return _divided(f"the tensor {tag[:100]!r}", slices, dtype)
     except ValueError as error:
         raise first.data.broken(str(error), at=0) from error
 
 
-def _divided(slices: list[_Slice], dtype: str) -> LazyTensor:
-    shape = checked_shape(slices[0].shape)
+def _divided(what: str, slices: list[_Slice], dtype: str) -> LazyTensor:
+    shape = checked_shape(slices[0].shape, what)
     if dtype not in NUM_BYTES or any(
         (piece.shape, piece.type) != (slices[0].shape, slices[0].type) for piece in slices
     ):
-        raise ValueError("a tensor has slices that do not fit together")
+        raise ValueError(f"{what} has slices that do not fit together")
     parts = [piece.content for piece in slices]
     num_bytes = sum(map(len, parts))
     if num_bytes != torch.Size(shape).numel() * NUM_BYTES[dtype] or any(len(part) % NUM_BYTES[dtype] for part in parts):
-        raise ValueError(f"a tensor of shape {list(shape)} and dtype {dtype} has slices of {num_bytes} bytes")
+        raise ValueError(f"{what} of shape {list(shape)} and dtype {dtype} has slices of {num_bytes} bytes")
 
     def read() -> Tensor:
         return torch.cat([view_of(part, dtype) for part in parts]).reshape(shape)

@@ -206,7 +206,11 @@ class _Machine:
     def _push_global(self, module: str, name: str) -> None:
         found = self._find_global(module, name)
         if isinstance(found, Global) and is_dangerous(found):
-            raise ValueError(f"the pickle asks for {found}, which can run code and which no checkpoint needs,")
+            raise self._data.broken(
+                f"the pickle asks for {found}, which can run code and which no checkpoint needs,",
+                at=self.position,
+                fix="do not load it with anything else; ask whoever made it.",
+            )
         self.push(found)
 
     def reduce(self) -> None:
