@@ -264,3 +264,9 @@ def test_every_pairing_is_one_to_one_and_the_same_again():
     assert len({each.reference for each in found.pairs}) == len({each.candidate for each in found.pairs})
     assert {each.reference for each in found.pairs} | {each.name for each in found.only_reference} == set(ours)
     assert found == pair(ours, theirs)
+
+
+def test_names_that_differ_in_their_wrappers_alone_are_not_mixed_up():
+    both = linears("fc", "module.fc", "other")
+    less = {name: both[name] for name in reversed(list(both)) if not name.startswith("other")}
+    assert paired(pair(both, less)) == {name: name for name in less}

@@ -58,6 +58,9 @@ def pair(
     layers that have the same shapes: the only ones, those whose names are most alike, and last by their order.
     Optimizer state goes with the parameter it belongs to.
     """
+    if reference_format == candidate_format and not name_map and _are_alike(reference, candidate):
+        same = [Pair(reference=n, candidate=n, role=e.role, by=PairedBy.SAME_NAME) for n, e in reference.items()]
+        return Pairing(pairs=tuple(same), only_reference=(), only_candidate=())
     ours, theirs = _Side(reference, reference_format), _Side(candidate, candidate_format)
     pairs = _mapped(ours, theirs, expand_name_map(name_map or {}, reference, candidate))
     pairs += _weights(ours, theirs, done=pairs)
@@ -69,6 +72,13 @@ def pair(
     left = ours.without(found.reference for found in pairs), theirs.without(found.candidate for found in pairs)
     only_reference, only_candidate = explain_leftovers(*left, reference=reference, candidate=candidate)
     return Pairing(pairs=tuple(pairs), only_reference=only_reference, only_candidate=only_candidate)
+
+
+def _are_alike(reference: Mapping[str, Entry], candidate: Mapping[str, Entry]) -> bool:
+    """Say whether two checkpoints have the same names and shapes, as those of one training do."""
+    return reference.keys() == candidate.keys() and all(
+        entry.shape == candidate[name].shape and entry.role is candidate[name].role for name, entry in reference.items()
+    )
 
 
 class _Side:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
@@ -41,11 +42,12 @@ class Layer:
 
 def layers_of(entries: Iterable[Entry], *, format: str) -> list[Layer]:
     """Put the tensors of each layer together, in the order of the file."""
+    split = [(*split_name(entry.name), entry) for entry in entries]
+    times = Counter((path, leaf) for path, leaf, _ in split)
     found: dict[tuple[str, ...], dict[str, Entry]] = {}
-    for entry in entries:
-        path, leaf = split_name(entry.name)
-        tensors = found.setdefault(path, {})
-        tensors[leaf if leaf not in tensors else entry.name] = entry
+    for path, leaf, entry in split:
+        # Two names that differ in their wrappers alone stay what they are.
+        found.setdefault(path, {})[leaf if times[path, leaf] == 1 else entry.name] = entry
     layers = []
     common = _common_words(list(found))
     for place, (path, tensors) in enumerate(found.items()):
