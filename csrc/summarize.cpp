@@ -1,14 +1,11 @@
-// The loops behind summarize, written once with GCC's vector types and compiled for each instruction set.
+// The loops behind summarize, written once with vectors of 64 bytes (wide.h) and compiled for each instruction set.
 //
 // A tensor is walked in its logical order in chunks of 1024 elements that stay in the first cache: each chunk is hashed,
 // its numbers are added up in eight or sixteen fixed lanes, and its sketch is taken. Lanes are the same on every
 // machine, and products of fp32 and narrower are exact in fp64 (contracted or not), so their sums are the same too.
 #include "summarize.h"
 
-#include <cstring>
-#if defined(__AVX2__)
-#include <immintrin.h>
-#endif
+#include "wide.h"
 
 namespace roundoff {
 namespace ROUNDOFF_ISA {
@@ -16,48 +13,9 @@ namespace {
 
 constexpr int kChunk = 1024;
 
-typedef double d8 __attribute__((vector_size(64)));
-typedef float f8 __attribute__((vector_size(32)));
-typedef float f16 __attribute__((vector_size(64)));
-typedef uint32_t u16 __attribute__((vector_size(64)));
-typedef int32_t i16 __attribute__((vector_size(64)));
-typedef uint64_t u8 __attribute__((vector_size(64)));
-
-template <class V>
-inline V load(const void* from) {
-  V v;
-  std::memcpy(&v, from, sizeof v);
-  return v;
-}
-
-inline d8 load_wide(const double* from) { return load<d8>(from); }
-inline d8 load_wide(const float* from) {
-#if defined(__AVX512F__)
-  return (d8)_mm512_cvtps_pd(_mm256_loadu_ps(from));
-#else
-  return __builtin_convertvector(load<f8>(from), d8);
-#endif
-}
-
-inline d8 absolute(d8 x) { return (d8)((u8)x & 0x7fffffffffffffffull); }
+ROUNDOFF_WIDE d8 absolute(d8 x) { return bits_as<d8>(bits_as<u8>(x) & all<u8>(0x7fffffffffffffffull)); }
 
 // ---- hash -----------------------------------------------------------------------------------------------------------
-
-// Products of the low 32 bits of each lane.
-inline u8 multiply_low(u8 a, u8 b) {
-#if defined(__AVX512F__)
-  return (u8)_mm512_mul_epu32((__m512i)a, (__m512i)b);
-#elif defined(__AVX2__)
-  u8 out;
-  const __m256i* x = (const __m256i*)&a;
-  const __m256i* y = (const __m256i*)&b;
-  __m256i parts[2] = {_mm256_mul_epu32(x[0], y[0]), _mm256_mul_epu32(x[1], y[1])};
-  std::memcpy(&out, parts, sizeof out);
-  return out;
-#else
-  return (a & 0xffffffffull) * b;
-#endif
-}
 
 // Weighted sum of at most 1024 words; words that are not there count as 0.
 uint64_t hash_block(const char* words, int num_words) {
@@ -67,11 +25,11 @@ uint64_t hash_block(const char* words, int num_words) {
   for (; i + 16 <= num_words; i += 16) {
     const u8 pair = load<u8>(words + 4 * i);
     even += multiply_low(pair, load<u8>(t.even_weights + i / 2));
-    odd += multiply_low(pair >> 32, load<u8>(t.odd_weights + i / 2));
+    odd += multiply_low(upper_half(pair), load<u8>(t.odd_weights + i / 2));
   }
   even += odd;
   uint64_t sum = 0;
-  for (int lane = 0; lane < 8; ++lane) sum += even[lane];
+  for (uint64_t each : lanes_of<uint64_t>(even).at) sum += each;
   for (; i < num_words; ++i) {
     uint32_t word;
     std::memcpy(&word, words + 4 * i, 4);
@@ -112,11 +70,6 @@ inline typename Bits<T>::word magnitude_bits(T x) {
   return bits & Bits<T>::magnitude;
 }
 
-template <class V>
-inline V smaller(V a, V b) { return a < b ? a : b; }
-template <class V>
-inline V larger(V a, V b) { return a > b ? a : b; }
-
 // What a loop over values may do besides adding them up: nothing, or a part of the sketch.
 struct Nothing {
   void add(d8, int) {}
@@ -131,15 +84,17 @@ bool add_finite(const T* x, int n, typename Bits<T>::word smallest_normal, Numbe
   constexpr int lanes = sizeof(V) / sizeof(T);
   d8 sum[2] = {}, sum_abs[2] = {}, sum_squares[2] = {};
   V low = load<V>(x), high = low;
-  W least = (W)low & B::magnitude;
+  const W magnitude = all<W>(B::magnitude);
+  W least = bits_as<W>(low) & magnitude;
   for (int i = 0; i < n; i += 16) {
     __builtin_prefetch(x + i + kChunk);  // the next chunk: the processor's own prefetching stops at a page's end
     for (int part = 0; part < 16; part += lanes) {
       const V v = load<V>(x + i + part);
       low = smaller(v, low);
       high = larger(v, high);
-      least = smaller((W)v & B::magnitude, least);
+      least = smaller(bits_as<W>(v) & magnitude, least);
     }
+#pragma GCC unroll 2
     for (int half = 0; half < 2; ++half) {
       const d8 v = load_wide(x + i + 8 * half);
       sum[half] += v;
@@ -149,34 +104,35 @@ bool add_finite(const T* x, int n, typename Bits<T>::word smallest_normal, Numbe
     }
   }
   double total = 0;  // NaN or infinite if one value is, or if squares of large fp64 values are
-  for (int lane = 0; lane < 8; ++lane) total += sum_squares[0][lane] + sum_squares[1][lane];
+  const auto squares = lanes_of<double>(sum_squares[0]), more_squares = lanes_of<double>(sum_squares[1]);
+  for (int i = 0; i < 8; ++i) total += squares[i] + more_squares[i];
   if (!(total < __builtin_inf())) return false;
   typename B::word smallest = ~(typename B::word)0;
-  for (int lane = 0; lane < lanes; ++lane) {
-    smallest = smaller<typename B::word>(least[lane], smallest);
-    into.min = smaller<double>(low[lane], into.min);
-    into.max = larger<double>(high[lane], into.max);
-  }
+  for (typename B::word each : lanes_of<typename B::word>(least).at) smallest = smaller(each, smallest);
+  for (T each : lanes_of<T>(low).at) into.min = smaller<double>(each, into.min);
+  for (T each : lanes_of<T>(high).at) into.max = larger<double>(each, into.max);
   into.sum += sum[0] + sum[1];
   into.sum_abs += sum_abs[0] + sum_abs[1];
   into.sum_squares += sum_squares[0] + sum_squares[1];
   if (smallest < smallest_normal) {  // rare for weights, usual after a ReLU: one more look at the cached chunk
+    const W limit = all<W>(smallest_normal);
     W zeros = {}, small = {};
     for (int i = 0; i < n; i += lanes) {
-      const W m = load<W>(x + i) & B::magnitude;
-      zeros -= (W)(m == 0);
-      small -= (W)(m < smallest_normal);
+      const W m = load<W>(x + i) & magnitude;
+      zeros -= where_equal(m, W{});
+      small -= where_less(m, limit);
     }
-    for (int lane = 0; lane < lanes; ++lane) {
-      into.num_zero += zeros[lane];
-      into.num_subnormal += small[lane] - zeros[lane];
+    const auto num_zero = lanes_of<typename B::word>(zeros), num_small = lanes_of<typename B::word>(small);
+    for (int i = 0; i < lanes; ++i) {
+      into.num_zero += num_zero[i];
+      into.num_subnormal += num_small[i] - num_zero[i];
     }
   }
   return true;
 }
 
 template <class T>
-void add_one(T x, int lane, typename Bits<T>::word smallest_normal, Numbers& into) {
+void add_one(T x, int at, typename Bits<T>::word smallest_normal, Numbers& into) {
   const auto m = magnitude_bits(x);
   if (m >= Bits<T>::infinity) {
     if (m > Bits<T>::infinity) ++into.num_nan;
@@ -189,9 +145,9 @@ void add_one(T x, int lane, typename Bits<T>::word smallest_normal, Numbers& int
   const double v = x;
   into.min = smaller(v, into.min);
   into.max = larger(v, into.max);
-  into.sum[lane] += v;
-  into.sum_abs[lane] += __builtin_fabs(v);
-  into.sum_squares[lane] += v * v;
+  add_to_lane(into.sum, at, v);
+  add_to_lane(into.sum_abs, at, __builtin_fabs(v));
+  add_to_lane(into.sum_squares, at, v * v);
 }
 
 // Adds one chunk. Returns where its finite values stand: `x` itself, or `spare` with 0 in place of NaN and infinity.
@@ -273,10 +229,8 @@ inline d8 with_signs(d8 x, uint8_t signs) {
 #if defined(__AVX512DQ__)
   return (d8)_mm512_mask_xor_pd((__m512d)x, signs, (__m512d)x, _mm512_set1_pd(-0.0));
 #else
-  uint64_t masks[8];
-  std::memcpy(masks, kFourSigns[signs & 15], 32);
-  std::memcpy(masks + 4, kFourSigns[signs >> 4], 32);
-  return (d8)((u8)x ^ load<u8>(masks));
+  using Half = decltype(u8::low);
+  return bits_as<d8>(bits_as<u8>(x) ^ u8{load<Half>(kFourSigns[signs & 15]), load<Half>(kFourSigns[signs >> 4])});
 #endif
 }
 
@@ -297,7 +251,7 @@ inline d8 rotate(d8 x, int64_t by) {
 // A product that is rounded before anything is added to it. Its factors have too many bits for an exact product, so
 // contracting it would give other sums where the processor has fused additions than where it has none.
 inline d8 rounded_product(d8 a, double b) {
-  d8 product = a * b;
+  d8 product = a * all<d8>(b);
   asm("" : "+m"(product));
   return product;
 }
@@ -602,12 +556,12 @@ struct Summary {
     row[MIN] = any ? a.min : __builtin_nan("");
     row[MAX] = any ? a.max : __builtin_nan("");
     row[SUM] = row[SUM_ABS] = row[SUM_SQUARES] = 0;
-    for (int lane = 0; lane < 8; ++lane) {
-      row[SUM] += a.sum[lane];
-      row[SUM_ABS] += a.sum_abs[lane];
-      row[SUM_SQUARES] += a.sum_squares[lane];
-      row[SKETCH + lane] = sketch.plain[lane];
-      row[SKETCH + kBuckets + lane] = sketch.weighted[lane];
+    for (int i = 0; i < 8; ++i) {
+      row[SUM] += lanes_of<double>(a.sum)[i];
+      row[SUM_ABS] += lanes_of<double>(a.sum_abs)[i];
+      row[SUM_SQUARES] += lanes_of<double>(a.sum_squares)[i];
+      row[SKETCH + i] = lanes_of<double>(sketch.plain)[i];
+      row[SKETCH + kBuckets + i] = lanes_of<double>(sketch.weighted)[i];
     }
     row[NUM_NAN] = double(a.num_nan);
     row[NUM_POSINF] = double(a.num_posinf);
