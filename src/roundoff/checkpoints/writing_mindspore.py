@@ -9,9 +9,12 @@ import torch
 from torch import Tensor
 
 from roundoff.checkpoints.checkpoint import StoredTensor
-from roundoff.checkpoints.mindspore import CONTENT, DIMENSIONS, DTYPES, TAG, TENSOR, TYPE, VALUE
+from roundoff.checkpoints.mindspore import DTYPES
 from roundoff.errors import CheckpointError
 
+# Checkpoint { repeated Value value = 1; }, Value { string tag = 1; Tensor tensor = 2; }
+# Tensor { repeated int64 dims = 1; string tensor_type = 2; bytes tensor_content = 3; }
+VALUE, TAG, TENSOR, DIMENSIONS, TYPE, CONTENT = 1, 1, 2, 1, 2, 3
 SLICE_BYTES = 512 << 20
 """MindSpore divides what is larger: a protobuf holds no more than 2 GB."""
 NAMES = {torch_name: name for name, torch_name in DTYPES.items()}
