@@ -11,7 +11,6 @@ from typing import Any
 import h5py
 import numpy as np
 import pytest
-import torch
 
 from roundoff.checkpoints import hdf5
 from roundoff.checkpoints.checkpoint import Role
@@ -140,9 +139,3 @@ def test_without_h5py_the_extra_is_named(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(hdf5.importlib.util, "find_spec", lambda name: None)
     with pytest.raises(CheckpointError, match=r"pip install 'roundoff\[checkpoints\]'"):
         read_checkpoint(SAMPLES / "keras.weights.h5")
-
-
-def test_tensors_are_mapped(tmp_path: Path):
-    tensor = read_checkpoint(SAMPLES / "keras.weights.h5").tensor("conv2d.kernel")
-    assert isinstance(tensor, torch.Tensor)
-    assert tensor.untyped_storage().nbytes() == 3 * 3 * 4 * 4

@@ -9,12 +9,15 @@ from typing import Self
 
 from roundoff.errors import CheckpointError
 
+NO_RESERVE = getattr(mmap, "MAP_NORESERVE", 0x4000)
+"""Without it a file larger than the memory could not be mapped privately; Python 3.11 does not know its name."""
+
 
 class FileBytes:
     """A mapped file, or a part of one; places count from its own start, errors name the place in the file.
 
-    The mapping is private: tensors made of it may be written to, and the file stays as it is. It takes no memory that
-    the file does not back, and goes when the last tensor that looks at it goes.
+    The mapping is private: tensors made of it may be written to, and the file stays as it is. It takes memory only for
+    what is written, and goes when the last tensor that looks at it goes.
     """
 
     def __init__(self, path: Path, view: memoryview, *, start: int = 0) -> None:
@@ -32,8 +35,9 @@ class FileBytes:
             if not status.st_size:
                 raise cannot_read(path, "it is empty.")
             with path.open("rb") as file:
-                flags = mmap.MAP_PRIVATE | getattr(mmap, "MAP_NORESERVE", 0)
-                mapped = mmap.mmap(file.fileno(), 0, flags=flags, prot=mmap.PROT_READ | mmap.PROT_WRITE)
+                mapped = mmap.mmap(
+                    file.fileno(), 0, flags=mmap.MAP_PRIVATE | NO_RESERVE, prot=mmap.PROT_READ | mmap.PROT_WRITE
+                )
         except FileNotFoundError as error:
             raise CheckpointError.explain(f"There is no checkpoint '{path}'.", why="there is no such file.") from error
         except (OSError, ValueError) as error:
