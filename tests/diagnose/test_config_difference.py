@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from roundoff.compare.settings import differing_settings
 from roundoff.diagnose.config_difference import config_difference
 from roundoff.runs import ModuleFacts, OptimizerFacts, Run, RunInfo, RunWriter, Severity, Structure
 
@@ -23,7 +24,7 @@ def written(folder: Path, *, eps: float = 1e-5, lr: float = 0.1, **info: Any) ->
 
 def test_what_differs_is_listed_with_the_most_suspicious_first(tmp_path: Path) -> None:
     reference = written(tmp_path / "a", seed=0)
-    finding = config_difference(reference, written(tmp_path / "b", lr=0.2, seed=1))
+    finding = config_difference(differing_settings(reference, written(tmp_path / "b", lr=0.2, seed=1)))
     assert finding is not None
     assert (finding.rule, finding.severity) == ("config-difference", Severity.WARNING)
     assert finding.title == "the runs differ in lr of Adam and in 1 other setting"
@@ -40,14 +41,16 @@ def test_what_differs_is_listed_with_the_most_suspicious_first(tmp_path: Path) -
 
 
 def test_a_single_module_is_where_it_is(tmp_path: Path) -> None:
-    finding = config_difference(written(tmp_path / "a"), written(tmp_path / "b", eps=1e-3))
+    finding = config_difference(differing_settings(written(tmp_path / "a"), written(tmp_path / "b", eps=1e-3)))
     assert finding is not None
     assert finding.site == "norm"
 
 
 def test_what_hardly_matters_is_a_note(tmp_path: Path) -> None:
     reference = written(tmp_path / "a", environment={"torch.num_threads": 1})
-    finding = config_difference(reference, written(tmp_path / "b", environment={"torch.num_threads": 2}))
+    finding = config_difference(
+        differing_settings(reference, written(tmp_path / "b", environment={"torch.num_threads": 2}))
+    )
     assert finding is not None
     assert finding.severity is Severity.NOTE
 
@@ -55,13 +58,15 @@ def test_what_hardly_matters_is_a_note(tmp_path: Path) -> None:
 def test_what_cannot_matter_is_not_told(tmp_path: Path) -> None:
     reference = written(tmp_path / "a", packages={"pyarrow": "1"}, command=("python", "/a/train.py"), name="first")
     candidate = written(tmp_path / "b", packages={"pyarrow": "2"}, command=("python", "/b/train.py"), name="second")
-    assert config_difference(reference, candidate) is None
+    assert config_difference(differing_settings(reference, candidate)) is None
 
 
 def test_a_long_list_is_cut(tmp_path: Path) -> None:
     environment = {f"VARIABLE_{number}": "1" for number in range(12)}
     reference = written(tmp_path / "a", environment={"torch.seed": 0})
-    finding = config_difference(reference, written(tmp_path / "b", environment={"torch.seed": 0, **environment}))
+    finding = config_difference(
+        differing_settings(reference, written(tmp_path / "b", environment={"torch.seed": 0, **environment}))
+    )
     assert finding is not None
     assert finding.why.splitlines()[-1] == "4 more differences"
     assert len(finding.evidence) == 12

@@ -14,9 +14,9 @@ def answer(reference: str, candidate: str, asked: Asked) -> bool:
     """Print how two runs differ, and return whether they do beyond what formats explain."""
     from roundoff.checkpoints.pairing_map import read_name_map
     from roundoff.compare.runs import compare_runs
-    from roundoff.diagnose.first_divergence import first_divergence
+    from roundoff.diagnose.against import findings_against
     from roundoff.report.compared_runs import rows_csv, rows_table, runs_object, runs_text
-    from roundoff.runs import Run, to_json
+    from roundoff.runs import Run, Severity, to_json
 
     (ours, our_step), (theirs, their_step) = split_step(reference), split_step(candidate)
     if our_step is not None or their_step is not None:
@@ -25,7 +25,7 @@ def answer(reference: str, candidate: str, asked: Asked) -> bool:
         return answer_steps(ours, our_step, theirs, their_step, asked)
     sites = read_name_map(asked.map_file) if asked.map_file else {}
     comparison = compare_runs(Run.open(ours), Run.open(theirs), step=asked.step, rank=asked.rank, sites=sites)
-    finding = first_divergence(comparison)
+    finding = next(iter(findings_against(comparison)), None)
     if asked.csv is not None:
         _write(asked.csv, rows_csv(comparison.rows))
     if asked.as_json:
@@ -34,7 +34,7 @@ def answer(reference: str, candidate: str, asked: Asked) -> bool:
         click.echo(runs_text(comparison, finding))
         if asked.table:
             click.echo(rows_table(comparison.rows))
-    return finding is not None
+    return finding is not None and finding.severity is not Severity.NOTE
 
 
 def _write(path: Path, text: str) -> None:

@@ -16,20 +16,27 @@ if TYPE_CHECKING:
 
 @click.command("diagnose", epilog="Example: roundoff diagnose runs/train-1 --explain")
 @click.argument("path", metavar="RUN", type=click.Path(path_type=Path))
+@click.option("--against", metavar="REF", type=click.Path(path_type=Path), help="Also hold it against this run.")
 @click.option("--explain", is_flag=True, help="Also list what was looked at and found fine.")
 @click.option("--json", "as_json", is_flag=True, help="Print the findings as JSON.")
 @click.option("--exit-zero", is_flag=True, help="End with 0 whatever was found, for chains that must go on.")
-def diagnose_command(path: Path, explain: bool, as_json: bool, exit_zero: bool) -> None:
+def diagnose_command(path: Path, against: Path | None, explain: bool, as_json: bool, exit_zero: bool) -> None:
     """Say what went wrong in RUN, where, since when, and what to change; the findings go into its findings.json.
 
     Ends with 1 if there is an error or a warning, with 2 if it could not look.
     """
     from roundoff.diagnose import diagnose_run
+    from roundoff.diagnose.rules import RULES, Rule
     from roundoff.report import explained_text, next_commands, saved_line, to_text
     from roundoff.runs import Run, to_json
 
     run = Run.open(path)
-    diagnosis = diagnose_run(run)
+    rules: tuple[Rule, ...] = RULES
+    if against is not None:
+        from roundoff.diagnose.against import against as rule_against
+
+        rules = (*RULES, rule_against(Run.open(against)))
+    diagnosis = diagnose_run(run, rules=rules)
     run.write_findings(diagnosis.findings)
     if as_json:
         findings = [finding.to_object() for finding in diagnosis.findings]

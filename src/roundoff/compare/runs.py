@@ -11,6 +11,7 @@ from roundoff.compare.curves import CurveComparison, compare_curves
 from roundoff.compare.divergence import Divergence, Row, Side, Unpaired
 from roundoff.compare.loss_scale import without_loss_scale
 from roundoff.compare.recipe_unit import unit_of_run
+from roundoff.compare.settings import Difference, differing_settings
 from roundoff.compare.step import compare_step
 from roundoff.errors import CompareError
 from roundoff.runs import Event, Run, sketches_line_up
@@ -23,6 +24,8 @@ class RunComparison:
 
     divergence: Divergence | None
     """The first difference that formats do not explain, in a step that both runs recorded."""
+    settings: tuple[Difference, ...]
+    """What the runs were told differently, the most suspicious first."""
     losses: CurveComparison | None
     """The losses of all steps; None if a run has none."""
     rows: tuple[Row, ...]
@@ -80,6 +83,7 @@ def compare_runs(
             break
     return RunComparison(
         divergence=divergence,
+        settings=tuple(differing_settings(reference, candidate)),
         losses=_losses(reference, candidate),
         rows=tuple(rows),
         unpaired=tuple(unpaired),

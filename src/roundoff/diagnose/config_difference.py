@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from roundoff.compare.settings import Difference, differing_settings
+from collections.abc import Sequence
+
+from roundoff.compare.settings import Difference
 from roundoff.diagnose.numbers import plural
-from roundoff.runs import Finding, JsonValue, Run, Severity
+from roundoff.runs import Finding, JsonValue, Severity
 
 _MATTERS = 0.5
 """Differences at least as suspicious as that make a warning of it, others a note."""
@@ -13,9 +15,12 @@ _LEAST = 0.1
 _MOST_LINES = 8
 
 
-def config_difference(reference: Run, candidate: Run) -> Finding | None:
-    """Say what the candidate was told that the reference was not; None where nothing differs that could matter."""
-    differences = differing_settings(reference, candidate)
+def config_difference(differences: Sequence[Difference]) -> Finding | None:
+    """Say what the candidate was told that the reference was not; None where nothing differs that could matter.
+
+    Args:
+        differences: as `differing_settings` gives them, the most suspicious first.
+    """
     told = [difference for difference in differences if difference.suspicion >= _LEAST]
     if not told:
         return None

@@ -10,7 +10,7 @@ from dataclasses import asdict, fields
 from typing import TYPE_CHECKING
 
 from roundoff.compare.divergence import Row, Unpaired
-from roundoff.runs import Finding, JsonValue
+from roundoff.runs import Finding, JsonValue, Severity
 
 if TYPE_CHECKING:
     from roundoff.compare.runs import RunComparison
@@ -21,7 +21,12 @@ MOST_UNPAIRED = 6
 
 def runs_text(comparison: RunComparison, finding: Finding | None, *, width: int = WIDTH) -> str:
     """Say in one sentence where the candidate begins to differ, or by how much it does where formats explain it."""
-    lines = _agreement(comparison, width) if finding is None else _finding_lines(finding, width)
+    if finding is None:
+        lines = _agreement(comparison, width)
+    elif finding.severity is Severity.NOTE:
+        lines = [*_agreement(comparison, width), *_note_lines(finding, width)]
+    else:
+        lines = _finding_lines(finding, width)
     return "\n".join([*lines, *_unpaired_lines(comparison.unpaired, width)])
 
 
@@ -73,6 +78,11 @@ def _finding_lines(finding: Finding, width: int) -> list[str]:
     return [*head, *lines, *_wrapped(finding.fix, "  fix    ", "         ", width)]
 
 
+def _note_lines(finding: Finding, width: int) -> list[str]:
+    """Tell the settings that differ without having made a difference, in two lines at most."""
+    return _wrapped(f"note   {finding.title}: {finding.why.splitlines()[0]}", "  ", "         ", width)[:2]
+
+
 def _agreement(comparison: RunComparison, width: int) -> list[str]:
     if not comparison.rows:
         return ["No step was recorded in both runs, so that no op can be compared."]
@@ -100,8 +110,8 @@ def _unpaired_lines(unpaired: Sequence[Unpaired], width: int) -> list[str]:
     for (side, phase, site), ops in by_site.items():
         alike.setdefault((side, phase, tuple(dict.fromkeys(ops))), []).append(site)
     lines: list[str] = []
-    for (side, phase, ops), sites in list(alike.items())[:MOST_UNPAIRED]:
-        text = f"only in the {side}, {phase}: {', '.join(ops)} of {_few(sites)}"
+    for (side, phase, names), sites in list(alike.items())[:MOST_UNPAIRED]:
+        text = f"only in the {side}, {phase}: {', '.join(names)} of {_few(sites)}"
         lines += _wrapped(text, "  ", "    ", width)[:3]
     more = len(alike) - MOST_UNPAIRED
     return [*lines, f"  and {more} more kinds of sites; --json lists them all"] if more > 0 else lines
