@@ -45,6 +45,11 @@ def test_the_nth_tensor_of_a_name_belongs_to_the_nth():
     ]
 
 
+def test_names_that_are_equal_to_the_letter_go_first():
+    ours, theirs = [one("x_1"), one("x.1")], [one("x.1"), one("x_1")]
+    assert paired(ours, theirs) == [("x_1", "x_1", "name"), ("x.1", "x.1", "name")]
+
+
 def test_equal_names_are_pairs_even_if_their_shapes_differ():
     assert paired(saved(a=(2, 3)), saved(a=(3, 2), b=(2, 3))) == [("a", "a", "name")]
 

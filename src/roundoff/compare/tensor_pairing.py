@@ -33,6 +33,7 @@ def pair_saved(
     shape to the nth. Those with the same name are a pair even if their shapes differ.
     """
     pairs = _by_map(reference, candidate, name_map) if name_map else []
+    pairs += _by_key(*_left(pairs, reference, candidate), key=lambda tensor: _unnumbered(tensor.name), by="name")
     pairs += _by_key(*_left(pairs, reference, candidate), key=lambda tensor: plain_name(tensor.name), by="name")
     pairs += _by_key(*_left(pairs, reference, candidate), key=lambda tensor: without_ones(tensor.shape), by="order")
     place = {id(tensor): number for number, tensor in enumerate(reference)}
@@ -45,8 +46,7 @@ def plain_name(name: str) -> str:
     >>> plain_name("step1/00012-blocks_3.Out"), plain_name("step1/blocks.3/out")
     ('step1.blocks.3.out', 'step1.blocks.3.out')
     """
-    folder, slash, last = name.rpartition("/")
-    return re.sub(r"[\W_]+", ".", folder + slash + _unnumbered(last)).strip(".").casefold()
+    return re.sub(r"[\W_]+", ".", _unnumbered(name)).strip(".").casefold()
 
 
 def without_ones(shape: tuple[int, ...]) -> tuple[int, ...]:
@@ -55,7 +55,8 @@ def without_ones(shape: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def _unnumbered(name: str) -> str:
-    return re.sub(r"^[0-9]{5,}-", "", name)
+    """Return a name without the number of its file."""
+    return re.sub(r"(^|/)[0-9]{5,}-([^/]*)$", r"\1\2", name)
 
 
 def _by_map(
