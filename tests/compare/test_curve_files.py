@@ -22,7 +22,15 @@ def curve_in(tmp_path: Path, name: str, text: str, **options: str) -> tuple[list
 
 @pytest.mark.parametrize(
     "header",
-    ["step,loss", "Step,Value", "global_step,train/loss", "iteration,Train Loss", "epoch,loss_train", "step,lm_loss"],
+    [
+        "step,loss",
+        "Step,Value",
+        "global_step,train/loss",
+        "iteration,Train Loss",
+        "epoch,loss_train",
+        "step,lm_loss",
+        "Step,latest - loss",
+    ],
 )
 def test_the_column_of_the_loss_is_known_by_its_name(tmp_path: Path, header: str) -> None:
     assert curve_in(tmp_path, "a.csv", f"{header}\n10,2.5\n20,2.25\n") == ([10, 20], [2.5, 2.25])

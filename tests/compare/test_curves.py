@@ -57,6 +57,24 @@ def test_the_same_trend_with_other_noise_is_no_difference(level: Values, noise: 
         assert not compare_curves(curve(ours), curve(theirs)).differs
 
 
+def smoothed(seed: int) -> Values:
+    """Noise as a log shows it that keeps an average: each value is mostly the one before it."""
+    values = np.zeros(NUM_STEPS)
+    for step, number in enumerate(np.random.default_rng(seed).normal(size=NUM_STEPS)):
+        values[step] = 0.9 * values[step - 1] + 0.1 * number if step else 0.0
+    return trend() * (1 + 0.1 * values)
+
+
+def test_noise_that_hangs_together_is_no_difference() -> None:
+    for seed in range(10):
+        assert not compare_curves(curve(smoothed(seed)), curve(smoothed(100 + seed))).differs
+
+
+def test_other_start_values_that_are_soon_forgotten_are_no_difference() -> None:
+    level = trend() * (1 + 0.1 * np.exp(-np.arange(NUM_STEPS) / 30))
+    assert not compare_curves(curve(noisy(0, noise=0.01)), curve(noisy(1, level=level, noise=0.01))).differs
+
+
 def test_a_single_outlier_is_no_difference() -> None:
     ours, theirs = noisy(0), noisy(1)
     theirs[MIDDLE] *= 1.5
@@ -97,6 +115,15 @@ def test_an_explosion_in_the_last_steps_is_found() -> None:
     theirs = noisy(1)
     theirs[-3:] *= [4, 16, 64]
     assert compare_curves(curve(noisy(0)), curve(theirs)).first_divergence == NUM_STEPS - 3
+
+
+@pytest.mark.parametrize("num_steps", [5, 8, 10, 20])
+def test_a_short_curve_explodes_too(num_steps: int) -> None:
+    ours, theirs = noisy(0, level=trend(num_steps)), noisy(1, level=trend(num_steps))
+    theirs[-3:] *= [3, 9, 27]
+    first = compare_curves(curve(ours), curve(theirs)).first_divergence
+    assert first is not None
+    assert num_steps - 5 <= first <= num_steps - 3
 
 
 def test_a_loss_that_becomes_nan_is_found_at_its_step() -> None:

@@ -8,7 +8,7 @@ from roundoff.compare.curve_gap import Gap
 from roundoff.compare.curve_noise import Mask, smoothing_window
 
 _LEAST_POINTS = 5
-"""So many single values beyond the noise are no outliers."""
+"""So many single values beyond the noise are no outliers; of a short curve a quarter."""
 _LAST_POINTS = 2
 _LAST_EXCESS = 2.0
 """At the very end so many are enough, if they are off by so many times what is explained."""
@@ -22,7 +22,7 @@ def apart(gap: Gap) -> list[tuple[int, int]]:
     found: list[tuple[int, int]] = []
     for begin, end in _runs(gap.is_apart, gap=max(2, smoothing_window(len(gap.is_apart)) // 2)):
         if _persists(gap, begin, end):
-            found.append((_onset(gap, begin), end))
+            found.append((_onset(gap, begin), _last(gap, begin, end)))
     return found
 
 
@@ -32,7 +32,8 @@ def _persists(gap: Gap, begin: int, end: int) -> bool:
     if end == len(gap.excess) and len(excess) >= _LAST_POINTS and excess.min() > _LAST_EXCESS:
         return True
     is_long = end - begin >= max(2 * smoothing_window(len(gap.excess)), 3 * gap.num_alike)
-    return is_long or int((excess > 1).sum()) >= max(_LEAST_POINTS, 2 * gap.num_alike)
+    least = min(_LEAST_POINTS, max(_LAST_POINTS, len(gap.excess) // 4))
+    return is_long or int((excess > 1).sum()) >= max(least, 2 * gap.num_alike)
 
 
 def _onset(gap: Gap, begin: int) -> int:
@@ -40,6 +41,12 @@ def _onset(gap: Gap, begin: int) -> int:
     while begin and gap.is_off[begin - 1] and np.sign(gap.difference[begin - 1]) == direction:
         begin -= 1
     return begin
+
+
+def _last(gap: Gap, begin: int, end: int) -> int:
+    """Return where a stretch ends: the mean of many values stays apart for a while when the last of them are not."""
+    near = np.flatnonzero(gap.is_near[begin:end])
+    return end if end == len(gap.is_near) or not len(near) else begin + int(near[-1]) + 1
 
 
 def _runs(mask: Mask, *, gap: int) -> list[tuple[int, int]]:

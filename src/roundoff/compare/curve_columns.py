@@ -20,7 +20,7 @@ _LOSSES = (
     "train_total_loss",
 )
 _STEPS = ("step", "global_step", "train_global_step", "_step", "iteration", "iter", "train_step", "batch", "epoch")
-_OTHERS = re.compile(r"val|eval|test|dev|scale|_min$|_max$")
+_OTHERS = re.compile(r"(^|_)(val|valid|validation|eval|evaluation|test|dev|scale)(_|$)|_min$|_max$")
 """Losses of an evaluation, the scale of a loss, and the extremes beside a mean."""
 
 

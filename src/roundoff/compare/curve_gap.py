@@ -23,6 +23,9 @@ _PACE = 0.25
 """Trainings of different seeds learn a little faster or slower: by as much of their time,"""
 _LEAST_PACE = 5
 """and by so many points at least."""
+_START = 0.25
+_LONGER = 4
+"""Means are taken over the window by which curves are smoothed, and over so many times as many points."""
 _BEGIN_ALIKE = 2e-4
 _NOISIER = 3.0
 """A candidate's noise is allowed for up to so many times the reference's own."""
@@ -38,8 +41,10 @@ class Gap:
     """The noise of that difference: less than either curve's where they share it."""
     excess: Numbers
     """The difference in units of what noise and pace explain of a single value."""
+    is_near: Mask
+    """Beyond what those explain: by itself, or in the mean of the few values up to it."""
     is_apart: Mask
-    """Beyond what those explain: by itself, or in the mean of the values up to it."""
+    """The same, or in the mean of many values up to it."""
     is_off: Mask
     """Beyond what noise alone explains of a single value, or of the mean: where a stretch that is apart begins."""
     num_alike: float
@@ -57,22 +62,28 @@ def gap_between(reference: Numbers, candidate: Numbers) -> Gap:
     sigma = np.sqrt(np.maximum(ours.sigma**2 + noise**2 - 2 * shared * ours.sigma * noise, 0.0))
     least = _SHARE_OF_LEVEL * np.abs(ours.trend) + _SHARE_OF_RANGE * np.ptp(ours.trend)
     least *= _LESS_IF_SHARED + (1 - _LESS_IF_SHARED) * np.sqrt(1 - shared)
-    pace = np.sqrt(1 - shared) * _pace(ours.trend)
     difference = candidate - reference
+    pace = np.sqrt(1 - shared) * (_pace(ours.trend) + _start(ours.trend, difference))
 
     single = np.maximum(_SINGLE_SIGMAS * sigma, least) + pace
-    # Clipped, so that one outlier does not carry the mean with it.
-    mean, count = trailing_mean(np.clip(difference, -single, single), smoothing_window(len(reference)))
+    clipped = np.clip(difference, -single, single)  # so that one outlier does not carry the mean with it
     num_alike = max(ours.num_alike, theirs.num_alike)
-    spread = sigma * np.sqrt(np.minimum(num_alike / count, 1.0))
-    in_the_mean = (count >= 3) & (np.abs(mean) > np.maximum(_MEAN_SIGMAS * spread, least) + pace)
-    off_in_the_mean = (np.abs(mean) > np.maximum(_ONSET_SIGMAS * spread, least)) & (mean * difference > 0)
+    is_near, is_far, is_off = (np.zeros_like(pace, dtype=bool) for _ in range(3))
+    for times, is_apart in ((1, is_near), (_LONGER, is_far)):
+        window = times * smoothing_window(len(reference))
+        mean, count = trailing_mean(clipped, window)
+        spread = np.sqrt(trailing_mean(sigma**2, window)[0] * np.minimum(num_alike / count, 1.0))
+        small, slow = trailing_mean(least, window)[0], trailing_mean(pace, window)[0]
+        is_apart |= (count >= 3) & (np.abs(mean) > np.maximum(_MEAN_SIGMAS * spread, small) + slow)
+        is_off |= (np.abs(mean) > np.maximum(_ONSET_SIGMAS * spread, small)) & (mean * difference > 0)
+    is_near |= np.abs(difference) > single
     return Gap(
         difference=difference,
         sigma=sigma,
         excess=np.divide(np.abs(difference), single, out=np.zeros_like(single), where=single > 0),
-        is_apart=(np.abs(difference) > single) | in_the_mean,
-        is_off=(np.abs(difference) > np.maximum(_ONSET_SIGMAS * sigma, least)) | off_in_the_mean,
+        is_near=is_near,
+        is_apart=is_near | is_far,
+        is_off=(np.abs(difference) > np.maximum(_ONSET_SIGMAS * sigma, least)) | is_off,
         num_alike=num_alike,
         shared=float(np.median(shared)),
     )
@@ -87,3 +98,15 @@ def _pace(trend: Numbers) -> Numbers:
         shifted = np.interp(places + share * reach, places, trend)
         found = np.maximum(found, np.abs(shifted - trend))
     return found
+
+
+def _start(trend: Numbers, difference: Numbers) -> Numbers:
+    """Return what is left of the difference that the curves began with: start values of another seed are others.
+
+    It goes as the reference falls, and is a quarter of the first loss at most.
+    """
+    way = float(trend[0] - trend.min())
+    if way <= 0:
+        return np.zeros_like(trend)
+    begin = min(abs(float(np.mean(difference[:3]))), _START * abs(float(trend[0])))
+    return np.asarray(1.2 * begin * np.clip((trend - trend.min()) / way, 0.0, 1.0))

@@ -13,7 +13,7 @@ from roundoff.compare.curve_apart import apart
 from roundoff.compare.curve_files import read_curve as read_curve
 from roundoff.compare.curve_gap import gap_between
 from roundoff.compare.curve_noise import Numbers
-from roundoff.compare.curve_shape import CurveShape, shape_of
+from roundoff.compare.curve_shape import CurveShape, ShapeKind, shape_of
 from roundoff.errors import CompareError
 
 _HIGHER = 2.0
@@ -95,8 +95,10 @@ def compare_curves(reference: Curve, candidate: Curve) -> CurveComparison:
         noise[finite], is_apart[finite], shared = gap.sigma, gap.is_apart, gap.shared
         places = np.flatnonzero(finite)
         parts += [(int(places[begin]), int(places[end - 1]) + 1) for begin, end in apart(gap)]
-    stretches = tuple(_stretch(steps, ours, theirs, part) for part in _merged(parts))
     reference_shape, candidate_shape = shape_of(reference), shape_of(candidate)
+    if not parts and _explodes_alone(candidate_shape, reference_shape):  # too short a curve to tell it from noise
+        parts.append((int(np.searchsorted(steps, candidate_shape.since or 0)), len(steps)))
+    stretches = tuple(_stretch(steps, ours, theirs, part) for part in _merged(parts))
     return CurveComparison(
         reference=reference,
         candidate=candidate,
@@ -159,6 +161,10 @@ def _apart_in_kind(ours: Numbers, theirs: Numbers) -> list[tuple[int, int]]:
     mask = np.isfinite(ours) != np.isfinite(theirs)
     edges = np.flatnonzero(np.diff(np.concatenate([[False], mask, [False]]).astype(np.int8)))
     return [(int(begin), int(end)) for begin, end in edges.reshape(-1, 2)]
+
+
+def _explodes_alone(candidate: CurveShape, reference: CurveShape) -> bool:
+    return candidate.kind is ShapeKind.EXPLODED and reference.kind is not ShapeKind.EXPLODED
 
 
 def _merged(parts: list[tuple[int, int]]) -> list[tuple[int, int]]:

@@ -9,6 +9,8 @@ from roundoff.compare.setting import Difference, SettingKind, differing_values
 from roundoff.runs import JsonValue, Run, RunInfo
 
 _SEED = "torch.seed"
+_TOLD_OTHERWISE = (_SEED, "OMP_NUM_THREADS")
+"""What the environment says a second time: the seed, and by torch.num_threads how many threads that came to."""
 _FLAGS = {
     "torch.default_dtype": 0.9,
     "torch.float32_matmul_precision": 0.6,
@@ -17,7 +19,6 @@ _FLAGS = {
     "torch.deterministic_algorithms": 0.3,
     "torch.num_threads": 0.2,
     "torch.num_interop_threads": 0.05,
-    "OMP_NUM_THREADS": 0.15,
     "PYTHONHASHSEED": 0.15,
 }
 """How suspicious a difference of these is; others are as suspicious as `_OTHER_FLAG`."""
@@ -51,7 +52,7 @@ def _seed(info: RunInfo) -> JsonValue:
 def _environment(ours: RunInfo, theirs: RunInfo) -> Iterator[Difference]:
     if not ours.environment or not theirs.environment:  # written by an older version, or stopped before a step
         return
-    for name, first, second in differing_values(ours.environment, theirs.environment, leave_out=(_SEED,)):
+    for name, first, second in differing_values(ours.environment, theirs.environment, leave_out=_TOLD_OTHERWISE):
         yield Difference(
             what=name,
             reference=first if name in ours.environment else "not set",
