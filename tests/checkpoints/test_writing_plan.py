@@ -143,9 +143,7 @@ def test_says_what_was_guessed(tmp_path: Path):
     source = saved(tmp_path / "a.pth", {"fc.weight": torch.ones(3, 4)})
     like = saved(tmp_path / "b.pth", {"head.weight": torch.ones(3, 4)})
     (note,) = plan_conversion(source, target="torch", like=like).notes
-    assert note == (
-        "1 were found by shape or order alone ('fc.weight' as 'head.weight'): check them, or say with --map"
-    )
+    assert note == ("found by shape or order alone: 1 tensor ('fc.weight' as 'head.weight'); check, or say with --map")
 
 
 def test_moments_and_steps_go_to_mindspore(tmp_path: Path):
@@ -205,4 +203,4 @@ def test_npz_gets_no_bfloat16(tmp_path: Path):
     source = saved(tmp_path / "a.pth", {"w": torch.ones(2).bfloat16()})
     plan = plan_conversion(source, target="npz")
     assert values(plan)["w"].dtype is torch.float32
-    assert plan.notes == ["1 tensors were widened to float32: numpy has no bfloat16 and no float8"]
+    assert plan.notes == ["widened to float32, because numpy has no bfloat16 and no float8: 1 tensor"]

@@ -46,7 +46,7 @@ def plan_conversion(
     plan = _alone(source, target, name_map or {}) if like is None else _like(source, like, name_map or {})
     tensors = [_storable(stored, target) for stored in plan.tensors]
     widened = sum(old is not new for old, new in zip(plan.tensors, tensors, strict=True))
-    note = f"{widened} tensors were widened to float32: numpy has no bfloat16 and no float8"
+    note = f"widened to float32, because numpy has no bfloat16 and no float8: {_tensors(widened)}"
     return Plan(tensors=tensors, notes=[*plan.notes, note] if widened else plan.notes)
 
 
@@ -54,7 +54,7 @@ def _alone(source: Checkpoint, target: Target, name_map: Mapping[str, str]) -> P
     words = Words(source, target=target, name_map=name_map)
     planned = {name: words.stored(entry) for name, entry in source.entries.items()}
     left = [name for name, stored in planned.items() if stored is None]
-    note = f"{len(left)} were left out, which the other side has not, or not so: '{left[0]}'" if left else ""
+    note = f"left out, which the other side has not, or not so: {_tensors(len(left), left[0])}" if left else ""
     tensors = [stored for stored in planned.values() if stored is not None]
     return Plan(tensors=[*tensors, *words.counters()], notes=[note] if note else [])
 
@@ -115,14 +115,24 @@ def _notes(found: Pairing, *, without: int) -> list[str]:
     notes = []
     if guessed:
         first = f"'{guessed[0].candidate}' as '{guessed[0].reference}'"
-        notes.append(f"{len(guessed)} were found by shape or order alone ({first}): check them, or say with --map")
+        notes.append(f"found by shape or order alone: {_tensors(len(guessed))} ({first}); check, or say with --map")
     if turned:
-        notes.append(f"{len(turned)} have other axes only because the shapes ask for it: '{turned[0]}'")
+        notes.append(f"with other axes only because the shapes ask for it: {_tensors(len(turned), turned[0])}")
     if left:
-        notes.append(f"{len(left)} of the source have no place and were left out: '{left[0].name}'")
+        notes.append(f"left out, for which --like has no place: {_tensors(len(left), left[0].name)}")
     if without:
-        notes.append(f"{without} of --like, all beside the weights, have no source and were left out")
+        notes.append(f"not written, because the source does not tell, and no weights: {_tensors(without)}")
     return notes
+
+
+def _tensors(count: int, first: str | None = None) -> str:
+    """Write a count of tensors, and the name of the first.
+
+    >>> _tensors(1), _tensors(3, "fc.bias")
+    ('1 tensor', "3 tensors ('fc.bias', ...)")
+    """
+    text = "1 tensor" if count == 1 else f"{count} tensors"
+    return text if first is None else f"{text} ('{first}'{', ...' if count > 1 else ''})"
 
 
 def _storable(stored: StoredTensor, target: Target) -> StoredTensor:
