@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import click
 
-from roundoff.cli.compared import Asked, split_step
-from roundoff.errors import CompareError
+from roundoff.cli.compared import Asked, split_step, write_output
 
 
 def answer(reference: str, candidate: str, asked: Asked) -> bool:
@@ -15,6 +12,7 @@ def answer(reference: str, candidate: str, asked: Asked) -> bool:
     from roundoff.checkpoints.pairing_map import read_name_map
     from roundoff.compare.runs import compare_runs
     from roundoff.diagnose.against import findings_against
+    from roundoff.report.compared_page import runs_page
     from roundoff.report.compared_runs import rows_csv, rows_table, runs_object, runs_text
     from roundoff.runs import Run, Severity, to_json
 
@@ -27,7 +25,9 @@ def answer(reference: str, candidate: str, asked: Asked) -> bool:
     comparison = compare_runs(Run.open(ours), Run.open(theirs), step=asked.step, rank=asked.rank, sites=sites)
     finding = next(iter(findings_against(comparison)), None)
     if asked.csv is not None:
-        _write(asked.csv, rows_csv(comparison.rows))
+        write_output(asked.csv, rows_csv(comparison.rows))
+    if asked.html is not None:
+        write_output(asked.html, runs_page(comparison, finding, reference=ours, candidate=theirs))
     if asked.as_json:
         click.echo(to_json({"reference": ours, "candidate": theirs, **runs_object(comparison, finding)}, indent=1))
     else:
@@ -35,10 +35,3 @@ def answer(reference: str, candidate: str, asked: Asked) -> bool:
         if asked.table:
             click.echo(rows_table(comparison.rows))
     return finding is not None and finding.severity is not Severity.NOTE
-
-
-def _write(path: Path, text: str) -> None:
-    try:
-        path.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise CompareError.explain(f"'{path}' cannot be written.", why=f"{error.strerror}.") from error

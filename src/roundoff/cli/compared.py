@@ -74,3 +74,11 @@ def _kind_of_folder(path: Path) -> Kind:
     if any("tfevents" in file.name for file in path.iterdir()):
         return Kind.CURVE
     return Kind.TENSORS
+
+
+def write_output(path: Path, text: str) -> None:
+    """Write what was asked for beside the answer; a `CompareError` says why if that cannot be."""
+    try:
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise CompareError.explain(f"'{path}' cannot be written.", why=f"{error.strerror}.") from error
