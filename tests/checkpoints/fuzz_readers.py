@@ -26,7 +26,7 @@ from roundoff.checkpoints.read import read_checkpoint
 from roundoff.errors import CheckpointError
 
 MAX_SECONDS = 5.0
-MAX_HDF5_SECONDS = 15.0
+"""Of computing, in this process; the process that looks into HDF5 has a limit of its own."""
 MAX_GROWTH_MB = 300
 HDF5_SHARE = 50
 
@@ -115,16 +115,16 @@ def fuzz(*, num_cases: int, seed: int, only: str = "", show: bool = False) -> co
             chance = random.Random(f"{seed} {case}")
             path, file = chance.choice(quick if quick and chance.randrange(HDF5_SHARE) else listed)
             file.write_bytes(mutated(originals[file], chance, list(originals.values())))
-            begin = time.perf_counter()
+            begin = time.process_time()
             try:
                 ended = outcome(path)
             except BaseException as error:
                 error.add_note(f"seed {seed}, case {case}: {path.name}/{file.name}")
                 raise
-            seconds = time.perf_counter() - begin
+            seconds = time.process_time() - begin
             file.write_bytes(originals[file])
             counts[f"{path.name}: {ended}"] += 1
-            assert seconds < (MAX_HDF5_SECONDS if _is_hdf5(file) else MAX_SECONDS), (seed, case, path.name, seconds)
+            assert seconds < MAX_SECONDS, (seed, case, path.name, seconds)
             grown = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - memory) / 1024
             assert grown < MAX_GROWTH_MB, (seed, case, path.name, grown)
             if show and case % 1000 == 999:

@@ -11,6 +11,7 @@ import importlib.util
 import json
 import math
 import os
+import signal
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -24,10 +25,13 @@ from roundoff.checkpoints.lazy_tensor import NUM_BYTES, LazyTensor, checked_shap
 from roundoff.checkpoints.pickled_arrays import TORCH_NAMES, swapped
 from roundoff.errors import CheckpointError
 
+NO_END = "the HDF5 library does not come to an end with it"
 CHILD = Path(__file__).with_name("hdf5_child.py")
 SECONDS = 10
-BYTES_A_SECOND = 20e6
-"""A process may take ten seconds, and longer for large files."""
+BYTES_A_SECOND = 20_000_000
+"""A process may compute for ten seconds, and longer for large files."""
+WAITING = 12
+"""On a busy machine it may take so many times longer until it has done that."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,7 +84,13 @@ def _tensor(data: FileBytes, dataset: dict[str, Any], dtype: str) -> LazyTensor:
 
 def _ask(data: FileBytes, dataset: str | None) -> tuple[dict[str, Any], memoryview]:
     """Ask a process for the listing, or for the bytes of one dataset."""
-    request = {"path": str(data.path.resolve()), "begin": data.start, "length": len(data), "read": dataset}
+    request = {
+        "path": str(data.path.resolve()),
+        "begin": data.start,
+        "length": len(data),
+        "read": dataset,
+        "seconds": (seconds := SECONDS + len(data) // BYTES_A_SECOND),
+    }
     environment = {
         **os.environ,
         "HDF5_PLUGIN_PRELOAD": "::",  # no plugins
@@ -95,13 +105,15 @@ def _ask(data: FileBytes, dataset: str | None) -> tuple[dict[str, Any], memoryvi
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
-            timeout=SECONDS + len(data) / BYTES_A_SECOND,
+            timeout=WAITING * seconds,
             check=False,
         )
     except subprocess.TimeoutExpired as error:
-        raise data.broken("the HDF5 library does not come to an end with it") from error
+        raise data.broken(NO_END) from error
     except OSError as error:
         raise data.broken(f"no process could be started to look into it ({error})") from error
+    if done.returncode == -signal.SIGXCPU:
+        raise data.broken(NO_END)
     if done.returncode:
         raise data.broken(f"the HDF5 library crashed on it (exit code {done.returncode})")
     line, _, content = done.stdout.partition(b"\n")

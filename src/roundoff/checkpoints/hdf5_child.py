@@ -1,6 +1,7 @@
 """What looks into an HDF5 file: a script in a process of its own, which may be killed (see hdf5.py).
 
-    python -P hdf5_child.py '{"path": ..., "begin": ..., "length": ..., "read": null or the name of a dataset}'
+    python -P hdf5_child.py '{"path": ..., "begin": ..., "length": ..., "read": null or the name of a dataset,
+        "seconds": ...}'
 
 Prints one line of JSON, and after it the bytes of the dataset that was asked for. It follows hard links only, and
 neither external files nor virtual datasets: they would let a checkpoint read other files.
@@ -124,6 +125,7 @@ def main() -> None:
     request = json.loads(sys.argv[1])
     path, begin, length = Path(request["path"]), request["begin"], request["length"]
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    resource.setrlimit(resource.RLIMIT_CPU, (request["seconds"], request["seconds"] + 1))
     limit = 2**30 + (1 + MAX_RATIO // 50) * length
     resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
     data = b""
