@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from roundoff.compare.align import align
@@ -75,7 +76,8 @@ def compare_steps(
         moves = _moves([(a, b) for a, b in pairs if a.first.op == "parameter"])
         growths = [_growth(x, y) for a, b in pairs for x, y in zip(a.outputs, b.outputs, strict=False) if _is_result(x)]
     else:
-        moves, growths = _moves_of_norms(reference, reference_step, candidate, candidate_step, rank), []
+        norms = _norms(reference, reference_step, rank, ours), _norms(candidate, candidate_step, rank, theirs)
+        moves, growths = _moves_of_norms(*norms), []
     return StepsComparison(
         reference_step=reference_step,
         candidate_step=candidate_step,
@@ -92,24 +94,24 @@ def _moves(pairs: list[tuple[StepOp, StepOp]]) -> list[ParameterMove]:
     ]
 
 
-def _moves_of_norms(
-    reference: Run, reference_step: int, candidate: Run, candidate_step: int, rank: int
-) -> list[ParameterMove]:
-    ours, theirs = _norms(reference, reference_step, rank), _norms(candidate, candidate_step, rank)
+def _moves_of_norms(reference: Mapping[str, float], candidate: Mapping[str, float]) -> list[ParameterMove]:
     return [
         ParameterMove(
             parameter=name,
-            relative=abs(theirs[name] - norm) / norm if norm else theirs[name],
-            is_equal=theirs[name] == norm,
+            relative=abs(candidate[name] - norm) / norm if norm else candidate[name],
+            is_equal=candidate[name] == norm,
         )
-        for name, norm in ours.items()
-        if name in theirs
+        for name, norm in reference.items()
+        if name in candidate
     ]
 
 
-def _norms(run: Run, step: int, rank: int) -> dict[str, float]:
-    table = run.parameters(step=step, rank=rank)
-    found = dict(zip(table["parameter"].to_pylist(), table["l2"].to_pylist(), strict=True))
+def _norms(run: Run, step: int, rank: int, ops: Sequence[StepOp]) -> dict[str, float]:
+    """Return the norms of parameters before the step, from its events or from the looks at parameters."""
+    found = {op.first.parameter or op.first.site: op.first.l2 for op in ops if op.first.op == "parameter"}
+    if not found:
+        table = run.parameters(step=step, rank=rank)
+        found = dict(zip(table["parameter"].to_pylist(), table["l2"].to_pylist(), strict=True))
     if not found:
         watched = sorted(set(run.parameters(rank=rank)["step"].to_pylist()))
         known = f"steps {watched[0]} to {watched[-1]}" if watched else "none"
