@@ -17,6 +17,8 @@ _HARDLY = 0.005
 """Less noise than that, of the level of a curve, is hardly any."""
 _ENOUGH = 8
 """Fewer values do not tell how they hang together."""
+_PARTS = 8
+"""Medians are taken so many times in half a window."""
 _ROWS_AT_ONCE = 50_000
 
 
@@ -46,7 +48,8 @@ def noise_of(values: Numbers) -> Noise:
     """
     window = smoothing_window(len(values))
     trend = running_mean(running_median(values, window), max(3, window // 2))
-    jumps, likeness = _jumps(values), _likeness(values)
+    jumps = _jumps(values)
+    likeness = _likeness(jumps, _jumps(values, over=2))
     sigma = np.maximum(_spread(jumps) / np.sqrt(2 * (1 - likeness)), 0.7 * _spread(values - trend))
     scatter = np.divide(values - trend, sigma, out=np.zeros_like(sigma), where=sigma > 0)
     num_alike = (1 + likeness) / (1 - likeness)
@@ -66,17 +69,16 @@ def shared_noise(first: Noise, second: Noise, *, begin_alike: bool) -> Numbers:
 
 
 def running_median(values: Numbers, window: int, *, ends: Literal["even", "odd"] = "odd") -> Numbers:
-    """Return the median of the `window` values around each.
+    """Return the median of the `window` values around each; of wide windows some, and between them a straight line.
 
     At its ends the curve goes on mirrored ("even"), or turned around its last point ("odd"), which keeps its slope.
     """
     half = min(window // 2, len(values) - 1)
     padded = np.pad(values, half, mode="reflect", reflect_type=ends) if half else values
-    parts = [
-        np.median(np.lib.stride_tricks.sliding_window_view(padded[at : at + _ROWS_AT_ONCE + 2 * half], 2 * half + 1), 1)
-        for at in range(0, len(values), _ROWS_AT_ONCE)
-    ]
-    return np.concatenate(parts)
+    windows = np.lib.stride_tricks.sliding_window_view(padded, 2 * half + 1)
+    places = np.unique(np.append(np.arange(0, len(values), max(1, half // _PARTS)), len(values) - 1))
+    parts = [np.median(windows[places[at : at + _ROWS_AT_ONCE]], axis=1) for at in range(0, len(places), _ROWS_AT_ONCE)]
+    return np.asarray(np.interp(np.arange(len(values)), places, np.concatenate(parts)))
 
 
 def running_mean(values: Numbers, window: int) -> Numbers:
@@ -111,13 +113,13 @@ def _jumps(values: Numbers, *, over: int = 1) -> Numbers:
     return np.concatenate([jumps, jumps[-over:]])
 
 
-def _likeness(values: Numbers) -> float:
+def _likeness(over_one: Numbers, over_two: Numbers) -> float:
     """Return how far the noise of a value is that of the one before it, from 0 (not at all) to 0.95.
 
     If a share s of it is, jumps over two values are as large as 1 + s times those over one, squared.
     """
-    one, two = np.median(np.abs(_jumps(values))), np.median(np.abs(_jumps(values, over=2)))
-    return float(np.clip((two / one) ** 2 - 1, 0.0, 0.95)) if one > 0 and len(values) >= _ENOUGH else 0.0
+    one, two = np.median(np.abs(over_one)), np.median(np.abs(over_two))
+    return float(np.clip((two / one) ** 2 - 1, 0.0, 0.95)) if one > 0 and len(over_one) >= _ENOUGH else 0.0
 
 
 def _spread(residuals: Numbers) -> Numbers:
