@@ -139,3 +139,14 @@ def test_without_h5py_the_extra_is_named(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(hdf5.importlib.util, "find_spec", lambda name: None)
     with pytest.raises(CheckpointError, match=r"pip install 'roundoff\[checkpoints\]'"):
         read_checkpoint(SAMPLES / "keras.weights.h5")
+
+
+def test_one_wrong_byte_that_sends_the_library_round_in_circles_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    data = bytearray((SAMPLES / "keras.weights.h5").read_bytes())
+    data[2216] = 127  # HDF5 2.0 never comes back from it
+    (tmp_path / "a.h5").write_bytes(data)
+    monkeypatch.setattr(hdf5, "SECONDS", 2)
+    with pytest.raises(CheckpointError, match=r"a.h5' cannot be read as a checkpoint"):
+        read_checkpoint(tmp_path / "a.h5")
