@@ -8,7 +8,6 @@ namespace roundoff {
 namespace ROUNDOFF_ISA {
 namespace {
 
-constexpr int kChunk = 1024;
 constexpr int kSums = 16;
 
 struct Sums {

@@ -15,6 +15,7 @@ enum Place { MIN, MAX, SUM, SUM_ABS, SUM_SQUARES, NUM_NAN, NUM_POSINF, NUM_NEGIN
 constexpr int kBuckets = 8;                        // random-sign sums in a sketch, each with a channel-weighted twin
 constexpr int kRowWidth = SKETCH + 2 * kBuckets;   // doubles in a row
 constexpr int kMaxDims = 64;                       // as many as torch itself can reduce
+constexpr int kChunk = 1024;                       // elements that are looked at together
 constexpr int kPeriod = 1024;                      // hash weights repeat after this many places
 
 // The number that the well-known SplitMix64 generator gives from state `x`. Static and always inlined: each instruction
