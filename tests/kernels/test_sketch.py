@@ -153,3 +153,23 @@ def test_the_channel_is_named_in_every_format(dtype: torch.dtype):
 def test_a_memory_format_changes_nothing():
     x = torch.randn(2, 13, 9, 11)
     assert sketch(x).tobytes() == sketch(x.to(memory_format=torch.channels_last)).tobytes()
+
+
+@pytest.mark.parametrize(
+    "view",
+    [
+        lambda x: x[: 70_000 * 16].view(70_000, 16),
+        lambda x: x[: 70_000 * 16].view(70_000, 16)[:, ::3],
+        lambda x: x[:2_000_000].view(2_000, 1_000).t(),
+        lambda x: x,
+        lambda x: x[: 3 * 2 * 700 * 300].view(2, 3, 700, 300),
+        lambda x: x[: 3 * 2 * 700 * 300].view(2, 700, 300, 3).permute(0, 3, 1, 2),
+        lambda x: x[: 5 * 6_000].view(5, 6_000),
+    ],
+    ids=["many rows", "strided", "transposed", "vector", "pictures", "channels last", "wide rows"],
+)
+def test_torch_takes_the_same_sketch_of_large_tensors(view: Callable[[Tensor], Tensor]):
+    x = view(torch.randn(3_000_001, generator=torch.Generator().manual_seed(0)))
+    ours, theirs = sketch(x), summarize_torch(x).numpy()[at.SKETCH :]
+    scale = float(x.double().abs().sum()) * np.repeat([1, 1024], at.NUM_BUCKETS)
+    assert (abs(ours - theirs) <= 1e-12 * scale).all()

@@ -9,6 +9,7 @@ NUM_NAN, NUM_POSINF, NUM_NEGINF, NUM_ZERO, NUM_SUBNORMAL = range(5, 10)
 HASH = 10
 """The 64 bits of this place are an integer, not a double."""
 SKETCH = 11
+"""Eight sums with random signs, then their twins, weighted by channel; `roundoff.kernels.sketches` reads them."""
 NUM_BUCKETS = 8
 ROW_WIDTH = SKETCH + 2 * NUM_BUCKETS
 NUM_HISTOGRAM_BUCKETS = 32
