@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from roundoff.compare.aggregation import differing_aggregation
 from roundoff.compare.align import Alignment, align, is_passing_on, sites_by_order
 from roundoff.compare.curve import Curve
 from roundoff.compare.curves import CurveComparison, compare_curves
@@ -82,7 +83,7 @@ def compare_runs(
         if divergence is not None:
             break
     return RunComparison(
-        divergence=divergence,
+        divergence=divergence or differing_aggregation(reference, candidate),
         settings=tuple(differing_settings(reference, candidate)),
         losses=_losses(reference, candidate),
         rows=tuple(rows),

@@ -54,6 +54,8 @@ def _later_divergence(comparison: RunComparison) -> Finding | None:
 
 
 def _title(found: Divergence) -> str:
+    if found.factor is not None:
+        return f"the gradients that the ranks agree on are {short(found.factor)} times those of the reference"
     place = " / ".join(part for part in (found.site, found.op, found.parameter) if part)
     when = f"step {found.step}, {found.phase}"
     if found.channel is not None:
@@ -83,6 +85,8 @@ def _why(found: Divergence, comparison: RunComparison) -> list[str]:
 def _amount(found: Divergence) -> str:
     if found.cause in ("data", "start values"):
         return f"they differ by {_share(found.relative)} of their norm; nothing before them does"
+    if found.factor is not None:
+        return "that is so in most parameters of the first step; on another number of ranks they should be the same"
     if found.cause == "randomness":
         return "everything before it agrees within its format"
     unit = f"ulp ({format_of(found.format)})"
