@@ -69,7 +69,9 @@ def copied(model: nn.Module, *, name: str) -> nn.Module:
 def random_state_kept() -> Iterator[None]:
     """Give back the state of every random number generator when the block ends."""
     python, numbers = random.getstate(), np.random.get_state()
-    with torch.random.fork_rng():
+    accelerator = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
+    devices = range(torch.accelerator.device_count()) if accelerator is not None else ()
+    with torch.random.fork_rng(devices, device_type=accelerator.type if accelerator is not None else "cuda"):
         try:
             yield
         finally:
