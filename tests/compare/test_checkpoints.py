@@ -103,7 +103,7 @@ def test_a_difference_is_measured():
     reference = {"w": torch.tensor([3.0, 4.0, 0.0])}
     far = the_one(compared(reference, {"w": torch.tensor([3.0, 4.0, 0.5])}), Kind.DIFFERENT).distance
     assert far is not None
-    assert far.max_abs == 0.5
+    assert far.largest == 0.5
     assert far.relative == pytest.approx(0.1)
     assert far.cosine == pytest.approx(25 / (5 * (25.25) ** 0.5))
 
@@ -113,7 +113,7 @@ def test_a_difference_is_measured_over_what_is_finite():
     found = the_one(compared(reference, {"w": torch.tensor([3.0, 4.5, float("inf")])}), Kind.DIFFERENT)
     assert found.note == "1 of its values are not finite, 0 of the reference's"
     assert found.distance is not None
-    assert found.distance.max_abs == 0.5
+    assert found.distance.largest == 0.5
 
 
 def test_the_largest_difference_comes_first():

@@ -12,8 +12,9 @@ from torch import Tensor
 
 from roundoff.checkpoints.pairing import Pair
 from roundoff.checkpoints.pairing_layers import Axes
-from roundoff.compare.checkpoint_tensors import Agreement, Distance, agreement, alike, coarser, distance, samples
+from roundoff.compare.checkpoint_tensors import Agreement, agreement, alike, coarser, samples
 from roundoff.compare.fresh_values import LEAST_VALUES, constant_value, fresh_start
+from roundoff.kernels.differences import Difference, difference
 from roundoff.runs import JsonValue
 
 
@@ -45,7 +46,7 @@ class ComparedPair:
     """Of the reference and of the candidate, as torch calls them."""
     note: str = ""
     """A few words more."""
-    distance: Distance | None = None
+    distance: Difference | None = None
     """None where the two are equal."""
     partner: str | None = None
     """The candidate's tensor that has the values of the reference, where they are swapped."""
@@ -65,7 +66,7 @@ class ComparedPair:
             "note": self.note,
             "partner": self.partner,
             "relative": self.distance.relative if self.distance else 0.0,
-            "max_abs": self.distance.max_abs if self.distance else 0.0,
+            "max_abs": self.distance.largest if self.distance else 0.0,
             "cosine": self.distance.cosine if self.distance else 1.0,
         }
 
@@ -81,40 +82,35 @@ class Looked:
 def lay(candidate: Tensor, pair: Pair, shape: tuple[int, ...]) -> Tensor:
     """Give a candidate's tensor the axes and the shape of its reference."""
     laid = candidate if pair.axes is None else candidate.permute(pair.axes)
-    return laid.reshape(shape)
+    return laid.reshape(shape).contiguous()
 
 
 def look(pair: Pair, reference: Tensor, candidate: Tensor) -> Looked:
     """Say what is the matter with `candidate`, which is still in its own layout."""
     laid = lay(candidate, pair, tuple(reference.shape))
-    sampled = samples(reference), samples(laid)
-    agreed = agreement(reference, laid, sampled=sampled)
+    far = difference(reference, laid)
+    agreed = agreement(reference, laid, found=far)
     if agreed is not None and not pair.is_asked:
         note = "only the shapes ask for it" if pair.axes else "the layouts ask for other axes"
         return Looked(compared=_compared(pair, reference, laid, Kind.TRANSPOSED, note=note))
+    if agreed is not None and agreed[0] is Agreement.EQUAL:
+        return Looked(compared=_compared(pair, reference, laid, Kind.EQUAL))
     if agreed is not None:
-        kind = Kind.EQUAL if agreed[0] is Agreement.EQUAL else Kind.ROUNDED
-        far = None if kind is Kind.EQUAL else distance(reference, laid)
-        note = "" if kind is Kind.EQUAL else f"to {_name(agreed[1])}"
-        return Looked(compared=_compared(pair, reference, laid, kind, note=note, far=far))
+        note = f"to {_name(agreed[1])}"
+        return Looked(compared=_compared(pair, reference, laid, Kind.ROUNDED, note=note, far=far))
+    sampled = samples(reference), samples(laid)
     for axes in _other_axes(reference, laid, sampled[0]):
         if agreement(reference, laid.permute(axes)) is not None:
             note = f"equal with its axes as {axes}"
             return Looked(compared=_compared(pair, reference, laid, Kind.TRANSPOSED, note=note))
-    return _differing(pair, reference, laid, sampled)
-
-
-def _differing(pair: Pair, reference: Tensor, laid: Tensor, sampled: tuple[Tensor, Tensor]) -> Looked:
     if not (reference.is_floating_point() and laid.is_floating_point()):
-        num = int((reference != laid).sum())
-        note = f"{num} of {reference.numel()} values"
+        note = f"{far.num_different} of {reference.numel()} values"
         return Looked(compared=_compared(pair, reference, laid, Kind.DIFFERENT, note=note))
-    far = distance(reference, laid)
     kind, note = _why_different(reference, laid, far)
     return Looked(compared=_compared(pair, reference, laid, kind, note=note, far=far), samples=sampled)
 
 
-def _why_different(reference: Tensor, laid: Tensor, far: Distance) -> tuple[Kind, str]:
+def _why_different(reference: Tensor, laid: Tensor, far: Difference) -> tuple[Kind, str]:
     ours, theirs = far.num_nonfinite
     if ours != theirs:
         return Kind.DIFFERENT, f"{theirs} of its values are not finite, {ours} of the reference's"
@@ -144,7 +140,7 @@ def _other_axes(reference: Tensor, laid: Tensor, sampled: Tensor) -> Iterator[Ax
 
 
 def _compared(
-    pair: Pair, reference: Tensor, candidate: Tensor, kind: Kind, *, note: str = "", far: Distance | None = None
+    pair: Pair, reference: Tensor, candidate: Tensor, kind: Kind, *, note: str = "", far: Difference | None = None
 ) -> ComparedPair:
     return ComparedPair(
         pair=pair,

@@ -1,14 +1,15 @@
-"""How far apart two tensors of one shape are, and whether their formats explain it."""
+"""Whether two tensors of one shape are the same, and whether their formats explain what differs."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from enum import StrEnum
 
 import torch
 from torch import Tensor
+
+from roundoff.kernels.differences import Difference, difference
 
 CHUNK = 1 << 18
 """Elements looked at together: what is computed of them stays in the processor's second cache."""
@@ -23,66 +24,32 @@ class Agreement(StrEnum):
     """One is what the other becomes in a narrower format, or within one rounding of it."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Distance:
-    """How far a candidate is from its reference, over the elements that are finite in both."""
-
-    max_abs: float
-    relative: float
-    """The norm of the difference over the norm of the reference."""
-    cosine: float
-    """Of the angle between the two; NaN if one of them is zero."""
-    num_nonfinite: tuple[int, int]
-    """NaN and infinities of the reference and of the candidate."""
-
-
 def agreement(
-    reference: Tensor, candidate: Tensor, *, sampled: tuple[Tensor, Tensor] | None = None
+    reference: Tensor, candidate: Tensor, *, found: Difference | None = None
 ) -> tuple[Agreement, torch.dtype] | None:
     """Say whether two tensors are equal, or are after rounding to which dtype; None if they differ beyond that.
 
-    `sampled` are samples of the two, where somebody has them already.
+    A NaN is equal to itself, and -0 to 0. `found` is their difference, where somebody has measured it already.
     """
-    if reference.dtype == candidate.dtype and _same_bits(reference, candidate):
+    found = found or difference(reference, candidate)
+    are_floats = reference.is_floating_point() and candidate.is_floating_point()
+    # Whole numbers are measured as fp64, which does not tell the largest of them apart.
+    is_exact = are_floats or reference.dtype != candidate.dtype
+    if found.is_same_bits or (is_exact and not found.num_different and not found.num_unlike):
         return Agreement.EQUAL, reference.dtype
-    if not (reference.is_floating_point() and candidate.is_floating_point()):
-        wide = torch.float64 if reference.is_floating_point() or candidate.is_floating_point() else torch.int64
-        same = not _are_complex(reference, candidate) and torch.equal(reference.to(wide), candidate.to(wide))
-        return (Agreement.EQUAL, reference.dtype) if same else None
-    ours, theirs = sampled or (samples(reference), samples(candidate))
-    possible = _possible_roundings(reference.dtype, candidate.dtype)
-    if not alike(ours, theirs, possible[-1]):
+    if not are_floats:
         return None
-    for dtype in possible:
-        if alike(ours, theirs, dtype) and _all_within(reference, candidate, dtype):
+    for dtype in _possible_roundings(reference.dtype, candidate.dtype):
+        if _may_explain(dtype, found, reference.numel()) and _all_within(reference, candidate, dtype):
             return Agreement.ROUNDED, dtype
     return None
 
 
-def distance(reference: Tensor, candidate: Tensor) -> Distance:
-    """Measure two tensors of one shape, in pieces that stay in the cache."""
-    largest = square = ours = theirs = product = 0.0
-    bad = [0, 0]
-    for first, second in zip(_pieces(reference), _pieces(candidate), strict=True):
-        a, b = _wide(first, second)
-        difference = b - a
-        sums = [float(torch.dot(x, y)) for x, y in ((difference, difference), (a, a), (b, b), (a, b))]
-        if not all(map(math.isfinite, sums)):
-            a, b, num_bad = _finite_part(a.double(), b.double())
-            bad = [count + more for count, more in zip(bad, num_bad, strict=True)]
-            difference = b - a
-            sums = [float(torch.dot(x, y)) for x, y in ((difference, difference), (a, a), (b, b), (a, b))]
-        if difference.numel():
-            low, high = torch.aminmax(difference)
-            largest = max(largest, float(high), -float(low))
-        square, ours, theirs, product = map(float.__add__, (square, ours, theirs, product), sums)
-    norms = math.sqrt(ours) * math.sqrt(theirs)
-    return Distance(
-        max_abs=largest,
-        relative=math.sqrt(square / ours) if ours else math.inf if square else 0.0,
-        cosine=product / norms if norms else math.nan,
-        num_nonfinite=(bad[0], bad[1]),
-    )
+def _may_explain(dtype: torch.dtype, found: Difference, num_elements: int) -> bool:
+    """Say whether a difference is no larger than if every element were one spacing of `dtype` off."""
+    info = torch.finfo(dtype)
+    of_values = info.eps * math.sqrt(max(found.squares))
+    return found.norm <= 1.01 * (of_values + math.sqrt(num_elements) * info.smallest_normal * info.eps)
 
 
 def samples(tensor: Tensor) -> Tensor:
@@ -114,20 +81,8 @@ def coarser(first: torch.dtype, second: torch.dtype) -> torch.dtype:
     return max(first, second, key=lambda dtype: torch.finfo(dtype).eps)
 
 
-def _same_bits(first: Tensor, second: Tensor) -> bool:
-    """Compare bits, so that a NaN is equal to itself, and where that fails values, so that -0 is equal to 0."""
-    whole = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}.get(first.element_size())
-    if whole is not None and torch.equal(first.contiguous().view(whole), second.contiguous().view(whole)):
-        return True
-    return first.element_size() > 1 and torch.equal(first, second)
-
-
-def _are_complex(*tensors: Tensor) -> bool:
-    return any(tensor.is_complex() for tensor in tensors)
-
-
 def _possible_roundings(reference: torch.dtype, candidate: torch.dtype) -> list[torch.dtype]:
-    """List the formats whose rounding may explain a difference, the coarsest last: also one that both are wider than.
+    """List the formats whose rounding may explain a difference: also one that both are wider than.
 
     A checkpoint that was saved in fp16 once and widened again has values of fp16.
     """
@@ -157,9 +112,3 @@ def _pieces(tensor: Tensor) -> Sequence[Tensor]:
 def _wide(first: Tensor, second: Tensor) -> tuple[Tensor, Tensor]:
     wide = torch.float64 if torch.float64 in (first.dtype, second.dtype) else torch.float32
     return first.to(wide), second.to(wide)
-
-
-def _finite_part(first: Tensor, second: Tensor) -> tuple[Tensor, Tensor, tuple[int, int]]:
-    are_finite = torch.isfinite(first), torch.isfinite(second)
-    both = are_finite[0] & are_finite[1]
-    return first[both], second[both], (int((~are_finite[0]).sum()), int((~are_finite[1]).sum()))

@@ -43,10 +43,10 @@ def fresh_start(values: Tensor) -> str | None:
 
 def constant_value(values: Tensor) -> float | None:
     """Return the one value that a tensor has everywhere, or None; a single number is none."""
-    if values.numel() < 2:
+    flat = values.reshape(-1)
+    if values.numel() < 2 or bool((flat[:LEAST_VALUES] != flat[0]).any()):  # most are told apart by their beginning
         return None
-    first = values.reshape(-1)[0]
-    return float(first) if bool((values == first).all()) else None
+    return float(flat[0]) if bool((flat == flat[0]).all()) else None
 
 
 def _nearest(std: float, known: dict[str, float], tolerance: float) -> str | None:

@@ -62,7 +62,7 @@ def checkpoint_rows(found: CheckpointComparison) -> list[tuple[str, ...]]:
 def _row(each: ComparedPair) -> tuple[str, ...]:
     far = each.distance
     dtypes = each.dtypes[0] if each.dtypes[0] == each.dtypes[1] else " ".join(each.dtypes)
-    numbers = (f"{far.relative:.4g}", f"{far.max_abs:.4g}", f"{far.cosine:.6f}") if far else ("", "", "")
+    numbers = (f"{far.relative:.4g}", f"{far.largest:.4g}", f"{far.cosine:.6f}") if far else ("", "", "")
     axes = "" if each.pair.axes is None else f"axes {each.pair.axes}"
     note = "; ".join(text for text in (each.note, axes) if text)
     names = each.pair.reference, each.pair.candidate
@@ -146,7 +146,7 @@ def _numbers(each: ComparedPair) -> str:
     if each.distance is None:
         return ""
     far = each.distance
-    return f"relative {short(far.relative)}, max {short(far.max_abs)}, cosine {far.cosine:.4f}"
+    return f"relative {short(far.relative)}, max {short(far.largest)}, cosine {far.cosine:.4f}"
 
 
 def _pair_line(each: ComparedPair, width: int) -> str:
