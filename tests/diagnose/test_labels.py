@@ -50,6 +50,14 @@ def test_yes_and_no_of_a_gan_are_constant_by_design(tmp_path: Path) -> None:
     assert single_classes(write_run(tmp_path / "c", batches=batches_of(no, criterion="mse_loss"))) == []
 
 
+def test_a_loss_that_stands_out_later_has_met_the_rare_class(tmp_path: Path) -> None:
+    batches = batches_of(labels({"0": 8}), num_classes=2)
+    falling = [1.0 / (step + 1) for step in range(60)]
+    assert single_classes(write_run(tmp_path / "one", batches=batches, metrics=losses(*falling)))
+    falling[45] = 0.5
+    assert single_classes(write_run(tmp_path / "rare", batches=batches, metrics=losses(*falling))) == []
+
+
 def test_a_target_that_no_data_belong_to_is_a_wish(tmp_path: Path) -> None:
     """As when an image is changed until a network sees a class in it: what goes into the model is a parameter."""
     wishes = [BatchFacts(step=step, targets=(labels({"3": 8}),), criterion="cross_entropy") for step in range(12)]

@@ -42,6 +42,13 @@ def test_drawing_with_replacement_repeats_by_design(tmp_path: Path) -> None:
     assert duplicate_samples(run_of(tmp_path / "run", samples, replacement=True)) == []
 
 
+def test_a_few_samples_that_come_often_among_many_that_come_once_were_put_in_on_purpose(tmp_path: Path) -> None:
+    samples = [[100 + 4 * step, 101 + 4 * step, 102 + 4 * step, step % 2] for step in range(NUM_STEPS)]
+    assert duplicate_samples(run_of(tmp_path / "rare", samples)) == []
+    by_accident = [[100 + 4 * step, 101 + 4 * step, step // 2, 50 + step // 2] for step in range(NUM_STEPS)]
+    assert only(duplicate_samples, run_of(tmp_path / "twice", by_accident)).rule == "duplicate-samples"
+
+
 def test_epochs_in_the_same_order_are_a_note(tmp_path: Path) -> None:
     finding = only(repeated_orders, run_of(tmp_path / "run", [[step % 6] for step in range(NUM_STEPS)]))
     assert (finding.rule, finding.severity, finding.step) == ("data-not-shuffled", Severity.NOTE, 6)

@@ -8,15 +8,18 @@ import pytest
 from written import write_rank
 
 from roundoff.diagnose.loss_spike import loss_spikes
-from roundoff.runs import Metrics
+from roundoff.runs import Metrics, Severity
 
 LOSSES = [1.0 + 0.01 * (step % 7) for step in range(40)] + [8.0, 1.0, 1.0]
 METRICS = [Metrics(step=step, loss=loss) for step, loss in enumerate(LOSSES)]
 
 
-def probe(loss: float, other_batch: float, earlier_state: float, *, step: int = 40) -> dict[str, object]:
+def probe(
+    loss: float, other_batch: float, earlier_state: float, *, step: int = 40, worst_loss: float | None = None
+) -> dict[str, object]:
     return {
-        "step": step, "probe": "spike", "loss": loss, "other_batch": other_batch, "earlier_state": earlier_state
+        "step": step, "probe": "spike", "loss": loss, "other_batch": other_batch, "earlier_state": earlier_state,
+        "batch_size": 16, "worst_sample": 5, "worst_loss": worst_loss,
     }  # fmt: skip
 
 
@@ -55,6 +58,16 @@ def test_the_losses_that_tell_are_in_the_why(tmp_path: Path) -> None:
 def test_a_loss_that_is_not_finite_counts_as_high(tmp_path: Path) -> None:
     (finding,) = loss_spikes(write_rank(tmp_path / "run", metrics=METRICS, probes=[probe(8.0, 1.1, float("nan"))]))
     assert finding.title.endswith("because of its batch")
+
+
+def test_a_single_sample_that_makes_the_jump_is_named_in_a_note(tmp_path: Path) -> None:
+    one = probe(8.0, 1.1, 7.9, worst_loss=110.0)
+    (finding,) = loss_spikes(write_rank(tmp_path / "one", metrics=METRICS, probes=[one]))
+    assert (finding.severity, finding.title[-10:]) == (Severity.NOTE, "one sample")
+    assert "It is sample 5 of the batch, with a loss of 110 by itself" in finding.why
+    many = probe(8.0, 1.1, 7.9, worst_loss=20.0)
+    (finding,) = loss_spikes(write_rank(tmp_path / "many", metrics=METRICS, probes=[many]))
+    assert finding.severity is Severity.WARNING
 
 
 def test_the_probe_of_another_step_tells_nothing(tmp_path: Path) -> None:

@@ -170,6 +170,16 @@ def test_a_look_leaves_no_reference_to_local_variables_behind(training: Training
     assert sys.getrefcount(x) == before
 
 
+def test_what_the_watch_itself_keeps_is_no_growth(tmp_path: Path) -> None:
+    own = [0]
+    follower = MemoryFollower(RunWriter.create(tmp_path / "run", RunInfo()), own_bytes=lambda: own[0])
+    before = follower._resident()
+    own[0] = 2**30
+    assert follower._resident() < before - 2**29
+    own[0] = 0  # what was freed is still with the process
+    assert follower._resident() < before - 2**29
+
+
 def test_the_file_is_closed_at_the_end(training: Training) -> None:
     before = len(os.listdir("/proc/self/fd"))
     training.follower.close()

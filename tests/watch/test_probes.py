@@ -23,6 +23,16 @@ class WrongGradient(torch.autograd.Function):
         return gradient * 3
 
 
+class Reversed(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+        return gradient * 0.4
+
+
 class Net(nn.Module):
     def __init__(self, fault: str | None) -> None:
         super().__init__()
@@ -35,6 +45,8 @@ class Net(nn.Module):
         h = self.norm(self.first(x)).relu()
         if self.fault == "gradient":
             h = WrongGradient.apply(h)
+        if self.fault == "scaled":
+            h = Reversed.apply(h)
         if self.fault == "mixing":
             h = h.t().reshape(h.shape)
         if self.fault == "dropout":
@@ -82,6 +94,12 @@ def test_a_wrong_gradient_shows_before_its_function_only(tmp_path: Path):
     ratios = {entry["parameter"]: entry["ratio"] for entry in found["by_site"]}
     assert ratios["first.weight"] == pytest.approx(2 / 3, abs=1e-4)
     assert ratios["second.weight"] == pytest.approx(1, abs=1e-4)
+
+
+def test_a_function_that_gives_what_it_is_given_is_there_for_its_gradient(tmp_path: Path):
+    original = Reversed.forward
+    assert probes(tmp_path / "a", "scaled")["direction"]["functions"] == []
+    assert Reversed.forward is original
 
 
 def test_samples_that_mix_are_found_in_the_code_that_mixes_them(tmp_path: Path):

@@ -57,6 +57,11 @@ def test_too_little_memory_means_one_snapshot_or_none_and_is_told() -> None:
     assert none.latest is None
 
 
+def test_the_bytes_of_states_are_counted() -> None:
+    assert ring(steps=1).num_bytes == 6 * 4
+    assert ring(steps=6).num_bytes == 2 * 6 * 4
+
+
 def test_a_snapshot_keeps_the_values_of_its_moment() -> None:
     training = Training()
     model = nn.Linear(1, 1, bias=False)

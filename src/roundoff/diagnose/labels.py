@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Mapping
+from statistics import median
 
 from roundoff.diagnose.batches import (
     ASKS_YES_OR_NO,
@@ -20,6 +21,8 @@ from roundoff.runs import BatchFacts, Finding, Run, Severity, TensorFacts
 
 _FEWEST_STEPS = 10
 """So many steps with one class may be the beginning of sorted data, where nobody knows how long an epoch is."""
+_NUM_BEFORE, _STANDS_OUT = 10, 4.0
+"""A loss that is so many times the median of those before it has met something that they had not."""
 _FEWEST_EQUAL = 3
 _LEARNED = 0.2
 """A loss that has fallen to this part shows that the copy was found."""
@@ -32,7 +35,7 @@ def single_classes(run: Run) -> list[Finding]:
         counts = _label_counts(batches)
         if len(counts) != 1 or not model_inputs(run, rank) or are_places_in_a_row(run, rank):
             continue  # several classes; no data at all; or the number of the right one among others
-        if _covers_the_data(run, rank, batches, next(iter(counts))):
+        if _covers_the_data(run, rank, batches, next(iter(counts))) and not _is_surprised(run, rank, batches):
             return [_single_class(batches, counts, rank)]
     return []
 
@@ -81,6 +84,13 @@ def _covers_the_data(run: Run, rank: int, batches: list[BatchFacts], label: floa
     if detail.get("sampler") != "SequentialSampler" and seen >= _FEWEST_STEPS:
         return True
     return 2 * seen > (detail.get("num_batches") or 2 * seen)
+
+
+def _is_surprised(run: Run, rank: int, batches: list[BatchFacts]) -> bool:
+    """Say whether a loss stood out after the steps that were looked at: another class came, which is rare."""
+    losses = [m.loss for m in run.metrics(rank=rank) if m.loss is not None and m.step > batches[-1].step]
+    windows = [(losses[place - _NUM_BEFORE : place], losses[place]) for place in range(_NUM_BEFORE, len(losses))]
+    return any(loss > _STANDS_OUT * median(before) for before, loss in windows)
 
 
 def _equal_pair(batch: BatchFacts) -> tuple[TensorFacts, TensorFacts] | None:

@@ -15,7 +15,10 @@ _FIX = "look at the batch of this step; clip gradients (clip_grad_norm_), lower 
 
 
 def loss_spikes(run: Run) -> list[Finding]:
-    """Find the first jump of the loss on each rank; a warning, since many a training recovers from one."""
+    """Find the first jump of the loss on each rank; a warning, since many a training recovers from one.
+
+    Where a single sample of the batch is the reason it is a note: there are rare ones in many data sets.
+    """
     return [finding for rank in run.ranks for finding in _of_rank(run, rank)]
 
 
@@ -32,7 +35,7 @@ def _of_rank(run: Run, rank: int) -> list[Finding]:
     return [
         Finding(
             rule="loss-spike",
-            severity=Severity.WARNING,
+            severity=Severity.NOTE if sort is not None and sort.is_one_sample else Severity.WARNING,
             confidence=0.95 if sort is not None else 0.9 if signals else 0.8,
             step=metrics[index].step,
             rank=rank,

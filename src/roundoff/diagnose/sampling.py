@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 
 from roundoff.diagnose.batches import Epoch, first_input, sample_hashes, training_epochs
@@ -26,9 +27,20 @@ def duplicate_samples(run: Run) -> list[Finding]:
                 break
             hashes = sample_hashes(run, rank, given[0], epoch=epoch)
             again = len(hashes) - len(set(hashes))
-            if again >= max(_FEWEST, _SHARE * len(hashes)) and len(set(hashes)) > 1:
+            is_much = again >= max(_FEWEST, _SHARE * len(hashes)) and len(set(hashes)) > 1
+            if is_much and not _are_some_chosen(hashes):
                 return [_duplicates(run, epoch, given[0], hashes, again, rank)]
     return []
+
+
+def _are_some_chosen(hashes: list[int]) -> bool:
+    """Say whether most samples come once and a few of them many times: those of a rare class, put in several times.
+
+    Samples that are drawn by accident come twice more often than three times and more.
+    """
+    counts = Counter(Counter(hashes).values())
+    num_often = sum(num for times, num in counts.items() if times > 2)
+    return counts[1] >= counts.total() / 2 and num_often > 2 * counts[2]
 
 
 def repeated_orders(run: Run) -> list[Finding]:

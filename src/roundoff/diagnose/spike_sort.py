@@ -8,6 +8,9 @@ from roundoff.diagnose.numbers import short
 from roundoff.diagnose.spike import Spike
 from roundoff.runs import Run
 
+_LEAST_SAMPLES = 8
+_MOST = 0.5
+"""A sample that makes up so much of a jump is its reason."""
 _CLIP = "clip gradients (clip_grad_norm_)"
 
 
@@ -18,6 +21,8 @@ class SpikeSort:
     cause: str
     why: str
     fix: str
+    is_one_sample: bool = False
+    """Whether a single sample of the batch makes the whole difference: rare ones do."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,6 +32,15 @@ class _Played:
     loss: float
     other_batch: float
     earlier_state: float
+    batch_size: int | None
+    worst_sample: int | None
+    worst_loss: float | None
+
+    def has_one_bad_sample(self, usual: float) -> bool:
+        """Say whether one sample of a batch of many makes up most of the jump of its mean."""
+        if self.batch_size is None or self.batch_size < _LEAST_SAMPLES or self.worst_loss is None:
+            return False
+        return self.worst_loss - usual > _MOST * self.batch_size * (self.loss - usual)
 
 
 def sort_of(run: Run, step: int, spike: Spike) -> SpikeSort | None:
@@ -49,6 +63,14 @@ def sort_of(run: Run, step: int, spike: Spike) -> SpikeSort | None:
             why=f"Rebuilt from the steps before it the same step has a loss of {short(played.loss)}: "
             "something wrote into weights, buffers or optimizer state between the steps.",
             fix="look for code that changes weights between steps: a load, a re-initialisation, a clamp, a copy",
+        )
+    if is_bad_batch and not is_bad_state and played.has_one_bad_sample(spike.median):
+        return SpikeSort(
+            cause="one sample",
+            why=f"It is sample {played.worst_sample} of the batch, with a loss of {short(played.worst_loss or 0.0)} by "
+            f"itself: {this}, too, and {other}.",
+            fix="look at this sample: an outlier, a wrong label, or just one of a rare kind",
+            is_one_sample=True,
         )
     if is_bad_batch and not is_bad_state:
         return SpikeSort(
@@ -85,5 +107,13 @@ def _played(run: Run, step: int) -> _Played | None:
         losses = [probe.get(name) for name in ("loss", "other_batch", "earlier_state")]
         known = [float(loss) for loss in losses if isinstance(loss, (int, float))]
         if probe.get("probe") == "spike" and probe.get("step") == step and len(known) == len(losses):
-            return _Played(loss=known[0], other_batch=known[1], earlier_state=known[2])
+            size, sample, worst = (probe.get(name) for name in ("batch_size", "worst_sample", "worst_loss"))
+            return _Played(
+                loss=known[0],
+                other_batch=known[1],
+                earlier_state=known[2],
+                batch_size=size if isinstance(size, int) else None,
+                worst_sample=sample if isinstance(sample, int) else None,
+                worst_loss=float(worst) if isinstance(worst, (int, float)) else None,
+            )
     return None

@@ -15,7 +15,7 @@ class MemoryLook:
 
     step: int
     rss_bytes: int
-    """What the process holds."""
+    """What the process holds, without the copies of the watch."""
     start_step: int
     """Since when it has been growing."""
     start_bytes: int

@@ -7,6 +7,8 @@ import math
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from torch import Tensor
+
 from roundoff.record.sites import Sites
 from roundoff.record.torch_private import seen_by_functions
 from roundoff.watch.arguments import Outside
@@ -34,6 +36,12 @@ class Bench:
                 return sizes[0] if sizes and sizes[0] > 1 else None
         return None
 
+    @property
+    def rounds_on_purpose(self) -> bool:
+        """Whether a recipe rounds: by scales of a whole batch, and with gradients that pass the rounding by."""
+        recipes = [optimizer.recipe for optimizer in self.training.recipes()]
+        return any(recipe.compute != "plain" or recipe.activation_bits for recipe in recipes)
+
     @contextlib.contextmanager
     def in_state(self) -> Iterator[None]:
         """Have the training in the state before the step, inside the block."""
@@ -45,6 +53,11 @@ class Bench:
         player = Player(**changes)
         player.play(self.tape.entries)
         return player
+
+
+def cut_batch(x: Tensor, size: int, part: slice) -> Tensor:
+    """Return a part of a tensor that has as many entries as the batch has samples; others as they are."""
+    return x[part] if x.dim() and x.shape[0] == size else x
 
 
 def mean_loss(player: Player) -> float | None:

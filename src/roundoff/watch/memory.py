@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import os
 import sys
+from collections.abc import Callable
 from types import FrameType
 from typing import Any
 
@@ -37,10 +38,13 @@ class MemoryFollower:
     Args:
         writer: of the run.
         model_bytes: growth is measured against the size of the model, too.
+        own_bytes: says what the watch itself keeps, which is no growth of the training.
     """
 
-    def __init__(self, writer: RunWriter, *, model_bytes: int = 0) -> None:
+    def __init__(self, writer: RunWriter, *, model_bytes: int = 0, own_bytes: Callable[[], int] = lambda: 0) -> None:
         self._writer = writer
+        self._own_bytes = own_bytes
+        self._most_own_bytes = 0
         self._file = _open_statm()
         self._page_bytes = os.sysconf("SC_PAGE_SIZE") if self._file is not None else 0
         self._least_growth = max(LEAST_GROWTH, model_bytes // 10)
@@ -75,8 +79,10 @@ class MemoryFollower:
             self._file = None
 
     def _resident(self) -> int:
+        """Return what the process holds beyond the most that the watch has ever kept: memory that is freed stays."""
         assert self._file is not None
-        return int(os.pread(self._file, 64, 0).split()[1]) * self._page_bytes
+        self._most_own_bytes = max(self._most_own_bytes, self._own_bytes())
+        return int(os.pread(self._file, 64, 0).split()[1]) * self._page_bytes - self._most_own_bytes
 
     def _keep(self, step: int, resident: int) -> None:
         self._samples.append((step, resident))

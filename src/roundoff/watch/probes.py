@@ -6,12 +6,11 @@ import time
 from collections.abc import Callable
 
 import torch
-from torch import Tensor
 
 from roundoff.record.source import Sources
 from roundoff.runs import JsonValue, RunWriter
 from roundoff.watch import replay as replaying
-from roundoff.watch.bench import Bench, mean_loss
+from roundoff.watch.bench import Bench, cut_batch, mean_loss
 from roundoff.watch.mixing import batch_mixing
 from roundoff.watch.random_ops import noting_random_ops
 from roundoff.watch.wide import direction, wide
@@ -35,7 +34,8 @@ class Probes:
             is_suspicious: the loss did not go down: also see whether one batch can be learned.
         """
         began = time.monotonic()
-        probes: list[Probe] = [_eval_mode, _half_batch, batch_mixing, direction, wide]
+        exact: list[Probe] = [] if bench.rounds_on_purpose else [batch_mixing, direction]
+        probes: list[Probe] = [_eval_mode, _half_batch, *exact, wide]
         if is_suspicious:
             probes.insert(2, lambda bench: _overfit(bench, until=began + self._seconds))
         for probe in probes:
@@ -58,15 +58,13 @@ def _half_batch(bench: Bench) -> dict[str, JsonValue] | None:
     halves: list[JsonValue] = []
     for part in (slice(0, size // 2), slice(size // 2, size)):
         with bench.in_state():
-            player = bench.play(forward_only=True, is_training=False, change=lambda x, part=part: _cut(x, size, part))
+            player = bench.play(
+                forward_only=True, is_training=False, change=lambda x, part=part: cut_batch(x, size, part)
+            )
             halves.append(mean_loss(player))
     with bench.in_state():
         whole = mean_loss(bench.play(forward_only=True, is_training=False))
     return {"probe": "half-batch", "loss": whole, "halves": halves}
-
-
-def _cut(x: Tensor, size: int, part: slice) -> Tensor:
-    return x[part] if x.dim() and x.shape[0] == size else x
 
 
 def _eval_mode(bench: Bench) -> dict[str, JsonValue] | None:

@@ -469,7 +469,11 @@ class Watch:
             self._training.find_optimizers()
         self._tape.begin()
         if not self._clock.step:
-            self._memory = MemoryFollower(self._writer, model_bytes=_num_bytes(self._training.tensors()))
+            self._memory = MemoryFollower(
+                self._writer,
+                model_bytes=_num_bytes(self._training.tensors()),
+                own_bytes=lambda: self._snapshots.num_bytes,
+            )
             self._handler.begin()
             self._facts.begin()
         if self._is_fully_watched or self._snapshots.is_due(self._clock.step):

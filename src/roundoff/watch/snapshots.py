@@ -42,6 +42,8 @@ class Snapshots:
         self._spare: State | None = None
         self._keeps = 2
         self._is_off = False
+        self._num_state_bytes = 0
+        self._num_tape_bytes = 0
 
     @property
     def latest(self) -> Snapshot | None:
@@ -52,6 +54,11 @@ class Snapshots:
     def first_step(self) -> int | None:
         """The earliest step that can be rebuilt."""
         return self._ring[0].step if self._ring else None
+
+    @property
+    def num_bytes(self) -> int:
+        """How much memory states and tapes took when the last of them came."""
+        return self._num_state_bytes + self._num_tape_bytes
 
     def is_due(self, step: int) -> bool:
         """Say whether the state before this step is to be kept."""
@@ -68,6 +75,7 @@ class Snapshots:
         state, self._spare = self._spare or State(), None
         state.take(self._training)
         self._ring.append(Snapshot(step, state))
+        self._num_state_bytes = sum(snapshot.state.num_bytes for snapshot in self._ring)
 
     def learn_cost(self, copy_seconds: float, step_seconds: float) -> None:
         """Set the interval so that copying stays within its share."""
@@ -80,9 +88,10 @@ class Snapshots:
         if not self._ring:
             return
         self._ring[-1].tapes.append(tape)
+        self._num_tape_bytes = self._tape_bytes()
         if tape.unfit is not None:
             self.forget()
-        elif self._tape_bytes() > self._memory_bytes // 2:
+        elif self._num_tape_bytes > self._memory_bytes // 2:
             self.interval = max(1, self.interval // 2)
             if len(self._ring) > 1:
                 self._spare = self._ring.pop(0).state

@@ -27,7 +27,10 @@ def direction(bench: Bench) -> dict[str, JsonValue] | None:
         return None
     with bench.in_state(), _in_fp64(bench.training):
         player = bench.play(change=_widened, stops_at_step=True)
-        functions = sorted(_custom_functions(player.roots))
+        known = _custom_functions(player.roots)
+        with _noting_identities(known) as identities:
+            bench.play(change=_widened, forward_only=True)
+        functions = sorted({kind.__name__ for kind in known - identities})
         parameters = [p for p in bench.training.tensors() if p.requires_grad and p.grad is not None]
         gradients = [p.grad.detach().clone() for p in parameters if p.grad is not None]
         norm = math.sqrt(math.fsum(float(g.square().sum()) for g in gradients))
@@ -130,17 +133,50 @@ def _is_torchs(node: Any) -> bool:
     return getattr(node, "_forward_cls", type(node)).__module__.partition(".")[0] == "torch"
 
 
-def _custom_functions(roots: Sequence[Tensor]) -> set[str]:
-    """Return the names of the user's own autograd functions that a backward from `roots` runs."""
+def _custom_functions(roots: Sequence[Tensor]) -> set[Any]:
+    """Return the user's own autograd functions that a backward from `roots` runs."""
     waiting: list[Any] = [root.grad_fn for root in roots if root.grad_fn is not None]
     seen = set(waiting)
-    found: set[str] = set()
+    found: set[Any] = set()
     while waiting:
         node = waiting.pop()
         if isinstance(node, torch.autograd.function.BackwardCFunction) and not _is_torchs(node):
-            found.add(type(node).__name__.removesuffix("Backward"))
+            found.add(node._forward_cls)  # type: ignore[attr-defined]
         for following, _ in node.next_functions:
             if following is not None and following not in seen:
                 seen.add(following)
                 waiting.append(following)
     return found
+
+
+@contextlib.contextmanager
+def _noting_identities(functions: set[Any]) -> Iterator[set[Any]]:
+    """Fill a set with those functions that give, inside the block, only what they are given.
+
+    They are there for their backward alone: gradients are reversed, scaled or clipped on purpose.
+    """
+    others: set[Any] = set()
+    called: set[Any] = set()
+    identities: set[Any] = set()
+    originals = {kind: kind.__dict__["forward"] for kind in functions if "forward" in kind.__dict__}
+
+    def noting(kind: Any, forward: Any) -> Any:
+        def run(*args: Any, **kwargs: Any) -> Any:
+            result = forward(*args, **kwargs)
+            given = [x for x in args if isinstance(x, Tensor)]
+            is_same = isinstance(result, Tensor) and any(
+                x.shape == result.shape and torch.equal(x, result) for x in given
+            )
+            (called if is_same else others).add(kind)
+            return result
+
+        return staticmethod(run)
+
+    try:
+        for kind in originals:
+            kind.forward = noting(kind, kind.forward)
+        yield identities
+    finally:
+        for kind, original in originals.items():
+            kind.forward = original
+        identities |= called - others
