@@ -111,6 +111,10 @@ def test_batches_that_begin_anew_with_every_epoch_are_numbered_on(tmp_path: Path
     assert curve_in(tmp_path, "a.csv", text) == ([0, 1, 2, 3], [4.0, 3.0, 2.0, 1.0])
 
 
+def test_a_step_that_no_machine_counts_to_is_none(tmp_path: Path) -> None:
+    assert curve_in(tmp_path, "a.csv", f"step,loss\n0,4\n{10**30},3\n") == ([0, 1], [4.0, 3.0])
+
+
 def test_what_a_resumed_training_wrote_last_counts(tmp_path: Path) -> None:
     text = "step,loss\n0,4\n1,3\n2,99\n1,2.5\n2,2\n"
     assert curve_in(tmp_path, "a.csv", text) == ([0, 1, 2], [4.0, 2.5, 2.0])

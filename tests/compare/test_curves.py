@@ -9,6 +9,8 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from numpy.typing import NDArray
 from torch import nn
 
@@ -16,6 +18,7 @@ from roundoff.compare.curve import Curve
 from roundoff.compare.curve_shape import ShapeKind
 from roundoff.compare.curves import compare_curves
 from roundoff.errors import CompareError
+from roundoff.report.curves_text import curves_text
 from roundoff.train import load_digits
 
 NUM_STEPS = 300
@@ -236,6 +239,26 @@ def test_curves_without_a_common_step_cannot_be_compared() -> None:
 def test_very_short_curves_are_compared_too(num_steps: int) -> None:
     comparison = compare_curves(curve(trend()[:num_steps]), curve(trend()[:num_steps]))
     assert comparison.num_identical == num_steps
+
+
+ANY_CURVES = st.lists(st.floats(width=64), min_size=1, max_size=40)
+
+
+@settings(max_examples=150, deadline=None)
+@given(ours=ANY_CURVES, theirs=ANY_CURVES, every=st.integers(1, 3), first=st.integers(-2, 2))
+def test_whatever_was_logged_is_compared_and_told(
+    ours: list[float], theirs: list[float], every: int, first: int
+) -> None:
+    try:
+        comparison = compare_curves(curve(ours), curve(theirs, every=every, first=first))
+    except CompareError:
+        return
+    assert comparison.num_identical <= len(comparison.points)
+    assert curves_text(comparison)
+
+
+def test_an_explosion_after_the_common_steps_is_none_of_theirs() -> None:
+    assert not compare_curves(curve(noisy(0)[:5]), curve([*noisy(0)[:5], 1e6, 1e9, 1e9, 1e9])).differs
 
 
 @functools.cache

@@ -6,6 +6,9 @@ import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+_LARGEST_STEP = 2**62
+"""A larger number is no step, and no machine's integer."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Curve:
@@ -31,7 +34,7 @@ class Curve:
         >>> Curve.of([0, 1, 2, 1, 2], [4.0, 3.0, 9.0, 2.5, 2.0], name="a").values
         (4.0, 2.5, 2.0)
         """
-        known = [step for step in steps if step is not None]
+        known = [step for step in steps if step is not None and abs(step) < _LARGEST_STEP]
         if len(known) < len(values) or _begin_anew(known) or 2 * len(set(known)) < len(known):
             return cls(name=name, steps=tuple(range(len(values))), values=tuple(values))
         latest = dict(zip(known, values, strict=True))

@@ -17,6 +17,7 @@ _HARDLY = 0.005
 """Less noise than that, of the level of a curve, is hardly any."""
 _ENOUGH = 8
 """Fewer values do not tell how they hang together."""
+_LARGEST = 1e75
 _PARTS = 8
 """Medians are taken so many times in half a window."""
 _ROWS_AT_ONCE = 50_000
@@ -33,6 +34,11 @@ class Noise:
     """Each value's distance from the trend in units of that, at most 3: an outlier counts little."""
     num_alike: float
     """How many values in a row say the same: 1 for independent noise, more where the log was smoothed."""
+
+
+def bounded(values: Numbers) -> Numbers:
+    """Return values that can be squared and added up: larger ones are as large as that."""
+    return np.clip(values, -_LARGEST, _LARGEST)
 
 
 def smoothing_window(num_points: int) -> int:

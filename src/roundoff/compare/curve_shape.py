@@ -8,7 +8,7 @@ from enum import StrEnum
 import numpy as np
 
 from roundoff.compare.curve import Curve
-from roundoff.compare.curve_noise import Mask, Noise, Numbers, noise_of, running_median, smoothing_window
+from roundoff.compare.curve_noise import Mask, Noise, Numbers, bounded, noise_of, running_median, smoothing_window
 
 _SPIKE_SIGMAS = 10.0
 _SPIKE_LEVELS = 1.0
@@ -54,6 +54,7 @@ def shape_of(curve: Curve) -> CurveShape:
     """Say what a curve looks like."""
     values, steps = np.asarray(curve.values, dtype=np.float64), np.asarray(curve.steps)
     finite = np.isfinite(values)
+    values = np.where(finite, bounded(values), values)
     bad = steps[~finite].tolist()
     first_bad = bad[0] if bad else None
     if not finite.any():

@@ -12,7 +12,7 @@ from roundoff.compare.curve import Curve
 from roundoff.compare.curve_apart import apart
 from roundoff.compare.curve_files import read_curve as read_curve
 from roundoff.compare.curve_gap import gap_between
-from roundoff.compare.curve_noise import Numbers
+from roundoff.compare.curve_noise import Numbers, bounded
 from roundoff.compare.curve_shape import CurveShape, ShapeKind, shape_of
 from roundoff.errors import CompareError
 
@@ -96,8 +96,9 @@ def compare_curves(reference: Curve, candidate: Curve) -> CurveComparison:
         places = np.flatnonzero(finite)
         parts += [(int(places[begin]), int(places[end - 1]) + 1) for begin, end in apart(gap)]
     reference_shape, candidate_shape = shape_of(reference), shape_of(candidate)
-    if not parts and _explodes_alone(candidate_shape, reference_shape):  # too short a curve to tell it from noise
-        parts.append((int(np.searchsorted(steps, candidate_shape.since or 0)), len(steps)))
+    since = int(np.searchsorted(steps, candidate_shape.since or 0))
+    if not parts and since < len(steps) and _explodes_alone(candidate_shape, reference_shape):
+        parts.append((since, len(steps)))  # too short a curve to tell it from noise
     stretches = tuple(_stretch(steps, ours, theirs, part) for part in _merged(parts))
     return CurveComparison(
         reference=reference,
@@ -121,8 +122,7 @@ def compare_curves(reference: Curve, candidate: Curve) -> CurveComparison:
 def _aligned(reference: Curve, candidate: Curve) -> tuple[npt.NDArray[np.int64], Numbers, Numbers, bool]:
     """Return common steps and both values there; the candidate's between its own steps, where most are not common."""
     steps, ours, theirs = np.intersect1d(reference.steps, candidate.steps, assume_unique=True, return_indices=True)
-    first = np.asarray(reference.values, dtype=np.float64)
-    second = np.asarray(candidate.values, dtype=np.float64)
+    first, second = _values(reference), _values(candidate)
     if 2 * len(steps) >= min(len(first), len(second)):
         return steps, first[ours], second[theirs], False
     all_steps = np.asarray(reference.steps)
@@ -137,6 +137,11 @@ def _aligned(reference: Curve, candidate: Curve) -> tuple[npt.NDArray[np.int64],
         )
     between = np.interp(all_steps[inside], np.asarray(candidate.steps), second)
     return all_steps[inside], first[inside], between, True
+
+
+def _values(curve: Curve) -> Numbers:
+    values = np.asarray(curve.values, dtype=np.float64)
+    return np.where(np.isfinite(values), bounded(values), values)
 
 
 def _span(curve: Curve) -> str:
