@@ -52,8 +52,11 @@ def test_several_networks_keep_their_names(tmp_path: Path):
 
 
 def test_averages_of_the_weights_and_states_of_generators_are_not_the_model(tmp_path: Path):
-    saved = {"model": {"w": ONE}, "model_ema": {"w": ONE}, "rng": torch.get_rng_state()}
-    assert roles(tmp_path, saved) == {"w": Role.PARAMETER, "model_ema.w": Role.OTHER, "rng": Role.OTHER}
+    saved = {"model": {"w": ONE}, "model_ema": {"w": ONE}, "rng": torch.get_rng_state(), "callbacks": {"best": ONE}}
+    assert roles(tmp_path, saved) == {
+        "w": Role.PARAMETER,
+        **dict.fromkeys(("model_ema.w", "rng", "callbacks.best"), Role.OTHER),
+    }
 
 
 class Outer(nn.Module):

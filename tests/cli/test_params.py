@@ -64,6 +64,17 @@ def test_nan_and_infinity_are_named_and_end_with_1(tmp_path: Path):
     assert "fc.weight  parameter  float32  2x3           6  1 NaN, 2 inf\n" in result.output
 
 
+def test_masks_and_best_losses_may_be_infinite(tmp_path: Path):
+    mask = torch.full((3, 3), -torch.inf).triu(1)
+    saved = {"model": {"w": torch.ones(2), "attn_mask": mask}, "callbacks": {"best": torch.tensor(torch.inf)}}
+    torch.save(saved, tmp_path / "a.pt")
+    result = invoke(tmp_path / "a.pt")
+    assert (result.exit_code, "not finite" in result.output, "3 inf" in result.output) == (0, False, True)
+    saved["model"]["attn_mask"] = -mask
+    torch.save(saved, tmp_path / "a.pt")
+    assert invoke(tmp_path / "a.pt").exit_code == 1
+
+
 def test_weights_that_are_all_zero_are_marked_and_no_error(tmp_path: Path):
     np.savez(tmp_path / "a.npz", **{"fc.weight": np.zeros((2, 3)), "bn.running_mean": np.zeros(3)})
     result = invoke(tmp_path / "a.npz")
@@ -93,6 +104,7 @@ def test_json_holds_everything(tmp_path: Path):
             "num_bytes": 8,
             "num_nan": 1,
             "num_inf": 0,
+            "num_negative_inf": 0,
             "is_zero": False,
             "mean": 1.0,
             "std": 0.0,

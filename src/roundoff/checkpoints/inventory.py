@@ -26,6 +26,8 @@ class Item:
     num_bytes: int
     num_nan: int = 0
     num_inf: int = 0
+    """Of both signs."""
+    num_negative_inf: int = 0
     is_zero: bool = False
     """Whether it has elements and all of them are zero."""
     mean: float | None = None
@@ -43,6 +45,17 @@ class Item:
     def is_finite(self) -> bool:
         """Whether it holds neither NaN nor infinity."""
         return not self.num_nan and not self.num_inf
+
+    @property
+    def is_broken(self) -> bool:
+        """Whether it holds NaN or infinity where that is wrong.
+
+        A buffer may be a mask of zeros and -inf, and what is beside a model may be a best loss that begins at infinity.
+        """
+        if self.kind == Role.OTHER:
+            return False
+        num_right = self.num_negative_inf if self.kind == Role.BUFFER else 0
+        return self.num_nan + self.num_inf > num_right
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,6 +117,7 @@ def _item(name: str, tensor: Tensor, *, kind: str) -> Item:
         num_bytes=num_bytes,
         num_nan=num_nan,
         num_inf=num_inf,
+        num_negative_inf=int(numbers[row.NUM_NEGINF]),
         is_zero=int(numbers[row.NUM_ZERO]) == num_numbers,
         mean=float(mean),
         std=math.sqrt(max(0.0, variance)) if num_finite else math.nan,

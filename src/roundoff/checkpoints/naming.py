@@ -106,7 +106,7 @@ def is_contained(path: Path) -> bool:
 
 def is_beside_model(path: Path) -> bool:
     """Say whether a tensor of a checkpoint that has a dict for its model is none of it: alone, or an average of it."""
-    return len(path) == 1 or bool(_AVERAGES.search(path[0]))
+    return len(path) == 1 or path[0] in ("callbacks", "loops") or bool(_AVERAGES.search(path[0]))
 
 
 def role_of(path: Path, tensor: LazyTensor, *, has_container: bool = False) -> Role:

@@ -30,7 +30,7 @@ def params_command(
 
     FILE is a checkpoint of PyTorch (.pt, .safetensors, sharded, distributed), MindSpore, Paddle, Keras, Flax or numpy,
     told by its content and read without its framework. MODEL is package.module:function or file.py:function, a function
-    that builds an nn.Module. Ends with 1 if a tensor holds NaN or infinity.
+    that builds an nn.Module. Ends with 1 if a tensor holds NaN or infinity where neither belongs.
     """
     inventory = _inventory(source)
     if only is not None:
@@ -41,7 +41,7 @@ def params_command(
         from roundoff.report.params_text import params_text
 
         click.echo(params_text(inventory, values=values, optimizer=optimizer))
-    ctx.exit(0 if all(item.is_finite for item in inventory.items) else 1)
+    ctx.exit(1 if any(item.is_broken for item in inventory.items) else 0)
 
 
 def _inventory(source: str) -> Inventory:

@@ -26,9 +26,7 @@ def params_text(inventory: Inventory, *, values: bool = False, optimizer: bool =
     lines = [f"{inventory.source}  {inventory.format}, {_counted(len(inventory.items), 'tensor')}"]
     lines += _totals(inventory.items)
     lines += _settings(inventory.settings, width)
-    lines += _trouble(
-        "not finite", [f"{item.name}: {_nonfinite(item)}" for item in inventory.items if not item.is_finite]
-    )
+    lines += _trouble("not finite", [f"{item.name}: {_nonfinite(item)}" for item in inventory.items if item.is_broken])
     lines += _trouble("all zero", [item.name for item in inventory.items if item.is_zero and _is_weight(item)])
     listed = [item for item in inventory.items if optimizer or item.kind != "optimizer"]
     if listed:
