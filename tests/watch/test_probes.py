@@ -174,6 +174,20 @@ def test_samples_that_are_meant_to_meet_are_not_taken_for_mixed(model: Any, othe
     assert all(not probe["changed"] for probe in mixing)
 
 
+def test_samples_mix_also_where_another_dimension_is_as_long_as_the_batch(tmp_path: Path):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(1, 4, 3, padding=1), nn.Flatten(), nn.Linear(4 * 64, 3))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with watching(to=tmp_path / "a"):
+        for _ in range(3):
+            model[1].forward = lambda x: x.transpose(0, 1).reshape(8, -1)  # type: ignore[method-assign]
+            optimizer.zero_grad()
+            F.cross_entropy(model(torch.randn(8, 1, 8, 8)), torch.arange(8) % 3).backward()
+            optimizer.step()
+    (probe,) = (probe for probe in Run.open(tmp_path / "a").probes() if probe["probe"] == "batch-mixing")
+    assert probe["changed"]
+
+
 def test_time_first_is_not_taken_for_mixing(tmp_path: Path):
     torch.manual_seed(0)
     model = nn.GRU(4, 8)

@@ -52,7 +52,7 @@ def _dependent(bench: Bench, sample: int, *, dim: int, size: int) -> list[int] |
     for a, b in zip(plain, other, strict=True):
         if a.shape != b.shape or a.dim() <= dim or a.shape[dim] != size:
             continue
-        if list(a.shape).count(size) > 1 or (gives_losses and a.numel() == size):
+        if a.shape == (size, size) or (gives_losses and a.numel() == size):
             continue  # scores of samples against each other, or losses made of them
         is_by_sample = True
         scale = float(a.abs().max()) or 1.0
@@ -62,11 +62,14 @@ def _dependent(bench: Bench, sample: int, *, dim: int, size: int) -> list[int] |
 
 
 def _are_related(bench: Bench, size: int) -> bool:
-    """Say whether samples are nodes of a graph: something that goes in has a number, or an edge, for pairs of them."""
+    """Say whether samples are nodes of a graph: beside them a number, or an edge, for pairs of them goes in."""
     calls = [entry for entry in flat(bench.tape.entries) if isinstance(entry, ModelCall)]
     given = [x.copy for call in calls for x in outside_in((call.args, call.kwargs))]
     kept = [buffer for call in calls for buffer in call.module.buffers()]
-    return any(list(x.shape).count(size) > 1 or _are_edges(x, size) for x in (*given, *kept))
+    squares = [x for x in (*given[1:], *kept) if x.shape == (size, size) and x.is_floating_point()]
+    if any(bool(x.isfinite().all()) for x in squares):  # with -inf in it, it would be a mask of times
+        return True
+    return any(_are_edges(x, size) for x in given[1:])
 
 
 def _are_edges(x: Tensor, size: int) -> bool:
