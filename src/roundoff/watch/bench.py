@@ -9,6 +9,7 @@ from typing import Any
 
 from torch import Tensor
 
+from roundoff.precision.optimizer import RecipeOptimizer
 from roundoff.record.sites import Sites
 from roundoff.record.torch_private import seen_by_functions
 from roundoff.watch.arguments import Outside
@@ -39,8 +40,9 @@ class Bench:
     @property
     def rounds_on_purpose(self) -> bool:
         """Whether a recipe rounds: by scales of a whole batch, and with gradients that pass the rounding by."""
-        recipes = [optimizer.recipe for optimizer in self.training.recipes()]
-        return any(recipe.compute != "plain" or recipe.activation_bits for recipe in recipes)
+        calls = [entry for entry in flat(self.tape.entries) if isinstance(entry, ModelCall)]
+        used = {id(parameter) for call in calls for parameter in call.module.parameters()}
+        return any(_rounds(optimizer) and _updates(optimizer, used) for optimizer in self.training.recipes())
 
     @contextlib.contextmanager
     def in_state(self) -> Iterator[None]:
@@ -53,6 +55,16 @@ class Bench:
         player = Player(**changes)
         player.play(self.tape.entries)
         return player
+
+
+def _rounds(optimizer: RecipeOptimizer) -> bool:
+    return optimizer.recipe.compute != "plain" or bool(optimizer.recipe.activation_bits)
+
+
+def _updates(optimizer: RecipeOptimizer, parameters: set[int]) -> bool:
+    """Say whether an optimizer, perhaps one left over from a training before, updates any of the parameters."""
+    held = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    return any(id(x) in parameters for x in (*held, *(parameter for parameter, _ in optimizer.stand_ins)))
 
 
 def cut_batch(x: Tensor, size: int, part: slice) -> Tensor:
