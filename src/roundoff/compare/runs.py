@@ -13,6 +13,7 @@ from roundoff.compare.divergence import Divergence, Row, Side, Unpaired
 from roundoff.compare.loss_scale import without_loss_scale
 from roundoff.compare.recipe_unit import unit_of_run
 from roundoff.compare.settings import Difference, differing_settings
+from roundoff.compare.spread import spread_of
 from roundoff.compare.step import compare_step
 from roundoff.errors import CompareError
 from roundoff.runs import Event, Run, sketches_line_up
@@ -76,7 +77,8 @@ def compare_runs(
         compared.append(at)
         for of_rank in ranks:
             alignment = _alignment(reference, candidate, step=at, rank=of_rank, sites=sites or {})
-            found = compare_step(alignment, coarsest_unit=unit, is_first=at == steps[0])
+            spread = spread_of(reference, step=at, rank=of_rank)
+            found = compare_step(alignment, coarsest_unit=unit, is_first=at == steps[0], spread=spread)
             rows += found.rows
             unpaired |= dict.fromkeys(_unpaired(alignment, at))
             divergence = divergence or found.divergence

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from roundoff.compare.align import Alignment, is_passing_on, op_word
 from roundoff.compare.distance import Distance, TensorKey, distances, num_channels, tensor_key
 from roundoff.compare.divergence import Cause, Divergence, Row, Side
 from roundoff.compare.explained import GROWTH, RANDOM, expected, roundings, unit_of
+from roundoff.compare.spread import Place, allowed_by
 from roundoff.runs import Event, shape_to_text
 from roundoff.runs.step_ops import NAMED, StepOp
 
@@ -31,24 +32,34 @@ class StepComparison:
     divergence: Divergence | None
 
 
-def compare_step(alignment: Alignment, *, coarsest_unit: float = 0.0, is_first: bool = True) -> StepComparison:
+def compare_step(
+    alignment: Alignment,
+    *,
+    coarsest_unit: float = 0.0,
+    is_first: bool = True,
+    spread: Mapping[Place, float] | None = None,
+) -> StepComparison:
     """Walk through the lined-up ops and find the first that introduces a difference.
 
     Args:
         alignment: the ops of one step of one rank.
         coarsest_unit: the rounding of the narrowest format that either side emulates in wider storage.
         is_first: whether training began with this step, so that its parameters are start values.
+        spread: how far results of the reference move by rounding alone, as `spread_of` gives it.
     """
-    return _Walk(alignment, coarsest_unit=coarsest_unit, is_first=is_first).comparison()
+    return _Walk(alignment, coarsest_unit=coarsest_unit, is_first=is_first, spread=spread or {}).comparison()
 
 
 class _Walk:
     """One pass over the pairs, in the order in which the reference ran."""
 
-    def __init__(self, alignment: Alignment, *, coarsest_unit: float, is_first: bool) -> None:
+    def __init__(
+        self, alignment: Alignment, *, coarsest_unit: float, is_first: bool, spread: Mapping[Place, float]
+    ) -> None:
         self._alignment = alignment
         self._coarsest = coarsest_unit
         self._is_first = is_first
+        self._spread = spread
         self._distances = _all_distances(alignment.pairs)
         self._noise = 0.0
         self._made: dict[TensorKey, float] = {}
@@ -94,7 +105,7 @@ class _Walk:
         if a.op in NAMED:
             is_start = self._is_first or a.op == "input"
             return is_start and not distance.relative <= roundings(self._unit(pair))
-        return excess > 1
+        return excess > 1 and not distance.relative <= allowed_by(self._spread, a, unit=self._unit(pair))
 
     def _is_unaccounted(self, a: Event, b: Event, distance: Distance) -> bool:
         """Say whether a tensor differs more than whatever it was made from."""

@@ -19,6 +19,7 @@ from roundoff.runs.folder import (
     memcheck_path,
     native_crash_path,
     next_free_name,
+    perturbed_path,
     replay_path,
 )
 from roundoff.runs.info import RunInfo, sketches_line_up
@@ -91,6 +92,7 @@ __all__ = [
     "native_crash_path",
     "next_free_name",
     "ordered",
+    "perturbed_path",
     "read_flight",
     "read_heartbeat",
     "replay_path",

@@ -110,6 +110,11 @@ def replay_path(folder: Path, *, step: int) -> Path:
     return folder / "replay" / f"step{step}"
 
 
+def perturbed_path(folder: Path, *, step: int) -> Path:
+    """Return the folder of a step that was replayed with its parameters moved by a rounding; a run folder, too."""
+    return folder / "perturbed" / f"step{step}"
+
+
 def flight_path(folder: Path, *, rank: int) -> Path:
     """Return where the ring of what was running is mapped."""
     return folder / f"flight-rank{rank}.bin"

@@ -217,6 +217,11 @@ class Run:
         """The steps that were replayed, in order."""
         return names.replayed_steps(self.path)
 
+    def perturbed(self, step: int) -> Run | None:
+        """Open the run that a step left when its parameters were moved by a rounding; None if that was not tried."""
+        path = names.perturbed_path(self.path, step=step)
+        return Run.open(path) if path.exists() else None
+
     def replay(self, step: int) -> Run:
         """Open the run that a replayed step left."""
         return Run.open(names.replay_path(self.path, step=step))

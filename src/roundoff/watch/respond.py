@@ -13,11 +13,12 @@ from roundoff.record.selection import Selection
 from roundoff.record.session import Recording
 from roundoff.record.sites import Sites
 from roundoff.record.source import Sources
-from roundoff.runs import Event, ReplayInfo, Run, RunWriter, replay_path
+from roundoff.runs import Event, ReplayInfo, Run, RunWriter, perturbed_path, replay_path
 from roundoff.watch import replay as replaying
 from roundoff.watch.before import Before
 from roundoff.watch.catch import Catcher
 from roundoff.watch.generators import Generators
+from roundoff.watch.perturb import perturb_
 from roundoff.watch.replay import Outcome, repeats, replay, state_before
 from roundoff.watch.snapshots import Snapshot, Snapshots
 from roundoff.watch.spike_probe import spike_probe
@@ -47,7 +48,25 @@ class Responder:
         session = self._recording(_EventsOnly(self._writer), tape.step, sources, inputs=True)
         outcome = self._run(*path, around_last=session.running, sources=sources, is_complete=is_complete)
         self._check(*path, outcome, is_complete=is_complete)
+        if tape.step == 0 and outcome.first_difference is None and outcome.error is None and num_ranks() == 1:
+            self._record_perturbed(*path)
         return outcome
+
+    def _record_perturbed(self, snapshot: Snapshot, tapes: list[StepTape]) -> None:
+        """Replay a step with its parameters moved by a rounding, into a folder of its own."""
+        step = tapes[-1].step
+        folder = perturbed_path(self._writer.folder, step=step)
+        info = replace(self._writer.info, name=f"step{step}")
+        with RunWriter.create(folder, info, rank=self._writer.rank, writes_info=True) as writer:
+            session = self._recording(_EventsOnly(writer), step, None, inputs=False)
+
+            @contextlib.contextmanager
+            def around() -> Iterator[None]:
+                perturb_(self._training.modules())
+                with session.running():
+                    yield
+
+            self._run(snapshot, tapes, around_last=around)
 
     def note_missing(self, tape: StepTape) -> None:
         """Say in the run that a step was not recorded, and why."""
@@ -157,7 +176,7 @@ class Responder:
         self._run(snapshot, tapes, around_last=session.running, sources=sources)
 
     def _recording(
-        self, writer: Any, step: int, sources: Sources, *, inputs: bool, judge: Judge | None = None
+        self, writer: Any, step: int, sources: Sources | None, *, inputs: bool, judge: Judge | None = None
     ) -> Recording:
         return Recording(
             writer=writer,
