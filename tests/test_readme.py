@@ -23,7 +23,7 @@ ROOT = Path(__file__).parents[1]
 SLOW_PAGES = [
     pytest.param(name, marks=pytest.mark.slow) for name in ("docs/train.md", "docs/porting.md", "docs/checkpoints.md")
 ]
-PAGES = ["README.md", "CONTRIBUTING.md", "docs/tensors.md", *SLOW_PAGES]
+PAGES = ["README.md", "CONTRIBUTING.md", "docs/comparing-runs.md", "docs/tensors.md", *SLOW_PAGES]
 BLOCK = re.compile(r"^(?P<skip><!-- not run: [^\n]+ -->\n+)?```(?P<language>\w+)\n(?P<text>.*?)^```$", re.S | re.M)
 MAKE_TARGET = re.compile(r"^([a-z-]+):", re.M)
 
