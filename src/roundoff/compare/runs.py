@@ -15,6 +15,7 @@ from roundoff.compare.recipe_unit import unit_of_run
 from roundoff.compare.settings import Difference, differing_settings
 from roundoff.compare.spread import spread_of
 from roundoff.compare.step import compare_step
+from roundoff.compare.whole_tensors import WholeTensors
 from roundoff.errors import CompareError
 from roundoff.runs import Event, Run, sketches_line_up
 from roundoff.runs.step_ops import StepOp, ops_of
@@ -77,8 +78,14 @@ def compare_runs(
         compared.append(at)
         for of_rank in ranks:
             alignment = _alignment(reference, candidate, step=at, rank=of_rank, sites=sites or {})
-            spread = spread_of(reference, step=at, rank=of_rank)
-            found = compare_step(alignment, coarsest_unit=unit, is_first=at == steps[0], spread=spread)
+            ratio = _loss_scale(candidate, at) / _loss_scale(reference, at)
+            found = compare_step(
+                without_loss_scale(alignment, ratio),
+                coarsest_unit=unit,
+                is_first=at == steps[0],
+                spread=spread_of(reference, step=at, rank=of_rank),
+                whole=WholeTensors.of_step(reference, candidate, step=at, rank=of_rank) if ratio == 1 else None,
+            )
             rows += found.rows
             unpaired |= dict.fromkeys(_unpaired(alignment, at))
             divergence = divergence or found.divergence
@@ -123,8 +130,7 @@ def _common_ranks(reference: Run, candidate: Run, rank: int | None) -> list[int]
 def _alignment(reference: Run, candidate: Run, *, step: int, rank: int, sites: Mapping[str, str]) -> Alignment:
     ours = ops_of(reference.iter_events(step=step, rank=rank))
     theirs = ops_of(_comparable(candidate.iter_events(step=step, rank=rank), reference, candidate))
-    alignment = align(ours, theirs, sites=_sites(ours, theirs, sites))
-    return without_loss_scale(alignment, _loss_scale(candidate, step) / _loss_scale(reference, step))
+    return align(ours, theirs, sites=_sites(ours, theirs, sites))
 
 
 def _loss_scale(run: Run, step: int) -> float:

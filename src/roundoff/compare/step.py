@@ -12,6 +12,7 @@ from roundoff.compare.distance import Distance, TensorKey, distances, num_channe
 from roundoff.compare.divergence import Cause, Divergence, Row, Side
 from roundoff.compare.explained import GROWTH, RANDOM, expected, roundings, unit_of
 from roundoff.compare.spread import Place, allowed_by
+from roundoff.compare.whole_tensors import WholeTensors
 from roundoff.runs import Event, shape_to_text
 from roundoff.runs.step_ops import NAMED, StepOp
 
@@ -38,6 +39,7 @@ def compare_step(
     coarsest_unit: float = 0.0,
     is_first: bool = True,
     spread: Mapping[Place, float] | None = None,
+    whole: WholeTensors | None = None,
 ) -> StepComparison:
     """Walk through the lined-up ops and find the first that introduces a difference.
 
@@ -46,21 +48,29 @@ def compare_step(
         coarsest_unit: the rounding of the narrowest format that either side emulates in wider storage.
         is_first: whether training began with this step, so that its parameters are start values.
         spread: how far results of the reference move by rounding alone, as `spread_of` gives it.
+        whole: the tensors themselves, where both runs kept them.
     """
-    return _Walk(alignment, coarsest_unit=coarsest_unit, is_first=is_first, spread=spread or {}).comparison()
+    walk = _Walk(alignment, coarsest_unit=coarsest_unit, is_first=is_first, spread=spread or {}, whole=whole)
+    return walk.comparison()
 
 
 class _Walk:
     """One pass over the pairs, in the order in which the reference ran."""
 
     def __init__(
-        self, alignment: Alignment, *, coarsest_unit: float, is_first: bool, spread: Mapping[Place, float]
+        self,
+        alignment: Alignment,
+        *,
+        coarsest_unit: float,
+        is_first: bool,
+        spread: Mapping[Place, float],
+        whole: WholeTensors | None,
     ) -> None:
         self._alignment = alignment
         self._coarsest = coarsest_unit
         self._is_first = is_first
         self._spread = spread
-        self._distances = _all_distances(alignment.pairs)
+        self._distances = _all_distances(alignment.pairs, whole)
         self._noise = 0.0
         self._made: dict[TensorKey, float] = {}
         self._made_by_one_side = _made_by(alignment)
@@ -189,13 +199,19 @@ class _Walk:
             self._made[tensor_key(a)] = distance.relative
 
 
-def _all_distances(pairs: Sequence[Pair]) -> dict[tuple[int, int], Distance]:
+def _all_distances(pairs: Sequence[Pair], whole: WholeTensors | None) -> dict[tuple[int, int], Distance]:
     tensors = [
         both
         for reference, candidate in pairs
         for both in (*_paired(_read_by(reference), _read_by(candidate)), *_paired(reference.outputs, candidate.outputs))
     ]
-    return {(id(a), id(b)): d for (a, b), d in zip(tensors, distances(tensors), strict=True)}
+    found = {(id(a), id(b)): d for (a, b), d in zip(tensors, distances(tensors), strict=True)}
+    if whole is not None:
+        for a, b in tensors:
+            known = found[id(a), id(b)]
+            if known.is_comparable and not known.is_equal:
+                found[id(a), id(b)] = whole.distance(a, b) or known
+    return found
 
 
 def _is_workspace(event: Event) -> bool:
