@@ -22,7 +22,6 @@ from roundoff.compare.runs import compare_runs
 from roundoff.record import recording
 from roundoff.runs import Run
 
-
 MUST_SECONDS = 1.0
 
 
