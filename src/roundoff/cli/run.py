@@ -6,6 +6,7 @@ import os
 import sys
 from collections.abc import Mapping
 from contextlib import nullcontext
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from roundoff.runs.ending import Ending
     from roundoff.watch.crash import ProcessGuard
     from roundoff.watch.session import Watch
+    from roundoff.watch.settings import WatchSettings
 
 
 @click.command(
@@ -89,57 +91,101 @@ def run_command(
     """
     from roundoff.watch.supervise import supervise
 
+    options = _Options(
+        words=words,
+        is_module=is_module,
+        name=name,
+        base=base,
+        seed=seed,
+        deterministic=deterministic,
+        repeat_batch=repeat_batch,
+        sync=sync,
+        as_json=as_json,
+        exit_zero=exit_zero,
+    )
     if sync:
         _run_synchronously()
     if valgrind:
-        code, found = _run_under_memcheck(words, is_module=is_module, name=name, base=base, as_json=as_json)
-        sys.exit(code or (0 if exit_zero else found))
+        sys.exit(_run_under_memcheck(options))
 
     def train(guard: ProcessGuard) -> int:
-        from roundoff.record.repeatable import repeatable
-        from roundoff.record.script import arguments_after, folder_for, run_script
-        from roundoff.watch.op_notes import noting_ops
         from roundoff.watch.settings import WatchSettings
-        from roundoff.watch.watching import start_watching
 
-        script = arguments_after(words, is_module=is_module, example="roundoff run train.py --epochs 3")
-        script.check()
-        watch = start_watching(
-            to=lambda: folder_for(script, name=name, base=base),
-            settings=WatchSettings(
-                budget=budget,
-                every_step=every_step,
-                on_anomaly=on_anomaly,  # type: ignore[arg-type]
-                snapshot_bytes=snapshot_memory,
-                probe_seconds=probe_seconds,
-                ops=ops,
-            ),
-            command=script.command,
-            seed=seed,
-            facts={"deterministic": deterministic, "repeat_batch": repeat_batch, "sync": sync},
-            guard=guard,
+        settings = WatchSettings(
+            budget=budget,
+            every_step=every_step,
+            on_anomaly=on_anomaly,  # type: ignore[arg-type]
+            snapshot_bytes=snapshot_memory,
+            probe_seconds=probe_seconds,
+            ops=ops,
         )
-        process = os.getpid()
-        noting = noting_ops(guard.flight) if ops else nullcontext()
-        with watch.running(), repeatable(seed=seed, deterministic=deterministic, repeat_batch=repeat_batch), noting:
-            code = run_script(script, on_error=watch.note_exception)
-            watch.training_failed = code != 0
-        if os.getpid() != process:
-            return code  # a child that the script forked and let run to its end
-        found = _tell(watch, as_json=as_json)
-        guard.close()
-        return code or (0 if exit_zero else found)
+        return _train(options, settings, guard)
 
     def tell_of_ending(folder: Path, rank: int, ending: Ending) -> None:
-        from roundoff.watch.endings import wait_for_endings
-
-        if rank == 0:
-            if ending.signal is None and ending.exit_code is None:
-                wait_for_endings(folder, num_ranks=int(os.environ.get("WORLD_SIZE", "1")))  # it hangs: others may, too
-            _diagnose(folder, facts={}, watched=None, as_json=as_json)
+        _tell_of_ending(folder, rank, ending, as_json=as_json)
 
     on_hang: Literal["report", "stop"] = "stop" if on_anomaly == "stop" else "report"
     sys.exit(supervise(train, hang_after=hang_after, on_hang=on_hang, on_ending=tell_of_ending))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Options:
+    """What the user asked for, but for how to watch."""
+
+    words: tuple[str, ...]
+    is_module: bool
+    name: str | None
+    base: Path
+    seed: int | None
+    deterministic: bool
+    repeat_batch: bool
+    sync: bool
+    as_json: bool
+    exit_zero: bool
+
+    def exit_code(self, of_script: int, found: int) -> int:
+        """Return the script's own code, or else the one for what was found."""
+        return of_script or (0 if self.exit_zero else found)
+
+
+def _train(options: _Options, settings: WatchSettings, guard: ProcessGuard) -> int:
+    """Run the script under a watch, tell what was found, and return the exit code."""
+    from roundoff.record.repeatable import repeatable
+    from roundoff.record.script import arguments_after, folder_for, run_script
+    from roundoff.watch.op_notes import noting_ops
+    from roundoff.watch.watching import start_watching
+
+    script = arguments_after(options.words, is_module=options.is_module, example="roundoff run train.py --epochs 3")
+    script.check()
+    repeating = {"deterministic": options.deterministic, "repeat_batch": options.repeat_batch}
+    watch = start_watching(
+        to=lambda: folder_for(script, name=options.name, base=options.base),
+        settings=settings,
+        command=script.command,
+        seed=options.seed,
+        facts={**repeating, "sync": options.sync},
+        guard=guard,
+    )
+    process = os.getpid()
+    noting = noting_ops(guard.flight) if settings.ops else nullcontext()
+    with watch.running(), repeatable(seed=options.seed, **repeating), noting:
+        code = run_script(script, on_error=watch.note_exception)
+        watch.training_failed = code != 0
+    if os.getpid() != process:
+        return code  # a child that the script forked and let run to its end
+    found = _tell(watch, as_json=options.as_json)
+    guard.close()
+    return options.exit_code(code, found)
+
+
+def _tell_of_ending(folder: Path, rank: int, ending: Ending, *, as_json: bool) -> None:
+    """Tell why a process ended that can no longer do so itself, or hangs."""
+    from roundoff.watch.endings import wait_for_endings
+
+    if rank == 0:
+        if ending.signal is None and ending.exit_code is None:
+            wait_for_endings(folder, num_ranks=int(os.environ.get("WORLD_SIZE", "1")))  # it hangs: others may, too
+        _diagnose(folder, facts={}, watched=None, as_json=as_json)
 
 
 def _tell(watch: Watch, *, as_json: bool) -> int:
@@ -174,24 +220,23 @@ def _diagnose(folder: Path, *, facts: Mapping[str, JsonValue], watched: str | No
     return exit_code(diagnosis)
 
 
-def _run_under_memcheck(
-    words: tuple[str, ...], *, is_module: bool, name: str | None, base: Path, as_json: bool
-) -> tuple[int, int]:
-    """Run the script under valgrind instead of the watch, and tell of its memory; return its code and ours."""
+def _run_under_memcheck(options: _Options) -> int:
+    """Run the script under valgrind instead of the watch, tell of its memory, and return the exit code."""
     from roundoff.record.environment import describe_process
     from roundoff.record.script import arguments_after, folder_for
     from roundoff.runs import RunWriter, memcheck_path
     from roundoff.watch.valgrind import memcheck_command, run_memcheck
 
-    script = arguments_after(words, is_module=is_module, example="roundoff run --valgrind train.py --epochs 1")
+    example = "roundoff run --valgrind train.py --epochs 1"
+    script = arguments_after(options.words, is_module=options.is_module, example=example)
     script.check()
     memcheck_command(script.command, xml=Path())  # says now if valgrind is missing
-    folder = folder_for(script, name=name, base=base)
+    folder = folder_for(script, name=options.name, base=options.base)
     info = describe_process(seed=None, settings={"memcheck": True}, command=script.command)
     writer = RunWriter.create(folder, info)
     code = run_memcheck(script.command, xml=memcheck_path(folder))
     writer.close(status="failed" if code else "finished")
-    return code, _diagnose(folder, facts={}, watched=str(folder), as_json=as_json)
+    return options.exit_code(code, _diagnose(folder, facts={}, watched=str(folder), as_json=options.as_json))
 
 
 def _run_synchronously() -> None:
