@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner, Result
-from tests.compare.small_trainings import Variant, transformer_training
+from tests.compare.variants import Variant, transformer_training
 
 from roundoff.cli import command_line
 from roundoff.record import recording
@@ -40,8 +40,8 @@ def test_the_first_sentence_names_the_op_and_its_line(folder: Path):
     assert result.exit_code == 1
     first, second, *_ = result.output.splitlines()
     assert first.startswith("blocks.1.ln1 / aten.native_layer_norm#0 introduces the first difference: step 0, forward")
-    assert second.endswith("everything before it agrees within its format.") or "small_trainings.py:" in second
-    assert "small_trainings.py:" in result.output
+    assert second.endswith("everything before it agrees within its format.") or "variants.py:" in second
+    assert "variants.py:" in result.output
     assert all(len(line) <= 100 for line in result.output.splitlines())
     assert compare(folder, "ref", "eps", "--exit-zero").exit_code == 0
 

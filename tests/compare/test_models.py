@@ -12,7 +12,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from trainings import Transformer, mlp
+from watched_trainings import Transformer, mlp
 
 import roundoff
 from roundoff.compare.models import ModelComparison, compare_models

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from tests.compare.small_trainings import Variant, picture_training, transformer_training
+from tests.compare.variants import Variant, picture_training, transformer_training
 
 from roundoff.compare.runs import RunComparison, compare_runs
 from roundoff.errors import CompareError
@@ -64,7 +64,7 @@ def test_names_the_one_channel_that_differs_and_the_line(transformer: Run, tmp_p
     assert found is not None
     assert (found.channel, found.num_channels) == (77, 128)
     assert found.source is not None
-    assert "small_trainings.py:" in found.source
+    assert "variants.py:" in found.source
     assert found.is_only_in == "candidate"
 
 

@@ -134,7 +134,7 @@ def test_what_has_an_array_is_taken_by_it():
     assert as_array(3).tolist() == 3
 
 
-@pytest.mark.parametrize("x", ["text", {"a": 1}, None, [object()]], ids=str)
+@pytest.mark.parametrize("x", ["text", {"a": 1}, None, [object()]], ids=["text", "dict", "none", "objects"])
 def test_what_holds_no_numbers_is_an_error_that_names_the_tensor(tmp_path: Path, x: object):
     with pytest.raises(CompareError, match="'loss'"):
         save_tensor("loss", x, to=tmp_path)

@@ -11,7 +11,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from trainings import Training, Transformer, cross_entropy, mlp, numbers
+from watched_trainings import Training, Transformer, cross_entropy, mlp, numbers
 
 from roundoff.compare.settings import Difference, SettingKind, differing_settings
 from roundoff.record import recording

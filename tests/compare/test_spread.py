@@ -4,7 +4,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from tests.compare.small_trainings import Variant, transformer_training
+from tests.compare.variants import Variant, transformer_training
 
 from roundoff.compare.explained import unit_of
 from roundoff.compare.spread import TIMES, TIMES_COARSER, allowed_by, spread_of

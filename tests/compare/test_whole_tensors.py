@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import pytest
-from tests.compare.small_trainings import Variant, transformer_training
+from tests.compare.variants import Variant, transformer_training
 
 from roundoff.compare.runs import compare_runs
 from roundoff.record import recording

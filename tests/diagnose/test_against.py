@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from tests.compare.small_trainings import Variant, transformer_training
+from tests.compare.variants import Variant, transformer_training
 
 from roundoff.compare.runs import compare_runs
 from roundoff.diagnose import diagnose_run
