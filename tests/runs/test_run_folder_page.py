@@ -50,7 +50,7 @@ def test_every_field_of_a_saved_step_is_on_the_page(tmp_path: Path):
     from roundoff.record.sites import Sites
     from roundoff.watch.before import Before
     from roundoff.watch.state import Training
-    from roundoff.watch.tape import StepTape
+    from roundoff.watch.step_tape import StepTape
 
     before = Before(RunWriter.create(tmp_path / "a", RunInfo()), Training(), Sites())
     before.write_state()

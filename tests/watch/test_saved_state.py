@@ -10,7 +10,7 @@ from roundoff.watch.builder import Built
 from roundoff.watch.saved_state import fit_state, models_of
 from roundoff.watch.state import Training
 from roundoff.watch.state_names import StateNames
-from roundoff.watch.tape import StepTape
+from roundoff.watch.step_tape import StepTape
 
 
 def small() -> nn.Module:

@@ -7,7 +7,7 @@ from torch import nn
 
 from roundoff.watch.snapshots import Snapshots
 from roundoff.watch.state import Training
-from roundoff.watch.tape import StepTape
+from roundoff.watch.step_tape import StepTape
 
 
 def ring(*, memory_bytes: int = 2**20, steps: int = 6, every: int = 2, **unusual: StepTape) -> Snapshots:

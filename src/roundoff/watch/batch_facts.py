@@ -15,7 +15,8 @@ from roundoff.kernels.summaries import summarize
 from roundoff.record.sites import Sites
 from roundoff.runs import BatchFacts, HashColumns, Interned, JsonValue, TensorFacts
 from roundoff.watch.arguments import Outside, Rebuilt
-from roundoff.watch.tape import Entry, FunctionCall, ModelCall, StepTape, flat, is_loss_name
+from roundoff.watch.step_tape import Entry, FunctionCall, ModelCall, StepTape, flat
+from roundoff.watch.tape import is_loss_name
 
 _MOST_VALUES = 1000
 """Whole numbers with more different values than this are not counted: they are ids, not classes."""

@@ -14,7 +14,7 @@ from roundoff.runs import JsonValue, RunWriter, TensorWriter
 from roundoff.watch.generators import Generators
 from roundoff.watch.state import Training
 from roundoff.watch.state_names import StateNames, optimizer_prefix, parameters_of
-from roundoff.watch.tape import StepTape
+from roundoff.watch.step_tape import StepTape
 from roundoff.watch.tape_writing import CannotTell, TapeWriter
 
 

@@ -16,7 +16,7 @@ from roundoff.watch.arguments import Outside
 from roundoff.watch.replay import Player, quietly, state_before
 from roundoff.watch.snapshots import Snapshot
 from roundoff.watch.state import Training
-from roundoff.watch.tape import ModelCall, StepTape, flat
+from roundoff.watch.step_tape import ModelCall, StepTape, flat
 
 
 class Bench:

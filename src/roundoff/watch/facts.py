@@ -18,8 +18,8 @@ from roundoff.watch.batch_facts import criterion_input_facts, facts_of
 from roundoff.watch.budget import Budget
 from roundoff.watch.rank_hashes import RankHashes
 from roundoff.watch.state import Training
+from roundoff.watch.step_tape import StepTape
 from roundoff.watch.structure import optimizer_names, start_values, structure_of
-from roundoff.watch.tape import StepTape
 
 _BATCH_PART = 0.1
 """What looking at batches may take of the budget."""

@@ -10,7 +10,7 @@ from roundoff.watch.generators import Generators
 from roundoff.watch.respond import Responder
 from roundoff.watch.settings import WatchSettings
 from roundoff.watch.snapshots import Snapshot, Snapshots
-from roundoff.watch.tape import StepTape
+from roundoff.watch.step_tape import StepTape
 from roundoff.watch.together import Requests, all_agree, num_ranks
 
 

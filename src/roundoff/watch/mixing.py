@@ -15,7 +15,7 @@ from roundoff.runs import JsonValue
 from roundoff.watch.arguments import tensors_of
 from roundoff.watch.batch_facts import is_loss
 from roundoff.watch.bench import Bench, outside_in
-from roundoff.watch.tape import FunctionCall, ModelCall, flat
+from roundoff.watch.step_tape import FunctionCall, ModelCall, flat
 
 
 def batch_mixing(bench: Bench) -> dict[str, JsonValue] | None:

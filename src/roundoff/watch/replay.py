@@ -19,7 +19,7 @@ from roundoff.watch.arguments import Carried, Outside, filled, tensors_of
 from roundoff.watch.generators import restore_torch
 from roundoff.watch.snapshots import Snapshot
 from roundoff.watch.state import State, Training, same_bits
-from roundoff.watch.tape import Ambient, Backward, Entry, FunctionCall, LoopCall, ModelCall, StepCall, StepTape
+from roundoff.watch.step_tape import Ambient, Backward, Entry, FunctionCall, LoopCall, ModelCall, StepCall, StepTape
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

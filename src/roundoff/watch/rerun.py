@@ -34,7 +34,7 @@ from roundoff.watch.saved_step import tape_of
 from roundoff.watch.snapshots import Snapshot
 from roundoff.watch.state import State, Training
 from roundoff.watch.state_names import StateNames
-from roundoff.watch.tape import LoopCall, StepTape
+from roundoff.watch.step_tape import LoopCall, StepTape
 from roundoff.watch.tape_reading import TapeReader, outside_of
 
 _MOST_SKIPS = 12

@@ -23,7 +23,7 @@ from roundoff.watch.replay import Outcome, repeats, replay, state_before
 from roundoff.watch.snapshots import Snapshot, Snapshots
 from roundoff.watch.spike_probe import spike_probe
 from roundoff.watch.state import Training
-from roundoff.watch.tape import StepTape
+from roundoff.watch.step_tape import StepTape
 from roundoff.watch.together import all_agree, exchange, num_ranks
 
 

@@ -42,7 +42,8 @@ from roundoff.watch.respond import Responder
 from roundoff.watch.settings import WatchSettings
 from roundoff.watch.snapshots import Snapshots
 from roundoff.watch.state import Training
-from roundoff.watch.tape import Backward, ModelCall, StepCall, Tape
+from roundoff.watch.step_tape import Backward, ModelCall, StepCall
+from roundoff.watch.tape import Tape
 from roundoff.watch.together import Requests, num_ranks
 
 _INTERVAL_OF_RANKS = 8

@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass, field
 
 from roundoff.watch.state import State, Training
-from roundoff.watch.tape import StepTape
+from roundoff.watch.step_tape import StepTape
 
 _MOST_STEPS = 64
 """No more steps than this between two snapshots: a replay has to run through them."""

@@ -11,7 +11,7 @@ from roundoff.watch.bench import Bench, cut_batch, mean_loss
 from roundoff.watch.replay import Player
 from roundoff.watch.snapshots import Snapshot
 from roundoff.watch.state import Training
-from roundoff.watch.tape import StepTape
+from roundoff.watch.step_tape import StepTape
 
 
 def spike_probe(

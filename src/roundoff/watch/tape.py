@@ -1,10 +1,9 @@
-"""The tape: what the loop's own code did in a step, at its topmost level, with everything needed to do it again."""
+"""Notes what the loop's own code does in a step, at its topmost level, as it happens."""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from types import FrameType
 from typing import Any
 from weakref import ref
@@ -21,8 +20,19 @@ from roundoff.record.torch_private import (
     push_function_mode,
     remove_function_mode,
 )
-from roundoff.watch.arguments import Notes, Outside, Result, adopted, references, tensors_of
+from roundoff.watch.arguments import Notes, Result, adopted, references, tensors_of
 from roundoff.watch.generators import torch_generators
+from roundoff.watch.step_tape import (
+    Ambient,
+    Backward,
+    Entry,
+    FunctionCall,
+    LoopCall,
+    ModelCall,
+    StepCall,
+    StepTape,
+    numbered,
+)
 
 _READ_ONLY = frozenset({
     "backward", "item", "tolist", "numpy", "size", "stride", "dim", "ndimension", "numel", "nelement", "element_size",
@@ -41,138 +51,6 @@ _READING_SCALARS = frozenset({"item", "__float__", "isnan", "isfinite", "isinf"}
 _LOSSES = frozenset({"cross_entropy", "binary_cross_entropy", "binary_cross_entropy_with_logits", "kl_div"})
 _ALIASING = frozenset({"__get__", "detach", "view", "reshape", "flatten", "t", "transpose", "__getitem__"})
 """Functions whose result shares memory with their argument: writing into it writes into a model."""
-
-
-@dataclass(frozen=True, slots=True)
-class Ambient:
-    """What was switched on around a call."""
-
-    gradients: bool
-    autocast: tuple[tuple[str, bool, torch.dtype], ...]
-
-    @classmethod
-    def now(cls) -> Ambient:
-        """Look at the switches."""
-        if not torch.is_autocast_enabled("cpu") and not _accelerator_autocasts():
-            return _PLAIN if torch.is_grad_enabled() else _PLAIN_WITHOUT_GRADIENTS
-        kinds = ["cpu", *([str(_accelerator())] if _accelerator() else [])]
-        casts = tuple((kind, torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)) for kind in kinds)
-        return cls(torch.is_grad_enabled(), casts)
-
-
-_PLAIN = Ambient(True, ())
-_PLAIN_WITHOUT_GRADIENTS = Ambient(False, ())
-
-
-@dataclass(slots=True, eq=False)
-class ModelCall:
-    """The loop called a model, or any module."""
-
-    module: nn.Module
-    args: Any
-    kwargs: Any
-    ambient: Ambient
-    generators: Any
-    is_training: bool
-    num_results: int = 0
-    raised: bool = False
-    """Whether it ended with an exception, which the loop has caught."""
-    line: tuple[str, int] | None = None
-
-
-@dataclass(slots=True, eq=False)
-class FunctionCall:
-    """The loop called a torch function."""
-
-    function: Callable[..., Any]
-    args: Any
-    kwargs: Any
-    ambient: Ambient
-    line: tuple[str, int] | None
-    num_results: int = 0
-
-
-@dataclass(slots=True, eq=False)
-class Backward:
-    """The autograd engine was started."""
-
-    roots: Any
-    args: Any
-    kwargs: Any
-    line: tuple[str, int] | None
-    loss: Tensor | None
-    """What the loss was, to check the replay."""
-    raised: bool = False
-
-
-@dataclass(slots=True, eq=False)
-class LoopCall:
-    """The loop called zero_grad, clipping, or a method of a scaler."""
-
-    function: Callable[..., Any]
-    args: Any
-    kwargs: Any
-    line: tuple[str, int] | None
-    raised: bool = False
-
-
-@dataclass(slots=True, eq=False)
-class StepCall:
-    """An optimizer stepped; `closures` are what its closure did, each time it was called."""
-
-    optimizer: Optimizer
-    settings: list[dict[str, Any]]
-    """Learning rates and the like, by group."""
-    line: tuple[str, int] | None
-    closures: list[list[Entry]] = field(default_factory=list)
-
-
-Entry = ModelCall | FunctionCall | Backward | LoopCall | StepCall
-
-
-@dataclass(slots=True, eq=False)
-class StepTape:
-    """One step of the loop."""
-
-    step: int
-    entries: list[Entry] = field(default_factory=list)
-    outside: list[Outside] = field(default_factory=list)
-    reached_steps: frozenset[int] = frozenset()
-    """Earlier steps whose graphs this one goes on with: it can be replayed only together with them."""
-    unfit: str | None = None
-    """Why the step cannot be replayed, if something could not be taped."""
-
-    @property
-    def num_bytes(self) -> int:
-        """How much memory the copies take."""
-        return sum(outside.num_bytes for outside in self.outside)
-
-    @property
-    def losses(self) -> list[Tensor]:
-        """The losses that backward started from, in order."""
-        return [entry.loss for entry in flat(self.entries) if isinstance(entry, Backward) and entry.loss is not None]
-
-
-def flat(entries: list[Entry]) -> list[Entry]:
-    """Return the entries and those inside closures, in order."""
-    found: list[Entry] = []
-    for entry in entries:
-        found.append(entry)
-        if isinstance(entry, StepCall):
-            for closure in entry.closures:
-                found.extend(flat(closure))
-    return found
-
-
-def _numbered(entries: list[Entry]) -> list[tuple[Entry, range]]:
-    """Return the entries with the numbers of their results."""
-    found: list[tuple[Entry, range]] = []
-    count = 0
-    for entry in flat(entries):
-        num_results = entry.num_results if isinstance(entry, (ModelCall, FunctionCall)) else 0
-        found.append((entry, range(count, count + num_results)))
-        count += num_results
-    return found
 
 
 class Tape(FunctionMode):
@@ -246,7 +124,7 @@ class Tape(FunctionMode):
                 entry.args, entry.kwargs = adopted(entry.args, known), adopted(entry.kwargs, known)
         needed = self._notes.live_graphs()
         kept: list[tuple[FunctionCall, range]] = []
-        for entry, numbers in reversed(_numbered(self.step.entries)):
+        for entry, numbers in reversed(numbered(self.step.entries)):
             if needed.isdisjoint(numbers):
                 continue
             if not isinstance(entry, FunctionCall):
@@ -480,12 +358,3 @@ def _settings(group: dict[str, Any]) -> dict[str, Any]:
         for key, value in group.items()
         if key != "params"
     }
-
-
-def _accelerator() -> str | None:
-    return str(torch.accelerator.current_accelerator()) if torch.accelerator.is_available() else None
-
-
-def _accelerator_autocasts() -> bool:
-    kind = _accelerator()
-    return kind is not None and torch.is_autocast_enabled(kind)

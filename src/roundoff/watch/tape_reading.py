@@ -14,7 +14,7 @@ from roundoff.precision.optimizer import RecipeOptimizer
 from roundoff.runs import TensorFile
 from roundoff.watch.arguments import Outside, Result
 from roundoff.watch.state_names import Place, StateNames
-from roundoff.watch.tape import Ambient, Backward, Entry, FunctionCall, LoopCall, ModelCall, StepCall, StepTape
+from roundoff.watch.step_tape import Ambient, Backward, Entry, FunctionCall, LoopCall, ModelCall, StepCall, StepTape
 from roundoff.watch.tape_writing import CLIPS, SCALER_METHODS
 from roundoff.watch.torch_functions import function_named
 

@@ -12,7 +12,7 @@ from torch.optim import Optimizer
 from roundoff.runs import JsonValue
 from roundoff.watch.arguments import Outside, Rebuilt, Result
 from roundoff.watch.state_names import StateNames
-from roundoff.watch.tape import Ambient, Backward, Entry, FunctionCall, LoopCall, ModelCall, StepTape
+from roundoff.watch.step_tape import Ambient, Backward, Entry, FunctionCall, LoopCall, ModelCall, StepTape
 from roundoff.watch.torch_functions import name_of_function
 
 T = TypeVar("T")

@@ -13,7 +13,7 @@ from torch import Tensor
 from roundoff.runs import JsonValue
 from roundoff.watch.bench import Bench, mean_loss
 from roundoff.watch.state import Training
-from roundoff.watch.tape import StepTape, flat
+from roundoff.watch.step_tape import StepTape, flat
 
 _STEP_LENGTH = 1e-4
 """Of the walk along the gradient: its own error is the square of it."""
