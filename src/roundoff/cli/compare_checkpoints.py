@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import csv
 import sys
 
 import click
 
-from roundoff.cli.compared import Asked
+from roundoff.cli.compared import Asked, write_csv, write_output
 
 TABLE_COLUMNS = ("kind", "reference", "candidate", "shape", "paired by", "relative", "note")
 """What fits on a screen; the file has all columns."""
@@ -27,10 +26,9 @@ def answer(reference: str, candidate: str, asked: Asked) -> bool:
         found = compare_checkpoints(ours, theirs, name_map=name_map)
     rows = checkpoint_rows(found)
     if asked.csv:
-        with asked.csv.open("w", newline="", encoding="utf-8") as file:
-            csv.writer(file).writerows([HEADER, *rows])
+        write_csv(asked.csv, [HEADER, *rows])
     if asked.html:
-        asked.html.write_text(checkpoint_page(found), encoding="utf-8")
+        write_output(asked.html, checkpoint_page(found))
     if asked.as_json:
         click.echo(to_json({"sentence": checkpoint_sentence(found), **found.to_object()}, indent=1))
     else:

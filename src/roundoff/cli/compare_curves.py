@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import csv
-from pathlib import Path
-
 import click
 
-from roundoff.cli.compared import Asked
-from roundoff.compare.curves import CurveComparison, compare_curves, read_curve
-from roundoff.errors import CompareError
+from roundoff.cli.compared import Asked, write_csv, write_output
+from roundoff.compare.curves import compare_curves, read_curve
 from roundoff.report.curves_page import curves_object, curves_page
 from roundoff.report.curves_text import CURVE_COLUMNS, curve_rows, curves_table, curves_text
 from roundoff.runs import to_json
@@ -22,9 +18,9 @@ def answer(reference: str, candidate: str, asked: Asked) -> bool:
         read_curve(candidate, pattern=asked.pattern, column=asked.column),
     )
     if asked.csv is not None:
-        _write_csv(asked.csv, comparison)
+        write_csv(asked.csv, [CURVE_COLUMNS, *curve_rows(comparison)])
     if asked.html is not None:
-        _write(asked.html, curves_page(comparison))
+        write_output(asked.html, curves_page(comparison))
     if asked.as_json:
         click.echo(to_json(curves_object(comparison), indent=1))
     else:
@@ -32,24 +28,3 @@ def answer(reference: str, candidate: str, asked: Asked) -> bool:
         if asked.table:
             click.echo(curves_table(comparison))
     return comparison.differs
-
-
-def _write_csv(path: Path, comparison: CurveComparison) -> None:
-    try:
-        with path.open("w", encoding="utf-8", newline="") as file:
-            writer = csv.writer(file)
-            writer.writerow(CURVE_COLUMNS)
-            writer.writerows(curve_rows(comparison))
-    except OSError as error:
-        raise _cannot_write(path, error) from error
-
-
-def _write(path: Path, text: str) -> None:
-    try:
-        path.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise _cannot_write(path, error) from error
-
-
-def _cannot_write(path: Path, error: OSError) -> CompareError:
-    return CompareError.explain(f"'{path}' cannot be written.", why=f"{error.strerror}.")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from roundoff.cli.compared import Asked, split_step, write_output
+from roundoff.cli.compared import Asked, split_step, write_csv, write_output
 
 
 def answer(reference: str, candidate: str, asked: Asked) -> bool:
@@ -13,7 +13,7 @@ def answer(reference: str, candidate: str, asked: Asked) -> bool:
     from roundoff.compare.runs import compare_runs
     from roundoff.diagnose.against import findings_against
     from roundoff.report.compared_page import runs_page
-    from roundoff.report.compared_runs import rows_csv, rows_table, runs_object, runs_text
+    from roundoff.report.compared_runs import csv_rows, rows_table, runs_object, runs_text
     from roundoff.runs import Run, Severity, to_json
 
     (ours, our_step), (theirs, their_step) = split_step(reference), split_step(candidate)
@@ -25,7 +25,7 @@ def answer(reference: str, candidate: str, asked: Asked) -> bool:
     comparison = compare_runs(Run.open(ours), Run.open(theirs), step=asked.step, rank=asked.rank, sites=sites)
     finding = next(iter(findings_against(comparison)), None)
     if asked.csv is not None:
-        write_output(asked.csv, rows_csv(comparison.rows))
+        write_csv(asked.csv, csv_rows(comparison.rows))
     if asked.html is not None:
         write_output(asked.html, runs_page(comparison, finding, reference=ours, candidate=theirs))
     if asked.as_json:

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import csv
 import sys
-from pathlib import Path
 
 import click
 
-from roundoff.cli.compared import Asked
-from roundoff.errors import CompareError
+from roundoff.cli.compared import Asked, write_csv, write_output
 
 TABLE_COLUMNS = ("verdict", "reference", "candidate", "shape", "relative", "ulp", "max abs", "at", "channel")
 """What fits on a screen; the file has all columns."""
@@ -25,13 +22,10 @@ def answer(reference: str, candidate: str, asked: Asked) -> bool:
 
     name_map = read_name_map(asked.map_file) if asked.map_file else None
     found = compare_tensors(reference, candidate, name_map=name_map)
-    try:
-        if asked.csv:
-            _write_csv(asked.csv, [HEADER, *tensors_rows(found, exact=True)])
-        if asked.html:
-            asked.html.write_text(tensors_page(found), encoding="utf-8")
-    except OSError as error:
-        raise CompareError.explain(f"'{error.filename}' cannot be written.", why=f"{error.strerror}.") from error
+    if asked.csv:
+        write_csv(asked.csv, [HEADER, *tensors_rows(found, exact=True)])
+    if asked.html:
+        write_output(asked.html, tensors_page(found))
     if asked.as_json:
         click.echo(to_json(tensors_object(found), indent=1))
     else:
@@ -39,11 +33,6 @@ def answer(reference: str, candidate: str, asked: Asked) -> bool:
         if asked.table:
             click.echo(f"\n{_table([HEADER, *tensors_rows(found)])}")
     return found.differs
-
-
-def _write_csv(path: Path, rows: list[tuple[str, ...]]) -> None:
-    with path.open("w", newline="", encoding="utf-8") as file:
-        csv.writer(file).writerows(rows)
 
 
 def _table(rows: list[tuple[str, ...]]) -> str:

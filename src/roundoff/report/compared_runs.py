@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import textwrap
 from collections.abc import Sequence
 from dataclasses import asdict, fields
@@ -41,13 +39,10 @@ def rows_table(rows: Sequence[Row], *, width: int = WIDTH) -> str:
     return "\n".join([*lines, f"{len(rows) - len(differing)} more are equal bit for bit"])
 
 
-def rows_csv(rows: Sequence[Row]) -> str:
-    """Write the rows as CSV, equal ones included."""
-    text = io.StringIO()
-    writer = csv.DictWriter(text, [field.name for field in fields(Row)], lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(asdict(row) for row in rows)
-    return text.getvalue()
+def csv_rows(rows: Sequence[Row]) -> list[Sequence[object]]:
+    """Return the names of the columns, then every row, equal ones included."""
+    names = [field.name for field in fields(Row)]
+    return [names, *([getattr(row, name) for name in names] for row in rows)]
 
 
 def runs_object(comparison: RunComparison, finding: Finding | None) -> dict[str, JsonValue]:
