@@ -16,6 +16,8 @@ PUBLIC_NAMES = [
     "recording",
     "round_to",
     "save_tensor",
+    "smallest_bad",
+    "smallest_wide",
     "watching",
 ]
 

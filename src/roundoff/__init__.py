@@ -9,6 +9,8 @@ if TYPE_CHECKING:
     from roundoff.compare.models import compare_models as compare_models
     from roundoff.compare.save_tensor import save_tensor as save_tensor
     from roundoff.errors import RoundoffError as RoundoffError
+    from roundoff.experiments.smallest import smallest_bad as smallest_bad
+    from roundoff.experiments.smallest import smallest_wide as smallest_wide
     from roundoff.formats import format_named as format_named
     from roundoff.formats import round_to as round_to
     from roundoff.precision import Recipe as Recipe
@@ -29,6 +31,8 @@ _HOMES = {
     "recording": "roundoff.record",
     "round_to": "roundoff.formats",
     "save_tensor": "roundoff.compare.save_tensor",
+    "smallest_bad": "roundoff.experiments.smallest",
+    "smallest_wide": "roundoff.experiments.smallest",
     "watching": "roundoff.watch.watching",
 }
 
@@ -43,6 +47,8 @@ __all__ = [
     "recording",
     "round_to",
     "save_tensor",
+    "smallest_bad",
+    "smallest_wide",
     "watching",
 ]
 

@@ -14,6 +14,7 @@ RoundoffError
 ├── CheckpointError   a checkpoint that is missing, broken, hostile, or of no known format
 ├── CompareError      two things that cannot be compared
 ├── SweepError        a sweep that cannot be as its file says, or whose folder is taken
+├── BisectError       a bisection that has nothing to find, or cannot be as it was asked for
 └── UsageError        arguments that do not fit together
 
 The CLI prints these without a traceback and exits with 2. Anything else that escapes is a bug of ours.
@@ -94,6 +95,10 @@ class CompareError(RoundoffError):
 
 class SweepError(RoundoffError):
     """A sweep that cannot be as its file says, or whose folder is taken."""
+
+
+class BisectError(RoundoffError):
+    """A bisection that has nothing to find, or cannot be as it was asked for."""
 
 
 class UsageError(RoundoffError):
