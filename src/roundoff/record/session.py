@@ -16,8 +16,8 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from roundoff.record.loop import OPTIMIZERS_OWN, observing_loop
+from roundoff.record.loss_scale import LossScale
 from roundoff.record.numerics import note_environment
-from roundoff.record.op_table import tensors_in
 from roundoff.record.recorder import OpRecorder
 from roundoff.record.reference import Judge
 from roundoff.record.selection import Filter, Selection
@@ -37,7 +37,6 @@ from roundoff.record.torch_private import (
     num_running_steps,
     push_mode,
     remove_mode,
-    scale_of,
 )
 from roundoff.runs import Call, JsonValue, Metrics, RecordingStoppedWarning, RunWriter
 
@@ -95,11 +94,9 @@ class Recording:
         self._compiled_steps: set[int] = set()
         self._began = time.perf_counter()
         self._step_began = self._began
-        self._scale: Tensor | None = None
         self._leaves: list[ref[Tensor]] | None = None
         self._other_threads = False
-        self._unscaled: list[tuple[Tensor, Tensor]] = []
-        self._announced: Tensor | None = None
+        self._loss_scale = LossScale()
         self._last_optimizer: Optimizer | None = None
         self._losses: list[Tensor] = []
         self._has_begun = False
@@ -253,8 +250,7 @@ class Recording:
     def calling(self, call: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Keep the loss that an optimizer with a scale of its own goes backward from; others are noted afterwards."""
         if call == "optimizer_backward" and hasattr(args[0], "announce"):
-            self._announced = args[1] if len(args) > 1 else kwargs.get("loss")
-            self._scale = None if args[0].scale == 1 else torch.tensor(args[0].scale, dtype=torch.float64)
+            self._loss_scale.see_announced(args, kwargs)
 
     def call_ended(self, call: str) -> None:
         """Nothing."""
@@ -265,9 +261,9 @@ class Recording:
         if call in ("compile", "update", *OPTIMIZERS_OWN):
             return
         if call in ("scale", "unscale"):
-            self._keep_scale(owner)
+            self._loss_scale.see_scaler(owner)
         if call == "scale":
-            self._unscaled.extend(zip(tensors_in(detail["scaled"]), tensors_in(detail["outputs"]), strict=False))
+            self._loss_scale.see_scaled(detail["scaled"], detail["outputs"])
             return
         if call == "zero_grad":
             self._clock.zero_grad()
@@ -342,7 +338,7 @@ class Recording:
             self._write_metrics(norm)
         self._has_begun = self._gradients_taken = False
         self._losses.clear()
-        self._scale = None
+        self._loss_scale.value = None
         self._step_began = time.perf_counter()
         if self._writer.stopped is not None:
             self._stop()
@@ -361,12 +357,13 @@ class Recording:
         clock = self._clock
         rates = _learning_rates(self._last_optimizer) if clock.num_attempts else []
         losses = [float(loss) for loss in self._losses]
+        scale = self._loss_scale.value
         self._writer.write_metrics(
             Metrics(
                 step=clock.step,
                 loss=math.fsum(losses) / len(losses) if losses else None,
                 lr=rates[0] if rates else None,
-                loss_scale=None if self._scale is None else float(self._scale),
+                loss_scale=None if scale is None else float(scale),
                 skipped=clock.skipped,
                 grad_norm=norm,
                 seconds=time.perf_counter() - self._step_began,
@@ -514,20 +511,12 @@ class Recording:
 
     def _keep_loss(self, root: Any) -> None:
         """Keep the loss that backward starts from, without the factor a scaler put on it."""
-        if isinstance(root, Tensor) and root.numel() == 1 and not is_transformed(root):
-            with self._unseen():
-                known = root if self._announced is None else self._announced
-                loss = next((plain for scaled, plain in self._unscaled if scaled is root), known)
-                self._losses.append(loss.detach().clone())
-        self._unscaled.clear()
-        self._announced = None
-
-    def _keep_scale(self, scaler: Any) -> None:
-        """Keep what the scaler multiplies the loss with now; it changes before the step closes."""
-        scale = scale_of(scaler)
-        if scale is not None:
-            with self._unseen():
-                self._scale = scale.detach().clone()
+        if isinstance(root, Tensor):
+            loss = self._loss_scale.without_scale(root)
+            if root.numel() == 1 and not is_transformed(root):
+                with self._unseen():
+                    self._losses.append(loss.detach().clone())
+        self._loss_scale.forget_losses()
 
     # -- small things --------------------------------------------------------------------------------------------------
 

@@ -8,14 +8,13 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Any
 
-import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
 from roundoff.diagnose.spike import SpikeDetector
-from roundoff.record.op_table import tensors_in
+from roundoff.record.loss_scale import LossScale
 from roundoff.record.sites import Sites
-from roundoff.record.torch_private import hidden_from_modes, scale_of
+from roundoff.record.torch_private import hidden_from_modes
 from roundoff.runs import Anomaly, AnomalyKind, JsonValue, RunWriter
 from roundoff.watch.budget import Budget
 from roundoff.watch.measures import Measures, gradient_norm
@@ -39,7 +38,7 @@ class Lookout:
         self.anomalies: list[Anomaly] = []
         self.losses: list[Tensor] = []
         self.eval_losses: list[Tensor] = []
-        self.scale: Tensor | None = None
+        self.loss_scale = LossScale()
         self.grad_norm: float | None = None
         self.update_norm: float | None = None
         self._new: list[Anomaly] = []
@@ -49,8 +48,6 @@ class Lookout:
         self._budget = budget
         self._measures = Measures(sites)
         self._spikes = SpikeDetector()
-        self._unscaled: list[tuple[Tensor, Tensor]] = []
-        self._announced: Tensor | None = None
         self._unread = 0
         self._bad_buffers: set[str] = set()
         self._suspect: float | None = None
@@ -67,8 +64,8 @@ class Lookout:
         """Forget the step that closed."""
         self._step = step
         self.losses, self.eval_losses = [], []
-        self.scale = self.grad_norm = self.update_norm = None
-        self._unscaled.clear()
+        self.loss_scale.value = self.grad_norm = self.update_norm = None
+        self.loss_scale.forget_losses()
         self._unread = 0
 
     @property
@@ -97,35 +94,13 @@ class Lookout:
         if len(self.anomalies) <= _MOST_NOTED:
             self._writer.write_anomaly(anomaly)
 
-    def see_scale(self, scaler: Any) -> None:
-        """Keep what a scaler multiplies the loss with now; it changes before the step closes."""
-        scale = scale_of(scaler)
-        if scale is not None:
-            self.scale = scale.detach().clone()
-
-    def see_announced(self, loss: Any, scale: float) -> None:
-        """Remember the loss that an optimizer will go backward from, multiplied with a scale of its own."""
-        self._announced = loss if isinstance(loss, Tensor) else None
-        self.scale = None if scale == 1 else torch.tensor(scale, dtype=torch.float64)
-
-    def see_scaled(self, scaled: Any, outputs: Any) -> None:
-        """Remember which loss a scaled one was before."""
-        self._unscaled.extend(zip(tensors_in(scaled), tensors_in(outputs), strict=False))
-
-    def is_scaled(self, roots: Sequence[Any]) -> bool:
-        """Say whether a scaler made what backward starts from."""
-        return any(scaled is root for root in roots for scaled, _ in self._unscaled)
-
     def see_loss(self, root: Any) -> Tensor | None:
         """Keep the loss that backward starts from; return it as it is, scaled, or None if it is no loss."""
         if not isinstance(root, Tensor) or root.numel() != 1:
             return None
         self._suspect = None
         with hidden_from_modes():
-            known = root if self._announced is None else self._announced
-            plain = next((plain for scaled, plain in self._unscaled if scaled is root), known)
-            self._announced = None
-            self.losses.append(plain.detach().clone())
+            self.losses.append(self.loss_scale.without_scale(root).detach().clone())
             if self.losses[-1].device.type == "cpu":
                 self._read_losses()
             return root.detach().clone()

@@ -249,7 +249,7 @@ class Watch:
                 self._carried.backward_begins()
         notes = {
             "is_part_of_forward": is_part_of_forward,
-            "is_scaled": self._lookout.is_scaled(roots),
+            "is_scaled": self._lookout.loss_scale.is_scaled(roots),
             "returns_gradients": not accumulates,
         }
         self._journal.call("backward", {name: True for name, holds in notes.items() if holds})
@@ -349,7 +349,7 @@ class Watch:
             return
         is_loops = not self._calls_under_way and (not self._clock.in_step or self._tape.in_closure)
         if call == "optimizer_backward" and hasattr(args[0], "announce"):
-            self._lookout.see_announced(args[1] if len(args) > 1 else kwargs.get("loss"), args[0].scale)
+            self._lookout.loss_scale.see_announced(args, kwargs)
             if is_loops:
                 self._tape.loop_call(args[0].announce, args[1:2], {})
         if call not in _HELD_CALLS:
@@ -379,9 +379,9 @@ class Watch:
             return
         if call in ("scale", "unscale"):
             self._training.helpers.add(owner)
-            self._lookout.see_scale(owner)
+            self._lookout.loss_scale.see_scaler(owner)
         if call == "scale":
-            self._lookout.see_scaled(detail["scaled"], detail["outputs"])
+            self._lookout.loss_scale.see_scaled(detail["scaled"], detail["outputs"])
             return
         if call == "zero_grad":
             self._clock.zero_grad()
@@ -556,7 +556,7 @@ class Watch:
                 losses=self._lookout.losses,
                 eval_losses=self._lookout.eval_losses,
                 optimizer=self._last_optimizer,
-                scale=self._lookout.scale,
+                scale=self._lookout.loss_scale.value,
                 grad_norm=self._lookout.grad_norm,
                 update_norm=self._lookout.update_norm,
             )
