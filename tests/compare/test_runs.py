@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 from tests.compare.variants import Variant, picture_training, transformer_training
+from torch import Tensor, nn
 
 from roundoff.compare.runs import RunComparison, compare_runs
 from roundoff.errors import CompareError
@@ -143,3 +144,28 @@ def test_a_step_that_was_not_recorded_is_an_error_that_says_so(transformer: Run)
     assert "recorded 0, 1" in str(caught.value)
     with pytest.raises(CompareError, match=r"Rank 3 cannot be compared"):
         compare_runs(transformer, transformer, rank=3)
+
+
+class Scaled(nn.Module):
+    def __init__(self, scale: float) -> None:
+        super().__init__()
+        self.linear = nn.Linear(8, 4)
+        self.register_buffer("scale", torch.full((4,), scale))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.linear(x) * self.scale
+
+
+def test_another_buffer_is_neither_data_nor_the_op_that_reads_it(tmp_path: Path):
+    def training(scale: float) -> Training:
+        def prepare(_: Variant) -> Callable[[], None]:
+            torch.manual_seed(0)
+            model, x = Scaled(scale), torch.randn(6, 8)
+            return lambda: model(x).square().mean().backward()
+
+        return prepare
+
+    reference = record(tmp_path / "a", training(1.0), Variant())
+    found = compare_runs(reference, record(tmp_path / "b", training(1.1), Variant())).divergence
+    assert found is not None
+    assert (found.cause, found.site, found.op, found.output) == ("forward", "<model>", "aten.mul#0", "input1")

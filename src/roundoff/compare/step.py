@@ -21,6 +21,8 @@ UNKNOWN_TERMS = 4096
 SAME_TENSOR = 4.0
 """Two estimates of one distance may be so far apart, for a tensor and its transpose."""
 START_VALUES = ("parameter", "buffer")
+LOOP = "<loop>"
+"""The site of code outside any module."""
 
 Pair = tuple[StepOp, StepOp]
 
@@ -141,10 +143,9 @@ class _Walk:
         writer = self._written_in_forward(pair[0], a)
         if writer is not None:
             return replace(_divergence("forward", writer, distance, inherited=0.0, unit=unit), output=a.output)
-        came_in = tensor_key(a) not in self._made and (a.phase == "forward" or not unit_of(a.dtype))
-        is_alone = all(is_passing_on(op) for op in self._alignment.only_candidate)
-        cause: Cause = "data" if came_in and is_alone else self._cause(pair[0])
-        return _divergence(cause, a, distance, inherited=0.0, unit=unit)
+        is_unmade = tensor_key(a) not in self._made and all(is_passing_on(op) for op in self._alignment.only_candidate)
+        is_data = is_unmade and (a.site == LOOP or not unit_of(a.dtype))
+        return _divergence("data" if is_data else self._cause(pair[0]), a, distance, inherited=0.0, unit=unit)
 
     def _written_in_forward(self, op: StepOp, read: Event) -> Event | None:
         """Return the norm's result in the forward if its backward reads running statistics, which that has written."""

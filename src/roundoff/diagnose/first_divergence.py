@@ -66,9 +66,16 @@ def _title(found: Divergence) -> str:
         return f"the runs began with different weights: {found.parameter or found.site}, {when}"
     if found.cause == "randomness":
         return f"{place} draws other random numbers: {when}"
+    if _reads_another(found):
+        return f"{place} reads another tensor than in the reference, its {found.output}: {when}"
     if found.is_only_in is not None:
         return f"{place}, which only the {found.is_only_in} runs, introduces the first difference: {when}"
     return f"{place} introduces the first difference: {when}"
+
+
+def _reads_another(found: Divergence) -> bool:
+    """Say whether an input differs that nothing in the step made: a buffer, a mask, a constant."""
+    return found.output.startswith("input") and found.cause not in ("data", "start values")
 
 
 def _why(found: Divergence, comparison: RunComparison) -> list[str]:
@@ -111,6 +118,8 @@ def _fix(found: Divergence) -> str:
         "optimizer": "compare the optimizer's settings of the two runs, and its implementation",
         "collective": "compare how the ranks' gradients are put together: sum or mean, which ranks, which format",
     }
+    if _reads_another(found):
+        return f"compare the buffers and constants of {found.site} on both sides, and what they are made from"
     if found.is_only_in is not None:
         return f"look at why only the {found.is_only_in} runs it"
     return fixes.get(found.cause, "look at this op's settings and its kernel on both sides")
