@@ -1,1 +1,1 @@
-"""Many trainings: sweeps, throughput, and the processes that run them."""
+"""Many trainings: sweeps, throughput, bisection, and the processes that run them."""
