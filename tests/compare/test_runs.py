@@ -161,7 +161,12 @@ def test_another_buffer_is_neither_data_nor_the_op_that_reads_it(tmp_path: Path)
         def prepare(_: Variant) -> Callable[[], None]:
             torch.manual_seed(0)
             model, x = Scaled(scale), torch.randn(6, 8)
-            return lambda: model(x).square().mean().backward()
+
+            def train() -> None:
+                for _ in range(2):
+                    model(x).square().mean().backward()
+
+            return train
 
         return prepare
 
