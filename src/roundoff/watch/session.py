@@ -36,6 +36,7 @@ from roundoff.watch.facts import Facts
 from roundoff.watch.handling import StepHandler
 from roundoff.watch.journal import Journal, learning_rates
 from roundoff.watch.lookout import Lookout
+from roundoff.watch.loop_calls import LoopCalls
 from roundoff.watch.memory import MemoryFollower
 from roundoff.watch.probes import Probes
 from roundoff.watch.respond import Responder
@@ -48,17 +49,6 @@ from roundoff.watch.together import Requests, num_ranks
 
 _INTERVAL_OF_RANKS = 8
 """Steps between the snapshots of several ranks: they must be those of the same steps."""
-_TAPED_CALLS = {"zero_grad", "clip", "unscale", "update", "scaler_step", "optimizer_unscale", "optimizer_clip"}
-_HELD_CALLS = _TAPED_CALLS | {"scheduler", "load", "save", "compile"}
-
-
-_METHODS = {
-    "unscale": "unscale_",
-    "scaler_step": "step",
-    "optimizer_unscale": "unscale_",
-    "optimizer_clip": "clip_grad_norm_",
-}
-"""Calls by other names than those of their methods."""
 
 
 class Watch:
@@ -85,6 +75,7 @@ class Watch:
         self._tape = Tape(
             is_state=self._training.is_state, on_forward=self._function_forward, on_error=self._tape_failed
         )
+        self._loop_calls = LoopCalls(self._tape)
         self._lookout = Lookout(writer, sites=sites, budget=self._budget)
         self._facts = Facts(writer, self._training, sites=sites, budget=self._budget)
         self._carried = CarriedGradients()
@@ -101,7 +92,6 @@ class Watch:
         self._running: list[nn.Module] = []
         self._model_call: ModelCall | None = None
         self._step_call: StepCall | None = None
-        self._calls_under_way: list[str] = []
         self._error_before: BaseException | None = None
         self._leaves: list[Any] | None = None
         self._last_optimizer: Optimizer | None = None
@@ -283,14 +273,14 @@ class Watch:
         self._flight.note(step=self._clock.step, phase="optimizer")
         if self._training.add_optimizer(optimizer) and self._clock.step:
             self._snapshots.forget()  # it may have state that was not kept
-        if "scaler_step" not in self._calls_under_way:
+        if not self._loop_calls.in_scaler_step:
             self._step_call = self._tape.step_enter(optimizer)
         self._lookout.see_gradients(optimizer, fully=self._is_fully_watched, always=self._settings.on_anomaly == "skip")
         self._tape.hold()
         self._facts.gradients_ready(self._clock.step, optimizer)
         name = self._facts.optimizer_name(optimizer)
         detail: dict[str, JsonValue] = {"optimizer": name, "lr": list(learning_rates(optimizer))}
-        if "scaler_step" in self._calls_under_way:
+        if self._loop_calls.in_scaler_step:
             detail["by_scaler"] = True
         if num_carried := self._carried.num_in(optimizer):
             detail["num_carried"] = num_carried
@@ -328,7 +318,7 @@ class Watch:
             self._carried.used(optimizer)
         self._budget.spend(time.perf_counter() - began)
         self._tape.release()
-        if "scaler_step" not in self._calls_under_way:
+        if not self._loop_calls.in_scaler_step:
             self._end_attempt()
 
     def step_skipped(self, optimizer: Optimizer) -> None:
@@ -347,27 +337,18 @@ class Watch:
         """Put a call of the loop onto the tape."""
         if self._is_replaying:
             return
-        is_loops = not self._calls_under_way and (not self._clock.in_step or self._tape.in_closure)
+        is_loops = not self._loop_calls.in_any and (not self._clock.in_step or self._tape.in_closure)
         if call == "optimizer_backward" and hasattr(args[0], "announce"):
             self._lookout.loss_scale.see_announced(args, kwargs)
             if is_loops:
                 self._tape.loop_call(args[0].announce, args[1:2], {})
-        if call not in _HELD_CALLS:
-            return
-        if call in _TAPED_CALLS and is_loops:
-            function = _function_of(call, args, kwargs)
-            if function is not None:
-                self._tape.loop_call(function, args if call == "clip" else args[1:], kwargs)
-        self._calls_under_way.append(call)
-        self._tape.hold()
+        self._loop_calls.begin(call, args, kwargs, is_loops=is_loops)
 
     def call_ended(self, call: str) -> None:
         """Look at the loop's own functions again."""
-        if self._is_replaying or call not in _HELD_CALLS:
+        if self._is_replaying:
             return
-        if call in self._calls_under_way:
-            self._calls_under_way.remove(call)
-        self._tape.release()
+        self._loop_calls.end(call)
         if call == "scaler_step" and self._clock.num_attempts and not self._clock.skipped:
             self._end_attempt()
 
@@ -626,15 +607,6 @@ class Watch:
 
     def _tape_failed(self, error: Exception) -> None:
         self._tape.step.unfit = f"{type(error).__name__}: {error}"
-
-
-def _function_of(call: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Return what to call to make a call of the loop again."""
-    if call == "clip":
-        has_norm = "total_norm" in kwargs or any(isinstance(arg, Tensor) for arg in args[1:])
-        return torch.nn.utils.clip_grad._clip_grads_with_norm_ if has_norm else torch.nn.utils.clip_grad_value_
-    method = _METHODS.get(call, call)
-    return getattr(args[0], method, None) if args else None
 
 
 def _num_bytes(tensors: list[Tensor]) -> int:
