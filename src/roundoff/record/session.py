@@ -6,8 +6,7 @@ import contextlib
 import math
 import time
 import warnings
-from collections.abc import Iterator, Mapping
-from dataclasses import fields, is_dataclass
+from collections.abc import Iterator
 from typing import Any, Literal
 from weakref import ref
 
@@ -17,6 +16,7 @@ from torch.optim import Optimizer
 
 from roundoff.record.loop import OPTIMIZERS_OWN, observing_loop
 from roundoff.record.loss_scale import LossScale
+from roundoff.record.named_tensors import NamedTensors
 from roundoff.record.numerics import note_environment
 from roundoff.record.recorder import OpRecorder
 from roundoff.record.reference import Judge
@@ -85,6 +85,7 @@ class Recording:
             on_forward=self._function_forward,
             on_error=self.failed,
         )
+        self._named = NamedTensors(self._recorder, sites=sites, clock=self._clock)
         self._steps = StepWriter(writer, sites=sites, sources=sources)
         self._stance = contextlib.ExitStack()
         self._running: list[nn.Module] = []
@@ -100,7 +101,6 @@ class Recording:
         self._last_optimizer: Optimizer | None = None
         self._losses: list[Tensor] = []
         self._has_begun = False
-        self._gradients_taken = False
 
     @property
     def step(self) -> int:
@@ -160,7 +160,7 @@ class Recording:
         site = self._sites.of_module(module, stack[-1] if stack else None)
         if from_loop and self._is_on:
             self._begin_step()
-            self._take_inputs(site, args)
+            self._named.take_inputs(site, (args, keyword_arguments()))
         stack.append(site)
         self._running.append(module)
 
@@ -219,7 +219,7 @@ class Recording:
         self._clock.step_enter(optimizer)
         if self._is_on:
             self._begin_step()
-            self._take_gradients(optimizer)
+            self._named.take_gradients(optimizer)
             self._recorder.begin_optimizer(optimizer)
         self._call("step", {"optimizer": type(optimizer).__name__, "lr": list(_learning_rates(optimizer))})
 
@@ -235,7 +235,7 @@ class Recording:
         self._clock.step_enter(optimizer)
         if self._is_on:
             self._begin_step()
-            self._take_gradients(optimizer)
+            self._named.take_gradients(optimizer)
         self._last_optimizer = optimizer
         self._clock.step_leave(optimizer, skipped=True)
         self._await_forward()
@@ -324,10 +324,7 @@ class Recording:
         if not self._writer.info.environment:
             note_environment(self._writer)
         self._sites.refresh()
-        with self._unseen():
-            for parameter in self._sites.parameters():
-                site, name = self._sites.of_parameter(parameter)
-                self._recorder.add_named(parameter, op="parameter", phase=Phase.FORWARD, site=site, parameter=name)
+        self._named.take_parameters()
 
     def _close_step(self) -> None:
         self.num_steps += 1
@@ -336,7 +333,8 @@ class Recording:
         with self._unseen():
             norm = self._write_step() if self._is_on else None
             self._write_metrics(norm)
-        self._has_begun = self._gradients_taken = False
+        self._has_begun = False
+        self._named.new_step()
         self._losses.clear()
         self._loss_scale.value = None
         self._step_began = time.perf_counter()
@@ -346,7 +344,7 @@ class Recording:
             self._switch(on=self._can_record(self._clock.step + 1))
 
     def _write_step(self) -> float | None:
-        self._take_gradients(None)
+        self._named.take_gradients(None)
         rows = self._recorder.new_step()
         self._steps.write_step(self._clock.step, self._recorder, rows)
         if self._writer.stopped is None:
@@ -472,39 +470,7 @@ class Recording:
             found.extend(f"{op} has no reference: {why}" for op, why in sorted(self._reference.not_judged.items()))
         return found
 
-    # -- tensors that no op computes -----------------------------------------------------------------------------------
-
-    def _take_inputs(self, site: int, args: tuple[Any, ...]) -> None:
-        clock, recorder = self._clock, self._recorder
-        with self._unseen():
-            batch = _tensors_of_batch((args, keyword_arguments()))
-            for index, x in enumerate(x for x in batch if not is_transformed(x)):
-                recorder.add_named(
-                    x,
-                    op="input",
-                    phase=clock.phase,
-                    site=site,
-                    output=index,
-                    microbatch=clock.microbatch,
-                    has_source=True,
-                )
-
-    def _take_gradients(self, optimizer: Optimizer | None) -> None:
-        """Take the gradients of one optimizer's parameters, or of all models where nobody steps; once a step."""
-        if self._gradients_taken:
-            return
-        self._gradients_taken = True
-        if optimizer is not None:
-            parameters = [p for group in optimizer.param_groups for p in group["params"]]
-        else:
-            parameters = list(self._sites.parameters())
-        with self._unseen():
-            for parameter in parameters:
-                if parameter.grad is not None:
-                    site, name = self._sites.of_parameter(parameter)
-                    self._recorder.add_named(
-                        parameter.grad, op="gradient", phase=Phase.BACKWARD, site=site, parameter=name
-                    )
+    # -- small things --------------------------------------------------------------------------------------------------
 
     def _write_tensor(self, x: Tensor, place: int) -> None:
         self._steps.write_tensor(self._clock.step, self._recorder, x, place)
@@ -518,8 +484,6 @@ class Recording:
                     self._losses.append(loss.detach().clone())
         self._loss_scale.forget_losses()
 
-    # -- small things --------------------------------------------------------------------------------------------------
-
     def _call(self, call: str, detail: dict[str, JsonValue]) -> None:
         clock = self._clock
         seconds = time.perf_counter() - self._began
@@ -532,18 +496,6 @@ class Recording:
         """Keep ops of our own out of the recording."""
         with hidden_from_modes():
             yield
-
-
-def _tensors_of_batch(value: Any) -> Iterator[Tensor]:
-    """Give the tensors of a batch, looking into lists, tuples, mappings and dataclasses."""
-    if isinstance(value, Tensor):
-        yield value
-    elif isinstance(value, (list, tuple, Mapping)):
-        for item in value.values() if isinstance(value, Mapping) else value:
-            yield from _tensors_of_batch(item)
-    elif is_dataclass(value) and not isinstance(value, type):
-        for field in fields(value):
-            yield from _tensors_of_batch(getattr(value, field.name, None))
 
 
 def _plain(value: Any) -> JsonValue:
