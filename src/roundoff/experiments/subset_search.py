@@ -41,8 +41,8 @@ def ddmin(sites: Sequence[str], holds: Holds) -> list[str]:
     """Return a subset of which no single site can be left out, by delta debugging.
 
     The sites are cut into pieces. A piece that suffices alone, or that can be left out, makes the set smaller;
-    if there is none, the pieces are halved, down to single sites. Assumes nothing about `holds` but that it is true
-    for all sites and false for none, and asks for it: up to `len(sites) ** 2` times.
+    if there is none, the pieces are halved, down to single sites. Nothing is assumed about `holds` but that it is
+    true for all sites and false for none; the price is up to about `len(sites) ** 2` questions.
     """
     found = list(sites)
     num_pieces = 2
