@@ -16,6 +16,7 @@ from torch.optim import Optimizer
 
 from roundoff.record.loop import OPTIMIZERS_OWN, observing_loop
 from roundoff.record.loss_scale import LossScale
+from roundoff.record.mode_switch import ModeSwitch
 from roundoff.record.named_tensors import NamedTensors
 from roundoff.record.numerics import note_environment
 from roundoff.record.recorder import OpRecorder
@@ -28,15 +29,11 @@ from roundoff.record.steps import Phase, StepClock, has_optimizer, leaves_of
 from roundoff.record.torch_private import (
     compiler_is_loaded,
     correct_mode_flags,
-    correct_mode_keys,
     hidden_from_modes,
-    in_compiled_code,
     is_transformed,
     keyword_arguments,
     num_running_modules,
     num_running_steps,
-    push_mode,
-    remove_mode,
 )
 from roundoff.runs import Call, JsonValue, Metrics, RecordingStoppedWarning, RunWriter
 
@@ -87,9 +84,8 @@ class Recording:
         )
         self._named = NamedTensors(self._recorder, sites=sites, clock=self._clock)
         self._steps = StepWriter(writer, sites=sites, sources=sources)
-        self._stance = contextlib.ExitStack()
+        self._mode = ModeSwitch(self._recorder)
         self._running: list[nn.Module] = []
-        self._is_on = self._is_awaiting = self._is_pushed = self._is_pushed_inside = self._is_eager = False
         self._stopped = False
         self._recorded: set[int] = set()
         self._compiled_steps: set[int] = set()
@@ -152,13 +148,13 @@ class Recording:
             clock.correct_depth(num_running_steps())
         if from_loop and not clock.sees_modules:
             clock.sees_modules = self.saw_training = True
-            self._switch(on=self._is_on)
+            self._switch(on=self._mode.is_on)
         if from_loop and not clock.in_step:
             clock.forward(with_gradients=torch.is_grad_enabled())
         elif from_loop:
             clock.phase = Phase.FORWARD if torch.is_grad_enabled() else Phase.EVAL  # a closure inside step()
         site = self._sites.of_module(module, stack[-1] if stack else None)
-        if from_loop and self._is_on:
+        if from_loop and self._mode.is_on:
             self._begin_step()
             self._named.take_inputs(site, (args, keyword_arguments()))
         stack.append(site)
@@ -185,11 +181,11 @@ class Recording:
         self._clock.backward_enter(is_part_of_forward=is_part_of_forward)
         if is_nested:
             return
-        self._place()
+        self._mode.place()
         if self._leaves is None:
             self.saw_training = True
             self._leaves = leaves_of(roots)
-        if self._is_on:
+        if self._mode.is_on:
             self._begin_step()
         if not is_part_of_forward:
             self._keep_loss(roots[0] if roots else None)
@@ -203,7 +199,7 @@ class Recording:
         """Count the microbatch."""
         if not self._clock.backward_leave():
             return
-        if self._is_on:
+        if self._mode.is_on:
             with self._unseen():
                 self._recorder.take_pending()
             self._recorder.learn_gradients(self._sites.parameters())
@@ -215,9 +211,9 @@ class Recording:
         if self._running or self._clock.in_step:
             self._forget_interrupted(num_modules=num_running_modules(), num_steps=num_running_steps() - 1)
         self.saw_training = True
-        self._place()
+        self._mode.place()
         self._clock.step_enter(optimizer)
-        if self._is_on:
+        if self._mode.is_on:
             self._begin_step()
             self._named.take_gradients(optimizer)
             self._recorder.begin_optimizer(optimizer)
@@ -233,7 +229,7 @@ class Recording:
     def step_skipped(self, optimizer: Optimizer) -> None:
         """Count the attempt that a scaler did not let through."""
         self._clock.step_enter(optimizer)
-        if self._is_on:
+        if self._mode.is_on:
             self._begin_step()
             self._named.take_gradients(optimizer)
         self._last_optimizer = optimizer
@@ -257,7 +253,7 @@ class Recording:
 
     def called(self, call: str, owner: Any, detail: dict[str, Any]) -> None:
         """Note what the loop did between forward, backward and step."""
-        self._place()
+        self._mode.place()
         if call in ("compile", "update", *OPTIMIZERS_OWN):
             return
         if call in ("scale", "unscale"):
@@ -300,15 +296,14 @@ class Recording:
     def _function_forward(self) -> None:
         """Begin the forward of a loop that calls no module: it builds a graph again after a backward or a step."""
         self._clock.forward(with_gradients=True)
-        if self._is_on:
+        if self._mode.is_on:
             self._begin_step()
 
     def _await_forward(self) -> None:
         """Get ready for a forward that may be the first of a step to record: compiled, it would show nothing."""
         self._recorder.await_forward()
-        if compiler_is_loaded() and not self._is_on and self._clock.ends_at_forward:
-            self._is_awaiting = self._selection.wants_step(self._clock.step + 1)
-            self._place()
+        if compiler_is_loaded() and not self._mode.is_on and self._clock.ends_at_forward:
+            self._mode.await_step(is_wanted=self._selection.wants_step(self._clock.step + 1))
 
     def _forget_interrupted(self, *, num_modules: int, num_steps: int | None = None) -> None:
         """Leave modules and optimizer steps that an exception ended without a word."""
@@ -331,7 +326,7 @@ class Recording:
         if self._stopped:
             return
         with self._unseen():
-            norm = self._write_step() if self._is_on else None
+            norm = self._write_step() if self._mode.is_on else None
             self._write_metrics(norm)
         self._has_begun = False
         self._named.new_step()
@@ -370,55 +365,23 @@ class Recording:
         )
 
     def _switch(self, *, on: bool) -> None:
-        """Put the recorder between torch and its ops, or take it away.
+        """Turn the recorder on or off.
 
         In a loop that calls no module it stays there between the steps to record, to hear when a forward begins.
         """
         clock = self._clock
-        self._is_on = on
-        self._recorder.paused = not on
-        clock.hears_functions = not clock.sees_modules and not self._stopped and (on or self._is_awaited())
-        self._is_awaiting = False
-        self._place()
-
-    def _place(self) -> None:
-        """Do what `_switch` decided, as far as it can be done now.
-
-        When compiled code ends, torch restores the keys by which modes are found as they were when it began: inside it
-        a mode can be put on for the time being, but only one that was put on there can be taken off.
-        """
-        if self._is_on or self._clock.hears_functions or self._is_awaiting:
-            self._run_eagerly()
-            if self._is_pushed:
-                correct_mode_keys()
-            elif self._is_on or not in_compiled_code():
-                self._is_pushed_inside = in_compiled_code()
-                push_mode(self._recorder)
-                self._is_pushed = True
-            return
-        if self._is_pushed and (self._is_pushed_inside or not in_compiled_code()):
-            self._is_pushed = not remove_mode(self._recorder)
-        if not self._is_pushed:
-            self._stance.close()
-            self._is_eager = False
+        can_hear = not clock.sees_modules and not self._stopped
+        clock.hears_functions = can_hear and (on or self._selection.has_steps_after(clock.step))
+        self._mode.turn(on=on, listening=clock.hears_functions)
 
     def _can_record(self, step: int) -> bool:
         """Say whether a step is wanted; one that begins inside compiled code can no longer be made to run eagerly."""
         if not self._selection.wants_step(step):
             return False
-        if self._is_on or self._is_eager or not in_compiled_code():
+        if self._mode.can_record:
             return True
         self._compiled_steps.add(step)
         return False
-
-    def _is_awaited(self) -> bool:
-        return self._selection.has_steps_after(self._clock.step)
-
-    def _run_eagerly(self) -> None:
-        """Have compiled code run eagerly as long as the recorder is on; the compiler is not loaded for nothing."""
-        if not self._is_eager and compiler_is_loaded():
-            self._stance.enter_context(torch.compiler.set_stance("force_eager"))
-            self._is_eager = True
 
     def _stop(self) -> None:
         self._stopped = True
@@ -427,7 +390,7 @@ class Recording:
 
     def _finish(self, status: Literal["finished", "failed"]) -> None:
         try:
-            if self._has_begun or self._clock.has_begun or (self._is_on and len(self._recorder.rows)):
+            if self._has_begun or self._clock.has_begun or (self._mode.is_on and len(self._recorder.rows)):
                 self._close_step()
             if status == "finished":
                 self.complaints = self._find_complaints()
