@@ -174,3 +174,74 @@ def test_another_buffer_is_neither_data_nor_the_op_that_reads_it(tmp_path: Path)
     found = compare_runs(reference, record(tmp_path / "b", training(1.1), Variant())).divergence
     assert found is not None
     assert (found.cause, found.site, found.op, found.output) == ("forward", "<model>", "aten.mul#0", "input1")
+
+
+def training_of(make_model: Callable[[], nn.Module], *, freezes: str | None = None) -> Training:
+    def prepare(_: Variant) -> Callable[[], None]:
+        torch.manual_seed(0)
+        model = make_model()
+        for name, parameter in model.named_parameters():
+            parameter.requires_grad_(name != freezes)
+        optimizer = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=0.1)
+        x = torch.randn(6, 3, 8, 8)
+
+        def train() -> None:
+            for _ in range(2):
+                optimizer.zero_grad()
+                model(x).square().mean().backward()
+                optimizer.step()
+
+        return train
+
+    return prepare
+
+
+def net(*, stride: int = 1, padding_mode: str = "zeros", width: int = 4) -> Callable[[], nn.Module]:
+    def make() -> nn.Module:
+        first = nn.Conv2d(3, width, 3, stride=stride, padding=1, padding_mode=padding_mode)
+        return nn.Sequential(first, nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(width, 2))
+
+    return make
+
+
+OTHER_NETS = {
+    "stride": (training_of(net(stride=2)), 0, "forward", "0", "aten.convolution#0"),
+    "padding": (training_of(net(padding_mode="reflect")), 0, "forward", "0", "aten.reflection_pad2d#0"),
+    "width": (training_of(net(width=8)), 0, "start values", "0", "parameter"),
+    "frozen": (training_of(net(), freezes="0.weight"), 1, "optimizer", "0", "parameter"),
+}
+
+
+@pytest.mark.parametrize("name", OTHER_NETS)
+def test_another_shape_or_update_is_no_agreement(tmp_path: Path, name: str):
+    training, step, cause, site, op = OTHER_NETS[name]
+    reference = record(tmp_path / "a", training_of(net()), Variant())
+    found = compare_runs(reference, record(tmp_path / "b", training, Variant())).divergence
+    assert found is not None
+    assert (found.step, found.cause, found.site, found.op) == (step, cause, site, op)
+
+
+def test_runs_of_different_models_are_refused(transformer: Run, pictures: Run):
+    with pytest.raises(CompareError, match="are runs of different models"):
+        compare_runs(transformer, pictures)
+
+
+class ScaledBefore(nn.Module):
+    """The same function, the factor before the product or after it."""
+
+    def __init__(self, *, is_before: bool) -> None:
+        super().__init__()
+        self.first, self.last, self.is_before = nn.Linear(8, 8), nn.Sequential(nn.Linear(8, 8), nn.ReLU()), is_before
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.first(x.flatten(2).mean(1)[:, :8])
+        y = (h * 0.25) @ h.t() if self.is_before else (h @ h.t()) * 0.25
+        return self.last(torch.cat([y, y[:, :2]], 1))
+
+
+def test_what_is_computed_another_way_and_comes_out_the_same_is_no_difference(tmp_path: Path):
+    reference = record(tmp_path / "a", training_of(lambda: ScaledBefore(is_before=True)), Variant())
+    candidate = record(tmp_path / "b", training_of(lambda: ScaledBefore(is_before=False)), Variant())
+    comparison = compare_runs(reference, candidate)
+    assert comparison.divergence is None
+    assert not comparison.is_identical

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import select
 import sys
@@ -43,6 +44,12 @@ def exit_codes() -> Iterator[None]:
             raise RuntimeError("a pipe broke that is not the output") from error
         silence_stdout_without_reader()
         raise Exit(READER_LEFT) from None
+    except OSError as error:
+        if error.errno != errno.ENOSPC:
+            raise
+        click.echo("The output cannot be written: no space is left.", err=True)
+        _write_nowhere()  # what is left of it would be complained about once more at the end
+        raise Exit(COULD_NOT_LOOK) from error
 
 
 def silence_stdout_without_reader() -> None:
@@ -50,6 +57,10 @@ def silence_stdout_without_reader() -> None:
     with suppress(BrokenPipeError):
         sys.stdout.flush()
         return
+    _write_nowhere()
+
+
+def _write_nowhere() -> None:
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 

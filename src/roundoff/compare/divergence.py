@@ -40,6 +40,8 @@ class Divergence:
     num_channels: int | None = None
     is_only_in: Side | None = None
     """Where the op has no counterpart on the other side: the side that has it."""
+    shapes: tuple[str, str] | None = None
+    """Where the shapes differ: the reference's and the candidate's."""
     factor: float | None = None
     """By how many times gradients are larger, where that is how ranks put them together."""
     num_later: int = 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -19,6 +20,9 @@ from roundoff.compare.whole_tensors import WholeTensors
 from roundoff.errors import CompareError
 from roundoff.runs import Event, Run, sketches_line_up
 from roundoff.runs.step_ops import StepOp, ops_of
+
+LEAST_COMMON = 0.4
+"""Runs of which a smaller share of the ops lines up are of different models."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,6 +73,13 @@ def compare_runs(
         sites: what sites of the reference are called in the candidate, where that cannot be guessed.
     """
     steps, ranks = _common_steps(reference, candidate, step), _common_ranks(reference, candidate, rank)
+    losses = _losses(reference, candidate)
+    if not steps and losses is None:
+        raise CompareError.explain(
+            "There is nothing to compare.",
+            why=f"'{reference.path}' and '{candidate.path}' have no recorded step and no loss in common.",
+            fix="record both: roundoff run SCRIPT",
+        )
     unit = max(unit_of_run(reference), unit_of_run(candidate))
     rows: list[Row] = []
     unpaired: dict[Unpaired, None] = {}
@@ -78,6 +89,8 @@ def compare_runs(
         compared.append(at)
         for of_rank in ranks:
             alignment = _alignment(reference, candidate, step=at, rank=of_rank, sites=sites or {})
+            if not compared[:-1]:
+                _check_likeness(alignment, reference, candidate)
             ratio = _loss_scale(candidate, at) / _loss_scale(reference, at)
             found = compare_step(
                 without_loss_scale(alignment, ratio),
@@ -85,6 +98,8 @@ def compare_runs(
                 is_first=at == steps[0],
                 spread=spread_of(reference, step=at, rank=of_rank),
                 whole=WholeTensors.of_step(reference, candidate, step=at, rank=of_rank) if ratio == 1 else None,
+                updated=_updated(rows, step=at - 1, rank=of_rank) if at - 1 in compared else None,
+                has_same_batch=reference.info.ranks == candidate.info.ranks,
             )
             rows += found.rows
             unpaired |= dict.fromkeys(_unpaired(alignment, at))
@@ -94,12 +109,34 @@ def compare_runs(
     return RunComparison(
         divergence=divergence or differing_aggregation(reference, candidate),
         settings=tuple(differing_settings(reference, candidate)),
-        losses=_losses(reference, candidate),
+        losses=losses,
         rows=tuple(rows),
         unpaired=tuple(unpaired),
         steps=tuple(compared),
         ranks=tuple(ranks),
     )
+
+
+def _check_likeness(alignment: Alignment, reference: Run, candidate: Run) -> None:
+    """Refuse runs of different models: hardly any of their ops line up."""
+    num_paired = sum(bool(ours.inputs or ours.outputs) for ours, _ in alignment.pairs)
+    num_all = num_paired + min(len(alignment.only_reference), len(alignment.only_candidate))
+    if num_all and num_paired < LEAST_COMMON * num_all:
+        raise CompareError.explain(
+            f"'{reference.path}' and '{candidate.path}' are runs of different models.",
+            why=f"{num_paired} of {num_all} ops of their first common step line up.",
+            fix="compare runs of one model; if layers have other names, tell them with --map.",
+        )
+
+
+def _updated(rows: Sequence[Row], *, step: int, rank: int) -> dict[str, float]:
+    """Return how far apart a step left each parameter: as its optimizer's results are, or as it was at the start."""
+    found: dict[str, float] = {}
+    for row in rows:
+        of_interest = row.phase == "optimizer" or row.op.startswith("parameter#")
+        if of_interest and row.parameter and (row.step, row.rank) == (step, rank) and not math.isnan(row.relative):
+            found[row.parameter] = max(found.get(row.parameter, 0.0), row.relative)
+    return found
 
 
 def _common_steps(reference: Run, candidate: Run, step: int | None) -> list[int]:

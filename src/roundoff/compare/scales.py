@@ -12,6 +12,10 @@ Measure: TypeAlias = Callable[[Event, Sequence[Event]], tuple[float, float]]
 """From a result and the inputs to a typical norm, and of how many terms each number of the result is the sum."""
 
 
+CANCELLED = 1000.0
+"""A sum whose terms are typically so many times larger has cancelled to nothing."""
+
+
 def scale_of(word: str, output: Event, inputs: Sequence[Event]) -> tuple[float, float]:
     """Return the norm that a result's errors are in relation to, and of how many terms each of its numbers is the sum.
 
@@ -21,7 +25,11 @@ def scale_of(word: str, output: Event, inputs: Sequence[Event]) -> tuple[float, 
     if measure is None or not inputs:
         return output.l2, 1.0
     typical, num_terms = measure(output, inputs)
-    return (max(output.l2, typical) if math.isfinite(typical) else output.l2), max(1.0, num_terms)
+    if not math.isfinite(typical):
+        return output.l2, 1.0
+    if typical > CANCELLED * output.l2:
+        typical *= math.sqrt(max(1.0, num_terms))  # nothing is left of the sum but errors, and these may go one way
+    return max(output.l2, typical), max(1.0, num_terms)
 
 
 def _rms(event: Event) -> float:

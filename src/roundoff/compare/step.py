@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from roundoff.compare.align import Alignment, is_passing_on, op_word
-from roundoff.compare.distance import Distance, TensorKey, distances, num_channels, tensor_key
+from roundoff.compare.distance import NOT_COMPARABLE, Distance, TensorKey, distances, num_channels, tensor_key
 from roundoff.compare.divergence import Cause, Divergence, Row, Side
 from roundoff.compare.explained import GROWTH, RANDOM, expected, roundings, unit_of
 from roundoff.compare.spread import Place, allowed_by
@@ -20,7 +20,11 @@ UNKNOWN_TERMS = 4096
 """A tensor that no lined-up op made may be a sum of so many terms."""
 SAME_TENSOR = 4.0
 """Two estimates of one distance may be so far apart, for a tensor and its transpose."""
+UNLIKE = replace(NOT_COMPARABLE, absolute=math.inf, relative=math.inf)
+"""The distance of tensors whose shapes differ where they should not."""
 START_VALUES = ("parameter", "buffer")
+HEALED = 12
+"""So many results elsewhere must agree again after a difference that is none."""
 LOOP = "<loop>"
 """The site of code outside any module."""
 
@@ -42,6 +46,8 @@ def compare_step(
     is_first: bool = True,
     spread: Mapping[Place, float] | None = None,
     whole: WholeTensors | None = None,
+    updated: Mapping[str, float] | None = None,
+    has_same_batch: bool = True,
 ) -> StepComparison:
     """Walk through the lined-up ops and find the first that introduces a difference.
 
@@ -51,8 +57,12 @@ def compare_step(
         is_first: whether training began with this step, so that its parameters are start values.
         spread: how far results of the reference move by rounding alone, as `spread_of` gives it.
         whole: the tensors themselves, where both runs kept them.
+        updated: how far apart the optimizer left each parameter in the step before, if that was compared.
+        has_same_batch: whether shapes may be expected to agree.
     """
     walk = _Walk(alignment, coarsest_unit=coarsest_unit, is_first=is_first, spread=spread or {}, whole=whole)
+    walk.updated = updated
+    walk.has_same_batch = has_same_batch
     return walk.comparison()
 
 
@@ -75,19 +85,23 @@ class _Walk:
         self._distances = _all_distances(alignment.pairs, whole)
         self._noise = 0.0
         self._made: dict[TensorKey, float] = {}
+        self.updated: Mapping[str, float] | None = None
+        self.has_same_batch = True
         self._made_by_one_side = _made_by(alignment)
         self._shared = _made_on_both(alignment)
 
     def comparison(self) -> StepComparison:
         rows: list[Row] = []
-        divergence: Divergence | None = None
+        found: list[tuple[int, Divergence]] = []
         for pair in self._alignment.pairs:
-            found = self._look_at(pair, rows)
-            divergence = divergence or found
-        if divergence is not None:
-            later = sum(not row.is_equal for row in rows) - 1
-            divergence = replace(divergence, num_later=max(0, later))
-        return StepComparison(rows=tuple(rows), divergence=divergence)
+            divergence = self._look_at(pair, rows)
+            if divergence is not None:
+                found.append((len(rows), divergence))
+        first = next(((at, each) for at, each in found if not _heals(each, rows[at:])), None)
+        if first is None:
+            return StepComparison(rows=tuple(rows), divergence=None)
+        num_later = sum(not row.is_equal for row in rows[first[0] :])
+        return StepComparison(rows=tuple(rows), divergence=replace(first[1], num_later=num_later))
 
     def _look_at(self, pair: Pair, rows: list[Row]) -> Divergence | None:
         reference, candidate = pair
@@ -96,6 +110,8 @@ class _Walk:
         for a, b, distance in inputs:
             if self._is_unaccounted(a, b, distance):
                 found = found or self._came_from_elsewhere(pair, a, b, distance)
+        if found is None and self.has_same_batch:
+            found = self._other_shape(pair, [d for _, _, d in inputs])
         for a, b in _paired(reference.outputs, candidate.outputs):
             distance = self._between(a, b)
             unit = self._unit(pair)
@@ -111,13 +127,43 @@ class _Walk:
             self._remember(a, distance)
         return found
 
+    def _other_shape(self, pair: Pair, inputs: Sequence[Distance]) -> Divergence | None:
+        """Return that a result has another shape, or what it was made from, if that is not inherited."""
+        if not inputs and pair[0].first.op not in NAMED:
+            return None  # a constant
+        results = _unlike(pair[0].outputs, pair[1].outputs)
+        given = _unlike(_read_by(pair[0]), _read_by(pair[1]))
+        told = given or results
+        if not told or (given and results) or _is_workspace(told[0][0]):
+            return None  # the same, or it comes from before
+        a, b = told[0]
+        if self._has_own_ops(a):
+            maker = self._made_by_one_side.get(("candidate", *tensor_key(b))) if given else None
+            return None if maker is None else self._came_from_elsewhere(pair, a, b, UNLIKE)
+        found = _divergence(self._cause(pair[0]), a, UNLIKE, inherited=0.0, unit=self._unit(pair))
+        return replace(found, shapes=(shape_to_text(a.shape), shape_to_text(b.shape)))
+
+    def _has_own_ops(self, event: Event) -> bool:
+        """Say whether one of the runs has ops of its own in this part of the model, so that others may be mispaired."""
+        alone = itertools.chain(self._alignment.only_reference, self._alignment.only_candidate)
+        return any(
+            (op.first.phase, op.first.site) == (event.phase, event.site) for op in alone if not is_passing_on(op)
+        )
+
     def _is_introduced(self, pair: Pair, a: Event, distance: Distance, excess: float) -> bool:
         if not distance.is_comparable or distance.is_equal or _has_unknown_inputs(pair[0]) or _is_workspace(a):
             return False
         if a.op in NAMED:
-            is_start = self._is_first or a.op == "input"
-            return is_start and not distance.relative <= roundings(self._unit(pair))
+            return not distance.relative <= self._inherited_from_before(a) + roundings(self._unit(pair))
         return excess > 1 and not distance.relative <= allowed_by(self._spread, a, unit=self._unit(pair))
+
+    def _inherited_from_before(self, a: Event) -> float:
+        """Return how far apart a tensor may be when the step begins, by what the step before made of it."""
+        if self._is_first or a.op == "input":
+            return 0.0
+        if self.updated is None or a.op != "parameter":
+            return math.inf
+        return SAME_TENSOR * self.updated.get(a.parameter or a.site, 0.0)
 
     def _is_unaccounted(self, a: Event, b: Event, distance: Distance) -> bool:
         """Say whether a tensor differs more than whatever it was made from."""
@@ -179,7 +225,7 @@ class _Walk:
         if event.op == "input":
             return "data"
         if event.op in START_VALUES:
-            return "start values"
+            return "start values" if self._is_first else "optimizer"
         if op_word(op) in RANDOM:
             return "randomness"
         if event.op.startswith(("c10d.", "_c10d_functional.")):
@@ -198,6 +244,21 @@ class _Walk:
         if distance.is_comparable and math.isfinite(distance.relative):
             self._noise = max(self._noise, distance.relative)
             self._made[tensor_key(a)] = distance.relative
+
+
+def _heals(found: Divergence, later: Sequence[Row]) -> bool:
+    """Say whether a difference is gone in what comes next elsewhere: it was computed another way.
+
+    That of a parameter's gradient, or of an optimizer, goes nowhere else, and stays.
+    """
+    is_by_the_way = found.is_only_in is not None or found.output.startswith("input")
+    if found.phase not in ("forward", "backward") or found.parameter is not None or not is_by_the_way:
+        return False
+    near = [row for row in later if row.phase == found.phase and row.site != found.site and row.relative >= 0]
+    near = near[:HEALED]
+    unit = max([unit_of(dtype) for row in near for dtype in (row.reference_dtype, row.candidate_dtype)], default=0.0)
+    allowed = min(0.05 * found.relative, 4 * roundings(unit, num_terms=UNKNOWN_TERMS))
+    return len(near) >= 3 and all(row.relative <= allowed for row in near)
 
 
 def _all_distances(pairs: Sequence[Pair], whole: WholeTensors | None) -> dict[tuple[int, int], Distance]:
@@ -225,6 +286,11 @@ def _has_unknown_inputs(op: StepOp) -> bool:
     if op.first.op in NAMED:
         return op.first.op == "gradient"
     return not op.inputs and op_word(op) not in RANDOM
+
+
+def _unlike(reference: Sequence[Event], candidate: Sequence[Event]) -> list[tuple[Event, Event]]:
+    """Return the pairs of tensors that have different shapes."""
+    return [(a, b) for a, b in _paired(reference, candidate) if a.shape != b.shape]
 
 
 def _read_by(op: StepOp) -> Sequence[Event]:

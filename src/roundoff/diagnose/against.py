@@ -18,7 +18,8 @@ _EXPLAINING = {
     "data": (SettingKind.DATA, SettingKind.SEED),
     "start values": (SettingKind.START_VALUE, SettingKind.SEED),
     "randomness": (SettingKind.SEED,),
-    "optimizer": (SettingKind.HYPERPARAMETER,),
+    "backward": (SettingKind.LOOP,),
+    "optimizer": (SettingKind.HYPERPARAMETER, SettingKind.LOOP, SettingKind.MODEL),
     "collective": (SettingKind.RANKS,),
 }
 """Which settings explain a difference of each cause, wherever it is."""

@@ -60,6 +60,10 @@ def _title(found: Divergence) -> str:
     when = f"step {found.step}, {found.phase}"
     if found.channel is not None:
         when += f", channel {found.channel} of {found.num_channels}"
+    if found.shapes is not None:
+        return f"{place} has another shape, {found.shapes[0]} in the reference, {found.shapes[1]} here: {when}"
+    if found.op == "parameter" and found.cause == "optimizer":
+        return f"{found.parameter or found.site} was updated in another way: before step {found.step}"
     if found.cause == "data":
         return f"the runs were given different data: {place}, {when}"
     if found.cause == "start values":
@@ -90,8 +94,10 @@ def _why(found: Divergence, comparison: RunComparison) -> list[str]:
 
 
 def _amount(found: Divergence) -> str:
-    if found.cause in ("data", "start values"):
+    if found.cause in ("data", "start values") or found.op == "parameter":
         return f"they differ by {_share(found.relative)} of their norm; nothing before them does"
+    if found.shapes is not None:
+        return "everything before it agrees within its format"
     if found.factor is not None:
         return "that is so in most parameters of the first step; on another number of ranks they should be the same"
     if found.cause == "randomness":

@@ -70,12 +70,22 @@ def _finding_lines(finding: Finding, width: int) -> list[str]:
             else [*head, f"  {finding.source}"]
         )
     lines = [line for part in finding.why.split("\n") for line in _wrapped(f"{part}.", "  ", "  ", width)]
-    return [*head, *lines, *_wrapped(finding.fix, "  fix    ", "         ", width)]
+    told = [line for line in _related_lines(finding) if line not in finding.why]
+    also = [
+        line for text in told[:2] for line in _wrapped(f"the runs differ in {text}", "  also   ", "         ", width)
+    ]
+    return [*head, *lines, *_wrapped(finding.fix, "  fix    ", "         ", width), *also]
+
+
+def _related_lines(finding: Finding) -> list[str]:
+    """Return what the runs were told differently, without the kind behind it."""
+    lines = [line for related in finding.related for line in related.why.splitlines()]
+    return [line.rpartition(" (")[0] or line for line in lines]
 
 
 def _note_lines(finding: Finding, width: int) -> list[str]:
     """Tell the settings that differ without having made a difference, in two lines at most."""
-    return _wrapped(f"note   {finding.title}: {finding.why.splitlines()[0]}", "  ", "         ", width)[:2]
+    return _wrapped(f"note   the runs differ in {finding.why.splitlines()[0]}", "  ", "         ", width)[:2]
 
 
 def _agreement(comparison: RunComparison, width: int) -> list[str]:

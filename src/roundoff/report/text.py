@@ -67,7 +67,7 @@ def _nothing_found(watched: str | None) -> str:
 
 def _finding_lines(finding: Finding, width: int) -> list[str]:
     first, *further = finding.why.split("\n")
-    lines = [_headline(finding, width), *_indented(_ended(f"{_sentence(finding.title)}: {first}"), "  ", "  ", width)]
+    lines = [_headline(finding, width), *_indented(_ended(f"{_titled(finding)}: {first}"), "  ", "  ", width)]
     for paragraph in further:
         lines += _indented(_ended(paragraph), "  ", "  ", width)
     fixes = finding.fix.split("\n")
@@ -115,6 +115,12 @@ def _indented(text: str, first: str, rest: str, width: int) -> list[str]:
 def _ended(text: str) -> str:
     """End a sentence, unless it ends in something to type."""
     return text if text.endswith((".", ")", "!", "?")) or ":  " in text else f"{text}."
+
+
+def _titled(finding: Finding) -> str:
+    """Return the title as the beginning of a sentence; the name of a site keeps its letters."""
+    is_name = finding.site is not None and finding.title.startswith(finding.site)
+    return finding.title if is_name else _sentence(finding.title)
 
 
 def _sentence(text: str) -> str:
