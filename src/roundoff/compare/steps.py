@@ -22,7 +22,8 @@ class ParameterMove:
 
     parameter: str
     relative: float
-    """The norm of the change over that of the parameter; where only norms are known, the change of the norm."""
+    """The norm of the change over that of the parameter; where only norms are known, the change of the norm. Infinite
+    if it was 0 before."""
     is_equal: bool
     """Whether it did not change at all; by its bits, or where only norms are known by those."""
 
@@ -89,7 +90,11 @@ def compare_steps(
 def _moves(pairs: list[tuple[StepOp, StepOp]]) -> list[ParameterMove]:
     events = [(a.outputs[0], b.outputs[0]) for a, b in pairs]
     return [
-        ParameterMove(parameter=a.parameter or a.site, relative=distance.relative, is_equal=distance.is_equal)
+        ParameterMove(
+            parameter=a.parameter or a.site,
+            relative=distance.relative if a.l2 or distance.is_equal else math.inf,
+            is_equal=distance.is_equal,
+        )
         for (a, _), distance in zip(events, distances(events), strict=True)
     ]
 
@@ -98,7 +103,7 @@ def _moves_of_norms(reference: Mapping[str, float], candidate: Mapping[str, floa
     return [
         ParameterMove(
             parameter=name,
-            relative=abs(candidate[name] - norm) / norm if norm else candidate[name],
+            relative=abs(candidate[name] - norm) / norm if norm else math.inf if candidate[name] else 0.0,
             is_equal=candidate[name] == norm,
         )
         for name, norm in reference.items()

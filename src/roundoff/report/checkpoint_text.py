@@ -119,7 +119,7 @@ def _worst(found: CheckpointComparison, worst: ComparedPair) -> str:
         case _:
             numbers = _numbers(worst)
             more = "" if len(found.of_kind(Kind.DIFFERENT)) == 1 else " most"
-            return f"{name} differs{more}: {numbers or worst.note}"
+            return f"{name} differs{more}: {worst.note or numbers}"
 
 
 def _rest(found: CheckpointComparison) -> str:
@@ -150,7 +150,7 @@ def _numbers(each: ComparedPair) -> str:
 
 
 def _pair_line(each: ComparedPair, width: int) -> str:
-    words = [_numbers(each) if each.kind is Kind.DIFFERENT else "", each.note]
+    words = [each.note, _numbers(each) if each.kind is Kind.DIFFERENT else ""]
     name = each.pair.reference
     if each.pair.candidate != name:
         name += f" = {each.pair.candidate}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
@@ -22,7 +23,7 @@ def steps_text(comparison: StepsComparison, *, table: bool = False) -> str:
     if still and moved:
         more = f" and {len(still) - MOST} more" if len(still) > MOST else ""
         lines.append(f"  unchanged  {', '.join(still[:MOST])}{more}")
-    most = sorted(moved, key=lambda move: -move.relative)
+    most = sorted(moved, key=lambda move: -move.relative if math.isfinite(move.relative) else 0.0)
     lines += [f"  changed    {_move(move)}" for move in (most if table else most[:MOST])]
     return "\n".join([*lines, *_growth_lines(comparison, table=table)])
 
@@ -55,7 +56,9 @@ def _growth_lines(comparison: StepsComparison, *, table: bool) -> list[str]:
 
 
 def _move(move: ParameterMove) -> str:
-    share = f"{100 * move.relative:.2g} %" if move.relative >= 1e-4 else f"{move.relative:.2g}"
+    if math.isinf(move.relative):
+        return f"{move.parameter}   from zero"
+    share = f"{100 * move.relative:.3g} %" if move.relative >= 1e-4 else f"{move.relative:.2g}"
     return f"{move.parameter}   by {share}"
 
 
