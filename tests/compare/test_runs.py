@@ -126,6 +126,11 @@ def test_another_name_of_a_layer_is_guessed_or_told(transformer: Run, tmp_path: 
         assert {"blocks.0.fc1", "blocks.2.fc1"} <= {row.site for row in comparison.rows}
 
 
+def test_a_map_that_names_nothing_is_an_error(transformer: Run):
+    with pytest.raises(CompareError, match="The map names 'nowhere', which is no site of the candidate"):
+        compare_runs(transformer, transformer, sites={"blocks.0.fc1": "nowhere"})
+
+
 def test_runs_without_inputs_of_ops_are_compared_too(tmp_path: Path):
     reference = record(tmp_path / "reference", transformer_training, Variant(), inputs=False)
     for name in ("LayerNorm eps", "tanh GELU", "dropout seed", "another batch"):

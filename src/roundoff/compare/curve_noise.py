@@ -37,8 +37,9 @@ class Noise:
 
 
 def bounded(values: Numbers) -> Numbers:
-    """Return values that can be squared and added up: larger ones are as large as that."""
-    return np.clip(values, -_LARGEST, _LARGEST)
+    """Return values that can be squared, added up and divided by: larger ones are as large as that, tiny ones are 0."""
+    clipped = np.clip(values, -_LARGEST, _LARGEST)
+    return np.where(np.abs(clipped) < 1 / _LARGEST, 0.0, clipped)
 
 
 def smoothing_window(num_points: int) -> int:

@@ -187,11 +187,16 @@ def _sites(reference: Sequence[StepOp], candidate: Sequence[StepOp], given: Mapp
     A name that is told goes for what is below it, too.
     """
     told: dict[str, str] = {}
-    for site in {op.first.site for op in candidate}:
-        for name, other in given.items():
-            ours_begin, theirs_begin = name.removesuffix(".*"), other.removesuffix(".*")
-            if site == theirs_begin or site.startswith(f"{theirs_begin}."):
-                told[site] = ours_begin + site[len(theirs_begin) :]
+    sites = {op.first.site for op in candidate}
+    for name, other in given.items():
+        ours_begin, theirs_begin = name.removesuffix(".*"), other.removesuffix(".*")
+        below = [site for site in sites if site == theirs_begin or site.startswith(f"{theirs_begin}.")]
+        if not below:
+            raise CompareError.explain(
+                f"The map names '{other}', which is no site of the candidate.",
+                fix="write lines 'site in REF = site in CAND', as `roundoff runs show` prints them.",
+            )
+        told |= {site: ours_begin + site[len(theirs_begin) :] for site in below}
     return sites_by_order(reference, candidate) | told
 
 
