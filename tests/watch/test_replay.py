@@ -17,12 +17,19 @@ from torch import Tensor, nn
 
 from roundoff.diagnose import diagnose_run
 from roundoff.runs import Run
+from roundoff.watch import surroundings
 from roundoff.watch.session import Watch
 from roundoff.watch.settings import WatchSettings
 from roundoff.watch.watching import start_watching
 
 NUM_STEPS = 50
 COUNTS: dict[str, Any] = {"forwards": 0, "seen": []}
+
+
+@pytest.fixture(autouse=True)
+def _only_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A thread that another test has left behind must not decide what is put back here."""
+    monkeypatch.setattr(surroundings, "_other_threads_run_users_code", lambda: False)
 
 
 class Net(nn.Module):

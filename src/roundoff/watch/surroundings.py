@@ -8,7 +8,7 @@ import sys
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from types import FunctionType, MethodType, ModuleType
+from types import FrameType, FunctionType, MethodType, ModuleType
 from typing import Any
 
 import numpy as np
@@ -79,16 +79,43 @@ def undisturbed(modules: Iterable[nn.Module], *, but: Callable[[Tensor], bool]) 
 
 
 def _roots(modules: Iterable[nn.Module]) -> Iterator[Any]:
-    for module in modules:
+    """Give where to begin: the files that the models are written in first, since no more than `_MANY` are looked at."""
+    known = list(modules)
+    if not _other_threads_run_users_code():  # what another one puts into a variable in the meantime must stay there
+        yield from _variables_of_files(known)
+    for module in known:
         yield from own_attributes(module).values()
         for name in _HOOKS:
             yield from getattr(module, name, {}).values()
         yield type(module).forward
-    if threading.active_count() > 1:
-        return  # what another thread puts into a variable in the meantime must stay there
+
+
+def _variables_of_files(modules: Iterable[nn.Module]) -> Iterator[dict[str, Any]]:
+    for kind in {type(module) for module in modules}:
+        file = sys.modules.get(kind.__module__)
+        if file is not None and _is_users(file) and isinstance(kind.forward, FunctionType):
+            yield kind.forward.__globals__
     for file in list(sys.modules.values()):
         if isinstance(file, ModuleType) and _is_users(file):
             yield vars(file)
+
+
+def _other_threads_run_users_code() -> bool:
+    """Say whether code of the user runs beside this thread, or may begin to; threads of libraries do not count."""
+    if threading.active_count() == 1:
+        return False
+    if any(isinstance(thread, threading.Timer) for thread in threading.enumerate()):
+        return True
+    own = threading.get_ident()
+    return any(_runs_users_code(frame) for ident, frame in sys._current_frames().items() if ident != own)
+
+
+def _runs_users_code(frame: FrameType | None) -> bool:
+    while frame is not None:
+        if is_users_file(frame.f_code.co_filename):
+            return True
+        frame = frame.f_back
+    return False
 
 
 def _is_users(module: ModuleType) -> bool:
