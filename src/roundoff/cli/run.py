@@ -121,8 +121,10 @@ def run_command(
         )
         return _train(options, settings, guard)
 
-    def tell_of_ending(folder: Path, rank: int, ending: Ending) -> None:
-        _tell_of_ending(folder, rank, ending, as_json=as_json)
+    def tell_of_ending(folder: Path, rank: int, _: Ending) -> None:
+        """Tell why a process ended that can no longer do so itself, or hangs."""
+        if rank == 0:
+            _diagnose(folder, facts={}, watched=None, as_json=as_json)
 
     on_hang: Literal["report", "stop"] = "stop" if on_anomaly == "stop" else "report"
     sys.exit(supervise(train, hang_after=hang_after, on_hang=on_hang, on_ending=tell_of_ending))
@@ -178,25 +180,19 @@ def _train(options: _Options, settings: WatchSettings, guard: ProcessGuard) -> i
     return options.exit_code(code, found)
 
 
-def _tell_of_ending(folder: Path, rank: int, ending: Ending, *, as_json: bool) -> None:
-    """Tell why a process ended that can no longer do so itself, or hangs."""
-    from roundoff.watch.endings import wait_for_endings
-
-    if rank == 0:
-        if ending.signal is None and ending.exit_code is None:
-            wait_for_endings(folder, num_ranks=int(os.environ.get("WORLD_SIZE", "1")))  # it hangs: others may, too
-        _diagnose(folder, facts={}, watched=None, as_json=as_json)
-
-
 def _tell(watch: Watch, *, as_json: bool) -> int:
     """Diagnose the run that has ended, print the verdict, and return the exit code for what was found."""
     from roundoff.record.environment import rank
     from roundoff.report import watched_text
+    from roundoff.runs import Run
+    from roundoff.watch.endings import wait_for_endings
 
     if rank() != 0:
         return 0
     for complaint in watch.complaints:
         click.echo(f"roundoff: {complaint}", err=True)
+    others = [rank for rank in Run.open(watch.folder).ranks if rank != 0]
+    wait_for_endings(watch.folder, ranks=others)  # what they saw is a part of the run
     facts = {"steps": watch.num_steps, "seconds": watch.seconds, "cost": watch.cost}
     watched = watched_text(num_steps=watch.num_steps, seconds=watch.seconds, cost=watch.cost)
     return _diagnose(watch.folder, facts=facts, watched=f"{watched}; {watch.folder}", as_json=as_json)

@@ -15,6 +15,7 @@ from typing import Literal
 from roundoff.runs.ending import Ending
 from roundoff.runs.flight_reader import read_heartbeat
 from roundoff.runs.folder import crash_path, flight_path, native_crash_path
+from roundoff.watch.endings import wait_for_endings
 from roundoff.watch.host_memory import look_at_memory
 from roundoff.watch.native_stack import write_native_stacks
 from roundoff.watch.process_signals import STACKS_SIGNAL, WAKE_SIGNAL, send_to_thread
@@ -23,6 +24,7 @@ from roundoff.watch.shared_page import SharedPage, Where
 _LOOK_SECONDS = 1.0
 _GRACE_SECONDS = 5.0
 """How long a child that is to stop has before it is killed."""
+_LONGEST_WAIT_FOR_OTHERS = 15.0
 _FATAL = "Fatal Python error"
 
 
@@ -90,9 +92,9 @@ class Vigil:
                 self._heartbeat, self._progress_at = heartbeat, now
                 self._note_that_it_goes_on(where, now)
             elif self._hangs_since is None and now - self._progress_at > hang_after:
-                self._take_hang(where, now)
+                self._take_hang(where, now, hang_after)
 
-    def _take_hang(self, where: Where, now: float) -> None:
+    def _take_hang(self, where: Where, now: float, hang_after: float) -> None:
         self._hangs_since = self._progress_at
         seconds = now - self._progress_at
         heading = f"hang: no progress for {seconds:.0f} s, {_clock()}"
@@ -101,6 +103,9 @@ class Vigil:
         longest = max(seconds, self._ending.seconds_without_progress or 0.0)
         stops = self._on_hang == "stop"
         self._ending = replace(self._ending, seconds_without_progress=longest, has_gone_on=False, was_stopped=stops)
+        self._write(where)
+        # It is stopped when the others have seen that they hang, too: a launcher ends them as soon as one has ended.
+        wait_for_endings(where.path, ranks=range(_num_ranks()), seconds=min(hang_after, _LONGEST_WAIT_FOR_OTHERS))
         self._tell(where)
         if stops:
             self._send(signal.SIGTERM)
@@ -188,6 +193,12 @@ class Vigil:
     def _send(self, number: int) -> None:
         with contextlib.suppress(ProcessLookupError):
             os.kill(self._child, number)
+
+
+def _num_ranks() -> int:
+    """Return how many ranks a launcher has started."""
+    told = os.environ.get("WORLD_SIZE", "1")
+    return int(told) if told.isdecimal() else 1
 
 
 def _is_stopped(process: int) -> bool:
