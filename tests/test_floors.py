@@ -12,7 +12,7 @@ FLOORS = [
     {"kernels", "errors"},
     {"formats", "runs", "checkpoints"},
     {"precision", "record"},
-    {"compare"},
+    {"compare", "sensitivity", "switches"},
     {"diagnose"},
     {"report"},
     {"watch", "train"},

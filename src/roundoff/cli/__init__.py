@@ -63,6 +63,16 @@ COMMANDS = {
         attribute="throughput_command",
         help="Measure which workers, threads, recipe and ranks train fastest here.",
     ),
+    "bisect": LazyCommand(
+        module="roundoff.cli.bisect",
+        attribute="bisect_command",
+        help="Find the fewest sites that must be wide, or the op that is wrong.",
+    ),
+    "plan": LazyCommand(
+        module="roundoff.cli.plan",
+        attribute="plan_command",
+        help="Say where precision goes, and write a recipe that trains.",
+    ),
     "runs": LazyCommand(
         module="roundoff.cli.runs",
         attribute="runs_command",

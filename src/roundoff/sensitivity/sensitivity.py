@@ -1,0 +1,106 @@
+"""What rounding would do, op by op: the value that measuring gives and planning reads."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, Literal, Self
+
+from roundoff.runs import JsonValue
+
+Part = Literal["input", "weight", "result"]
+"""What is rounded: a tensor that enters a narrow site, a parameter as an op uses it, or what an op gives."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rounded:
+    """What rounding some numbers to a format does to them."""
+
+    num_elements: int
+    overflow: float
+    """Share of the finite numbers that become infinite, or the largest number of a format that has no infinity."""
+    underflow: float
+    """Share of the numbers other than 0 that become 0."""
+    subnormal: float
+    """Share of the numbers other than 0 that become subnormal, and so lose bits."""
+    ulps: float
+    """Mean error in units of the format's eps, relative to each number's size."""
+    snr_db: float
+    """Signal-to-noise ratio: 10 log10(sum x^2 / sum (round(x) - x)^2); infinite if nothing is lost."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Effect:
+    """What rounding one tensor of one op to one format does."""
+
+    site: str
+    op: str
+    """The function of torch as a recipe names it: `softmax`, `linear`."""
+    part: Part
+    fmt: str
+    loss_change: float
+    """<dL/dy, round(y) - y>: by how much the loss moves, to first order."""
+    value: Rounded
+    gradient: Rounded | None
+    """Of dL/dy, which is rounded on its way back; None if no gradient came."""
+    absmax: float
+    gradient_absmax: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sensitivity:
+    """One step of an fp32 training, and what rounding each of its tensors would do."""
+
+    step: int
+    loss: float
+    formats: tuple[str, ...]
+    effects: tuple[Effect, ...]
+    """In the order in which the step computes them."""
+    num_parameters: Mapping[str, int]
+    """Of each site itself, without the sites inside it."""
+
+    @property
+    def sites(self) -> tuple[str, ...]:
+        """The sites at which something would be rounded, in the order of the step."""
+        return tuple(dict.fromkeys(effect.site for effect in self.effects))
+
+    def of(self, fmt: str, *, site: str | None = None) -> tuple[Effect, ...]:
+        """Return the effects of one format, at one site or everywhere."""
+        return tuple(each for each in self.effects if each.fmt == fmt and site in (None, each.site))
+
+    def loss_change(self, fmt: str, *, site: str | None = None) -> float:
+        """Return by how much the loss moves if one site, or all of them, are rounded, to first order."""
+        return sum(each.loss_change for each in self.of(fmt, site=site))
+
+    def to_object(self) -> dict[str, JsonValue]:
+        """Return everything as JSON values."""
+        return asdict(self)
+
+    @classmethod
+    def from_object(cls, data: Mapping[str, Any]) -> Self:
+        """Return the value that `to_object` wrote."""
+        return cls(
+            step=data["step"],
+            loss=data["loss"],
+            formats=tuple(data["formats"]),
+            effects=tuple(_effect(each) for each in data["effects"]),
+            num_parameters=dict(data["num_parameters"]),
+        )
+
+
+def most_suspicious(effects: Sequence[Effect]) -> float:
+    """Return how much there is to fear of these effects: overflow before all, then lost gradients, then the loss."""
+    overflow = max((max(_share(e.value, "overflow"), _share(e.gradient, "overflow")) for e in effects), default=0.0)
+    lost = max((_share(e.gradient, "underflow") for e in effects), default=0.0)
+    return 1e6 * (overflow > 0) + 1e3 * lost + min(1e3, sum(abs(e.loss_change) for e in effects))
+
+
+def _share(rounded: Rounded | None, name: str) -> float:
+    return 0.0 if rounded is None else float(getattr(rounded, name))
+
+
+def _effect(data: Mapping[str, Any]) -> Effect:
+    gradient = data["gradient"]
+    return Effect(
+        **{**data, "value": Rounded(**data["value"]), "gradient": None if gradient is None else Rounded(**gradient)}
+    )

@@ -1,0 +1,1 @@
+"""Switches: one thing about how a training computes, changed while everything else stays."""
