@@ -14,6 +14,7 @@ from torch.optim import Optimizer
 
 from roundoff.errors import RecipeError
 from roundoff.formats import format_named
+from roundoff.precision.applied import leave_word
 from roundoff.precision.buffers import BufferRollback
 from roundoff.precision.computations import computation_for
 from roundoff.precision.extras import extras_for
@@ -87,6 +88,7 @@ def apply_recipe(
     _warn_of_small_eps(chosen, optimizers)
     shared = _shared(model, chosen, log)
     wrapped = tuple(RecipeOptimizer(each, shared) for each in optimizers)
+    leave_word(model, chosen)
     return model, wrapped[0] if isinstance(optimizer, Optimizer) else wrapped
 
 
