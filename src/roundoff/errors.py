@@ -15,6 +15,7 @@ RoundoffError
 ├── CompareError      two things that cannot be compared
 ├── SweepError        a sweep that cannot be as its file says, or whose folder is taken
 ├── BisectError       a bisection that has nothing to find, or cannot be as it was asked for
+├── PlanError         a plan that cannot be as it was asked for, or cannot be made for this training
 └── UsageError        arguments that do not fit together
 
 The CLI prints these without a traceback and exits with 2. Anything else that escapes is a bug of ours.
@@ -99,6 +100,10 @@ class SweepError(RoundoffError):
 
 class BisectError(RoundoffError):
     """A bisection that has nothing to find, or cannot be as it was asked for."""
+
+
+class PlanError(RoundoffError):
+    """A plan that cannot be as it was asked for, or cannot be made for this training."""
 
 
 class UsageError(RoundoffError):
