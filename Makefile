@@ -25,7 +25,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 MINDSPORE = .venv-mindspore
 MINDSPORE_STAMP = $(MINDSPORE)/installed-for
 
-.PHONY: help demo test test-fast test-mindspore faults check format bench clean
+.PHONY: help demo chromium test test-fast test-mindspore faults check format bench clean
 
 help:
 	@sed -n 's/^#   make/make/p' Makefile
@@ -33,11 +33,19 @@ help:
 demo: $(STAMP)
 	@$(PYTHON) -m roundoff demo
 
-test: $(STAMP)
+test: $(STAMP) chromium
 	$(PYTHON) -m pytest -n 2 --dist worksteal
 
-test-fast: $(STAMP)
+test-fast: $(STAMP) chromium
 	$(PYTHON) -m pytest -n 2 --dist worksteal -m "not slow"
+
+# The tests of pages drive a browser; where there is none and it cannot be installed, they say so and are skipped.
+chromium:
+	@command -v chromium >/dev/null 2>&1 || [ "$$(id -u)" != 0 ] || ! command -v apt-get >/dev/null 2>&1 || { \
+	  echo "Installing chromium, which the tests of pages drive ..."; \
+	  export DEBIAN_FRONTEND=noninteractive; \
+	  { apt-get install -y -qq chromium || { apt-get update -qq && apt-get install -y -qq chromium; }; } \
+	    </dev/null >/dev/null 2>&1 || echo "chromium could not be installed: the tests of pages will be skipped."; }
 
 test-mindspore: $(STAMP) $(MINDSPORE_STAMP)
 	ROUNDOFF_MINDSPORE_PYTHON=$(CURDIR)/$(MINDSPORE)/bin/python $(PYTHON) -m pytest tests/checkpoints/test_in_mindspore.py
