@@ -127,7 +127,7 @@ class RoundResults(TorchFunctionMode):
             wide = self._any_wide(args)
             result = self._stored_wide(func(*args, **kwargs))
             if wide != policy.starts_wide:
-                mark(result, wide=wide)
+                self._mark(result, wide=wide)
             return result
         if func == _GET_DTYPE:
             return self._believed_dtype(args[0])
@@ -140,7 +140,7 @@ class RoundResults(TorchFunctionMode):
         result = func(*args, **kwargs)
         self._round_all(result)
         if self._policy.starts_wide and self._policy.spreads:
-            mark(result, wide=False)
+            self._mark(result, wide=False)
         return result
 
     def _other(self, func: Function, args: Any, kwargs: dict[str, Any]) -> Any:
@@ -154,16 +154,21 @@ class RoundResults(TorchFunctionMode):
         if not wide:
             self._round_all(result)
         if wide != policy.starts_wide:
-            mark(result, wide=wide)
+            self._mark(result, wide=wide)
         if func is F.batch_norm and self._norms_narrow:
             self._round_all(args[1:3])
         return result
 
+    def _is_wide(self, x: Tensor) -> bool:
+        return getattr(x, "_roundoff_wide", self._policy.starts_wide)
+
+    def _mark(self, values: Any, *, wide: bool) -> None:
+        mark(values, wide=wide)
+
     def _any_wide(self, args: Any) -> bool:
-        starts_wide = self._policy.starts_wide
         for x in args:
             if isinstance(x, Tensor):
-                if getattr(x, "_roundoff_wide", starts_wide) and x.dtype is torch.float32 and x.dim():
+                if self._is_wide(x) and x.dtype is torch.float32 and x.dim():
                     return True
             elif isinstance(x, tuple | list) and self._any_wide(x):
                 return True
@@ -172,7 +177,7 @@ class RoundResults(TorchFunctionMode):
     def _narrow_operand(self, x: Tensor) -> Tensor:
         fmt = self._scope.fmt
         assert fmt is not None
-        if x.dtype is not torch.float32 or not getattr(x, "_roundoff_wide", self._policy.starts_wide):
+        if x.dtype is not torch.float32 or not self._is_wide(x):
             return x
         if not x.is_leaf or not x.requires_grad:
             return narrowed(x, fmt)
@@ -203,7 +208,7 @@ class RoundResults(TorchFunctionMode):
 
     def _believed_dtype(self, x: Tensor) -> torch.dtype:
         narrow = self._scope.dtype
-        if x.dtype is torch.float32 and narrow and not getattr(x, "_roundoff_wide", self._policy.starts_wide):
+        if x.dtype is torch.float32 and narrow and not self._is_wide(x):
             return narrow
         return x.dtype
 
