@@ -1,0 +1,117 @@
+"""Turning switches on for a block: the table of switches, and what they are asked for."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from typing import Any, Final, Protocol, cast
+
+from roundoff.errors import SwitchError
+
+SWITCHES_VARIABLE: Final = "ROUNDOFF_SWITCHES"
+
+_HOMES: Final = {
+    "widest": "roundoff.switches.widest",
+    "adaptive": "roundoff.switches.adaptive",
+    "randomness": "roundoff.switches.randomness",
+    "substitute": "roundoff.switches.substitute",
+}
+"""Where each switch lives, in the order in which they are turned on."""
+
+
+class Switch(Protocol):
+    """What the file of a switch holds."""
+
+    OPTIONS: frozenset[str]
+    """What may stand behind its name and a dot: `ops` for `substitute.ops`."""
+
+    def switching(self, value: str, options: Mapping[str, str]) -> AbstractContextManager[Any]:
+        """Return the block in which the switch is on.
+
+        Raises:
+            SwitchError: the value or an option cannot be.
+        """
+
+
+@contextmanager
+def switched(switches: Mapping[str, str]) -> Iterator[None]:
+    """Change how everything inside the block computes, and nothing else.
+
+    Args:
+        switches: What each switch is set to, and its options: `{"randomness": "0"}`,
+            `{"substitute": "fp64", "substitute.ops": "blocks.1.attn"}`. None of them changes nothing.
+
+    Raises:
+        SwitchError: a switch, its value or an option does not exist.
+    """
+    asked = _by_switch(switches)
+    with ExitStack() as block:
+        for name, home in _HOMES.items():
+            if name in asked:
+                switch = cast(Switch, importlib.import_module(home))
+                options = asked[name]
+                _check_options(name, options, switch.OPTIONS)
+                block.enter_context(switch.switching(switches[name], options))
+        yield
+
+
+def switches_in_environment() -> dict[str, str]:
+    """Return the switches that `ROUNDOFF_SWITCHES` holds as JSON, so that a tool can steer an unchanged script.
+
+    Raises:
+        SwitchError: it is not an object of texts, or names a switch that does not exist.
+    """
+    text = os.environ.get(SWITCHES_VARIABLE, "")
+    if not text:
+        return {}
+    try:
+        switches = json.loads(text)
+    except json.JSONDecodeError as error:
+        raise _bad_variable(text, f"it is not JSON: {error}") from error
+    if not isinstance(switches, dict) or not all(isinstance(value, str) for value in switches.values()):
+        raise _bad_variable(text, "it is not an object of texts")
+    try:
+        _by_switch(switches)
+    except SwitchError as error:
+        raise SwitchError(f"In the environment variable {SWITCHES_VARIABLE}: {error}") from error
+    return switches
+
+
+def _by_switch(switches: Mapping[str, str]) -> dict[str, dict[str, str]]:
+    """Return the options of every switch that is asked for."""
+    asked: dict[str, dict[str, str]] = {name: {} for name in switches if "." not in name}
+    for key, value in switches.items():
+        name, dot, option = key.partition(".")
+        if name not in _HOMES:
+            raise SwitchError.explain(
+                f"No switch '{name}'.", why=f"the switches are {', '.join(sorted(_HOMES))}.", fix="correct the name."
+            )
+        if dot and name not in asked:
+            raise SwitchError.explain(
+                f"'{key}' = '{value}' says how '{name}' is to be, and '{name}' is not on.", fix=f"set '{name}', too."
+            )
+        if dot:
+            asked[name][option] = value
+    return asked
+
+
+def _check_options(name: str, options: Mapping[str, str], allowed: frozenset[str]) -> None:
+    for option in options:
+        if option not in allowed:
+            known = ", ".join(f"{name}.{each}" for each in sorted(allowed))
+            raise SwitchError.explain(
+                f"The switch '{name}' has no option '{name}.{option}'.",
+                why=f"it has {known}." if known else "it has none.",
+                fix="correct the name: docs/switches.md",
+            )
+
+
+def _bad_variable(text: str, why: str) -> SwitchError:
+    return SwitchError.explain(
+        f"The environment variable {SWITCHES_VARIABLE} = {text!r} cannot be used.",
+        why=f"{why}.",
+        fix=f"""write it like {SWITCHES_VARIABLE}='{{"randomness": "0"}}', or unset it.""",
+    )

@@ -1,0 +1,50 @@
+"""Turning switches on: names, options, the environment."""
+
+import json
+
+import pytest
+
+from roundoff.errors import SwitchError
+from roundoff.switches import switched, switches_in_environment
+
+
+def test_no_switches_change_nothing():
+    with switched({}):
+        pass
+
+
+def test_a_switch_that_does_not_exist_is_an_error():
+    with pytest.raises(SwitchError) as caught, switched({"randomnes": "0"}):
+        pass
+    assert str(caught.value) == (
+        "No switch 'randomnes'.\n"
+        "  why: the switches are adaptive, randomness, substitute, widest.\n"
+        "  fix: correct the name."
+    )
+
+
+def test_an_option_of_a_switch_that_is_not_on_is_an_error():
+    with pytest.raises(SwitchError, match="'substitute' is not on"), switched({"substitute.ops": "head"}):
+        pass
+
+
+def test_the_environment_holds_the_same_mapping_as_json(monkeypatch):
+    assert switches_in_environment() == {}
+    monkeypatch.setenv("ROUNDOFF_SWITCHES", json.dumps({"randomness": "3", "substitute": "fp64"}))
+    assert switches_in_environment() == {"randomness": "3", "substitute": "fp64"}
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("randomness=0", "it is not JSON"),
+        ('["randomness"]', "it is not an object of texts"),
+        ('{"randomness": 0}', "it is not an object of texts"),
+        ('{"random": "0"}', "In the environment variable ROUNDOFF_SWITCHES: No switch 'random'."),
+    ],
+)
+def test_a_variable_that_cannot_be_used_is_named(monkeypatch, text: str, why: str):
+    monkeypatch.setenv("ROUNDOFF_SWITCHES", text)
+    with pytest.raises(SwitchError, match="ROUNDOFF_SWITCHES") as caught:
+        switches_in_environment()
+    assert why in str(caught.value)
