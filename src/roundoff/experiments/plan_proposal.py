@@ -1,0 +1,179 @@
+"""A format for every site, from one measured step: the proposal that is then tried."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+
+from roundoff.errors import PlanError
+from roundoff.experiments.plan_assignment import Choice, assign, choices_of
+from roundoff.experiments.plan_risks import HEADROOM, Risk, risk_of
+from roundoff.experiments.plan_sites import Proposal, SitePlan
+from roundoff.experiments.plan_target import Target
+from roundoff.experiments.plan_units import Unit, units_of
+from roundoff.formats import format_named
+from roundoff.sensitivity.sensitivity import Sensitivity
+
+_GLOBAL_SHARE = 0.25
+"""Gradients that vanish at more of the ops than this are a matter of the loss's size, and not of these ops."""
+_LARGEST_SCALE = 2.0**24
+
+
+def propose(
+    sensitivity: Sensitivity,
+    *,
+    formats: Sequence[str],
+    target: Target,
+    modules_only: bool = False,
+    may_scale: bool = True,
+    only_ops: frozenset[str] | None = None,
+) -> Proposal:
+    """Give every site the narrowest of `formats` (or fp32) that nothing speaks against and that meets the target.
+
+    Args:
+        sensitivity: one measured step; it must hold all of `formats`.
+        formats: what may be chosen, besides fp32.
+        target: how far the loss may move, or how much room there is.
+        modules_only: let no op of a site take another format than the site.
+        may_scale: whether gradients that vanish everywhere may be answered by scaling the loss.
+        only_ops: ops that are rounded at all, if not all of them are; others count for nothing.
+
+    Raises:
+        PlanError: a format was not measured, nothing was, or the budget is too small.
+    """
+    _check(sensitivity, formats)
+    units = [unit for unit in units_of(sensitivity) if _is_planned(unit) and (not only_ops or unit.op in only_ops)]
+    narrowest = min(formats, key=lambda fmt: format_named(fmt).num_bits)
+    scale, scaling = _loss_scale(units, narrowest) if may_scale else (1.0, None)
+    risks = {unit.key: {fmt: risk_of(unit, fmt, loss_scale=scale) for fmt in formats} for unit in units}
+    choices = [choices_of(unit, [fmt for fmt in formats if risks[unit.key][fmt] is None]) for unit in units]
+    picked = assign(choices, target=target, loss=sensitivity.loss)
+    chosen = {unit.key: choice for unit, choice in zip(units, picked, strict=True)}
+    reasons = {unit.key: _reason(unit, chosen[unit.key], risks[unit.key], target) for unit in units}
+    parameters = {site: count for site, count in sensitivity.num_parameters.items() if ":" not in site}
+    by_site: dict[str, list[Unit]] = {}
+    for unit in units:
+        by_site.setdefault(unit.site, []).append(unit)
+    names = {*parameters, *by_site}
+    sites = [
+        _site_plan(site, own, chosen, reasons, whole=modules_only or not _holds_more(site, own, names))
+        for site, own in by_site.items()
+    ]
+    base = _most_common(sites, formats=formats, parameters=parameters, default=narrowest)
+    sites += [SitePlan(site=site, fmt=base) for site in parameters if site not in by_site]
+    final = [(unit, _format_of(each, unit.op)) for each in sites for unit in by_site.get(each.site, ())]
+    num_elements = sum(unit.num_elements for unit in units)
+    return Proposal(
+        base_format=base,
+        sites=tuple(replace(each, num_parameters=parameters.get(each.site, 0)) for each in sites),
+        loss=sensitivity.loss,
+        loss_change=_together(final),
+        mean_bits=math.fsum(unit.num_bits(fmt) for unit, fmt in final) / max(1, num_elements),
+        scaling=scaling,
+    )
+
+
+def _check(sensitivity: Sensitivity, formats: Sequence[str]) -> None:
+    missing = [fmt for fmt in formats if fmt not in sensitivity.formats]
+    if missing or not formats:
+        raise PlanError.explain(
+            f"Nothing is known of {', '.join(missing) or 'no format'}.",
+            why=f"the step was measured for {', '.join(sensitivity.formats)}.",
+            fix="measure it again with these formats.",
+        )
+    if not any(_is_planned(unit) for unit in units_of(sensitivity)):
+        raise PlanError.explain(
+            "The measured step rounds nothing.",
+            why="no op of the model computes something that a narrow format would change.",
+            fix="see that the training calls its model in that step.",
+        )
+
+
+def _is_planned(unit: Unit) -> bool:
+    """Whether a recipe reaches it: what the loop computes, and further models (`Critic:0`), it does not."""
+    return unit.site != "<loop>" and ":" not in unit.site
+
+
+def _loss_scale(units: Sequence[Unit], fmt: str) -> tuple[float, str | None]:
+    """Return a scale and why it is needed if gradients vanish nearly everywhere; else 1, and None."""
+    with_gradient = [unit for unit in units if unit.has_gradient]
+    risks = [risk_of(unit, fmt) for unit in with_gradient]
+    num_lost = sum(risk is not None and risk.kind == "underflow" for risk in risks)
+    if not with_gradient or num_lost <= _GLOBAL_SHARE * len(with_gradient):
+        return 1.0, None
+    largest = max(effect.gradient_absmax or 0.0 for unit in with_gradient for effect in unit.effects.get(fmt, ()))
+    room = format_named(fmt).largest / HEADROOM / largest if largest else 1.0
+    scale = min(_LARGEST_SCALE, 2.0 ** math.floor(math.log2(max(1.0, room))))
+    text = f"gradients vanish in {fmt} at {num_lost} of {len(with_gradient)} ops: the largest of all is {largest:.3g}"
+    return scale, text
+
+
+def _reason(unit: Unit, choice: Choice, risks: Mapping[str, Risk | None], target: Target) -> str | None:
+    """Say why a unit did not take the narrowest format."""
+    bits = format_named(choice.fmt).num_bits
+    narrower = [fmt for fmt in risks if format_named(fmt).num_bits < bits]
+    if not narrower:
+        return None
+    found = [risk.text for fmt in narrower if (risk := risks[fmt])]
+    if found:
+        return f"{unit.op} {found[-1]}"
+    fmt = max(narrower, key=lambda each: format_named(each).num_bits)
+    moved = math.sqrt(unit.squared_change(fmt))
+    return f"{unit.op} would move the loss by {moved:.2g} in {fmt}; the target is {target}"
+
+
+def _site_plan(
+    site: str, units: Sequence[Unit], chosen: Mapping[str, Choice], reasons: Mapping[str, str | None], *, whole: bool
+) -> SitePlan:
+    """Put the formats of a site's ops together; `whole` gives the site one format, the widest of them."""
+    formats = {unit.op: chosen[unit.key].fmt for unit in units}
+    # Parameters are stored in the format of their site, so that is the one of the ops that use them.
+    weighty = [formats[unit.op] for unit in units if unit.has_weights]
+    fmt = _widest(formats.values()) if whole else _widest(weighty) if weighty else _narrowest(formats.values())
+    bits = format_named(fmt).num_bits
+    plan = SitePlan(
+        site=site,
+        fmt=fmt,
+        ops={op: each for op, each in formats.items() if format_named(each).num_bits > bits},
+        reasons=tuple(reason for unit in units if (reason := reasons[unit.key])),
+        all_ops=tuple(formats),
+    )
+    return replace(plan, loss_change=_together((unit, _format_of(plan, unit.op)) for unit in units))
+
+
+def _holds_more(site: str, units: Sequence[Unit], names: Iterable[str]) -> bool:
+    """Whether widening a site widens more than a few results: it has parameters, or sites inside it."""
+    return any(unit.has_weights for unit in units) or any(_is_inside(name, site) for name in names)
+
+
+def _is_inside(name: str, site: str) -> bool:
+    return name != site and (site == "<model>" or name.startswith(f"{site}."))
+
+
+def _format_of(plan: SitePlan, op: str) -> str:
+    return plan.ops.get(op, plan.fmt)
+
+
+def _together(formats: Iterable[tuple[Unit, str]]) -> float:
+    return math.sqrt(math.fsum(unit.squared_change(fmt) for unit, fmt in formats))
+
+
+def _most_common(
+    sites: Sequence[SitePlan], *, formats: Sequence[str], parameters: Mapping[str, int], default: str
+) -> str:
+    """Return the format that most parameters take, of those that may be chosen."""
+    counts = dict.fromkeys(formats, 0)
+    for each in sites:
+        if each.fmt in counts:
+            counts[each.fmt] += parameters.get(each.site, 0) + 1
+    best = max(counts.values())
+    return next(fmt for fmt in (default, *formats) if counts[fmt] == best)
+
+
+def _widest(formats: Iterable[str]) -> str:
+    return max(formats, key=lambda fmt: format_named(fmt).num_bits)
+
+
+def _narrowest(formats: Iterable[str]) -> str:
+    return min(formats, key=lambda fmt: format_named(fmt).num_bits)

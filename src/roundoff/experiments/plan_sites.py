@@ -1,0 +1,73 @@
+"""The value of a plan: which site takes which format, why, and what that is expected to do."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Self
+
+from roundoff.experiments.plan_units import NORM_OPS, WIDE
+from roundoff.formats import format_named
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SitePlan:
+    """The format of one site, and why it is not narrower."""
+
+    site: str
+    fmt: str
+    ops: Mapping[str, str] = field(default_factory=dict)
+    """Ops of the site that take another, wider format."""
+    reasons: tuple[str, ...] = ()
+    num_parameters: int = 0
+    loss_change: float = 0.0
+    """What its formats move the loss by."""
+    all_ops: tuple[str, ...] = ()
+
+    @property
+    def is_norm(self) -> bool:
+        """Whether it is a norm, whose parameters a recipe keeps in a format of their own."""
+        return any(op in NORM_OPS for op in self.all_ops)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Proposal:
+    """Which site takes which format, and what that is expected to do."""
+
+    base_format: str
+    """What a site takes that nothing speaks against."""
+    sites: tuple[SitePlan, ...]
+    """In the order of the step; then those that hold parameters and round nothing."""
+    loss: float
+    loss_change: float
+    """By how much the formats together move the loss of one step, to first order."""
+    mean_bits: float
+    """Of weights and results."""
+    scaling: str | None = None
+    """Why the loss has to be scaled; None: it need not be."""
+
+    @property
+    def narrow_parameters(self) -> float:
+        """Share of the parameters that are in sites narrower than fp32, norms left out."""
+        counted = [each for each in self.sites if not each.is_norm]
+        total = sum(each.num_parameters for each in counted)
+        return sum(each.num_parameters for each in counted if each.fmt != WIDE) / total if total else 1.0
+
+    @property
+    def wide(self) -> tuple[SitePlan, ...]:
+        """The sites at which something is wider than the base format."""
+        base = format_named(self.base_format).num_bits
+        return tuple(each for each in self.sites if each.ops or format_named(each.fmt).num_bits > base)
+
+    def with_wide(self, sites: Iterable[str], *, reason: str) -> Self:
+        """Return the proposal with these sites in fp32, too."""
+        chosen = frozenset(sites)
+        return replace(
+            self,
+            sites=tuple(
+                replace(each, fmt=WIDE, ops={}, loss_change=0.0, reasons=(*each.reasons, reason))
+                if each.site in chosen
+                else each
+                for each in self.sites
+            ),
+        )
