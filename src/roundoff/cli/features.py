@@ -25,10 +25,12 @@ class Feature:
 
 FEATURES = (
     Feature(name="checkpoints of Keras", packages=("h5py",), fix="pip install 'roundoff[checkpoints]'"),
+    Feature(name="experiments on a Ray cluster", packages=("ray",), fix="pip install 'roundoff[cluster]'"),
     Feature(name="Hugging Face models", packages=("transformers",), fix="pip install 'roundoff[hf]'"),
     Feature(name="Hugging Face Trainer and Accelerate", packages=("accelerate",), fix="pip install 'roundoff[hf]'"),
     Feature(name="Lightning", packages=("lightning",), fix="pip install 'roundoff[lightning]'"),
     Feature(name="pictures from a folder", packages=("PIL",), fix="pip install 'roundoff[images]'"),
+    Feature(name="the documentation as pages", packages=("mkdocs", "material"), fix="pip install 'roundoff[docs]'"),
     Feature(name="TensorBoard logs", packages=("tensorboard",), fix="pip install 'roundoff[tensorboard]'"),
     Feature(name="native stacks of a crash or hang", programs=("gdb",), fix="apt install gdb"),
     Feature(name="memory checks of the compiled kernels", programs=("valgrind",), fix="apt install valgrind"),
