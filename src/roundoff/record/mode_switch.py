@@ -1,4 +1,4 @@
-"""Puts the recorder between torch and its ops and takes it away again, as far as compiled code allows."""
+"""Puts a mode between torch and its ops and takes it away again, as far as compiled code allows."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import contextlib
 
 import torch
 
-from roundoff.record.recorder import OpRecorder
+from roundoff.record.placing_mode import PlacingMode
 from roundoff.record.torch_private import (
     compiler_is_loaded,
     correct_mode_keys,
@@ -23,7 +23,7 @@ class ModeSwitch:
     a mode can be put on for the time being, but only one that was put on there can be taken off.
     """
 
-    def __init__(self, recorder: OpRecorder) -> None:
+    def __init__(self, recorder: PlacingMode) -> None:
         self.is_on = False
         self._recorder = recorder
         self._stance = contextlib.ExitStack()

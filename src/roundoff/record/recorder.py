@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable
 from types import FrameType
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.autograd.graph import increment_version
 
 from roundoff.kernels import row as at
+from roundoff.record.names import Names
 from roundoff.record.op_table import Kind, OpInfo, describe_op, read_arguments, tensors_in, written_arguments
+from roundoff.record.placing_mode import PLAIN, PlacingMode
 from roundoff.record.reference import Judge
 from roundoff.record.rows import Rows
 from roundoff.record.selection import Filter
@@ -21,9 +23,6 @@ from roundoff.record.sites import Sites
 from roundoff.record.source import Sources
 from roundoff.record.steps import PHASES, Phase, StepClock
 from roundoff.record.torch_private import (
-    DispatchMode,
-    WeakIdKeyDictionary,
-    autograd_node,
     has_function_modes,
     has_no_memory,
     hidden_from_modes,
@@ -31,7 +30,6 @@ from roundoff.record.torch_private import (
     keep_process_group,
     local_tensor,
     never_compiled,
-    next_sequence_number,
 )
 
 INPUT, PARAMETER, GRADIENT = range(3)
@@ -40,29 +38,10 @@ INPUT, PARAMETER, GRADIENT = range(3)
 CUT = "aten.detach"
 """The one view that is an event: where a forward leaves the graph."""
 
-_PLAIN = (Tensor, nn.Parameter)
-_FROM_A_LEAF = 2**64 - 1
-"""The sequence number of AccumulateGrad nodes."""
 _ROWS_PER_CHECK = 1024
 
 
-class Names:
-    """Strings that rows hold as numbers."""
-
-    def __init__(self, *values: str) -> None:
-        self.values: list[str] = list(values)
-        self._codes = {value: code for code, value in enumerate(values)}
-
-    def code(self, value: str) -> int:
-        """Return the number of a string, given it anew if it was not known."""
-        known = self._codes.get(value)
-        if known is None:
-            known = self._codes[value] = len(self.values)
-            self.values.append(value)
-        return known
-
-
-class OpRecorder(DispatchMode):
+class OpRecorder(PlacingMode):
     """Sees every op while it is pushed, and adds a row for each tensor that an op computed.
 
     Whatever goes wrong here is handed to `on_error`, never to the training.
@@ -81,39 +60,20 @@ class OpRecorder(DispatchMode):
         on_forward: Callable[[], None],
         on_error: Callable[[Exception], None],
     ) -> None:
-        super().__init__()
-        self.stack: list[int] = []
-        """Sites of the modules that are running, outermost first."""
+        super().__init__(sites=sites, clock=clock, sources=sources, on_forward=on_forward, on_error=on_error)
         self.rows = Rows()
         self.ops = Names("input", "parameter", "gradient")
         self.outputs = Names(*(f"output{i}" for i in range(8)))
-        self.parameters = Names()
         self.num_unreadable = 0
-        self.paused = False
-        self._sites = sites
-        self._clock = clock
         self._wanted = wanted
         self._inputs = inputs
         self._reference = reference
-        self._sources = sources
         self._on_row = on_row
         self._computes = inputs or reference is not None or on_row is not None
-        self._on_forward = on_forward
-        self._on_error = on_error
         self._infos: dict[Any, tuple[OpInfo, int]] = {}
         self._counts: list[dict[tuple[int, int], int]] = [{} for _ in PHASES]
-        self._nodes: dict[int, tuple[int, int]] = {}
-        self._older_nodes: dict[int, tuple[int, int]] = {}
-        self._last_node: tuple[int, int, int] = (0, -1, -1)
         self._pending: list[tuple[Tensor, tuple[int, int, int, int, int, int, int, int]]] = []
-        self._optimizer: torch.optim.Optimizer | None = None
-        self._of_parameter: dict[int, tuple[int, int]] = {}
-        self._of_temporary = WeakIdKeyDictionary()
-        self._current: tuple[int, int] = (0, -1)
-        self._next_sequence_number = next_sequence_number()
-        self._first_of_forward = 0
         self._instruction = (0, 0)
-        self._node = autograd_node()
         self._process = os.getpid()
 
     # -- what the session tells ----------------------------------------------------------------------------------------
@@ -129,40 +89,8 @@ class OpRecorder(DispatchMode):
         rows, self.rows = self.rows, Rows()
         for counts in self._counts:
             counts.clear()
-        self._older_nodes, self._nodes = self._nodes, {}
-        self._current = (0, -1)
+        self.forget_older_nodes()
         return rows
-
-    def await_forward(self) -> None:
-        """Take the next autograd node for the first of a forward, in a loop that calls no module to say so."""
-        self._first_of_forward = self._next_sequence_number()
-
-    def begin_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
-        """Learn which parameter each gradient and piece of optimizer state belongs to, for the time of one step."""
-        self._optimizer = optimizer
-        self._of_parameter = {}
-        for parameter, stand_in in getattr(optimizer, "stand_ins", ()):  # what a recipe's optimizer works on
-            self._sites.add_stand_in(stand_in, parameter)
-        for group in optimizer.param_groups:
-            for parameter in group["params"]:
-                place = self._place_of(parameter)
-                self._of_parameter[id(parameter)] = place
-                if parameter.grad is not None:
-                    self._of_parameter[id(parameter.grad)] = place
-                for state in optimizer.state.get(parameter, {}).values():
-                    if isinstance(state, Tensor):
-                        self._of_parameter[id(state)] = place
-
-    def learn_gradients(self, parameters: Iterable[Tensor]) -> None:
-        """Learn which parameter each gradient belongs to, for clipping and the like between backward and step."""
-        self._of_parameter = {id(p.grad): self._place_of(p) for p in parameters if p.grad is not None}
-
-    def end_optimizer(self) -> None:
-        """Forget them: their identities may be used again."""
-        self._optimizer = None
-        self._of_parameter = {}
-        self._of_temporary = WeakIdKeyDictionary()
-        self._current = (0, -1)
 
     def add_named(self, x: Tensor, *, op: str, phase: Phase, site: int, parameter: str | None = None,
                   output: int = 0, microbatch: int = 0, has_source: bool = False) -> None:  # fmt: skip
@@ -226,26 +154,6 @@ class OpRecorder(DispatchMode):
         known = self._infos[func] = (info, self.ops.code(info.name))
         return known
 
-    def _hears_forward(self) -> bool:
-        """Notice that a loop of plain functions builds a graph again, and say whether its ops are to be recorded."""
-        clock = self._clock
-        if not clock.hears_functions or clock.phase is not Phase.OPTIMIZER or clock.in_step:
-            return False
-        if self._next_sequence_number() <= self._first_of_forward or not torch.is_grad_enabled():
-            return False
-        try:
-            self._on_forward()
-        except Exception as error:
-            self._on_error(error)
-        return not self.paused
-
-    def _note_node(self) -> None:
-        """Remember which site made the autograd node that was just created, for the time when it runs backward."""
-        number = self._next_sequence_number() - 1
-        if number not in self._nodes and (self.stack or not self._clock.in_backward):
-            source = self._sources.here() if self._sources else -1
-            self._nodes[number] = (self.stack[-1] if self.stack else 0, source)
-
     def _note_cut(self, op: int, x: Any) -> None:
         """Add a row where a forward leaves the graph, if lines are asked for: no gradient will come past this one."""
         if self.paused or self._sources is None or self._clock.phase is not Phase.FORWARD:
@@ -272,11 +180,7 @@ class OpRecorder(DispatchMode):
 
     def _after(self, func: Any, info: OpInfo, op: int, args: Any, kwargs: Any, result: Any, saved: Any) -> None:
         clock = self._clock
-        phase = clock.phase
-        if phase is Phase.OPTIMIZER and clock.hears_functions and self._hears_forward():
-            phase = clock.phase
-        elif phase is Phase.EVAL and not self.stack and torch.is_grad_enabled():
-            phase = clock.resume()
+        phase = self._phase()
         if self.paused:
             return
         if info.kind is Kind.COLLECTIVE:
@@ -298,7 +202,7 @@ class OpRecorder(DispatchMode):
                 self._add(x, phase, microbatch, site, op, nth, code, parameter, source)
         if info.kind is Kind.MUTATED:
             found = written_arguments(func, info, args, kwargs or {})
-        elif type(result) in _PLAIN:
+        elif type(result) in PLAIN:
             found = [result]
         else:
             found = _without_views(result, info)
@@ -312,60 +216,6 @@ class OpRecorder(DispatchMode):
             place = self._add(x, phase, microbatch, site, op, nth, self._output(output), parameter, source)
             if introduced and place >= 0 and (error := introduced[output]) is not None:
                 self.rows.note_introduced(place, error)
-
-    # -- where an op belongs -------------------------------------------------------------------------------------------
-
-    def _where(self, phase: Phase, args: Any) -> tuple[int, int, int]:
-        """Return the site, parameter and source line of the op that just ran."""
-        if phase is Phase.BACKWARD and not self.stack:
-            return self._where_backward()
-        self._note_node()
-        source = self._sources.here() if self._sources else -1
-        if phase is Phase.OPTIMIZER and not self.stack:
-            return (*self._where_optimizer(args), source)
-        return (self.stack[-1] if self.stack else 0), -1, source
-
-    def _where_backward(self) -> tuple[int, int, int]:
-        node = self._node()
-        if node is None:
-            return self._last_node  # the engine adds up what the node before has left
-        number = node._sequence_nr()
-        if number == _FROM_A_LEAF:
-            variable = getattr(node, "variable", None)
-            site, parameter = self._place_of(variable) if variable is not None else (0, -1)
-            self._last_node = (site, parameter, -1)
-        else:
-            site, source = self._nodes.get(number) or self._older_nodes.get(number) or (0, -1)
-            self._last_node = (site, -1, source)
-            if torch.is_grad_enabled():  # this backward will be differentiated, too
-                self._nodes.setdefault(self._next_sequence_number() - 1, (site, source))
-        return self._last_node
-
-    def _where_optimizer(self, args: Any) -> tuple[int, int]:
-        known = self._of_parameter
-        for arg in args:
-            if type(arg) in _PLAIN and (place := known.get(id(arg))) is not None:
-                self._current = place
-                return place
-        return self._current if self._clock.in_step else (0, -1)
-
-    def _of_list_entry(self, entries: Sequence[Any], index: int, x: Tensor) -> tuple[int, int]:
-        """Return the place of one tensor of a foreach op: that of the argument it was made from."""
-        entry = entries[index] if index < len(entries) else x
-        place: tuple[int, int] | None = self._of_parameter.get(id(entry)) or self._of_temporary.get(entry)
-        if place is None and self._optimizer is not None:
-            self.begin_optimizer(self._optimizer)  # its first step makes the state that it works on
-            self._optimizer = None
-            place = self._of_parameter.get(id(entry))
-        if place is None:
-            return 0, -1
-        if x is not entry:
-            self._of_temporary[x] = place
-        return place
-
-    def _place_of(self, parameter: Tensor) -> tuple[int, int]:
-        site, name = self._sites.of_parameter(parameter)
-        return site, -1 if name is None else self.parameters.code(name)
 
     # -- rows ----------------------------------------------------------------------------------------------------------
 
@@ -381,7 +231,7 @@ class OpRecorder(DispatchMode):
 
     def _add(self, x: Tensor, phase: int, microbatch: int, site: int, op: int, nth: int, output: int,
              parameter: int, source: int) -> int:  # fmt: skip
-        if type(x) not in _PLAIN or x.layout is not torch.strided or x.is_meta:
+        if type(x) not in PLAIN or x.layout is not torch.strided or x.is_meta:
             with hidden_from_modes():
                 plain = _readable(x)
             if plain is None:
@@ -416,7 +266,7 @@ def _instruction(frame: FrameType) -> tuple[int, int]:
 
 def _readable(x: Tensor) -> Tensor | None:
     """Return the plain memory behind a sharded or sparse tensor, or None where there is none to read."""
-    if type(x) not in _PLAIN:
+    if type(x) not in PLAIN:
         local = local_tensor(x)
         if local is not None:
             return _readable(local)

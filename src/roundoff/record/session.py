@@ -10,7 +10,6 @@ from collections.abc import Iterator
 from typing import Any, Literal
 from weakref import ref
 
-import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
@@ -25,7 +24,7 @@ from roundoff.record.selection import Filter, Selection
 from roundoff.record.sites import Sites
 from roundoff.record.source import Sources
 from roundoff.record.step_writer import StepWriter, grad_norm
-from roundoff.record.steps import Phase, StepClock, has_optimizer, leaves_of
+from roundoff.record.steps import StepClock, has_optimizer, leaves_of
 from roundoff.record.torch_private import (
     compiler_is_loaded,
     correct_mode_flags,
@@ -85,7 +84,6 @@ class Recording:
         self._named = NamedTensors(self._recorder, sites=sites, clock=self._clock)
         self._steps = StepWriter(writer, sites=sites, sources=sources)
         self._mode = ModeSwitch(self._recorder)
-        self._running: list[nn.Module] = []
         self._stopped = False
         self._recorded: set[int] = set()
         self._compiled_steps: set[int] = set()
@@ -140,44 +138,27 @@ class Recording:
 
     def forward_enter(self, module: nn.Module, args: tuple[Any, ...]) -> None:
         """Push the module's site; a call from the loop may close a step."""
-        stack, clock = self._recorder.stack, self._clock
-        if module in self._running:  # it calls itself, or was interrupted and never left
-            self._forget_interrupted(num_modules=num_running_modules() - 1)
-        from_loop = not stack and not clock.in_backward
-        if from_loop and clock.in_step:
-            clock.correct_depth(num_running_steps())
-        if from_loop and not clock.sees_modules:
+        mode, clock = self._recorder, self._clock
+        by_loop = mode.is_called_by_loop(module)
+        if by_loop and not clock.sees_modules:
             clock.sees_modules = self.saw_training = True
             self._switch(on=self._mode.is_on)
-        if from_loop and not clock.in_step:
-            clock.forward(with_gradients=torch.is_grad_enabled())
-        elif from_loop:
-            clock.phase = Phase.FORWARD if torch.is_grad_enabled() else Phase.EVAL  # a closure inside step()
-        site = self._sites.of_module(module, stack[-1] if stack else None)
-        if from_loop and self._mode.is_on:
+        site = mode.enter(module, by_loop=by_loop)
+        if by_loop and self._mode.is_on:
             self._begin_step()
             self._named.take_inputs(site, (args, keyword_arguments()))
-        stack.append(site)
-        self._running.append(module)
 
     def forward_leave(self, module: nn.Module, output: Any) -> None:
         """Pop the module's site, and those of modules inside it that never said that they ended."""
-        stack, clock = self._recorder.stack, self._clock
-        if module not in self._running:
-            return
-        while self._running.pop() is not module:
-            pass
-        del stack[len(self._running) :]
-        if not stack and clock.in_step and not clock.in_backward:
-            clock.phase = Phase.OPTIMIZER
+        self._recorder.leave(module)
 
     def backward_enter(
         self, roots: tuple[Any, ...], *, is_part_of_forward: bool, arguments: tuple[tuple[Any, ...], dict[str, Any]]
     ) -> None:
         """Keep the loss and begin the backward phase."""
         is_nested = self._clock.in_backward
-        if not is_nested and (self._running or self._clock.in_step):
-            self._forget_interrupted(num_modules=num_running_modules(), num_steps=num_running_steps())
+        if not is_nested and (self._recorder.running or self._clock.in_step):
+            self._recorder.forget_interrupted(num_modules=num_running_modules(), num_steps=num_running_steps())
         self._clock.backward_enter(is_part_of_forward=is_part_of_forward)
         if is_nested:
             return
@@ -208,8 +189,8 @@ class Recording:
 
     def step_enter(self, optimizer: Optimizer) -> None:
         """Take the gradients as the optimizer sees them."""
-        if self._running or self._clock.in_step:
-            self._forget_interrupted(num_modules=num_running_modules(), num_steps=num_running_steps() - 1)
+        if self._recorder.running or self._clock.in_step:
+            self._recorder.forget_interrupted(num_modules=num_running_modules(), num_steps=num_running_steps() - 1)
         self.saw_training = True
         self._mode.place()
         self._clock.step_enter(optimizer)
@@ -304,13 +285,6 @@ class Recording:
         self._recorder.await_forward()
         if compiler_is_loaded() and not self._mode.is_on and self._clock.ends_at_forward:
             self._mode.await_step(is_wanted=self._selection.wants_step(self._clock.step + 1))
-
-    def _forget_interrupted(self, *, num_modules: int, num_steps: int | None = None) -> None:
-        """Leave modules and optimizer steps that an exception ended without a word."""
-        del self._running[num_modules:]
-        del self._recorder.stack[num_modules:]
-        if num_steps is not None:
-            self._clock.correct_depth(num_steps)
 
     def _begin_step(self) -> None:
         if self._has_begun:

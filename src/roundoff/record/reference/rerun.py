@@ -39,10 +39,10 @@ def pieces(call: Call, outputs: Sequence[Tensor]) -> Iterator[Piece]:
     elif signature.is_pointwise and len(outputs) == 1 and not signature.is_out:
         yield from _chunks(call, 0, outputs[0])
     else:
-        yield Piece(call=_as_computed(call, len(outputs)), first=0, outputs=outputs)
+        yield Piece(call=as_computed(call, len(outputs)), first=0, outputs=outputs)
 
 
-def _as_computed(call: Call, num_results: int) -> Call:
+def as_computed(call: Call, num_results: int) -> Call:
     """Some convolutions compute the gradient of the weight along with that of the bias, whether asked to or not."""
     mask = call.get("output_mask")
     if mask is None or sum(mask) == num_results:
@@ -73,7 +73,7 @@ def run_in_fp64(call: Call) -> list[Tensor]:
     So on the CPU their matrix products are taken in fp32, at half the price, unless they overflow there.
     """
     if call.signature.name in PRODUCTS and all(map(_is_short, call.tensors())) and _fp32_is_exact():
-        results = _changed(call, torch.float32).run()
+        results = with_floats_as(call, torch.float32).run()
         if all(math.isfinite(result.sum()) for result in results):
             return results
     if call.signature.name == "embedding":
@@ -82,12 +82,12 @@ def run_in_fp64(call: Call) -> list[Tensor]:
         return convolve(call)
     if can_unroll(call):
         return unroll(call)
-    return _changed(call, torch.float64).run()
+    return with_floats_as(call, torch.float64).run()
 
 
 def run_again(call: Call) -> list[Tensor]:
     """Return the results of the call in its own formats; the call's own tensors stay as they are."""
-    return _changed(call, None).run()
+    return with_floats_as(call, None).run()
 
 
 def _is_short(tensor: Tensor) -> bool:
@@ -102,7 +102,8 @@ def _fp32_is_exact() -> bool:
     return asked <= {"none", "ieee"}
 
 
-def _changed(call: Call, dtype: torch.dtype | None) -> Call:
+def with_floats_as(call: Call, dtype: torch.dtype | None) -> Call:
+    """Return the call with every float argument in another format, and with copies of what the op writes into."""
     known: dict[int, Tensor] = {}
     written = {*call.signature.written, *_WRITTEN_IN_SECRET}
 
