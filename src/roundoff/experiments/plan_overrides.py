@@ -22,10 +22,10 @@ def overrides_of(proposal: Proposal) -> dict[str, str]:
         around = _inherited(each.site, formats, base=proposal.base_format)
         narrow_norm = each.is_norm and each.fmt != WIDE
         if each.fmt != around and each.site != _MODEL and not narrow_norm:
-            found[_pattern(each.site)] = each.fmt
+            found[pattern_of(each.site)] = each.fmt
             formats[each.site] = each.fmt
     for each in proposal.sites:
-        found |= {f"{_pattern(each.site)}:{op}": fmt for op, fmt in _ops(each, base=proposal.base_format).items()}
+        found |= {f"{pattern_of(each.site)}:{op}": fmt for op, fmt in _ops(each, base=proposal.base_format).items()}
     return found
 
 
@@ -46,10 +46,10 @@ def _inherited(site: str, formats: dict[str, str], *, base: str) -> str:
     return next((formats[outer] for outer in around if outer in formats), base)
 
 
-def _pattern(site: str) -> str:
+def pattern_of(site: str) -> str:
     """Return a pattern that matches this site only.
 
-    >>> _pattern("heads.[a]")
+    >>> pattern_of("heads.[a]")
     'heads.[[]a]'
     """
     return re.sub(r"([*?[])", r"[\1]", site)
