@@ -73,6 +73,18 @@ def test_a_single_narrow_site_in_an_fp32_model():
     assert losses[-1] < losses[0]
 
 
+def test_a_site_of_another_narrow_format_takes_and_gives_numbers_of_it():
+    model, _ = prepared("half", overrides={"4": "bf16"}, arithmetic="emulated")
+    seen = {}
+    model[3].register_forward_hook(lambda module, args, output: seen.update(before=output.detach()))
+    model[4].register_forward_hook(lambda module, args, output: seen.update(input=args[0].detach()))
+    model[5].register_forward_hook(lambda module, args, output: seen.update(behind=args[0].detach()))
+    model(IMAGES[:16])
+    assert torch.equal(seen["input"], round_to(seen["before"], "bf16"))
+    assert torch.equal(seen["behind"], round_to(seen["behind"], "bf16"))
+    assert torch.equal(seen["behind"], round_to(seen["behind"], "fp16"))
+
+
 def test_the_last_matching_pattern_counts_and_what_is_below_follows():
     model = nn.Sequential(nn.Sequential(nn.Linear(64, 8), nn.Linear(8, 8)), nn.Linear(8, 10))
     model, _ = apply_recipe(

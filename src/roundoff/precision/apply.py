@@ -19,6 +19,7 @@ from roundoff.precision.buffers import BufferRollback
 from roundoff.precision.computations import computation_for
 from roundoff.precision.extras import extras_for
 from roundoff.precision.named import find_recipe
+from roundoff.precision.op_overrides import op_overrides
 from roundoff.precision.optimizer import RecipeOptimizer, check_optimizers
 from roundoff.precision.recipe import Arithmetic, Recipe
 from roundoff.precision.scale_settings import ScaleSettings, scale_settings
@@ -85,6 +86,7 @@ def apply_recipe(
     check_optimizers(optimizers)
     _check_model(model)
     override_sites(model, chosen.overrides)  # a pattern that matches nothing leaves the model untouched
+    op_overrides(model, chosen.overrides)
     _warn_of_small_eps(chosen, optimizers)
     shared = _shared(model, chosen, log)
     wrapped = tuple(RecipeOptimizer(each, shared) for each in optimizers)

@@ -11,10 +11,11 @@ from roundoff.precision.computation import Computation
 from roundoff.precision.emulated_cast import EmulatedCast
 from roundoff.precision.native_cast import NativeCast
 from roundoff.precision.native_lists import NativeLists
+from roundoff.precision.op_overrides import refuse_op_overrides
 from roundoff.precision.operands import OperandRounding
 from roundoff.precision.profiles import add_profile
 from roundoff.precision.recipe import Recipe
-from roundoff.precision.sites import dtype_of
+from roundoff.precision.sites import dtype_of, names_an_op
 
 
 class FixedPoint(Computation):
@@ -34,8 +35,10 @@ def computation_for(model: nn.Module, recipe: Recipe) -> Computation:
 def _computation_for(model: nn.Module, recipe: Recipe) -> Computation:
     """Return how the model will compute; `auto` is emulated on a CPU and native elsewhere.
 
-    A format that no device computes with (e4m3 as an override, say) is emulated everywhere.
+    A format that no device computes with (e4m3 as an override, say) is emulated everywhere, and so is a model of which
+    single ops are overridden.
     """
+    _check_op_overrides(recipe)
     if recipe.compute == "autocast":
         if recipe.arithmetic == "emulated":
             raise RecipeError.explain(
@@ -60,6 +63,18 @@ def _computation_for(model: nn.Module, recipe: Recipe) -> Computation:
     return Computation(recipe)
 
 
+def _check_op_overrides(recipe: Recipe) -> None:
+    if recipe.compute == "autocast":
+        why = "torch.autocast decides about ops by itself"
+    elif recipe.compute == "fixed":
+        why = "fixed point quantizes what modules use and give, not what happens inside of them"
+    elif recipe.arithmetic == "native":
+        why = "single ops of a site are emulated on every device"
+    else:
+        return
+    refuse_op_overrides(recipe.overrides, recipe=recipe.name, why=why)
+
+
 def _check_not_sharded(model: nn.Module, recipe: Recipe) -> None:
     if any(isinstance(parameter, DTensor) for parameter in model.parameters()):
         raise RecipeError.explain(
@@ -73,4 +88,8 @@ def _emulates(model: nn.Module, recipe: Recipe) -> bool:
     on_cpu = all(parameter.device.type == "cpu" for parameter in model.parameters())
     formats = {recipe.compute_format, *recipe.overrides.values()}
     dtypes = [dtype_of(fmt) for fmt in formats]
-    return on_cpu or any(dtype is None or dtype.itemsize < 2 for dtype in dtypes)
+    return (
+        on_cpu
+        or any(map(names_an_op, recipe.overrides))
+        or any(dtype is None or dtype.itemsize < 2 for dtype in dtypes)
+    )

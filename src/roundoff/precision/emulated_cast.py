@@ -11,7 +11,9 @@ from torch import nn
 
 from roundoff.formats import Format, format_named
 from roundoff.precision.computation import Computation, map_floats
+from roundoff.precision.emulated_chosen_ops import RoundChosenOps, narrow_again
 from roundoff.precision.emulated_ops import LISTS, WHOLE, RoundResults, Scope, copy_marks, mark
+from roundoff.precision.op_overrides import OpOverrides
 from roundoff.precision.rounding import narrowed, round_in_place
 from roundoff.precision.sites import (
     Boundary,
@@ -48,6 +50,9 @@ class EmulatedCast(Computation):
         norms = [found for found in norm_boundaries(model, recipe) if not is_torch_norm(found.module)]
         for boundary in [*boundaries(model, recipe), *norms]:
             self._bracket_site(boundary)
+        self._ops = OpOverrides(model, recipe.overrides)
+        if self._ops:
+            self._ops.follow(self, hand_on=partial(narrow_again, self._scope))
 
     def enter_inputs(self, inputs: Any) -> Any:
         """Round float inputs as the cast would."""
@@ -63,9 +68,14 @@ class EmulatedCast(Computation):
     @contextmanager
     def _emulating(self) -> Iterator[None]:
         self._scope.paused = False  # an exception may have ended an earlier forward in a pause
-        mode = RoundResults(self._scope, self._policy, norms_narrow=self._narrow_norms)
+        mode = self._mode()
         with self._in_format(self._base), mode:
             yield
+
+    def _mode(self) -> RoundResults:
+        if self._ops:
+            return RoundChosenOps(self._scope, self._policy, self._ops, norms_narrow=self._narrow_norms)
+        return RoundResults(self._scope, self._policy, norms_narrow=self._narrow_norms)
 
     def pause(self, paused: bool) -> None:
         """Round nothing while paused."""
@@ -90,13 +100,15 @@ class EmulatedCast(Computation):
         def into(values: Any) -> Any:
             if inside is None or self._policy is LISTS:
                 return values
-            return map_floats(values, lambda x: narrowed(x, inside))
+            with self._scope.pausing():
+                return map_floats(values, lambda x: narrowed(x, inside))
 
         def out_of(values: Any) -> Any:
             if outside is None or self._policy is LISTS:
                 mark(values, wide=True)
                 return values
-            return map_floats(values, lambda x: narrowed(x, outside))
+            with self._scope.pausing():
+                return map_floats(values, lambda x: narrowed(x, outside))
 
         self.bracket(boundary.module, inputs=into, around=lambda: self._in_format(inside), outputs=out_of)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -20,7 +21,7 @@ from roundoff.precision.sites import dtype_of
 
 _GET_DTYPE = Tensor.dtype.__get__  # type: ignore[attr-defined]
 _NORMS = frozenset({F.batch_norm, F.layer_norm, F.group_norm, F.instance_norm, F.rms_norm})
-_CASTS: dict[Function, torch.dtype | None] = {
+CASTS: dict[Function, torch.dtype | None] = {
     Tensor.to: None,
     Tensor.type: None,
     Tensor.type_as: None,
@@ -69,6 +70,15 @@ class Scope(threading.local):
         self.fmt = fmt
         self.dtype = None if fmt is None else dtype_of(fmt.name)
         self.round_gradient = None if fmt is None else gradient_rounder(fmt)
+
+    @contextmanager
+    def pausing(self) -> Iterator[None]:
+        """Round nothing, and tell the truth about dtypes, for code of ours that runs between two sites."""
+        before, self.paused = self.paused, True
+        try:
+            yield
+        finally:
+            self.paused = before
 
 
 def mark(values: Any, *, wide: bool) -> None:
@@ -131,7 +141,7 @@ class RoundResults(TorchFunctionMode):
             return result
         if func == _GET_DTYPE:
             return self._believed_dtype(args[0])
-        if func in _CASTS:
+        if func in CASTS:
             return self._cast(func, args, kwargs)
         return self._other(func, args, kwargs)
 
@@ -216,7 +226,7 @@ class RoundResults(TorchFunctionMode):
         """Do what a cast in the model's own code means: to the emulated dtype it rounds, to fp32 it widens."""
         scope, source = self._scope, args[0]
         assert scope.fmt is not None
-        dtype = _CASTS[func] or self._first_dtype((kwargs.get("dtype"), *args[1:]))
+        dtype = CASTS[func] or self._first_dtype((kwargs.get("dtype"), *args[1:]))
         if dtype is None:
             return self._marked_like(func(*args, **kwargs), source)
         if dtype is scope.dtype:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import fnmatch
 import threading
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from typing import Any, Final
@@ -14,9 +15,12 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
+from roundoff.errors import RecipeError
 from roundoff.formats import BlockFormat, Format, Rounding, format_named, round_to
 from roundoff.precision.computation import Computation
 from roundoff.precision.op_lists import Function, opened
+from roundoff.precision.op_names import op_name
+from roundoff.precision.op_overrides import OpOverride, OpOverrides, op_overrides
 from roundoff.precision.operand_scales import OperandScales
 from roundoff.precision.recipe import OperandSettings, Recipe
 from roundoff.precision.sites import boundaries, site_of
@@ -63,6 +67,10 @@ class OperandRounding(Computation):
                 around=lambda formats=formats: self._rounding_to(formats),  # type: ignore[misc]
                 outputs=lambda values: values,
             )
+        self._ops = OpOverrides(model, self.recipe.overrides)
+        if self._ops:
+            _check_products(op_overrides(model, self.recipe.overrides), self.recipe)
+            self._ops.follow(self)
 
     def computing(self) -> AbstractContextManager[Any]:
         """Round operands inside the model's forward."""
@@ -70,7 +78,8 @@ class OperandRounding(Computation):
 
     @contextmanager
     def _emulating(self) -> Iterator[None]:
-        with self._rounding_to(self.recipe.operands), RoundOperands(self._scope, self._scales, self._names):
+        mode = RoundOperands(self._scope, self._scales, self._names, self._ops or None)
+        with self._rounding_to(self.recipe.operands), mode:
             yield
 
     @contextmanager
@@ -103,9 +112,12 @@ class _Scope(threading.local):
 class RoundOperands(TorchFunctionMode):
     """Rounds the two operands of every product, and the gradient that comes back. Made anew for each forward."""
 
-    def __init__(self, scope: _Scope, scales: OperandScales, names: Mapping[Any, str]) -> None:
+    def __init__(
+        self, scope: _Scope, scales: OperandScales, names: Mapping[Any, str], ops: OpOverrides | None = None
+    ) -> None:
         super().__init__()
         self._scope = scope
+        self._ops = ops
         self._scales = scales
         self._names = names
         self._calls: Counter[str] = Counter()
@@ -114,6 +126,8 @@ class RoundOperands(TorchFunctionMode):
         """Call `func` on rounded operands if it is a product."""
         kwargs = kwargs or {}
         formats, places = self._scope.formats, _PRODUCTS.get(func)
+        if self._ops is not None:
+            formats = self._overridden(func, formats)
         if formats is None:
             return func(*args, **kwargs)
         if places is None:
@@ -133,6 +147,13 @@ class RoundOperands(TorchFunctionMode):
             result.register_hook(self._gradient_rounder(formats, result_axis, f"{key}.gradient"))
         return result
 
+    def _overridden(self, func: Function, formats: OperandSettings | None) -> OperandSettings | None:
+        assert self._ops is not None
+        fmt = self._ops.format_of(func)
+        if fmt is None:
+            return formats
+        return None if fmt == "fp32" else replace(formats or OperandSettings(), forward=fmt, backward=fmt)
+
     def _key(self, func: Function, weight: Any) -> str:
         """Return the same name for the same product of every step: its weight's, or the number of its call."""
         base = self._names.get(weight) or func.__name__
@@ -150,6 +171,17 @@ class RoundOperands(TorchFunctionMode):
             return _rounded(grad, fmt, scale, stochastic=formats.backward_rounding == "stochastic")
 
         return round_gradient
+
+
+def _check_products(overrides: Sequence[OpOverride], recipe: Recipe) -> None:
+    products = {op_name(function) for function in _PRODUCTS}
+    for override in overrides:
+        if override.fmt != "fp32" and not fnmatch.filter(products, override.op):
+            raise RecipeError.explain(
+                f'Recipe \'{recipe.name}\' cannot have the override "{override.key}" = "{override.fmt}".',
+                why=f"it rounds what goes into products ({', '.join(sorted(products))}) and computes the rest in fp32.",
+                fix="for other ops use O1, O2, bf16, or fp32 with overrides.",
+            )
 
 
 class _Operand(torch.autograd.Function):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import fnmatch
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import torch
@@ -75,7 +75,7 @@ def overrides_in_environment() -> dict[str, str]:
 def override_sites(model: nn.Module, overrides: Mapping[str, str]) -> dict[nn.Module, str]:
     """Return the modules that patterns match, and all below them, with the format of the last pattern that does.
 
-    A pattern is a site, with `*`, `?` and `[...]`; `*` also matches dots.
+    A pattern is a site, with `*`, `?` and `[...]`; `*` also matches dots. Overrides of ops are left out.
 
     Raises:
         RecipeError: a pattern matches no site; the text lists some that there are.
@@ -83,16 +83,27 @@ def override_sites(model: nn.Module, overrides: Mapping[str, str]) -> dict[nn.Mo
     sites = {site_of(name): module for name, module in model.named_modules() if site_of(name)}
     formats: dict[nn.Module, str] = {}
     for pattern, fmt in overrides.items():
+        if names_an_op(pattern):
+            continue
         matching = [site for site in sites if fnmatch.fnmatchcase(site, pattern)]
         if not matching:
-            shown = [*sites][:12]
-            raise RecipeError.explain(
-                f'The override "{pattern}" = "{fmt}" matches no site of {type(model).__name__}.',
-                why=f"its sites are {', '.join(shown)}{f' and {len(sites) - 12} more' if len(sites) > 12 else ''}.",
-                fix="sites are the names of named_modules(); * matches anything: 'blocks.*.attn'.",
-            )
+            raise no_such_site(pattern, fmt, [*sites], model)
         formats.update({module: fmt for site in matching for module in sites[site].modules()})
     return formats
+
+
+def names_an_op(key: str) -> bool:
+    """Whether the key of an override speaks of an op of a site, as `blocks.1.attn:softmax` does."""
+    return ":" in key
+
+
+def no_such_site(key: str, fmt: str, sites: Sequence[str], model: nn.Module) -> RecipeError:
+    """Return the error for an override that matches none of the sites."""
+    return RecipeError.explain(
+        f'The override "{key}" = "{fmt}" matches no site of {type(model).__name__}.',
+        why=f"its sites are {', '.join(sites[:12])}{f' and {len(sites) - 12} more' if len(sites) > 12 else ''}.",
+        fix="sites are the names of named_modules(); * matches anything: 'blocks.*.attn'.",
+    )
 
 
 class Boundary(NamedTuple):
