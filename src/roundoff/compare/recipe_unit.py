@@ -40,6 +40,6 @@ def unit_of_recipe(recipe: Recipe) -> float:
     if recipe.compute == "fixed":
         settings = FixedPointSettings.from_dict({key: value for key, value in recipe.fixed.items() if key != "norms"})
         units.append(2.0 ** (2 - min(getattr(settings, kind).bits for kind in KINDS)))  # of a tensor's largest number
-    if recipe.activation_bits:
-        units.append(2.0 ** (1 - recipe.activation_bits))  # of the range of a group
+    if recipe.least_activation_bits:
+        units.append(2.0 ** (1 - recipe.least_activation_bits))  # of the range of a group
     return max(units, default=0.0)

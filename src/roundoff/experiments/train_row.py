@@ -67,7 +67,7 @@ def _append(path: Path, metrics: Metrics) -> None:
 
 
 def _saved(config: TrainConfig, result: TrainResult) -> int | None:
-    if find_recipe(config.recipe).activation_bits and result.saved_activation_bytes is not None:
+    if find_recipe(config.recipe).least_activation_bits and result.saved_activation_bytes is not None:
         return result.saved_activation_bytes
     return saved_bytes(config)
 

@@ -16,11 +16,19 @@ def extras_for(model: nn.Module, recipe: Recipe) -> list[Extra]:
     extras: list[Extra] = []
     if recipe.compute == "fixed":
         extras.append(_fixed_point(model, recipe))
-    if recipe.activation_bits:
+    if recipe.least_activation_bits:
         from roundoff.precision.activations import ActivationSettings, compress_activations
 
-        extras.append(compress_activations(model, ActivationSettings(bits=recipe.activation_bits)))
+        extras.append(compress_activations(model, ActivationSettings(bits=_activation_bits(recipe))))
     return extras
+
+
+def _activation_bits(recipe: Recipe) -> int | dict[str, int]:
+    """Return one number of bits, or a mapping in which that number is for the sites that no pattern matches."""
+    if not recipe.activation_sites:
+        return recipe.activation_bits
+    others = {"*": recipe.activation_bits} if recipe.activation_bits else {}
+    return {**others, **recipe.activation_sites}
 
 
 def _fixed_point(model: nn.Module, recipe: Recipe) -> Extra:

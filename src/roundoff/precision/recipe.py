@@ -17,6 +17,8 @@ OperandScaling = Literal["none", "current", "delayed"]
 DeviceProfile = Literal["", "ascend-fp16"]
 
 ACTIVATION_BITS = (0, 2, 4, 8)
+UNCOMPRESSED_BITS = 32
+SITE_ACTIVATION_BITS = (2, 4, 8, UNCOMPRESSED_BITS)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,6 +75,8 @@ class Recipe:
     """Settings of `fixed`, as `FixedPointSettings.from_dict` takes them, and `norms`: "float" or "quantized"."""
     activation_bits: int = 0
     """Bits of the activations saved for the backward pass: 2, 4, 8, or 0 to leave them alone."""
+    activation_sites: Mapping[str, int] = field(default_factory=dict, hash=False)
+    """Bits of what single sites save, by pattern: `{"blocks.*.attn": 8}`; 32 leaves it alone. The last one counts."""
     arithmetic: Arithmetic = "auto"
     device_profile: DeviceProfile = ""
     overrides: Mapping[str, str] = field(default_factory=dict, hash=False)
@@ -81,11 +85,14 @@ class Recipe:
     def __post_init__(self) -> None:
         object.__setattr__(self, "overrides", dict(self.overrides))
         object.__setattr__(self, "fixed", dict(self.fixed))
+        object.__setattr__(self, "activation_sites", dict(self.activation_sites))
         _check_choice("compute", self.compute, get_args(Compute))
         _check_choice("update", self.update, get_args(UpdateRounding))
         _check_choice("arithmetic", self.arithmetic, get_args(Arithmetic))
         _check_choice("device_profile", self.device_profile, get_args(DeviceProfile))
         _check_choice("activation_bits", self.activation_bits, ACTIVATION_BITS)
+        for pattern, bits in self.activation_sites.items():
+            _check_choice(f'activation_sites."{pattern}"', bits, SITE_ACTIVATION_BITS)
         for name in ("compute_format", "weights", "norms"):
             _check_format(name, getattr(self, name))
         for name in ("inputs", "outputs"):
@@ -108,6 +115,12 @@ class Recipe:
     def narrow_weights(self) -> bool:
         """Whether the model's weights hold fewer bits than fp32."""
         return self.weights != "fp32"
+
+    @property
+    def least_activation_bits(self) -> int:
+        """The fewest bits in which an activation is saved for the backward pass; 0 if all are left alone."""
+        bits = [self.activation_bits, *self.activation_sites.values()]
+        return min((each for each in bits if each not in (0, UNCOMPRESSED_BITS)), default=0)
 
     def _check_combination(self) -> None:
         if self.compute != "cast" and self.narrow_weights:

@@ -15,7 +15,7 @@ from roundoff.precision.recipe import OperandSettings, Recipe
 from roundoff.precision.scale_settings import ScaleSettings, scale_settings
 
 _TABLES = {"loss_scale": ScaleSettings, "operands": OperandSettings}
-_FREE_TABLES = ("fixed", "overrides")
+_FREE_TABLES = ("fixed", "activation_sites", "overrides")
 
 
 def to_toml(recipe: Recipe) -> str:
@@ -119,7 +119,7 @@ def _line_of(message: str, text: str) -> str:
     """Return ` line 12` for the setting that a message speaks of, as well as it can be told."""
     match = re.match(r"(?:Recipe setting |Loss scale setting )?([\w.]+(?:\".*\")?)", message)
     key = match[1].rpartition(".")[2] if match and '"' not in match[1] else ""
-    quoted = re.search(r'overrides\."(.*?)"', message)
+    quoted = re.search(r'(?:overrides|activation_sites)\."(.*?)"', message)
     pattern = re.escape(json.dumps(quoted[1])) if quoted else rf"\b{re.escape(key)}"
     for number, line in enumerate(text.splitlines(), start=1):
         if (key or quoted) and re.match(rf"\s*(?:[\w.]+\.)?{pattern}\s*=", line):

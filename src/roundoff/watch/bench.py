@@ -58,7 +58,7 @@ class Bench:
 
 
 def _rounds(optimizer: RecipeOptimizer) -> bool:
-    return optimizer.recipe.compute != "plain" or bool(optimizer.recipe.activation_bits)
+    return optimizer.recipe.compute != "plain" or bool(optimizer.recipe.least_activation_bits)
 
 
 def _updates(optimizer: RecipeOptimizer, parameters: set[int]) -> bool:
