@@ -26,19 +26,35 @@ def test_a_healthy_step_is_narrow_everywhere() -> None:
     assert proposal.mean_bits == 16.0
 
 
-def test_an_overflow_in_one_attention_keeps_that_op_wide_and_its_parameters_narrow() -> None:
+def test_an_overflow_in_one_attention_keeps_that_site_wide_and_its_parameters_narrow() -> None:
     overflowing = effect("blocks.1.attn", "matmul", absmax=3e6, value=rounded(overflow=0.2))
     proposal = planned(small_gpt(overflowing))
     (attention,) = proposal.wide
-    assert (attention.site, attention.fmt, attention.ops) == ("blocks.1.attn", "fp16", {"matmul": "fp32"})
+    assert (attention.site, attention.fmt, attention.ops) == ("blocks.1.attn", "fp32", {})
     assert attention.reasons == ("matmul overflow: its result reaches 3e+06, fp16 ends at 65504",)
     assert proposal.narrow_parameters == 1.0
 
 
+def fused_attention() -> Sensitivity:
+    """Return a step with an attention that holds its parameters itself, and overflows beside them."""
+    overflowing = effect("attn", "bmm", absmax=3e6, value=rounded(overflow=0.2))
+    return measured(effect("attn", "linear", part="weight"), overflowing, parameters={"attn": 100})
+
+
+def test_an_op_beside_parameters_is_wide_without_them() -> None:
+    (attention,) = planned(fused_attention()).wide
+    assert (attention.site, attention.fmt, attention.ops) == ("attn", "fp16", {"bmm": "fp32"})
+
+
 def test_modules_only_widens_the_site_instead_of_the_op() -> None:
-    overflowing = effect("blocks.1.attn", "matmul", absmax=3e6, value=rounded(overflow=0.2))
-    (attention,) = planned(small_gpt(overflowing), modules_only=True).wide
-    assert (attention.site, attention.fmt, attention.ops) == ("blocks.1.attn", "fp32", {})
+    (attention,) = planned(fused_attention(), modules_only=True).wide
+    assert (attention.site, attention.fmt, attention.ops) == ("attn", "fp32", {})
+
+
+def test_of_the_models_own_code_only_ops_can_be_wide() -> None:
+    lossy = effect("<model>", "mul", loss_change=0.5)
+    (model,) = planned(measured(effect("<model>", "add"), lossy)).wide
+    assert (model.site, model.fmt, model.ops) == ("<model>", "fp16", {"mul": "fp32"})
 
 
 def test_a_layer_whose_weights_are_the_problem_is_wide_as_a_whole() -> None:
@@ -52,7 +68,7 @@ def test_a_layer_whose_weights_are_the_problem_is_wide_as_a_whole() -> None:
     assert proposal.narrow_parameters == pytest.approx(1 - 500 / 3048)
 
 
-def test_a_site_without_parameters_or_parts_is_wide_as_a_whole() -> None:
+def test_a_site_without_parameters_is_wide_as_a_whole() -> None:
     ops = [effect("scores", "mul"), effect("scores", "exp", value=rounded(overflow=1.0), absmax=1e9)]
     (scores,) = planned(measured(effect("fc", "linear"), *ops)).wide
     assert (scores.site, scores.fmt, scores.ops) == ("scores", "fp32", {})
@@ -62,7 +78,7 @@ def test_gradients_that_vanish_at_one_site_keep_that_site_wide() -> None:
     vanishing = effect("blocks.0.attn", "softmax", gradient=LOST, gradient_absmax=1e-9)
     proposal = planned(small_gpt(vanishing))
     assert proposal.scaling is None
-    assert [(each.site, dict(each.ops)) for each in proposal.wide] == [("blocks.0.attn", {"softmax": "fp32"})]
+    assert [(each.site, each.fmt) for each in proposal.wide] == [("blocks.0.attn", "fp32")]
 
 
 def test_gradients_that_vanish_everywhere_call_for_a_loss_scale() -> None:

@@ -4,7 +4,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from measured_steps import effect, rounded, small_gpt
+from measured_steps import effect, measured, rounded, small_gpt
 
 from roundoff.errors import PlanError
 from roundoff.experiments.plan_proposal import propose
@@ -26,8 +26,8 @@ OVERFLOW = effect("blocks.1.attn", "matmul", absmax=3e6, value=rounded(overflow=
 LOSSY = effect("head", "linear", part="weight", loss_change=0.3)
 
 
-def proposal_of(*changed: Effect, modules_only: bool = False) -> Proposal:
-    return propose(small_gpt(*changed), formats=["fp16"], target=Target(loss=0.005), modules_only=modules_only)
+def proposal_of(*changed: Effect) -> Proposal:
+    return propose(small_gpt(*changed), formats=["fp16"], target=Target(loss=0.005))
 
 
 def test_what_is_written_reads_back_as_the_recipe(tmp_path: Path) -> None:
@@ -44,15 +44,24 @@ def test_the_evidence_stands_above_what_it_speaks_of() -> None:
     recipe = planned_recipe(proposal, find_recipe("half"), name="planned")
     lines = recipe_text(recipe, proposal, evidence=["Planned for train.py", "", "Verified."]).splitlines()
     assert lines[:5] == ["# Planned for train.py", "#", "# Verified.", "", 'name = "planned"']
-    place = lines.index('"blocks.1.attn:matmul" = "fp32"')
+    place = lines.index('"blocks.1.attn" = "fp32"')
     assert lines[place - 1] == "# matmul overflow: its result reaches 3e+06, fp16 ends at 65504"
     place = lines.index('head = "fp32"')
     assert lines[place - 1].startswith("# linear would move the loss by 0.3 in fp16")
     assert any(line.split() == ["#", "blocks.0.attn.qkv", "fp16", "768", "1.41e-06"] for line in lines)
 
 
+def test_an_op_has_its_own_line_and_reason() -> None:
+    lossy = effect("<model>", "mul", loss_change=0.5)
+    proposal = propose(measured(effect("<model>", "add"), lossy), formats=["fp16"], target=Target(loss=0.005))
+    text = recipe_text(planned_recipe(proposal, find_recipe("half"), name="planned"), proposal, evidence=[])
+    assert "# mul would move the loss by 0.5 in fp16; the target is the loss within 0.5 % of fp32 in one step\n" in text
+    assert '"<model>:mul" = "fp32"\n' in text
+    assert planned_recipe(proposal, find_recipe("amp-fp16"), name="planned").overrides == {}
+
+
 def test_what_stays_narrow_inside_a_wide_site_says_so() -> None:
-    proposal = proposal_of(OVERFLOW, modules_only=True)
+    proposal = proposal_of(OVERFLOW)
     recipe = planned_recipe(proposal, find_recipe("half"), name="planned")
     assert recipe.overrides == {
         "blocks.1.attn": "fp32",

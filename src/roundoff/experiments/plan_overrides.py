@@ -5,9 +5,7 @@ from __future__ import annotations
 import re
 
 from roundoff.experiments.plan_sites import Proposal, SitePlan
-from roundoff.experiments.plan_units import WIDE
-
-_MODEL = "<model>"
+from roundoff.experiments.plan_units import MODEL_SITE, WIDE
 
 
 def overrides_of(proposal: Proposal) -> dict[str, str]:
@@ -21,7 +19,7 @@ def overrides_of(proposal: Proposal) -> dict[str, str]:
     for each in sorted(proposal.sites, key=_depth):
         around = _inherited(each.site, formats, base=proposal.base_format)
         narrow_norm = each.is_norm and each.fmt != WIDE
-        if each.fmt != around and each.site != _MODEL and not narrow_norm:
+        if each.fmt != around and each.site != MODEL_SITE and not narrow_norm:
             found[pattern_of(each.site)] = each.fmt
             formats[each.site] = each.fmt
     for each in proposal.sites:
@@ -31,7 +29,7 @@ def overrides_of(proposal: Proposal) -> dict[str, str]:
 
 def _ops(each: SitePlan, *, base: str) -> dict[str, str]:
     """Return the ops that need a line of their own; the model's own code has no other way."""
-    if each.site == _MODEL and each.fmt != base:
+    if each.site == MODEL_SITE and each.fmt != base:
         return {**dict.fromkeys(each.all_ops, each.fmt), **each.ops}
     return dict(each.ops)
 

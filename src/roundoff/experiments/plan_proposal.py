@@ -11,7 +11,7 @@ from roundoff.experiments.plan_assignment import Choice, assign, choices_of
 from roundoff.experiments.plan_risks import HEADROOM, Risk, risk_of
 from roundoff.experiments.plan_sites import Proposal, SitePlan
 from roundoff.experiments.plan_target import Target
-from roundoff.experiments.plan_units import Unit, units_of
+from roundoff.experiments.plan_units import MODEL_SITE, Unit, units_of
 from roundoff.formats import format_named
 from roundoff.sensitivity.sensitivity import Sensitivity
 
@@ -55,9 +55,8 @@ def propose(
     by_site: dict[str, list[Unit]] = {}
     for unit in units:
         by_site.setdefault(unit.site, []).append(unit)
-    names = {*parameters, *by_site}
     sites = [
-        _site_plan(site, own, chosen, reasons, whole=modules_only or not _holds_more(site, own, names))
+        _site_plan(site, own, chosen, reasons, whole=modules_only or not _is_worth_ops(site, own))
         for site, own in by_site.items()
     ]
     base = _most_common(sites, formats=formats, parameters=parameters, default=narrowest)
@@ -142,13 +141,12 @@ def _site_plan(
     return replace(plan, loss_change=_together((unit, _format_of(plan, unit.op)) for unit in units))
 
 
-def _holds_more(site: str, units: Sequence[Unit], names: Iterable[str]) -> bool:
-    """Whether widening a site widens more than a few results: it has parameters, or sites inside it."""
-    return any(unit.has_weights for unit in units) or any(_is_inside(name, site) for name in names)
+def _is_worth_ops(site: str, units: Sequence[Unit]) -> bool:
+    """Whether ops of a site should have formats of their own: its parameters stay narrow, or it has no name but them.
 
-
-def _is_inside(name: str, site: str) -> bool:
-    return name != site and (site == "<model>" or name.startswith(f"{site}."))
+    Elsewhere a whole site is better: no device computes single ops of a narrow site natively.
+    """
+    return site == MODEL_SITE or any(unit.has_weights for unit in units)
 
 
 def _format_of(plan: SitePlan, op: str) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from roundoff.errors import PlanError
@@ -14,6 +14,7 @@ from roundoff.precision.op_names import op_name
 from roundoff.precision.recipe import Recipe
 from roundoff.precision.recipe_toml import to_toml
 from roundoff.precision.scale_settings import DYNAMIC
+from roundoff.precision.sites import names_an_op
 
 _OPERANDS_AS = {"e4m3": "mxfp8", "e5m2": "mxfp8"}
 """Operands have a scale per tensor, which measuring knows nothing of; a format with scales of its own comes nearest."""
@@ -54,7 +55,7 @@ def planned_recipe(proposal: Proposal, base: Recipe, *, name: str, description: 
         base,
         name=name,
         description=description or base.description,
-        overrides={**base.overrides, **overrides_of(proposal)},
+        overrides={**base.overrides, **_reachable(overrides_of(proposal), base)},
     )
     if base.compute == "cast":
         recipe = _cast_to(recipe, proposal.base_format)
@@ -83,6 +84,11 @@ def recipe_text(recipe: Recipe, proposal: Proposal, *, evidence: Sequence[str]) 
         lines.append(line)
     lines += ["", "# What was measured, by site: format, parameters, expected change of the loss", *_table(proposal)]
     return "\n".join(lines) + "\n"
+
+
+def _reachable(overrides: Mapping[str, str], base: Recipe) -> dict[str, str]:
+    """Return the overrides that the recipe can follow: autocast knows sites only."""
+    return {key: fmt for key, fmt in overrides.items() if base.compute != "autocast" or not names_an_op(key)}
 
 
 def _lacks_scale(recipe: Recipe) -> bool:

@@ -10,6 +10,8 @@ from roundoff.formats import format_named
 from roundoff.sensitivity.sensitivity import Effect, Sensitivity
 
 WIDE = "fp32"
+MODEL_SITE = "<model>"
+"""The code of the model itself, outside of all its parts."""
 NORM_OPS = frozenset({"batch_norm", "layer_norm", "group_norm", "instance_norm", "rms_norm", "local_response_norm"})
 
 
