@@ -26,6 +26,7 @@ from roundoff.precision.scale_settings import ScaleSettings, scale_settings
 from roundoff.precision.scaler import LossScaler, ScaleLog
 from roundoff.precision.shared import Shared
 from roundoff.precision.sites import override_sites, overrides_in_environment
+from roundoff.precision.steering import changed, recipe_in_environment
 from roundoff.precision.weights import Weights
 
 _APPLIED = "_roundoff_recipe"
@@ -71,9 +72,11 @@ def apply_recipe(
     Args:
         model: The model, in fp32.
         optimizer: Any optimizer of torch, or several that work on this model; several share one loss scale.
-        recipe: A name (`roundoff recipes` lists them), a combination such as `O2+act4`, a TOML file, or a value.
+        recipe: A name (`roundoff recipes` lists them), a combination such as `O2+act4`, a TOML file, or a value. A
+            recipe in `ROUNDOFF_RECIPE` takes its place, and that of `loss_scale`, `overrides` and `arithmetic`.
         loss_scale: Replaces the recipe's: "dynamic", "dynamic:torch", a number, 0 for dynamic, "none".
-        overrides: Formats of single sites, over those of the recipe; `ROUNDOFF_OVERRIDES` comes last.
+        overrides: Formats of single sites (`blocks.1.attn`) and ops (`blocks.1.attn:softmax`), over those of the
+            recipe; `ROUNDOFF_OVERRIDES` comes last.
         arithmetic: How narrow formats are computed: "native", "emulated" (fp32, rounded), or "auto".
         log: A function or a file that gets `step, loss, overflow, scale` of every step; reading the loss waits for
             the device.
@@ -81,7 +84,7 @@ def apply_recipe(
     Raises:
         RecipeError: the recipe does not exist, cannot be, or does not fit the model.
     """
-    chosen = _settled(find_recipe(recipe), loss_scale, overrides, arithmetic)
+    chosen = _chosen(recipe, loss_scale, overrides, arithmetic)
     optimizers = [optimizer] if isinstance(optimizer, Optimizer) else list(optimizer)
     check_optimizers(optimizers)
     _check_model(model)
@@ -110,19 +113,23 @@ def _shared(model: nn.Module, recipe: Recipe, log: ScaleLog | None) -> Shared:
     )
 
 
-def _settled(
-    recipe: Recipe,
+def _chosen(
+    recipe: str | Path | Recipe,
     loss_scale: str | float | ScaleSettings | None,
     overrides: Mapping[str, str] | None,
     arithmetic: Arithmetic | None,
 ) -> Recipe:
-    """Return the recipe with what the call and the environment change."""
-    return replace(
-        recipe,
-        loss_scale=recipe.loss_scale if loss_scale is None else scale_settings(loss_scale),
-        overrides={**recipe.overrides, **(overrides or {}), **overrides_in_environment()},
-        arithmetic=arithmetic or recipe.arithmetic,
-    )
+    """Return the recipe with what the call changes, or the environment's in its place; then what is asked of both."""
+    chosen = recipe_in_environment()
+    if chosen is None:
+        plain = find_recipe(recipe)
+        chosen = replace(
+            plain,
+            loss_scale=plain.loss_scale if loss_scale is None else scale_settings(loss_scale),
+            overrides={**plain.overrides, **(overrides or {})},
+            arithmetic=arithmetic or plain.arithmetic,
+        )
+    return changed(replace(chosen, overrides={**chosen.overrides, **overrides_in_environment()}))
 
 
 def _check_model(model: nn.Module) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Any, Final
 
 import torch
@@ -10,6 +11,7 @@ from torch import Tensor
 from roundoff.formats import Format
 from roundoff.kernels.absmax import absmax
 from roundoff.precision.recipe import OperandScaling
+from roundoff.precision.steering import is_frozen
 
 _LARGEST_SCALE: Final = 2.0**126
 
@@ -25,6 +27,9 @@ class OperandScales:
         self._scaling = scaling
         self._length = amax_history
         self._histories: dict[str, Tensor] = {}
+        self._num_followed: Counter[str] = Counter()
+        self._kept: dict[str, Tensor] = {}
+        """What scales from the tensor itself are frozen at."""
 
     def scale(self, x: Tensor, fmt: Format, *, key: str) -> Tensor | None:
         """Return what to multiply `x` with before it is rounded, or None for 1; `key` names the operand."""
@@ -32,18 +37,24 @@ class OperandScales:
             return None
         found = absmax(x)
         amax = found.value.float()
+        frozen = is_frozen(num_steps=self._num_followed[key])
         if self._scaling == "delayed":
-            amax = self._delayed(amax, key)
+            amax = self._delayed(amax, key, frozen=frozen)
+        elif frozen:
+            amax = self._kept.setdefault(key, amax)
+        if torch.is_grad_enabled() or key.endswith(".gradient"):
+            self._num_followed[key] += 1
         scale = torch.where(amax > 0, fmt.largest / amax, torch.ones_like(amax)).clamp_(max=_LARGEST_SCALE)
         # Rounding would turn infinities into large numbers: a tensor that has any becomes NaN, so that it shows.
         return scale.masked_fill(found.num_nonfinite > 0, torch.nan)
 
-    def _delayed(self, amax: Tensor, key: str) -> Tensor:
+    def _delayed(self, amax: Tensor, key: str, *, frozen: bool) -> Tensor:
         history = self._histories.get(key)
         if history is None:
             history = self._histories[key] = torch.zeros(self._length, device=amax.device)
+            frozen = False
         largest = history.max()
-        if torch.is_grad_enabled() or key.endswith(".gradient"):
+        if not frozen and (torch.is_grad_enabled() or key.endswith(".gradient")):
             history.copy_(torch.cat([amax.reshape(1), history[:-1]]))
         return torch.where(largest > 0, largest, amax)
 

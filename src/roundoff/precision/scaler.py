@@ -11,6 +11,7 @@ from typing import Any
 
 from roundoff.errors import LossScaleError, RecipeError
 from roundoff.precision.scale_settings import ScaleSettings
+from roundoff.precision.steering import frozen_loss_scale, is_frozen
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,7 +50,8 @@ class LossScaler:
 
     def __init__(self, settings: ScaleSettings, *, log: ScaleLog | None = None) -> None:
         self.settings = settings
-        self.scale = settings.initial
+        given = frozen_loss_scale() if settings.kind == "dynamic" else None
+        self.scale = settings.initial if given is None else given
         self.num_clean = 0
         self.num_skips_in_a_row = 0
         self.num_skips = 0
@@ -88,7 +90,7 @@ class LossScaler:
         settings = self.settings
         self.num_skips_in_a_row = 0
         self.num_clean += 1
-        if settings.kind == "dynamic" and self.num_clean == settings.interval:
+        if self._follows and self.num_clean >= settings.interval:
             self.scale = min(self.scale * settings.growth, settings.largest)
             self.num_clean = 0
 
@@ -97,8 +99,12 @@ class LossScaler:
         self.num_skips += 1
         self.num_skips_in_a_row += 1
         self.num_clean = 0
-        if settings.kind == "dynamic":
+        if self._follows:
             self.scale = max(self.scale * settings.backoff, settings.smallest)
+
+    @property
+    def _follows(self) -> bool:
+        return self.settings.kind == "dynamic" and not is_frozen(num_steps=self.step - 1)
 
     def remember(self) -> dict[str, Any]:
         """Return where it is, to go back there."""

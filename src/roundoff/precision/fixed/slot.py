@@ -15,6 +15,7 @@ from roundoff.kernels.random_numbers import draw_key
 from roundoff.precision.fixed.marks import Marks
 from roundoff.precision.fixed.setting import TensorSetting
 from roundoff.precision.fixed.settings import TensorKind
+from roundoff.precision.steering import is_frozen
 
 
 @dataclass(slots=True, eq=False)
@@ -114,7 +115,7 @@ class Slot:
 
     def follow(self, scale: Tensor, x: Tensor) -> None:
         """Let the scale follow `x` under the method `auto`, without rounding anything."""
-        if self.setting.method == "auto":
+        if self.setting.method == "auto" and not self._is_frozen:
             self._measure(scale, x)
 
     def measure_if_unset(self, scale: Tensor, x: Tensor) -> None:
@@ -126,6 +127,10 @@ class Slot:
     def num_nonfinite(self) -> int:
         """How many NaN and infinities have passed; waits for the devices that counted."""
         return self.num_counted + sum(int(count.item()) for count in self.counts.values())
+
+    @property
+    def _is_frozen(self) -> bool:
+        return self.is_set and is_frozen(num_steps=self.clock.passes - 1)
 
     def _measure(self, scale: Tensor, x: Tensor) -> None:
         if x.numel():
@@ -142,7 +147,7 @@ class Slot:
                     fix="train with 'auto' first, give a scale, or load a state_dict that has one.",
                 )
             return "never"
-        if self.is_set and not training:
+        if self.is_set and (not training or self._is_frozen):
             return "never"
         return "at_least" if self.is_set and self.last_pass == self.clock.passes else "data"
 
