@@ -33,6 +33,11 @@ COMMANDS = {
         attribute="compare_command",
         help="Say where a run, checkpoint or curve begins to differ from its reference.",
     ),
+    "report": LazyCommand(
+        module="roundoff.cli.report",
+        attribute="report_command",
+        help="Write a page about a run that opens from disk.",
+    ),
     "params": LazyCommand(
         module="roundoff.cli.params",
         attribute="params_command",

@@ -15,12 +15,15 @@ from roundoff.report.table import Cell, Column, TableRow, table
 
 if TYPE_CHECKING:
     from roundoff.compare.runs import RunComparison
+    from roundoff.compare.setting import Difference
     from roundoff.runs import Finding
 
 _WIDTH, _HEIGHT = 960, 160
 _LOWEST = 1e-8
 """Smaller relative differences are drawn on the floor."""
 MOST_ROWS = 2000
+DIVERGENCE = "first-divergence"
+"""The anchor of the first tensor that the finding is about."""
 
 
 def runs_page(comparison: RunComparison, finding: Finding | None, *, reference: str, candidate: str) -> str:
@@ -28,15 +31,16 @@ def runs_page(comparison: RunComparison, finding: Finding | None, *, reference: 
     return page(
         f"{candidate} against {reference}",
         tag("pre", runs_text(comparison, finding)),
-        _facts(comparison, reference=reference, candidate=candidate),
+        comparison_facts(comparison, reference=reference, candidate=candidate),
         _losses(comparison),
         section("Differences along the steps", _strip(comparison.rows, finding)),
-        _settings(comparison),
-        section("Tensors", _rows(comparison.rows, finding)),
+        *([section("Settings that differ", settings_table(comparison.settings))] if comparison.settings else []),
+        section("Tensors", tensors_table(comparison.rows, finding)),
     )
 
 
-def _facts(comparison: RunComparison, *, reference: str, candidate: str) -> Html:
+def comparison_facts(comparison: RunComparison, *, reference: str, candidate: str) -> Html:
+    """Return what was compared, and how much of it is equal."""
     num_equal = sum(row.is_equal for row in comparison.rows)
     return facts(
         {
@@ -66,7 +70,7 @@ def _strip(rows: Sequence[Row], finding: Finding | None) -> Html:
     drawn = [row for row in rows if not math.isnan(row.relative)]
     if not drawn:
         return tag("p", "No step was recorded in both runs.")
-    marks = [_bar(place, len(drawn), row, is_origin=_is_origin(row, finding)) for place, row in enumerate(drawn)]
+    marks = [_bar(place, len(drawn), row, is_origin=is_origin(row, finding)) for place, row in enumerate(drawn)]
     largest = max(row.relative for row in drawn)
     picture = tag(
         "svg",
@@ -100,9 +104,8 @@ def _share(relative: float) -> float:
     return min(1.0, 1 - math.log10(min(relative, 1.0)) / math.log10(_LOWEST)) if math.isfinite(relative) else 1.0
 
 
-def _settings(comparison: RunComparison) -> Html:
-    if not comparison.settings:
-        return joined()
+def settings_table(settings: Sequence[Difference]) -> Html:
+    """Return what the runs were told differently, the two side by side."""
     names = ("setting", "kind", "reference", "candidate")
     rows = [
         TableRow(
@@ -111,14 +114,15 @@ def _settings(comparison: RunComparison) -> Html:
                 for text in (setting.what, str(setting.kind), str(setting.reference), str(setting.candidate))
             ]
         )
-        for setting in comparison.settings
+        for setting in settings
     ]
-    return section("Settings that differ", table([Column(name=name) for name in names], rows, noun="settings"))
+    return table([Column(name=name) for name in names], rows, noun="settings")
 
 
-def _rows(rows: Sequence[Row], finding: Finding | None) -> Html:
+def tensors_table(rows: Sequence[Row], finding: Finding | None, *, most: int = MOST_ROWS) -> Html:
+    """Return the tensors, differing ones first, the one that the finding is about marked; and how many are left out."""
     differing = [row for row in rows if not row.is_equal]
-    shown = [*differing, *(row for row in rows if row.is_equal)][:MOST_ROWS]
+    shown = [*differing, *(row for row in rows if row.is_equal)][:most]
     columns = [
         Column(name="step", is_number=True),
         Column(name="phase"),
@@ -129,10 +133,20 @@ def _rows(rows: Sequence[Row], finding: Finding | None) -> Html:
         Column(name="inherited", is_number=True),
         Column(name="excess", is_number=True),
     ]
-    made = [TableRow(cells=_cells(row), mark="bad" if _is_origin(row, finding) else None) for row in shown]
+    origin = next((row for row in rows if is_origin(row, finding)), None)
+    if origin is not None and origin not in shown:
+        shown = [origin, *shown[:-1]]
+    made = [
+        TableRow(
+            cells=_cells(row),
+            mark="bad" if is_origin(row, finding) else None,
+            anchor=DIVERGENCE if row is origin else None,
+        )
+        for row in shown
+    ]
     left_out = len(rows) - len(shown)
-    note = [tag("p", f"{left_out} more tensors are left out; --csv writes them all.")] if left_out else []
-    return joined(table(columns, made, noun="tensors"), *note)
+    note = [tag("p", f"{left_out} more tensors are left out; roundoff compare --csv writes them all.")]
+    return joined(table(columns, made, noun="tensors"), *(note if left_out else []))
 
 
 def _cells(row: Row) -> list[Cell]:
@@ -147,7 +161,8 @@ def _cells(row: Row) -> list[Cell]:
     ]
 
 
-def _is_origin(row: Row, finding: Finding | None) -> bool:
+def is_origin(row: Row, finding: Finding | None) -> bool:
+    """Say whether this is the tensor that the finding is about."""
     if finding is None or finding.step is None:
         return False
     return (row.step, row.phase, row.site, row.op) == (finding.step, finding.phase, finding.site, finding.op)

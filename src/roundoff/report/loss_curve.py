@@ -51,13 +51,13 @@ def loss_sentence(losses: Sequence[float]) -> str:
     return f"{ends} {len(losses)} step{'' if len(losses) == 1 else 's'}{where}"
 
 
-def thinned(losses: Sequence[float]) -> list[Point]:
+def thinned(losses: Sequence[float], *, most_parts: int = _MOST_PARTS) -> list[Point]:
     """Return the places and losses worth drawing: all, or the extremes of each part and whatever is not finite.
 
     >>> len(thinned([0.0] * 100_000)) <= 2 * 80
     True
     """
-    size = max(1, math.ceil(len(losses) / _MOST_PARTS))
+    size = max(1, math.ceil(len(losses) / most_parts))
     if size <= 2:
         return list(enumerate(losses))
     parts = (range(begin, min(begin + size, len(losses))) for begin in range(0, len(losses), size))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from roundoff.report.markup import Html, joined, tag
@@ -12,32 +12,47 @@ from roundoff.report.markup import Html, joined, tag
 _ASSETS = Path(__file__).parent / "assets"
 
 
-def page(title: str, *body: str) -> str:
-    """Return a whole HTML page with the style sheet and the script inside.
+def page(title: str, *body: str, styles: Sequence[Html] = (), scripts: Sequence[Html] = (), draws: bool = False) -> str:
+    """Return a whole HTML page with the style sheets and the scripts inside.
 
-    A browser is told the fingerprints of both and runs nothing else: neither a script that slipped into the body nor
+    A browser is told the fingerprints of them and runs nothing else: neither a script that slipped into the body nor
     a request to anywhere.
+
+    Args:
+        title: of the window, and the first heading.
+        body: what comes below it; text is escaped unless it is `Html`.
+        styles: further style sheets.
+        scripts: further scripts, which run after that of all pages, in their order.
+        draws: whether a script draws with styles of its own and makes pictures of what it drew.
     """
-    style, script = _asset("page.css"), _asset("page.js")
+    all_styles, all_scripts = [asset("page.css"), *styles], [asset("page.js"), *scripts]
     head = tag(
         "head",
         tag("meta", charset="utf-8"),
-        tag("meta", http_equiv="Content-Security-Policy", content=_policy(style=style, script=script)),
+        tag(
+            "meta",
+            http_equiv="Content-Security-Policy",
+            content=_policy(styles=all_styles, scripts=all_scripts, draws=draws),
+        ),
         tag("meta", name="viewport", content="width=device-width, initial-scale=1"),
         tag("meta", name="color-scheme", content="light dark"),
         tag("title", title),
-        tag("style", style),
+        *(tag("style", style) for style in all_styles),
     )
-    content = tag("body", tag("main", tag("h1", title), *body), tag("script", script))
+    content = tag("body", tag("main", tag("h1", title), *body), *(tag("script", script) for script in all_scripts))
     return f"<!doctype html>\n{tag('html', head, content, lang='en')}\n"
 
 
-def _asset(name: str) -> Html:
+def asset(name: str) -> Html:
+    """Return a style sheet or a script that pages have inside."""
     return Html((_ASSETS / name).read_text(encoding="utf-8"))
 
 
-def _policy(*, style: str, script: str) -> str:
-    return f"default-src 'none'; style-src {_fingerprint(style)}; script-src {_fingerprint(script)}"
+def _policy(*, styles: Sequence[str], scripts: Sequence[str], draws: bool) -> str:
+    style_sources = "'unsafe-inline'" if draws else " ".join(map(_fingerprint, styles))
+    pictures = "; img-src data: blob:" if draws else ""
+    script_sources = " ".join(map(_fingerprint, scripts))
+    return f"default-src 'none'; style-src {style_sources}; script-src {script_sources}{pictures}"
 
 
 def _fingerprint(text: str) -> str:

@@ -37,6 +37,8 @@ class TableRow:
 
     cells: Sequence[Cell]
     mark: Mark | None = None
+    anchor: str | None = None
+    """What links lead to the row by."""
 
 
 def table(columns: Sequence[Column], rows: Sequence[TableRow], *, noun: str) -> Html:
@@ -57,7 +59,7 @@ def _heading(column: Column) -> Html:
 
 def _row(columns: Sequence[Column], row: TableRow) -> Html:
     cells = (_cell(column, cell) for column, cell in zip(columns, row.cells, strict=True))
-    return tag("tr", *cells, class_=row.mark)
+    return tag("tr", *cells, class_=row.mark, id=row.anchor, tabindex=-1 if row.anchor else None)
 
 
 def _cell(column: Column, cell: Cell) -> Html:

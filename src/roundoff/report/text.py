@@ -61,6 +61,15 @@ def explained_text(checked: Sequence[str]) -> str:
     return "\n".join(f"  fine   {name}" for name in checked)
 
 
+def place_in_words(finding: Finding) -> str:
+    """Say which rule found it, where, and when, as the first line of a finding does."""
+    place = " / ".join(part for part in (finding.site, finding.op, finding.parameter) if part)
+    when = [f"step {finding.step}"] if finding.step is not None else []
+    when += [finding.phase] if finding.phase else []
+    when += [f"rank {finding.rank}"] if finding.rank else []
+    return "   ".join(part for part in (finding.rule, place, ", ".join(when)) if part)
+
+
 def _nothing_found(watched: str | None) -> str:
     return f"Nothing found; {watched}" if watched else "Nothing found."
 
@@ -87,23 +96,15 @@ def _others(findings: Sequence[Finding], width: int) -> list[str]:
 
 def _one_line(finding: Finding, width: int) -> str:
     mark = "note: " if finding.severity is Severity.NOTE else ""
-    text = mark + "   ".join(part for part in (_place_in_words(finding), finding.title) if part)
+    text = mark + "   ".join(part for part in (place_in_words(finding), finding.title) if part)
     return text if len(text) <= width else f"{text[: width - 4].rstrip()} ..."
 
 
 def _headline(finding: Finding, width: int) -> str:
-    left = _place_in_words(finding)
+    left = place_in_words(finding)
     if not finding.source:
         return left
     return f"{left}{' ' * max(3, width - len(left) - len(finding.source))}{finding.source}"
-
-
-def _place_in_words(finding: Finding) -> str:
-    place = " / ".join(part for part in (finding.site, finding.op, finding.parameter) if part)
-    when = [f"step {finding.step}"] if finding.step is not None else []
-    when += [finding.phase] if finding.phase else []
-    when += [f"rank {finding.rank}"] if finding.rank else []
-    return "   ".join(part for part in (finding.rule, place, ", ".join(when)) if part)
 
 
 def _indented(text: str, first: str, rest: str, width: int) -> list[str]:

@@ -1,0 +1,79 @@
+"""The page of a run: every section that it has something for, and what was thinned, in one file."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+from importlib.resources import files
+
+from roundoff.report.markup import Html, tag
+from roundoff.report.page import asset, facts, page
+from roundoff.report.run_sections import SECTIONS, SectionMaker
+from roundoff.report.run_view import RunView
+from roundoff.report.section import Section, section_html
+
+SCRIPTS = ("charts.js", "steps.js", "sites.js")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunPage:
+    """A page, and what it is made of."""
+
+    html: str
+    sections: Sequence[str]
+    """The keys of its sections, in order."""
+    thinned: Sequence[str]
+    """What it leaves out, a sentence each."""
+
+
+def run_page(view: RunView, *, makers: Sequence[SectionMaker] = SECTIONS) -> RunPage:
+    """Return the page of a run; it needs no other file and no network."""
+    made = [section for section in (maker(view) for maker in makers) if section is not None]
+    title = view.name if view.reference is None else f"{view.name} against {_name(view)}"
+    text = page(
+        title,
+        _summary(view),
+        _contents(made),
+        *map(section_html, made),
+        styles=[asset("run_page.css")],
+        scripts=[plotly_script(), *map(asset, SCRIPTS)],
+        draws=True,
+    )
+    return RunPage(
+        html=text,
+        sections=[section.key for section in made],
+        thinned=[note for section in made for note in section.thinned],
+    )
+
+
+@cache
+def plotly_script() -> Html:
+    """Return plotly itself, as it goes into a page."""
+    return Html((files("plotly") / "package_data" / "plotly.min.js").read_text(encoding="utf-8"))
+
+
+def _name(view: RunView) -> str:
+    assert view.reference is not None
+    return view.reference.info.name or view.reference.path.resolve().name
+
+
+def _summary(view: RunView) -> Html:
+    """Return what the run was, in one line."""
+    info, metrics = view.run.info, view.run.metrics()
+    told = {
+        "run": str(view.run.path),
+        **({"reference": str(view.reference.path)} if view.reference is not None else {}),
+        "status": info.status,
+        "steps": str(metrics[-1].step + 1 if metrics else 0),
+        "recorded steps": str(len({*view.run.steps, *view.run.replayed_steps})),
+        **({"ranks": str(info.ranks)} if info.ranks > 1 else {}),
+        **({"recipe": info.recipe} if info.recipe else {}),
+        **({"started": info.started[:19].replace("T", " ")} if info.started else {}),
+    }
+    return facts(told)
+
+
+def _contents(sections: Sequence[Section]) -> Html:
+    links = [tag("a", section.title, href=f"#{section.key}") for section in sections]
+    return tag("nav", *links, aria_label="sections", class_="contents")

@@ -1,0 +1,107 @@
+"""The loss along the steps, beside the reference's, with everything marked that the watch or a rule saw there."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+from roundoff.report.charts import Curve, Trace, chart, figure, line, marks, upright
+from roundoff.report.loss_curve import loss_sentence
+from roundoff.report.markup import joined, tag
+from roundoff.report.run_view import RunView
+from roundoff.report.section import Section
+from roundoff.runs import JsonValue, KeptRun, Metrics, Severity
+
+MOST_MARKS = 300
+MOST_UPRIGHTS = 4
+"""So many findings get a line across the chart; more would hide it."""
+
+
+def loss(view: RunView) -> Section | None:
+    """Draw the loss; None if the run tells none."""
+    told = _losses(view.run)
+    if not told:
+        return None
+    values = list(told.values())
+    anomalies = _anomalies(view, told)
+    shapes, notes = _findings(view)
+    return Section(
+        key="loss",
+        title="Loss",
+        body=joined(tag("p", f"{loss_sentence(values).capitalize()}."), chart("loss", words=_words(view), height=360)),
+        data={
+            "loss": figure(
+                [*_curves(view), *anomalies],
+                x="step",
+                y="loss",
+                shapes=shapes,
+                annotations=notes,
+            )
+        },
+        thinned=_thinned(view),
+    )
+
+
+def _losses(run: KeptRun) -> dict[int, float]:
+    return {metrics.step: metrics.loss for metrics in run.metrics() if metrics.loss is not None}
+
+
+def _curves(view: RunView) -> list[Trace]:
+    found = []
+    if view.reference is not None:
+        found.append(_curve("reference", _losses(view.reference), colour="--reference"))
+    found.append(_curve("loss" if view.reference is None else "candidate", _losses(view.run), colour="--accent"))
+    evaluated = {metrics.step: metrics.eval_loss for metrics in view.run.metrics() if metrics.eval_loss is not None}
+    if evaluated:
+        found.append(_curve("evaluation", evaluated, colour="--second"))
+    return [line(curve) for curve in found if not curve.is_empty]
+
+
+def _curve(name: str, values: Mapping[int, float], *, colour: str) -> Curve:
+    return Curve(name=name, steps=list(values), values=list(values.values()), colour=colour)
+
+
+def _anomalies(view: RunView, losses: Mapping[int, float]) -> list[Trace]:
+    """Return the marks of what the watch saw, and of losses that are not finite; those stand at the lowest loss."""
+    floor = min((value for value in losses.values() if math.isfinite(value)), default=0.0)
+    points: list[tuple[int, float | None, str]] = []
+    for rank, anomaly in view.run.anomalies()[:MOST_MARKS]:
+        name = f" {anomaly.name}" if anomaly.name else ""
+        words = f"step {anomaly.step}: {anomaly.kind}{name}{f', rank {rank}' if rank else ''}"
+        points.append((anomaly.step, _height(losses.get(anomaly.step), floor), words))
+    seen = {step for step, _, _ in points}
+    bad = [step for step, value in losses.items() if not math.isfinite(value) and step not in seen]
+    points += [(step, floor, f"step {step}: loss {losses[step]}") for step in bad[: MOST_MARKS - len(points)]]
+    return [marks("anomaly", points, colour="--bad", symbol="x")] if points else []
+
+
+def _height(value: float | None, floor: float) -> float:
+    return value if value is not None and math.isfinite(value) else floor
+
+
+def _findings(view: RunView) -> tuple[list[JsonValue], list[JsonValue]]:
+    """Return lines at the steps of the first findings, with their rules."""
+    told = {
+        finding.step: finding.rule
+        for finding in reversed(view.findings)
+        if finding.step is not None and finding.severity is not Severity.NOTE
+    }
+    pairs = [upright(step, rule, colour="--bad") for step, rule in list(reversed(told.items()))[:MOST_UPRIGHTS]]
+    return [shape for shape, _ in pairs], [note for _, note in pairs]
+
+
+def _words(view: RunView) -> str:
+    against = " of both runs" if view.reference is not None else ""
+    return f"The loss{against} along the steps; crosses are what cannot be right, dotted lines what was found."
+
+
+def _thinned(view: RunView) -> list[str]:
+    notes = []
+    metrics: list[Metrics] = view.run.metrics()
+    if len(metrics) > 2000:
+        notes.append(f"Of {len(metrics)} steps the lowest and the highest value of every stretch is drawn.")
+    if len(view.run.anomalies()) > MOST_MARKS:
+        notes.append(f"Only the first {MOST_MARKS} of {len(view.run.anomalies())} anomalies are marked.")
+    if len(view.run.ranks) > 1:
+        notes.append(f"Curves are those of rank 0; {len(view.run.ranks)} ranks trained.")
+    return notes

@@ -1,0 +1,104 @@
+"""The model as a tree, each site coloured by how near its numbers came to the limits of the formats."""
+
+from __future__ import annotations
+
+import math
+
+from roundoff.diagnose.site_ranges import DEEPEST, NARROW, SiteNode, SiteRange, site_ranges, site_tree
+from roundoff.report.markup import Html, joined, tag
+from roundoff.report.run_view import RunView
+from roundoff.report.section import Section
+
+MOST_SITES = 2500
+NUM_LEVELS = 5
+UNFOLDED = 40
+"""A tree with no more sites than that is shown whole; of a larger one the first levels."""
+
+_EXPLAINED = (
+    "Each line is a site with everything below it, over all recorded steps. Introduced: the largest error that an op "
+    "added to that of its inputs, in ulp. Beyond FORMAT: the share of its tensors with a number that the format cannot "
+    "hold. Subnormal, zero: the share of elements. The darker, the nearer to trouble."
+)
+
+
+def sites(view: RunView) -> Section | None:
+    """Show the tree of sites; None if no step was recorded."""
+    ranges = site_ranges(view.run)
+    if not ranges:
+        return None
+    shown = dict(list(ranges.items())[:MOST_SITES])
+    tree = site_tree(shown)
+    heads = ("site", "introduced", "absmax", "not finite", *(f"beyond {name}" for name in NARROW), "subnormal", "zero")
+    head = tag("div", *(tag("span", name) for name in heads), class_="site-row site-head")
+    depth = DEEPEST if len(shown) <= UNFOLDED else 1
+    box = tag("input", type="search", autocomplete="off", spellcheck="false")
+    filtering = tag("p", tag("label", "Filter ", box), " ", tag("output"), class_="filter", hidden=True)
+    rows = tag("div", *(_node(node, depth=0, unfolded=depth) for node in tree), class_="site-rows")
+    place = tag("div", joined(head, rows), class_="scrolling", tabindex=0, role="region", aria_label="sites")
+    left_out = len(ranges) - len(shown)
+    return Section(
+        key="sites",
+        title="Sites",
+        body=joined(tag("p", _EXPLAINED, class_="faint"), tag("div", filtering, place, class_="sites")),
+        thinned=[f"{left_out} more sites are left out; roundoff runs show lists their events."] if left_out else [],
+    )
+
+
+def _node(node: SiteNode, *, depth: int, unfolded: int) -> Html:
+    row = _row(node, depth=depth)
+    if not node.children:
+        return tag("div", row, class_="site leaf", data_site=node.site)
+    children = [_node(child, depth=depth + 1, unfolded=unfolded) for child in node.children]
+    return tag("details", tag("summary", row), *children, class_="site", data_site=node.site, open=depth < unfolded)
+
+
+def _row(node: SiteNode, *, depth: int) -> Html:
+    total = node.total
+    name = tag("span", node.name, class_="site-name", title=node.site, style=f"--depth:{depth}")
+    beyond = [_share(total.share_beyond(each), words=f"beyond {each}") for each in NARROW]
+    return tag(
+        "span",
+        name,
+        _introduced(total),
+        tag("span", f"{total.absmax:.3g}"),
+        _nonfinite(total),
+        *beyond,
+        _share(total.subnormal_share, words="subnormal"),
+        tag("span", _percent(total.zero_share)),
+        class_="site-row",
+    )
+
+
+def _introduced(total: SiteRange) -> Html:
+    """Return the error in ulp; the colour grows with its exponent, from 10 to a hundred thousand."""
+    error = total.introduced_ulps
+    if error is None:
+        return tag("span", "-", title="not measured: roundoff record --reference fp64 does")
+    exponent = math.log10(error) if math.isfinite(error) and error > 0 else (0.0 if error == 0 else NUM_LEVELS)
+    return tag("span", f"{error:.2g}", class_=f"level{_bounded(math.floor(exponent))}")
+
+
+def _nonfinite(total: SiteRange) -> Html:
+    words = str(total.num_nonfinite) if total.num_nonfinite else ""
+    return tag("span", words, class_=f"level{NUM_LEVELS if total.num_nonfinite else 0}")
+
+
+def _share(share: float, *, words: str) -> Html:
+    """Return a share of which even a little counts: the colour grows with its logarithm."""
+    level = 0 if share <= 0 else _bounded(NUM_LEVELS + round(math.log10(share)), lowest=1)
+    return tag("span", _percent(share), class_=f"level{level}", title=f"{_percent(share) or '0 %'} {words}")
+
+
+def _bounded(level: int, *, lowest: int = 0) -> int:
+    return max(lowest, min(NUM_LEVELS, level))
+
+
+def _percent(share: float) -> str:
+    """Write a share; nothing for 0, so that the eye finds the others.
+
+    >>> _percent(0.0), _percent(0.5), _percent(1e-5)
+    ('', '50 %', '<0.1 %')
+    """
+    if share <= 0:
+        return ""
+    return f"{100 * share:.2g} %" if share >= 0.001 else "<0.1 %"
