@@ -6,6 +6,7 @@
 #   make test        the whole test suite; `make test-fast` leaves out the slow tests
 #   make faults      the score of the diagnosis on trainings with planted faults, and on healthy ones
 #   make check       formatting, lint, types; `make format` mends the first two
+#   make docs        the documentation as pages, in site/
 #   make bench       measure the figures the README claims
 #   make test-mindspore  let MindSpore itself load what `roundoff convert` writes, in an environment of its own
 #
@@ -25,7 +26,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 MINDSPORE = .venv-mindspore
 MINDSPORE_STAMP = $(MINDSPORE)/installed-for
 
-.PHONY: help demo chromium test test-fast test-mindspore faults check format bench clean
+.PHONY: help demo chromium test test-fast test-mindspore faults check format docs bench clean
 
 help:
 	@sed -n 's/^#   make/make/p' Makefile
@@ -62,13 +63,17 @@ format: $(STAMP)
 	$(PYTHON) -m ruff format .
 	$(PYTHON) -m ruff check --fix .
 
+docs: $(STAMP)
+	@NO_MKDOCS_2_WARNING=1 $(PYTHON) -m mkdocs build --strict --quiet
+	@echo "site/index.html"
+
 bench: $(STAMP)
 	@for file in benchmarks/*.py; do \
 	  if [ -e "$$file" ]; then echo "== $$file"; $(PYTHON) "$$file" || exit 1; fi; \
 	done
 
 clean:
-	rm -rf $(VENV) $(MINDSPORE) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) $(MINDSPORE) build dist site .mypy_cache .ruff_cache .pytest_cache .hypothesis
 
 # A virtual environment does not survive a move: the stamp names the folder it was made for.
 ifneq ($(shell cat $(STAMP) 2>/dev/null),$(CURDIR))

@@ -9,7 +9,7 @@ NUMBERS = Family(
             means="An op made a result that is too large for its format, though its inputs were finite. The infinity "
             "reached a loss, a gradient or a weight; what follows it is its consequence.",
             fix="Compute this op in fp32, by a cast or by an override of the recipe, or make its inputs smaller before "
-            "it, not its result after it. The last line of the verdict holds the override.",
+            "it, not its result after it. The verdict shows how.",
         ),
         "loss-scale-overflow": Explanation(
             means="The gradients are finite by themselves and infinite once they are multiplied by the loss scale.",

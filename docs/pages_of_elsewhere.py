@@ -1,0 +1,78 @@
+"""Brings pages into the site that do not lie in docs/: one for each rule, the examples, and those beside the README.
+
+mkdocs calls the functions whose names begin with `on_`.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from mkdocs.structure.files import File
+
+sys.path.insert(0, str(Path(__file__).parent))
+from rule_pages import index_of_rules, page_of_rule
+
+from roundoff.diagnose.explained import EXPLANATIONS
+
+if TYPE_CHECKING:
+    from mkdocs.config.defaults import MkDocsConfig
+    from mkdocs.structure.files import Files
+    from mkdocs.structure.pages import Page
+
+ROOT = Path(__file__).parents[1]
+BESIDE_THE_README = ("ARCHITECTURE.md", "CHANGELOG.md", "CONTRIBUTING.md")
+CHECKLIST = "my-training-is-wrong.md"
+BENCHMARKS = "benchmarks.md"
+FIGURES = re.compile(r"<!-- figures -->.*<!-- end of figures -->", re.S)
+PERFORMANCE = re.compile(r"^## Performance\n(.*?)^## ", re.S | re.M)
+LINK = re.compile(r"\]\((?!\w+:|#)([^)#\s]+)")
+
+
+def on_files(files: Files, config: MkDocsConfig) -> Files:
+    """Add the pages, and the scripts that examples link to."""
+    files.append(File.generated(config, "rules/index.md", content=index_of_rules()))
+    for code in EXPLANATIONS:
+        files.append(File.generated(config, f"rules/{code}.md", content=page_of_rule(code)))
+    examples = [path for path in sorted((ROOT / "examples").rglob("*")) if path.suffix in (".md", ".py", ".toml")]
+    for path in [*(ROOT / name for name in BESIDE_THE_README), *examples]:
+        name = path.relative_to(ROOT).as_posix()
+        files.append(File.generated(config, name, content=path.read_text()))
+    return files
+
+
+def on_page_markdown(markdown: str, *, page: Page, config: MkDocsConfig, files: Files) -> str:
+    """Let links between files of the repository lead to their pages; name rules by links to theirs."""
+    uri = page.file.src_uri
+    if uri == CHECKLIST:
+        markdown = re.sub(r"`([a-z-]+)`", _linked_rule, markdown)
+    if uri == BENCHMARKS:
+        markdown = FIGURES.sub(lambda _: figures_of_readme(), markdown)
+    if uri.startswith("rules/"):
+        return markdown
+    place = Path(uri) if (ROOT / uri).exists() else Path("docs") / uri
+    return LINK.sub(lambda link: f"]({link_in_site(link[1], place)}", markdown)
+
+
+def link_in_site(link: str, page: Path) -> str:
+    """Return where a link from a file of the repository leads in the site, where docs/ is the top."""
+    target = (ROOT / page.parent / link).resolve()
+    if not target.is_relative_to(ROOT) or not target.exists():
+        return link  # mkdocs tells of it
+    inside = target.relative_to(ROOT)
+    inside = inside.relative_to("docs") if inside.is_relative_to("docs") else inside
+    depth = len(page.parent.relative_to("docs").parts if page.is_relative_to("docs") else page.parent.parts)
+    return "../" * depth + inside.as_posix()
+
+
+def figures_of_readme() -> str:
+    """Return the tables of the README, which has them once for all."""
+    found = PERFORMANCE.search((ROOT / "README.md").read_text())
+    assert found is not None, "the README has lost its section 'Performance'"
+    return f"## Figures\n{found[1]}"
+
+
+def _linked_rule(word: re.Match[str]) -> str:
+    return f"[{word[0]}](rules/{word[1]}.md)" if word[1] in EXPLANATIONS else word[0]
