@@ -1,0 +1,68 @@
+"""The switch `adaptive`: scales that follow the data stay as they are."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, Final
+from weakref import WeakKeyDictionary
+
+import torch
+
+from roundoff.errors import SwitchError
+from roundoff.precision.steering import freezing_scales
+
+OPTIONS: Final = frozenset({"loss_scale"})
+
+
+@contextmanager
+def switching(value: str, options: Mapping[str, str]) -> Iterator[None]:
+    """Freeze scales inside the block after as many steps as `value` says: "0" from the start.
+
+    These are dynamic loss scales, of recipes and of torch's GradScaler, the scales of fp8 operands and fixed-point
+    scales of the method `auto`. One that has seen no data takes its first. The option `loss_scale` sets dynamic loss
+    scales to a number.
+    """
+    if not value.isdecimal():
+        raise _cannot_be("adaptive", value, "it is a number of steps: 0, 20")
+    after = int(value)
+    loss_scale = _loss_scale(options["loss_scale"]) if "loss_scale" in options else None
+    with freezing_scales(after=after, loss_scale=loss_scale), _freezing_grad_scalers(after, loss_scale):
+        yield
+
+
+@contextmanager
+def _freezing_grad_scalers(after: int, loss_scale: float | None) -> Iterator[None]:
+    """Have `torch.amp.GradScaler` neither grow nor back off; steps with bad gradients are skipped as before."""
+    scaler_class: Any = torch.amp.GradScaler
+    plain = scaler_class.update
+    num_updates: WeakKeyDictionary[Any, int] = WeakKeyDictionary()
+
+    @functools.wraps(plain)
+    def update(self: Any, new_scale: Any = None) -> None:
+        num_updates[self] = num_updates.get(self, 0) + 1
+        if new_scale is None and self.is_enabled() and num_updates[self] > after:
+            new_scale = self.get_scale() if loss_scale is None else loss_scale
+        plain(self, new_scale)
+
+    scaler_class.update = update
+    try:
+        yield
+    finally:
+        scaler_class.update = plain
+
+
+def _loss_scale(text: str) -> float:
+    try:
+        number = float(text)
+    except ValueError:
+        number = math.nan
+    if not 0 < number < math.inf:
+        raise _cannot_be("adaptive.loss_scale", text, "it is a number above 0, such as 1024")
+    return number
+
+
+def _cannot_be(name: str, text: str, why: str) -> SwitchError:
+    return SwitchError.explain(f"The switch {name} = '{text}' cannot be.", why=f"{why}.", fix="correct it.")
