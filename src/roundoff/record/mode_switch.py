@@ -11,6 +11,7 @@ from roundoff.record.torch_private import (
     compiler_is_loaded,
     correct_mode_keys,
     in_compiled_code,
+    is_innermost,
     push_mode,
     remove_mode,
 )
@@ -64,6 +65,14 @@ class ModeSwitch:
         if not self._is_pushed:
             self._stance.close()
             self._is_eager = False
+
+    def place_innermost(self) -> None:
+        """Do the same, and go behind modes that came later: they see what this one makes of the ops."""
+        self.place()
+        if not self._is_pushed or in_compiled_code() or is_innermost(self._recorder):
+            return
+        if remove_mode(self._recorder):
+            push_mode(self._recorder)
 
     def _run_eagerly(self) -> None:
         """Have compiled code run eagerly as long as the recorder is on; the compiler is not loaded for nothing."""

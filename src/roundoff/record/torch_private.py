@@ -38,6 +38,7 @@ __all__ = [
     "in_compiled_code",
     "in_function_transform",
     "is_composite",
+    "is_innermost",
     "is_only_mode",
     "is_tracing",
     "is_transformed",
@@ -140,14 +141,14 @@ def remove_mode(mode: DispatchMode) -> bool:
     return True
 
 
-def push_function_mode(mode: FunctionMode) -> None:
+def push_function_mode(mode: TorchFunctionMode) -> None:
     """Make every call of a torch function in this thread pass through `mode`, after the modes of others."""
     others = [torch._C._pop_torch_function_stack() for _ in range(torch._C._len_torch_function_stack())]
     for entry in (mode, *reversed(others)):
         torch._C._push_on_torch_function_stack(entry)
 
 
-def remove_function_mode(mode: FunctionMode) -> None:
+def remove_function_mode(mode: TorchFunctionMode) -> None:
     """Take `mode` off, also from below modes that were entered after it; nothing if it is not on."""
     others = [torch._C._pop_torch_function_stack() for _ in range(torch._C._len_torch_function_stack())]
     for entry in reversed(others):
@@ -233,6 +234,11 @@ def is_composite(func: Any) -> bool:
 def is_only_mode() -> bool:
     """Say whether nobody else's dispatch mode waits for the op that is passing through ours."""
     return all(isinstance(mode, DispatchMode) for mode in python_dispatch._get_current_dispatch_mode_stack())
+
+
+def is_innermost(mode: DispatchMode) -> bool:
+    """Say whether no other mode sees ops after this one, which must be on."""
+    return _others_on_stack()[0] is mode
 
 
 def never_compiled(function: _Function) -> _Function:

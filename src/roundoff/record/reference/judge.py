@@ -5,7 +5,7 @@ What was already wrong in the inputs is not counted: both sides get the same.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, Literal, Protocol
@@ -57,9 +57,11 @@ class Reference:
     numbers, collectives, fp64 results) are not in it.
     """
 
-    def __init__(self, kind: ReferenceKind) -> None:
+    def __init__(self, kind: ReferenceKind, *, run: Callable[[Call], list[Tensor]] | None = None) -> None:
+        """Judge by the same op in fp64 or on the CPU, or by what `run` makes of a call."""
         self.not_judged: dict[str, str] = {}
         self._kind = kind
+        self._run_otherwise = run or (run_again if kind == "cpu" else run_in_fp64)
         self._signatures: dict[Any, Signature | None] = {}
 
     def before(self, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Saved | None:
@@ -121,7 +123,7 @@ class Reference:
                 tally.add(output, reference.to(output.dtype) if self._kind == "cpu" else reference, scale)
 
     def _run(self, call: Call) -> list[Tensor]:
-        run = run_again if self._kind == "cpu" else run_in_fp64
+        run = self._run_otherwise
         if call.signature.op.namespace == "aten":
             return run(call)
         state = torch.get_rng_state()

@@ -10,16 +10,22 @@ from torch._ops import OpOverload
 
 
 def has_something_to_judge(op: Any) -> bool:
-    """Say whether an op computes numbers, the same ones every time, that another run of it can be compared with.
+    """Say whether an op computes numbers that those of a more exact run can be compared with."""
+    if not computes_numbers(op):
+        return False
+    name = op.overloadpacket.__name__
+    return not (_JUMPING.match(name) or _SOLVING.match(name) or op._overloadname.endswith("_mode"))
+
+
+def computes_numbers(op: Any) -> bool:
+    """Say whether an op computes numbers from numbers, the same ones every time, and may run a second time.
 
     Random ops are left alone, except those that draw numbers only for a `dropout_p` that is not 0.
     """
     if not isinstance(op, OpOverload) or op.is_view or op.namespace in _FOREIGN:
         return False
     name = op.overloadpacket.__name__
-    if name in _CONSTANT or _JUMPING.match(name) or _SOLVING.match(name) or op._overloadname.endswith("_mode"):
-        return False
-    if torch.Tag.inplace_view in op.tags or name.startswith("new_") or name.endswith("_like"):
+    if name in _CONSTANT or torch.Tag.inplace_view in op.tags or name.startswith("new_") or name.endswith("_like"):
         return False
     takes_dropout = any(argument.name == "dropout_p" for argument in op._schema.arguments)
     return torch.Tag.nondeterministic_seeded not in op.tags or takes_dropout

@@ -1,0 +1,148 @@
+"""Other implementations of an op: in fp64, on the CPU, made of other ops, or a function of the user's."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from roundoff.errors import SwitchError
+from roundoff.record.op_table import OpInfo, written_arguments
+from roundoff.record.reference.call import Call, tensors_in
+from roundoff.record.reference.convolution import can_convolve, convolve
+from roundoff.record.reference.lstm import can_unroll, unroll
+from roundoff.record.reference.rerun import with_floats_as
+from roundoff.switches.substitute_products import PRODUCTS
+
+IMPLEMENTATIONS = ("fp64", "cpu", "decomposed")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Results:
+    """The tensors that a call computed."""
+
+    returned: list[Tensor]
+    """Those it returned, without views of its arguments; those it wrote to, where it returns nothing."""
+    written: list[Tensor]
+    """Arguments that it wrote to."""
+
+
+class NotImplementedHereError(Exception):
+    """This implementation has nothing else for the op; its text says why, and is empty where that is no loss."""
+
+
+Implementation = Callable[[Call, OpInfo], Results]
+"""Runs a call; its tensors stay as they are.
+
+Raises NotImplementedHereError, or whatever the other implementation raises.
+"""
+
+
+def results_of(call: Call, info: OpInfo, result: Any) -> Results:
+    """Return the tensors of a call that gave `result`."""
+    written = written_arguments(call.signature.op, info, call.args, call.kwargs)
+    if info.views and isinstance(result, tuple):
+        result = [entry for place, entry in enumerate(result) if place not in info.views]
+    return Results(returned=written if result is None else tensors_in(result), written=written)
+
+
+def implementation_named(name: str) -> Implementation:
+    """Find an implementation: `fp64`, `cpu`, `decomposed`, or `module:function`.
+
+    Raises:
+        SwitchError: there is no such one.
+    """
+    if name == "fp64":
+        return in_fp64
+    if name == "cpu":
+        return on_cpu
+    if name == "decomposed":
+        return decomposed
+    return UsersFunction(load_function(name))
+
+
+def in_fp64(call: Call, info: OpInfo) -> Results:
+    """Run the call with every float made fp64."""
+    if not any(x.is_floating_point() and x.dtype != torch.float64 for x in call.tensors()):
+        raise NotImplementedHereError  # in fp64 it is the same
+    if can_convolve(call):
+        return Results(returned=convolve(call), written=[])
+    if can_unroll(call):
+        return results_of(call, info, tuple(unroll(call)))
+    return _run(with_floats_as(call, torch.float64), info)
+
+
+def on_cpu(call: Call, info: OpInfo) -> Results:
+    """Run the call on the CPU."""
+    if all(x.device.type == "cpu" for x in call.tensors()):
+        raise NotImplementedHereError  # there it is already
+    cpu = torch.device("cpu")
+    there = call.change(lambda _, value: cpu if isinstance(value, torch.device) else value)
+    return _run(with_floats_as(there.change_tensors(Tensor.cpu), None), info)
+
+
+def decomposed(call: Call, info: OpInfo) -> Results:
+    """Run other ops that torch says make up this one."""
+    op, copied = call.signature.op, with_floats_as(call, None)
+    if can_convolve(copied):
+        return Results(returned=convolve(copied), written=[])
+    parts = PRODUCTS.get(op) or torch._decomp.decomposition_table.get(op)
+    if parts is not None:
+        return results_of(copied, info, parts(*copied.args, **copied.kwargs))
+    if not call.signature.is_foreach:
+        raise NotImplementedHereError("torch does not take it apart.")
+    return results_of(copied, info, op._op_dk(_ONE_BY_ONE, *copied.args, **copied.kwargs))
+
+
+class UsersFunction:
+    """Asks a function `f(op, *args, **kwargs)`, which returns what the op should, or NotImplemented."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        self.function = function
+
+    def __call__(self, call: Call, info: OpInfo) -> Results:
+        """Have the function compute what the op should."""
+        copied = with_floats_as(call, None)
+        result = self.function(info.name, *copied.args, **copied.kwargs)
+        if result is NotImplemented:
+            raise NotImplementedHereError
+        return results_of(copied, info, result)
+
+
+def load_function(name: str) -> Callable[..., Any]:
+    """Import `module:function`; modules in the current folder are found, too.
+
+    Raises:
+        SwitchError: there is no such module or function.
+    """
+    module_name, _, function_name = name.partition(":")
+    if not module_name or not function_name:
+        raise SwitchError.explain(
+            f"There is no implementation '{name}'.",
+            why=f"there are {', '.join(IMPLEMENTATIONS)}, and functions of your own.",
+            fix="use one of them, or module:function.",
+        )
+    try:
+        if os.getcwd() not in sys.path and "" not in sys.path:
+            sys.path.append(os.getcwd())
+        function = getattr(importlib.import_module(module_name), function_name)
+    except (ImportError, AttributeError) as error:
+        raise SwitchError.explain(f"The function '{name}' cannot be found.", why=f"{error}.") from error
+    if not callable(function):
+        raise SwitchError.explain(f"'{name}' is not a function.", why=f"it is a {type(function).__name__}.")
+    found: Callable[..., Any] = function
+    return found
+
+
+def _run(call: Call, info: OpInfo) -> Results:
+    return results_of(call, info, call.signature.op(*call.args, **call.kwargs))
+
+
+_ONE_BY_ONE = torch._C.DispatchKey.CompositeExplicitAutograd
+"""The kernels of `_foreach_` ops that go from tensor to tensor."""
