@@ -9,7 +9,6 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from roundoff.diagnose.numbers import largest_of
-from roundoff.diagnose.recorded import recorded_steps
 from roundoff.runs import Run
 
 DEEPEST = 40
@@ -25,7 +24,7 @@ _COLUMNS = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SiteRange:
-    """What the floating-point results of a site, or of everything below it, came to in all recorded steps."""
+    """What the floating-point results of a site, or of everything below it, came to in the steps looked at."""
 
     num_tensors: int = 0
     num_nonfinite: int = 0
@@ -67,10 +66,18 @@ class SiteNode:
     children: tuple[SiteNode, ...] = ()
 
 
-def site_ranges(run: Run) -> dict[str, SiteRange]:
-    """Return the range of every site of the recorded and replayed steps, in the order in which sites first ran."""
-    replays = [holder for _, holder in recorded_steps(run) if holder is not run]
-    tables = [holder.events(columns=_COLUMNS) for holder in (run, *replays)]
+def site_ranges(steps: Iterable[tuple[int, Run]]) -> dict[str, SiteRange]:
+    """Return the range of every site, in the order in which sites first ran.
+
+    Args:
+        steps: the steps to look at, each with the run that holds its events, as `recorded_steps` gives them.
+    """
+    by_holder: dict[int, tuple[Run, list[int]]] = {}
+    for step, holder in steps:
+        by_holder.setdefault(id(holder), (holder, []))[1].append(step)
+    tables = [holder.events(step=found, columns=_COLUMNS) for holder, found in by_holder.values()]
+    if not tables:
+        return {}
     table = pa.concat_tables(tables)
     is_result = pc.starts_with(table["output"], "output")
     is_float = pc.match_substring(table["dtype"], "float")

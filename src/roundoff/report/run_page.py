@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
-from importlib.resources import files
+from importlib.util import find_spec
+from pathlib import Path
 
 from roundoff.report.markup import Html, tag
 from roundoff.report.page import asset, facts, page
@@ -37,7 +38,7 @@ def run_page(view: RunView, *, makers: Sequence[SectionMaker] = SECTIONS) -> Run
         _contents(made),
         *map(section_html, made),
         styles=[asset("run_page.css")],
-        scripts=[plotly_script(), *map(asset, SCRIPTS)],
+        scripts=[*map(asset, SCRIPTS), plotly_script()],
         draws=True,
     )
     return RunPage(
@@ -50,7 +51,11 @@ def run_page(view: RunView, *, makers: Sequence[SectionMaker] = SECTIONS) -> Run
 @cache
 def plotly_script() -> Html:
     """Return plotly itself, as it goes into a page."""
-    return Html((files("plotly") / "package_data" / "plotly.min.js").read_text(encoding="utf-8"))
+    found = find_spec("plotly")  # not imported: that takes longer than reading its script
+    assert found is not None, "plotly is installed with roundoff"
+    assert found.submodule_search_locations is not None
+    path = Path(found.submodule_search_locations[0]) / "package_data" / "plotly.min.js"
+    return Html(path.read_text(encoding="utf-8"))
 
 
 def _name(view: RunView) -> str:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from roundoff.compare.runs import RunComparison, compare_runs
-from roundoff.diagnose import diagnose_run
-from roundoff.diagnose.against import AGAINST_CODES, findings_against
-from roundoff.diagnose.rules import RULES, Rule
 from roundoff.runs import Finding, KeptRun, Run
+
+if TYPE_CHECKING:
+    from roundoff.compare.runs import RunComparison
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,16 +22,13 @@ class RunView:
     reference: KeptRun | None = None
     comparison: RunComparison | None = None
     """With the reference, where there is one."""
+    divergence: Finding | None = None
+    """What the comparison found first, where it found anything."""
 
     @property
     def name(self) -> str:
         """The run's own name, or that of its folder."""
         return self.run.info.name or self.run.path.resolve().name
-
-    @property
-    def divergence(self) -> Finding | None:
-        """What the comparison found first, where it found anything."""
-        return next(iter(findings_against(self.comparison)), None) if self.comparison is not None else None
 
 
 def view_of(run: Run, *, against: Run | None = None) -> RunView:
@@ -41,15 +38,30 @@ def view_of(run: Run, *, against: Run | None = None) -> RunView:
     another, is diagnosed now. Nothing is written.
     """
     kept = KeptRun.of(run)
-    if against is None:
-        told = kept.findings()
-        return RunView(run=kept, findings=diagnose_run(kept).findings if told is None else tuple(told))
-    reference = KeptRun.of(against)
-    comparison = compare_runs(reference, kept)
-    rule = Rule(
-        codes=AGAINST_CODES,
-        checks=f"what differs from {reference.path}",
-        find=lambda _: findings_against(comparison),
+    if against is not None:
+        return _view_against(kept, KeptRun.of(against))
+    told = kept.findings()
+    if told is None:
+        from roundoff.diagnose import diagnose_run  # a diagnosed run needs no rules
+
+        told = list(diagnose_run(kept).findings)
+    return RunView(run=kept, findings=told)
+
+
+def _view_against(run: KeptRun, reference: KeptRun) -> RunView:
+    # Comparing loads the recipes and with them half of torch, which a page without a reference does not wait for.
+    from roundoff.compare.runs import compare_runs
+    from roundoff.diagnose import diagnose_run
+    from roundoff.diagnose.against import AGAINST_CODES, findings_against
+    from roundoff.diagnose.rules import RULES, Rule
+
+    comparison = compare_runs(reference, run)
+    found = findings_against(comparison)
+    rule = Rule(codes=AGAINST_CODES, checks=f"what differs from {reference.path}", find=lambda _: found)
+    return RunView(
+        run=run,
+        findings=diagnose_run(run, rules=(*RULES, rule)).findings,
+        reference=reference,
+        comparison=comparison,
+        divergence=next(iter(found), None),
     )
-    findings = diagnose_run(kept, rules=(*RULES, rule)).findings
-    return RunView(run=kept, findings=findings, reference=reference, comparison=comparison)

@@ -50,12 +50,17 @@ def for_json(value: JsonValue) -> JsonValue:
     {'loss': [0.1235, None, 3]}
     """
     if isinstance(value, float):
-        if not math.isfinite(value):
-            return None
-        short = float(f"{value:.{DIGITS}g}")
-        return int(short) if short.is_integer() and abs(short) < 1e6 else short
+        return _short(value)
     if isinstance(value, Mapping):
         return {key: for_json(entry) for key, entry in value.items()}
     if isinstance(value, list | tuple):
-        return [for_json(entry) for entry in value]
+        plain = (int, str)  # most of what a page holds
+        return [entry if type(entry) in plain else for_json(entry) for entry in value]
     return value
+
+
+def _short(value: float) -> float | None:
+    if not math.isfinite(value):
+        return None
+    short = float(f"{value:.{DIGITS}g}")
+    return int(short) if short.is_integer() and abs(short) < 1e6 else short

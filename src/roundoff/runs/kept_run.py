@@ -4,17 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Hashable, Iterator
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, TypeVar, cast
 
 import pyarrow as pa
 
+from roundoff.runs import folder as names
 from roundoff.runs.anomaly import Anomaly
 from roundoff.runs.batch_facts import BatchFacts
 from roundoff.runs.call import Call
 from roundoff.runs.event import Event
 from roundoff.runs.metrics import Metrics
+from roundoff.runs.parts import read_steps
 from roundoff.runs.plain_json import JsonValue
 from roundoff.runs.reader import Run
+from roundoff.runs.schema import EVENTS, Table
 from roundoff.runs.selection import Selection
 from roundoff.runs.structure import Structure
 
@@ -46,7 +50,7 @@ class KeptRun(Run):
     @property
     def steps(self) -> list[int]:
         """The steps that have events, in order."""
-        return list(self._once("steps", lambda: self._files.steps))
+        return sorted({step for _, _, steps in self._event_parts for step in steps})
 
     @property
     def replayed_steps(self) -> list[int]:
@@ -102,18 +106,32 @@ class KeptRun(Run):
     ) -> Iterator[Event]:
         """Yield the events that are asked for; those of one step and rank are kept, as far as there is room."""
         if not isinstance(step, int) or rank is None or site is not None or op is not None:
-            return self._files.iter_events(step=step, site=site, phase=phase, op=op, rank=rank)
+            return Run.iter_events(self, step=step, site=site, phase=phase, op=op, rank=rank)
         return (event for event in self._events_of(step, rank) if phase is None or event.phase == phase)
 
     def _events_of(self, step: int, rank: int) -> list[Event]:
         key = ("events", step, rank)
         if key in self._kept:
             return cast(list[Event], self._kept[key])
-        events = list(self._files.iter_events(step=step, rank=rank))
+        events = list(Run.iter_events(self, step=step, rank=rank))
         num_events = self._kept.get("num_events", 0) + len(events)
         if num_events <= _MOST_EVENTS:
             self._kept.update({key: events, "num_events": num_events})
         return events
+
+    @property
+    def _event_parts(self) -> list[tuple[int, Path, set[int]]]:
+        """Rank, file and steps of every part of events: who asks for one step again opens only what holds it."""
+        return self._once(
+            "event_parts",
+            lambda: [(rank, path, read_steps(path)) for rank, _, path in names.parts(self.path, EVENTS.name)],
+        )
+
+    def _parts(self, table: Table, selection: Selection) -> list[tuple[int, Path]]:
+        if table is not EVENTS or selection.step is None:
+            return Run._parts(self, table, selection)
+        wanted = {selection.step} if isinstance(selection.step, int) else set(selection.step)
+        return [(rank, path) for rank, path, steps in self._event_parts if not wanted.isdisjoint(steps)]
 
     @property
     def _files(self) -> Run:

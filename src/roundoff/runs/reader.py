@@ -264,8 +264,12 @@ class Run:
             return pa.schema(fields).empty_table()
         return pa.concat_tables(tables)
 
+    def _parts(self, table: Table, selection: Selection) -> list[tuple[int, Path]]:
+        """Return rank and file of the parts that may hold what is asked for; each is asked itself."""
+        return [(rank, path) for rank, _, path in names.parts(self.path, table.name)]
+
     def _read_parts(self, table: Table, selection: Selection, columns: Sequence[str]) -> Iterator[pa.Table]:
-        for rank, _, path in names.parts(self.path, table.name):
+        for rank, path in self._parts(table, selection):
             if selection.rank is None or selection.rank == rank:
                 rows = read_part(path, table, columns=columns, selection=selection)
                 if rows is not None and rows.num_rows:

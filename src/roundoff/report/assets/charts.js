@@ -78,7 +78,7 @@ const charts = (() => {
   function drawWhenSeen(place, makeFigure) {
     if (figures.has(place)) return draw(place, makeFigure());
     waiting.set(place, makeFigure);
-    observer.observe(place);
+    if (document.readyState !== "loading") observer.observe(place);
     return null;
   }
 
@@ -93,6 +93,10 @@ const charts = (() => {
   for (const place of document.querySelectorAll(".plot")) place.style.minHeight = `${place.dataset.height}px`;
   for (const place of document.querySelectorAll("[data-chart]")) drawWhenSeen(place, () => read(place.dataset.chart));
 
+  // Plotly is the last script of the page, and the largest: tables and lists answer before it is there.
+  addEventListener("DOMContentLoaded", () => {
+    for (const place of waiting.keys()) observer.observe(place);
+  });
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", drawAgain);
   addEventListener("beforeprint", () => {
     document.documentElement.classList.add("printing");

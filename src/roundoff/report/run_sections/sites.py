@@ -6,6 +6,7 @@ import math
 
 from roundoff.diagnose.site_ranges import DEEPEST, NARROW, SiteNode, SiteRange, site_ranges, site_tree
 from roundoff.report.markup import Html, joined, tag
+from roundoff.report.run_sections.chosen_steps import chosen_steps
 from roundoff.report.run_view import RunView
 from roundoff.report.section import Section
 
@@ -15,7 +16,7 @@ UNFOLDED = 40
 """A tree with no more sites than that is shown whole; of a larger one the first levels."""
 
 _EXPLAINED = (
-    "Each line is a site with everything below it, over all recorded steps. Introduced: the largest error that an op "
+    "Each line is a site with everything below it, over the recorded steps. Introduced: the largest error that an op "
     "added to that of its inputs, in ulp. Beyond FORMAT: the share of its tensors with a number that the format cannot "
     "hold. Subnormal, zero: the share of elements. The darker, the nearer to trouble."
 )
@@ -23,7 +24,8 @@ _EXPLAINED = (
 
 def sites(view: RunView) -> Section | None:
     """Show the tree of sites; None if no step was recorded."""
-    ranges = site_ranges(view.run)
+    steps = {(step.step, id(step.holder)): step for step in chosen_steps(view).steps}.values()
+    ranges = site_ranges((step.step, step.holder) for step in steps)
     if not ranges:
         return None
     shown = dict(list(ranges.items())[:MOST_SITES])
@@ -36,11 +38,15 @@ def sites(view: RunView) -> Section | None:
     rows = tag("div", *(_node(node, depth=0, unfolded=depth) for node in tree), class_="site-rows")
     place = tag("div", joined(head, rows), class_="scrolling", tabindex=0, role="region", aria_label="sites")
     left_out = len(ranges) - len(shown)
+    num_steps = len({*view.run.steps, *view.run.replayed_steps})
+    notes = [f"{left_out} more sites are left out; roundoff runs show lists their events."] if left_out else []
+    if len(steps) < num_steps:
+        notes.append(f"{len(steps)} of {num_steps} recorded steps are counted: those that can be chosen above.")
     return Section(
         key="sites",
         title="Sites",
         body=joined(tag("p", _EXPLAINED, class_="faint"), tag("div", filtering, place, class_="sites")),
-        thinned=[f"{left_out} more sites are left out; roundoff runs show lists their events."] if left_out else [],
+        thinned=notes,
     )
 
 

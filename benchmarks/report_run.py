@@ -1,0 +1,179 @@
+"""The page of a run of 1,000 steps x 500 sites, every step recorded: how long it takes to write, its size, its opening.
+
+Must: written within 5 s, 8 MB at most, interactive in chromium within 3 s. The run is diagnosed, as a run is that was
+watched; writing includes starting Python and torch, which is told apart. Interactive: every script of the page has run,
+and the list of steps answers. Without chromium the last one is left out.
+
+python benchmarks/report_run.py [--steps 1000] [--sites 500] [--keep FOLDER] [--json]
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import numpy as np
+
+from roundoff.runs import (
+    Anomaly,
+    EventColumns,
+    Finding,
+    Interned,
+    Metrics,
+    Run,
+    RunInfo,
+    RunWriter,
+    Severity,
+)
+
+MUST_SECONDS, MUST_BYTES, MUST_OPEN_SECONDS = 5.0, 8e6, 3.0
+PARTS = ("ln1", "attn.qkv", "attn.proj", "ln2", "mlp.fc1", "mlp.fc2")
+CHROMIUM_FLAGS = ("--no-sandbox", "--disable-gpu", "--disable-background-networking")
+
+
+def write_run(folder: Path, *, num_steps: int, num_sites: int) -> None:
+    """Write a run whose last step is not finite from the middle of its forward on, with a part of events a step."""
+    generator = np.random.default_rng(0)
+    sites = [f"blocks.{nth // len(PARTS)}.{PARTS[nth % len(PARTS)]}" for nth in range(num_sites)]
+    with RunWriter.create(folder, RunInfo(name="large", recipe="O2")) as writer:
+        for step in range(num_steps):
+            is_last = step == num_steps - 1
+            loss = math.nan if is_last else 2.0 * math.exp(-step / num_steps) + 0.05 * generator.standard_normal()
+            writer.write_metrics(
+                Metrics(
+                    step=step,
+                    loss=loss,
+                    lr=1e-3 * min(1.0, step / 100),
+                    loss_scale=2.0 ** (16 - step // 300),
+                    skipped=step % 300 == 299,
+                    grad_norm=float(generator.lognormal()),
+                    update_norm=float(generator.lognormal(-4)),
+                    seconds=0.1,
+                )
+            )
+            writer.write_events(events_of(step, sites, generator, is_bad=is_last))
+            writer.flush()
+        writer.write_anomaly(Anomaly(step=num_steps - 1, kind="loss", value=math.nan))
+    finding = Finding(
+        rule="overflow",
+        severity=Severity.ERROR,
+        confidence=0.99,
+        title="fp16 matmul overflowed",
+        why="its inputs reach 1.7e3, the product 2.9e6 is beyond 65504; in fp64 it is finite",
+        fix="keep this layer wide",
+        step=num_steps - 1,
+        rank=0,
+        phase="forward",
+        site=sites[num_sites // 2],
+        op="aten.addmm#0",
+    )
+    Run.open(folder).write_findings([finding])
+
+
+def events_of(step: int, sites: list[str], generator: np.random.Generator, *, is_bad: bool) -> EventColumns:
+    """Return a forward and a backward result of every site."""
+    num_sites = len(sites)
+    num = 2 * num_sites
+    place = np.concatenate([np.arange(num_sites), np.arange(num_sites)[::-1]]).astype(np.int32)
+    absmax = generator.lognormal(0, 2, num)
+    bad = (np.arange(num) >= num_sites // 2) & is_bad
+    elements = np.full(num, 4096, dtype=np.int64)
+    none = np.zeros(num, dtype=np.int64)
+    phases = Interned(codes=(np.arange(num) >= num_sites).astype(np.int32), values=["forward", "backward"])
+    ops = Interned(codes=phases.codes, values=["aten.addmm", "aten.mm"])
+    return EventColumns(
+        step=np.full(num, step, dtype=np.int32),
+        microbatch=np.zeros(num, dtype=np.int16),
+        phase=phases,
+        site=Interned(codes=place, values=sites),
+        op=ops,
+        nth=np.zeros(num, dtype=np.int32),
+        output=Interned.constant("output0", num),
+        order=np.arange(num, dtype=np.int32),
+        dtype=Interned.constant("float16", num),
+        shape=Interned.constant("16x256", num),
+        device=Interned.constant("cpu", num),
+        num_elements=elements,
+        min=-absmax,
+        max=absmax,
+        mean=absmax * 0,
+        sum_abs=absmax * 2000,
+        l2=absmax * 60,
+        num_nan=np.where(bad, 7, 0),
+        num_posinf=none,
+        num_neginf=none,
+        num_zero=generator.integers(0, 400, num),
+        num_subnormal=generator.integers(0, 40, num),
+        hash=generator.integers(0, 2**63, num, dtype=np.uint64),
+        source=Interned.constant("model.py:41", num),
+        introduced_ulps=generator.lognormal(0, 1, num).astype(np.float32),
+    )
+
+
+def seconds_of(*command: str) -> float:
+    """Return how long a command takes; what it prints is not shown."""
+    began = time.perf_counter()
+    subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+    return time.perf_counter() - began
+
+
+def seconds_to_open(page: Path) -> float | None:
+    """Return after how long the page answers in chromium; None if there is none."""
+    program = shutil.which("chromium")
+    if program is None:
+        return None
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=program, args=list(CHROMIUM_FLAGS))
+        tab = browser.new_page(viewport={"width": 1366, "height": 768})
+        began = time.perf_counter()
+        tab.goto(page.resolve().as_uri())
+        tab.locator("#step-choice").select_option(index=0)
+        tab.locator("#step-table tbody tr").first.wait_for()
+        seconds = time.perf_counter() - began
+        browser.close()
+    return seconds
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--steps", type=int, default=1000)
+    parser.add_argument("--sites", type=int, default=500)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--keep", type=Path, help="write the run here and leave it there")
+    parser.add_argument("--json", action="store_true")
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = options.keep if options.keep is not None else Path(scratch) / "run"
+        write_run(folder, num_steps=options.steps, num_sites=options.sites)
+        program = [sys.executable, "-m", "roundoff", "report", str(folder)]
+        written = min(seconds_of(*program) for _ in range(options.rounds))
+        started = min(seconds_of(sys.executable, "-c", "import torch") for _ in range(options.rounds))
+        page = folder / "report.html"
+        size_bytes = page.stat().st_size
+        opened = [seconds_to_open(page) for _ in range(options.rounds)]
+    known = [seconds for seconds in opened if seconds is not None]
+    open_seconds = min(known, default=None)
+    if options.json:
+        figures = {"seconds": written, "torch_seconds": started, "bytes": size_bytes, "open_seconds": open_seconds}
+        print(json.dumps(figures))
+    else:
+        opening = "not measured, there is no chromium" if open_seconds is None else f"{open_seconds:.2f} s"
+        print(f"page of {options.steps} steps x {options.sites} sites")
+        print(f"  written in {written:.2f} s, of which importing torch {started:.2f} s; must {MUST_SECONDS:g} s")
+        print(f"  {size_bytes / 1e6:.2f} MB; must {MUST_BYTES / 1e6:g} MB")
+        print(f"  interactive in chromium after {opening}; must {MUST_OPEN_SECONDS:g} s")
+    too_slow = open_seconds is not None and open_seconds > MUST_OPEN_SECONDS
+    return int(written > MUST_SECONDS or size_bytes > MUST_BYTES or too_slow)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
