@@ -1,0 +1,113 @@
+"""The switch `widest`: every recipe computes with as many bits as there are, and nothing else is narrow either."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+from typing import Any, Final
+
+import torch
+
+from roundoff.errors import SwitchError
+from roundoff.precision import Recipe, recipe_named
+from roundoff.precision.fixed.settings import KINDS
+from roundoff.precision.steering import changing_recipes
+from roundoff.record.torch_private import push_function_mode, remove_function_mode
+from roundoff.switches.widest_mode import NARROW, Widen
+
+OPTIONS: Final[frozenset[str]] = frozenset()
+_MOST_FIXED_BITS: Final = 24
+_MOST_ACTIVATION_BITS: Final = 8
+
+
+@contextmanager
+def switching(value: str, options: Mapping[str, str]) -> Iterator[None]:
+    """Widen everything inside the block.
+
+    `fp32` applies the recipe fp32 instead of every other. `own` leaves each recipe its kind and takes the widest of it:
+    fixed point with 24 bits, saved activations with 8, all formats fp32, loss scaling as it was; so the machinery of
+    the recipe still runs, and only its bits are out of the question. In both, `torch.autocast` does nothing, and casts
+    to fp16, bf16 or fp8 give fp32.
+    """
+    changes: dict[str, Callable[[Recipe], Recipe]] = {"fp32": lambda _: recipe_named("fp32"), "own": widest_of_its_kind}
+    if value not in changes:
+        raise SwitchError.explain(
+            f"The switch widest = '{value}' cannot be.",
+            why="it is 'fp32', or 'own' for the widest that each recipe has.",
+            fix="correct it.",
+        )
+    mode = Widen()
+    with changing_recipes(changes[value]), _without_autocast(), _without_narrow_defaults(), ExitStack() as block:
+        push_function_mode(mode)
+        block.callback(remove_function_mode, mode)
+        yield
+
+
+def widest_of_its_kind(recipe: Recipe) -> Recipe:
+    """Return a recipe with the most bits that its way of computing has; exceptions for sites are gone.
+
+    >>> widest_of_its_kind(recipe_named("O2+act2")).activation_bits
+    8
+    """
+    is_fixed = recipe.compute == "fixed"
+    return replace(
+        recipe_named("fp32"),
+        name=recipe.name,
+        description=f"{recipe.name} with the most bits of its kind",
+        compute="fixed" if is_fixed else "plain",
+        fixed=_widest_fixed(recipe.fixed) if is_fixed else {},
+        loss_scale=recipe.loss_scale,
+        activation_bits=_MOST_ACTIVATION_BITS if recipe.least_activation_bits else 0,
+    )
+
+
+def _widest_fixed(table: Mapping[str, Any]) -> dict[str, Any]:
+    kinds: dict[str, Any] = {kind: _with_most_bits(table.get(kind, {})) for kind in KINDS}
+    exceptions = {
+        name: {key: {kind: _with_most_bits(each) for kind, each in value.items()} for key, value in table[name].items()}
+        for name in ("types", "sites")
+        if name in table
+    }
+    return {**table, **kinds, **exceptions}
+
+
+def _with_most_bits(setting: Mapping[str, Any]) -> dict[str, Any]:
+    return {**setting, "bits": _MOST_FIXED_BITS}
+
+
+@contextmanager
+def _without_autocast() -> Iterator[None]:
+    """Have blocks of `torch.autocast` change nothing, those around this one as well."""
+    autocast: Any = torch.autocast
+    plain = autocast.__init__
+    devices = {"cpu", accelerator.type if (accelerator := torch.accelerator.current_accelerator()) else "cpu"}
+
+    def disabled(self: Any, device_type: str, dtype: Any = None, enabled: bool = True, cache: Any = None) -> None:
+        plain(self, device_type, dtype=dtype, enabled=False, cache_enabled=cache)
+
+    with ExitStack() as block:
+        for device in devices:
+            block.enter_context(torch.autocast(device, enabled=False))
+        autocast.__init__ = disabled
+        try:
+            yield
+        finally:
+            autocast.__init__ = plain
+
+
+@contextmanager
+def _without_narrow_defaults() -> Iterator[None]:
+    """Have `torch.set_default_dtype` leave the default where it is if it were to become narrow."""
+    before, plain = torch.get_default_dtype(), torch.set_default_dtype
+
+    def set_default_dtype(d: Any) -> None:
+        plain(torch.float32 if d in NARROW else d)
+
+    set_default_dtype(before)
+    torch.set_default_dtype = set_default_dtype
+    try:
+        yield
+    finally:
+        torch.set_default_dtype = plain
+        plain(before)
