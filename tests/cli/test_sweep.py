@@ -7,7 +7,7 @@ from click.testing import CliRunner, Result
 
 from roundoff.cli import command_line
 from roundoff.experiments import run_sweep
-from roundoff.experiments.pool import Outcome, Task
+from roundoff.experiments.task import Outcome, Task
 
 TINY = """
 [settings]
@@ -29,7 +29,7 @@ def in_a_folder_with_a_sweep(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let O2 fail and everything else answer at once."""
 
-    def run_many(tasks: list[Task], *, jobs: int, on_result: object) -> None:
+    def run_tasks(tasks: list[Task], *, jobs: int, on: str, on_result: object) -> None:
         assert callable(on_result)
         for task in tasks:
             if task.argument.config.recipe == "O2":
@@ -37,7 +37,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
             else:
                 on_result(Outcome(task=task, value={"top1": 0.5, "seconds": 1.25, "skipped": 2}))
 
-    monkeypatch.setattr(run_sweep, "run_many", run_many)
+    monkeypatch.setattr(run_sweep, "run_tasks", run_tasks)
 
 
 def invoke(*arguments: str) -> Result:
@@ -154,12 +154,12 @@ def test_a_csv_file_that_cannot_be_is_told_before_anything_is_trained():
 
 
 def test_an_interrupt_tells_how_to_go_on_with_the_same_words(monkeypatch: pytest.MonkeyPatch):
-    def run_many(tasks: list[Task], *, jobs: int, on_result: object) -> None:
+    def run_tasks(tasks: list[Task], *, jobs: int, on: str, on_result: object) -> None:
         assert callable(on_result)
         on_result(Outcome(task=tasks[0], value={"top1": 0.5}))
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(run_sweep, "run_many", run_many)
+    monkeypatch.setattr(run_sweep, "run_tasks", run_tasks)
     result = invoke("tiny.toml", "--jobs", "2", "--only", "fp32, *", "--runs", "my runs", "--json")
     assert result.exit_code == 130
     assert result.stderr.splitlines()[-1] == (

@@ -6,11 +6,11 @@ import pytest
 
 from roundoff.errors import SweepError
 from roundoff.experiments import run_sweep as module
-from roundoff.experiments.pool import Outcome, Task
 from roundoff.experiments.row import Row, append_row, read_rows
 from roundoff.experiments.run_sweep import run_sweep
 from roundoff.experiments.sweep import Sweep
 from roundoff.experiments.sweep_file import read_sweep
+from roundoff.experiments.task import Outcome, Task
 
 TINY = """
 [settings]
@@ -35,7 +35,7 @@ class Trained:
     def __init__(self) -> None:
         self.names: list[str] = []
 
-    def run_many(self, tasks: list[Task], *, jobs: int, on_result: object) -> None:
+    def run_tasks(self, tasks: list[Task], *, jobs: int, on: str, on_result: object) -> None:
         for task in tasks:
             config = task.argument.config
             self.names.append(f"{config.recipe}, {config.batch_size}")
@@ -46,7 +46,7 @@ class Trained:
 @pytest.fixture
 def trained(monkeypatch: pytest.MonkeyPatch) -> Trained:
     stand_in = Trained()
-    monkeypatch.setattr(module, "run_many", stand_in.run_many)
+    monkeypatch.setattr(module, "run_tasks", stand_in.run_tasks)
     return stand_in
 
 

@@ -6,12 +6,12 @@ import pytest
 
 from roundoff.errors import SweepError
 from roundoff.experiments import run_sweep as module
-from roundoff.experiments.pool import Outcome, Task
 from roundoff.experiments.row import Row
 from roundoff.experiments.run_sweep import run_sweep
 from roundoff.experiments.sweep_file import read_sweep
 from roundoff.experiments.sweep_files import page_of, write_results
 from roundoff.experiments.sweep_folder import SweepFolder, read_sweep_folder
+from roundoff.experiments.task import Outcome, Task
 
 SWEEP = """
 [settings]
@@ -73,12 +73,12 @@ def test_an_interrupted_sweep_leaves_a_page_of_the_rows_so_far(sweep_file: Path,
 
 
 def test_rows_that_failed_or_went_wrong_are_marked(sweep_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    def run_many(tasks: list[Task], *, jobs: int, on_result: object) -> None:
+    def run_tasks(tasks: list[Task], *, jobs: int, on: str, on_result: object) -> None:
         assert callable(on_result)
         on_result(Outcome(task=tasks[0], failure="killed by SIGKILL"))
         on_result(Outcome(task=tasks[1], value={"top1": 0.1, "first_nonfinite_step": 2, "ended_nonfinite": True}))
 
-    monkeypatch.setattr(module, "run_many", run_many)
+    monkeypatch.setattr(module, "run_tasks", run_tasks)
     folder = SweepFolder(path=tmp_path / "s")
     run_sweep(read_sweep(sweep_file), folder=folder.path)
     page = page_of(read_sweep_folder(folder.path), folder)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, Literal, NoReturn
 
 import click
 
@@ -19,6 +19,13 @@ if TYPE_CHECKING:
 @click.command(name="sweep", epilog="Example: roundoff sweep activations --jobs 2 --csv activations.csv")
 @click.argument("file", metavar="FILE|NAME", required=False)
 @click.option("--jobs", type=click.IntRange(min=0), default=1, show_default=True, help="Trainings at a time.")
+@click.option(
+    "--on",
+    type=click.Choice(["pool", "ray"]),
+    default="pool",
+    show_default=True,
+    help="Train in processes of this machine, or on a Ray cluster: RAY_ADDRESS, or else this machine.",
+)
 @click.option("--only", metavar="PATTERN", help="Only rows like this: O2, 'recipe=O*', 'O2, 64*'.")
 @click.option("--steps", type=click.IntRange(min=1), help="Stop every training after so many steps: a rehearsal.")
 @click.option("--csv", "csv_file", type=click.Path(path_type=Path), metavar="FILE", help="Also write the rows as CSV.")
@@ -39,6 +46,7 @@ if TYPE_CHECKING:
 def sweep_command(
     file: str | None,
     jobs: int,
+    on: Literal["pool", "ray"],
     only: str | None,
     steps: int | None,
     csv_file: Path | None,
@@ -82,7 +90,7 @@ def sweep_command(
     sweep = sweep.shortened(steps) if steps else sweep
     folder = runs / (name or sweep.name)
     with SweepProgress(num_rows=len(sweep.trainings), again=_again()) as progress:
-        rows = run_sweep(sweep, folder=folder, jobs=jobs, resume=resume, on_row=progress.row)
+        rows = run_sweep(sweep, folder=folder, jobs=jobs, on=on, resume=resume, on_row=progress.row)
     _answer(rows, sweep.axes, num_planned=len(rows), folder=folder, csv_file=csv_file, as_json=as_json)
 
 

@@ -8,20 +8,27 @@ from pathlib import Path
 from typing import Any
 
 from roundoff.errors import SweepError
-from roundoff.experiments.pool import Outcome, Task, run_many
+from roundoff.experiments.engine import Place, run_tasks
 from roundoff.experiments.row import Row, append_row, read_rows
 from roundoff.experiments.sweep import PlannedTraining, Sweep
 from roundoff.experiments.sweep_files import write_results
 from roundoff.experiments.sweep_folder import SweepFolder, write_plan
+from roundoff.experiments.task import Outcome, Task
 
 OnRow = Callable[[Row, bool], None]
 """Gets each row, and whether it was trained now (and not kept from before)."""
 
 
 def run_sweep(
-    sweep: Sweep, *, folder: Path, jobs: int = 1, resume: bool = False, on_row: OnRow | None = None
+    sweep: Sweep,
+    *,
+    folder: Path,
+    jobs: int = 1,
+    on: Place = "pool",
+    resume: bool = False,
+    on_row: OnRow | None = None,
 ) -> list[Row]:
-    """Train everything a sweep asks for, `jobs` at a time, and return its rows in their order.
+    """Train everything a sweep asks for, `jobs` at a time, here or on a cluster, and return its rows in their order.
 
     Each row is written to `folder`/rows.jsonl as soon as it is there; however this ends, the rows so far are written
     as a CSV file and as a page, too. With `resume`, rows that are there and whose settings are unchanged are not
@@ -29,6 +36,7 @@ def run_sweep(
 
     Raises:
         SweepError: `folder` holds rows already and `resume` is false, or it cannot be written to.
+        ClusterError: there is no Ray, or its cluster cannot be reached.
     """
     files = SweepFolder(path=folder)
     kept = _kept_rows(sweep, files, resume=resume)
@@ -54,7 +62,7 @@ def run_sweep(
         done(_row(planned[outcome.task.name], outcome), is_new=True)
 
     try:
-        run_many(tasks, jobs=jobs, on_result=finished)
+        run_tasks(tasks, jobs=jobs, on=on, on_result=finished)
     finally:
         write_results(files)
     return [rows[training.key] for training in sweep.trainings]

@@ -7,9 +7,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from roundoff.errors import TrainError, first_line
+from roundoff.experiments.engine import run_tasks
 from roundoff.experiments.launches import Launch, Speed
 from roundoff.experiments.measure_launch import SpeedTask, measure_launch
-from roundoff.experiments.pool import Task, run_many
+from roundoff.experiments.task import Task
 from roundoff.train import TrainConfig
 
 _FOR_EVER = 10**6
@@ -50,7 +51,7 @@ def _measure(common: TrainConfig, launch: Launch, *, seconds: float) -> Speed:
     except TrainError as error:
         return Speed(launch=launch, failure=first_line(error))
     argument = SpeedTask(config=config, seconds=seconds)
-    (outcome,) = run_many([Task(name=launch.recipe, call=measure_launch, argument=argument)])
+    (outcome,) = run_tasks([Task(name=launch.recipe, call=measure_launch, argument=argument)], retries=0)
     if outcome.failure is not None:
         return Speed(launch=launch, failure=outcome.failure)
     return Speed(launch=launch, **outcome.value)

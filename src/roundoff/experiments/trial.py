@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
-from roundoff.experiments.pool import Task
+from roundoff.experiments.task import Task
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
