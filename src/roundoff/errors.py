@@ -16,6 +16,7 @@ RoundoffError
 ├── SweepError        a sweep that cannot be as its file says, or whose folder is taken
 ├── BisectError       a bisection that has nothing to find, or cannot be as it was asked for
 ├── ClusterError      a cluster that is not there, or cannot be reached
+├── SensitivityError  a step that was to be measured and was not
 ├── PlanError         a plan that cannot be as it was asked for, or cannot be made for this training
 ├── SwitchError       a switch that does not exist, or cannot be as it was asked for
 └── UsageError        arguments that do not fit together
@@ -106,6 +107,10 @@ class BisectError(RoundoffError):
 
 class ClusterError(RoundoffError):
     """A cluster that is not there, or cannot be reached."""
+
+
+class SensitivityError(RoundoffError):
+    """A step that was to be measured and was not."""
 
 
 class PlanError(RoundoffError):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal, Self
@@ -45,6 +46,22 @@ class Effect:
     """Of dL/dy, which is rounded on its way back; None if no gradient came."""
     absmax: float
     gradient_absmax: float | None
+    rounded_by: tuple[tuple[str, ...], ...] = ()
+    """Of an input, groups of ops (`blocks.0.mlp:gelu`): where one of each group takes the format, the input has been
+    rounded before it comes here, and nothing is left to lose. An empty group stands for what comes from outside."""
+
+    @property
+    def key(self) -> str:
+        """The op as an override names it: `blocks.1.attn:softmax`."""
+        return f"{self.site}:{self.op}"
+
+    def counts(self, formats: Mapping[str, str]) -> bool:
+        """Say whether something is lost here where sites, or single ops of them, take these formats."""
+        if _format_of(self.key, formats) != self.fmt:
+            return False
+        if not self.rounded_by:
+            return True
+        return not all(any(_format_of(key, formats) == self.fmt for key in group) for group in self.rounded_by)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,8 +86,23 @@ class Sensitivity:
         return tuple(each for each in self.effects if each.fmt == fmt and site in (None, each.site))
 
     def loss_change(self, fmt: str, *, site: str | None = None) -> float:
-        """Return by how much the loss moves if one site, or all of them, are rounded, to first order."""
-        return sum(each.loss_change for each in self.of(fmt, site=site))
+        """Return by how much the loss moves if one site, or all of them, are rounded, to first order.
+
+        One site is what its own code computes, without the sites inside it.
+        """
+        return self.loss_change_with(dict.fromkeys(self.sites if site is None else (site,), fmt))
+
+    def loss_change_with(self, formats: Mapping[str, str]) -> float:
+        """Return by how much the loss moves if sites, or single ops of them, take formats, to first order.
+
+        Keys are `blocks.1.attn` (its own code, without the sites inside it) or `blocks.1.attn:softmax`; what is not
+        among them is not rounded. A tensor that several of them would round counts once.
+        """
+        return math.fsum(each.loss_change for each in self.effects if each.counts(formats))
+
+    def within(self, site: str) -> tuple[str, ...]:
+        """Return a site and the sites inside it, as an override takes them."""
+        return tuple(each for each in self.sites if each == site or each.startswith(f"{site}."))
 
     def to_object(self) -> dict[str, JsonValue]:
         """Return everything as JSON values."""
@@ -95,6 +127,10 @@ def most_suspicious(effects: Sequence[Effect]) -> float:
     return 1e6 * (overflow > 0) + 1e3 * lost + min(1e3, sum(abs(e.loss_change) for e in effects))
 
 
+def _format_of(key: str, formats: Mapping[str, str]) -> str | None:
+    return formats.get(key) or formats.get(key.rpartition(":")[0])
+
+
 def _share(rounded: Rounded | None, name: str) -> float:
     return 0.0 if rounded is None else float(getattr(rounded, name))
 
@@ -102,5 +138,10 @@ def _share(rounded: Rounded | None, name: str) -> float:
 def _effect(data: Mapping[str, Any]) -> Effect:
     gradient = data["gradient"]
     return Effect(
-        **{**data, "value": Rounded(**data["value"]), "gradient": None if gradient is None else Rounded(**gradient)}
+        **{
+            **data,
+            "value": Rounded(**data["value"]),
+            "gradient": None if gradient is None else Rounded(**gradient),
+            "rounded_by": tuple(tuple(group) for group in data.get("rounded_by", ())),
+        }
     )

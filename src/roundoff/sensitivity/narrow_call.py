@@ -1,0 +1,158 @@
+"""One call of a function in fp32, kept so that it can be made again in a narrow format."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from roundoff.formats import Format, round_to
+from roundoff.precision.computation import map_floats
+from roundoff.precision.op_lists import Function
+from roundoff.sensitivity.ledger import Account
+
+_WITH_BUFFERS = frozenset({F.batch_norm, F.instance_norm})
+"""Functions that write into buffers they are given, without their name saying so."""
+
+
+class Stage(NamedTuple):
+    """Operands that are rounded together, and where that is written down."""
+
+    account: Account
+    places: tuple[int, ...]
+    is_new: tuple[bool, ...]
+    """Whether each of these tensors is written down there for the first time."""
+    is_of_op_alone: bool
+    """Whether they are rounded only where the op has a format of its own: the parameters of a norm."""
+
+
+class NarrowCall:
+    """What a call was made of, and what it gave.
+
+    Made again, its operands are rounded stage by stage, and then its result: what each stage adds to the result is the
+    error that this rounding introduces. Together that is exactly how far the narrow call is from the wide one, given
+    the same inputs.
+    """
+
+    def __init__(
+        self,
+        func: Function,
+        args: Any,
+        kwargs: dict[str, Any],
+        *,
+        writes: bool,
+        is_recomputed: bool,
+    ) -> None:
+        self.stages: list[Stage] = []
+        self.result_account: Account | None = None
+        self.is_recomputed = is_recomputed
+        """Whether it was made in the backward pass: then it counts only if a gradient comes back to it."""
+        self.is_counted = False
+        self.originals: list[Tensor] = []
+        """Its float tensors, as long as it is running."""
+        self.operands: list[Tensor] = []
+        """The same as they were before, without gradients."""
+        self.results: list[Tensor] = []
+        self._func = func
+        self._writes = writes
+        self._random_state = torch.get_rng_state() if _draws(func, kwargs) else None
+        self._arguments = map_floats((args, kwargs), self._keep_operand)
+        self._versions: list[int] = []
+
+    def _keep_operand(self, x: Tensor) -> Tensor:
+        is_written = (self._writes and not self.operands) or (self._func in _WITH_BUFFERS and not x.requires_grad)
+        self.originals.append(x)
+        self.operands.append(x.detach().clone() if is_written else x.detach())
+        return x.detach()
+
+    def keep_results(self, results: Sequence[Tensor]) -> None:
+        """Keep what it gave; from now on somebody may write into all of it."""
+        self.originals = []
+        self.results = [x.detach() for x in results]
+        self._versions = [x._version for x in (*self.operands, *self.results)]
+
+    @property
+    def accounts(self) -> list[Account]:
+        """Where it is written down."""
+        own = [self.result_account] if self.result_account is not None else []
+        first = [stage.account for stage in self.stages if not stage.is_of_op_alone]
+        return [*first, *own, *(stage.account for stage in self.stages if stage.is_of_op_alone)]
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether it can be made again: it was not let go, and nobody has written unseen into what it is made of."""
+        kept = (*self.operands, *self.results)
+        return bool(self.results) and [x._version for x in kept] == self._versions
+
+    def before_writing(self, memory: int) -> None:
+        """Have copies of the tensors in this memory: somebody is about to write into it."""
+        if self.is_whole:
+            self.operands = [_copied(x, memory) for x in self.operands]
+            self.keep_results([_copied(x, memory) for x in self.results])
+
+    def let_go(self) -> None:
+        """Keep nothing any more."""
+        self.operands, self.results, self._arguments = [], [], None
+
+    def errors(self, fmt: Format, place: int) -> list[Tensor]:
+        """Return what rounding to a format adds to one of the results: one tensor for each of `accounts`."""
+        operands, before, found = list(self.operands), self.results[place], []
+        for stage in (stage for stage in self.stages if not stage.is_of_op_alone):
+            after = self._with_rounded(stage, operands, fmt, place)
+            found.append(after - before)
+            before = after
+        if self.result_account is not None:
+            after = round_to(before, fmt)
+            found.append(after - before)
+            before = after
+        for stage in (stage for stage in self.stages if stage.is_of_op_alone):
+            after = round_to(self._with_rounded(stage, operands, fmt, place), fmt)
+            found.append(after - before)
+            before = after
+        return found
+
+    def _with_rounded(self, stage: Stage, operands: list[Tensor], fmt: Format, place: int) -> Tensor:
+        for which in stage.places:
+            operands[which] = round_to(operands[which], fmt)
+        return self._result(operands, place)
+
+    def _result(self, operands: list[Tensor], place: int) -> Tensor:
+        given = iter(operands)
+        copies = self._writes or self._func in _WITH_BUFFERS
+        args, kwargs = map_floats(self._arguments, lambda _: next(given).clone() if copies else next(given))
+        with contextlib.ExitStack() as stack:
+            if self._random_state is not None:
+                stack.enter_context(torch.random.fork_rng(devices=[]))
+                torch.set_rng_state(self._random_state)
+            result = self._func(*args, **kwargs)
+        return fp32_tensors_in(result)[place]
+
+
+def fp32_tensors_in(values: Any) -> list[Tensor]:
+    """Return the fp32 tensors among values, in tuples, lists and dicts."""
+    if isinstance(values, Tensor):
+        return [values] if values.dtype is torch.float32 else []
+    if isinstance(values, dict):
+        values = list(values.values())
+    if isinstance(values, (tuple, list)):
+        return [x for value in values for x in fp32_tensors_in(value)]
+    return []
+
+
+def memory_of(x: Tensor) -> int:
+    """Return where a tensor's memory is: good as long as somebody keeps the tensor."""
+    return x.untyped_storage().data_ptr()
+
+
+def _copied(x: Tensor, memory: int) -> Tensor:
+    return x.clone() if memory_of(x) == memory else x
+
+
+def _draws(func: Function, kwargs: dict[str, Any]) -> bool:
+    """Say whether a function draws random numbers."""
+    name = getattr(func, "__name__", "")
+    return "dropout" in name or name in ("rrelu", "rrelu_", "gumbel_softmax") or bool(kwargs.get("dropout_p"))

@@ -1,0 +1,291 @@
+"""A mode that rounds nothing, and follows where a recipe would round."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from roundoff.formats import Format
+from roundoff.precision.emulated_ops import CASTS, WHOLE, RoundResults, Scope
+from roundoff.precision.op_lists import Function, opened
+from roundoff.precision.op_names import op_name
+from roundoff.record.sites import LOOP
+from roundoff.record.torch_private import (
+    WeakIdKeyDictionary,
+    has_no_memory,
+    hidden_from_functions,
+    never_compiled,
+)
+from roundoff.sensitivity.ledger import Account, Groups
+from roundoff.sensitivity.narrow_call import NarrowCall, Stage, fp32_tensors_in, memory_of
+from roundoff.sensitivity.narrow_calls import NarrowCalls
+
+_PLAIN = (Tensor, nn.Parameter)
+_VIEWS = frozenset({"T", "mT", "H", "mH"})
+"""Attributes that are tensors of the step."""
+_WRITING = frozenset(f"__{name}__" for name in ("iadd", "isub", "imul", "itruediv", "ipow", "imatmul", "setitem"))
+"""Operators that write into their first operand."""
+_OUTSIDE: Groups = frozenset({frozenset()})
+"""Nobody has rounded what comes from outside."""
+
+
+class _Tag(NamedTuple):
+    """What is known of a tensor of the step."""
+
+    rounded_by: Groups
+    wide_at: str | None = None
+    """The site whose code keeps it in fp32 on purpose."""
+
+
+class _Call:
+    """A call under way: what it is given, and what the mode that rounds would do to it."""
+
+    def __init__(self, site: str, op: str, arguments: list[Tensor], *, writes: bool) -> None:
+        self.site = site
+        self.op = op
+        self.arguments = arguments
+        self.written = arguments[0] if writes and arguments else None
+        self.is_product = False
+        self.rounded: list[Tensor] = []
+        self.wide: list[Tensor] = []
+        self._versions = [x._version for x in arguments]
+
+    def hands_on(self, result: Tensor) -> bool:
+        """Say whether a result is an argument as it was."""
+        pairs = zip(self.arguments, self._versions, strict=True)
+        return any(x is result and x._version == version for x, version in pairs)
+
+    def views(self, result: Tensor) -> bool:
+        """Say whether a result shows what an argument holds."""
+        memory = memory_of(result)
+        return result is not self.written and any(memory_of(x) == memory for x in self.arguments)
+
+    def rounds(self, result: Tensor) -> bool:
+        """Say whether a result is new and would be rounded."""
+        return _is_among(result, self.rounded) and not self.views(result)
+
+
+class RoundingPoints(RoundResults):
+    """Finds every call that would be rounded if each site took a narrow format: operands, weights and results.
+
+    What would be rounded is decided by the mode that does it, `RoundResults`; here the places are taken where that one
+    acts. No dtype is made believed, so that no code computes anything else.
+
+    Args:
+        calls: Who is told.
+        fmt: Any format; which does not matter.
+        site: Returns where in the model the code is that runs now, or None if nobody wants to know.
+        in_backward: Says whether the backward pass is running.
+        on_error: Called once with what went wrong here; the training goes on unfollowed.
+    """
+
+    def __init__(
+        self,
+        calls: NarrowCalls,
+        *,
+        fmt: Format,
+        site: Callable[[], str | None],
+        in_backward: Callable[[], bool],
+        on_error: Callable[[Exception], None],
+    ) -> None:
+        scope = Scope()
+        scope.fmt = fmt
+        super().__init__(scope, WHOLE)
+        self._calls = calls
+        self._site = site
+        self._in_backward = in_backward
+        self._on_error = on_error
+        self._tags = WeakIdKeyDictionary()
+        self._call: _Call | None = None
+        self._depth = 0
+
+    @property
+    def is_running(self) -> bool:
+        """Whether a function that passes through this mode is running."""
+        return self._depth > 0
+
+    def give(self, values: Any) -> None:
+        """Take note of what a module is given: tensors that nothing is known of come from outside."""
+        self._tag_unknown(values, _Tag(_OUTSIDE))
+
+    def take(self, values: Any, site: str) -> None:
+        """Take note of what a module gives: tensors that nothing is known of are its own."""
+        self._tag_unknown(values, _Tag(frozenset({frozenset({(site, "")})})))
+
+    def _tag_unknown(self, values: Any, tag: _Tag) -> None:
+        for x in _known_kinds(fp32_tensors_in(values)):
+            if x not in self._tags and not isinstance(x, nn.Parameter):
+                self._tags[x] = tag
+
+    @never_compiled
+    def __torch_function__(self, func: Function, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Call `func` as it is, and take note of what would be rounded."""
+        self._depth += 1
+        try:
+            return self._run(func, types, args, kwargs or {})
+        finally:
+            self._depth -= 1
+
+    def _run(self, func: Function, types: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+        site = None if _is_silent(func) else self._site()
+        if site is None:
+            return func(*args, **kwargs)
+        if opened(func):
+            return super().__torch_function__(func, types, args, kwargs)
+        outer, self._call = self._call, None
+        try:
+            self._guarded(self._begin, site, func, args, kwargs)
+            narrow = self._guarded(self._kept, func, args, kwargs)
+            result = super().__torch_function__(func, types, args, kwargs)
+            self._guarded(self._end, narrow, result)
+        finally:
+            self._call = outer
+        return result
+
+    def _guarded(self, method: Callable[..., Any], *args: Any) -> Any:
+        try:
+            with hidden_from_functions():
+                return method(*args)
+        except Exception as error:
+            self._call = None
+            self._on_error(error)
+            return None
+
+    # -- one call ------------------------------------------------------------------------------------------------------
+
+    def _begin(self, site: str, func: Function, args: Any, kwargs: dict[str, Any]) -> None:
+        arguments = list(_known_kinds(fp32_tensors_in((args, kwargs))))
+        call = _Call(site, op_name(func), arguments, writes=_writes(func, kwargs))
+        if call.written is not None:
+            self._calls.before_writing(call.written)
+        self._call = call
+
+    def _kept(self, func: Function, args: Any, kwargs: dict[str, Any]) -> NarrowCall | None:
+        call = self._call
+        if call is None or not any(x in self._tags or isinstance(x, nn.Parameter) for x in call.arguments):
+            return None
+        return NarrowCall(func, args, kwargs, writes=call.written is not None, is_recomputed=self._in_backward())
+
+    def _end(self, narrow: NarrowCall | None, result: Any) -> None:
+        call = self._call
+        if call is None:
+            return
+        results = [x for x in fp32_tensors_in(result) if not isinstance(x, nn.Parameter)]
+        if narrow is not None and any(not call.hands_on(x) for x in results):
+            is_rounded = any(map(call.rounds, results))
+            narrow.stages = self._stages(call, narrow, is_rounded=is_rounded)
+            narrow.result_account = Account(call.site, call.op, "result") if is_rounded else None
+            if narrow.accounts and (call.site != LOOP or any(x.requires_grad for x in results)):
+                self._calls.add(narrow, results)
+        for x in _known_kinds(results):
+            self._tag_result(call, x)
+
+    def _tag_result(self, call: _Call, x: Tensor) -> None:
+        own = (call.site, call.op)
+        known = self._tags.get(x)
+        if _is_among(x, call.wide):
+            # A cast in the model's code hands fp32 tensors on: they are as rounded as they were.
+            rounded_by = known.rounded_by if known is not None and call.hands_on(x) else _OUTSIDE
+            self._tags[x] = _Tag(rounded_by, call.site)
+        elif call.rounds(x):
+            self._tags[x] = _Tag(frozenset({frozenset({own})}))
+        elif not call.hands_on(x):
+            # It moves values: who rounded them before has rounded these, or who rounds them on their way in here.
+            groups = [self._tags[each].rounded_by for each in call.arguments if each in self._tags]
+            self._tags[x] = _Tag(frozenset(group | {own} for several in groups for group in several) or _OUTSIDE)
+
+    def _stages(self, call: _Call, narrow: NarrowCall, *, is_rounded: bool) -> list[Stage]:
+        """Return which operands would be rounded: what comes from elsewhere first, weights last."""
+        places: dict[Account, list[int]] = {}
+        for place, x in enumerate(narrow.originals):
+            account = self._account_of(call, x, is_rounded=is_rounded)
+            if account is not None:
+                places.setdefault(account, []).append(place)
+        ordered = sorted(places, key=lambda account: account.part == "weight")
+        return [
+            Stage(
+                account,
+                tuple(places[account]),
+                tuple(self._calls.is_new(account, narrow.originals[place]) for place in places[account]),
+                account.part == "weight" and not call.is_product,
+            )
+            for account in ordered
+        ]
+
+    def _account_of(self, call: _Call, x: Tensor, *, is_rounded: bool) -> Account | None:
+        if not _is_among(x, call.arguments):
+            return None
+        if isinstance(x, nn.Parameter):
+            # Only where the op by itself is narrow are all of its operands.
+            rounded_by: Groups = frozenset() if call.is_product else frozenset({frozenset({(call.site, "")})})
+            return Account(call.site, call.op, "weight", rounded_by) if is_rounded else None
+        tag = self._tags.get(x)
+        if tag is None:
+            return None
+        if tag.wide_at == call.site:
+            return Account(call.site, call.op, "input") if call.is_product else None
+        is_own = all(any(site == call.site for site, _ in group) for group in tag.rounded_by)
+        return None if is_own and not is_rounded else Account(call.site, call.op, "input", tag.rounded_by)
+
+    # -- what the mode that rounds would do ----------------------------------------------------------------------------
+
+    def _is_wide(self, x: Tensor) -> bool:
+        tag = self._tags.get(x)
+        if tag is None:
+            return isinstance(x, nn.Parameter)
+        return self._call is not None and tag.wide_at == self._call.site
+
+    def _mark(self, values: Any, *, wide: bool) -> None:
+        if wide and self._call is not None:
+            self._call.wide.extend(fp32_tensors_in(values))
+
+    def _narrow_operand(self, x: Tensor) -> Tensor:
+        if self._call is not None:
+            self._call.is_product = True
+        return x
+
+    def _round(self, result: Tensor) -> None:
+        if self._call is not None and not self._call.hands_on(result):
+            self._call.rounded.append(result)
+
+    def _believed_dtype(self, x: Tensor) -> torch.dtype:
+        return x.dtype
+
+    def _cast(self, func: Function, args: Any, kwargs: dict[str, Any]) -> Any:
+        """Cast, and guess what that would mean in a narrow format: code widens a tensor first, and narrows it again.
+
+        Both are casts from fp32 to fp32 here, which do nothing.
+        """
+        source, result = args[0], func(*args, **kwargs)
+        dtype = CASTS[func] or self._first_dtype((kwargs.get("dtype"), *args[1:]))
+        if result is not source or dtype is not torch.float32:
+            return result
+        like = next((x for x in args[1:] if isinstance(x, Tensor)), None)
+        widens = self._is_wide(like) if like is not None else func is Tensor.float or not self._is_wide(source)
+        if widens:
+            self._mark(result, wide=True)
+        return result
+
+
+def _is_silent(func: Function) -> bool:
+    """Say whether a function gives no tensor that is computed: an attribute, mostly."""
+    name = getattr(func, "__name__", "")
+    return name in ("__set__", "__delete__") or (name == "__get__" and op_name(func) not in _VIEWS)
+
+
+def _writes(func: Function, kwargs: dict[str, Any]) -> bool:
+    """Say whether a function writes into its first argument."""
+    name = getattr(func, "__name__", "")
+    return bool(kwargs.get("inplace")) or name in _WRITING or (name.endswith("_") and not name.endswith("__"))
+
+
+def _known_kinds(tensors: Iterable[Tensor]) -> Iterable[Tensor]:
+    """Give the tensors whose memory can be read as it is."""
+    return (x for x in tensors if type(x) in _PLAIN and not has_no_memory(x))
+
+
+def _is_among(x: Tensor, tensors: Iterable[Tensor]) -> bool:
+    return any(x is each for each in tensors)

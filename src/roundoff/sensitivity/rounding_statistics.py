@@ -1,0 +1,114 @@
+"""Counts and sums over a tensor and what a format makes of it, kept on its device until they are read."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from roundoff.formats import BlockFormat, Format, round_to
+from roundoff.sensitivity.sensitivity import Rounded
+
+NUM_SUMS = 9
+"""Elements; finite ones; those that overflow; other than 0; that become 0; that become subnormal; then sums of the
+relative error, of the squares, and of the squared error."""
+_CHUNK = 1 << 15
+"""Elements at a time on a CPU: what comes in between stays in the cache."""
+
+
+def sums_of(x: Tensor, fmt: Format) -> Tensor:
+    """Round a tensor and return `NUM_SUMS` numbers about that in fp64, on its device; nothing is waited for.
+
+    >>> from roundoff.formats import format_named
+    >>> sums = sums_of(torch.tensor([1.0, 1e-9, 1e5]), format_named("fp16"))
+    >>> rounded_from(sums.tolist()).overflow
+    0.3333333333333333
+    """
+    x = x.detach()
+    total = torch.zeros(NUM_SUMS, dtype=torch.float64, device=x.device)
+    for pieces in _pieces(x, round_to(x, fmt), *_limits(x, fmt)):
+        total += _sums(*pieces, eps=fmt.eps)
+    return total
+
+
+def inner_product(x: Tensor, y: Tensor) -> Tensor:
+    """Return the sum of the products of two tensors of one shape, in fp64; what is not finite counts as 0."""
+    total = torch.zeros((), dtype=torch.float64, device=x.device)
+    for one, other in _pieces(x.detach(), y.detach()):
+        product = one.double() * other.double()
+        total += product.nan_to_num_(0.0, posinf=0.0, neginf=0.0).sum()
+    return total
+
+
+def _sums(x: Tensor, result: Tensor, largest: Tensor, smallest_normal: Tensor, *, eps: float) -> Tensor:
+    error = result - x
+    magnitude, rounded = x.abs(), result.abs()
+    is_finite, kept = torch.isfinite(x), torch.isfinite(error)
+    nonzero = (x != 0) & is_finite
+    overflows = is_finite & (~kept | ((magnitude > rounded) & (magnitude > largest)))
+    becomes_zero = nonzero & (result == 0)
+    becomes_subnormal = nonzero & (rounded < smallest_normal) & ~becomes_zero
+    error.masked_fill_(~kept, 0.0)
+    # 0 / 0 where both are 0
+    relative = (error.abs() / magnitude).nan_to_num_(0.0, posinf=0.0)
+    signal = x.masked_fill(~kept, 0.0).double()
+    error = error.double()
+    counts = [torch.count_nonzero(count) for count in (is_finite, overflows, nonzero, becomes_zero, becomes_subnormal)]
+    return torch.stack(
+        [
+            error.new_full((), x.numel()),
+            *(count.double() for count in counts),
+            relative.sum(dtype=torch.float64) / eps,
+            torch.dot(signal, signal),
+            torch.dot(error, error),
+        ]
+    )
+
+
+def _pieces(*tensors: Tensor) -> Iterator[list[Tensor]]:
+    """Give tensors side by side in flat pieces; those of one number go with every piece."""
+    length = tensors[0].numel()
+    size = _CHUNK if tensors[0].is_cpu else max(length, 1)
+    flat = [each.reshape(-1) if each.numel() == length else each for each in tensors]
+    for start in range(0, length, size):
+        yield [each[start : start + size] if each.dim() else each for each in flat]
+
+
+def rounded_from(sums: list[float]) -> Rounded:
+    """Return what the sums of one tensor, or of several added up, say."""
+    elements, finite, overflow, nonzero, becomes_zero, becomes_subnormal, relative, signal, noise = sums
+    return Rounded(
+        num_elements=int(elements),
+        overflow=_share(overflow, finite),
+        underflow=_share(becomes_zero, nonzero),
+        subnormal=_share(becomes_subnormal, nonzero),
+        ulps=_share(relative, nonzero),
+        snr_db=_decibels(signal, noise),
+    )
+
+
+def _share(part: float, whole: float) -> float:
+    return part / whole if whole else 0.0
+
+
+def _decibels(signal: float, noise: float) -> float:
+    if noise == 0:
+        return math.inf
+    return 10 * math.log10(signal / noise) if signal > 0 else -math.inf
+
+
+def _limits(x: Tensor, fmt: Format) -> tuple[Tensor, Tensor]:
+    """Return the largest number and the smallest normal one: of the format, or of each element's block."""
+    if not isinstance(fmt, BlockFormat) or not x.dim():
+        return x.new_tensor(fmt.largest), x.new_tensor(fmt.smallest_normal)
+    rows = x.movedim(fmt.axis, -1).abs()
+    length = rows.shape[-1]
+    rows = rows.masked_fill(~torch.isfinite(rows), 0.0)
+    blocks = F.pad(rows, (0, -length % fmt.block_size)).unflatten(-1, (-1, fmt.block_size))
+    exponent = torch.frexp(blocks.amax(-1, keepdim=True)).exponent - 1 - fmt.element.max_exponent
+    scale = torch.ldexp(torch.ones_like(blocks), exponent.clamp(-127, 127))
+    scale = scale.flatten(-2)[..., :length].movedim(-1, fmt.axis)
+    return scale * fmt.element.largest, scale * fmt.element.smallest_normal

@@ -1,0 +1,274 @@
+"""Follows a loop, and has the wanted steps measured."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+from weakref import ref
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.function import BackwardCFunction
+from torch.optim import Optimizer
+
+from roundoff.formats import Format
+from roundoff.record.loss_scale import LossScale
+from roundoff.record.sites import LOOP, Sites
+from roundoff.record.steps import StepClock, has_optimizer, leaves_of
+from roundoff.record.torch_private import (
+    autograd_node,
+    compiler_is_loaded,
+    hidden_from_modes,
+    in_function_transform,
+    keyword_arguments,
+    num_running_modules,
+    num_running_steps,
+    push_function_mode,
+    remove_function_mode,
+)
+from roundoff.sensitivity.ledger import Ledger
+from roundoff.sensitivity.narrow_calls import NarrowCalls
+from roundoff.sensitivity.rounding_points import RoundingPoints
+from roundoff.sensitivity.sensitivity import Sensitivity
+
+
+class StepMeasurement:
+    """A `LoopObserver` that turns `RoundingPoints` on for the steps that are wanted, and makes a value of each."""
+
+    def __init__(
+        self, steps: Sequence[int], formats: Sequence[Format], *, on_done: Callable[[Sensitivity], None]
+    ) -> None:
+        self.failure: str | None = None
+        self.num_steps = 0
+        self._wanted = frozenset(steps)
+        self._formats = tuple(formats)
+        self._on_done = on_done
+        self._sites = Sites()
+        self._clock = StepClock(self._close_step, has_optimizer=lambda: has_optimizer(self._leaves or ()))
+        self._running: list[nn.Module] = []
+        self._stack: list[int] = []
+        self._leaves: list[ref[Tensor]] | None = None
+        self._node = autograd_node()
+        self._eagerly = contextlib.ExitStack()
+        self._is_on = False
+        self._is_over = False
+        self._new_step()
+
+    def _new_step(self) -> None:
+        self._loss_scale = LossScale()
+        self._losses: list[Tensor] = []
+        self._scale: Tensor | float | None = None
+        """Of the gradients that come now; None if they are none of the loss."""
+        self._retains_graph = False
+        self._ledger = Ledger(self._formats)
+        self._calls = NarrowCalls(self._ledger, scale=lambda: self._scale, on_error=self.failed)
+        self._mode = RoundingPoints(
+            self._calls,
+            fmt=self._formats[0],
+            site=self._site,
+            in_backward=lambda: self._clock.in_backward,
+            on_error=self.failed,
+        )
+
+    def begin(self) -> None:
+        """Get ready for the first step."""
+        self._place()
+
+    def finish(self) -> None:
+        """Close the step that is open, and leave nothing behind."""
+        try:
+            if self._clock.has_begun and not self._is_over:
+                self._close_step()
+        finally:
+            self._is_over = True
+            self._place()
+            self._calls.forget()
+
+    # -- LoopObserver: what the loop does ------------------------------------------------------------------------------
+
+    def forward_enter(self, module: nn.Module, args: tuple[Any, ...]) -> None:
+        """Push the module's site; a call from the loop may close a step."""
+        clock = self._clock
+        if module in self._running:  # it calls itself, or was interrupted and never left
+            self._forget_interrupted(num_modules=num_running_modules() - 1)
+        if not self._running and not clock.in_backward:
+            clock.sees_modules = True
+            if clock.in_step:
+                clock.correct_depth(num_running_steps())
+            if not clock.in_step:
+                clock.forward(with_gradients=torch.is_grad_enabled())
+        self._place()
+        self._stack.append(self._sites.of_module(module, self._stack[-1] if self._stack else None))
+        self._running.append(module)
+        if self._is_on:
+            self._mode.give((args, keyword_arguments()))
+
+    def forward_leave(self, module: nn.Module, output: Any) -> None:
+        """Pop the module's site, and those of modules inside it that never said that they ended."""
+        if module not in self._running:
+            return
+        if self._is_on:
+            self._mode.take(output, self._sites.names[self._stack[self._running.index(module)]])
+        while self._running.pop() is not module:
+            pass
+        del self._stack[len(self._running) :]
+
+    def backward_enter(
+        self, roots: tuple[Any, ...], *, is_part_of_forward: bool, arguments: tuple[tuple[Any, ...], dict[str, Any]]
+    ) -> None:
+        """Add up the loss; gradients count from now on, without the factor that a scaler has put on them."""
+        is_nested = self._clock.in_backward
+        if not is_nested and (self._running or self._clock.in_step):
+            self._forget_interrupted(num_modules=num_running_modules(), num_steps=num_running_steps())
+        self._clock.backward_enter(is_part_of_forward=is_part_of_forward)
+        if is_nested:
+            return
+        if self._leaves is None:
+            self._leaves = leaves_of(roots)
+        if self._clock.step not in self._wanted:
+            self._calls.forget()
+        elif not is_part_of_forward:
+            given = [*arguments[0], None, None]
+            self._add_loss(roots, given[0])
+            self._retains_graph = bool(given[1])
+
+    def backward_leave(self) -> None:
+        """Count the microbatch; no more gradients come."""
+        if self._clock.backward_leave() and not self._retains_graph:
+            self._calls.backward_ended()
+        if not self._clock.in_backward:
+            self._scale = None
+
+    def step_enter(self, optimizer: Optimizer) -> None:
+        """Count the attempt."""
+        if self._running or self._clock.in_step:
+            self._forget_interrupted(num_modules=num_running_modules(), num_steps=num_running_steps() - 1)
+        self._clock.step_enter(optimizer)
+
+    def step_leave(self, optimizer: Optimizer) -> None:
+        """Get ready for the next step: in a loop without modules nobody says when it begins."""
+        self._clock.step_leave(optimizer)
+        self._place()
+
+    def step_skipped(self, optimizer: Optimizer) -> None:
+        """Count the attempt that a scaler did not let through."""
+        self._clock.step_enter(optimizer)
+        self._clock.step_leave(optimizer, skipped=True)
+        self._place()
+
+    def closure_enter(self) -> None:
+        """Nothing: the forward inside a closure says enough."""
+
+    def closure_leave(self) -> None:
+        """Nothing."""
+
+    def calling(self, call: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Keep the loss that an optimizer with a scale of its own goes backward from."""
+        if call == "optimizer_backward" and hasattr(args[0], "announce"):
+            self._loss_scale.see_announced(args, kwargs)
+
+    def call_ended(self, call: str) -> None:
+        """Nothing."""
+
+    def called(self, call: str, owner: Any, detail: dict[str, Any]) -> None:
+        """Follow the scale of the loss, and clearing of gradients."""
+        if call == "scale":
+            self._loss_scale.see_scaler(owner)
+            self._loss_scale.see_scaled(detail["scaled"], detail["outputs"])
+        elif call == "zero_grad":
+            self._clock.zero_grad()
+            self._place()
+        elif call == "load":
+            self._sites.refresh()
+
+    def failed(self, error: Exception) -> None:
+        """End measuring; the training goes on."""
+        if self.failure is None:
+            self.failure = f"measuring failed with {type(error).__name__}: {error}"
+        self._is_over = True
+
+    def other_thread(self) -> None:
+        """Nothing: what happens there is not measured."""
+
+    # -- steps ---------------------------------------------------------------------------------------------------------
+
+    def _close_step(self) -> None:
+        self.num_steps += 1
+        if self._is_over or self._clock.step not in self._wanted:
+            return
+        with hidden_from_modes(), torch.no_grad():
+            self._calls.finish()
+            sensitivity = self._sensitivity()
+        self._is_over = self._clock.step >= max(self._wanted)
+        self._place()
+        self._new_step()
+        self._on_done(sensitivity)
+
+    def _sensitivity(self) -> Sensitivity:
+        return Sensitivity(
+            step=self._clock.step,
+            loss=math.fsum(float(loss) for loss in self._losses),
+            formats=tuple(fmt.name for fmt in self._formats),
+            effects=self._ledger.effects(),
+            num_parameters=self._num_parameters(),
+        )
+
+    def _num_parameters(self) -> dict[str, int]:
+        counts: dict[str, int] = {}
+        seen: set[Tensor] = set()
+        for module in (module for model in self._sites.models for module in model.modules()):
+            site = self._sites.names[self._sites.of_module(module, 0)]
+            own = [p for p in module.parameters(recurse=False) if p not in seen]
+            seen.update(own)
+            if own:
+                counts[site] = counts.get(site, 0) + sum(p.numel() for p in own)
+        return counts
+
+    def _add_loss(self, roots: tuple[Any, ...], gradients: Any) -> None:
+        with hidden_from_modes(), torch.no_grad():
+            self._scale = 1.0
+            for place, root in enumerate(root for root in roots if isinstance(root, Tensor)):
+                plain = self._loss_scale.without_scale(root)
+                if plain is not root and self._loss_scale.value is not None:
+                    self._scale = self._loss_scale.value
+                given = gradients[place] if isinstance(gradients, tuple) and root.dim() else None
+                loss = plain.detach().double()
+                self._losses.append((loss * given if isinstance(given, Tensor) else loss).sum())
+        self._loss_scale.forget_losses()
+
+    def _place(self) -> None:
+        """Put the mode on where it is needed, or take it away."""
+        if self._mode.is_running:
+            return  # torch has taken it off the stack for this time, and puts it back itself
+        step, clock = self._clock.step, self._clock
+        wanted = step in self._wanted or (step + 1 in self._wanted and clock.ends_at_forward)
+        if wanted and not self._is_over:
+            if compiler_is_loaded() and not self._is_on:
+                self._eagerly.enter_context(torch.compiler.set_stance("force_eager"))
+            if not self._is_on:
+                push_function_mode(self._mode)
+        elif self._is_on:
+            remove_function_mode(self._mode)
+            self._eagerly.close()
+        self._is_on = wanted and not self._is_over
+
+    def _site(self) -> str | None:
+        """Return where the running code belongs; None where nothing is to be measured."""
+        if self._is_over or not torch.is_grad_enabled() or torch.compiler.is_compiling() or in_function_transform():
+            return None
+        if torch.is_autocast_enabled("cpu") or torch.is_autocast_enabled("cuda"):
+            return None  # it decides about formats by itself
+        # What is computed in backward is a recomputation. Those of torch's engine itself only bring values back; inside
+        # a function in Python there is a backward of its own.
+        if self._clock.in_backward and not isinstance(self._node(), BackwardCFunction):
+            return None
+        return self._sites.names[self._stack[-1]] if self._stack else LOOP
+
+    def _forget_interrupted(self, *, num_modules: int, num_steps: int | None = None) -> None:
+        """Leave modules and optimizer steps that an exception ended without a word."""
+        del self._running[num_modules:]
+        del self._stack[num_modules:]
+        if num_steps is not None:
+            self._clock.correct_depth(num_steps)
