@@ -18,6 +18,7 @@ PUBLIC_NAMES = [
     "save_tensor",
     "smallest_bad",
     "smallest_wide",
+    "switched",
     "watching",
 ]
 

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from roundoff.precision import apply_recipe as apply_recipe
     from roundoff.record import recording as recording
     from roundoff.runs import Run as Run
+    from roundoff.switches import switched as switched
     from roundoff.watch.watching import watching as watching
 
     __version__: str
@@ -33,6 +34,7 @@ _HOMES = {
     "save_tensor": "roundoff.compare.save_tensor",
     "smallest_bad": "roundoff.experiments.smallest",
     "smallest_wide": "roundoff.experiments.smallest",
+    "switched": "roundoff.switches",
     "watching": "roundoff.watch.watching",
 }
 
@@ -49,6 +51,7 @@ __all__ = [
     "save_tensor",
     "smallest_bad",
     "smallest_wide",
+    "switched",
     "watching",
 ]
 
