@@ -41,7 +41,7 @@ def open_judgements(path: Path, *, question: str, sites: Sequence[str]) -> list[
         write_atomically(path, f"{to_json(header)}\n".encode())
         return []
     _check_header(path, question=question, sites=sites)
-    _take_off_what_was_cut(path)
+    take_off_what_was_cut(path)
     return [judgement for judgement in read_lines(path, _judgement) if judgement is not None]
 
 
@@ -72,7 +72,7 @@ def _check_header(path: Path, *, question: str, sites: Sequence[str]) -> None:
         )
 
 
-def _take_off_what_was_cut(path: Path) -> None:
+def take_off_what_was_cut(path: Path) -> None:
     """Remove a last line without its newline: the next one would be written behind it."""
     data = path.read_bytes()
     if not data.endswith(b"\n"):

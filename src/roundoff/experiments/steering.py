@@ -9,9 +9,11 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from roundoff.experiments.trial import Setting
+from roundoff.precision.applied import APPLIED_VARIABLE
+from roundoff.precision.sites import OVERRIDES_VARIABLE, overrides_in_environment
+from roundoff.switches import SWITCHES_VARIABLE, switches_in_environment
 
-_RECIPE, _OVERRIDES, _SITES = "ROUNDOFF_RECIPE", "ROUNDOFF_OVERRIDES", "ROUNDOFF_SITES"
-_SWITCHES, _APPLIED_TO = "ROUNDOFF_SWITCHES", "ROUNDOFF_APPLIED_TO"
+_RECIPE, _SITES = "ROUNDOFF_RECIPE", "ROUNDOFF_SITES"
 APPLIED_NAME = "applied.jsonl"
 """In the folder of a trial: what `apply_recipe` left word of there."""
 
@@ -20,18 +22,17 @@ def variables_of(setting: Setting, *, folder: Path) -> dict[str, str]:
     """Return the variables by which a process learns what a setting changes.
 
     `ROUNDOFF_SITES` holds the sites of the overrides, separated by commas, for commands that read no JSON. Overrides
-    that this process was given itself belong to the training and stay.
+    and switches that this process was given itself belong to the training and stay.
     """
-    before = json.loads(os.environ.get(_OVERRIDES) or "{}")
     variables = {
-        _APPLIED_TO: str(folder / APPLIED_NAME),
-        _OVERRIDES: json.dumps({**before, **setting.overrides}),
+        APPLIED_VARIABLE: str(folder / APPLIED_NAME),
+        OVERRIDES_VARIABLE: json.dumps({**overrides_in_environment(), **setting.overrides}),
         _SITES: ",".join(setting.overrides),
     }
     if setting.recipe is not None:
         variables[_RECIPE] = setting.recipe
     if setting.switches:
-        variables[_SWITCHES] = json.dumps(dict(setting.switches))
+        variables[SWITCHES_VARIABLE] = json.dumps({**switches_in_environment(), **setting.switches})
     return variables
 
 

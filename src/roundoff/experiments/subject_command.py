@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from roundoff.errors import BisectError
-from roundoff.experiments.pool import Task
 from roundoff.experiments.steering import variables_of
+from roundoff.experiments.task import Task
 from roundoff.experiments.trial import Setting, TrialResult
 
 _NOT_STARTED = (126, 127)

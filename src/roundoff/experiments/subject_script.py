@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from roundoff.experiments.pool import Task
 from roundoff.experiments.steering import steered
+from roundoff.experiments.task import Task
 from roundoff.experiments.trial import Setting, TrialResult
 from roundoff.record.script import Script
 
@@ -60,6 +60,7 @@ def try_script(trial: ScriptTrial) -> TrialResult:
     from roundoff.experiments.trial_runs import empty_run_folder, result_of_run, watch_settings
     from roundoff.record.repeatable import repeatable
     from roundoff.record.script import run_script
+    from roundoff.switches import switched, switches_in_environment
     from roundoff.watch.crash import ProcessGuard
     from roundoff.watch.watching import start_watching
 
@@ -77,7 +78,8 @@ def try_script(trial: ScriptTrial) -> TrialResult:
                 guard=guard,
             )
             repeating = repeatable(seed=seed, deterministic=False, repeat_batch=False)
-            with watch.running(), ending_after(setting.steps, of=watch), repeating:
+            switching = switched(switches_in_environment())
+            with watch.running(), ending_after(setting.steps, of=watch), repeating, switching:
                 code = run_script(subject.script, on_error=watch.note_exception)
                 watch.training_failed = code != 0
     finally:

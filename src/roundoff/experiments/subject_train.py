@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from roundoff.errors import LossScaleError
-from roundoff.experiments.pool import Task
 from roundoff.experiments.steering import steered
+from roundoff.experiments.task import Task
 from roundoff.experiments.trial import Setting, TrialResult
 from roundoff.runs import Metrics, to_json
 from roundoff.train.config import TrainConfig
@@ -67,6 +67,7 @@ class TrainTrial:
 def try_training(trial: TrainTrial) -> TrialResult:
     """Train once. A loss scale that gives up is an ending with exit code 1; any other error is raised."""
     # Imported here: whoever only names a training needs no torch.
+    from roundoff.switches import switched, switches_in_environment
     from roundoff.train.trainer import train
 
     trial.folder.mkdir(parents=True, exist_ok=True)
@@ -77,7 +78,7 @@ def try_training(trial: TrainTrial) -> TrialResult:
 
     config = config_of(trial.config, trial.setting)
     in_this_process = config.procs == 1
-    with steered(trial.setting, folder=trial.folder), _watched(trial):
+    with steered(trial.setting, folder=trial.folder), switched(switches_in_environment()), _watched(trial):
         try:
             result = train(config, on_step=on_step if in_this_process else None)
         except LossScaleError:

@@ -1,0 +1,37 @@
+from pathlib import Path
+
+import pytest
+
+from roundoff.errors import BisectError
+from roundoff.experiments.bisect_folder import bisect_folder
+
+PLAN = {"subject": "train.py", "fingerprint": "abc", "good": "fp32", "bad": None}
+
+
+def test_the_same_search_goes_on_in_its_folder_until_there_is_an_answer(tmp_path: Path):
+    first = bisect_folder(PLAN, base=tmp_path, name=None)
+    assert first.path == tmp_path / "bisect-1"
+    assert bisect_folder(PLAN, base=tmp_path, name=None) == first
+    first.answer.write_text("{}")
+    assert bisect_folder(PLAN, base=tmp_path, name=None).path == tmp_path / "bisect-2"
+
+
+def test_another_training_gets_another_folder(tmp_path: Path):
+    bisect_folder(PLAN, base=tmp_path, name=None)
+    other = {**PLAN, "fingerprint": "other"}
+    assert bisect_folder(other, base=tmp_path, name=None).path == tmp_path / "bisect-2"
+    assert bisect_folder(PLAN, base=tmp_path, name=None).path == tmp_path / "bisect-1"
+
+
+def test_a_named_folder_of_another_training_is_refused(tmp_path: Path):
+    bisect_folder(PLAN, base=tmp_path, name="mine")
+    assert bisect_folder(PLAN, base=tmp_path, name="mine").path == tmp_path / "mine"
+    with pytest.raises(BisectError, match=r"holds another bisection[\s\S]*`train.py`, with another fingerprint, good"):
+        bisect_folder({**PLAN, "fingerprint": "other", "good": "bf16"}, base=tmp_path, name="mine")
+
+
+def test_a_folder_of_something_else_is_refused(tmp_path: Path):
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "thesis.tex").write_text("")
+    with pytest.raises(BisectError, match="is taken"):
+        bisect_folder(PLAN, base=tmp_path, name="mine")
