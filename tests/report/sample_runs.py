@@ -1,0 +1,80 @@
+"""Small runs that pages are made of: recorded for real, in a second; one breaks, one is fine, one has hostile names."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from roundoff.diagnose import diagnose_run
+from roundoff.record import recording
+from roundoff.runs import Anomaly, Metrics, OptimizerFacts, Run, RunInfo, RunWriter, Structure
+
+HOSTILE = "<script>alert(1)</script><img src=x>"
+BAD_STEP = 1
+
+
+class Squared(nn.Module):
+    """Multiplies by itself what is scaled; beyond fp16 in the bad step."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = 1.0
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = x * self.scale
+        return torch.bmm(y, y.transpose(1, 2)).mean(-1, keepdim=True) + x
+
+
+class Net(nn.Module):
+    """A layer, the product, and a head; the layer can have any name."""
+
+    def __init__(self, name: str, *, eps: float) -> None:
+        super().__init__()
+        self.add_module(name, nn.Sequential(nn.LayerNorm(8, eps=eps), nn.Linear(8, 8)))
+        self.body, self.head, self.name = Squared(), nn.Linear(8, 4), name
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.body(self.get_submodule(self.name)(x)))
+
+
+def record_run(
+    folder: Path, *, num_steps: int = 2, is_broken: bool = True, name: str = "stem", eps: float = 1e-5
+) -> Run:
+    """Record a training; the product of a broken one overflows in step `BAD_STEP`."""
+    torch.manual_seed(0)
+    dtype = torch.float16 if is_broken else torch.float32
+    net = Net(name, eps=eps).to(dtype)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.01)
+    with recording(to=folder, steps=range(num_steps), inputs=True, stacks=True):
+        for step in range(num_steps):
+            net.body.scale = 3000.0 if is_broken and step == BAD_STEP else 1.0
+            x, y = torch.randn(4, 3, 8).to(dtype), torch.randint(0, 4, (4, 3))
+            loss = nn.functional.cross_entropy(net(x).float().flatten(0, 1), y.flatten())
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+    return Run.open(folder)
+
+
+def diagnosed(run: Run) -> Run:
+    """Write what a diagnosis finds into the run, as the commands do."""
+    run.write_findings(diagnose_run(run).findings)
+    return run
+
+
+def write_metrics_run(folder: Path, losses: list[float], **info: object) -> Run:
+    """Write a run that was watched and not recorded: its metrics, what the watch saw, and its optimizer."""
+    with RunWriter.create(folder, RunInfo(**info)) as writer:  # type: ignore[arg-type]
+        for step, loss in enumerate(losses):
+            writer.write_metrics(
+                Metrics(
+                    step=step, loss=loss, lr=0.1, loss_scale=1024.0, skipped=step == 1, grad_norm=1.0, update_norm=0.1
+                )
+            )
+            if loss != loss:
+                writer.write_anomaly(Anomaly(step=step, kind="loss", value=loss))
+        optimizer = OptimizerFacts(name="SGD", groups=({"lr": 0.1},), recipe='name = "mine"\n')
+        writer.write_structure(Structure(step=0, optimizers=(optimizer,)))
+    return Run.open(folder)
