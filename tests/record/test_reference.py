@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from roundoff.record.op_table import describe_op, tensors_in, written_arguments
 from roundoff.record.reference import Introduced, Reference, ReferenceKind
+from roundoff.record.reference.judgeable import has_something_to_judge
 from roundoff.record.torch_private import DispatchMode
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -154,6 +155,10 @@ ELEMENTWISE: dict[str, Callable[[Tensor], Tensor]] = {
     "softplus": F.softplus,
     "log sigmoid": F.logsigmoid,
     "elu": F.elu,
+    "selu": F.selu,
+    "leaky relu in place": lambda x: F.leaky_relu_(x * 1),
+    "gated": lambda x: F.glu(x.view(-1, 2)),
+    "prelu": lambda x: F.prelu(x, torch.full((1,), 0.3, dtype=x.dtype)),
     "mean squared": lambda x: F.mse_loss(x, x.flip(0)),
 }
 
@@ -416,6 +421,25 @@ def test_ops_with_nothing_to_judge_are_passed_over_in_silence() -> None:
     with judging() as found:
         F.scaled_dot_product_attention(x.view(1, 1, 6, 4), x.view(1, 1, 6, 4), x.view(1, 1, 6, 4), dropout_p=0.5)
     assert found.reference.not_judged == {}
+
+
+@pytest.mark.parametrize(
+    ("op", "judged"),
+    [
+        (aten.gelu_backward.default, True),
+        (aten.silu_backward.default, True),
+        (aten.relu_.default, True),
+        (aten._prelu_kernel_backward.default, True),
+        (aten._weight_norm_interface.default, True),
+        (aten.lu_unpack.default, False),
+        (aten._lu_with_info.default, False),
+        (aten._linalg_eigh.default, False),
+        (aten.cholesky_solve.default, False),
+    ],
+    ids=str,
+)
+def test_activations_are_not_taken_for_decompositions_because_of_their_names(op: Any, judged: bool) -> None:
+    assert has_something_to_judge(op) is judged
 
 
 def test_some_results_of_an_op_can_be_judged_and_others_not() -> None:

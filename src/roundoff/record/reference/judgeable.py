@@ -46,5 +46,7 @@ _CONSTANT = frozenset({
 
 _JUMPING = re.compile(r"floor_divide|remainder|nextafter|nan_to_num|grid_sampler|_?fake_quantize|_fused_moving_avg")
 """Functions that jump, where a number inside is off by a rounding or with the format; so does `div` with a mode."""
-_SOLVING = re.compile(r"_?linalg_(?!vector_norm)|.*(cholesky|eig|svd|qrf|ormqr|lu_|triangular_solve|lstsq)")
+_SOLVING = re.compile(
+    r"_?linalg_(?!vector_norm)|_?lu_|.*(cholesky|(?<!w)eig|svd|qrf|ormqr|triangular_solve|lstsq)"  # not weight, gelu_
+)
 """Decompositions and inverses: how far apart two good ones may be depends on the matrix."""
