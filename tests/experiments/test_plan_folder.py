@@ -3,7 +3,6 @@
 from pathlib import Path
 
 import pytest
-from measured_steps import small_gpt
 
 from roundoff.errors import PlanError
 from roundoff.experiments.plan_folder import plan_folder
@@ -35,13 +34,6 @@ def test_a_folder_of_something_else_is_left_alone(tmp_path: Path) -> None:
     (tmp_path / "mine" / "diary.txt").touch()
     with pytest.raises(PlanError, match="is taken"):
         plan_folder(ASKED, base=tmp_path, name="mine")
-
-
-def test_the_measured_step_comes_back_as_it_was(tmp_path: Path) -> None:
-    folder = plan_folder(ASKED, base=tmp_path, name=None)
-    assert folder.measured_step() is None
-    folder.keep_step(small_gpt())
-    assert folder.measured_step() == small_gpt()
 
 
 def test_the_same_recipe_is_the_same_file(tmp_path: Path) -> None:

@@ -98,6 +98,12 @@ def test_a_site_that_no_loss_scale_can_save_stays_wide() -> None:
     assert [each.site for each in proposal.wide] == ["head"]
 
 
+def test_where_the_loss_is_scaled_anyway_small_gradients_are_nothing_to_speak_of() -> None:
+    vanishing = effect("blocks.0.attn", "softmax", gradient=LOST, gradient_absmax=1e-7)
+    proposal = propose(small_gpt(vanishing), formats=["fp16"], target=LOSS, is_scaled=True)
+    assert (proposal.wide, proposal.scaling) == ((), None)
+
+
 def test_each_site_takes_the_narrowest_of_several_formats() -> None:
     effects = []
     for fmt, errors in (("e4m3", (1e-6, 0.1)), ("bf16", (1e-7, 1e-6))):

@@ -62,4 +62,10 @@ def test_a_loss_scale_lifts_gradients_into_the_range(loss_scale: float, is_safe:
 def test_a_result_that_rounding_destroys_is_lost() -> None:
     risk = risk_of_one(effect("norm", "var", value=rounded(underflow=1.0, snr_db=0.0)))
     assert risk is not None
-    assert risk.text == "lost: of its result 100 % become 0 in fp16; 0 dB are left"
+    assert risk.text == "underflow: of its result 100 % become 0 in fp16; 0 dB are left"
+
+
+def test_a_format_with_scales_of_its_own_does_not_overflow() -> None:
+    assert (
+        risk_of_one(effect("fc", "linear", fmt="mxfp8", absmax=1e6, value=rounded(overflow=0.1, snr_db=25.0))) is None
+    )

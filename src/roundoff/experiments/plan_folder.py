@@ -11,7 +11,6 @@ from roundoff.errors import PlanError, RunFolderError
 from roundoff.runs import JsonValue, next_free_name, to_json
 from roundoff.runs.atomic import write_atomically
 from roundoff.runs.plain_json import read_json_object
-from roundoff.sensitivity.sensitivity import Sensitivity
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,15 +59,16 @@ class PlanFolder:
         write_atomically(path, text.encode())
         return path
 
-    def keep_step(self, measured: Sensitivity) -> None:
-        """Write the measured step."""
-        write_atomically(self.sensitivity, f"{to_json(measured.to_object())}\n".encode())
-
-    def measured_step(self) -> Sensitivity | None:
-        """Return the measured step, if it is there."""
-        if not self.sensitivity.exists():
-            return None
-        return Sensitivity.from_object(read_json_object(self.sensitivity))
+    def finish(self, recipe: str, *, answer: dict[str, JsonValue], also: Path) -> None:
+        """Write the recipe, here and where else it is wanted, and the answer, which ends the plan."""
+        for path in dict.fromkeys((self.recipe, also)):
+            try:
+                write_atomically(path, recipe.encode())
+            except OSError as error:
+                raise PlanError.explain(
+                    f"'{path}' cannot be written.", why=f"{error.strerror}.", fix=f"the recipe is in '{self.recipe}'."
+                ) from error
+        write_atomically(self.answer, f"{to_json(answer, indent=1)}\n".encode())
 
 
 def plan_folder(asked: Mapping[str, JsonValue], *, base: Path, name: str | None) -> PlanFolder:

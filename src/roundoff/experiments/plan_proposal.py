@@ -26,7 +26,7 @@ def propose(
     formats: Sequence[str],
     target: Target,
     modules_only: bool = False,
-    may_scale: bool = True,
+    is_scaled: bool = False,
     only_ops: frozenset[str] | None = None,
 ) -> Proposal:
     """Give every site the narrowest of `formats` (or fp32) that nothing speaks against and that meets the target.
@@ -36,7 +36,7 @@ def propose(
         formats: what may be chosen, besides fp32.
         target: how far the loss may move, or how much room there is.
         modules_only: let no op of a site take another format than the site.
-        may_scale: whether gradients that vanish everywhere may be answered by scaling the loss.
+        is_scaled: whether the loss is scaled anyway; else that is proposed where gradients vanish everywhere.
         only_ops: ops that are rounded at all, if not all of them are; others count for nothing.
 
     Raises:
@@ -45,7 +45,8 @@ def propose(
     _check(sensitivity, formats)
     units = [unit for unit in units_of(sensitivity) if _is_planned(unit) and (not only_ops or unit.op in only_ops)]
     narrowest = min(formats, key=lambda fmt: format_named(fmt).num_bits)
-    scale, scaling = _loss_scale(units, narrowest) if may_scale else (1.0, None)
+    scaling = None if is_scaled else _why_scaled(units, narrowest)
+    scale = _loss_scale(units, narrowest) if is_scaled or scaling is not None else 1.0
     risks = {unit.key: {fmt: risk_of(unit, fmt, loss_scale=scale) for fmt in formats} for unit in units}
     choices = [choices_of(unit, [fmt for fmt in formats if risks[unit.key][fmt] is None]) for unit in units]
     picked = assign(choices, target=target, loss=sensitivity.loss)
@@ -94,18 +95,27 @@ def _is_planned(unit: Unit) -> bool:
     return unit.site != "<loop>" and ":" not in unit.site
 
 
-def _loss_scale(units: Sequence[Unit], fmt: str) -> tuple[float, str | None]:
-    """Return a scale and why it is needed if gradients vanish nearly everywhere; else 1, and None."""
+def _why_scaled(units: Sequence[Unit], fmt: str) -> str | None:
+    """Say why the loss has to be scaled: gradients vanish at many of the ops; None if they do not."""
     with_gradient = [unit for unit in units if unit.has_gradient]
     risks = [risk_of(unit, fmt) for unit in with_gradient]
     num_lost = sum(risk is not None and risk.kind == "underflow" for risk in risks)
-    if not with_gradient or num_lost <= _GLOBAL_SHARE * len(with_gradient):
-        return 1.0, None
-    largest = max(effect.gradient_absmax or 0.0 for unit in with_gradient for effect in unit.effects.get(fmt, ()))
+    if num_lost <= _GLOBAL_SHARE * len(with_gradient):
+        return None
+    largest = _largest_gradient(units, fmt)
+    return f"gradients vanish in {fmt} at {num_lost} of {len(with_gradient)} ops: the largest of all is {largest:.3g}"
+
+
+def _loss_scale(units: Sequence[Unit], fmt: str) -> float:
+    """Return the scale that a dynamic one comes to: the largest gradient is well within the format."""
+    largest = _largest_gradient(units, fmt)
     room = format_named(fmt).largest / HEADROOM / largest if largest else 1.0
-    scale = min(_LARGEST_SCALE, 2.0 ** math.floor(math.log2(max(1.0, room))))
-    text = f"gradients vanish in {fmt} at {num_lost} of {len(with_gradient)} ops: the largest of all is {largest:.3g}"
-    return scale, text
+    return min(_LARGEST_SCALE, 2.0 ** math.floor(math.log2(max(1.0, room))))
+
+
+def _largest_gradient(units: Sequence[Unit], fmt: str) -> float:
+    gradients = (effect.gradient_absmax or 0.0 for unit in units for effect in unit.effects.get(fmt, ()))
+    return max(gradients, default=0.0)
 
 
 def _reason(unit: Unit, choice: Choice, risks: Mapping[str, Risk | None], target: Target) -> str | None:

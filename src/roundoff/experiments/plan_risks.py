@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from roundoff.experiments.plan_units import Unit
-from roundoff.formats import format_named
+from roundoff.formats import BlockFormat, format_named
 from roundoff.sensitivity.sensitivity import Effect, Rounded
 
 RiskKind = Literal["overflow", "headroom", "lost", "underflow"]
@@ -34,10 +34,10 @@ class Risk:
 def risk_of(unit: Unit, fmt: str, *, loss_scale: float = 1.0) -> Risk | None:
     """Return what speaks against a format at a unit, the gravest first; None if nothing does."""
     effects = unit.effects.get(fmt, ())
-    for found in (_overflow, _headroom, _lost):
-        if risk := found(effects, fmt):
-            return risk
-    return _underflow(effects, fmt, loss_scale=loss_scale)
+    # In a format with scales of its own what is too large is only less exact.
+    has_scales = isinstance(format_named(fmt), BlockFormat)
+    too_large = None if has_scales else _overflow(effects, fmt) or _headroom(effects, fmt)
+    return too_large or _lost(effects, fmt) or _underflow(effects, fmt, loss_scale=loss_scale)
 
 
 def _overflow(effects: Iterable[Effect], fmt: str) -> Risk | None:
@@ -67,7 +67,8 @@ def _headroom(effects: Iterable[Effect], fmt: str) -> Risk | None:
 def _lost(effects: Iterable[Effect], fmt: str) -> Risk | None:
     for effect in effects:
         if effect.value.snr_db < _LEAST_VALUE_DB and effect.gradient is not None:
-            text = f"lost: of its {effect.part} {_share(effect.value)} in {fmt}; {effect.value.snr_db:.0f} dB are left"
+            left = f"{effect.value.snr_db:.0f} dB are left"
+            text = f"underflow: of its {effect.part} {_share(effect.value)} in {fmt}; {left}"
             return Risk(kind="lost", text=text)
     return None
 

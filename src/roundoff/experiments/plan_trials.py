@@ -13,6 +13,7 @@ from roundoff.experiments.plan_folder import PlanFolder
 from roundoff.experiments.trial import Setting, TrialResult
 from roundoff.precision.recipe import Recipe
 from roundoff.precision.recipe_toml import to_toml
+from roundoff.runs import JsonValue
 
 TrySettings = Callable[[Sequence[Setting]], list[TrialResult]]
 """Trains with each setting, or knows what came of it."""
@@ -43,6 +44,18 @@ class Verification:
             f"{len(self.losses)} trainings{steps} ended with a loss of {ended}; "
             f"fp32 has {self.judge.reference.text}, up to {self.judge.limit:.4g} is good"
         )
+
+    def to_object(self) -> dict[str, JsonValue]:
+        """Return the numbers as JSON values."""
+        reference = self.judge.reference
+        return {
+            "good": self.is_good,
+            "losses": list(self.losses),
+            "reference_mean": reference.mean,
+            "reference_deviation": reference.deviation,
+            "limit": self.judge.limit,
+            "steps": self.num_steps,
+        }
 
 
 @dataclass(slots=True, kw_only=True)

@@ -49,7 +49,7 @@ class Unit:
 
         Squares, because the errors of different tensors have nothing to do with each other: their squares add up.
         """
-        return math.fsum(effect.loss_change**2 for effect in self.effects.get(fmt, ()))
+        return math.fsum(effect.loss_change**2 for effect in self.effects.get(fmt, ()) if _is_lost_here(effect))
 
     def num_bits(self, fmt: str) -> float:
         """Return what its weights and results take in a format."""
@@ -58,6 +58,11 @@ class Unit:
     @property
     def _any(self) -> tuple[Effect, ...]:
         return next(iter(self.effects.values()), ())
+
+
+def _is_lost_here(effect: Effect) -> bool:
+    """Whether rounding here is what loses something: what narrow ops have made, they have rounded before."""
+    return not effect.rounded_by or not all(effect.rounded_by)
 
 
 def units_of(sensitivity: Sensitivity) -> tuple[Unit, ...]:

@@ -1,0 +1,88 @@
+"""A plan for people: the verdict, what is wide and why, what was tried, and how to use it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from roundoff.experiments.plan_options import Plan
+from roundoff.experiments.plan_sites import SitePlan
+
+_MOST_SHOWN = 12
+_MOST_NAMED = 4
+
+
+def plan_text(plan: Plan) -> str:
+    """Lay out a plan, the verdict first."""
+    lines = [verdict(plan), *_wide_lines(plan), "", *_fact_lines(plan), "", *_use_lines(plan)]
+    return "\n".join(lines)
+
+
+def evidence_lines(plan: Plan) -> list[str]:
+    """Return what is known about the recipe, for the top of its file."""
+    return [f"Planned by roundoff for: {plan.subject}", verdict(plan), "", *_fact_lines(plan)]
+
+
+def verdict(plan: Plan) -> str:
+    """Say in one sentence what is narrow, and whether it trains."""
+    proposal = plan.proposal
+    wide = [each.site for each in proposal.wide]
+    shown = ", ".join(wide[:_MOST_NAMED]) + (f" and {len(wide) - _MOST_NAMED} more" if len(wide) > _MOST_NAMED else "")
+    what = f"{plan.measured_format} everywhere" if not wide else f"{plan.measured_format} everywhere but {shown}"
+    narrow = f"{100 * proposal.narrow_parameters:.3g} % of the parameters are narrow"
+    return f"{what}: {narrow}{_ending(plan)}."
+
+
+def _ending(plan: Plan) -> str:
+    if plan.verified is None:
+        return ", not tried"
+    if plan.is_good:
+        return ", and it trains as fp32 does"
+    return (
+        ", but it does not train as fp32 does" if plan.verified.verification is not None else ", not tried to the end"
+    )
+
+
+def _wide_lines(plan: Plan) -> Iterator[str]:
+    wide = plan.proposal.wide
+    width = max((len(_name(each)) for each in wide[:_MOST_SHOWN]), default=0)
+    for each in wide[:_MOST_SHOWN]:
+        first, *others = each.reasons or ("",)
+        yield f"  {_name(each).ljust(width)}  {first}".rstrip()
+        yield from (f"  {''.ljust(width)}  {reason}" for reason in others)
+    if len(wide) > _MOST_SHOWN:
+        yield f"  and {len(wide) - _MOST_SHOWN} more, in the recipe"
+
+
+def _name(each: SitePlan) -> str:
+    ops = ", ".join(f"{op} {fmt}" for op, fmt in each.ops.items())
+    return f"{each.site} ({ops})" if ops else f"{each.site} {each.fmt}"
+
+
+def _fact_lines(plan: Plan) -> Iterator[str]:
+    proposal, recipe = plan.proposal, plan.recipe
+    share = proposal.loss_change / abs(proposal.loss) if proposal.loss else 0.0
+    yield f"measured  step {plan.measured.step} in fp32, loss {proposal.loss:.4g}; the target is {plan.options.target}"
+    yield f"expected  the loss moves by {proposal.loss_change:.2g} ({100 * share:.2g} %) in one step"
+    yield f"bits      {proposal.mean_bits:.1f} a weight or result on average"
+    if proposal.scaling is not None:
+        yield f"scale     {recipe.loss_scale.kind}: {proposal.scaling}"
+    if plan.not_tried is not None:
+        yield f"not tried {plan.not_tried}"
+    if plan.verified is not None:
+        yield from (f"tried     {line}" for line in plan.verified.tried)
+        if plan.verified.verification is not None:
+            yield f"verified  {plan.verified.verification.text}"
+
+
+def _use_lines(plan: Plan) -> Iterator[str]:
+    yield f"recipe    {plan.recipe_file}"
+    if plan.subject.startswith("roundoff train"):
+        yield f"use       roundoff train --recipe {plan.recipe_file} ..."
+    else:
+        yield f'use       model, optimizer = roundoff.apply_recipe(model, optimizer, "{plan.recipe_file}")'
+    if plan.verified is not None and not plan.is_good:
+        yield f"next      roundoff bisect --bad {plan.recipe_file} {_words(plan.subject)}"
+
+
+def _words(subject: str) -> str:
+    return subject.removeprefix("roundoff ")
