@@ -35,6 +35,12 @@ def test_a_budget_narrows_what_hurts_least() -> None:
     assert formats_for(Target(bits=24.0), 0.3, 0.1, 0.2, 0.4) == ["fp32", "bf16", "bf16", "fp32"]
 
 
+def test_what_takes_no_room_is_narrow_under_a_budget() -> None:
+    free = [Choice(fmt="bf16", squared_change=0.0, num_bits=0.0), Choice(fmt="fp32", squared_change=0.0, num_bits=0.0)]
+    picked = assign([*choices(0.1), free], target=Target(bits=32.0), loss=1.0)
+    assert [choice.fmt for choice in picked] == ["fp32", "bf16"]
+
+
 def test_a_budget_in_bytes_is_the_same_budget() -> None:
     assert formats_for(Target(memory_bytes=1200), 0.3, 0.1, 0.2, 0.4) == ["fp32", "bf16", "bf16", "fp32"]
 

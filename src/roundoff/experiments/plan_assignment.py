@@ -62,8 +62,9 @@ def _widened(choices: Sequence[Sequence[Choice]], *, limit: float) -> list[Choic
 
 
 def _narrowed(choices: Sequence[Sequence[Choice]], *, budget: float) -> list[Choice]:
-    places = [len(each) - 1 for each in choices]
-    heap = [move for unit, each in enumerate(choices) for move in _narrowings(each, len(each) - 1, unit)]
+    # What takes no room gains nothing by being wide.
+    places = [len(each) - 1 if each[-1].num_bits else 0 for each in choices]
+    heap = [move for unit, each in enumerate(choices) for move in _narrowings(each, places[unit], unit)]
     heapq.heapify(heap)
     bits = math.fsum(each[-1].num_bits for each in choices)
     least = math.fsum(each[0].num_bits for each in choices)

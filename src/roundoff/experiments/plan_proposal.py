@@ -129,7 +129,8 @@ def _reason(unit: Unit, choice: Choice, risks: Mapping[str, Risk | None], target
         return f"{unit.op} {found[-1]}"
     fmt = max(narrower, key=lambda each: format_named(each).num_bits)
     moved = math.sqrt(unit.squared_change(fmt))
-    return f"{unit.op} would move the loss by {moved:.2g} in {fmt}; the target is {target}"
+    why = "and there is room" if target.is_budget else f"the target is {target}"
+    return f"{unit.op} would move the loss by {moved:.2g} in {fmt}; {why}"
 
 
 def _site_plan(

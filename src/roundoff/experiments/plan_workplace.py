@@ -58,7 +58,7 @@ class Workplace:
 
 
 def _trial_line(trial: KeptTrial) -> str:
-    recipe = Path(trial.setting.recipe or "").stem
+    recipe = "fp32" if trial.setting.recipe == "fp32" else f"recipe {Path(trial.setting.recipe or '').stem}"
     losses = trial.result.losses
     ended = f"loss {losses[-1]:.4g}" if losses else f"exit code {trial.result.exit_code}"
     return f"[{trial.number}] {recipe}, seed {trial.setting.seed}: {ended} after {trial.seconds:.1f} s"
