@@ -92,14 +92,14 @@ def train_command(as_json: bool, **options: Any) -> None:
     from roundoff.runs import to_json
     from roundoff.train import TrainConfig, train
 
-    config = TrainConfig(**_settings(options))
+    config = TrainConfig(**settings_of(options))
     result = train(config, progress=not as_json)
     if rank() == 0 and config.rank == 0:
         click.echo(to_json(result.to_object()) if as_json else _text(result))
     sys.exit(1 if result.ended_nonfinite else 0)
 
 
-def _settings(options: dict[str, Any]) -> dict[str, Any]:
+def settings_of(options: dict[str, Any]) -> dict[str, Any]:
     """Turn options, as click has read them, into the fields of a config."""
     is_text = options["data"].startswith("text:")
     settings = {**options, "lr_scaling": not options["no_lr_scaling"]}

@@ -31,11 +31,6 @@ class BisectFolder:
         return self.path / "trials.jsonl"
 
     @property
-    def recipe(self) -> Path:
-        """The recipe to use."""
-        return self.path / "recipe.toml"
-
-    @property
     def answer(self) -> Path:
         """What was found; there as soon as nothing is left to ask."""
         return self.path / _ANSWER
@@ -45,7 +40,7 @@ class BisectFolder:
         return self.path / "trials" / str(number)
 
 
-def bisect_folder(plan: Mapping[str, JsonValue], *, base: Path, name: str | None, anew: bool = False) -> BisectFolder:
+def bisect_folder(plan: Mapping[str, JsonValue], *, base: Path, name: str | None) -> BisectFolder:
     """Return the folder of this search, made if need be, to go on with one that was interrupted.
 
     Without a name it is the last of `bisect-1`, `bisect-2`, ... that searches the same and has no answer yet, or the
@@ -54,7 +49,7 @@ def bisect_folder(plan: Mapping[str, JsonValue], *, base: Path, name: str | None
     Raises:
         BisectError: the folder of that name holds something else.
     """
-    path = base / name if name is not None else (None if anew else _unfinished(plan, base))
+    path = base / name if name is not None else _unfinished(plan, base)
     folder = BisectFolder(path=path or next_free_name(base, "bisect"))
     if folder.path.exists() and any(folder.path.iterdir()):
         _check_same(folder, plan)

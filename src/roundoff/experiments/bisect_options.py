@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from roundoff.errors import BisectError
 from roundoff.experiments.judges import JUDGES
@@ -35,11 +36,19 @@ class BisectOptions:
     """Search by running ops through this implementation, and not by formats."""
     switches: Mapping[str, str] = field(default_factory=dict)
     """Other switches, on in every run."""
+    auto: bool = False
+    """Try what experienced people try first, and let that decide what is searched for."""
+    against: Path | None = None
+    """The folder of a good run, which `auto` compares with."""
 
     def __post_init__(self) -> None:
         known = [judge for judge in JUDGES if ":" not in judge]
         if self.judge not in known and not self.judge.removeprefix("rule:") != self.judge:
             raise BisectError.explain(f"There is no judge '{self.judge}'.", why=f"the judges are {', '.join(JUDGES)}.")
+        if self.against is not None and not self.auto:
+            raise BisectError.explain("--against is compared with by --auto only.", fix="add --auto, or leave it out.")
+        if self.auto and (self.mirror or self.substitute):
+            raise BisectError.explain("--auto chooses itself what is searched for.", fix="leave out the other option.")
         if self.seeds < 1:
             raise BisectError.explain(f"--seeds {self.seeds} cannot be.", why="the reference is trained at least once.")
 

@@ -53,8 +53,8 @@ class BisectSearch:
         """Return what the training comes to if nothing is changed."""
         return self._before("as it is", self._change.setting(()))
 
-    def find(self, candidates: Candidates) -> Found:
-        """Return a smallest set of sites that must be changed, and its proof.
+    def find(self, candidates: Candidates, *, judge: Judge | None = None) -> Found:
+        """Return a smallest set of sites that must be changed, and its proof; judged as the options say, or by `judge`.
 
         Raises:
             BisectError: the training is bad even with all of them changed, or fails by itself.
@@ -64,7 +64,7 @@ class BisectSearch:
             raise BisectError.explain("There is nothing to bisect.", why="no site is left to search among.")
         bad = self.try_as_it_is()
         good = self._before(f"all {len(sites)} sites {self._change.noun}", self._change.setting(sites))
-        judge = judge_for(self._options.judge, bad=bad, good=good, references=self._references)
+        judge = judge or judge_for(self._options.judge, bad=bad, good=good, references=self._references)
         if not judge(bad).is_bad:
             return Found(
                 judge=judge,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import fnmatch
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import zip_longest
 from typing import Self
 
 from roundoff.errors import BisectError
@@ -31,9 +32,10 @@ class Candidates:
     """Whether to change a module is to change those inside it, too."""
 
     def inside(self, modules: Iterable[str]) -> tuple[str, ...]:
-        """Return the ops that are changed with these modules."""
-        found = dict.fromkeys(op for module in modules for site in self._covered(module) for op in self.ops[site])
-        return tuple(found)
+        """Return the ops that are changed with these modules: the most suspicious of each, then the second ones."""
+        sites = dict.fromkeys(site for module in modules for site in self._covered(module))
+        in_turn = zip_longest(*(self.ops[site] for site in sites))
+        return tuple(op for ops in in_turn for op in ops if op is not None)
 
     def _covered(self, module: str) -> list[str]:
         inner = [site for site in self.ops if self.covers_inner and site.startswith(f"{module}.")]

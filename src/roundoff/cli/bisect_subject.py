@@ -1,0 +1,105 @@
+"""Reads what is to be bisected from the words behind the options: train settings, a script, a command, or a run."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from roundoff.errors import BisectError, UsageError
+
+if TYPE_CHECKING:
+    from roundoff.experiments.trial import Subject
+
+_EXAMPLE = "roundoff bisect --bad half train --data digits"
+
+
+def subject_of(words: Sequence[str], *, is_module: bool, with_rules: bool, seed: int) -> Subject:
+    """Return the training that the words name.
+
+    Raises:
+        UsageError: they name none.
+    """
+    if not words:
+        raise UsageError.explain("Which training?", fix=f"for example: {_EXAMPLE}")
+    first, *rest = words
+    if not is_module and (Path(first) / "run.json").is_file():
+        _refuse_more(first, rest)
+        return _subject_of_run(Path(first), with_rules=with_rules, seed=seed)
+    if not is_module and first == "roundoff" and rest:
+        first, *rest = rest
+    if not is_module and first == "train":
+        return _train_subject(_train_settings(rest), with_rules=with_rules)
+    if is_module or first.endswith(".py"):
+        return _script_subject(first, rest, is_module=is_module, with_rules=with_rules, seed=seed)
+    return _command_subject(words)
+
+
+def _train_settings(words: Sequence[str]) -> dict[str, Any]:
+    from roundoff.cli.train import settings_of, train_command
+
+    context = train_command.make_context("train", list(words))
+    return settings_of({name: value for name, value in context.params.items() if name != "as_json"})
+
+
+def _train_subject(settings: Mapping[str, Any], *, with_rules: bool) -> Subject:
+    from roundoff.experiments.subject_train import TrainSubject
+    from roundoff.train.config import TrainConfig
+
+    return TrainSubject(config=TrainConfig(**settings), with_rules=with_rules)
+
+
+def _script_subject(first: str, rest: Sequence[str], *, is_module: bool, with_rules: bool, seed: int) -> Subject:
+    from roundoff.experiments.subject_script import ScriptSubject
+    from roundoff.record.script import Script
+
+    script = Script(target=first, args=tuple(rest), is_module=is_module)
+    script.check()
+    return ScriptSubject(script=script, with_rules=with_rules, seed=seed)
+
+
+def _command_subject(words: Sequence[str]) -> Subject:
+    from roundoff.experiments.subject_command import CommandSubject
+
+    if shutil.which(words[0]) is None:
+        raise UsageError.explain(
+            f"There is nothing to bisect in '{words[0]}'.",
+            why="it is no run folder, no Python script, no command, and not the word train.",
+            fix=f"for example: {_EXAMPLE}, or: roundoff bisect train.py --epochs 1",
+        )
+    return CommandSubject(words=tuple(words))
+
+
+def _subject_of_run(folder: Path, *, with_rules: bool, seed: int) -> Subject:
+    """Return the training that a run folder was made by."""
+    from roundoff.runs import Run
+    from roundoff.train.config import TrainConfig
+
+    info = Run.open(folder).info
+    names = TrainConfig.__dataclass_fields__
+    if set(names) <= set(info.settings):
+        settings: dict[str, Any] = {name: info.settings[name] for name in names}
+        augment, runs = settings["augment"], settings["runs"]
+        settings |= {"augment": None if augment is None else tuple(augment), "runs": runs and Path(runs)}
+        settings |= {name: None for name in ("name", "resume", "tensorboard")}
+        return _train_subject(settings, with_rules=with_rules)
+    words = list(info.command)
+    if words[:1] == ["python"]:
+        words = words[1:]
+    is_module = words[:1] == ["-m"]
+    words = words[1:] if is_module else words
+    if not words or not (is_module or words[0].endswith(".py")):
+        raise BisectError.explain(
+            f"Run '{folder}' does not say how it was started.",
+            why=f"its command is {' '.join(info.command) or 'empty'}.",
+            fix="name the training itself: roundoff bisect train.py ...",
+        )
+    return _script_subject(words[0], words[1:], is_module=is_module, with_rules=with_rules, seed=seed)
+
+
+def _refuse_more(first: str, rest: Sequence[str]) -> None:
+    if rest:
+        raise UsageError.explain(
+            f"'{rest[0]}' does not fit behind the run '{first}'.", why="a run says itself how it was started."
+        )
