@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from roundoff.runs import Call, Interned, KeptRun, Metrics, ParameterColumns, Run, RunInfo, RunWriter
+from roundoff.errors import RunFolderError
+from roundoff.runs import Call, EventColumns, Interned, KeptRun, Metrics, ParameterColumns, Run, RunInfo, RunWriter
 
 
 @pytest.fixture
@@ -71,3 +73,22 @@ def test_who_changes_a_list_changes_his_own(run: Run) -> None:
 def test_a_kept_run_of_a_kept_run_is_the_same(run: Run) -> None:
     kept = KeptRun.of(run)
     assert KeptRun.of(kept) is kept
+
+
+def test_who_asks_for_one_step_opens_only_the_parts_that_hold_it(
+    tmp_path: Path, make_events: Callable[..., EventColumns]
+) -> None:
+    with RunWriter.create(tmp_path / "run", RunInfo()) as writer:
+        for step in range(3):
+            writer.write_events(make_events(step))
+            writer.flush()
+    run = Run.open(tmp_path / "run")
+    kept = KeptRun.of(run)
+    assert kept.steps == run.steps == [0, 1, 2]
+    assert kept.events(step=1).equals(run.events(step=1))
+    assert kept.events(step=[0, 2]).equals(run.events(step=[0, 2]))
+    assert kept.events().equals(run.events())
+    (tmp_path / "run" / "events" / "rank0-part-00000.parquet").write_bytes(b"damaged")
+    assert kept.events(step=1).num_rows == len(list(kept.iter_events(step=1, rank=0))) == 6
+    with pytest.raises(RunFolderError, match="part-00000"):
+        kept.events(step=0)

@@ -58,7 +58,8 @@ def chosen_steps(view: RunView) -> Choice:
     notes = []
     if len(kept) < len(found):
         notes.append(
-            f"{len(kept)} of {len(found)} recorded steps can be chosen: those that findings speak of, and others."
+            f"{len(kept)} of {len(found)} recorded steps can be chosen: those that findings speak of, and others at "
+            "even distances."
         )
     if other_ranks:
         notes.append(f"The steps of {len(other_ranks)} more ranks are left out: no finding names them.")

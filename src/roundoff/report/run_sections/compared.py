@@ -20,7 +20,7 @@ MOST_ROWS = 1000
 Placed = tuple[int, Row]
 
 
-def compared(view: RunView) -> Section | None:
+def compared_section(view: RunView) -> Section | None:
     """Show the two runs side by side; None if there is no reference."""
     comparison, reference = view.comparison, view.reference
     if comparison is None or reference is None:

@@ -17,7 +17,7 @@ MOST_UPRIGHTS = 4
 """So many findings get a line across the chart; more would hide it."""
 
 
-def loss(view: RunView) -> Section | None:
+def loss_section(view: RunView) -> Section | None:
     """Draw the loss; None if the run tells none."""
     told = _losses(view.run)
     if not told:

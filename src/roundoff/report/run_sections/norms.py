@@ -11,7 +11,7 @@ from roundoff.runs import JsonValue, Metrics
 MOST_MARKS = 300
 
 
-def norms(view: RunView) -> Section | None:
+def norms_section(view: RunView) -> Section | None:
     """Draw what each step came to, a chart for each kind that the run tells; None if it tells none."""
     metrics = view.run.metrics()
     charts: list[tuple[Html, str, JsonValue]] = []

@@ -9,7 +9,7 @@ from roundoff.report.section import Section
 from roundoff.runs import JsonValue, OptimizerFacts, to_json
 
 
-def recipe(view: RunView) -> Section:
+def recipe_section(view: RunView) -> Section:
     """Show the recipe of each optimizer, or say that the model computes as it was written."""
     structures = view.run.structures()
     optimizers = structures[-1].optimizers if structures else ()

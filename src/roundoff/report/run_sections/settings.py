@@ -12,7 +12,7 @@ from roundoff.report.section import Section
 from roundoff.runs import JsonValue, RunInfo, to_json
 
 
-def settings(view: RunView) -> Section:
+def settings_section(view: RunView) -> Section:
     """List what the run says about itself, after what differs from the reference."""
     info = view.run.info
     groups = {

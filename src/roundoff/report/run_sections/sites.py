@@ -22,7 +22,7 @@ _EXPLAINED = (
 )
 
 
-def sites(view: RunView) -> Section | None:
+def sites_section(view: RunView) -> Section | None:
     """Show the tree of sites; None if no step was recorded."""
     steps = {(step.step, id(step.holder)): step for step in chosen_steps(view).steps}.values()
     ranges = site_ranges((step.step, step.holder) for step in steps)

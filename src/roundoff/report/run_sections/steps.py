@@ -20,7 +20,7 @@ _NAMED = ("phase", "site", "op", "dtype", "shape", "source", "parameter")
 """Columns of few different texts: each is told once, rows hold its number."""
 
 
-def steps(view: RunView) -> Section:
+def steps_section(view: RunView) -> Section:
     """Show the steps that were recorded or replayed; say so where there is none."""
     choice = chosen_steps(view)
     if not choice.steps:

@@ -13,7 +13,7 @@ MOST_EVIDENCE = 40
 """So many measurements of a finding are listed."""
 
 
-def verdict(view: RunView) -> Section:
+def verdict_section(view: RunView) -> Section:
     """Say what is wrong, the first finding unfolded; or that nothing was found."""
     shown = view.findings[:MOST_FINDINGS]
     left_out = len(view.findings) - len(shown)

@@ -1,0 +1,78 @@
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.report.sample_runs import record_run, write_metrics_run
+
+from roundoff.report.compared_page import DIVERGENCE
+from roundoff.report.run_sections import compared as room
+from roundoff.report.run_sections.compared import compared_section
+from roundoff.report.run_view import RunView, view_of
+from roundoff.report.section import Section
+
+
+@pytest.fixture(scope="module")
+def view(tmp_path_factory: pytest.TempPathFactory) -> RunView:
+    folder = tmp_path_factory.mktemp("compared")
+    reference = record_run(folder / "reference", is_broken=False)
+    return view_of(record_run(folder / "candidate", is_broken=False, eps=0.1), against=reference)
+
+
+@pytest.fixture(scope="module")
+def section(view: RunView) -> Section:
+    found = compared_section(view)
+    assert found is not None
+    return found
+
+
+def traces(section: Section) -> dict[str, Any]:
+    figure: Any = section.data["compared"]
+    return {trace["name"]: trace for trace in figure["data"]}
+
+
+def test_the_first_divergence_is_marked_in_the_chart_and_in_the_table(view: RunView, section: Section):
+    figure: Any = section.data["compared"]
+    (note,) = figure["layout"]["annotations"]
+    assert view.comparison is not None
+    row = view.comparison.rows[note["x"]]
+    assert (row.site, row.op) == ("stem.0", "aten.native_layer_norm#0")
+    assert section.body.count(f'id="{DIVERGENCE}"') == 1
+    assert section.body.count('<tr class="bad"') >= 1
+
+
+def test_one_can_jump_to_it(section: Section):
+    assert f'href="#{DIVERGENCE}"' in section.body
+
+
+def test_introduced_and_inherited_errors_are_told_apart(view: RunView, section: Section):
+    found = traces(section)
+    assert "stem.0 / aten.native_layer_norm#0" in found["introduced here"]["text"][0]
+    assert found["introduced here"]["x"][0] < min(found["explained by the formats"]["x"])
+    assert found["inherited from its inputs"]["mode"] == "lines"
+
+
+def test_the_two_are_told_side_by_side(section: Section):
+    assert "<dt>reference</dt>" in section.body
+    assert "<dt>candidate</dt>" in section.body
+
+
+def test_too_many_results_are_thinned_and_the_divergence_stays(view: RunView, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(room, "MOST_POINTS", 6)
+    thinned = compared_section(view)
+    assert thinned is not None
+    assert "differing results are not drawn" in thinned.thinned[0]
+    figure: Any = thinned.data["compared"]
+    assert len(figure["layout"]["annotations"]) == 1
+
+
+def test_runs_that_agree_say_so(tmp_path: Path):
+    ours, theirs = (record_run(tmp_path / name, is_broken=False) for name in "ab")
+    found = compared_section(view_of(theirs, against=ours))
+    assert found is not None
+    assert "The runs are identical bit for bit" in found.body
+    assert "Jump" not in found.body
+    assert found.data == {}
+
+
+def test_without_a_reference_there_is_no_section(tmp_path: Path):
+    assert compared_section(view_of(write_metrics_run(tmp_path / "run", [1.0]))) is None

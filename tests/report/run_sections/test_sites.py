@@ -1,0 +1,62 @@
+import re
+from pathlib import Path
+
+import pytest
+from tests.report.sample_runs import diagnosed, record_run, write_metrics_run
+
+from roundoff.report.page import asset
+from roundoff.report.run_sections import sites as room
+from roundoff.report.run_sections.sites import NUM_LEVELS, sites_section
+from roundoff.report.run_view import RunView, view_of
+
+
+@pytest.fixture(scope="module")
+def view(tmp_path_factory: pytest.TempPathFactory) -> RunView:
+    return view_of(diagnosed(record_run(tmp_path_factory.mktemp("sites") / "run")))
+
+
+def body_of(view: RunView) -> str:
+    section = sites_section(view)
+    assert section is not None
+    return section.body
+
+
+def row_of(body: str, site: str) -> str:
+    """Return the cells of a site as HTML."""
+    (row,) = re.findall(rf'data-site="{site}"[^>]*>(?:<summary>)?(<span class="site-row">.*?</span></span>)', body)
+    return row
+
+
+def test_the_tree_follows_the_model(view: RunView):
+    body = body_of(view)
+    stem = body[body.index('data-site="stem"') :]
+    assert stem.index('data-site="stem.0"') < stem.index("</details>")
+    assert 'data-site="head"' in body
+
+
+def test_a_site_that_overflowed_is_the_darkest(view: RunView):
+    row = row_of(body_of(view), "body")
+    assert f'class="level{NUM_LEVELS}"' in row
+
+
+def test_a_site_within_its_range_is_not_coloured(tmp_path: Path):
+    healthy = view_of(record_run(tmp_path / "run", is_broken=False))
+    row = row_of(body_of(healthy), "head")
+    assert set(re.findall(r'class="level(\d)"', row)) == {"0"}
+    assert "not measured" in row  # introduced errors are measured on request only
+
+
+def test_every_level_has_a_colour():
+    css = asset("run_page.css")
+    assert all(f".level{level} " in css for level in range(1, NUM_LEVELS + 1))
+
+
+def test_sites_beyond_the_room_are_counted(view: RunView, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(room, "MOST_SITES", 2)
+    section = sites_section(view)
+    assert section is not None
+    assert re.match(r"\d more sites are left out", section.thinned[0])
+
+
+def test_without_recorded_steps_there_is_no_section(tmp_path: Path):
+    assert sites_section(view_of(write_metrics_run(tmp_path / "run", [1.0]))) is None
