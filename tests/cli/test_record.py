@@ -369,3 +369,20 @@ def test_the_process_is_left_as_it_was():
     record("--deterministic", "--repeat-batch", "train.py")
     assert dict(os.environ) == environment
     assert time.monotonic() - began < 60
+
+
+def test_switches_of_the_environment_are_on_while_the_script_runs(monkeypatch: pytest.MonkeyPatch):
+    Path("random.py").write_text(TRAIN.replace("torch.manual_seed(0)", ""))
+    monkeypatch.setenv("ROUNDOFF_SWITCHES", json.dumps({"randomness": "5"}))
+    first = record("--steps", "0", "random.py").stdout
+    assert record("--steps", "0", "random.py").stdout == first
+    monkeypatch.setenv("ROUNDOFF_SWITCHES", json.dumps({"randomness": "6"}))
+    assert record("--steps", "0", "random.py").stdout != first
+
+
+def test_a_switch_that_cannot_be_is_told_before_anything_runs(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("ROUNDOFF_SWITCHES", json.dumps({"randomness": "often"}))
+    result = CliRunner().invoke(command_line, ["record", "train.py"])
+    assert result.exit_code == 2
+    assert "The switch randomness = 'often' cannot be." in result.output
+    assert not Path("runs").exists()

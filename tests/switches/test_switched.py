@@ -23,6 +23,12 @@ def test_a_switch_that_does_not_exist_is_an_error():
     )
 
 
+def test_what_cannot_be_is_told_before_the_block_is_entered():
+    for switches in ({"randomness": "x"}, {"widest": "x"}, {"adaptive": "x"}, {"substitute": "x"}):
+        with pytest.raises(SwitchError):
+            switched(switches)
+
+
 def test_an_option_of_a_switch_that_is_not_on_is_an_error():
     with pytest.raises(SwitchError, match="'substitute' is not on"), switched({"substitute.ops": "head"}):
         pass

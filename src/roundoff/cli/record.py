@@ -74,9 +74,11 @@ def record_command(
     from roundoff.record.repeatable import repeatable
     from roundoff.record.script import arguments_after, folder_for, run_script
     from roundoff.record.selection import parse_steps
+    from roundoff.switches import switched, switches_in_environment
 
     script = arguments_after(words, is_module=is_module, example="roundoff record --steps 0-3 train.py --lr 0.1")
     script.check()
+    switching = switched(switches_in_environment())
     session = start_recording(
         None,
         to=lambda: folder_for(script, name=name, base=base),
@@ -94,7 +96,8 @@ def record_command(
         settings={"deterministic": deterministic, "repeat_batch": repeat_batch},
     )
     began, process = time.perf_counter(), os.getpid()
-    with session.running(), repeatable(seed=seed, deterministic=deterministic, repeat_batch=repeat_batch):
+    repeating = repeatable(seed=seed, deterministic=deterministic, repeat_batch=repeat_batch)
+    with session.running(), repeating, switching:
         code = run_script(script, raising=(RoundoffError,) if strict else ())
         session.training_failed = code != 0
     if os.getpid() != process:

@@ -154,11 +154,13 @@ def _train(options: _Options, settings: WatchSettings, guard: ProcessGuard) -> i
     """Run the script under a watch, tell what was found, and return the exit code."""
     from roundoff.record.repeatable import repeatable
     from roundoff.record.script import arguments_after, folder_for, run_script
+    from roundoff.switches import switched, switches_in_environment
     from roundoff.watch.op_notes import noting_ops
     from roundoff.watch.watching import start_watching
 
     script = arguments_after(options.words, is_module=options.is_module, example="roundoff run train.py --epochs 3")
     script.check()
+    switching = switched(switches_in_environment())
     repeating = {"deterministic": options.deterministic, "repeat_batch": options.repeat_batch}
     watch = start_watching(
         to=lambda: folder_for(script, name=options.name, base=options.base),
@@ -170,7 +172,7 @@ def _train(options: _Options, settings: WatchSettings, guard: ProcessGuard) -> i
     )
     process = os.getpid()
     noting = noting_ops(guard.flight) if settings.ops else nullcontext()
-    with watch.running(), repeatable(seed=options.seed, **repeating), noting:
+    with watch.running(), repeatable(seed=options.seed, **repeating), noting, switching:
         code = run_script(script, on_error=watch.note_exception)
         watch.training_failed = code != 0
     if os.getpid() != process:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any, Final
 from weakref import WeakKeyDictionary
 
@@ -17,8 +17,7 @@ from roundoff.precision.steering import freezing_scales
 OPTIONS: Final = frozenset({"loss_scale"})
 
 
-@contextmanager
-def switching(value: str, options: Mapping[str, str]) -> Iterator[None]:
+def switching(value: str, options: Mapping[str, str]) -> AbstractContextManager[None]:
     """Freeze scales inside the block after as many steps as `value` says: "0" from the start.
 
     These are dynamic loss scales, of recipes and of torch's GradScaler, the scales of fp8 operands and fixed-point
@@ -29,6 +28,11 @@ def switching(value: str, options: Mapping[str, str]) -> Iterator[None]:
         raise _cannot_be("adaptive", value, "it is a number of steps: 0, 20")
     after = int(value)
     loss_scale = _loss_scale(options["loss_scale"]) if "loss_scale" in options else None
+    return _freezing(after, loss_scale)
+
+
+@contextmanager
+def _freezing(after: int, loss_scale: float | None) -> Iterator[None]:
     with freezing_scales(after=after, loss_scale=loss_scale), _freezing_grad_scalers(after, loss_scale):
         yield
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Final
 
 import torch
@@ -17,8 +17,7 @@ OPTIONS: Final[frozenset[str]] = frozenset()
 _LARGEST_SEED: Final = 2**63 - 1
 
 
-@contextmanager
-def switching(value: str, options: Mapping[str, str]) -> Iterator[None]:
+def switching(value: str, options: Mapping[str, str]) -> AbstractContextManager[None]:
     """Draw the random numbers of torch from a CPU generator that begins at the seed `value`, in this thread.
 
     The nth draw gives the same numbers on every device, in every format and for every memory layout. A script that
@@ -29,9 +28,14 @@ def switching(value: str, options: Mapping[str, str]) -> Iterator[None]:
         raise SwitchError.explain(
             f"The switch randomness = '{value}' cannot be.", why="it is a seed: 0, 1, 1234.", fix="correct it."
         )
-    mode = DrawOnCpu(int(value))
+    return _drawing(int(value))
+
+
+@contextmanager
+def _drawing(seed: int) -> Iterator[None]:
+    mode = DrawOnCpu(seed)
     with torch.random.fork_rng(devices=[]), ExitStack() as block:
-        torch.default_generator.manual_seed(int(value))
+        torch.default_generator.manual_seed(seed)
         if torch.accelerator.is_available():
             # Fused attention draws inside of its kernel, where nobody can tell it what.
             block.enter_context(sdpa_kernel(SDPBackend.MATH))

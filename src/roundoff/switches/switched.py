@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import json
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Any, Final, Protocol, cast
 
@@ -36,8 +36,7 @@ class Switch(Protocol):
         """
 
 
-@contextmanager
-def switched(switches: Mapping[str, str]) -> Iterator[None]:
+def switched(switches: Mapping[str, str]) -> AbstractContextManager[None]:
     """Change how everything inside the block computes, and nothing else.
 
     Args:
@@ -45,16 +44,23 @@ def switched(switches: Mapping[str, str]) -> Iterator[None]:
             `{"substitute": "fp64", "substitute.ops": "blocks.1.attn"}`. None of them changes nothing.
 
     Raises:
-        SwitchError: a switch, its value or an option does not exist.
+        SwitchError: a switch, its value or an option does not exist; raised before the block is entered.
     """
     asked = _by_switch(switches)
-    with ExitStack() as block:
-        for name, home in _HOMES.items():
-            if name in asked:
-                switch = cast(Switch, importlib.import_module(home))
-                options = asked[name]
-                _check_options(name, options, switch.OPTIONS)
-                block.enter_context(switch.switching(switches[name], options))
+    blocks = []
+    for name, home in _HOMES.items():
+        if name in asked:
+            switch = cast(Switch, importlib.import_module(home))
+            _check_options(name, asked[name], switch.OPTIONS)
+            blocks.append(switch.switching(switches[name], asked[name]))
+    return _inside(blocks)
+
+
+@contextmanager
+def _inside(blocks: Sequence[AbstractContextManager[Any]]) -> Iterator[None]:
+    with ExitStack() as entered:
+        for block in blocks:
+            entered.enter_context(block)
         yield
 
 

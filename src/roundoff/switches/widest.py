@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import replace
 from typing import Any, Final
 
@@ -21,8 +21,7 @@ _MOST_FIXED_BITS: Final = 24
 _MOST_ACTIVATION_BITS: Final = 8
 
 
-@contextmanager
-def switching(value: str, options: Mapping[str, str]) -> Iterator[None]:
+def switching(value: str, options: Mapping[str, str]) -> AbstractContextManager[None]:
     """Widen everything inside the block.
 
     `fp32` applies the recipe fp32 instead of every other. `own` leaves each recipe its kind and takes the widest of it:
@@ -37,8 +36,13 @@ def switching(value: str, options: Mapping[str, str]) -> Iterator[None]:
             why="it is 'fp32', or 'own' for the widest that each recipe has.",
             fix="correct it.",
         )
+    return _widening(changes[value])
+
+
+@contextmanager
+def _widening(change: Callable[[Recipe], Recipe]) -> Iterator[None]:
     mode = Widen()
-    with changing_recipes(changes[value]), _without_autocast(), _without_narrow_defaults(), ExitStack() as block:
+    with changing_recipes(change), _without_autocast(), _without_narrow_defaults(), ExitStack() as block:
         push_function_mode(mode)
         block.callback(remove_function_mode, mode)
         yield
