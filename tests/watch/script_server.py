@@ -59,11 +59,17 @@ class ScriptServer:
         self, words: Sequence[str | Path], *, folder: Path, watched: Sequence[str | Path] | None = None, ranks: int = 1
     ) -> Ended:
         """Run a script with its arguments in `folder`; with `watched`, its options, under `roundoff run`."""
+        if watched is not None:
+            return self.roundoff(["run", *watched, *words], folder=folder, ranks=ranks)
+        return self._ask({"script": [str(word) for word in words]}, folder, ranks)
+
+    def roundoff(self, words: Sequence[str | Path], *, folder: Path, ranks: int = 1) -> Ended:
+        """Run a command of ours in `folder`."""
+        return self._ask({"roundoff": [str(word) for word in words]}, folder, ranks)
+
+    def _ask(self, what: dict[str, list[str]], folder: Path, ranks: int) -> Ended:
         folder.mkdir(parents=True, exist_ok=True)
-        options = None if watched is None else [str(word) for word in watched]
-        request = {
-            "words": [str(word) for word in words], "folder": str(folder), "watched": options, "ranks": ranks
-        }  # fmt: skip
+        request = {**what, "folder": str(folder), "ranks": ranks}
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         print(json.dumps(request), file=self._process.stdin, flush=True)
@@ -122,13 +128,13 @@ def _run(request: dict[str, Any], rank: int, environment: dict[str, str]) -> Non
         os.dup2(os.open(os.devnull if number == 0 else f"{name}{rank}", flags), number)
     if environment:
         os.environ.update({**environment, "RANK": str(rank), "LOCAL_RANK": str(rank)})
-    words = request["words"]
-    if request["watched"] is not None:
+    if "roundoff" in request:
         from roundoff.cli import main
 
-        sys.argv = ["roundoff", "run", *request["watched"], *words]
+        sys.argv = ["roundoff", *request["roundoff"]]
         main()
         return
+    words = request["script"]
     sys.argv, sys.path[0] = words, str(Path(words[0]).parent)
     runpy.run_path(words[0], run_name="__main__")
 
