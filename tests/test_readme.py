@@ -11,7 +11,15 @@ from pages import ROOT, blocks_of, commands_of, run_page
 SLOW_PAGES = [
     pytest.param(name, marks=pytest.mark.slow) for name in ("docs/train.md", "docs/porting.md", "docs/checkpoints.md")
 ]
-PAGES = ["README.md", "CONTRIBUTING.md", "docs/comparing-runs.md", "docs/tensors.md", *SLOW_PAGES]
+PAGES = [
+    "README.md",
+    "CONTRIBUTING.md",
+    "docs/index.md",
+    "docs/comparing-runs.md",
+    "docs/switches.md",
+    "docs/tensors.md",
+    *SLOW_PAGES,
+]
 
 
 @pytest.mark.parametrize("name", PAGES)

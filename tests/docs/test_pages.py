@@ -79,3 +79,10 @@ def test_the_page_does_what_it_says(name: str, tmp_path: Path, monkeypatch: pyte
     monkeypatch.chdir(tmp_path)
     for block in blocks_of((ROOT / "docs" / name).read_text()):
         run_page(f"```python{GIVEN[name]}```\n```{block.language}\n{block.text}```\n", name=name)
+
+
+@pytest.mark.parametrize("page", sorted((ROOT / "docs").glob("*.md")), ids=lambda path: path.name)
+def test_every_page_that_tells_what_to_type_is_run_by_some_test(page: Path):
+    told = [block for block in blocks_of(page.read_text()) if block.language in ("python", "console", "sh")]
+    tests = [path for path in (ROOT / "tests").rglob("test_*.py") if page.name in path.read_text()]
+    assert tests or not told
