@@ -11,10 +11,6 @@ from roundoff.diagnose.explained import EXPLANATIONS, FAMILIES
 from roundoff.diagnose.rules import FOLLOWS_FROM, PROCEDURE, RULES, Rule
 
 FAULTS = Path(__file__).parents[1] / "tests" / "faults"
-COMPARES = (
-    "Two runs are compared op by op: how far the results of an op are apart, how much of that its own inputs explain, "
-    "and how much rounding in its format allows. See [comparing runs](../comparing-runs.md)."
-)
 
 
 def page_of_rule(code: str) -> str:
@@ -47,13 +43,17 @@ def index_of_rules() -> str:
 
 def _detection(code: str) -> str:
     rule = _rule_of(code)
+    told = EXPLANATIONS[code].detected
     if rule is None:
-        return COMPARES
-    first, _, more = (inspect.getdoc(rule.find) or "").partition("\n\n")
-    others = [f"[`{other}`]({other}.md)" for other in rule.codes if other != code]
-    beside = f"The same look at a run finds {', '.join(others)}." if others else ""
-    looked_at = f"Looked at: {rule.checks}."
-    return "\n\n".join(part for part in (looked_at, f"{first}\n\n{more}".strip(), beside) if part)
+        return f"{told} See [comparing runs](../comparing-runs.md)."
+    others = [other for other in rule.codes if other != code]
+    beside = f"The same look at a run finds {_links(others)}." if others else ""
+    task = f"Its task, as the code says it: {_without_breaks(inspect.getdoc(rule.find) or '')}"
+    return "\n\n".join(part for part in (f"Looked at: {rule.checks}. {told}".strip(), task, beside) if part)
+
+
+def _without_breaks(text: str) -> str:
+    return " ".join(text.split())
 
 
 def _consequences(code: str) -> str:

@@ -4,7 +4,7 @@ import collections
 
 from roundoff.diagnose.against import AGAINST_CODES
 from roundoff.diagnose.explained import EXPLANATIONS, FAMILIES
-from roundoff.diagnose.rules import PROCEDURE
+from roundoff.diagnose.rules import PROCEDURE, RULES
 
 
 def test_explains_every_code_that_a_finding_can_carry_and_no_other():
@@ -17,5 +17,10 @@ def test_explains_no_code_in_two_families():
 
 
 def test_explanations_are_whole_sentences():
-    texts = [text for explanation in EXPLANATIONS.values() for text in (explanation.means, explanation.fix)]
+    texts = [text for e in EXPLANATIONS.values() for text in (e.means, e.fix, e.detected) if text]
     assert [text for text in texts if not (text[0].isupper() or text[0] == "`") or not text.endswith(".")] == []
+
+
+def test_says_of_every_code_that_shares_its_rule_how_it_is_told_from_the_others():
+    shared = [code for rule in RULES if len(rule.codes) > 1 for code in rule.codes]
+    assert [code for code in (*shared, *AGAINST_CODES) if not EXPLANATIONS[code].detected] == []

@@ -8,10 +8,12 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Explanation:
-    """What a finding with some code means, and what to do about it, for any training."""
+    """What a finding with some code means, how it is detected, and what to do about it, for any training."""
 
     means: str
     fix: str
+    detected: str = ""
+    """How it is told from the other codes of its rule; a rule with one code says that in its docstring."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,19 +8,25 @@ LOOP = Family(
         "step-on-scaled-gradients": Explanation(
             means="The loss was scaled, and the optimizer stepped without unscaling: its gradients are as many times "
             "too large as the scale says.",
+            detected="The order of calls: a scaled loss went backward, and the optimizer stepped before anything "
+            "unscaled its gradients.",
             fix="Step through the scaler: `scaler.step(optimizer)`, then `scaler.update()`.",
         ),
         "clip-before-unscale": Explanation(
             means="Gradients were clipped while they were still multiplied by the loss scale, so that nearly nothing "
             "is left of them after unscaling.",
+            detected="The order of calls: clipping came between a scaled backward and the unscaling.",
             fix="Call `scaler.unscale_(optimizer)`, then clip, then `scaler.step(optimizer)`.",
         ),
         "zero-grad-before-step": Explanation(
             means="`zero_grad` stands between backward and step, so that the optimizer never sees a gradient.",
+            detected="The order of calls, and the gradient norm at the step, which is 0, in half of the steps or more.",
             fix="Move `zero_grad` before backward, or behind the step.",
         ),
         "missing-zero-grad": Explanation(
             means="Gradients are never cleared: each step uses the sum of all gradients so far.",
+            detected="When backward begins, parameters still have the gradient that the last step used, in half of "
+            "the steps or more.",
             fix="Call `optimizer.zero_grad()` once per step.",
         ),
         "double-step": Explanation(
@@ -34,11 +40,14 @@ LOOP = Family(
         ),
         "scheduler-before-step": Explanation(
             means="The schedule steps before the optimizer does: its first learning rate is never used.",
+            detected="The order of calls: the schedule was stepped before the first step of its optimizer.",
             fix="Call `scheduler.step()` after `optimizer.step()`.",
         ),
         "scheduler-rate": Explanation(
             means="A schedule that counts epochs is stepped with every batch, and the learning rate falls to nothing "
             "within a fraction of an epoch.",
+            detected="The schedule is stepped with every batch, and the learning rate falls to a small part of its "
+            "peak within a small part of an epoch.",
             fix="Step it once per epoch, or give it its length in steps.",
         ),
         "eval-mode-training": Explanation(
@@ -82,14 +91,18 @@ LOOP = Family(
         ),
         "loss-exploded": Explanation(
             means="The loss ended far above where it began, and no other rule knows why.",
+            detected="The losses of the first steps are compared with those of the last.",
             fix="Lower the learning rate, clip gradients, and compare with a run that works: `roundoff compare`.",
         ),
         "loss-rising": Explanation(
             means="The loss ended clearly above where it began, and no other rule knows why.",
+            detected="The losses of the first steps are compared with those of the last and of the second half.",
             fix="Try a tenth of the learning rate; look whether data or target change in the course of the training.",
         ),
         "loss-flat": Explanation(
             means="The loss is not below where it began, and no other rule knows why.",
+            detected="The training is cut into tenths: none of them is better than the beginning by more than the "
+            "noise.",
             fix="Overfit a single batch first. If that works, look at the data; if not, at the model and the loss.",
         ),
     },

@@ -11,33 +11,46 @@ RANKS = Family(
         ),
         "rank-init-mismatch": Explanation(
             means="Ranks start from different weights. Adding up their gradients does not make them one model.",
+            detected="Mean, spread and largest magnitude of every parameter at the start are compared between ranks, "
+            "and weights do not agree later either.",
             fix="Seed all ranks alike before the model is built, or broadcast the weights from rank 0.",
         ),
         "module-replaced-after-wrap": Explanation(
             means="A layer was replaced after the model was wrapped: its gradients are not exchanged.",
+            detected="In the first step the gradients of some parameters differ between ranks after backward, and all "
+            "others agree.",
             fix="Change the model first, and wrap it then.",
         ),
         "gradients-not-reduced": Explanation(
             means="Each rank steps on the gradients of its own data: the exchange never happens. Often `model.module` "
             "is called instead of the wrapped model.",
+            detected="Hashes of the gradients that the optimizer uses are compared between ranks: they differ right "
+            "after backward.",
             fix="Call the wrapped model itself, outside of `no_sync`.",
         ),
         "rank-clip-mismatch": Explanation(
             means="Gradients agree after the exchange and differ after clipping: not every rank clips, or by other "
             "limits.",
+            detected="Gradients agree after backward and differ when the optimizer uses them, and the ranks clipped "
+            "differently.",
             fix="Clip on all ranks, with the same limit, after the exchange.",
         ),
         "rank-gradient-divergence": Explanation(
             means="A rank uses another gradient than the others, though they were exchanged: something changed it "
             "afterwards.",
+            detected="Gradients agree after backward and differ when the optimizer uses them, and clipping does not "
+            "explain it.",
             fix="Look for hooks and code after backward that depend on the rank.",
         ),
         "rank-data-duplicate": Explanation(
             means="Two ranks are given the same batches: the second computes nothing that the first does not.",
+            detected="Hashes of the inputs are the same on two ranks in every step that was looked at.",
             fix="Give the DataLoader a DistributedSampler, or shard the data by rank.",
         ),
         "epoch-order-repeated": Explanation(
             means="A DistributedSampler was never told of a new epoch, so that each has the same order.",
+            detected="The batches of an epoch have the hashes of the epoch before, and the sampler's epoch has not "
+            "moved.",
             fix="Call `sampler.set_epoch(epoch)` at the start of every epoch.",
         ),
         "rank-buffers-differ": Explanation(
