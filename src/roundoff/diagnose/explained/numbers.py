@@ -61,7 +61,7 @@ NUMBERS = Family(
         ),
         "step-on-nonfinite-gradients": Explanation(
             means="Gradients were not finite and the optimizer stepped all the same: the weights are lost.",
-            detected="Gradients were not finite when the optimizer stepped, and neither a scaler nor the watch undid it.",
+            detected="Gradients were not finite when the optimizer stepped; nothing skipped or undid the step.",
             fix="Look at the gradient norm before each step and skip the step if it is not finite; a GradScaler and "
             "our recipes do that. Then find out where the gradients came from.",
         ),
