@@ -76,6 +76,14 @@ def test_the_verdict_screen() -> None:
     )
 
 
+def test_commands_that_do_not_fit_side_by_side_stand_one_below_the_other() -> None:
+    commands = ["roundoff report runs/train-3", "roundoff runs show runs/train-3 --step 1203 --site 'blocks.3.attn'"]
+    assert to_text([OVERFLOW], next_commands=commands, width=90).splitlines()[-2:] == [
+        "  next   roundoff report runs/train-3",
+        "         roundoff runs show runs/train-3 --step 1203 --site 'blocks.3.attn'",
+    ]
+
+
 def test_findings_after_the_first_get_one_line_each_and_the_last_ones_a_count() -> None:
     leak = Finding(
         rule="graph-leak", severity=Severity.WARNING, confidence=0.9, source="train.py:9", step=7, rank=1,

@@ -18,13 +18,15 @@ def saved_line(run: Run, diagnosis: Diagnosis) -> str | None:
 
 
 def next_commands(run: Run, diagnosis: Diagnosis) -> list[str]:
-    """Return the command that shows the events around the verdict, where there are some."""
+    """Return the command that makes a page of the run, and the one that shows the events around the verdict, if any."""
     if diagnosis.is_clean:
         return []
+    report = f"roundoff report {run.path}"
     verdict = diagnosis.findings[0]
     if verdict.step is None or verdict.site is None:
-        return []
+        return [report]
     replay = run.path / "replay" / f"step{verdict.step}"
     folder = replay if verdict.step in run.replayed_steps else run.path
     has_events = verdict.step in run.replayed_steps or verdict.step in run.steps
-    return [f"roundoff runs show {folder} --step {verdict.step} --site '{verdict.site}'"] if has_events else []
+    show = f"roundoff runs show {folder} --step {verdict.step} --site '{verdict.site}'"
+    return [report, show] if has_events else [report]

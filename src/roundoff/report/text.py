@@ -37,8 +37,7 @@ def to_text(
     lines = _finding_lines(told[0], width)
     if saved:
         lines.append(f"  saved  {saved}")
-    if next_commands:
-        lines.append(f"  next   {'     '.join(next_commands)}")
+    lines += _next_lines(next_commands, width)
     lines += _others([*told[1:], *notes], width)
     return "\n".join([*lines, watched] if watched else lines)
 
@@ -86,6 +85,14 @@ def _finding_lines(finding: Finding, width: int) -> list[str]:
     for related in finding.related[:MAX_RELATED]:
         lines += _indented(_ended(f"{related.rule}: {related.title}"), "  also   ", "         ", width)
     return lines
+
+
+def _next_lines(commands: Sequence[str], width: int) -> list[str]:
+    """Return the commands side by side, or one below the other where they are too long for that."""
+    together = f"  next   {'     '.join(commands)}"
+    if len(together) <= width or len(commands) == 1:
+        return [together] if commands else []
+    return [f"{'         ' if place else '  next   '}{command}" for place, command in enumerate(commands)]
 
 
 def _others(findings: Sequence[Finding], width: int) -> list[str]:

@@ -1,0 +1,24 @@
+from pathlib import Path
+
+from tests.report.sample_runs import record_run, write_metrics_run
+
+from roundoff.diagnose import diagnose_run
+from roundoff.report import next_commands
+
+
+def test_a_page_is_proposed_and_the_events_of_the_verdict(tmp_path: Path):
+    run = record_run(tmp_path / "run")
+    assert next_commands(run, diagnose_run(run)) == [
+        f"roundoff report {run.path}",
+        f"roundoff runs show {run.path} --step 1 --site 'body'",
+    ]
+
+
+def test_without_events_the_page_alone_is_proposed(tmp_path: Path):
+    run = write_metrics_run(tmp_path / "run", [1.0, float("nan")])
+    assert next_commands(run, diagnose_run(run)) == [f"roundoff report {run.path}"]
+
+
+def test_a_healthy_run_calls_for_nothing(tmp_path: Path):
+    run = record_run(tmp_path / "run", is_broken=False)
+    assert next_commands(run, diagnose_run(run)) == []
