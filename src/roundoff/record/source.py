@@ -12,7 +12,8 @@ from types import FrameType
 import torch
 
 _HERE = Path(__file__).parent
-_OUR_FOLDERS = (Path(torch.__file__).parent, _HERE, _HERE.parent / "watch", _HERE.parent / "precision")
+_OUR_ROOMS = tuple(_HERE.parent / room for room in ("record", "watch", "precision", "switches"))
+_OUR_FOLDERS = (Path(torch.__file__).parent, *_OUR_ROOMS)
 _NOT_THE_USERS = tuple(str(folder) + os.sep for folder in _OUR_FOLDERS)
 _STDLIB = sysconfig.get_path("stdlib") + os.sep
 
@@ -53,7 +54,7 @@ class Sources:
 
 
 def is_users_file(filename: str) -> bool:
-    """Say whether a file is neither torch's, nor Python's, nor one of those that record, watch or apply recipes."""
+    """Say whether a file is neither torch's, nor Python's, nor of a room of ours that stands around the user's code."""
     if filename.startswith((*_NOT_THE_USERS, "<frozen")):
         return False
     return not filename.startswith(_STDLIB) or "-packages" in filename  # packages may live inside the library's folder

@@ -18,6 +18,7 @@ from roundoff.record.reference.call import Call, tensors_in
 from roundoff.record.reference.convolution import can_convolve, convolve
 from roundoff.record.reference.lstm import can_unroll, unroll
 from roundoff.record.reference.rerun import with_floats_as
+from roundoff.switches.substitute_attention import ATTENTION
 from roundoff.switches.substitute_products import PRODUCTS
 
 IMPLEMENTATIONS = ("fp64", "cpu", "decomposed")
@@ -88,11 +89,11 @@ def on_cpu(call: Call, info: OpInfo) -> Results:
 
 
 def decomposed(call: Call, info: OpInfo) -> Results:
-    """Run other ops that torch says make up this one."""
+    """Run other ops that make up this one: as torch says, or as the files beside this one do."""
     op, copied = call.signature.op, with_floats_as(call, None)
     if can_convolve(copied):
         return Results(returned=convolve(copied), written=[])
-    parts = PRODUCTS.get(op) or torch._decomp.decomposition_table.get(op)
+    parts = PRODUCTS.get(op) or ATTENTION.get(op) or torch._decomp.decomposition_table.get(op)
     if parts is not None:
         return results_of(copied, info, parts(*copied.args, **copied.kwargs))
     if not call.signature.is_foreach:
