@@ -16,6 +16,7 @@ PAGES = [
     "CONTRIBUTING.md",
     "docs/index.md",
     "docs/comparing-runs.md",
+    "docs/report.md",
     "docs/switches.md",
     "docs/tensors.md",
     *SLOW_PAGES,
