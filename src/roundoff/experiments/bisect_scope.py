@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 
 from roundoff.errors import BisectError
 from roundoff.experiments.bisect_changes import SubstitutedSites, WideSites
@@ -34,10 +35,9 @@ def change_for(options: BisectOptions) -> WideSites | SubstitutedSites:
     Raises:
         BisectError, RecipeError: a recipe does not exist, or cannot be given to a site.
     """
-    if options.bad is not None:
-        find_recipe(options.bad)  # says now that there is none
+    bad = None if options.bad is None else _checked(options.bad)
     if options.substitute is not None:
-        return SubstitutedSites(bad=options.bad, good_name=options.substitute, switches=options.switches)
+        return SubstitutedSites(bad=bad, good_name=options.substitute, switches=options.switches)
     good = find_recipe(options.good)
     if good.compute not in ("plain", "cast"):
         raise BisectError.explain(
@@ -45,7 +45,13 @@ def change_for(options: BisectOptions) -> WideSites | SubstitutedSites:
             why=f"a site takes a format, and '{options.good}' has several.",
             fix="--good fp32, bf16 or half",
         )
-    return WideSites(bad=options.bad, good=options.good, good_name=good.compute_format, switches=options.switches)
+    return WideSites(bad=bad, good=_checked(options.good), good_name=good.compute_format, switches=options.switches)
+
+
+def _checked(recipe: str) -> str:
+    """Return a recipe as a process anywhere finds it, or raise that there is none."""
+    find_recipe(recipe)
+    return str(Path(recipe).absolute()) if recipe.endswith(".toml") else recipe
 
 
 def scope_of(

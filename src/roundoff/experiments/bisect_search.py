@@ -154,7 +154,7 @@ class BisectSearch:
             why=f"with {name} it is bad, too: {reference.text}."
             if reference.is_bad
             else f"with {name} it is good ({reference.text}): what spoils it is not in the sites that were searched, "
-            "but in the loss scale, in how weights are updated, or in code elsewhere.",
+            "but in the format of the model's inputs, in the loss scale, in how weights are updated, or elsewhere.",
             fix="look for what else is wrong: roundoff run, roundoff bisect --auto",
         )
 
@@ -162,7 +162,10 @@ class BisectSearch:
         """Train the reference under several seeds."""
         name, seeds = self._change.reference_name, other_seeds(self._options.seeds)
         settings = [self._change.reference(seed=seed) for seed in seeds]
+        is_told = self._trials.was_asked(settings[-1])
         results = self._trials.all(settings)
+        if is_told:
+            return results
         for seed, setting in zip(seeds, settings, strict=True):
             self._tell(f"{name}{'' if seed is None else f', seed {seed}'}", setting)
         if len({each.losses for each in results}) == 1:

@@ -70,7 +70,8 @@ def bisect_text(answer: BisectAnswer) -> str:
     """Lay out the answer of a bisection, the verdict first."""
     if not answer.found:
         return _lines(_verdict(answer), [("as it is", answer.as_it_is), *_common(answer)])
-    facts = [("with them" if len(answer.found) > 1 else "with it", answer.with_them)] * bool(answer.with_them)
+    kept = "narrow" if answer.is_mirror else "with them" if len(answer.found) > 1 else "with it"
+    facts = [(kept, answer.with_them)] * bool(answer.with_them)
     facts += [("as it is", answer.as_it_is)] * (not answer.without)
     facts += [("without", f"{site}: {text}") for site, text in [*answer.without.items()][:_MOST_SHOWN]]
     if answer.modules and answer.modules != answer.found:
@@ -115,7 +116,7 @@ def _common(answer: BisectAnswer) -> list[tuple[str, str]]:
     counted = f"{_count(answer.num_runs, 'run')}, and {answer.num_other_runs} before the search"
     facts = [("stage", stage) for stage in answer.stages]
     facts += [("judged by", answer.judge)]
-    facts += [("searched", f"{_count(answer.num_sites, 'site')} of `{answer.subject}`{order}")] * bool(answer.num_sites)
+    facts += [("searched", f"{_count(answer.num_sites, 'site')} of `{answer.subject}`{order}")] * bool(answer.num_runs)
     facts += [("took", f"{counted}; {answer.seconds:.0f} s")]
     facts += [("note", note) for note in answer.notes]
     facts += [("recipe", str(answer.recipe_file))] * bool(answer.recipe_file)

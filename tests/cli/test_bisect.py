@@ -1,0 +1,132 @@
+import json
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from roundoff.cli import command_line
+from roundoff.runs import RunInfo, RunWriter
+
+PLANTED = Path(__file__).parents[1] / "experiments" / "planted_overflow.py"
+CHECK = 'case ",$ROUNDOFF_SITES," in *,c,*) exit 0;; *) exit 3;; esac'
+TINY = ("--width", "4", "--limit", "64", "--batch-size", "32", "--steps", "3", "--threads", "1")
+PLAIN = """
+import torch
+model = torch.nn.Linear(2, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for _ in range(2):
+    model(torch.ones(1, 2)).sum().backward()
+    optimizer.step()
+"""
+
+
+@pytest.fixture(autouse=True)
+def in_an_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("planted.py").write_text(PLANTED.read_text())
+    Path("check.sh").write_text(CHECK)
+    Path("plain.py").write_text(PLAIN)
+
+
+def invoke(*arguments: str, jobs: int = 0) -> Result:
+    result = CliRunner().invoke(command_line, ["bisect", "--jobs", f"{jobs}", *arguments])
+    assert result.exception is None or isinstance(result.exception, SystemExit), result.exception
+    return result
+
+
+def test_a_script_that_overflows_at_one_site_is_answered_with_the_op_and_a_recipe_that_trains():
+    result = invoke("planted.py", "4", "8")
+    assert result.exit_code == 1
+    first, *rest = result.stdout.splitlines()
+    assert first == "4:mul must stay in fp32: good with it, bad without it."
+    assert "  without    4:mul: loss nan in step 0" in rest
+    assert "  recipe     runs/bisect-1/recipe.toml" in rest
+    told = result.stderr.splitlines()
+    assert told[:2] == [
+        "[before] as it is: loss nan in step 0",
+        "[before] step 2 measured in fp32, to know whom to suspect first",
+    ]
+    assert told[2].startswith("[before] all 8 sites wide: finite, loss ")
+    assert told[3].startswith("[1/6] 1 site wide: good, finite, loss ")
+    assert "culprit 4" in told[3]
+    again = invoke("--bad", "runs/bisect-1/recipe.toml", "--seeds", "1", "planted.py", "4", "8")
+    assert again.exit_code == 0
+    assert again.stdout.startswith("Nothing to find: runs/bisect-1/recipe.toml is as good as fp32 here.")
+
+
+def test_settings_of_train_are_searched_in_processes():
+    Path("bad.toml").write_text('base = "bf16"\n[overrides]\n"stem.0" = "fp16"\n')
+    result = invoke("--bad", "bad.toml", "--modules-only", "train", *TINY, "--input-gain", "1e6", jobs=1)
+    assert result.exit_code == 1
+    assert result.stdout.startswith("stem.0 must stay in fp32: good with it, bad without it.\n")
+    assert "  next       roundoff train " in result.stdout
+
+
+def test_any_command_is_searched_by_its_exit_status():
+    result = invoke("--sites", "a,b,c,d", "--json", "sh", "check.sh")
+    answer = json.loads(result.stdout)
+    assert result.exit_code == 1
+    assert answer["found"] == ["c"]
+    assert answer["without"] == {"c": "exit 3"}
+    assert answer["next_commands"] == ["ROUNDOFF_SITES=c sh check.sh"]
+    Path("sites.txt").write_text("a\nb\nc\n")
+    assert json.loads(invoke("--sites", "sites.txt", "--json", "sh", "check.sh").stdout)["found"] == ["c"]
+
+
+def test_the_command_of_a_run_folder_is_taken():
+    runner = CliRunner()
+    runner.invoke(command_line, ["train", *TINY, "--recipe", "half", "--json"])
+    result = invoke("--seeds", "1", "--bad", "half", "runs/train-1")
+    assert result.exit_code == 0, result.stderr
+    assert result.stdout.startswith("Nothing to find: half is as good as fp32 here.")
+    RunWriter.create(Path("runs/mine"), RunInfo(command=("python", "planted.py", "1", "4"))).close()
+    assert invoke("--modules-only", "runs/mine").stdout.startswith("1 must stay in fp32")
+    RunWriter.create(Path("runs/other"), RunInfo(command=("pytest",))).close()
+    assert "does not say how it was started" in invoke("runs/other").stderr
+
+
+def test_a_rule_of_the_diagnosis_can_judge():
+    result = invoke("--judge", "rule:overflow", "--modules-only", "planted.py", "2", "4")
+    assert result.exit_code == 1, result.stderr
+    assert result.stdout.startswith("2 must stay in fp32")
+    assert "judged by  rule:overflow: bad is a finding of the rule overflow" in result.stdout
+
+
+def test_the_mirror_names_what_spoils_a_good_run():
+    result = invoke("--mirror", "planted.py", "2,5", "8")
+    assert result.exit_code == 1
+    assert result.stdout.splitlines()[0] in ("2 spoils the training alone.", "5 spoils the training alone.")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "what", "fix"),
+    [
+        ((), "Which training?", "for example: roundoff bisect"),
+        (("--bad", "haf", "planted.py", "4", "8"), "No recipe 'haf'.", "did you mean 'half'?"),
+        (("--good", "O1", "planted.py", "4", "8"), "Sites cannot be given the recipe 'O1'.", "--good fp32"),
+        (("nothing.py",), "There is no script 'nothing.py'.", "name a Python file"),
+        (("no-such-thing",), "There is nothing to bisect in 'no-such-thing'.", "for example"),
+        (("sh", "check.sh"), "Which sites of `sh check.sh`?", "--sites a,b,c"),
+        (("--judge", "los", "planted.py", "4", "8"), "There is no judge 'los'.", "auto, nonfinite"),
+        (("--sites", "9", "planted.py", "4", "8"), "--sites 9 matches no site.", "there are 4, "),
+        (("plain.py",), "`plain.py` never calls apply_recipe.", "--switch substitute=fp64"),
+        (("planted.py",), "`planted.py` fails by itself: exit code 1.", "see that it runs"),
+        (("--sites", "a", "sh", "check.sh"), "fails with every site wide: exit code 3.", "see that it runs"),
+        (("--switch", "substitute", "plain.py"), "--switch substitute says not", "--switch substitute=fp64"),
+        (("--against", "runs/a", "plain.py"), "--against is compared with by --auto only.", "add --auto"),
+        (("--repeats", "2", "planted.py", "4", "8"), "repeats=2 cannot be.", "use 1, 3, 5"),
+        (("--judge", "accuracy", "planted.py", "4", "8"), "cannot be judged by its accuracy", "another judge"),
+    ],
+)
+def test_what_cannot_be_is_one_clear_error(arguments: tuple[str, ...], what: str, fix: str):
+    result = invoke(*arguments)
+    assert result.exit_code == 2
+    assert what in result.stderr
+    assert fix in result.stderr
+
+
+def test_a_folder_of_another_training_is_refused():
+    assert invoke("--name", "mine", "--sites", "a,c", "sh", "check.sh").exit_code == 1
+    result = invoke("--name", "mine", "planted.py", "4", "8")
+    assert result.exit_code == 2
+    assert "'runs/mine' holds another bisection." in result.stderr

@@ -1,0 +1,72 @@
+from dataclasses import replace
+from pathlib import Path
+
+from roundoff.report.bisect_text import BisectAnswer, bisect_text, listed
+
+ANSWER = BisectAnswer(
+    subject="train.py --epochs 1",
+    good="fp32",
+    bad="half",
+    fmt="fp32",
+    judge="nonfinite: bad is a loss that is not finite",
+    num_sites=26,
+    is_measured=True,
+    found=("blocks.1.attn:softmax",),
+    modules=("blocks.1.attn",),
+    with_them="finite, loss 1.32",
+    without={"blocks.1.attn:softmax": "loss nan in step 3"},
+    as_it_is="loss nan in step 3",
+    num_runs=3,
+    num_other_runs=2,
+    seconds=12.2,
+    folder=Path("runs/bisect-1"),
+    recipe_file=Path("runs/bisect-1/recipe.toml"),
+    next_commands=("roundoff train --recipe runs/bisect-1/recipe.toml",),
+)
+
+
+def test_the_verdict_comes_first_then_proof_numbers_recipe_and_what_to_do():
+    assert bisect_text(ANSWER) == (
+        "blocks.1.attn:softmax must stay in fp32: good with it, bad without it.\n"
+        "  with it    finite, loss 1.32\n"
+        "  without    blocks.1.attn:softmax: loss nan in step 3\n"
+        "  inside     blocks.1.attn\n"
+        "  judged by  nonfinite: bad is a loss that is not finite\n"
+        "  searched   26 sites of `train.py --epochs 1`, the most suspicious of one measured step first\n"
+        "  took       3 runs, and 2 before the search; 12 s\n"
+        "  recipe     runs/bisect-1/recipe.toml\n"
+        "  folder     runs/bisect-1\n"
+        "  next       roundoff train --recipe runs/bisect-1/recipe.toml"
+    )
+
+
+def first_line(**changes: object) -> str:
+    return bisect_text(replace(ANSWER, **changes)).splitlines()[0]  # type: ignore[arg-type]
+
+
+def test_every_kind_of_answer_has_its_sentence():
+    two = ("embed", "head")
+    assert first_line(found=()) == "Nothing to find: half is as good as fp32 here."
+    assert first_line(found=two) == ("embed and head must stay in fp32: good with them, bad without any one of them.")
+    assert first_line(is_mirror=True) == "blocks.1.attn:softmax spoils the training alone."
+    assert first_line(is_mirror=True, found=two) == (
+        "embed and head spoil the training together, and not with any one of them left out."
+    )
+    assert first_line(is_substituted=True, good="fp64") == (
+        "blocks.1.attn:softmax is to blame: good with it computed by fp64, bad as it is."
+    )
+    assert first_line(is_minimal=False, stopped_by="--max-runs", found=two) == (
+        "embed and head: enough, but perhaps not all needed; --max-runs ended the search."
+    )
+    assert first_line(verdict="Fixed random numbers make it good.") == "Fixed random numbers make it good."
+
+
+def test_a_long_list_is_cut():
+    assert listed(tuple("abcdefghijkl")) == "a, b, c, d, e, f, g, h and 4 more"
+    assert listed(("a",)) == "a"
+
+
+def test_the_answer_goes_to_json_with_its_paths_as_texts():
+    data = ANSWER.to_object()
+    assert data["found"] == ("blocks.1.attn:softmax",)
+    assert data["recipe_file"] == "runs/bisect-1/recipe.toml"
