@@ -85,6 +85,7 @@ def events_of(step: int, sites: list[str], generator: np.random.Generator, *, is
     absmax = generator.lognormal(0, 2, num)
     bad = (np.arange(num) >= num_sites // 2) & is_bad
     elements = np.full(num, 4096, dtype=np.int64)
+    elements[num_sites - 1] = 1  # the loss, which the bad values reach
     none = np.zeros(num, dtype=np.int64)
     phases = Interned(codes=(np.arange(num) >= num_sites).astype(np.int32), values=["forward", "backward"])
     ops = Interned(codes=phases.codes, values=["aten.addmm", "aten.mm"])

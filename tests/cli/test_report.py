@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 
 import pytest
@@ -78,9 +77,3 @@ def test_a_file_that_cannot_be_written_is_named_with_the_way_out(run: Path, tmp_
     assert result.exit_code == 2
     assert "cannot be written" in result.stderr
     assert "-o FILE.html" in result.stderr
-
-
-@pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
-def test_a_run_that_is_read_only_needs_another_file(run: Path) -> None:
-    run.chmod(0o500)
-    assert invoke(str(run)).exit_code == 2

@@ -105,6 +105,19 @@ def test_a_run_with_nothing_in_it_still_has_a_page(tmp_path: Path):
     assert "No step was recorded" in page.html
 
 
+@pytest.mark.parametrize(
+    ("name", "damaged"),
+    [("metrics-rank0.jsonl", {"loss", "norms"}), ("events/rank0-part-00000.parquet", {"steps", "sites"})],
+)
+def test_a_damaged_file_is_told_of_and_the_rest_is_shown(name: str, damaged: set[str], tmp_path: Path):
+    run = diagnosed(record_run(tmp_path / "run"))
+    (run.path / name).write_bytes(b"broken\n" * 20)
+    page = run_page(view_of(run))
+    assert page.sections == ["verdict", "loss", "norms", "steps", "sites", "recipe", "settings"]
+    sections = dict(re.findall(r'<section id="(\w+)">(.*?)</section>', page.html, re.S))
+    assert {key for key, body in sections.items() if name.rpartition("/")[2] in body} == damaged
+
+
 def test_a_section_more_needs_a_function_more(tmp_path: Path):
     view = view_of(write_metrics_run(tmp_path / "run", [1.0]))
     assert run_page(view, makers=SECTIONS[:1]).sections == ["verdict"]

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 
+from roundoff.errors import RunFolderError
 from roundoff.report.markup import Html, tag
 from roundoff.report.page import asset, facts, page
 from roundoff.report.run_sections import SECTIONS, SectionMaker
@@ -30,11 +32,11 @@ class RunPage:
 
 def run_page(view: RunView, *, makers: Sequence[SectionMaker] = SECTIONS) -> RunPage:
     """Return the page of a run; it needs no other file and no network."""
-    made = [section for section in (maker(view) for maker in makers) if section is not None]
+    made = [section for section in (_made(maker, view) for maker in makers) if section is not None]
     title = view.name if view.reference is None else f"{view.name} against {_name(view)}"
     text = page(
         title,
-        _summary(view),
+        facts(_summary(view)),
         _contents(made),
         *map(section_html, made),
         styles=[asset("run_page.css")],
@@ -63,20 +65,30 @@ def _name(view: RunView) -> str:
     return view.reference.info.name or view.reference.path.resolve().name
 
 
-def _summary(view: RunView) -> Html:
-    """Return what the run was, in one line."""
-    info, metrics = view.run.info, view.run.metrics()
+def _made(maker: SectionMaker, view: RunView) -> Section | None:
+    """Make a section; of one whose files are damaged the page says so, and has the others."""
+    try:
+        return maker(view)
+    except RunFolderError as error:
+        key = maker.__name__.removesuffix("_section")
+        return Section(key=key, title=key.capitalize(), body=tag("pre", str(error)))
+
+
+def _summary(view: RunView) -> dict[str, str]:
+    """Return what the run was, in a few words."""
+    info = view.run.info
     told = {
         "run": str(view.run.path),
-        **({"reference": str(view.reference.path)} if view.reference is not None else {}),
+        "reference": str(view.reference.path) if view.reference is not None else None,
         "status": info.status,
-        "steps": str(metrics[-1].step + 1 if metrics else 0),
-        "recorded steps": str(len({*view.run.steps, *view.run.replayed_steps})),
-        **({"ranks": str(info.ranks)} if info.ranks > 1 else {}),
-        **({"recipe": info.recipe} if info.recipe else {}),
-        **({"started": info.started[:19].replace("T", " ")} if info.started else {}),
+        "ranks": str(info.ranks) if info.ranks > 1 else None,
+        "recipe": info.recipe,
+        "started": info.started[:19].replace("T", " "),
     }
-    return facts(told)
+    with suppress(RunFolderError):  # the sections tell of it
+        metrics, recorded = view.run.metrics(), {*view.run.steps, *view.run.replayed_steps}
+        told |= {"steps": str(metrics[-1].step + 1 if metrics else 0), "recorded steps": str(len(recorded))}
+    return {name: value for name, value in told.items() if value}
 
 
 def _contents(sections: Sequence[Section]) -> Html:
