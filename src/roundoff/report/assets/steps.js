@@ -256,6 +256,7 @@
     const thinned = shown < step.num_results ? `${shown} of ${step.num_results} results are shown. ` : `${shown} results. `;
     const words = step.origin === null ? "" : `Bad values begin at ${placeOf(step.origin)} and reach ${reached.size} later results.`;
     byId("step-words").textContent = thinned + words;
+    byId("step-words").dataset.step = step.label; // for paper, where the list of steps is not
     toOrigin.hidden = step.origin === null;
     byId("step-flow-figure").hidden = step.origin === null;
     drawTimeline();
