@@ -1,6 +1,7 @@
 """The switch `randomness`: the same numbers whatever draws them, and the same again where a draw is repeated."""
 
 import random
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -12,7 +13,10 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from roundoff.errors import SwitchError
 from roundoff.precision import apply_recipe
+from roundoff.record import recording
+from roundoff.runs import Run
 from roundoff.switches import switched
+from roundoff.watch.watching import watching
 
 ONES = torch.ones(6, 8)
 
@@ -225,6 +229,29 @@ def test_compiled_models_draw_the_same_numbers():
         with switched({"randomness": "0"}):
             outputs.append(model(ONES))
     assert torch.equal(*outputs)
+
+
+def test_a_watched_step_is_replayed_with_the_numbers_it_drew(tmp_path: Path):
+    with switched({"randomness": "0"}), watching(to=tmp_path / "run"):
+        net = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Dropout(0.5), nn.Linear(8, 2))
+        optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+        for _ in range(4):
+            F.cross_entropy(net(torch.randn(6, 8)), torch.zeros(6, dtype=torch.long)).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    run = Run.open(tmp_path / "run")
+    assert {0, 1} <= set(run.steps)
+    assert run.info.notes == ()  # else it says that a replay came out differently
+
+
+def test_what_is_recorded_is_what_was_drawn(tmp_path: Path):
+    net = nn.Sequential(nn.Linear(8, 8), nn.Dropout(0.5))
+    with switched({"randomness": "0"}), recording(net, to=tmp_path / "run", steps=[0]):
+        net(ONES).sum().backward()
+    events = Run.open(tmp_path / "run").events(step=0).to_pylist()
+    ops = {event["op"] for event in events if event["phase"] == "forward"}
+    assert {"aten.addmm", "aten.bernoulli_", "aten.div_", "aten.mul"} <= ops
+    assert not ops & {"aten.random_", "aten.copy_"}
 
 
 @pytest.mark.parametrize("seed", ["-1", "a", "", "1.5", str(2**63)])

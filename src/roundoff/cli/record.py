@@ -97,7 +97,7 @@ def record_command(
     )
     began, process = time.perf_counter(), os.getpid()
     repeating = repeatable(seed=seed, deterministic=deterministic, repeat_batch=repeat_batch)
-    with session.running(), repeating, switching:
+    with switching, session.running(), repeating:
         code = run_script(script, raising=(RoundoffError,) if strict else ())
         session.training_failed = code != 0
     if os.getpid() != process:

@@ -172,7 +172,7 @@ def _train(options: _Options, settings: WatchSettings, guard: ProcessGuard) -> i
     )
     process = os.getpid()
     noting = noting_ops(guard.flight) if settings.ops else nullcontext()
-    with watch.running(), repeatable(seed=options.seed, **repeating), noting, switching:
+    with switching, watch.running(), repeatable(seed=options.seed, **repeating), noting:
         code = run_script(script, on_error=watch.note_exception)
         watch.training_failed = code != 0
     if os.getpid() != process:

@@ -56,11 +56,12 @@ __all__ = [
     "remove_function_mode",
     "remove_mode",
     "scale_of",
-    "seen_by_functions",
+    "seen_as_in_training",
 ]
 
 
 _KEPT_GROUPS: list[object] = []
+_PARTS_OF_TRAINING: list[DispatchMode] = []
 _PYTHON = torch._C.DispatchKey.Python
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
@@ -117,11 +118,14 @@ def clip_module() -> tuple[Any, str]:
     return torch.nn.utils.clip_grad, "_clip_grads_with_norm_"
 
 
-def push_mode(mode: DispatchMode) -> None:
+def push_mode(mode: DispatchMode, *, is_part_of_training: bool = False) -> None:
     """Make every op of this thread pass through `mode`, after the modes of others.
 
-    A `with` block of theirs takes the topmost mode off when it ends, so ours goes to the bottom.
+    A `with` block of theirs takes the topmost mode off when it ends, so ours goes to the bottom. A mode that is part of
+    how the training computes is there in replays, too.
     """
+    if is_part_of_training:
+        _PARTS_OF_TRAINING.append(mode)
     with _set_aside(_others_on_stack()):
         mode.__enter__()  # type: ignore[no-untyped-call]
     correct_mode_flags()
@@ -132,6 +136,11 @@ def remove_mode(mode: DispatchMode) -> bool:
 
     False if it cannot be found: torch has taken it aside for the time of an op that passes through it.
     """
+    _PARTS_OF_TRAINING[:] = [entry for entry in _PARTS_OF_TRAINING if entry is not mode]
+    return _take_off(mode)
+
+
+def _take_off(mode: DispatchMode) -> bool:
     stack = _others_on_stack()
     if not any(entry is mode for entry in stack):
         return False
@@ -212,9 +221,18 @@ def hidden_from_functions() -> contextlib.AbstractContextManager[None]:
     return torch._C.DisableTorchFunction()
 
 
-def seen_by_functions() -> contextlib.AbstractContextManager[None]:
-    """Let modes see the calls of the block again, inside a block that is hidden from them."""
-    return torch._C._EnableTorchFunction()
+@contextlib.contextmanager
+def seen_as_in_training() -> Iterator[None]:
+    """Let the block compute as the training does, inside a block that is hidden from modes.
+
+    Modes that see functions are on again, and of those that see ops the ones that are part of how it computes.
+    """
+    missing = [mode for mode in _PARTS_OF_TRAINING if all(entry is not mode for entry in _others_on_stack())]
+    with torch._C._EnableTorchFunction(), contextlib.ExitStack() as stack:
+        for mode in missing:
+            push_mode(mode)
+            stack.callback(_take_off, mode)
+        yield
 
 
 def has_function_modes() -> bool:
@@ -237,8 +255,8 @@ def is_only_mode() -> bool:
 
 
 def is_innermost(mode: DispatchMode) -> bool:
-    """Say whether no other mode sees ops after this one, which must be on."""
-    return _others_on_stack()[0] is mode
+    """Say whether no other mode sees ops after this one; where all are hidden, none does."""
+    return _others_on_stack()[:1] in ([], [mode])
 
 
 def never_compiled(function: _Function) -> _Function:

@@ -39,6 +39,6 @@ def _drawing(seed: int) -> Iterator[None]:
         if torch.accelerator.is_available():
             # Fused attention draws inside of its kernel, where nobody can tell it what.
             block.enter_context(sdpa_kernel(SDPBackend.MATH))
-        push_mode(mode)
+        push_mode(mode, is_part_of_training=True)
         block.callback(remove_mode, mode)
         yield

@@ -13,16 +13,17 @@ from torch import Tensor
 from torch.utils._pytree import tree_flatten, tree_map
 
 from roundoff.kernels.tables import splitmix64
-from roundoff.record.torch_private import DispatchMode, never_compiled
+from roundoff.record.torch_private import DispatchMode, hidden_from_modes, never_compiled
 
 _aten: Final = torch.ops.aten
 _WITHOUT_GENERATOR: Final = {"rand", "randn", "randint", "randperm", "rand_like", "randn_like", "randint_like"}
 _MAKES_FLOATS: Final = {"aten::rand", "aten::randn", "aten::normal"}
+_KEEPING_FORMATS: Final = (torch.contiguous_format, torch.preserve_format)
 _SEED_BITS: Final = 2**63 - 1
 
 
 class DrawOnCpu(DispatchMode):
-    """Runs random ops as they are and overwrites what they drew with numbers of our own.
+    """Seeds every random op, and where it draws elsewhere than on a CPU overwrites what it drew.
 
     Before each draw one number is taken from torch's default generator; it and the seed decide all the others. So
     whatever goes back in that generator, as activation checkpointing does to compute a dropout again, finds the same
@@ -50,15 +51,21 @@ class DrawOnCpu(DispatchMode):
         return self._drawn(func, args, kwargs)
 
     def _drawn(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        ticket = int(torch.empty((), dtype=torch.int64).random_())
-        with _seeded(splitmix64(splitmix64(self._seed) ^ ticket) & _SEED_BITS):
+        with hidden_from_modes():
+            ticket = int(torch.empty((), dtype=torch.int64).random_())
+        seed = splitmix64(splitmix64(self._seed) ^ ticket) & _SEED_BITS
+        if _is_plain(func, args, kwargs):
+            with _seeded(seed):
+                return func(*args, **kwargs)
+        with hidden_from_modes(), _seeded(seed):
             results, written = _draw(func, *_on_cpu(func, args, kwargs))
-        with torch.random.fork_rng(devices=[]):
+        with _seeded(seed):
             answer = func(*args, **kwargs)
-        for place, drawn in written.items():
-            _argument(func, place, args, kwargs).copy_(drawn)
-        for own, drawn in zip(_tensors(answer), results, strict=True):
-            own.copy_(drawn)
+        with hidden_from_modes():
+            for place, drawn in written.items():
+                _argument(func, place, args, kwargs).copy_(drawn)
+            for own, drawn in zip(_tensors(answer), results, strict=True):
+                own.copy_(drawn)
         return answer
 
     def _tell_if_random(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -95,6 +102,23 @@ def _generator_of(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> t
     return next((value for value in (*args, *kwargs.values()) if isinstance(value, torch.Generator)), None)
 
 
+def _is_plain(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """Whether the op itself draws on the CPU, in fp32 and into contiguous memory."""
+    if func is _aten.native_dropout.default:
+        return False
+    floats = torch.get_default_dtype() if kwargs.get("dtype") is None else kwargs["dtype"]
+    if floats.is_floating_point and floats is not torch.float32:
+        return False
+    device, memory_format = kwargs.get("device"), kwargs.get("memory_format")
+    device = torch.get_default_device() if device is None and not _tensors((args, kwargs)) else device
+    if (device is not None and device.type != "cpu") or memory_format not in (None, *_KEEPING_FORMATS):
+        return False
+    return all(
+        x.is_cpu and x.is_contiguous() and (not x.is_floating_point() or x.dtype is torch.float32)
+        for x in _tensors((args, kwargs))
+    )
+
+
 def _on_cpu(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """Return the call as it would be on a CPU, in fp32 and in contiguous memory."""
     args, kwargs = tree_map(_plain, (args, kwargs))
@@ -122,9 +146,6 @@ def _draw(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[lis
     """Return what the call gives and, by their places, what it writes into its arguments."""
     if func is _aten.native_dropout.default:
         return _dropout(*args), {}
-    if func in (_aten.bernoulli_.float, _aten.bernoulli.p):
-        kept = _kept(args[0].shape, (*args, kwargs.get("p", 0.5))[1])
-        return [kept.to(args[0].dtype)], {}
     results = _tensors(func(*args, **kwargs))
     places = [place for place, argument in enumerate(func._schema.arguments) if _is_written(argument)]
     return results, {place: _argument(func, place, args, kwargs) for place in places}
@@ -139,7 +160,7 @@ def _dropout(x: Tensor, p: float, train: bool | None) -> list[Tensor]:
 
 def _kept(shape: torch.Size, probability: float) -> Tensor:
     """Return which elements a dropout keeps: the same whether a device has an op for dropout or composes it."""
-    return torch.rand(shape) < probability
+    return torch.empty(shape).bernoulli_(probability) > 0
 
 
 def _is_written(argument: Any) -> bool:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from roundoff.precision.optimizer import RecipeOptimizer
 from roundoff.record.sites import Sites
-from roundoff.record.torch_private import seen_by_functions
+from roundoff.record.torch_private import seen_as_in_training
 from roundoff.watch.arguments import Outside
 from roundoff.watch.replay import Player, quietly, state_before
 from roundoff.watch.snapshots import Snapshot
@@ -47,7 +47,7 @@ class Bench:
     @contextlib.contextmanager
     def in_state(self) -> Iterator[None]:
         """Have the training in the state before the step, inside the block."""
-        with self._state.lent(self.training), quietly(), seen_by_functions():
+        with self._state.lent(self.training), quietly(), seen_as_in_training():
             yield
 
     def play(self, **changes: Any) -> Player:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from roundoff.record.source import Sources
-from roundoff.record.torch_private import hidden_from_modes, local_tensor, seen_by_functions
+from roundoff.record.torch_private import hidden_from_modes, local_tensor, seen_as_in_training
 from roundoff.watch.arguments import Carried, Outside, filled, tensors_of
 from roundoff.watch.generators import restore_torch
 from roundoff.watch.snapshots import Snapshot
@@ -271,7 +271,7 @@ class _Playing:
     def play(self, tape: StepTape, sources: Sources | None = None) -> list[Tensor]:
         """Play a step and return its losses."""
         player = Player(sources, earlier=self._earlier)
-        with seen_by_functions():  # a recipe works through a mode of its own
+        with seen_as_in_training():  # a recipe works through a mode of its own
             player.play(tape.entries)
         if tape.step in self._reached:
             self._earlier[tape.step] = player.results
