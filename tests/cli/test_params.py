@@ -150,7 +150,8 @@ def test_a_model_in_an_installed_package_is_found_by_its_module():
         ("absent.pt", "CheckpointError: There is no checkpoint 'absent.pt'."),
         ("absent.py:build", "UsageError: There is no builder 'absent.py:build'."),
         ("torch.nn:no_such_thing", "UsageError: 'torch.nn' has no function 'no_such_thing'."),
-        (str(Path(__file__)), "cannot be read as a checkpoint"),
+        (str(Path(__file__).parents[2] / "pyproject.toml"), "cannot be read as a checkpoint"),
+        (str(Path(__file__)), "is a script, not a checkpoint"),
     ],
 )
 def test_what_cannot_be_looked_at_ends_with_2(source: str, told: str):
@@ -186,3 +187,24 @@ def test_a_whole_model_is_listed_like_its_state(tmp_path: Path):
     torch.save(model.state_dict(), tmp_path / "state.pt")
     whole, state = (invoke(tmp_path / name).output.split("\n", 1)[1] for name in ("model.pt", "state.pt"))
     assert whole == state
+
+
+def test_a_run_is_told_from_a_checkpoint(tmp_path: Path):
+    (tmp_path / "run.json").write_text("{}")
+    result = invoke(tmp_path)
+    assert result.exit_code == 2
+    assert result.output == (
+        f"UsageError: '{tmp_path}' is a run, not a checkpoint.\n"
+        "  why: a run holds what was measured of a training, not its weights.\n"
+        f"  fix: roundoff diagnose {tmp_path}, or roundoff params with the checkpoint that the training wrote.\n"
+    )
+
+
+def test_a_script_needs_the_function_that_builds_the_model(tmp_path: Path):
+    script = tmp_path / "mlp.py"
+    script.write_text("from torch import nn\n\ndef build():\n    return nn.Linear(2, 3)\n")
+    result = invoke(script)
+    assert result.exit_code == 2
+    assert f"'{script}' is a script, not a checkpoint." in result.output
+    assert f"fix: roundoff params {script}:FUNCTION" in result.output
+    assert invoke(f"{script}:build").exit_code == 0

@@ -47,6 +47,7 @@ def params_command(
 def _inventory(source: str) -> Inventory:
     from roundoff.checkpoints.inventory import take_inventory, take_model_inventory
 
+    _check_kind(Path(source))
     if ":" not in source or Path(source).exists():
         from roundoff.checkpoints.read import read_checkpoint
 
@@ -59,6 +60,22 @@ def _inventory(source: str) -> Inventory:
     except ReplayError as error:
         raise UsageError(str(error)) from error
     return take_model_inventory(built.models, source=source)
+
+
+def _check_kind(path: Path) -> None:
+    """Raise if this is something else that roundoff knows, and say what to type instead."""
+    if (path / "run.json").is_file():
+        raise UsageError.explain(
+            f"'{path}' is a run, not a checkpoint.",
+            why="a run holds what was measured of a training, not its weights.",
+            fix=f"roundoff diagnose {path}, or roundoff params with the checkpoint that the training wrote.",
+        )
+    if path.suffix == ".py" and path.is_file():
+        raise UsageError.explain(
+            f"'{path}' is a script, not a checkpoint.",
+            why="its parameters are known when one of its functions has built the model.",
+            fix=f"roundoff params {path}:FUNCTION, with a function that takes nothing and returns an nn.Module.",
+        )
 
 
 def _only(inventory: Inventory, pattern: str) -> Inventory:
