@@ -95,3 +95,11 @@ def test_a_page_that_cannot_be_written_is_told() -> None:
     result = compare("a.csv", "b.log", "--html", "nowhere/page.html")
     assert result.exit_code == 2
     assert "'nowhere/page.html' cannot be written" in result.output
+
+
+def test_names_are_not_mapped_between_curves(tmp_path: Path):
+    curve = tmp_path / "a.csv"
+    curve.write_text("step,loss\n0,1.0\n1,0.5\n")
+    result = CliRunner().invoke(command_line, ["compare", str(curve), str(curve), "--map", "names.txt"])
+    assert result.exit_code == 2
+    assert "why: it is for runs and checkpoints and folders of tensors." in result.output

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import importlib
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 
 import click
 
 from roundoff.cli.compared import Asked, Kind, kind_of
-from roundoff.errors import CompareError
+from roundoff.errors import CompareError, UsageError
 
 ANSWERS = {
     Kind.RUN: "roundoff.cli.compare_runs",
@@ -18,6 +19,21 @@ ANSWERS = {
     Kind.TENSORS: "roundoff.cli.compare_tensors",
 }
 """Where each kind has its `answer`, which prints what was found and says whether that was anything."""
+
+OPTIONS_FOR = {
+    "--step": (Kind.RUN,),
+    "--rank": (Kind.RUN,),
+    "--pattern": (Kind.CURVE,),
+    "--column": (Kind.CURVE,),
+    "--map": (Kind.RUN, Kind.CHECKPOINT, Kind.TENSORS),
+}
+"""Options that mean nothing for the other kinds."""
+PLURALS = {
+    Kind.RUN: "runs",
+    Kind.CHECKPOINT: "checkpoints",
+    Kind.CURVE: "curves",
+    Kind.TENSORS: "folders of tensors",
+}
 
 
 @click.command("compare", epilog="Example: roundoff compare runs/fp32 runs/bf16 --table")
@@ -61,6 +77,9 @@ def compare_command(
             why=f"'{reference}' is a {kinds[0]}, '{candidate}' is a {kinds[1]}.",
             fix="name two of one kind.",
         )
+    _check_options(
+        kinds[0], {"--step": step, "--rank": rank, "--pattern": pattern, "--column": column, "--map": map_file}
+    )
     asked = Asked(
         as_json=as_json,
         table=table,
@@ -74,3 +93,14 @@ def compare_command(
     )
     found = importlib.import_module(ANSWERS[kinds[0]]).answer(reference, candidate, asked)
     sys.exit(1 if found and not exit_zero else 0)
+
+
+def _check_options(kind: Kind, given: Mapping[str, object]) -> None:
+    """Raise if an option was given that would do nothing here: whoever gave it believes that it does."""
+    for option, value in given.items():
+        if value is not None and kind not in OPTIONS_FOR[option]:
+            raise UsageError.explain(
+                f"{option} {value} means nothing for two {PLURALS[kind]}.",
+                why=f"it is for {' and '.join(PLURALS[each] for each in OPTIONS_FOR[option])}.",
+                fix=f"leave {option} out.",
+            )
