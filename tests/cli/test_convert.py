@@ -59,3 +59,11 @@ def test_takes_names_and_dtypes_from_another_checkpoint_and_a_map(source: Path, 
         "norm.scale": torch.float16,
         "norm.average": torch.float32,
     }
+
+
+def test_an_empty_checkpoint_is_not_converted(tmp_path: Path):
+    torch.save({}, tmp_path / "empty.pth")
+    result = run(tmp_path / "empty.pth", tmp_path / "b.npz")
+    assert result.exit_code == 2
+    assert result.output.startswith(f"CheckpointError: '{tmp_path / 'empty.pth'}' holds no tensor.\n")
+    assert not (tmp_path / "b.npz").exists()

@@ -41,8 +41,14 @@ def plan_conversion(
         name_map: names of `source` and what they are to be called; `a.* = b.*` holds for all that begin so.
 
     Raises:
-        CheckpointError: `like` has a parameter that `source` does not, or the map a name.
+        CheckpointError: `like` has a parameter that `source` does not, or the map a name; or there is nothing to write.
     """
+    if not source.entries:
+        raise CheckpointError.explain(
+            f"'{source.path}' holds no tensor.",
+            why="there is nothing to convert.",
+            fix="save the model's state_dict, and convert that.",
+        )
     plan = _alone(source, target, name_map or {}) if like is None else _like(source, like, name_map or {})
     tensors = [_storable(stored, target) for stored in plan.tensors]
     widened = sum(old is not new for old, new in zip(plan.tensors, tensors, strict=True))
