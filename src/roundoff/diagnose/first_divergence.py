@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from roundoff.compare.divergence import Divergence
 from roundoff.compare.runs import RunComparison
-from roundoff.diagnose.numbers import format_of, short
+from roundoff.diagnose.numbers import format_of, short, told_apart
 from roundoff.runs import Finding, Severity
 
 FIRST_DIVERGENCE_CODES = ("first-divergence",)
@@ -88,8 +88,11 @@ def _why(found: Divergence, comparison: RunComparison) -> list[str]:
         lines.append(f"{found.num_later} later results differ because of it")
     losses = comparison.losses
     if losses is not None and losses.points:
-        first = losses.points[0]
-        lines.append(f"the first loss is {first.reference:.6g} in the reference and {first.candidate:.6g} here")
+        reference, candidate = told_apart(losses.points[0].reference, losses.points[0].candidate)
+        both = (
+            f"{reference} in both" if reference == candidate else f"{reference} in the reference and {candidate} here"
+        )
+        lines.append(f"the first loss is {both}")
     return lines
 
 

@@ -45,6 +45,19 @@ def short(number: float) -> str:
     return f"{mantissa}e{int(exponent)}" if mark else mantissa
 
 
+def told_apart(reference: float, candidate: float) -> tuple[str, str]:
+    """Write two numbers with six digits, or with as many as it takes to see that they differ.
+
+    >>> told_apart(2.30258, 2.30259), told_apart(0.25, 0.25), told_apart(2.3025851, 2.3025853)
+    (('2.30258', '2.30259'), ('0.25', '0.25'), ('2.3025851', '2.3025853'))
+    """
+    for digits in range(6, 18):
+        texts = f"{reference:.{digits}g}", f"{candidate:.{digits}g}"
+        if texts[0] != texts[1]:
+            return texts
+    return f"{reference:.6g}", f"{candidate:.6g}"
+
+
 def whole(number: float) -> str:
     """Write a format's largest number.
 

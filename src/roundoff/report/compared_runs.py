@@ -8,6 +8,7 @@ from dataclasses import asdict, fields
 from typing import TYPE_CHECKING
 
 from roundoff.compare.divergence import Row, Unpaired
+from roundoff.diagnose.numbers import told_apart
 from roundoff.runs import Finding, JsonValue, Severity
 
 if TYPE_CHECKING:
@@ -102,7 +103,8 @@ def _agreement(comparison: RunComparison, width: int) -> list[str]:
     losses = comparison.losses
     if losses is not None and losses.points:
         last = losses.points[-1]
-        lines.append(f"  loss of step {last.step}: {last.reference:.6g} in the reference, {last.candidate:.6g} here.")
+        reference, candidate = told_apart(last.reference, last.candidate)
+        lines.append(f"  loss of step {last.step}: {reference} in the reference, {candidate} here.")
     return lines
 
 
