@@ -13,7 +13,6 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 from roundoff.experiments.task import Answer
-from roundoff.experiments.task import Task as Task
 from roundoff.experiments.task_process import FAREWELL_SECONDS, end_group, make_call
 
 _PRELOADED = ("roundoff.experiments.train_row", "roundoff.experiments.measure_launch")
