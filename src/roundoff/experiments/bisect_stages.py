@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+from dataclasses import replace
+
 from roundoff.compare.setting import Difference, SettingKind
 from roundoff.compare.settings import differing_settings
 from roundoff.errors import BisectError
@@ -9,7 +12,7 @@ from roundoff.experiments.bisect_judging import judge_for
 from roundoff.experiments.bisect_options import BisectEvent, BisectOptions, OnEvent
 from roundoff.experiments.bisect_scope import calls_apply_recipe
 from roundoff.experiments.judged_trials import other_seeds
-from roundoff.experiments.judges import ExitJudge, Judge, NonFiniteJudge, loss_judge
+from roundoff.experiments.judges import ExitJudge, Judge, LossJudge, NonFiniteJudge, final_loss, loss_judge
 from roundoff.experiments.trial import Setting, TrialResult
 from roundoff.experiments.trial_runs import RUN_NAME, result_of_run
 from roundoff.experiments.trials import Trials
@@ -78,7 +81,17 @@ class Stages:
         def references() -> list[TrialResult]:
             return self._trials.all([self._setting({"widest": "fp32"}, seed=seed) for seed in seeds])
 
-        return judge_for(asked, bad=self._bad, good=self._bad, references=references)
+        judge = judge_for(asked, bad=self._bad, good=self._bad, references=references)
+        if isinstance(judge, LossJudge) and not judge(self._bad).is_bad:
+            return self._against_fp64(judge)
+        return judge
+
+    def _against_fp64(self, judge: LossJudge) -> LossJudge:
+        """Return a judge for a training that is no worse than its widest: an op that is wrong spoils both."""
+        loss = final_loss(self._tried("every op in fp64", {"substitute": "fp64"}))
+        if loss is None or not math.isfinite(loss):
+            return judge
+        return LossJudge(reference=replace(judge.reference, mean=loss))
 
     def _not_aligned(self) -> list[Difference]:
         """Return what the two trainings were told differently, if there is another to compare with."""

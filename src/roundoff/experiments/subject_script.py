@@ -80,7 +80,7 @@ def try_script(trial: ScriptTrial) -> TrialResult:
             repeating = repeatable(seed=seed, deterministic=False, repeat_batch=False)
             switching = switched(switches_in_environment())
             with watch.running(), ending_after(setting.steps, of=watch), repeating, switching:
-                code = run_script(subject.script, on_error=watch.note_exception)
+                code = int(run_script(subject.script, on_error=watch.note_exception))  # sys.exit(True) gives True
                 watch.training_failed = code != 0
     finally:
         guard.close()

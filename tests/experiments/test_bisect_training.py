@@ -1,0 +1,56 @@
+from pathlib import Path
+
+import pytest
+
+from roundoff.experiments.bisect_options import BisectEvent, BisectOptions
+from roundoff.experiments.bisect_training import bisect_training
+from roundoff.experiments.subject_script import ScriptSubject
+from roundoff.precision import find_recipe
+from roundoff.record.script import Script
+
+HERE = Path(__file__).parent
+
+
+def subject(name: str, *args: str) -> ScriptSubject:
+    return ScriptSubject(script=Script(target=str(HERE / name), args=args))
+
+
+@pytest.mark.slow
+def test_a_wrong_backward_of_one_shape_is_found_to_the_op_in_a_script_without_recipes(tmp_path: Path):
+    answer = bisect_training(
+        subject("planted_wrong_op.py"), BisectOptions(substitute="fp64", seeds=1, judge="loss"), base=tmp_path
+    )
+    assert answer.found == ("1:backward:planted.squash_backward",)
+    assert answer.modules == ("1",)
+    assert answer.num_runs <= 4
+    (again,) = answer.next_commands
+    assert '"substitute.ops": "1:backward:planted.squash_backward"' in again
+
+
+def test_the_recipe_holds_the_overrides_and_the_proof_as_comments(tmp_path: Path):
+    events: list[BisectEvent] = []
+    answer = bisect_training(
+        subject("planted_overflow.py", "2", "4"),
+        BisectOptions(modules_only=True),
+        base=tmp_path,
+        jobs=0,
+        on_event=events.append,
+    )
+    assert answer.recipe_file == tmp_path / "bisect-1" / "recipe.toml"
+    recipe = find_recipe(answer.recipe_file)
+    assert (recipe.name, recipe.compute_format, recipe.overrides) == ("half-bisected", "fp16", {"2": "fp32"})
+    comments = [line for line in answer.recipe_file.read_text().splitlines() if line.startswith("#")]
+    assert comments[0] == "# 2 must stay in fp32: good with it, bad without it."
+    assert (tmp_path / "bisect-1" / "answer.json").exists()
+    assert answer.is_measured
+    assert answer.num_runs == 1
+
+
+def test_a_budget_that_was_too_small_can_be_raised(tmp_path: Path):
+    script = subject("planted_overflow.py", "0,2,4", "6")
+    first = bisect_training(script, BisectOptions(modules_only=True, max_runs=2), base=tmp_path, jobs=0)
+    assert (first.is_minimal, first.stopped_by) == (False, "--max-runs")
+    assert {"0", "2", "4"} <= set(first.found)
+    assert not (tmp_path / "bisect-1" / "answer.json").exists()
+    second = bisect_training(script, BisectOptions(modules_only=True), base=tmp_path, jobs=0)
+    assert (set(second.found), second.folder) == ({"0", "2", "4"}, tmp_path / "bisect-1")
