@@ -45,7 +45,7 @@ class DrawOnCpu(DispatchMode):
         if not _is_replaceable(func):
             self._tell_if_random(func, args, kwargs)
             return func(*args, **kwargs)
-        generator = _generator_of(func, args, kwargs)
+        generator = _generator_of(args, kwargs)
         if generator is not None and generator.device.type == "cpu":
             return func(*args, **kwargs)  # a generator that the code made itself draws alike on every device
         return self._drawn(func, args, kwargs)
@@ -98,7 +98,7 @@ def _seeded(seed: int) -> Iterator[None]:
         yield
 
 
-def _generator_of(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Generator | None:
+def _generator_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Generator | None:
     return next((value for value in (*args, *kwargs.values()) if isinstance(value, torch.Generator)), None)
 
 
