@@ -5,7 +5,7 @@ the culprits: one step of the fp32 training is measured, its suspects come first
 
 Must: one among 26 / 100 sites in 8 / 10 runs, two among 50 in 25. Towards: 3 with the prior.
 
-python benchmarks/bisect.py [--json]
+python benchmarks/bisect_runs.py [--json]
 """
 
 from __future__ import annotations
