@@ -13,7 +13,7 @@ from roundoff.precision.sites import override_sites
 
 
 def proposal_of(*sites: SitePlan) -> Proposal:
-    return Proposal(base_format="fp16", sites=sites, loss=1.0, loss_change=0.0, mean_bits=16.0)
+    return Proposal(base_format="fp16", sites=sites, loss=1.0)
 
 
 def test_a_plan_in_one_format_overrides_nothing() -> None:

@@ -145,3 +145,5 @@ def test_a_repair_makes_sites_wide_and_says_why() -> None:
     repaired = planned(small_gpt()).with_wide(["blocks.0.attn.qkv"], reason="bisection: bad without it")
     (site,) = repaired.wide
     assert (site.site, site.fmt, site.reasons) == ("blocks.0.attn.qkv", "fp32", ("bisection: bad without it",))
+    assert repaired.mean_bits == pytest.approx(16 + 16 * 200 / 1900)
+    assert repaired.loss_change < planned(small_gpt()).loss_change

@@ -62,14 +62,10 @@ def propose(
     ]
     base = _most_common(sites, formats=formats, parameters=parameters, default=narrowest)
     sites += [SitePlan(site=site, fmt=base) for site in parameters if site not in by_site]
-    final = [(unit, _format_of(each, unit.op)) for each in sites for unit in by_site.get(each.site, ())]
-    num_elements = sum(unit.num_elements for unit in units)
     return Proposal(
         base_format=base,
         sites=tuple(replace(each, num_parameters=parameters.get(each.site, 0)) for each in sites),
         loss=sensitivity.loss,
-        loss_change=_together(final),
-        mean_bits=math.fsum(unit.num_bits(fmt) for unit, fmt in final) / max(1, num_elements),
         scaling=scaling,
     )
 
@@ -149,7 +145,13 @@ def _site_plan(
         reasons=tuple(reason for unit in units if (reason := reasons[unit.key])),
         all_ops=tuple(formats),
     )
-    return replace(plan, loss_change=_together((unit, _format_of(plan, unit.op)) for unit in units))
+    final = [(unit, plan.ops.get(unit.op, fmt)) for unit in units]
+    return replace(
+        plan,
+        loss_change=math.sqrt(math.fsum(unit.squared_change(fmt) for unit, fmt in final)),
+        num_elements=sum(unit.num_elements for unit in units),
+        num_bits=math.fsum(unit.num_bits(fmt) for unit, fmt in final),
+    )
 
 
 def _is_worth_ops(site: str, units: Sequence[Unit]) -> bool:
@@ -158,14 +160,6 @@ def _is_worth_ops(site: str, units: Sequence[Unit]) -> bool:
     Elsewhere a whole site is better: no device computes single ops of a narrow site natively.
     """
     return site == MODEL_SITE or any(unit.has_weights for unit in units)
-
-
-def _format_of(plan: SitePlan, op: str) -> str:
-    return plan.ops.get(op, plan.fmt)
-
-
-def _together(formats: Iterable[tuple[Unit, str]]) -> float:
-    return math.sqrt(math.fsum(unit.squared_change(fmt) for unit, fmt in formats))
 
 
 def _most_common(

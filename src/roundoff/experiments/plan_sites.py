@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Self
@@ -22,6 +23,10 @@ class SitePlan:
     num_parameters: int = 0
     loss_change: float = 0.0
     """What its formats move the loss by."""
+    num_elements: int = 0
+    """Of its weights and results."""
+    num_bits: float = 0.0
+    """What these take."""
     all_ops: tuple[str, ...] = ()
 
     @property
@@ -39,12 +44,18 @@ class Proposal:
     sites: tuple[SitePlan, ...]
     """In the order of the step; then those that hold parameters and round nothing."""
     loss: float
-    loss_change: float
-    """By how much the formats together move the loss of one step, to first order."""
-    mean_bits: float
-    """Of weights and results."""
     scaling: str | None = None
     """Why the loss has to be scaled; None: it need not be."""
+
+    @property
+    def loss_change(self) -> float:
+        """By how much the formats together move the loss of one step, to first order."""
+        return math.hypot(*(each.loss_change for each in self.sites))
+
+    @property
+    def mean_bits(self) -> float:
+        """Of weights and results."""
+        return math.fsum(each.num_bits for each in self.sites) / max(1, sum(each.num_elements for each in self.sites))
 
     @property
     def narrow_parameters(self) -> float:
@@ -64,10 +75,16 @@ class Proposal:
         chosen = frozenset(sites)
         return replace(
             self,
-            sites=tuple(
-                replace(each, fmt=WIDE, ops={}, loss_change=0.0, reasons=(*each.reasons, reason))
-                if each.site in chosen
-                else each
-                for each in self.sites
-            ),
+            sites=tuple(_widened(each, reason) if each.site in chosen else each for each in self.sites),
         )
+
+
+def _widened(each: SitePlan, reason: str) -> SitePlan:
+    return replace(
+        each,
+        fmt=WIDE,
+        ops={},
+        reasons=(*each.reasons, reason),
+        loss_change=0.0,
+        num_bits=each.num_elements * format_named(WIDE).num_bits,
+    )
