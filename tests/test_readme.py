@@ -9,7 +9,8 @@ sys.path.insert(0, str(Path(__file__).parent))
 from pages import ROOT, blocks_of, commands_of, run_page
 
 SLOW_PAGES = [
-    pytest.param(name, marks=pytest.mark.slow) for name in ("docs/train.md", "docs/porting.md", "docs/checkpoints.md")
+    pytest.param(name, marks=pytest.mark.slow)
+    for name in ("docs/train.md", "docs/bisect.md", "docs/porting.md", "docs/checkpoints.md")
 ]
 PAGES = [
     "README.md",
