@@ -61,12 +61,17 @@ class Ledger:
         for totals in (self._accounts[account] for account in accounts):
             totals.gradients = _added(totals.gradients, rows)
 
-    def add_change(self, account: Account, fmt: Format, change: Tensor) -> None:
-        """Add what rounding to a format moves the loss by."""
+    def add_change(
+        self, account: Account, fmt: Format, *, alone: Tensor | None = None, together: Tensor | None = None
+    ) -> None:
+        """Add what rounding to a format moves the loss by, alone and where everything is rounded."""
         totals = self._accounts[account]
-        if totals.changes is None:
-            totals.changes = torch.zeros(len(self.formats), dtype=torch.float64, device=change.device)
-        totals.changes[self.formats.index(fmt)] += change
+        for column, change in enumerate((alone, together)):
+            if change is None:
+                continue
+            if totals.changes is None:
+                totals.changes = torch.zeros(len(self.formats), 2, dtype=torch.float64, device=change.device)
+            totals.changes[self.formats.index(fmt), column] += change
 
     def effects(self) -> tuple[Effect, ...]:
         """Return every account of which something was seen, as one effect for each format."""
@@ -75,13 +80,13 @@ class Ledger:
         gradients = _fetched(totals.gradients for totals in seen.values())
         changes = _fetched(totals.changes for totals in seen.values())
         return tuple(
-            self._effect(account, nth, value[nth], gradient and gradient[nth], change[nth] if change else 0.0)
+            self._effect(account, nth, value[nth], gradient and gradient[nth], change[nth] if change else [0.0, 0.0])
             for account, value, gradient, change in zip(seen, values, gradients, changes, strict=True)
             for nth in range(len(self.formats))
         )
 
     def _effect(
-        self, account: Account, nth: int, value: list[float], gradient: list[float] | None, change: float
+        self, account: Account, nth: int, value: list[float], gradient: list[float] | None, change: list[float]
     ) -> Effect:
         fmt = self.formats[nth]
         return Effect(
@@ -89,7 +94,8 @@ class Ledger:
             op=account.op,
             part=account.part,
             fmt=fmt.name,
-            loss_change=change,
+            loss_change=change[0],
+            part_of_all=change[1],
             value=rounded_from(value[:NUM_SUMS]),
             gradient=None if gradient is None else rounded_from(gradient[:NUM_SUMS]),
             absmax=value[_ABSMAX],

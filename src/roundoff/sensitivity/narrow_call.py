@@ -28,6 +28,8 @@ class Stage(NamedTuple):
     """Whether each of these tensors is written down there for the first time."""
     is_of_op_alone: bool
     """Whether they are rounded only where the op has a format of its own: the parameters of a norm."""
+    is_of_site: bool
+    """Whether they are rounded where the site has a format: they are weights, or come from elsewhere."""
 
 
 class NarrowCall:
@@ -57,14 +59,18 @@ class NarrowCall:
         self.operands: list[Tensor] = []
         """The same as they were before, without gradients."""
         self.results: list[Tensor] = []
+        self.twin_errors: dict[Any, list[Tensor]] = {}
+        """By lane, the error of each result that was put on there."""
+        self.twin_changes: dict[Any, Tensor] = {}
+        """By lane, that error times the gradient of the real step."""
         self._func = func
-        self._writes = writes
+        self.writes = writes
         self._random_state = torch.get_rng_state() if _draws(func, kwargs) else None
         self._arguments = map_floats((args, kwargs), self._keep_operand)
         self._versions: list[int] = []
 
     def _keep_operand(self, x: Tensor) -> Tensor:
-        is_written = (self._writes and not self.operands) or (self._func in _WITH_BUFFERS and not x.requires_grad)
+        is_written = (self.writes and not self.operands) or (self._func in _WITH_BUFFERS and not x.requires_grad)
         self.originals.append(x)
         self.operands.append(x.detach().clone() if is_written else x.detach())
         return x.detach()
@@ -83,6 +89,11 @@ class NarrowCall:
         return [*first, *own, *(stage.account for stage in self.stages if stage.is_of_op_alone)]
 
     @property
+    def main_account(self) -> Account:
+        """Where what cannot be told apart is written down: of the result, if that is rounded."""
+        return self.result_account or self.accounts[0]
+
+    @property
     def is_whole(self) -> bool:
         """Whether it can be made again: it was not let go, and nobody has written unseen into what it is made of."""
         kept = (*self.operands, *self.results)
@@ -97,6 +108,7 @@ class NarrowCall:
     def let_go(self) -> None:
         """Keep nothing any more."""
         self.operands, self.results, self._arguments = [], [], None
+        self.twin_errors.clear()
 
     def errors(self, fmt: Format, place: int) -> list[Tensor]:
         """Return what rounding to a format adds to one of the results: one tensor for each of `accounts`."""
@@ -121,26 +133,46 @@ class NarrowCall:
         return self._result(operands, place)
 
     def _result(self, operands: list[Tensor], place: int) -> Tensor:
-        given = iter(operands)
-        copies = self._writes or self._func in _WITH_BUFFERS
-        args, kwargs = map_floats(self._arguments, lambda _: next(given).clone() if copies else next(given))
+        return [x for x in self.made_again(operands) if x.dtype is torch.float32][place]
+
+    def made_narrow(self, operands: Sequence[Tensor], fmt: Format) -> list[Tensor]:
+        """Return what the call gives for other operands if these and the results are rounded."""
+        places = {place for stage in self.stages if stage.is_of_site for place in stage.places}
+        narrow = [round_to(x, fmt) if place in places else x for place, x in enumerate(operands)]
+        results = self.made_again(narrow)
+        return results if self.result_account is None else [round_to(x, fmt) for x in results]
+
+    def made_again(self, operands: Sequence[Tensor], *, in_place: bool = False) -> list[Tensor]:
+        """Return what the call gives for other operands: its float tensors, or what it writes into.
+
+        `in_place` lets it write into its operand; buffers are never written into.
+        """
+        copies = self._func in _WITH_BUFFERS or (self.writes and not in_place)
+        given = [x.clone() for x in operands] if copies else list(operands)
+        left = iter(given)
+        args, kwargs = map_floats(self._arguments, lambda _: next(left))
         with contextlib.ExitStack() as stack:
             if self._random_state is not None:
                 stack.enter_context(torch.random.fork_rng(devices=[]))
                 torch.set_rng_state(self._random_state)
             result = self._func(*args, **kwargs)
-        return fp32_tensors_in(result)[place]
+        return given[:1] if self.writes else floats_in(result)
 
 
-def fp32_tensors_in(values: Any) -> list[Tensor]:
-    """Return the fp32 tensors among values, in tuples, lists and dicts."""
+def floats_in(values: Any) -> list[Tensor]:
+    """Return the float tensors among values, in tuples, lists and dicts."""
     if isinstance(values, Tensor):
-        return [values] if values.dtype is torch.float32 else []
+        return [values] if values.is_floating_point() else []
     if isinstance(values, dict):
         values = list(values.values())
     if isinstance(values, (tuple, list)):
-        return [x for value in values for x in fp32_tensors_in(value)]
+        return [x for value in values for x in floats_in(value)]
     return []
+
+
+def fp32_tensors_in(values: Any) -> list[Tensor]:
+    """Return the fp32 tensors among values."""
+    return [x for x in floats_in(values) if x.dtype is torch.float32]
 
 
 def memory_of(x: Tensor) -> int:

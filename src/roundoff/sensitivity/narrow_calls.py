@@ -12,6 +12,7 @@ from roundoff.record.torch_private import WeakIdKeyDictionary, hidden_from_modes
 from roundoff.sensitivity.ledger import Account, Ledger
 from roundoff.sensitivity.narrow_call import NarrowCall, memory_of
 from roundoff.sensitivity.rounding_statistics import inner_product
+from roundoff.sensitivity.twins import Lane
 
 
 class NarrowCalls:
@@ -104,7 +105,23 @@ class NarrowCalls:
         self._ledger.add_gradient(call.accounts, gradient)
         for fmt in self._ledger.formats:
             for account, error in zip(call.accounts, call.errors(fmt, place), strict=True):
-                self._ledger.add_change(account, fmt, inner_product(error, gradient))
+                self._ledger.add_change(account, fmt, alone=inner_product(error, gradient))
+        for lane, errors in call.twin_errors.items():
+            change = inner_product(errors[place], gradient)
+            call.twin_changes[lane] = call.twin_changes.get(lane, 0.0) + change
+            if not lane.is_noisy:
+                self._ledger.add_change(call.main_account, lane.fmt, together=change)
+
+    def twin_arrived(self, call: NarrowCall, lane: Lane, error: Tensor, gradient: Tensor) -> None:
+        """Write down what errors do to the gradient itself: half of its change, times the error."""
+        before = call.twin_changes.pop(lane, None)
+        if before is None:
+            return
+        quadratic = (inner_product(error, gradient) - before) / 2
+        if lane.is_noisy:  # there are two of them, with errors of opposite sign
+            self._ledger.add_change(call.main_account, lane.fmt, alone=quadratic / lane.factor**2 / 2)
+        else:
+            self._ledger.add_change(call.main_account, lane.fmt, together=quadratic)
 
     def _write_values(self, call: NarrowCall) -> None:
         call.is_counted = True

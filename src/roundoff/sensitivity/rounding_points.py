@@ -20,8 +20,9 @@ from roundoff.record.torch_private import (
     never_compiled,
 )
 from roundoff.sensitivity.ledger import Account, Groups
-from roundoff.sensitivity.narrow_call import NarrowCall, Stage, fp32_tensors_in, memory_of
+from roundoff.sensitivity.narrow_call import NarrowCall, Stage, floats_in, fp32_tensors_in, memory_of
 from roundoff.sensitivity.narrow_calls import NarrowCalls
+from roundoff.sensitivity.twins import Twins
 
 _PLAIN = (Tensor, nn.Parameter)
 _VIEWS = frozenset({"T", "mT", "H", "mH"})
@@ -76,6 +77,7 @@ class RoundingPoints(RoundResults):
 
     Args:
         calls: Who is told.
+        twins: Who makes the calls again with everything narrow.
         fmt: Any format; which does not matter.
         site: Returns where in the model the code is that runs now, or None if nobody wants to know.
         in_backward: Says whether the backward pass is running.
@@ -85,6 +87,7 @@ class RoundingPoints(RoundResults):
     def __init__(
         self,
         calls: NarrowCalls,
+        twins: Twins,
         *,
         fmt: Format,
         site: Callable[[], str | None],
@@ -95,6 +98,7 @@ class RoundingPoints(RoundResults):
         scope.fmt = fmt
         super().__init__(scope, WHOLE)
         self._calls = calls
+        self._twins = twins
         self._site = site
         self._in_backward = in_backward
         self._on_error = on_error
@@ -165,9 +169,12 @@ class RoundingPoints(RoundResults):
 
     def _kept(self, func: Function, args: Any, kwargs: dict[str, Any]) -> NarrowCall | None:
         call = self._call
-        if call is None or not any(x in self._tags or isinstance(x, nn.Parameter) for x in call.arguments):
+        if call is None or not any(map(self._is_known, floats_in((args, kwargs)))):
             return None
         return NarrowCall(func, args, kwargs, writes=call.written is not None, is_recomputed=self._in_backward())
+
+    def _is_known(self, x: Tensor) -> bool:
+        return isinstance(x, nn.Parameter) or x in self._tags or self._twins.knows(x)
 
     def _end(self, narrow: NarrowCall | None, result: Any) -> None:
         call = self._call
@@ -178,7 +185,10 @@ class RoundingPoints(RoundResults):
             is_rounded = any(map(call.rounds, results))
             narrow.stages = self._stages(call, narrow, is_rounded=is_rounded)
             narrow.result_account = Account(call.site, call.op, "result") if is_rounded else None
-            if narrow.accounts and (call.site != LOOP or any(x.requires_grad for x in results)):
+        if narrow is not None and (floats_in(result) or call.written is not None):
+            is_narrow = bool(narrow.accounts) and call.site != LOOP
+            self._twins.follow(narrow, result, written=call.written, rounds=is_narrow)
+            if is_narrow or (narrow.accounts and any(x.requires_grad for x in results)):
                 self._calls.add(narrow, results)
         for x in _known_kinds(results):
             self._tag_result(call, x)
@@ -211,6 +221,7 @@ class RoundingPoints(RoundResults):
                 tuple(places[account]),
                 tuple(self._calls.is_new(account, narrow.originals[place]) for place in places[account]),
                 account.part == "weight" and not call.is_product,
+                not _is_own(account.rounded_by, call.site),
             )
             for account in ordered
         ]
@@ -227,8 +238,11 @@ class RoundingPoints(RoundResults):
             return None
         if tag.wide_at == call.site:
             return Account(call.site, call.op, "input") if call.is_product else None
-        is_own = all(any(site == call.site for site, _ in group) for group in tag.rounded_by)
-        return None if is_own and not is_rounded else Account(call.site, call.op, "input", tag.rounded_by)
+        return (
+            None
+            if _is_own(tag.rounded_by, call.site) and not is_rounded
+            else Account(call.site, call.op, "input", tag.rounded_by)
+        )
 
     # -- what the mode that rounds would do ----------------------------------------------------------------------------
 
@@ -279,12 +293,19 @@ def _is_silent(func: Function) -> bool:
 def _writes(func: Function, kwargs: dict[str, Any]) -> bool:
     """Say whether a function writes into its first argument."""
     name = getattr(func, "__name__", "")
+    if name in ("requires_grad_", "share_memory_"):
+        return False
     return bool(kwargs.get("inplace")) or name in _WRITING or (name.endswith("_") and not name.endswith("__"))
 
 
 def _known_kinds(tensors: Iterable[Tensor]) -> Iterable[Tensor]:
     """Give the tensors whose memory can be read as it is."""
     return (x for x in tensors if type(x) in _PLAIN and not has_no_memory(x))
+
+
+def _is_own(groups: Groups, site: str) -> bool:
+    """Say whether what these have rounded needs no rounding where this site is narrow."""
+    return bool(groups) and all(any(each == site for each, _ in group) for group in groups)
 
 
 def _is_among(x: Tensor, tensors: Iterable[Tensor]) -> bool:

@@ -29,9 +29,31 @@ def sums_of(x: Tensor, fmt: Format) -> Tensor:
     """
     x = x.detach()
     total = torch.zeros(NUM_SUMS, dtype=torch.float64, device=x.device)
+    sums = _sums_within if _is_within(x, fmt) else _sums
     for pieces in _pieces(x, round_to(x, fmt), *_limits(x, fmt)):
-        total += _sums(*pieces, eps=fmt.eps)
+        total += sums(*pieces, eps=fmt.eps)
     return total
+
+
+def _is_within(x: Tensor, fmt: Format) -> bool:
+    """Say whether nothing is beyond the format's largest number; only asked where the answer need not be waited for."""
+    if not x.is_cpu or not x.numel() or isinstance(fmt, BlockFormat):
+        return False
+    least, most = torch.aminmax(x)
+    return bool(-fmt.largest <= least) and bool(most <= fmt.largest)
+
+
+def _sums_within(x: Tensor, result: Tensor, largest: Tensor, smallest_normal: Tensor, *, eps: float) -> Tensor:
+    """Return what `_sums` does, in half the time, for numbers that do not overflow."""
+    error = result - x
+    length, nonzero, left = x.numel(), int(torch.count_nonzero(x)), int(torch.count_nonzero(result))
+    small = int(torch.count_nonzero(result.abs() < smallest_normal)) - (length - left)
+    relative = float((error / x).abs_().nan_to_num_(0.0, posinf=0.0).sum(dtype=torch.float64))
+    signal, error = x.double(), error.double()
+    counts = [length, length, 0, nonzero, nonzero - left, small, relative / eps]
+    return torch.tensor(
+        [*counts, float(torch.dot(signal, signal)), float(torch.dot(error, error))], dtype=torch.float64
+    )
 
 
 def inner_product(x: Tensor, y: Tensor) -> Tensor:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any, Literal, Self
 
 from roundoff.runs import JsonValue
@@ -40,12 +40,15 @@ class Effect:
     part: Part
     fmt: str
     loss_change: float
-    """<dL/dy, round(y) - y>: by how much the loss moves, to first order."""
+    """By how much the loss moves if nothing else is rounded: the error that this introduces, times the gradient, and
+    half of what all errors together change that by."""
     value: Rounded
     gradient: Rounded | None
     """Of dL/dy, which is rounded on its way back; None if no gradient came."""
     absmax: float
     gradient_absmax: float | None
+    part_of_all: float = 0.0
+    """Its part of what the loss moves by if everything is rounded: these add up to that, up to third order."""
     rounded_by: tuple[tuple[str, ...], ...] = ()
     """Of an input, groups of ops (`blocks.0.mlp:gelu`): where one of each group takes the format, the input has been
     rounded before it comes here, and nothing is left to lose. An empty group stands for what comes from outside."""
@@ -75,6 +78,8 @@ class Sensitivity:
     """In the order in which the step computes them."""
     num_parameters: Mapping[str, int]
     """Of each site itself, without the sites inside it."""
+    narrow_losses: Mapping[str, float] = field(default_factory=dict)
+    """By format, the loss of the same step with every site of the model rounded, computed beside it."""
 
     @property
     def sites(self) -> tuple[str, ...]:
@@ -86,14 +91,14 @@ class Sensitivity:
         return tuple(each for each in self.effects if each.fmt == fmt and site in (None, each.site))
 
     def loss_change(self, fmt: str, *, site: str | None = None) -> float:
-        """Return by how much the loss moves if one site, or all of them, are rounded, to first order.
+        """Return by how much the loss moves if one site, or all of them, are rounded.
 
         One site is what its own code computes, without the sites inside it.
         """
         return self.loss_change_with(dict.fromkeys(self.sites if site is None else (site,), fmt))
 
     def loss_change_with(self, formats: Mapping[str, str]) -> float:
-        """Return by how much the loss moves if sites, or single ops of them, take formats, to first order.
+        """Return by how much the loss moves if sites, or single ops of them, take formats.
 
         Keys are `blocks.1.attn` (its own code, without the sites inside it) or `blocks.1.attn:softmax`; what is not
         among them is not rounded. A tensor that several of them would round counts once.
@@ -117,6 +122,7 @@ class Sensitivity:
             formats=tuple(data["formats"]),
             effects=tuple(_effect(each) for each in data["effects"]),
             num_parameters=dict(data["num_parameters"]),
+            narrow_losses=dict(data.get("narrow_losses", {})),
         )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 from weakref import ref
 
@@ -32,6 +33,7 @@ from roundoff.sensitivity.ledger import Ledger
 from roundoff.sensitivity.narrow_calls import NarrowCalls
 from roundoff.sensitivity.rounding_points import RoundingPoints
 from roundoff.sensitivity.sensitivity import Sensitivity
+from roundoff.sensitivity.twins import Twins
 
 
 class StepMeasurement:
@@ -54,6 +56,8 @@ class StepMeasurement:
         self._eagerly = contextlib.ExitStack()
         self._is_on = False
         self._is_over = False
+        self._is_aside = False
+        """Whether a backward of our own is running."""
         self._new_step()
 
     def _new_step(self) -> None:
@@ -64,8 +68,13 @@ class StepMeasurement:
         self._retains_graph = False
         self._ledger = Ledger(self._formats)
         self._calls = NarrowCalls(self._ledger, scale=lambda: self._scale, on_error=self.failed)
+        self._twins = Twins(self._formats, arrived=self._calls.twin_arrived)
+        self._twin_backward: Callable[[], None] | None = None
+        """Goes backward from the losses of the twins, when the real backward has ended."""
+        self._twin_losses: list[list[Tensor]] = []
         self._mode = RoundingPoints(
             self._calls,
+            self._twins,
             fmt=self._formats[0],
             site=self._site,
             in_backward=lambda: self._clock.in_backward,
@@ -85,6 +94,7 @@ class StepMeasurement:
             self._is_over = True
             self._place()
             self._calls.forget()
+            self._twins.forget()
 
     # -- LoopObserver: what the loop does ------------------------------------------------------------------------------
 
@@ -119,6 +129,8 @@ class StepMeasurement:
         self, roots: tuple[Any, ...], *, is_part_of_forward: bool, arguments: tuple[tuple[Any, ...], dict[str, Any]]
     ) -> None:
         """Add up the loss; gradients count from now on, without the factor that a scaler has put on them."""
+        if self._is_aside:
+            return
         is_nested = self._clock.in_backward
         if not is_nested and (self._running or self._clock.in_step):
             self._forget_interrupted(num_modules=num_running_modules(), num_steps=num_running_steps())
@@ -131,13 +143,17 @@ class StepMeasurement:
             self._calls.forget()
         elif not is_part_of_forward:
             given = [*arguments[0], None, None]
-            self._add_loss(roots, given[0])
             self._retains_graph = bool(given[1])
+            self._add_loss([root for root in roots if isinstance(root, Tensor)], given[0])
 
     def backward_leave(self) -> None:
         """Count the microbatch; no more gradients come."""
-        if self._clock.backward_leave() and not self._retains_graph:
-            self._calls.backward_ended()
+        if self._is_aside:
+            return
+        if self._clock.backward_leave():
+            self._go_backward_aside()
+            if not self._retains_graph:
+                self._calls.backward_ended()
         if not self._clock.in_backward:
             self._scale = None
 
@@ -213,7 +229,14 @@ class StepMeasurement:
             formats=tuple(fmt.name for fmt in self._formats),
             effects=self._ledger.effects(),
             num_parameters=self._num_parameters(),
+            narrow_losses=self._narrow_losses(),
         )
+
+    def _narrow_losses(self) -> dict[str, float]:
+        if not all(self._twin_losses) or self._twins.failure is not None:
+            return {}
+        totals = [math.fsum(float(loss) for loss in losses) for losses in zip(*self._twin_losses, strict=True)]
+        return dict(zip((fmt.name for fmt in self._formats), totals, strict=False))
 
     def _num_parameters(self) -> dict[str, int]:
         counts: dict[str, int] = {}
@@ -226,17 +249,33 @@ class StepMeasurement:
                 counts[site] = counts.get(site, 0) + sum(p.numel() for p in own)
         return counts
 
-    def _add_loss(self, roots: tuple[Any, ...], gradients: Any) -> None:
+    def _add_loss(self, roots: Sequence[Tensor], gradients: Any) -> None:
         with hidden_from_modes(), torch.no_grad():
-            self._scale = 1.0
-            for place, root in enumerate(root for root in roots if isinstance(root, Tensor)):
-                plain = self._loss_scale.without_scale(root)
-                if plain is not root and self._loss_scale.value is not None:
-                    self._scale = self._loss_scale.value
-                given = gradients[place] if isinstance(gradients, tuple) and root.dim() else None
-                loss = plain.detach().double()
-                self._losses.append((loss * given if isinstance(given, Tensor) else loss).sum())
+            scale: Tensor | float = 1.0
+            for root in roots:
+                if self._loss_scale.without_scale(root) is not root and self._loss_scale.value is not None:
+                    scale = self._loss_scale.value
+            given = gradients if isinstance(gradients, tuple) else (None,) * len(roots)
+            seeds = [_seed(*pair) / scale for pair in zip(roots, given, strict=True)]
+            self._losses.append(_weighed(roots, seeds))
+            self._scale = scale
+            twins = self._twins.losses(roots)
+            self._twin_losses.append([_weighed(each, seeds) for each in twins])
+            self._twin_backward = partial(self._twins.backward, twins, seeds, retain=self._retains_graph)
         self._loss_scale.forget_losses()
+
+    def _go_backward_aside(self) -> None:
+        start, self._twin_backward = self._twin_backward, None
+        if start is None:
+            return
+        self._is_aside = True
+        try:
+            with hidden_from_modes():
+                start()
+        except Exception as error:
+            self._twins.failure = f"{type(error).__name__}: {error}"
+        finally:
+            self._is_aside = False
 
     def _place(self) -> None:
         """Put the mode on where it is needed, or take it away."""
@@ -272,3 +311,14 @@ class StepMeasurement:
         del self._stack[num_modules:]
         if num_steps is not None:
             self._clock.correct_depth(num_steps)
+
+
+def _seed(root: Tensor, given: Tensor | None) -> Tensor:
+    """Return what backward starts with at a root."""
+    return torch.ones_like(root) if given is None else given
+
+
+def _weighed(roots: Sequence[Tensor], seeds: Sequence[Tensor]) -> Tensor:
+    """Return the loss that roots stand for, in fp64."""
+    losses = [(root.detach().double() * seed.double()).sum() for root, seed in zip(roots, seeds, strict=True)]
+    return torch.stack(losses).sum()
