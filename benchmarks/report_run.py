@@ -1,8 +1,9 @@
 """The page of a run of 1,000 steps x 500 sites, every step recorded: how long it takes to write, its size, its opening.
 
-Must: written within 5 s, 8 MB at most, interactive in chromium within 3 s. The run is diagnosed, as a run is that was
-watched; writing includes starting Python and torch, which is told apart. Interactive: every script of the page has run,
-and the list of steps answers. Without chromium the last one is left out.
+Must: written within 5 s, 8 MB at most, interactive in chromium within 3 s. Seconds are of processor time, which is what
+it takes where nobody else computes; the clock's are told beside them. The run is diagnosed, as a run is that was
+watched; writing includes starting Python and torch. Interactive: every script of the page has run, and the list of
+steps answers; counted is the page's main thread. Without chromium the last one is left out.
 
 python benchmarks/report_run.py [--steps 1000] [--sites 500] [--keep FOLDER] [--json]
 """
@@ -12,12 +13,14 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import resource
 import shutil
 import subprocess
 import sys
 import tempfile
 import time
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
@@ -118,14 +121,25 @@ def events_of(step: int, sites: list[str], generator: np.random.Generator, *, is
     )
 
 
-def seconds_of(*command: str) -> float:
+class Seconds(NamedTuple):
+    """How long something took: processor time first, so that the least of several is the least of that."""
+
+    processor: float
+    clock: float
+
+    def __str__(self) -> str:
+        return f"{self.processor:.2f} s ({self.clock:.2f} s by the clock)"
+
+
+def seconds_of(*command: str) -> Seconds:
     """Return how long a command takes; what it prints is not shown."""
-    began = time.perf_counter()
+    began, before = time.perf_counter(), resource.getrusage(resource.RUSAGE_CHILDREN)
     subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
-    return time.perf_counter() - began
+    clock, after = time.perf_counter() - began, resource.getrusage(resource.RUSAGE_CHILDREN)
+    return Seconds(after.ru_utime - before.ru_utime + after.ru_stime - before.ru_stime, clock)
 
 
-def seconds_to_open(page: Path) -> float | None:
+def seconds_to_open(page: Path) -> Seconds | None:
     """Return after how long the page answers in chromium; None if there is none."""
     program = shutil.which("chromium")
     if program is None:
@@ -135,13 +149,16 @@ def seconds_to_open(page: Path) -> float | None:
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=program, args=list(CHROMIUM_FLAGS))
         tab = browser.new_page(viewport={"width": 1366, "height": 768})
+        session = tab.context.new_cdp_session(tab)
+        session.send("Performance.enable", {"timeDomain": "threadTicks"})
         began = time.perf_counter()
         tab.goto(page.resolve().as_uri())
         tab.locator("#step-choice").select_option(index=0)
         tab.locator("#step-table tbody tr").first.wait_for()
-        seconds = time.perf_counter() - began
+        clock = time.perf_counter() - began
+        measured = {each["name"]: each["value"] for each in session.send("Performance.getMetrics")["metrics"]}
         browser.close()
-    return seconds
+    return Seconds(measured["TaskDuration"], clock)
 
 
 def main() -> int:
@@ -161,19 +178,18 @@ def main() -> int:
         page = folder / "report.html"
         size_bytes = page.stat().st_size
         opened = [seconds_to_open(page) for _ in range(options.rounds)]
-    known = [seconds for seconds in opened if seconds is not None]
-    open_seconds = min(known, default=None)
+    open_seconds = min((seconds for seconds in opened if seconds is not None), default=None)
     if options.json:
         figures = {"seconds": written, "torch_seconds": started, "bytes": size_bytes, "open_seconds": open_seconds}
         print(json.dumps(figures))
     else:
-        opening = "not measured, there is no chromium" if open_seconds is None else f"{open_seconds:.2f} s"
+        opening = "not measured, there is no chromium" if open_seconds is None else f"after {open_seconds}"
         print(f"page of {options.steps} steps x {options.sites} sites")
-        print(f"  written in {written:.2f} s, of which importing torch {started:.2f} s; must {MUST_SECONDS:g} s")
+        print(f"  written in {written}, of which importing torch {started}; must {MUST_SECONDS:g} s")
         print(f"  {size_bytes / 1e6:.2f} MB; must {MUST_BYTES / 1e6:g} MB")
-        print(f"  interactive in chromium after {opening}; must {MUST_OPEN_SECONDS:g} s")
-    too_slow = open_seconds is not None and open_seconds > MUST_OPEN_SECONDS
-    return int(written > MUST_SECONDS or size_bytes > MUST_BYTES or too_slow)
+        print(f"  interactive in chromium {opening}; must {MUST_OPEN_SECONDS:g} s")
+    too_slow = open_seconds is not None and open_seconds.processor > MUST_OPEN_SECONDS
+    return int(written.processor > MUST_SECONDS or size_bytes > MUST_BYTES or too_slow)
 
 
 if __name__ == "__main__":

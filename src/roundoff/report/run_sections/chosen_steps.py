@@ -9,7 +9,7 @@ from roundoff.diagnose.recorded import recorded_steps
 from roundoff.report.run_view import RunView
 from roundoff.runs import Run
 
-MOST_STEPS = 200
+MOST_STEPS = 100
 MOST_RESULTS = 30_000
 """Of all steps together; about 50 bytes each."""
 MOST_RESULTS_OF_STEP = 5_000
