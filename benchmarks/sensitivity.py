@@ -1,0 +1,157 @@
+"""How well one measured step predicts what rounding does: the rank correlation with really rounding each site alone.
+
+For every site, and for every op of every site, of a small GPT and a small ResNet: the predicted and the measured size
+of the change of the loss when it alone takes bf16 or e4m3. Must 0.95 by site, towards 0.99 by op.
+
+python benchmarks/sensitivity.py [--json]
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import json
+import sys
+import warnings
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from models import Gpt, ResNet18
+from roundoff.precision import apply_recipe
+from roundoff.sensitivity import Sensitivity, measuring_sensitivity
+
+MUST_BY_SITE = 0.95
+FORMATS = ("bf16", "e4m3")
+NUM_STEPS_BEFORE = 20
+"""At its very first steps a net is all symmetry, and says little about a training."""
+
+Loss = Callable[[nn.Module, int], Tensor]
+"""The loss of a model on the batch of a number, in fp64: what bf16 does to it is hardly more than one step of fp32."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Agreement:
+    """How prediction and measurement agree for one net, one format and one level."""
+
+    net: str
+    fmt: str
+    level: str
+    num_rounded: int
+    correlation: float
+    sign: float
+    """Share of those whose predicted change has the right sign."""
+
+    @property
+    def misses(self) -> bool:
+        """Whether the bar is missed."""
+        return self.level == "site" and self.correlation < MUST_BY_SITE
+
+
+def main() -> None:
+    """Print a line for every net, format and level."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--json", action="store_true")
+    arguments = parser.parse_args()
+    found = [each for name, (model, loss) in nets().items() for each in agreements(name, model, loss)]
+    if arguments.json:
+        print(json.dumps([asdict(each) for each in found]))
+    else:
+        print("net     format  by    rounded  rank correlation  right sign")
+        for each in found:
+            print(
+                f"{each.net:7} {each.fmt:7} {each.level:5} {each.num_rounded:7}  {each.correlation:16.3f}  "
+                f"{each.sign:9.0%}{'   misses its bar' if each.misses else ''}"
+            )
+        print(f"must {MUST_BY_SITE:g} by site, towards 0.99 by op")
+    sys.exit(1 if any(each.misses for each in found) else 0)
+
+
+def nets() -> dict[str, tuple[nn.Module, Loss]]:
+    """Return each net, and its loss on the batch of any number."""
+    torch.manual_seed(0)
+    return {"GPT": (Gpt(vocabulary=200, width=64, layers=4, length=64), gpt_loss), "ResNet": (ResNet18(), resnet_loss)}
+
+
+def gpt_loss(model: nn.Module, batch: int) -> Tensor:
+    """Return the loss on sequences that count on, in strides of their own."""
+    generator = torch.Generator().manual_seed(batch)
+    start, stride = (torch.randint(1, 200, (4, 1), generator=generator) for _ in range(2))
+    ids = (start + stride * torch.arange(65)) % 200
+    return F.cross_entropy(model(ids[:, :-1]).flatten(0, 1).double(), ids[:, 1:].flatten())
+
+
+def resnet_loss(model: nn.Module, batch: int) -> Tensor:
+    """Return the loss on noisy pictures of ten patterns."""
+    patterns = torch.randn(10, 3, 32, 32, generator=torch.Generator().manual_seed(0))
+    generator = torch.Generator().manual_seed(batch + 1)
+    classes = torch.randint(0, 10, (32,), generator=generator)
+    pictures = torch.randn(32, 3, 32, 32, generator=generator) + 0.3 * patterns[classes]
+    return F.cross_entropy(model(pictures).double(), classes)
+
+
+def agreements(name: str, model: nn.Module, loss: Loss) -> list[Agreement]:
+    """Measure one step of a net that has trained a little, and really round each site and each op of it."""
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    for step in range(NUM_STEPS_BEFORE):
+        optimizer.zero_grad()
+        loss(model, step).backward()
+        optimizer.step()
+    with measuring_sensitivity(step=0, formats=FORMATS) as measured:
+        loss(model, NUM_STEPS_BEFORE).backward()
+    sensitivity = measured.sensitivity
+    sites = [site for site in sensitivity.sites if site != "<loop>"]
+    ops = dict.fromkeys(effect.key for effect in sensitivity.effects if effect.site in sites)
+    return [
+        agreement(name, model, loss, sensitivity, level=level, keys=keys, fmt=fmt)
+        for level, keys in (("site", sites), ("op", list(ops)))
+        for fmt in FORMATS
+    ]
+
+
+def agreement(
+    name: str, model: nn.Module, loss: Loss, sensitivity: Sensitivity, *, level: str, keys: list[str], fmt: str
+) -> Agreement:
+    """Compare prediction and measurement over sites or ops, each rounded alone."""
+    predicted = torch.tensor([sensitivity.loss_change_with({key: fmt}) for key in keys], dtype=torch.float64)
+    rounded = [loss_with(model, loss, alone(model, sensitivity, key, fmt)) for key in keys]
+    actual = torch.tensor(rounded, dtype=torch.float64) - loss_with(model, loss, {})
+    return Agreement(
+        net=name,
+        fmt=fmt,
+        level=level,
+        num_rounded=len(keys),
+        correlation=rank_correlation(predicted.abs(), actual.abs()),
+        sign=(predicted.sign() == actual.sign()).double().mean().item(),
+    )
+
+
+def alone(model: nn.Module, sensitivity: Sensitivity, key: str, fmt: str) -> dict[str, str]:
+    """Return the overrides by which one op, or the code of one site without the sites inside it, takes a format."""
+    if ":" in key:
+        return {key: fmt}
+    if key != "<model>" and not list(model.get_submodule(key).children()):
+        return {key: fmt}
+    return {effect.key: fmt for effect in sensitivity.of(fmt, site=key)}
+
+
+def loss_with(model: nn.Module, loss: Loss, overrides: Mapping[str, str]) -> float:
+    """Return the loss of a copy of an fp32 model with some ops narrow; the model stays as it is."""
+    narrow = copy.deepcopy(model)
+    optimizer = torch.optim.SGD(narrow.parameters(), lr=0.0)
+    narrow, _ = apply_recipe(narrow, optimizer, "fp32", overrides=overrides, arithmetic="emulated")
+    with torch.no_grad(), warnings.catch_warnings():
+        return loss(narrow, NUM_STEPS_BEFORE).item()
+
+
+def rank_correlation(a: Tensor, b: Tensor) -> float:
+    """Return Spearman's rank correlation of numbers that are hardly ever equal."""
+    ranks = [x.argsort().argsort().double() for x in (a, b)]
+    return torch.corrcoef(torch.stack(ranks))[0, 1].item()
+
+
+if __name__ == "__main__":
+    main()
