@@ -10,7 +10,7 @@ from pages import ROOT, blocks_of, commands_of, run_page
 
 SLOW_PAGES = [
     pytest.param(name, marks=pytest.mark.slow)
-    for name in ("docs/train.md", "docs/bisect.md", "docs/porting.md", "docs/checkpoints.md")
+    for name in ("docs/train.md", "docs/bisect.md", "docs/plan.md", "docs/porting.md", "docs/checkpoints.md")
 ]
 PAGES = [
     "README.md",
