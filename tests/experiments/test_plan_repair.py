@@ -59,7 +59,7 @@ def test_a_site_that_must_be_wide_is_found(tmp_path: Path) -> None:
     assert answer.is_good
     assert answer.recipe.overrides == {"blocks.1.norm": "fp32"}
     assert answer.recipe.loss_scale.kind == "none"
-    assert answer.tried[0].startswith("not good enough: 2 trainings of 10 steps ended with a loss of 9, 9")
+    assert answer.tried[0].startswith("not good enough: 2 trainings of 1 steps ended with a loss of 9, 9")
     assert "blocks.1.norm must be wide (bad if one of them is narrow)" in answer.tried[1]
     (norm,) = [each for each in answer.proposal.sites if each.site == "blocks.1.norm"]
     assert norm.reasons == ("bisection: seed 0 trains badly with it in fp16",)

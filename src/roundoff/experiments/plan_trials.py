@@ -28,7 +28,8 @@ class Verification:
     """At the end of each trial, by seed; None where there was none."""
     bad_seeds: tuple[int, ...]
     verdicts: tuple[str, ...]
-    num_steps: int | None
+    num_steps: int
+    """How long the longest of the trials was."""
 
     @property
     def is_good(self) -> bool:
@@ -38,10 +39,9 @@ class Verification:
     @property
     def text(self) -> str:
         """One line with all numbers."""
-        steps = "" if self.num_steps is None else f" of {self.num_steps} steps"
         ended = ", ".join(f"{loss:.4g}" if loss is not None else "none" for loss in self.losses)
         return (
-            f"{len(self.losses)} trainings{steps} ended with a loss of {ended}; "
+            f"{len(self.losses)} trainings of {self.num_steps} steps ended with a loss of {ended}; "
             f"fp32 has {self.judge.reference.text}, up to {self.judge.limit:.4g} is good"
         )
 
@@ -100,7 +100,7 @@ class Verifier:
             losses=tuple(final_loss(result) for result in results),
             bad_seeds=tuple(seed for seed, verdict in zip(self.seeds, verdicts, strict=True) if verdict.is_bad),
             verdicts=tuple(verdict.text for verdict in verdicts),
-            num_steps=self.num_steps,
+            num_steps=max(len(result.losses) for result in results),
         )
 
     def is_good(self, recipe: Recipe, *, seed: int) -> bool:

@@ -61,7 +61,9 @@ class Unit:
 
 
 def _is_lost_here(effect: Effect) -> bool:
-    """Whether rounding here is what loses something: what narrow ops have made, they have rounded before."""
+    """Whether it is known that rounding here loses something: what narrow ops have made, they have rounded before."""
+    if not math.isfinite(effect.loss_change):
+        return False  # something overflows, and the range of numbers decides, not the loss
     return not effect.rounded_by or not all(effect.rounded_by)
 
 
