@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -30,6 +31,7 @@ __all__ = [
     "compiler_is_loaded",
     "correct_mode_flags",
     "correct_mode_keys",
+    "decomposition_of",
     "engine_module",
     "has_function_modes",
     "has_no_memory",
@@ -49,6 +51,7 @@ __all__ = [
     "next_sequence_number",
     "num_running_modules",
     "num_running_steps",
+    "one_by_one",
     "preserved_versions",
     "probe",
     "push_function_mode",
@@ -249,6 +252,18 @@ def is_composite(func: Any) -> bool:
         return False
 
 
+def decomposition_of(op: Any) -> Callable[..., Any] | None:
+    """Return a function that computes what an operator does by other operators, if torch has one."""
+    from torch._decomp import decomposition_table
+
+    return decomposition_table.get(op)
+
+
+def one_by_one(op: Any) -> Callable[..., Any]:
+    """Return the kernel of a `_foreach_` operator that goes from tensor to tensor."""
+    return functools.partial(op._op_dk, torch._C.DispatchKey.CompositeExplicitAutograd)
+
+
 def is_only_mode() -> bool:
     """Say whether nobody else's dispatch mode waits for the op that is passing through ours."""
     return all(isinstance(mode, DispatchMode) for mode in python_dispatch._get_current_dispatch_mode_stack())
@@ -370,6 +385,7 @@ def probe() -> list[PrivateCall]:
             lambda: never_compiled(_works),
         ),
         ("torch.compiler.set_stance", "recording compiled models", lambda: torch.compiler.set_stance),
+        ("torch._decomp.decomposition_table", "ops made of other ops", _try_decompositions),
         ("torch.nn.Module._call_impl", "batches given as keyword arguments", _try_keyword_arguments),
     ]
     return [PrivateCall(name=name, present=_works(call), used_for=used_for) for name, used_for, call in tried]
@@ -395,6 +411,16 @@ def _try_keyword_arguments() -> None:
     hook.remove()
     if seen != [{"x": 1}]:
         raise RuntimeError("the call's keyword arguments were not found")
+
+
+def _try_decompositions() -> None:
+    x = torch.ones(2)
+    gelu = decomposition_of(torch.ops.aten.gelu.default)
+    if gelu is None or not torch.allclose(gelu(x), torch.nn.functional.gelu(x)):
+        raise RuntimeError("gelu is not made of other ops")
+    one_by_one(torch.ops.aten._foreach_add_.Scalar)([x], 1.0)
+    if x.tolist() != [2.0, 2.0]:
+        raise RuntimeError("a list of tensors was not added to")
 
 
 def _try_mode() -> None:

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import importlib
-import os
-import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 import torch
 from torch import Tensor
@@ -18,10 +15,10 @@ from roundoff.record.reference.call import Call, tensors_in
 from roundoff.record.reference.convolution import can_convolve, convolve
 from roundoff.record.reference.lstm import can_unroll, unroll
 from roundoff.record.reference.rerun import with_floats_as
+from roundoff.record.torch_private import decomposition_of, one_by_one
 from roundoff.switches.substitute_attention import ATTENTION
+from roundoff.switches.substitute_function import load_function
 from roundoff.switches.substitute_products import PRODUCTS
-
-IMPLEMENTATIONS = ("fp64", "cpu", "decomposed")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,17 +51,19 @@ def results_of(call: Call, info: OpInfo, result: Any) -> Results:
 
 
 def implementation_named(name: str) -> Implementation:
-    """Find an implementation: `fp64`, `cpu`, `decomposed`, or `module:function`.
+    """Find an implementation: `fp64`, `cpu`, `decomposed`, or a function, `module:function` or `file.py:function`.
 
     Raises:
         SwitchError: there is no such one.
     """
-    if name == "fp64":
-        return in_fp64
-    if name == "cpu":
-        return on_cpu
-    if name == "decomposed":
-        return decomposed
+    if name in IMPLEMENTATIONS:
+        return IMPLEMENTATIONS[name]
+    if ":" not in name:
+        raise SwitchError.explain(
+            f"There is no implementation '{name}'.",
+            why=f"there are {', '.join(IMPLEMENTATIONS)}, and functions of your own.",
+            fix="use one of them, or module:function.",
+        )
     return UsersFunction(load_function(name))
 
 
@@ -93,12 +92,12 @@ def decomposed(call: Call, info: OpInfo) -> Results:
     op, copied = call.signature.op, with_floats_as(call, None)
     if can_convolve(copied):
         return Results(returned=convolve(copied), written=[])
-    parts = PRODUCTS.get(op) or ATTENTION.get(op) or torch._decomp.decomposition_table.get(op)
+    parts = PRODUCTS.get(op) or ATTENTION.get(op) or decomposition_of(op)
     if parts is not None:
         return results_of(copied, info, parts(*copied.args, **copied.kwargs))
     if not call.signature.is_foreach:
         raise NotImplementedHereError("torch does not take it apart.")
-    return results_of(copied, info, op._op_dk(_ONE_BY_ONE, *copied.args, **copied.kwargs))
+    return results_of(copied, info, one_by_one(op)(*copied.args, **copied.kwargs))
 
 
 class UsersFunction:
@@ -116,34 +115,8 @@ class UsersFunction:
         return results_of(copied, info, result)
 
 
-def load_function(name: str) -> Callable[..., Any]:
-    """Import `module:function`; modules in the current folder are found, too.
-
-    Raises:
-        SwitchError: there is no such module or function.
-    """
-    module_name, _, function_name = name.partition(":")
-    if not module_name or not function_name:
-        raise SwitchError.explain(
-            f"There is no implementation '{name}'.",
-            why=f"there are {', '.join(IMPLEMENTATIONS)}, and functions of your own.",
-            fix="use one of them, or module:function.",
-        )
-    try:
-        if os.getcwd() not in sys.path and "" not in sys.path:
-            sys.path.append(os.getcwd())
-        function = getattr(importlib.import_module(module_name), function_name)
-    except (ImportError, AttributeError) as error:
-        raise SwitchError.explain(f"The function '{name}' cannot be found.", why=f"{error}.") from error
-    if not callable(function):
-        raise SwitchError.explain(f"'{name}' is not a function.", why=f"it is a {type(function).__name__}.")
-    found: Callable[..., Any] = function
-    return found
-
-
 def _run(call: Call, info: OpInfo) -> Results:
     return results_of(call, info, call.signature.op(*call.args, **call.kwargs))
 
 
-_ONE_BY_ONE = torch._C.DispatchKey.CompositeExplicitAutograd
-"""The kernels of `_foreach_` ops that go from tensor to tensor."""
+IMPLEMENTATIONS: Final[Mapping[str, Implementation]] = {"fp64": in_fp64, "cpu": on_cpu, "decomposed": decomposed}
