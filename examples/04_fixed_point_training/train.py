@@ -11,6 +11,8 @@ from roundoff.train import load_digits
 bits = int(sys.argv[1])
 torch.manual_seed(0)
 images, labels = load_digits()
+order = torch.randperm(len(labels))
+images, labels = images[order], labels[order]
 model = nn.Sequential(nn.Flatten(), nn.Linear(64, 128), nn.ReLU(), nn.Linear(128, 10))
 if bits < 32:
     setting = TensorSetting(bits=bits)
@@ -23,7 +25,7 @@ if bits < 32:
     )
     fixed = convert_to_fixed_point(model, settings)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.2, momentum=0.9)
-for _ in range(150):
+for _ in range(300):
     chosen = torch.randint(0, 1500, (64,))
     loss = nn.functional.cross_entropy(model(images[chosen]), labels[chosen])
     optimizer.zero_grad()

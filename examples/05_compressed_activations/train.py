@@ -11,6 +11,8 @@ from roundoff.train import load_digits
 bits = int(sys.argv[1])
 torch.manual_seed(0)
 images, labels = load_digits()
+order = torch.randperm(len(labels))
+images, labels = images[order], labels[order]
 model = nn.Sequential(
     nn.Conv2d(1, 16, 3, padding=1), nn.BatchNorm2d(16), nn.ReLU(),
     nn.Conv2d(16, 32, 3, padding=1, stride=2), nn.BatchNorm2d(32), nn.ReLU(),
