@@ -108,6 +108,7 @@ def test_the_mirror_names_what_spoils_a_good_run():
         (("no-such-thing",), "There is nothing to bisect in 'no-such-thing'.", "for example"),
         (("sh", "check.sh"), "Which sites of `sh check.sh`?", "--sites a,b,c"),
         (("--judge", "los", "planted.py", "4", "8"), "There is no judge 'los'.", "auto, nonfinite"),
+        (("--judge", "rule:overflw", "planted.py", "4", "8"), "There is no rule 'overflw'.", "'rule:overflow'?"),
         (("--sites", "9", "planted.py", "4", "8"), "--sites 9 matches no site.", "there are 4, "),
         (("plain.py",), "`plain.py` never calls apply_recipe.", "--switch substitute=fp64"),
         (("planted.py",), "`planted.py` fails by itself: exit code 1.", "see that it runs"),

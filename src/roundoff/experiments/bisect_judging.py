@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Callable, Sequence
 
+from roundoff.errors import BisectError
 from roundoff.experiments.judges import (
+    JUDGES,
     ExitJudge,
     Judge,
     NonFiniteJudge,
@@ -16,6 +19,25 @@ from roundoff.experiments.trial import TrialResult
 
 References = Callable[[], Sequence[TrialResult]]
 """Trains the reference under several seeds, when it is called: most searches need none of that."""
+
+
+def check_judge(asked: str) -> None:
+    """Raise if there is no such judge, or no such rule."""
+    kind, _, code = asked.partition(":")
+    if asked in JUDGES and not code:
+        return
+    if kind != "rule" or not code:
+        raise BisectError.explain(f"There is no judge '{asked}'.", why=f"the judges are {', '.join(JUDGES)}.")
+    # Imported here: few searches ask for findings.
+    from roundoff.diagnose.rules import PROCEDURE
+
+    if code not in PROCEDURE:
+        close = difflib.get_close_matches(code, PROCEDURE, n=1, cutoff=0.5)
+        raise BisectError.explain(
+            f"There is no rule '{code}'.",
+            why="--judge rule:CODE takes the code of a finding.",
+            fix=f"did you mean 'rule:{close[0]}'?" if close else "roundoff diagnose names the codes of a run.",
+        )
 
 
 def judge_for(asked: str, *, bad: TrialResult, good: TrialResult, references: References) -> Judge:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from roundoff.errors import BisectError
-from roundoff.experiments.judges import JUDGES
+from roundoff.experiments.bisect_judging import check_judge
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,9 +42,7 @@ class BisectOptions:
     """The folder of a good run, which `auto` compares with."""
 
     def __post_init__(self) -> None:
-        known = [judge for judge in JUDGES if ":" not in judge]
-        if self.judge not in known and not self.judge.removeprefix("rule:") != self.judge:
-            raise BisectError.explain(f"There is no judge '{self.judge}'.", why=f"the judges are {', '.join(JUDGES)}.")
+        check_judge(self.judge)
         if self.against is not None and not self.auto:
             raise BisectError.explain("--against is compared with by --auto only.", fix="add --auto, or leave it out.")
         if self.auto and (self.mirror or self.substitute):

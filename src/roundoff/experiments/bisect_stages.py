@@ -119,7 +119,7 @@ class Stages:
             verdict=f"{switch[0].upper()}{switch[1:]} make the training good: the switch `{name}` is the difference.",
             as_it_is=self.judge(self._bad).text,
             with_them=with_it,
-            next_commands=(f'ROUNDOFF_SWITCHES=\'{{"{name}": "0"}}\' roundoff run ...',),
+            next_commands=(f'ROUNDOFF_SWITCHES=\'{{"{name}": "0"}}\' roundoff run {self._trials.subject.name}',),
         )
 
     def _plain(self, *, found: tuple[str, ...], **more: object) -> BisectAnswer:

@@ -85,4 +85,5 @@ def _plan(subject: Subject, options: BisectOptions) -> Mapping[str, JsonValue]:
         "substitute": options.substitute,
         "switches": dict(options.switches),
         "auto": options.auto,
+        "with_findings": options.judge.startswith("rule:"),
     }
