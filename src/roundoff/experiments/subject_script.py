@@ -57,6 +57,7 @@ class ScriptTrial:
 def try_script(trial: ScriptTrial) -> TrialResult:
     """Run the script once and read what it came to; an exception that it raised is exit code 1, told in its log."""
     # Imported here: whoever only names a script needs no torch.
+    from roundoff.experiments.other_seeds import seeds_shifted
     from roundoff.experiments.trial_runs import empty_run_folder, result_of_run, watch_settings
     from roundoff.record.repeatable import repeatable
     from roundoff.record.script import run_script
@@ -79,7 +80,8 @@ def try_script(trial: ScriptTrial) -> TrialResult:
             )
             repeating = repeatable(seed=seed, deterministic=False, repeat_batch=False)
             switching = switched(switches_in_environment())
-            with watch.running(), ending_after(setting.steps, of=watch), repeating, switching:
+            shifting = seeds_shifted((seed or 0) - (subject.seed or 0))
+            with watch.running(), ending_after(setting.steps, of=watch), repeating, shifting, switching:
                 code = int(run_script(subject.script, on_error=watch.note_exception))  # sys.exit(True) gives True
                 watch.training_failed = code != 0
     finally:
