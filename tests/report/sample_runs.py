@@ -40,7 +40,13 @@ class Net(nn.Module):
 
 
 def record_run(
-    folder: Path, *, num_steps: int = 2, is_broken: bool = True, name: str = "stem", eps: float = 1e-5
+    folder: Path,
+    *,
+    num_steps: int = 2,
+    num_microbatches: int = 1,
+    is_broken: bool = True,
+    name: str = "stem",
+    eps: float = 1e-5,
 ) -> Run:
     """Record a training; the product of a broken one overflows in step `BAD_STEP`."""
     torch.manual_seed(0)
@@ -50,10 +56,10 @@ def record_run(
     with recording(to=folder, steps=range(num_steps), inputs=True, stacks=True):
         for step in range(num_steps):
             net.body.scale = 3000.0 if is_broken and step == BAD_STEP else 1.0
-            x, y = torch.randn(4, 3, 8).to(dtype), torch.randint(0, 4, (4, 3))
-            loss = nn.functional.cross_entropy(net(x).float().flatten(0, 1), y.flatten())
             optimizer.zero_grad()
-            loss.backward()
+            for _ in range(num_microbatches):
+                x, y = torch.randn(4, 3, 8).to(dtype), torch.randint(0, 4, (4, 3))
+                nn.functional.cross_entropy(net(x).float().flatten(0, 1), y.flatten()).backward()
             optimizer.step()
     return Run.open(folder)
 

@@ -43,6 +43,13 @@ def test_a_good_step_has_no_origin(data: dict[str, Any]):
     assert (data["steps"][0]["origin"], data["steps"][0]["flow"], data["steps"][0]["masks"]) == (None, [], [])
 
 
+def test_microbatches_are_told_where_there_are_several(data: dict[str, Any], tmp_path: Path):
+    assert "microbatch" not in data["steps"][0]["columns"]
+    run = record_run(tmp_path / "run", num_steps=1, num_microbatches=2, is_broken=False)
+    several: Any = steps_section(view_of(run)).data["steps"]
+    assert set(several["steps"][0]["columns"]["microbatch"]) == {0, 1}
+
+
 def test_the_step_of_the_verdict_is_shown_first(view: RunView):
     body = steps_section(view).body
     assert '<option value="0">step 0</option>' in body

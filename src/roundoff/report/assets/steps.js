@@ -144,6 +144,7 @@
   const columns = [
     { name: "#", isNumber: true, value: (row) => step.columns.place[row], shown: (row) => step.columns.place[row] },
     { name: "phase", value: (row) => textOf("phase", row) },
+    { name: "microbatch", isNumber: true, column: "microbatch", value: (row) => step.columns.microbatch[row] },
     { name: "site", value: (row) => textOf("site", row) },
     { name: "op", value: (row) => [opOf(row), textOf("parameter", row)].filter(Boolean).join(" ") },
     { name: "state", value: stateOf },

@@ -10,7 +10,7 @@ from roundoff.report.run_view import RunView
 from roundoff.runs import Run
 
 MOST_STEPS = 100
-MOST_RESULTS = 30_000
+MOST_RESULTS = 25_000
 """Of all steps together; about 50 bytes each."""
 MOST_RESULTS_OF_STEP = 5_000
 """Of a step that the findings speak of, or that was replayed."""

@@ -10,15 +10,16 @@ from roundoff.report.run_sections.chosen_steps import chosen_steps
 from roundoff.report.run_view import RunView
 from roundoff.report.section import Section
 
-MOST_SITES = 2500
+MOST_SITES = 1500
 NUM_LEVELS = 5
 UNFOLDED = 40
 """A tree with no more sites than that is shown whole; of a larger one the first levels."""
 
 _EXPLAINED = (
     "Each line is a site with everything below it, over the recorded steps. Introduced: the largest error that an op "
-    "added to that of its inputs, in ulp. Beyond FORMAT: the share of its tensors with a number that the format cannot "
-    "hold. Subnormal, zero: the share of elements. The darker, the nearer to trouble."
+    "added to that of its inputs, in ulp; it is measured by roundoff record --reference fp64. Beyond FORMAT: the share "
+    "of its tensors with a number that the format cannot hold. Subnormal, zero: the share of elements. The darker, the "
+    "nearer to trouble."
 )
 
 
@@ -61,7 +62,7 @@ def _node(node: SiteNode, *, depth: int, unfolded: int) -> Html:
 def _row(node: SiteNode, *, depth: int) -> Html:
     total = node.total
     name = tag("span", node.name, class_="site-name", title=node.site, style=f"--depth:{depth}")
-    beyond = [_share(total.share_beyond(each), words=f"beyond {each}") for each in NARROW]
+    beyond = [_share(total.share_beyond(each)) for each in NARROW]
     return tag(
         "span",
         name,
@@ -69,7 +70,7 @@ def _row(node: SiteNode, *, depth: int) -> Html:
         tag("span", f"{total.absmax:.3g}"),
         _nonfinite(total),
         *beyond,
-        _share(total.subnormal_share, words="subnormal"),
+        _share(total.subnormal_share),
         tag("span", _percent(total.zero_share)),
         class_="site-row",
     )
@@ -79,20 +80,24 @@ def _introduced(total: SiteRange) -> Html:
     """Return the error in ulp; the colour grows with its exponent, from 10 to a hundred thousand."""
     error = total.introduced_ulps
     if error is None:
-        return tag("span", "-", title="not measured: roundoff record --reference fp64 does")
+        return tag("span", "-")
     exponent = math.log10(error) if math.isfinite(error) and error > 0 else (0.0 if error == 0 else NUM_LEVELS)
-    return tag("span", f"{error:.2g}", class_=f"level{_bounded(math.floor(exponent))}")
+    return tag("span", f"{error:.2g}", class_=_coloured(_bounded(math.floor(exponent))))
 
 
 def _nonfinite(total: SiteRange) -> Html:
     words = str(total.num_nonfinite) if total.num_nonfinite else ""
-    return tag("span", words, class_=f"level{NUM_LEVELS if total.num_nonfinite else 0}")
+    return tag("span", words, class_=_coloured(NUM_LEVELS if total.num_nonfinite else 0))
 
 
-def _share(share: float, *, words: str) -> Html:
+def _coloured(level: int) -> str | None:
+    return f"level{level}" if level else None
+
+
+def _share(share: float) -> Html:
     """Return a share of which even a little counts: the colour grows with its logarithm."""
     level = 0 if share <= 0 else _bounded(NUM_LEVELS + round(math.log10(share)), lowest=1)
-    return tag("span", _percent(share), class_=f"level{level}", title=f"{_percent(share) or '0 %'} {words}")
+    return tag("span", _percent(share), class_=_coloured(level))
 
 
 def _bounded(level: int, *, lowest: int = 0) -> int:

@@ -117,6 +117,8 @@ def _step(each: StepRows, codes: dict[str, dict[str, int]]) -> dict[str, JsonVal
         short: [count / max(1, size) for count, size in zip(rows[name].to_pylist(), elements, strict=True)]
         for short, name in (("zero", "num_zero"), ("subnormal", "num_subnormal"))
     }
+    if any(rows["microbatch"].to_pylist()):
+        columns["microbatch"] = rows["microbatch"].to_pylist()
     introduced = rows["introduced_ulps"].to_pylist()
     if any(error is not None and math.isfinite(error) for error in introduced):
         columns["introduced"] = introduced
