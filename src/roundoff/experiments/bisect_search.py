@@ -13,7 +13,7 @@ from roundoff.experiments.bisect_options import BisectEvent, BisectOptions, OnEv
 from roundoff.experiments.bisection import Smallest
 from roundoff.experiments.candidates import Candidates
 from roundoff.experiments.judged_trials import JudgedTrials, other_seeds
-from roundoff.experiments.judges import Judge, NonFiniteJudge
+from roundoff.experiments.judges import ExitJudge, Judge, NonFiniteJudge
 from roundoff.experiments.smallest import smallest_bad, smallest_wide
 from roundoff.experiments.trial import Setting, TrialResult
 from roundoff.experiments.trials import Trials, log_of
@@ -181,7 +181,9 @@ class BisectSearch:
 
     def _tell(self, what: str, setting: Setting) -> None:
         kept = self._trials.kept(setting)
-        self._on_event(BisectEvent(what=what, verdict=NonFiniteJudge()(kept.result).text, is_new=kept.is_new))
+        has_losses = bool(kept.result.losses) or kept.result.eval_loss is not None
+        judge = NonFiniteJudge() if has_losses else ExitJudge()
+        self._on_event(BisectEvent(what=what, verdict=judge(kept.result).text, is_new=kept.is_new))
 
 
 def _option(found: Smallest) -> str | None:
