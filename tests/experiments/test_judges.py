@@ -40,10 +40,10 @@ def test_a_loss_within_the_noise_of_the_reference_is_good():
     judge = loss_judge([losing(1.00), losing(1.02), losing(0.98)])
     assert isinstance(judge, LossJudge)
     assert judge.reference.text == "1 +- 0.02 of 3 runs"
-    assert judge.limit == pytest.approx(1 + 6.965 * 0.02 * math.sqrt(4 / 3))
-    assert judge(losing(1.15)).is_bad is False
-    verdict = judge(losing(1.17))
-    assert (verdict.is_bad, verdict.text) == (True, "loss 1.17, at most 1.161 is good")
+    assert judge.limit == pytest.approx(1 + 2.920 * 0.02 * math.sqrt(4 / 3))
+    assert judge(losing(1.06)).is_bad is False
+    verdict = judge(losing(1.07))
+    assert (verdict.is_bad, verdict.text) == (True, "loss 1.07, at most 1.067 is good")
     assert judge(losing(math.nan)).is_bad is True
 
 
@@ -55,7 +55,8 @@ def test_references_that_are_all_alike_leave_a_hundredth():
 def test_accuracy_is_judged_from_the_other_side():
     judge = accuracy_judge([TrialResult(accuracy=0.9), TrialResult(accuracy=0.91), TrialResult(accuracy=0.89)])
     assert isinstance(judge, AccuracyJudge)
-    assert judge(TrialResult(accuracy=0.85)).is_bad is False
+    assert judge(TrialResult(accuracy=0.87)).is_bad is False
+    assert judge(TrialResult(accuracy=0.86)).is_bad is True
     assert judge(TrialResult(accuracy=0.5)).is_bad is True
     assert judge(TrialResult(accuracy=0.99)).is_bad is False
 
