@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+pytestmark = pytest.mark.slow
 SCRIPT = Path(__file__).parent / "planted_ops.py"
 
 
