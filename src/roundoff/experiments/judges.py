@@ -18,8 +18,8 @@ _SMOOTHED_SHARE = 0.2
 _LEAST_MARGIN = 0.01
 """Relative to the reference: what is closer is the same, however little the references vary."""
 _QUANTILES = {2: 6.314, 3: 2.920, 4: 2.353, 5: 2.132, 6: 2.015, 7: 1.943, 8: 1.895, 9: 1.860, 10: 1.833}
-"""Student's t with so many references: one run of another seed in twenty is beyond it by chance. Trials have the seed of
-a reference, so fewer are, and a wider margin would take trainings that learn little for good ones."""
+"""Student's t with so many references: one run of another seed in twenty is beyond it by chance. Trials have the seed
+of a reference, so fewer are, and a wider margin would take trainings that learn little for good ones."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,7 +78,7 @@ class Spread:
 
     @property
     def margin(self) -> float:
-        """How far a run may be from the mean: one of another seed in twenty is further by chance, or 1 % of the mean."""
+        """How far a run may be from the mean: one in twenty is further by chance, or 1 % of the mean."""
         quantile = _QUANTILES.get(self.num_runs, 1.7)
         by_chance = quantile * self.deviation * math.sqrt(1 + 1 / self.num_runs)
         return max(by_chance if self.num_runs > 1 else 0.0, _LEAST_MARGIN * abs(self.mean))
