@@ -76,10 +76,15 @@ def test_a_scale_that_moves_is_the_answer(tmp_path: Path):
     assert answer.stages[3] == "frozen scales: good (exit 0), that is it"
 
 
-def test_a_format_is_searched_for_when_the_widest_helps(tmp_path: Path):
-    subject = ScriptSubject(script=Script(target=str(HERE / "planted_overflow.py"), args=("1", "4")))
-    answer = bisect_training(subject, BisectOptions(auto=True, modules_only=True), base=tmp_path, jobs=0)
+def test_a_format_is_searched_for_when_the_widest_helps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    script = Script(target=str(HERE / "planted_overflow.py"), args=("1", "4"))
+    with monkeypatch.context() as wide, watching(to=tmp_path / "good"):
+        wide.setenv("ROUNDOFF_RECIPE", "fp32")
+        run_script(script)
+    options = BisectOptions(auto=True, modules_only=True, against=tmp_path / "good")
+    answer = bisect_training(ScriptSubject(script=script), options, base=tmp_path, jobs=0)
     assert answer.found == ("1",)
+    assert answer.stages[0] == f"configuration and data: the same as those of {tmp_path / 'good'}"
     assert answer.stages[1].startswith("widest formats: good (finite, loss ")
     assert answer.stages[-1] == "so formats are searched, site by site"
 

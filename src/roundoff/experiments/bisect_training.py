@@ -69,7 +69,7 @@ def _walked(trials: Trials, options: BisectOptions, *, on_event: OnEvent) -> Bis
     stages = Stages(trials, options, on_event=on_event)
     answer = stages.answer()
     if answer is None:
-        searched = replace(options, auto=False, substitute=stages.substitute)
+        searched = replace(options, auto=False, against=None, substitute=stages.substitute)
         answer = _searched(trials, searched, on_event=on_event, judge=stages.judge)
     return replace(answer, stages=tuple(stages.told))
 
