@@ -10,7 +10,7 @@ from roundoff.compare.settings import differing_settings
 from roundoff.errors import BisectError
 from roundoff.experiments.bisect_judging import judge_for
 from roundoff.experiments.bisect_options import BisectEvent, BisectOptions, OnEvent
-from roundoff.experiments.bisect_scope import calls_apply_recipe
+from roundoff.experiments.bisect_scope import calls_apply_recipe, change_for
 from roundoff.experiments.judged_trials import other_seeds
 from roundoff.experiments.judges import ExitJudge, Judge, LossJudge, NonFiniteJudge, final_loss, loss_judge
 from roundoff.experiments.trial import Setting, TrialResult
@@ -33,6 +33,7 @@ class Stages:
         self.substitute: str | None = None
         """The implementation to search with; None: search by formats."""
         self._trials, self._options, self._on_event = trials, options, on_event
+        self._recipe = change_for(options).bad
         self._bad = self._tried("as it is")
         self.judge = self._judge()
 
@@ -146,4 +147,4 @@ class Stages:
         self._on_event(BisectEvent(what=text, verdict=""))
 
     def _setting(self, switches: dict[str, str], *, seed: int | None = None) -> Setting:
-        return Setting(recipe=self._options.bad, switches={**self._options.switches, **switches}, seed=seed)
+        return Setting(recipe=self._recipe, switches={**self._options.switches, **switches}, seed=seed)
