@@ -13,6 +13,7 @@ PUBLIC_NAMES = [
     "apply_recipe",
     "compare_models",
     "format_named",
+    "measuring_sensitivity",
     "recording",
     "round_to",
     "save_tensor",

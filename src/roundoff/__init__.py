@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from roundoff.precision import apply_recipe as apply_recipe
     from roundoff.record import recording as recording
     from roundoff.runs import Run as Run
+    from roundoff.sensitivity.measuring import measuring_sensitivity as measuring_sensitivity
     from roundoff.switches import switched as switched
     from roundoff.watch.watching import watching as watching
 
@@ -29,6 +30,7 @@ _HOMES = {
     "apply_recipe": "roundoff.precision",
     "compare_models": "roundoff.compare.models",
     "format_named": "roundoff.formats",
+    "measuring_sensitivity": "roundoff.sensitivity.measuring",
     "recording": "roundoff.record",
     "round_to": "roundoff.formats",
     "save_tensor": "roundoff.compare.save_tensor",
@@ -46,6 +48,7 @@ __all__ = [
     "apply_recipe",
     "compare_models",
     "format_named",
+    "measuring_sensitivity",
     "recording",
     "round_to",
     "save_tensor",
