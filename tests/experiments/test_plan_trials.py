@@ -41,7 +41,8 @@ def test_a_recipe_that_trains_as_fp32_does_is_good(tmp_path: Path) -> None:
     assert verification.is_good
     assert verification.losses == (1.0, 1.01, 1.02)
     assert verification.text == (
-        "3 trainings of 2 steps ended with a loss of 1, 1.01, 1.02; fp32 has 1.01 +- 0.01 of 3 runs, up to 1.09 is good"
+        "3 trainings of 2 steps ended with a loss of 1, 1.01, 1.02; fp32 has 1.01 +- 0.01 of 3 runs, "
+        f"up to {verification.judge.limit:.4g} is good"
     )
 
 

@@ -10,6 +10,7 @@ from roundoff.errors import PlanError
 from roundoff.experiments.plan_repair import Verified
 from roundoff.experiments.plan_sites import Proposal
 from roundoff.experiments.plan_target import DEFAULT_LOSS, Target
+from roundoff.formats import format_named
 from roundoff.precision.recipe import Recipe
 from roundoff.runs import JsonValue
 from roundoff.sensitivity.sensitivity import Sensitivity
@@ -42,6 +43,8 @@ class PlanOptions:
     max_seconds: float | None = None
 
     def __post_init__(self) -> None:
+        for fmt in self.formats:
+            format_named(fmt)  # an unknown one is an error now, and not after the first training
         if self.seeds < 2:
             raise PlanError.explain(
                 f"--seeds {self.seeds} cannot be.",

@@ -28,6 +28,8 @@ def verdict(plan: Plan) -> str:
     wide = [each.site for each in proposal.wide]
     shown = ", ".join(wide[:_MOST_NAMED]) + (f" and {len(wide) - _MOST_NAMED} more" if len(wide) > _MOST_NAMED else "")
     what = f"{plan.measured_format} everywhere" if not wide else f"{plan.measured_format} everywhere but {shown}"
+    if len(wide) == len(proposal.sites):
+        what = f"no site can take {plan.measured_format}"
     narrow = f"{100 * proposal.narrow_parameters:.3g} % of the parameters are narrow"
     return f"{what}: {narrow}{_ending(plan)}."
 

@@ -1,0 +1,43 @@
+"""What `roundoff plan` refuses, and with which words; its journeys are in tests/flows/test_plan.py."""
+
+import re
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from roundoff.cli import command_line
+
+
+def refused(*words: str) -> str:
+    """Return what the command says that could not look."""
+    ended = CliRunner().invoke(command_line, ["plan", "--jobs", "0", *words])
+    assert ended.exit_code == 2, ended.output
+    return ended.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ((), "Which training?"),
+        (("--base", "fp33", "train"), "No recipe 'fp33'"),
+        (("--base", "fp32", "train"), "A plan cannot start from recipe 'fp32'"),
+        (("--target", "accuracy=1%", "train"), "'accuracy=1%' is no target"),
+        (("--bits", "20", "--memory", "1MB", "train"), "this one has 2"),
+        (("--formats", "fp17", "train"), "No format 'fp17'"),
+        (("-o", "planned", "train"), "'planned' cannot be the recipe"),
+        (("-o", "nowhere/planned.toml", "train"), "there is no folder 'nowhere'"),
+        (("--activations", "20%", "--fixed", "8", "train"), "are two plans"),
+        (("--activations", "much", "train"), "'much' is no amount of memory"),
+        (("--activations", "10%", "script.py"), "cannot be planned like this"),
+        (("--measure-step", "9", "script.py"), "Step 9 was not measured"),
+        (("missing.py",), "There is no script 'missing.py'"),
+        (("true",), "`true` cannot be measured"),
+    ],
+)
+def test_what_cannot_be_is_told(
+    words: tuple[str, ...], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("script.py").write_text("import torch\ntorch.nn.Linear(1, 1)(torch.ones(1)).sum().backward()\n")
+    assert re.search(re.escape(message), refused(*words))
