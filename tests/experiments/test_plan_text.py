@@ -70,8 +70,16 @@ def test_the_whole_text_fits_on_a_screen() -> None:
         f"up to {REFERENCE.limit:.4g} is good\n"
         "\n"
         "recipe    planned.toml\n"
+        "page      runs/plan-1/precision.html\n"
         'use       model, optimizer = roundoff.apply_recipe(model, optimizer, "planned.toml")'
     )
+
+
+def test_where_the_precision_goes_comes_last() -> None:
+    where = plan_text(plan_of(OVERFLOW)).partition("\n\nwhere the precision goes\n")[2].splitlines()
+    assert where[0].startswith("In fp16 blocks.1.attn overflows: 20 % of a tensor of matmul")
+    assert where[2].split()[:3] == ["site", "share", "loss"]
+    assert sum(line.startswith(("blocks", "embed", "head")) for line in where) == 6
 
 
 def test_a_plan_that_does_not_train_names_what_to_do_next() -> None:

@@ -19,6 +19,7 @@ from roundoff.experiments.plan_workplace import Workplace
 from roundoff.experiments.trial import Subject
 from roundoff.precision import find_recipe
 from roundoff.precision.recipe import Recipe
+from roundoff.report.sensitivity_page import sensitivity_page
 from roundoff.runs import to_json
 from roundoff.runs.atomic import write_atomically
 from roundoff.runs.plain_json import read_json_object
@@ -118,6 +119,7 @@ def _called(base: Recipe, proposal: Proposal) -> str:
 def _write(plan: Plan, folder: PlanFolder) -> None:
     recipe = replace(plan.recipe, description=f"planned for {plan.subject}")
     text = recipe_text(recipe, plan.proposal, evidence=evidence_lines(plan))
+    write_atomically(plan.page_file, sensitivity_page(plan.measured).encode())
     folder.finish(text, answer=plan.to_object(), also=plan.recipe_file)
 
 

@@ -88,6 +88,11 @@ class Plan:
     recipe_file: Path
 
     @property
+    def page_file(self) -> Path:
+        """Where the precision goes, as a page."""
+        return self.folder / "precision.html"
+
+    @property
     def is_good(self) -> bool:
         """Whether the recipe was tried and trains as fp32 does, or was not to be tried."""
         return self.verified.is_good if self.verified is not None else not self.options.verify
@@ -100,6 +105,7 @@ class Plan:
             "subject": self.subject,
             "recipe": str(self.recipe_file),
             "folder": str(self.folder),
+            "page": str(self.page_file),
             "good": self.is_good,
             "base": self.options.base,
             "format": self.proposal.base_format,

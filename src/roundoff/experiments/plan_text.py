@@ -6,15 +6,19 @@ from collections.abc import Iterator
 
 from roundoff.experiments.plan_options import Plan
 from roundoff.experiments.plan_sites import SitePlan
+from roundoff.report.sensitivity_text import sensitivity_text
 
 _MOST_SHOWN = 12
 _MOST_NAMED = 4
+_MOST_COSTLY = 6
+"""Sites of the table of where the precision goes; the page has all of them."""
 
 
 def plan_text(plan: Plan) -> str:
     """Lay out a plan, the verdict first."""
     lines = [verdict(plan), *_wide_lines(plan), "", *_fact_lines(plan), "", *_use_lines(plan)]
-    return "\n".join(lines)
+    where = sensitivity_text(plan.measured, plan.measured.formats[0], num_sites=_MOST_COSTLY)
+    return "\n".join([*lines, "", "where the precision goes", where])
 
 
 def evidence_lines(plan: Plan) -> list[str]:
@@ -78,6 +82,7 @@ def _fact_lines(plan: Plan) -> Iterator[str]:
 
 def _use_lines(plan: Plan) -> Iterator[str]:
     yield f"recipe    {plan.recipe_file}"
+    yield f"page      {plan.page_file}"
     if plan.subject.startswith("roundoff train"):
         yield f"use       roundoff train --recipe {plan.recipe_file} ..."
     else:
