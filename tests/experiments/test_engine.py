@@ -49,6 +49,12 @@ def dies_once(flag: Path, then: str) -> str:
     return f"{then} if __import__('os').path.exists({str(flag)!r}) else (open({str(flag)!r}, 'w').close(), {KILL})"
 
 
+def waits_for(path: Path) -> str:
+    """An expression that is true as soon as there is such a file, and false after a minute."""
+    exists = f"__import__('os').path.exists({str(path)!r})"
+    return f"any({exists} or __import__('time').sleep(0.1) for _ in range(600))"
+
+
 def is_alive(pid: int) -> bool:
     with contextlib.suppress(ProcessLookupError):
         os.kill(pid, 0)
@@ -118,10 +124,15 @@ def test_every_call_has_a_process_of_its_own(run: Run):
     assert os.getpid() not in ids
 
 
-def test_outcomes_are_told_as_soon_as_they_are_there(run: Run):
+def test_outcomes_are_told_as_soon_as_they_are_there(run: Run, tmp_path: Path):
     told: list[Outcome] = []
-    run(tasks("__import__('time').sleep(2)", "1"), jobs=2, on_result=told.append)
-    assert [outcome.value for outcome in told] == [1, None]
+
+    def tell(outcome: Outcome) -> None:
+        told.append(outcome)
+        (tmp_path / "told").touch()
+
+    run(tasks(waits_for(tmp_path / "told"), "'at once'"), jobs=2, on_result=tell)
+    assert [outcome.value for outcome in told] == ["at once", True]
 
 
 def test_an_interrupt_leaves_no_process_behind(run: Run, tmp_path: Path):
@@ -129,18 +140,17 @@ def test_an_interrupt_leaves_no_process_behind(run: Run, tmp_path: Path):
         raise KeyboardInterrupt
 
     path = tmp_path / "pid"
-    sleeps = f"(open({str(path)!r}, 'w').write(str(__import__('os').getpid())), __import__('time').sleep(60))"
-    waits = f"[__import__('time').sleep(0.1) for _ in iter(lambda: __import__('os').path.exists({str(path)!r}), True)]"
-    began = time.monotonic()
+    sleeps = f"(open({str(path)!r}, 'w').write(str(__import__('os').getpid())), __import__('time').sleep(600))"
     with pytest.raises(KeyboardInterrupt):
-        run(tasks(sleeps, waits), jobs=2, on_result=interrupt)
+        run(tasks(sleeps, waits_for(path)), jobs=2, on_result=interrupt)
+    began = time.monotonic()
     while is_alive(int(path.read_text())):
         time.sleep(0.1)
         assert time.monotonic() - began < 30
 
 
 def test_what_a_task_leaves_running_ends_with_it(run: Run):
-    (outcome,) = run(tasks("__import__('subprocess').Popen(['sleep', '60']).pid"))
+    (outcome,) = run(tasks("__import__('subprocess').Popen(['sleep', '600']).pid"))
     began = time.monotonic()
     while is_alive(outcome.value):
         time.sleep(0.1)
