@@ -54,7 +54,7 @@ class StepMeasurement:
         self._leaves: list[ref[Tensor]] | None = None
         self._node = autograd_node()
         self._eagerly = contextlib.ExitStack()
-        self._is_on = False
+        self._is_on = self._is_on_inside = False
         self._is_over = False
         self._is_aside = False
         """Whether a backward of our own is running."""
@@ -88,7 +88,7 @@ class StepMeasurement:
     def finish(self) -> None:
         """Close the step that is open, and leave nothing behind."""
         try:
-            if self._clock.has_begun and not self._is_over:
+            if self._clock.has_begun:
                 self._close_step()
         finally:
             self._is_over = True
@@ -110,6 +110,11 @@ class StepMeasurement:
             if not clock.in_step:
                 clock.forward(with_gradients=torch.is_grad_enabled())
         self._place()
+        if self._is_on and clock.in_backward and not self._running and self._mode.is_running:
+            # `backward` is a function of torch, too, for whose time the mode is off the stack: a module that runs in
+            # there is computed again by a checkpoint.
+            push_function_mode(self._mode)
+            self._is_on_inside = True
         self._stack.append(self._sites.of_module(module, self._stack[-1] if self._stack else None))
         self._running.append(module)
         if self._is_on:
@@ -124,6 +129,9 @@ class StepMeasurement:
         while self._running.pop() is not module:
             pass
         del self._stack[len(self._running) :]
+        if self._is_on_inside and not self._running:
+            remove_function_mode(self._mode)
+            self._is_on_inside = False
 
     def backward_enter(
         self, roots: tuple[Any, ...], *, is_part_of_forward: bool, arguments: tuple[tuple[Any, ...], dict[str, Any]]
