@@ -14,6 +14,7 @@ from roundoff.cli.quantities import Bytes
 from roundoff.errors import UsageError
 
 if TYPE_CHECKING:
+    from roundoff.experiments.engine import Place
     from roundoff.experiments.plan_activations import ActivationBudget
 
 _PATH = click.Path(path_type=Path)
@@ -70,7 +71,7 @@ def plan_command(
     max_minutes: float | None,
     seed: int,
     jobs: int,
-    place: str,
+    place: Place,
     output: Path | None,
     name: str | None,
     runs: Path,
@@ -88,6 +89,7 @@ def plan_command(
     could not be tried.
     """
     from roundoff.cli.bisect_subject import subject_of
+    from roundoff.experiments.engine import connected
     from roundoff.experiments.plan_extra import Extra, make_extra_plan
     from roundoff.experiments.plan_making import make_plan
     from roundoff.experiments.plan_options import PlanOptions
@@ -113,7 +115,7 @@ def plan_command(
         max_seconds=None if max_minutes is None else 60 * max_minutes,
     )
     subject = subject_of(words, is_module=is_module, with_rules=False, seed=seed)
-    with PlanProgress(again=shlex.join(["roundoff", *sys.argv[1:]])) as progress:
+    with connected(place), PlanProgress(again=shlex.join(["roundoff", *sys.argv[1:]])) as progress:
         where = {"base": runs, "name": name, "recipe_file": output, "jobs": jobs, "on": place, "tell": progress.tell}
         if is_extra:
             extra = Extra(activations=_budget(activations), fixed_bits=fixed_bits)
