@@ -7,6 +7,7 @@
 #   make faults      the score of the diagnosis on trainings with planted faults, and on healthy ones
 #   make check       formatting, lint, types; `make format` mends the first two
 #   make docs        the documentation as pages, in site/
+#   make pictures    the pictures in it, drawn by chromium
 #   make bench       measure the figures the README claims
 #   make test-mindspore  let MindSpore itself load what `roundoff convert` writes, in an environment of its own
 #
@@ -26,7 +27,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 MINDSPORE = .venv-mindspore
 MINDSPORE_STAMP = $(MINDSPORE)/installed-for
 
-.PHONY: help demo chromium test test-fast test-mindspore faults check format docs bench clean
+.PHONY: help demo chromium test test-fast test-mindspore faults check format docs bench clean pictures
 
 help:
 	@sed -n 's/^#   make/make/p' Makefile
@@ -66,6 +67,9 @@ format: $(STAMP)
 docs: $(STAMP)
 	@NO_MKDOCS_2_WARNING=1 $(PYTHON) -m mkdocs build --strict --quiet
 	@echo "site/index.html"
+
+pictures: $(STAMP) chromium
+	$(PYTHON) docs/pictures.py
 
 bench: $(STAMP)
 	@for file in benchmarks/*.py; do \

@@ -51,6 +51,11 @@
     };
   }
 
+  function orderAxis() {
+    const range = [-0.02 * step.num_results - 1, 1.02 * step.num_results];
+    return { title: { text: "result, in the order of computing" }, range };
+  }
+
   // The chart of magnitudes
 
   function timeline() {
@@ -71,7 +76,7 @@
       traces.push(points(bad, { name: "not finite", y: bad.map(() => 0.5), yaxis: "y2", marker }));
     }
     const layout = {
-      xaxis: { title: { text: "result, in the order of computing" }, range: [-0.02 * step.num_results - 1, 1.02 * step.num_results] },
+      xaxis: orderAxis(),
       yaxis: { type: "log", exponentformat: "power", title: { text: "largest magnitude" }, domain: [0, 0.9] },
       yaxis2: { domain: [0.92, 1], range: [0, 1], fixedrange: true, showticklabels: false, ticks: "", showgrid: false, zeroline: false },
       shapes: [],
@@ -131,7 +136,7 @@
     const labels = [...lanes, ...(others ? [`${others} more sites`] : [])];
     const shorten = (label) => (label.length > 34 ? `…${label.slice(-33)}` : label);
     const layout = {
-      xaxis: { title: { text: "result, in the order of computing" } },
+      xaxis: orderAxis(),
       yaxis: { tickvals: labels.map((_, lane) => lane), ticktext: labels.map((label) => charts.plain(shorten(label))), range: [labels.length - 0.4, -0.6] },
       showlegend: false,
     };
