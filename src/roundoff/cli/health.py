@@ -18,7 +18,7 @@ from roundoff.cli.features import FEATURES, Feature
 if TYPE_CHECKING:
     from roundoff.record.torch_private import PrivateCall
 
-CORE_PACKAGES = ("torch", "numpy", "pyarrow", "safetensors", "click", "rich")
+CORE_PACKAGES = ("torch", "numpy", "pyarrow", "safetensors", "click", "rich", "plotly")
 SHOWN_VERSIONS = ("torch", "numpy", "pyarrow", "safetensors")
 TORCH_SERIES = "2.13"
 """The only torch that roundoff is tested with: it depends on private calls."""
