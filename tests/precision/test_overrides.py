@@ -127,3 +127,26 @@ def test_a_format_no_device_has_is_emulated_or_an_error():
         prepared("amp-fp16", overrides={"9": "e4m3"})
     with pytest.raises(RecipeError, match="cannot be emulated"):
         prepared("amp-fp16", arithmetic="emulated")
+
+
+def test_an_override_of_a_list_of_modules_is_one_of_the_modules_in_it():
+    class Stack(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.blocks = nn.ModuleList([nn.Linear(4, 4), nn.Linear(4, 4)])
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            for block in self.blocks:
+                x = block(x)
+            return x
+
+    def output(overrides: dict[str, str]) -> torch.Tensor:
+        torch.manual_seed(0)
+        model = Stack()
+        apply_recipe(model, sgd(model), "fp32", overrides=overrides)
+        return model(torch.ones(2, 4)).detach()
+
+    narrow = output({"blocks.0": "e4m3", "blocks.1": "e4m3"})
+    assert torch.equal(output({"blocks": "e4m3"}), narrow)
+    assert torch.equal(output({"*": "e4m3"}), narrow)
+    assert not torch.equal(output({}), narrow)

@@ -120,10 +120,20 @@ def boundaries(model: nn.Module, recipe: Recipe) -> list[Boundary]:
     parents = {child: parent for parent in model.modules() for child in parent.children()}
     found = []
     for module, fmt in formats.items():
-        around = formats.get(parents[module])
+        if not _is_called(module):
+            continue
+        parent = parents[module]
+        while not _is_called(parent) and parent in parents:
+            parent = parents[parent]
+        around = formats.get(parent)
         if around != fmt:
             found.append(Boundary(module, fmt, around or recipe.compute_format))
     return found
+
+
+def _is_called(module: nn.Module) -> bool:
+    """Whether a module has a forward; a list of modules has none, and a format cannot begin there."""
+    return type(module).forward is not nn.Module.forward
 
 
 def norm_boundaries(model: nn.Module, recipe: Recipe) -> list[Boundary]:
