@@ -15,6 +15,7 @@ def never(chosen: frozenset[str]) -> bool:
     ("sites", "options", "message"),
     [
         ([], {}, "the list of sites is empty"),
+        ("abc", {}, "sites='abc' is one text"),
         (["embed", "head", "embed"], {}, "Site 'embed' is listed twice"),
         (["embed"], {"repeats": 0}, "repeats=0 cannot be"),
         (["embed"], {"repeats": 4}, "repeats=4 cannot be"),

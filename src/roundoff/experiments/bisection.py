@@ -69,6 +69,12 @@ def bisect(
     Raises:
         BisectError: there is nothing to find, an argument cannot be, or the budget is too small for the outer runs.
     """
+    if isinstance(sites, str):
+        raise BisectError.explain(
+            f"sites={sites!r} is one text.",
+            why="its letters would be taken for sites.",
+            fix=f"use a list: [{sites!r}].",
+        )
     sites = tuple(sites)
     _check(sites, repeats=repeats, budget=budget)
     file = None if remember_in is None else Path(remember_in)
