@@ -1,8 +1,10 @@
 """Turning switches on: names, options, the environment."""
 
 import json
+from typing import Any
 
 import pytest
+import torch
 
 from roundoff.errors import SwitchError
 from roundoff.switches import switched, switches_in_environment
@@ -27,6 +29,31 @@ def test_what_cannot_be_is_told_before_the_block_is_entered():
     for switches in ({"randomness": "x"}, {"widest": "x"}, {"adaptive": "x"}, {"substitute": "x"}):
         with pytest.raises(SwitchError):
             switched(switches)
+
+
+def test_a_number_means_its_text():
+    with switched({"randomness": 0}):
+        drawn = torch.rand(8)
+    with switched({"randomness": "0"}):
+        assert torch.equal(drawn, torch.rand(8))
+
+
+@pytest.mark.parametrize(
+    ("switches", "why"),
+    [
+        ("randomness=0", "it is not a mapping from switches to what they are set to"),
+        (None, "it is not a mapping from switches to what they are set to"),
+        ({"randomness": None}, "'randomness' is set to None; names are texts, values texts or numbers"),
+        ({"randomness": True}, "'randomness' is set to True; names are texts, values texts or numbers"),
+        ({0: "randomness"}, "0 is set to 'randomness'; names are texts, values texts or numbers"),
+    ],
+)
+def test_what_is_no_mapping_of_texts_is_an_error(switches: Any, why: str):
+    with pytest.raises(SwitchError) as caught:
+        switched(switches)
+    assert str(caught.value) == (
+        f'{switches!r} are no switches.\n  why: {why}.\n  fix: write them like {{"randomness": "0"}}.'
+    )
 
 
 def test_an_option_of_a_switch_that_is_not_on_is_an_error():

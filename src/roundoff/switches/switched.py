@@ -36,23 +36,25 @@ class Switch(Protocol):
         """
 
 
-def switched(switches: Mapping[str, str]) -> AbstractContextManager[None]:
+def switched(switches: Mapping[str, str | float]) -> AbstractContextManager[None]:
     """Change how everything inside the block computes, and nothing else.
 
     Args:
         switches: What each switch is set to, and its options: `{"randomness": "0"}`,
-            `{"substitute": "fp64", "substitute.ops": "blocks.1.attn"}`. None of them changes nothing.
+            `{"substitute": "fp64", "substitute.ops": "blocks.1.attn"}`. A number means its text; an empty mapping
+            changes nothing.
 
     Raises:
         SwitchError: a switch, its value or an option does not exist; raised before the block is entered.
     """
-    asked = _by_switch(switches)
+    texts = _texts(switches)
+    asked = _by_switch(texts)
     blocks = []
     for name, home in _HOMES.items():
         if name in asked:
             switch = cast(Switch, importlib.import_module(home))
             _check_options(name, asked[name], switch.OPTIONS)
-            blocks.append(switch.switching(switches[name], asked[name]))
+            blocks.append(switch.switching(texts[name], asked[name]))
     return _inside(blocks)
 
 
@@ -86,6 +88,16 @@ def switches_in_environment() -> dict[str, str]:
     return switches
 
 
+def _texts(switches: Mapping[str, str | float]) -> dict[str, str]:
+    """Return the switches with numbers as texts; callers without a type checker hand in anything."""
+    if not isinstance(switches, Mapping):
+        raise _no_switches(switches, "it is not a mapping from switches to what they are set to")
+    for name, value in switches.items():
+        if not isinstance(name, str) or isinstance(value, bool) or not isinstance(value, str | int | float):
+            raise _no_switches(switches, f"{name!r} is set to {value!r}; names are texts, values texts or numbers")
+    return {name: str(value) for name, value in switches.items()}
+
+
 def _by_switch(switches: Mapping[str, str]) -> dict[str, dict[str, str]]:
     """Return the options of every switch that is asked for."""
     asked: dict[str, dict[str, str]] = {name: {} for name in switches if "." not in name}
@@ -113,6 +125,12 @@ def _check_options(name: str, options: Mapping[str, str], allowed: frozenset[str
                 why=f"it has {known}." if known else "it has none.",
                 fix="correct the name: docs/switches.md",
             )
+
+
+def _no_switches(switches: object, why: str) -> SwitchError:
+    return SwitchError.explain(
+        f"{switches!r} are no switches.", why=f"{why}.", fix="""write them like {"randomness": "0"}."""
+    )
 
 
 def _bad_variable(text: str, why: str) -> SwitchError:
