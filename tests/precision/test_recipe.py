@@ -139,6 +139,8 @@ def test_a_file_may_start_from_a_named_recipe(tmp_path):
         ('base = "O5"\n', "No recipe 'O5'."),
         ("base = 'O2'\nmaster_weights = 'yes'\n", "line 2: Recipe setting master_weights = 'yes' cannot be."),
         ("base = \n", "mine.toml' is not TOML"),
+        ("", "mine.toml' is empty"),
+        ("# to be written\n", "mine.toml' is empty"),
         ('base = "O2"\noverrides = 3\n', "line 2: Recipe setting overrides = 3 cannot be."),
         ('base = "fixed"\n[fixed.wieght]\nbits = 4\n', "wieght"),
     ],

@@ -48,6 +48,13 @@ def test_a_recipe_that_does_not_exist_is_told_with_the_variable(monkeypatch, tex
         prepared("fp32")
 
 
+def test_an_empty_file_is_told_instead_of_training_in_fp32(monkeypatch, tmp_path: Path):
+    (tmp_path / "empty.toml").touch()
+    monkeypatch.setenv("ROUNDOFF_RECIPE", str(tmp_path / "empty.toml"))
+    with pytest.raises(RecipeError, match=r"In the environment variable ROUNDOFF_RECIPE: .*empty\.toml' is empty"):
+        prepared("O2")
+
+
 def test_an_empty_variable_says_nothing(monkeypatch):
     monkeypatch.setenv("ROUNDOFF_RECIPE", "")
     assert prepared("O2")[1].recipe == recipe_named("O2")

@@ -62,6 +62,12 @@ def from_toml(text: str, *, where: str, named: Callable[[str], Recipe], default_
         data = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         raise RecipeError.explain(f"Recipe file '{where}' is not TOML.", why=f"{error}.") from error
+    if not data:
+        raise RecipeError.explain(
+            f"Recipe file '{where}' is empty.",
+            why="it sets nothing, and would train in plain fp32 without a word.",
+            fix="to start one: roundoff recipes show O2 > mine.toml; for plain fp32 name the recipe fp32.",
+        )
     _check_keys(data, {f.name for f in dataclasses.fields(Recipe)} | {"base"}, where=where, text=text)
     try:
         base = named(data.pop("base")) if "base" in data else None
