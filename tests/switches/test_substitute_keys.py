@@ -49,6 +49,41 @@ def test_sites_of_further_models_have_colons_of_their_own(key: str, place: OpPla
     assert not ChosenOps([key]).has(place._replace(site="other"))
 
 
+@pytest.mark.parametrize(
+    "key",
+    [
+        "blocks.1.attn:sideways",
+        "0:sideways",
+        "<loop>:update",
+        "head:sideways:aten.mm",
+        "Critic:head:sideways",
+        "blocks.1.attn:Backward",
+        "blocks.1.attn:backward:mm",
+    ],
+)
+def test_a_phase_or_op_that_cannot_be_is_an_error_at_once(key: str):
+    with pytest.raises(SwitchError) as caught:
+        ChosenOps.from_text(f"blocks.1, {key}")
+    assert str(caught.value) == (
+        f"substitute.ops: '{key}' names no ops.\n"
+        "  why: behind a site stands a phase, forward, backward, optimizer, eval, and behind that an op with its library, "
+        "aten.mm.\n"
+        "  fix: write site, site:phase or site:phase:op: blocks.1.attn:backward:aten.mm"
+    )
+
+
+def test_what_could_be_a_further_model_is_an_error_when_it_turns_out_to_be_a_site():
+    chosen = ChosenOps(["head:sideways"])
+    assert chosen.has(OpPlace("head:sideways", "forward", "aten.mm"))
+    with pytest.raises(SwitchError, match="'head:sideways' names no ops"):
+        chosen.has(OpPlace("head", "forward", "aten.mm"))
+
+
+@pytest.mark.parametrize("key", ["*:head", "Critic#2:blocks.0", "unet:head", "_Net:", "Crit[io]c:*"])
+def test_sites_and_patterns_of_further_models_are_no_phases(key: str):
+    assert ChosenOps([key]).unused == [key]
+
+
 def test_every_place_is_named_by_its_own_key():
     place = OpPlace("Critic:", "backward", "aten._foreach_add_")
     assert ChosenOps([place.key]).has(place)

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable
 from fnmatch import fnmatchcase
+from typing import Final
 
 from roundoff.errors import SwitchError
 from roundoff.record.following import OpPlace
 from roundoff.record.steps import PHASES
+
+_FURTHER_MODEL: Final = re.compile(r"(?:[^\W\d]\w*(?:#\d+)?|[^:]*[*?\[][^:]*):[^:]*")
+"""The site of a further model: its class, or a pattern for it, a colon and the path of a module."""
 
 
 class ChosenOps:
@@ -49,15 +54,26 @@ class ChosenOps:
         return [key for key in self._keys or () if key in self._unused]
 
     def has(self, place: OpPlace) -> bool:
-        """Say whether an op is among them."""
+        """Say whether an op is among them.
+
+        Raises:
+            SwitchError: a key is this op's site and something that is no phase.
+        """
         if self._keys is None:
             return True
         known = self._known.get(place)
         if known is None:
+            self._refuse_other_phases(place.site)
             matching = [key for key, parts in self._keys.items() if _match(parts, place)]
             self._unused.difference_update(matching)
             known = self._known[place] = bool(matching)
         return known
+
+    def _refuse_other_phases(self, site: str) -> None:
+        """Raise if what looked like a site of a further model, `head:sideways`, is a site and a misspelt phase."""
+        for key, parts in (self._keys or {}).items():
+            if parts[0] == key and key.rpartition(":")[0] == site:
+                raise _no_such_ops(key)
 
 
 def _parts(key: str) -> tuple[str, str, str]:
@@ -70,11 +86,21 @@ def _parts(key: str) -> tuple[str, str, str]:
         return before, phase, last
     if not key:
         raise SwitchError.explain("An empty text names no op.", fix="write a site, `blocks.1.attn`.")
+    if ":" in key and not _FURTHER_MODEL.fullmatch(key):
+        raise _no_such_ops(key)
     return key, "*", "*"
 
 
 def _match(parts: tuple[str, str, str], place: OpPlace) -> bool:
     return all(part == name or fnmatchcase(name, part) for part, name in zip(parts, place, strict=True))
+
+
+def _no_such_ops(key: str) -> SwitchError:
+    return SwitchError.explain(
+        f"substitute.ops: '{key}' names no ops.",
+        why=f"behind a site stands a phase, {', '.join(PHASES)}, and behind that an op with its library, aten.mm.",
+        fix="write site, site:phase or site:phase:op: blocks.1.attn:backward:aten.mm",
+    )
 
 
 def _not_a_list(text: str, why: str) -> SwitchError:
