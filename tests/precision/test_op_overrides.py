@@ -284,8 +284,26 @@ def test_an_op_that_the_site_never_calls_is_told_once_after_the_first_forward():
 
 
 def test_a_site_that_does_not_exist_is_an_error():
-    with pytest.raises(RecipeError, match="matches no site of Net"):
-        under("half", {"blocks.7.attn:softmax": "fp32"})
+    for key in ("blocks.7.attn:softmax", "blocks.7.attn:sofmax", "hed:linear"):
+        with pytest.raises(RecipeError, match="matches no site of Net"):
+            under("half", {key: "fp32"})
+
+
+@pytest.mark.parametrize(
+    ("key", "fix"),
+    [
+        ("Critic:head", '"head" in the overrides of the apply_recipe of Critic.'),
+        ("Critic:", "the names of its modules in the overrides of the apply_recipe of Critic."),
+        ("Net:norm", '"norm" in the overrides of the apply_recipe of Net.'),
+    ],
+)
+def test_a_site_as_a_recording_names_it_in_a_further_model_is_told_from_an_op(key: str, fix: str):
+    with pytest.raises(RecipeError) as caught:
+        under("half", {key: "fp32"})
+    what, why, what_to_do = str(caught.value).splitlines()
+    assert what == f'The override "{key}" = "fp32" speaks neither of a site of Net nor of an op of one.'
+    assert f"'{key}' is how a recording would call a site of a further model, {key.partition(':')[0]}." in why
+    assert what_to_do == f"  fix: a recipe knows one model: write {fix}"
 
 
 @pytest.mark.parametrize("op", ["sofmax", "", "sofm*"])

@@ -66,8 +66,8 @@ def test_a_phase_or_op_that_cannot_be_is_an_error_at_once(key: str):
         ChosenOps.from_text(f"blocks.1, {key}")
     assert str(caught.value) == (
         f"substitute.ops: '{key}' names no ops.\n"
-        "  why: behind a site stands a phase, forward, backward, optimizer, eval, and behind that an op with its library, "
-        "aten.mm.\n"
+        "  why: behind a site stands a phase, forward, backward, optimizer, eval, and behind that an op with its "
+        "library, aten.mm.\n"
         "  fix: write site, site:phase or site:phase:op: blocks.1.attn:backward:aten.mm"
     )
 

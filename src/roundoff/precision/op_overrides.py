@@ -155,14 +155,31 @@ def refuse_op_overrides(overrides: Mapping[str, str], *, recipe: str, why: str) 
 def _check(override: OpOverride, model: nn.Module) -> None:
     sites = _sites(model)
     if not any(fnmatch.fnmatchcase(site, override.site) for site in sites):
+        if override.site == type(model).__name__ or ("." not in override.site and not _is_known(override)):
+            raise _recorded_site(override, model)
         raise no_such_site(override.key, override.fmt, [*sites], model)
-    names = known_op_names()
-    if fnmatch.filter(names, override.op) if override.is_pattern else is_op_name(override.op):
+    if _is_known(override):
         return
     raise RecipeError.explain(
         f'The override "{override.key}" = "{override.fmt}" speaks of an op that torch does not have.',
         why=f"torch has no function '{override.op}'.",
         fix="write the function that the site's code calls: 'blocks.1.attn:softmax', 'head:linear', 'blocks.1:add'.",
+    )
+
+
+def _is_known(override: OpOverride) -> bool:
+    return bool(fnmatch.filter(known_op_names(), override.op)) if override.is_pattern else is_op_name(override.op)
+
+
+def _recorded_site(override: OpOverride, model: nn.Module) -> RecipeError:
+    """Return the error for `Critic:head`, which names no op of a site but may be a site of a model `Critic`."""
+    path = f'"{override.op}"' if override.op else "the names of its modules"
+    return RecipeError.explain(
+        f'The override "{override.key}" = "{override.fmt}" speaks neither of a site of {type(model).__name__} nor of '
+        "an op of one.",
+        why=f"before the colon stands a site and behind it a function of torch, as in 'blocks.1.attn:softmax'; "
+        f"'{override.key}' is how a recording would call a site of a further model, {override.site}.",
+        fix=f"a recipe knows one model: write {path} in the overrides of the apply_recipe of {override.site}.",
     )
 
 
