@@ -47,11 +47,22 @@ def test_a_script_that_overflows_at_one_site_is_answered_with_the_op_and_a_recip
         "[before] step 2 measured in fp32, to know whom to suspect first",
     ]
     assert told[2].startswith("[before] all 8 sites wide: finite, loss ")
-    assert told[3].startswith("[1/6] 1 site wide: good, finite, loss ")
-    assert "culprit 4" in told[3]
+    assert told[3].startswith("[before] recipe fp32: finite, loss ")
+    assert told[4].startswith("[1/6] 1 site wide: good, finite, loss ")
+    assert "culprit 4" in told[4]
     again = invoke("--bad", "runs/bisect-1/recipe.toml", "--seeds", "1", "planted.py", "4", "8")
     assert again.exit_code == 0
     assert again.stdout.startswith("Nothing to find: runs/bisect-1/recipe.toml is as good as fp32 here.")
+
+
+def test_a_training_that_fails_in_fp32_too_gets_no_answer():
+    text = PLANTED.read_text().replace("lr=1e-3", "lr=1e30 if 'fp32' in os.environ['ROUNDOFF_RECIPE'] else 1e-3")
+    Path("hot.py").write_text(text.replace("import sys", "import os\nimport sys"))
+    for judge in ("nonfinite", "auto", "loss"):
+        result = invoke("--judge", judge, "--bad", "half", "hot.py", "4", "8")
+        assert result.exit_code == 2
+        assert "`hot.py 4 8` fails in fp32, too." in result.stderr
+        assert "fix: find out why first" in result.stderr
 
 
 def test_settings_of_train_are_searched_in_processes():

@@ -97,6 +97,23 @@ def test_ops_inside_the_module_are_searched_when_the_module_is_known(tmp_path: P
     assert searched.find(Candidates(modules=("embed", "head"), ops=ops), modules_only=True).sites == ("head",)
 
 
+def test_the_budget_is_for_modules_and_ops_together_and_an_answer_that_was_cut_off_says_so(tmp_path: Path):
+    searched = Searched(tmp_path)
+    (tmp_path / "check.sh").write_text(
+        'echo >> asked\ncase ",$ROUNDOFF_SITES," in *,head,*|*,head:f,*) exit 0;; *) exit 1;; esac'
+    )
+    candidates = Candidates(modules=("embed", "head"), ops={"head": tuple(f"head:{op}" for op in "abcdef")})
+    for max_runs in (2, 3, 4):
+        found = searched.find(candidates, max_runs=max_runs)
+        assert (found.is_minimal, found.stopped_by) == (False, "--max-runs")
+        assert found.sites == ("head",)
+        assert found.without == {"head": "exit 1"}
+        assert found.num_runs == max_runs
+        assert all((event.num_runs or 0) <= max_runs for event in searched.events)
+        assert all((event.seconds_left or 0) >= 0 for event in searched.events)
+    assert searched.find(candidates).sites == ("head:f",)
+
+
 def test_a_module_whose_ops_alone_do_not_suffice_stays_whole(tmp_path: Path):
     ops = {"block.17": ("block.17:linear", "block.17:add")}
     found = Searched(tmp_path, "block.17").find(Candidates(modules=SITES, ops=ops))

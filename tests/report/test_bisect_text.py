@@ -55,7 +55,10 @@ def test_every_kind_of_answer_has_its_sentence():
     assert first_line(is_substituted=True, good="fp64") == (
         "blocks.1.attn:softmax is to blame: good with it computed by fp64, bad as it is."
     )
-    assert first_line(is_minimal=False, stopped_by="--max-runs", found=two) == (
+    assert first_line(is_minimal=False, stopped_by="--max-runs") == (
+        "blocks.1.attn:softmax must stay in fp32: good with it, bad without it; --max-runs ended the search inside."
+    )
+    assert first_line(is_minimal=False, stopped_by="--max-runs", found=two, without={}) == (
         "embed and head: enough, but perhaps not all needed; --max-runs ended the search."
     )
     assert first_line(verdict="Fixed random numbers make it good.") == "Fixed random numbers make it good."

@@ -1,22 +1,31 @@
-"""One bisection of a training: its outer runs, the judge, the modules, the ops inside them."""
+"""One bisection of a training: the judge, the modules, the ops inside them; by loss, too, where it began by NaN."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from roundoff.errors import BisectError
 from roundoff.experiments.bisect_changes import Change
 from roundoff.experiments.bisect_judging import judge_for
-from roundoff.experiments.bisect_options import BisectEvent, BisectOptions, OnEvent
+from roundoff.experiments.bisect_options import BisectOptions, OnEvent
+from roundoff.experiments.bisect_outer_runs import OuterRuns
 from roundoff.experiments.bisection import Smallest
 from roundoff.experiments.candidates import Candidates
-from roundoff.experiments.judged_trials import JudgedTrials, other_seeds
-from roundoff.experiments.judges import ExitJudge, Judge, NonFiniteJudge
+from roundoff.experiments.judged_trials import JudgedTrials
+from roundoff.experiments.judgements import Budget, Limit, OutOfBudget
+from roundoff.experiments.judges import Judge, NonFiniteJudge
 from roundoff.experiments.smallest import smallest_bad, smallest_wide
-from roundoff.experiments.trial import Setting, TrialResult
-from roundoff.experiments.trials import Trials, log_of
+from roundoff.experiments.trial import TrialResult
+from roundoff.experiments.trials import Trials
+
+_OPTIONS: dict[Limit | None, str | None] = {
+    "max_runs": "--max-runs",
+    "deadline_seconds": "--max-minutes",
+    None: None,
+}
+"""The option that each limit is set by."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,12 +55,13 @@ class BisectSearch:
 
     def __init__(self, trials: Trials, change: Change, options: BisectOptions, *, on_event: OnEvent) -> None:
         self._trials, self._change, self._options, self._on_event = trials, change, options, on_event
+        self._outer = OuterRuns(trials, change, options, on_event=on_event)
         self._began = time.monotonic()
-        self._notes: list[str] = []
+        self._notes = self._outer.notes
 
     def try_as_it_is(self) -> TrialResult:
         """Return what the training comes to if nothing is changed."""
-        return self._before("as it is", self._change.setting(()))
+        return self._outer.as_it_is()
 
     def find(self, candidates: Candidates, *, judge: Judge | None = None) -> Found:
         """Return a smallest set of sites that must be changed, and its proof; judged as the options say, or by `judge`.
@@ -62,9 +72,8 @@ class BisectSearch:
         sites = candidates.modules
         if not sites:
             raise BisectError.explain("There is nothing to bisect.", why="no site is left to search among.")
-        bad = self.try_as_it_is()
-        good = self._before(f"all {len(sites)} sites {self._change.noun}", self._change.setting(sites))
-        judge = judge or judge_for(self._options.judge, bad=bad, good=good, references=self._references)
+        bad, good = self._outer.as_it_is(), self._outer.all_changed(sites)
+        judge = judge or judge_for(self._options.judge, bad=bad, good=good, references=self._outer.references)
         if not judge(bad).is_bad:
             return Found(
                 judge=judge,
@@ -72,36 +81,37 @@ class BisectSearch:
                 notes=tuple(self._notes),
                 num_other_runs=self._trials.num_asked,
             )
-        self._check_good(judge, good)
+        if isinstance(judge, NonFiniteJudge):
+            self._outer.check_reference()
+        self._outer.check_good(judge, good)
         judged = JudgedTrials(
             self._trials,
             self._change,
             judge,
             bad_fails=bad.exit_code != 0,
-            max_runs=self._options.max_runs,
+            budget=Budget(max_runs=self._options.max_runs, deadline_seconds=self._options.max_seconds),
+            began=self._began,
             on_event=self._on_event,
         )
-        return self._searched(candidates, judge, judged, as_it_is=judge(bad).text)
+        return self._searched(candidates, judged, bad)
 
-    def _searched(self, candidates: Candidates, judge: Judge, judged: JudgedTrials, *, as_it_is: str) -> Found:
-        num_before = self._trials.num_asked
+    def _searched(self, candidates: Candidates, judged: JudgedTrials, bad: TrialResult) -> Found:
         modules = self._smallest(candidates.modules, judged)
-        inner = self._inside(candidates, modules, judged)
-        found = modules if inner is None else inner
-        num_runs = judged.num_runs
+        found = self._inside(candidates, modules, judged)
         kept = frozenset(candidates.modules) - frozenset(found.sites) if self._options.mirror else found.sites
+        is_proven = modules.is_minimal and (found.is_minimal or found.sites == modules.sites)
         return Found(
-            judge=judge,
+            judge=judged.judge,
             sites=found.sites,
             modules=modules.sites,
             is_minimal=found.is_minimal,
-            stopped_by=_option(found),
+            stopped_by=_OPTIONS[found.stopped_by],
             with_them=judged.verdict(kept).text,
-            without=self._proof(found, judged) if found.is_minimal and not self._options.mirror else {},
-            as_it_is=as_it_is,
+            without=self._proof(found, judged) if is_proven and not self._options.mirror else {},
+            as_it_is=judged.judge(bad).text,
             notes=tuple(self._notes),
-            num_runs=num_runs,
-            num_other_runs=num_before,
+            num_runs=judged.num_runs,
+            num_other_runs=self._trials.num_asked - judged.num_runs,
         )
 
     def _proof(self, found: Smallest, judged: JudgedTrials) -> dict[str, str]:
@@ -110,82 +120,24 @@ class BisectSearch:
         return {site: judged.verdict(others).text for site, others in without.items()}
 
     def _smallest(self, sites: Sequence[str], judged: JudgedTrials) -> Smallest:
-        options = self._options
-        outer_runs = 2 * options.repeats
-        max_runs = None if options.max_runs is None else max(1, options.max_runs - judged.num_runs) + outer_runs
-        seconds = None if options.max_seconds is None else options.max_seconds - (time.monotonic() - self._began)
         judged.search_among(sites)
-        search = smallest_bad if options.mirror else smallest_wide
-        return search(
-            sites,
-            judged.is_bad_without if options.mirror else judged.is_good_with,
-            repeats=options.repeats,
-            max_runs=max_runs,
-            deadline_seconds=None if seconds is None else max(1.0, seconds),
-            on_progress=judged.tell,
+        search, is_it = (
+            (smallest_bad, judged.is_bad_without) if self._options.mirror else (smallest_wide, judged.is_good_with)
         )
+        return search(sites, is_it, repeats=self._options.repeats, on_progress=judged.tell)
 
-    def _inside(self, candidates: Candidates, modules: Smallest, judged: JudgedTrials) -> Smallest | None:
-        """Return the ops inside the modules that suffice, or None if whole modules are the answer."""
+    def _inside(self, candidates: Candidates, modules: Smallest, judged: JudgedTrials) -> Smallest:
+        """Return the ops inside the modules that suffice, or the modules if those are the answer."""
         ops = candidates.inside(modules.sites)
         if self._options.modules_only or self._options.mirror or len(ops) < 2 or not modules.is_minimal:
-            return None
-        if judged.verdict(ops).is_bad:
-            self._notes.append(f"whole modules: with only their {len(ops)} ops {self._change.noun} it is bad.")
-            return None
+            return modules
+        try:
+            if judged.verdict(ops).is_bad:
+                self._notes.append(f"whole modules: with only their {len(ops)} ops {self._change.noun} it is bad.")
+                return modules
+        except OutOfBudget as out:
+            return replace(modules, is_minimal=False, stopped_by=out.limit)
         inner = self._smallest(ops, judged)
-        return inner if len(inner.sites) < len(ops) else None
-
-    def _check_good(self, judge: Judge, good: TrialResult) -> None:
-        """Raise if changing every site does not help, and say what is known of why."""
-        subject, name = self._trials.subject.name, self._change.reference_name
-        verdict = judge(good)
-        if not verdict.is_bad:
-            return
-        if good.exit_code:
-            raise BisectError.explain(
-                f"`{subject}` fails with every site {self._change.noun}: exit code {good.exit_code}.",
-                why=f"a search needs a run that is good{log_of(good.folder)}",
-                fix="see that it runs by itself.",
-            )
-        reference = judge(self._before(name, self._change.reference()))
-        raise BisectError.explain(
-            f"`{subject}` is bad even with every site {self._change.noun}: {verdict.text}.",
-            why=f"with {name} it is bad, too: {reference.text}."
-            if reference.is_bad
-            else f"with {name} it is good ({reference.text}): what spoils it is not in the sites that were searched, "
-            "but in the format of the model's inputs, in the loss scale, in how weights are updated, or elsewhere.",
-            fix="look for what else is wrong: roundoff run, roundoff bisect --auto",
-        )
-
-    def _references(self) -> list[TrialResult]:
-        """Train the reference under several seeds."""
-        name, seeds = self._change.reference_name, other_seeds(self._options.seeds)
-        settings = [self._change.reference(seed=seed) for seed in seeds]
-        is_told = self._trials.was_asked(settings[-1])
-        results = self._trials.all(settings)
-        if is_told:
-            return results
-        for seed, setting in zip(seeds, settings, strict=True):
-            self._tell(f"{name}{'' if seed is None else f', seed {seed}'}", setting)
-        if len({each.losses for each in results}) == 1:
-            self._notes.append("the noise of the reference is not known (its runs are all alike): 1 % is allowed.")
-        return results
-
-    def _before(self, what: str, setting: Setting) -> TrialResult:
-        is_first_time = not self._trials.was_asked(setting)
-        result = self._trials(setting)
-        if is_first_time:
-            self._tell(what, setting)
-        return result
-
-    def _tell(self, what: str, setting: Setting) -> None:
-        kept = self._trials.kept(setting)
-        has_losses = bool(kept.result.losses) or kept.result.eval_loss is not None
-        judge = NonFiniteJudge() if has_losses else ExitJudge()
-        self._on_event(BisectEvent(what=what, verdict=judge(kept.result).text, is_new=kept.is_new))
-
-
-def _option(found: Smallest) -> str | None:
-    """Return the option that ended a search early."""
-    return {"max_runs": "--max-runs", "deadline_seconds": "--max-minutes", None: None}[found.stopped_by]
+        if len(inner.sites) < len(ops):
+            return inner
+        return replace(modules, is_minimal=inner.is_minimal, stopped_by=inner.stopped_by)

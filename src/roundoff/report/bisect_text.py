@@ -108,6 +108,8 @@ def _verdict(answer: BisectAnswer) -> str:
         verdict = f"{sites} must stay in {answer.fmt}: good with {'it' if one else 'them'}, bad {proof}"
     if answer.is_minimal:
         return f"{verdict}."
+    if answer.without:
+        return f"{verdict}; {answer.stopped_by} ended the search inside."
     return f"{sites}: enough, but perhaps not all needed; {answer.stopped_by} ended the search."
 
 
