@@ -19,8 +19,9 @@ from torch.utils.checkpoint import checkpoint
 from roundoff.errors import SwitchError
 from roundoff.record import recording
 from roundoff.runs import Run
-from roundoff.switches import listing_ops, switched
+from roundoff.switches import listing_ops, read_listing, switched
 from roundoff.switches.substitute import SubstituteWarning
+from roundoff.switches.substitute_listing import write_listing
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "record"))
 from trainings import PLAIN, Outcome, Training
@@ -292,6 +293,48 @@ def test_a_wrong_gradient_formula_is_found_with_a_users_function(
     found = smallest_wide(listed.keys, is_good)
     assert found.sites == ("1:forward:roundoff_substitute_test.squared",)
     assert found.num_runs <= 8
+
+
+def test_an_operator_that_runs_its_own_kernel_in_fp64_too_is_told(squared: Callable[[Tensor], Tensor]):
+    net = nn.Sequential(Squaring(squared), Squaring(squared), nn.Linear(4, 1))
+    with pytest.warns(SubstituteWarning) as told, switched(FP64):
+        net(torch.randn(8, 4)).sum().backward()
+    assert str(told[0].message) == (
+        "Not everything was substituted:\n"
+        "  roundoff_substitute_test.squared ran its own kernel in fp64, too (2x): what it or its gradient formula gets "
+        "wrong in every format stays wrong; name another implementation, substitute=module:function."
+    )
+
+
+def test_an_operator_that_was_not_chosen_or_has_another_implementation_is_not_told(
+    squared: Callable[[Tensor], Tensor], monkeypatch: pytest.MonkeyPatch
+):
+    def right(op: str, *args: Any, **kwargs: Any) -> Any:
+        return args[0] ** 2 if op == "roundoff_substitute_test.squared" else NotImplemented
+
+    net = nn.Sequential(Squaring(squared), nn.Linear(4, 1))
+    for switches in ({**FP64, "substitute.ops": "1"}, function_module(monkeypatch, right)):
+        with switched(switches):
+            net(torch.randn(8, 4)).sum().backward()
+
+
+@pytest.mark.parametrize(
+    ("by", "own_kernels"),
+    [
+        ("fp64", ("roundoff_substitute_test.squared",)),
+        ("decomposed", ("roundoff_substitute_test.squared",)),
+        ("cpu", ()),
+        (None, ()),
+    ],
+)
+def test_a_listing_names_the_operators_whose_own_kernels_are_not_replaced(
+    squared: Callable[[Tensor], Tensor], by: str | None, own_kernels: tuple[str, ...], tmp_path: Path
+):
+    net = nn.Sequential(Squaring(squared), nn.Linear(4, 1))
+    with listing_ops(by=by, on_done=lambda listing: write_listing(listing, tmp_path / "ops.json")) as listed:
+        net(torch.randn(8, 4)).sum().backward()
+    assert "0:forward:roundoff_substitute_test.squared" in listed.keys
+    assert read_listing(tmp_path / "ops.json").own_kernels == own_kernels
 
 
 def test_inside_a_users_function_ops_run_as_they_are(

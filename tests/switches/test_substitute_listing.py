@@ -114,11 +114,13 @@ def test_a_listing_comes_back_from_its_file_as_it_was(tmp_path: Path):
             ListedOp(key="a:forward:aten.mm", site="a"),
             ListedOp(key="Critic:b:forward:aten.mm", site="Critic:b", max_ulps=float("inf")),
             ListedOp(key="a:backward:aten.mm", site="a", max_ulps=1.5),
+            ListedOp(key="a:forward:mine.gelu", site="a", max_ulps=0.5, runs_own_kernel=True),
         )
     )
     write_listing(listing, tmp_path / "ops.json")
     assert read_listing(tmp_path / "ops.json") == listing
-    assert [op.site for op in listing.suspects] == ["Critic:b", "a", "a"]
+    assert [op.site for op in listing.suspects] == ["Critic:b", "a", "a", "a"]
+    assert listing.own_kernels == ("mine.gelu",)
     assert listing.sites == ("Critic:b", "a")
 
 

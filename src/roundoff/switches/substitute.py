@@ -12,7 +12,12 @@ import torch
 
 from roundoff.record.following import Following
 from roundoff.record.torch_private import FunctionMode, push_function_mode, remove_function_mode
-from roundoff.switches.substitute_implementations import Implementation, UsersFunction, implementation_named
+from roundoff.switches.substitute_implementations import (
+    Implementation,
+    UsersFunction,
+    implementation_named,
+    is_torchs_own,
+)
 from roundoff.switches.substitute_keys import ChosenOps
 from roundoff.switches.substitute_listing import listing_ops, write_listing
 from roundoff.switches.substitute_ops import Substituter
@@ -69,11 +74,16 @@ def _complaints(substituter: Substituter, chosen: ChosenOps, following: Followin
     left = [
         f"{op} ran as it is ({num}x): {substituter.reasons[op]}" for op, num in sorted(substituter.num_left.items())
     ]
+    own = [
+        f"{op} ran its own kernel in fp64, too ({num}x): what it or its gradient formula gets wrong in every format "
+        "stays wrong; name another implementation, substitute=module:function."
+        for op, num in sorted(substituter.num_own_kernel.items())
+    ]
     missing = [f"no op came that '{key}' names." for key in chosen.unused]
     threads = (
         ["a thread of its own computed something; its ops ran as they are."] if following.has_other_threads else []
     )
-    return left + missing + threads
+    return left + own + missing + threads
 
 
 class _UsersOps(FunctionMode):
@@ -110,4 +120,4 @@ def _registered_op(func: Any) -> str | None:
     if not isinstance(func, torch._ops.OpOverloadPacket):
         return None
     name = func._qualified_op_name.replace("::", ".")
-    return None if name.startswith(("aten.", "prims.", "prim.")) else name
+    return None if is_torchs_own(name) else name

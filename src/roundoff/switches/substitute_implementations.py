@@ -20,6 +20,8 @@ from roundoff.switches.substitute_attention import ATTENTION
 from roundoff.switches.substitute_function import load_function
 from roundoff.switches.substitute_products import PRODUCTS
 
+_TORCHS_LIBRARIES: Final = frozenset({"aten", "mkl", "mkldnn", "onednn", "prim", "prims", "quantized"})
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Results:
@@ -65,6 +67,22 @@ def implementation_named(name: str) -> Implementation:
             fix="use one of them, or module:function.",
         )
     return UsersFunction(load_function(name))
+
+
+def is_torchs_own(op: str) -> bool:
+    """Say whether an operator, `aten.gelu`, is one of torch's and not one that somebody registered."""
+    return op.partition(".")[0] in _TORCHS_LIBRARIES
+
+
+def runs_own_kernel(implementation: Implementation, op: Any, name: str) -> bool:
+    """Say whether an operator that somebody registered is computed by its own kernel under an implementation, too.
+
+    Torch has kernels of its own for fp64, and decompositions; what somebody registered is one kernel for all formats,
+    and what is wrong in it, or in its formula for the gradient, stays wrong.
+    """
+    if is_torchs_own(name):
+        return False
+    return implementation is in_fp64 or (implementation is decomposed and decomposition_of(op) is None)
 
 
 def in_fp64(call: Call, info: OpInfo) -> Results:

@@ -19,7 +19,12 @@ from roundoff.record.reference import Reference
 from roundoff.record.reference.call import Call, Signature
 from roundoff.record.reference.judgeable import computes_numbers
 from roundoff.record.torch_private import hidden_from_modes
-from roundoff.switches.substitute_implementations import implementation_named, results_of
+from roundoff.switches.substitute_implementations import (
+    Implementation,
+    implementation_named,
+    results_of,
+    runs_own_kernel,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,6 +37,9 @@ class ListedOp:
     max_ulps: float | None = None
     """How far its results are from those of the other implementation on the same inputs, in units of what rounding to
     their format explains; None where that was not measured or cannot be."""
+    runs_own_kernel: bool = False
+    """Somebody registered it, and the other implementation computes it by its own kernel, too: no difference shows, and
+    none would help."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,6 +52,11 @@ class Listing:
     def keys(self) -> tuple[str, ...]:
         """Their keys."""
         return tuple(op.key for op in self.ops)
+
+    @property
+    def own_kernels(self) -> tuple[str, ...]:
+        """The operators, `mylib.gelu`, that the other implementation computes by their own kernels, too."""
+        return tuple(sorted({op.key.rpartition(":")[2] for op in self.ops if op.runs_own_kernel}))
 
     @property
     def suspects(self) -> tuple[ListedOp, ...]:
@@ -109,7 +122,15 @@ def differing_ops(run_step: Callable[[], Any], *, by: str = "fp64") -> tuple[Lis
 
 def write_listing(listing: Listing, file: Path) -> None:
     """Write a listing as JSON, for `read_listing` in another process."""
-    ops = [{"key": op.key, "site": op.site, "max_ulps": _written(op.max_ulps)} for op in listing.ops]
+    ops = [
+        {
+            "key": op.key,
+            "site": op.site,
+            "max_ulps": _written(op.max_ulps),
+            "runs_own_kernel": op.runs_own_kernel,
+        }
+        for op in listing.ops
+    ]
     file.write_text(json.dumps({"ops": ops}, indent=1) + "\n", encoding="utf-8")
 
 
@@ -122,7 +143,15 @@ def read_listing(file: Path) -> Listing:
     try:
         ops = json.loads(file.read_text(encoding="utf-8"))["ops"]
         return Listing(
-            ops=tuple(ListedOp(key=op["key"], site=op["site"], max_ulps=_read(op["max_ulps"])) for op in ops)
+            ops=tuple(
+                ListedOp(
+                    key=op["key"],
+                    site=op["site"],
+                    max_ulps=_read(op["max_ulps"]),
+                    runs_own_kernel=op.get("runs_own_kernel", False),
+                )
+                for op in ops
+            )
         )
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise SwitchError.explain(
@@ -138,9 +167,8 @@ def _read(ulps: float | str | None) -> float | None:
     return None if ulps is None else float(ulps)
 
 
-def _reference(by: str) -> Reference:
+def _reference(by: str, implementation: Implementation) -> Reference:
     """Return who runs each op again, by another implementation."""
-    implementation = implementation_named(by)
     if by == "fp64":
         return Reference("fp64")  # in pieces, which is faster than the whole
     if by == "cpu":
@@ -158,17 +186,24 @@ class _Lister:
     def __init__(self, by: str | None) -> None:
         self.is_on = True
         self.is_done = False
-        self._reference = None if by is None else _reference(by)
+        self._implementation: Implementation | None = None
+        self._reference: Reference | None = None
+        if by is not None:
+            self._implementation = implementation_named(by)
+            self._reference = _reference(by, self._implementation)
         self._computes: dict[Any, bool] = {}
         self._worst: dict[OpPlace, list[Tensor]] = {}
+        self._own_kernels: set[OpPlace] = set()
 
     def run_op(self, place: OpPlace, info: OpInfo, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run an op as it is."""
         if not self.is_on or self.is_done or not self._can_be_listed(func):
             return func(*args, **kwargs)
         worst = self._worst.setdefault(place, [])
-        if self._reference is None:
+        if self._reference is None or self._implementation is None:
             return func(*args, **kwargs)
+        if runs_own_kernel(self._implementation, func, place.op):
+            self._own_kernels.add(place)
         with hidden_from_modes():
             saved = self._reference.before(func, args, kwargs)
         result = func(*args, **kwargs)
@@ -183,7 +218,12 @@ class _Lister:
         """Return what was seen."""
         return Listing(
             ops=tuple(
-                ListedOp(key=place.key, site=place.site, max_ulps=max(map(float, worst)) if worst else None)
+                ListedOp(
+                    key=place.key,
+                    site=place.site,
+                    max_ulps=max(map(float, worst)) if worst else None,
+                    runs_own_kernel=place in self._own_kernels,
+                )
                 for place, worst in self._worst.items()
             )
         )

@@ -18,7 +18,13 @@ from roundoff.record.reference.call import Call, Signature
 from roundoff.record.reference.judgeable import computes_numbers
 from roundoff.record.reference.rerun import as_computed
 from roundoff.record.torch_private import hidden_from_modes, preserved_versions
-from roundoff.switches.substitute_implementations import Implementation, NotImplementedHereError, Results, results_of
+from roundoff.switches.substitute_implementations import (
+    Implementation,
+    NotImplementedHereError,
+    Results,
+    results_of,
+    runs_own_kernel,
+)
 from roundoff.switches.substitute_keys import ChosenOps
 
 
@@ -35,6 +41,8 @@ class Substituter:
         """How often each chosen op ran as it is because the other implementation has none for it."""
         self.reasons: dict[str, str] = {}
         """Why, by op."""
+        self.num_own_kernel: Counter[str] = Counter()
+        """How often each chosen op that is not torch's own was computed by the very same kernel, in fp64."""
         self._implementation = implementation
         self._chosen = chosen
         self._signatures: dict[Any, Signature | None] = {}
@@ -98,6 +106,8 @@ class Substituter:
         beside = [pair for pair in zip(results.written, others.written, strict=False) if id(pair[0]) not in returned]
         _overwrite([ours for ours, _ in beside], [other for _, other in beside])
         self.num_substituted += 1
+        if runs_own_kernel(self._implementation, call.signature.op, info.name):
+            self.num_own_kernel[info.name] += 1
 
     def _signature(self, func: Any) -> Signature | None:
         if func not in self._signatures:
