@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from roundoff.experiments.plan_options import Plan
-from roundoff.experiments.plan_sites import SitePlan
+from roundoff.experiments.plan_sites import Proposal, SitePlan
 from roundoff.report.sensitivity_text import sensitivity_text
 
 _MOST_SHOWN = 12
@@ -29,13 +29,23 @@ def evidence_lines(plan: Plan) -> list[str]:
 def verdict(plan: Plan) -> str:
     """Say in one sentence what is narrow, and whether it trains."""
     proposal = plan.proposal
-    wide = [each.site for each in proposal.wide]
+    wide = [_whole_or_own_code(each, proposal) for each in proposal.wide]
     shown = ", ".join(wide[:_MOST_NAMED]) + (f" and {len(wide) - _MOST_NAMED} more" if len(wide) > _MOST_NAMED else "")
     what = f"{plan.measured_format} everywhere" if not wide else f"{plan.measured_format} everywhere but {shown}"
     if len(wide) == len(proposal.sites):
         what = f"no site can take {plan.measured_format}"
     narrow = f"{100 * proposal.narrow_parameters:.3g} % of the parameters are narrow"
     return f"{what}: {narrow}{_ending(plan)}."
+
+
+def _whole_or_own_code(wide: SitePlan, proposal: Proposal) -> str:
+    """Name a wide site; where a module inside it is narrow, only its own code is meant."""
+    names = {each.site for each in proposal.wide}
+    has_narrow_parts = any(
+        each.site.startswith(f"{wide.site}.") and each.site not in names and each.num_elements
+        for each in proposal.sites
+    )
+    return f"{wide.site}'s own code" if has_narrow_parts else wide.site
 
 
 def _ending(plan: Plan) -> str:
@@ -77,7 +87,9 @@ def _fact_lines(plan: Plan) -> Iterator[str]:
     if plan.verified is not None:
         yield from (f"tried     {line}" for line in plan.verified.tried)
         if plan.verified.verification is not None:
-            yield f"verified  {plan.verified.verification.text}"
+            ended, reference = plan.verified.verification.text.split("; ", 1)
+            yield f"verified  {ended};"
+            yield f"          {reference}"
 
 
 def _use_lines(plan: Plan) -> Iterator[str]:

@@ -9,6 +9,7 @@ from typing import Self
 from roundoff.experiments.bisect_folder import BisectFolder
 from roundoff.experiments.engine import Place
 from roundoff.experiments.judgements import Budget
+from roundoff.experiments.judges import final_loss
 from roundoff.experiments.plan_folder import PlanFolder, plan_folder
 from roundoff.experiments.plan_options import PlanOptions, Tell
 from roundoff.experiments.plan_trials import Verifier
@@ -59,6 +60,6 @@ class Workplace:
 
 def _trial_line(trial: KeptTrial) -> str:
     recipe = "fp32" if trial.setting.recipe == "fp32" else f"recipe {Path(trial.setting.recipe or '').stem}"
-    losses = trial.result.losses
-    ended = f"loss {losses[-1]:.4g}" if losses else f"exit code {trial.result.exit_code}"
+    loss = final_loss(trial.result)
+    ended = f"loss {loss:.4g}" if loss is not None else f"exit code {trial.result.exit_code}"
     return f"[{trial.number}] {recipe}, seed {trial.setting.seed}: {ended} after {trial.seconds:.1f} s"
