@@ -46,6 +46,33 @@ def test_the_recipe_holds_the_overrides_and_the_proof_as_comments(tmp_path: Path
     assert answer.num_runs == 1
 
 
+def test_what_is_finite_is_judged_by_its_loss_and_searched_on_where_that_is_spoilt(tmp_path: Path):
+    script = subject("planted_two_faults.py")
+    answer = bisect_training(script, BisectOptions(modules_only=True), base=tmp_path, jobs=0)
+    assert set(answer.found) == {"3", "6"}
+    assert answer.is_minimal
+    assert set(answer.without) == {"3", "6"}
+    assert answer.judge.startswith("loss: bad is a loss above ")
+    assert answer.notes[0].startswith("NaN alone took 3, which left loss ")
+
+
+def test_ops_that_were_found_by_nan_stay_when_the_loss_is_searched_by(tmp_path: Path):
+    answer = bisect_training(subject("planted_two_faults.py"), BisectOptions(), base=tmp_path, jobs=0)
+    assert {site.partition(":")[0] for site in answer.found} == {"3", "6"}
+    assert all(":" in site for site in answer.found)
+    assert find_recipe(answer.recipe_file).overrides == dict.fromkeys(answer.found, "fp32")
+
+
+def test_a_budget_that_ends_before_the_loss_is_searched_by_says_that_it_is_still_above(tmp_path: Path):
+    script = subject("planted_two_faults.py")
+    nan_alone = bisect_training(script, BisectOptions(modules_only=True, judge="nonfinite"), base=tmp_path, jobs=0)
+    options = BisectOptions(modules_only=True, max_runs=nan_alone.num_runs)
+    answer = bisect_training(script, options, base=tmp_path, jobs=0)
+    assert (answer.found, answer.is_minimal, answer.stopped_by) == (("3",), False, "--max-runs")
+    assert answer.num_runs == nan_alone.num_runs
+    assert answer.still_above.startswith("loss ")
+
+
 def test_a_budget_that_was_too_small_can_be_raised(tmp_path: Path):
     script = subject("planted_overflow.py", "0,2,4", "6")
     first = bisect_training(script, BisectOptions(modules_only=True, max_runs=2), base=tmp_path, jobs=0)

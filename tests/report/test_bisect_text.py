@@ -61,6 +61,14 @@ def test_every_kind_of_answer_has_its_sentence():
     assert first_line(is_minimal=False, stopped_by="--max-runs", found=two, without={}) == (
         "embed and head: enough, but perhaps not all needed; --max-runs ended the search."
     )
+    still_above = {"still_above": "loss 7.8, at most 1.2 is good"}
+    assert first_line(**still_above) == (
+        "blocks.1.attn:softmax must stay in fp32: finite with it, but its loss is still above that of fp32."
+    )
+    assert first_line(**still_above, found=two, is_minimal=False, stopped_by="--max-runs") == (
+        "embed and head must stay in fp32: finite with them, but the loss is still above that of fp32; "
+        "--max-runs ended the search for more."
+    )
     assert first_line(verdict="Fixed random numbers make it good.") == "Fixed random numbers make it good."
 
 

@@ -42,6 +42,7 @@ def answer_of(found: Found, *, scope: Scope, trials: Trials, options: BisectOpti
         with_them=found.with_them,
         without=found.without,
         as_it_is=found.as_it_is,
+        still_above=found.still_above,
         notes=found.notes,
         num_runs=found.num_runs,
         num_other_runs=found.num_other_runs,

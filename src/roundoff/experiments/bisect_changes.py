@@ -51,7 +51,7 @@ class WideSites:
 
     def setting(self, chosen: Iterable[str], *, seed: int | None = None) -> Setting:
         """Return the trial in which exactly these sites are wide."""
-        overrides = dict.fromkeys(sorted(chosen), self.good_name)
+        overrides = dict.fromkeys(_needed(chosen), self.good_name)
         return Setting(recipe=self.bad, overrides=overrides, switches=self.switches, seed=seed)
 
     def reference(self, *, seed: int | None = None) -> Setting:
@@ -78,7 +78,7 @@ class SubstitutedSites:
 
     def setting(self, chosen: Iterable[str], *, seed: int | None = None) -> Setting:
         """Return the trial in which exactly these sites are substituted."""
-        sites = ",".join(sorted(chosen))
+        sites = ",".join(_needed(chosen))
         substitute = {"substitute": self.good_name, "substitute.ops": sites} if sites else {}
         return Setting(recipe=self.bad, switches={**self.switches, **substitute}, seed=seed)
 
@@ -90,3 +90,9 @@ class SubstitutedSites:
         """Return the trial of one step that lists the ops that can be substituted."""
         listing = {"substitute": self.good_name, "substitute.list": file}
         return Setting(recipe=self.bad, switches={**self.switches, **listing}, steps=1)
+
+
+def _needed(chosen: Iterable[str]) -> list[str]:
+    """Return the chosen sites in order, without the ops of modules that are chosen whole: one trial has one name."""
+    sites = set(chosen)
+    return sorted(site for site in sites if site.partition(":")[0] not in sites - {site})

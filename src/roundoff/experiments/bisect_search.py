@@ -15,10 +15,11 @@ from roundoff.experiments.bisection import Smallest
 from roundoff.experiments.candidates import Candidates
 from roundoff.experiments.judged_trials import JudgedTrials
 from roundoff.experiments.judgements import Budget, Limit, OutOfBudget
-from roundoff.experiments.judges import Judge, NonFiniteJudge
+from roundoff.experiments.judges import Judge, NonFiniteJudge, final_loss, loss_judge
 from roundoff.experiments.smallest import smallest_bad, smallest_wide
 from roundoff.experiments.trial import TrialResult
 from roundoff.experiments.trials import Trials
+from roundoff.report.bisect_text import listed
 
 _OPTIONS: dict[Limit | None, str | None] = {
     "max_runs": "--max-runs",
@@ -45,6 +46,8 @@ class Found:
     """The verdicts on the runs with all of the set but one."""
     as_it_is: str = ""
     """The verdict on the run as it is."""
+    still_above: str = ""
+    """What is left to blame: the set makes the losses finite, and this is the verdict on the last of them."""
     notes: tuple[str, ...] = ()
     num_runs: int = 0
     num_other_runs: int = 0
@@ -93,10 +96,39 @@ class BisectSearch:
             began=self._began,
             on_event=self._on_event,
         )
-        return self._searched(candidates, judged, bad)
+        found = self._searched(candidates, candidates.modules, judged, bad)
+        is_finite_enough = self._options.judge != "auto" or not isinstance(judge, NonFiniteJudge)
+        if is_finite_enough or self._options.mirror or final_loss(good) is None:
+            return found
+        return self._judged_by_loss(found, candidates, judged, bad=bad, good=good)
 
-    def _searched(self, candidates: Candidates, judged: JudgedTrials, bad: TrialResult) -> Found:
-        modules = self._smallest(candidates.modules, judged)
+    def _judged_by_loss(
+        self, found: Found, candidates: Candidates, judged: JudgedTrials, *, bad: TrialResult, good: TrialResult
+    ) -> Found:
+        """Judge what was found by NaN by its loss, too; where that is bad, search for what else is needed."""
+        if found.stopped_by is not None:
+            note = f"only NaN was searched for: {found.stopped_by} ended it before the loss was judged."
+            return replace(found, notes=(*found.notes, note))
+        by_loss = loss_judge(self._outer.references())
+        saved = by_loss(self._trials(self._change.setting(found.sites)))
+        found = replace(found, num_other_runs=self._trials.num_asked - judged.num_runs)
+        if not saved.is_bad:
+            return replace(found, with_them=f"finite; {saved.text}", notes=tuple(self._notes))
+        if by_loss(good).is_bad:
+            self._notes.append(f"with every site {self._change.noun} the loss is above, too: {by_loss(good).text}.")
+            return replace(found, still_above=saved.text, notes=tuple(self._notes))
+        judged.judge = by_loss
+        # What was found stands first: the search keeps it, and asks what else is needed beside it.
+        sites = tuple(dict.fromkeys((*found.sites, *candidates.modules)))
+        more = self._searched(candidates, sites, judged, bad)
+        if len(more.modules) == len(sites):  # the budget ended before anything was learned
+            found = replace(found, is_minimal=more.is_minimal, stopped_by=more.stopped_by, num_runs=more.num_runs)
+            return replace(found, still_above=saved.text, notes=more.notes)
+        note = f"NaN alone took {listed(found.sites)}, which left {saved.text}; so the loss was searched by, too."
+        return replace(more, notes=(note, *more.notes))
+
+    def _searched(self, candidates: Candidates, sites: Sequence[str], judged: JudgedTrials, bad: TrialResult) -> Found:
+        modules = self._smallest(sites, judged)
         found = self._inside(candidates, modules, judged)
         kept = frozenset(candidates.modules) - frozenset(found.sites) if self._options.mirror else found.sites
         is_proven = modules.is_minimal and (found.is_minimal or found.sites == modules.sites)
@@ -128,8 +160,12 @@ class BisectSearch:
 
     def _inside(self, candidates: Candidates, modules: Smallest, judged: JudgedTrials) -> Smallest:
         """Return the ops inside the modules that suffice, or the modules if those are the answer."""
-        ops = candidates.inside(modules.sites)
+        ops = tuple(
+            dict.fromkeys((*(site for site in modules.sites if ":" in site), *candidates.inside(modules.sites)))
+        )
         if self._options.modules_only or self._options.mirror or len(ops) < 2 or not modules.is_minimal:
+            return modules
+        if set(ops) == set(modules.sites):
             return modules
         try:
             if judged.verdict(ops).is_bad:

@@ -46,6 +46,8 @@ class BisectAnswer:
     """The verdict on the run in which all of the set but this one is kept."""
     as_it_is: str = ""
     """The verdict on the run as it is."""
+    still_above: str = ""
+    """The set makes the losses finite, but not good: the verdict on the last of them."""
     notes: tuple[str, ...] = ()
     stages: tuple[str, ...] = ()
     """What each stage of `--auto` showed, and why the next followed."""
@@ -71,7 +73,7 @@ def bisect_text(answer: BisectAnswer) -> str:
     if not answer.found:
         return _lines(_verdict(answer), [("as it is", answer.as_it_is), *_common(answer)])
     kept = "narrow" if answer.is_mirror else "with them" if len(answer.found) > 1 else "with it"
-    facts = [(kept, answer.with_them)] * bool(answer.with_them)
+    facts = [(kept, answer.still_above or answer.with_them)] * bool(answer.with_them)
     facts += [("as it is", answer.as_it_is)] * (not answer.without)
     facts += [("without", f"{site}: {text}") for site, text in [*answer.without.items()][:_MOST_SHOWN]]
     if answer.modules and answer.modules != answer.found:
@@ -106,6 +108,10 @@ def _verdict(answer: BisectAnswer) -> str:
     else:
         proof = "without it" if one else "without any one of them"
         verdict = f"{sites} must stay in {answer.fmt}: good with {'it' if one else 'them'}, bad {proof}"
+    if answer.still_above:
+        ended = f"; {answer.stopped_by} ended the search for more" if answer.stopped_by else ""
+        with_them = "finite with it, but its loss" if one else "finite with them, but the loss"
+        return f"{sites} must stay in {answer.fmt}: {with_them} is still above that of {answer.good}{ended}."
     if answer.is_minimal:
         return f"{verdict}."
     if answer.without:
