@@ -59,7 +59,8 @@ def test_the_whole_text_fits_on_a_screen() -> None:
     plan = tried(plan_of(OVERFLOW), 1.0, 1.01, 1.0)
     text = plan_text(plan).partition("\n\nwhere")[0]
     assert text == (
-        "fp16 everywhere but blocks.1.attn's own code: 100 % of the parameters are narrow, and it trains as fp32 does.\n"
+        "fp16 everywhere but blocks.1.attn's own code: 100 % of the parameters are narrow, "
+        "and it trains as fp32 does.\n"
         "  blocks.1.attn fp32  matmul overflow: its result reaches 3e+06, fp16 ends at 65504\n"
         "\n"
         "measured  step 2 in fp32, loss 2; the target is the loss within 0.5 % of fp32 in one step\n"
