@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -115,6 +117,28 @@ def test_says_that_the_step_never_came():
 def test_a_format_that_does_not_exist_is_refused_at_once():
     with pytest.raises(FormatError), measuring_sensitivity(formats=["e9m9x"]):
         pass
+
+
+@pytest.mark.parametrize("step", [-1, "1", 1.5, True, None, [], [0, -2], ["0"]])
+def test_a_step_that_cannot_be_is_refused_at_once(step: Any):
+    with pytest.raises(SensitivityError) as caught, measuring_sensitivity(step=step):
+        pass
+    assert str(caught.value) == (
+        f"step={step!r} cannot be measured.\n"
+        "  why: a step is a whole number, and they count from 0.\n"
+        "  fix: use step=2, or several: step=[0, 2]."
+    )
+
+
+@pytest.mark.parametrize("formats", [[], (), "bf16", None])
+def test_no_list_of_formats_is_refused_at_once(formats: Any):
+    with pytest.raises(SensitivityError) as caught, measuring_sensitivity(formats=formats):
+        pass
+    assert str(caught.value) == (
+        f"formats={formats!r} cannot be tried.\n"
+        "  why: they are a list of names, of at least one.\n"
+        '  fix: use formats=["fp16", "bf16"].'
+    )
 
 
 def test_what_is_told_when_done_can_end_the_script():

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from roundoff.errors import SensitivityError
-from roundoff.formats import format_named
+from roundoff.formats import Format, format_named
 from roundoff.record.loop import observing_loop
 from roundoff.sensitivity.sensitivity import Sensitivity
 from roundoff.sensitivity.step_measurement import StepMeasurement
+
+
+class NarrowTrainingWarning(UserWarning):
+    """The step that was measured did not compute in fp32."""
 
 
 class Measured:
@@ -52,8 +57,9 @@ def measuring_sensitivity(
 
     Every call that a recipe would round if its site took a narrow format is made again with rounded operands and a
     rounded result: the error that this introduces, times the gradient of the result, is what it moves the loss by.
-    Beside that it is noted what rounding does to the values and to the gradient. The training must compute in fp32.
-    The measured step takes many times as long as another, and its compiled parts run eagerly.
+    Beside that it is noted what rounding does to the values and to the gradient. The training must compute in fp32; a
+    `NarrowTrainingWarning` says if it did not. The measured step takes many times as long as another, and its compiled
+    parts run eagerly.
 
     >>> import torch
     >>> model = torch.nn.Linear(4, 1)
@@ -70,16 +76,19 @@ def measuring_sensitivity(
 
     Raises:
         FormatError: there is no such format.
+        SensitivityError: a step that cannot be, or no format.
     """
-    steps = [step] if isinstance(step, int) else sorted(step)
+    steps, wanted = _steps(step), _formats(formats)
     measured = Measured(steps)
 
     def done(sensitivity: Sensitivity) -> None:
         measured.sensitivities.append(sensitivity)
+        if signs := str(measurement.narrow_signs):
+            _warn(signs)
         if on_done is not None:
             on_done(sensitivity)
 
-    measurement = StepMeasurement(steps, [format_named(name) for name in formats], on_done=done)
+    measurement = StepMeasurement(steps, wanted, on_done=done)
     try:
         with observing_loop(measurement):
             measurement.begin()
@@ -88,3 +97,33 @@ def measuring_sensitivity(
         measurement.finish()
         measured.num_steps = measurement.num_steps
         measured.failure = measurement.failure
+
+
+def _steps(step: int | Sequence[int]) -> list[int]:
+    steps = list(step) if isinstance(step, Iterable) else [step]
+    if not steps or not all(isinstance(each, int) and not isinstance(each, bool) and each >= 0 for each in steps):
+        raise SensitivityError.explain(
+            f"step={step!r} cannot be measured.",
+            why="a step is a whole number, and they count from 0.",
+            fix="use step=2, or several: step=[0, 2].",
+        )
+    return sorted(steps)
+
+
+def _formats(names: Sequence[str]) -> list[Format]:
+    if isinstance(names, str) or not names:
+        raise SensitivityError.explain(
+            f"formats={names!r} cannot be tried.",
+            why="they are a list of names, of at least one.",
+            fix='use formats=["fp16", "bf16"].',
+        )
+    return [format_named(name) for name in names]
+
+
+def _warn(signs: str) -> None:
+    warnings.warn(
+        f"The training that was measured does not compute in fp32: {signs}. What is narrow already counts as exact, or "
+        "is left out. Measure with the recipe fp32 (ROUNDOFF_RECIPE=fp32), without autocast and with weights in fp32.",
+        NarrowTrainingWarning,
+        stacklevel=2,
+    )

@@ -31,6 +31,7 @@ from roundoff.record.torch_private import (
 )
 from roundoff.sensitivity.ledger import Ledger
 from roundoff.sensitivity.narrow_calls import NarrowCalls
+from roundoff.sensitivity.narrow_signs import NarrowSigns
 from roundoff.sensitivity.rounding_points import RoundingPoints
 from roundoff.sensitivity.sensitivity import Sensitivity
 from roundoff.sensitivity.twins import Twins
@@ -44,6 +45,7 @@ class StepMeasurement:
     ) -> None:
         self.failure: str | None = None
         self.num_steps = 0
+        self.narrow_signs = NarrowSigns()
         self._wanted = frozenset(steps)
         self._formats = tuple(formats)
         self._on_done = on_done
@@ -170,6 +172,7 @@ class StepMeasurement:
         if self._running or self._clock.in_step:
             self._forget_interrupted(num_modules=num_running_modules(), num_steps=num_running_steps() - 1)
         self._clock.step_enter(optimizer)
+        self.narrow_signs.see_optimizer(optimizer)
 
     def step_leave(self, optimizer: Optimizer) -> None:
         """Get ready for the next step: in a loop without modules nobody says when it begins."""
@@ -192,6 +195,7 @@ class StepMeasurement:
         """Keep the loss that an optimizer with a scale of its own goes backward from."""
         if call == "optimizer_backward" and hasattr(args[0], "announce"):
             self._loss_scale.see_announced(args, kwargs)
+            self.narrow_signs.see_optimizer(args[0])
 
     def call_ended(self, call: str) -> None:
         """Nothing."""
@@ -225,6 +229,7 @@ class StepMeasurement:
         with hidden_from_modes(), torch.no_grad():
             self._calls.finish()
             sensitivity = self._sensitivity()
+            self.narrow_signs.see_models(self._sites.models)
         self._is_over = self._clock.step >= max(self._wanted)
         self._place()
         self._new_step()
@@ -306,6 +311,7 @@ class StepMeasurement:
         if self._is_over or not torch.is_grad_enabled() or torch.compiler.is_compiling() or in_function_transform():
             return None
         if torch.is_autocast_enabled("cpu") or torch.is_autocast_enabled("cuda"):
+            self.narrow_signs.see_autocast()
             return None  # it decides about formats by itself
         # What is computed in backward is a recomputation. Those of torch's engine itself only bring values back; inside
         # a function in Python there is a backward of its own.
