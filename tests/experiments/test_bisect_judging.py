@@ -3,7 +3,8 @@ import math
 import pytest
 
 from roundoff.errors import BisectError
-from roundoff.experiments.bisect_judging import check_judge, judge_for
+from roundoff.experiments.bisect_judging import check_judge, judge_for, refuse_noise
+from roundoff.experiments.judges import LossJudge, NonFiniteJudge, Spread
 from roundoff.experiments.trial import TrialResult
 
 GOOD = TrialResult(losses=(1.0,), accuracy=0.9)
@@ -44,3 +45,13 @@ def test_judges_and_rules_that_do_not_exist_are_errors():
             check_judge(asked)
     with pytest.raises(BisectError, match=r"no rule 'overflo'[\s\S]*'rule:overflow'"):
         check_judge("rule:overflo")
+
+
+def test_a_good_verdict_is_refused_where_the_noise_would_hide_a_bad_run():
+    noisy = LossJudge(reference=Spread.of([0.5, 1.0, 1.5]))
+    with pytest.raises(BisectError, match=r"too noisy to tell[\s\S]*1 \+- 0.5 of 3 runs[\s\S]*raise --seeds"):
+        refuse_noise(noisy, noisy(GOOD))
+    refuse_noise(noisy, noisy(TrialResult(losses=(9.0,))))
+    calm = LossJudge(reference=Spread.of([0.98, 1.0, 1.02]))
+    refuse_noise(calm, calm(GOOD))
+    refuse_noise(NonFiniteJudge(), NonFiniteJudge()(GOOD))

@@ -11,7 +11,9 @@ from roundoff.experiments.bisect_options import BisectEvent, BisectOptions
 from roundoff.experiments.bisect_search import BisectSearch, Found
 from roundoff.experiments.candidates import Candidates
 from roundoff.experiments.subject_command import CommandSubject
+from roundoff.experiments.subject_script import ScriptSubject
 from roundoff.experiments.trials import Trials
+from roundoff.record.script import Script
 
 CHECK = """
 echo "$ROUNDOFF_SITES" >> asked
@@ -162,3 +164,27 @@ def test_a_noisy_training_is_judged_by_the_majority_of_other_seeds(tmp_path: Pat
     found = searched.find(repeats=3)
     assert found.sites == ("block.17",)
     assert found.num_runs > 8
+
+
+NEEDS_A_LOSS_SCALE = """
+import torch, roundoff
+torch.manual_seed(0)
+model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Linear(4, 1))
+model, optimizer = roundoff.apply_recipe(model, torch.optim.SGD(model.parameters(), lr=0.1), "half")
+for _ in range(3):
+    x = torch.full((8, 4), 1e6)
+    loss = model(x).square().mean()
+    optimizer.backward(loss / loss.detach())
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+
+
+def test_what_no_site_is_to_blame_for_is_left_to_a_plan(tmp_path: Path):
+    (tmp_path / "train.py").write_text(NEEDS_A_LOSS_SCALE)
+    subject = ScriptSubject(script=Script(target="train.py"), working_folder=tmp_path)
+    trials = Trials(subject, BisectFolder(path=tmp_path / "bisect-1"), jobs=0)
+    change = WideSites(bad=None, good="fp32", good_name="fp32")
+    search = BisectSearch(trials, change, BisectOptions(), on_event=lambda event: None)
+    with pytest.raises(BisectError, match=r"even with every site wide[\s\S]*it is good[\s\S]*roundoff plan train.py"):
+        search.find(Candidates(modules=("0", "1")))

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from roundoff.errors import BisectError
-from roundoff.experiments.bisect_options import BisectOptions
+from roundoff.experiments.bisect_options import BisectEvent, BisectOptions
 from roundoff.experiments.bisect_training import bisect_training
 from roundoff.experiments.subject_script import ScriptSubject
 from roundoff.record.script import Script, run_script
@@ -38,6 +38,13 @@ model = torch.nn.Linear(4, 1)
 model(torch.ones(2, 4)).sum().backward()
 sys.exit(5)
 """
+NARROW_BY_DEFAULT = """
+import sys, torch
+torch.set_default_dtype(torch.bfloat16)
+model = torch.nn.Linear(4, 1)
+model(torch.ones(2, 4)).sum().backward()
+sys.exit(torch.get_default_dtype() is torch.bfloat16)
+"""
 LEARNS = """
 import sys, torch
 torch.manual_seed(0)
@@ -55,7 +62,10 @@ def walked(tmp_path: Path, text: str, *args: str, **options: object) -> BisectAn
     (tmp_path / "train.py").write_text(text)
     subject = ScriptSubject(script=Script(target="train.py", args=args), working_folder=tmp_path)
     chosen = BisectOptions(auto=True, **options)  # type: ignore[arg-type]
-    return bisect_training(subject, chosen, base=tmp_path / "runs", jobs=0)
+    events: list[BisectEvent] = []
+    answer = bisect_training(subject, chosen, base=tmp_path / "runs", jobs=0, on_event=events.append)
+    assert [event.what for event in events if event.what in answer.stages] == [*answer.stages], "all are told at once"
+    return answer
 
 
 def test_random_numbers_that_depend_on_the_format_are_the_answer(tmp_path: Path):
@@ -118,3 +128,8 @@ def test_where_nothing_helps_it_says_what_was_tried(tmp_path: Path):
         BisectError, match=r"Nothing that was tried makes `train.py` good[\s\S]*every op in fp64: still"
     ):
         walked(tmp_path, ALWAYS_BAD)
+
+
+def test_what_wider_formats_cure_is_not_called_incurable_where_it_cannot_be_searched(tmp_path: Path):
+    with pytest.raises(BisectError, match=r"Wider formats make `train.py` good[\s\S]*apply_recipe"):
+        walked(tmp_path, NARROW_BY_DEFAULT)

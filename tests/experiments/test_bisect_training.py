@@ -1,3 +1,4 @@
+import json
 from pathlib import Path
 
 import pytest
@@ -44,6 +45,25 @@ def test_the_recipe_holds_the_overrides_and_the_proof_as_comments(tmp_path: Path
     assert (tmp_path / "bisect-1" / "answer.json").exists()
     assert answer.is_measured
     assert answer.num_runs == 1
+    lines = (tmp_path / "bisect-1" / "trials.jsonl").read_text().splitlines()
+    assert answer.seconds == pytest.approx(sum(json.loads(line)["seconds"] for line in lines))
+    took = f"1 run, and {answer.num_other_runs} before the search; {answer.seconds:.0f} s"
+    assert f"#   took       {took}" in comments
+
+
+def test_a_search_that_is_wholly_kept_tells_how_long_its_runs_took(tmp_path: Path):
+    first, again = (
+        bisect_training(
+            subject("planted_overflow.py", "2", "4"),
+            BisectOptions(modules_only=True, seeds=1),
+            base=tmp_path,
+            name="mine",
+            jobs=0,
+        )
+        for _ in range(2)
+    )
+    assert first.seconds > 0
+    assert again.seconds == pytest.approx(first.seconds)
 
 
 def test_what_is_finite_is_judged_by_its_loss_and_searched_on_where_that_is_spoilt(tmp_path: Path):

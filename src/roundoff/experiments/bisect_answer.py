@@ -46,6 +46,7 @@ def answer_of(found: Found, *, scope: Scope, trials: Trials, options: BisectOpti
         notes=found.notes,
         num_runs=found.num_runs,
         num_other_runs=found.num_other_runs,
+        seconds=trials.seconds,
         folder=trials.folder.path,
     )
     if not found.sites or options.mirror:

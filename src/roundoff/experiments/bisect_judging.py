@@ -8,10 +8,13 @@ from collections.abc import Callable, Sequence
 from roundoff.errors import BisectError
 from roundoff.experiments.judges import (
     JUDGES,
+    AccuracyJudge,
     ExitJudge,
     Judge,
+    LossJudge,
     NonFiniteJudge,
     RuleJudge,
+    Verdict,
     accuracy_judge,
     loss_judge,
 )
@@ -56,6 +59,16 @@ def judge_for(asked: str, *, bad: TrialResult, good: TrialResult, references: Re
     if asked == "accuracy":
         return accuracy_judge(references())
     return _by_itself(bad, good, references)
+
+
+def refuse_noise(judge: Judge, verdict: Verdict) -> None:
+    """Raise if a run that was judged to be good may be bad all the same: good runs are too far apart to tell."""
+    if isinstance(judge, LossJudge | AccuracyJudge) and judge.reference.is_too_noisy and not verdict.is_bad:
+        raise BisectError.explain(
+            f"The runs are too noisy to tell whether anything is bad: {verdict.text}.",
+            why=f"good runs are that far apart: the reference has {judge.reference.text}.",
+            fix="raise --seeds, train for more steps, or judge by something else: --judge",
+        )
 
 
 def _by_itself(bad: TrialResult, good: TrialResult, references: References) -> Judge:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 
 from roundoff.errors import BisectError
 from roundoff.experiments.bisect_changes import Change
-from roundoff.experiments.bisect_judging import judge_for
+from roundoff.experiments.bisect_judging import judge_for, refuse_noise
 from roundoff.experiments.bisect_options import BisectOptions, OnEvent
 from roundoff.experiments.bisect_outer_runs import OuterRuns
 from roundoff.experiments.bisection import Smallest
@@ -78,6 +78,7 @@ class BisectSearch:
         bad, good = self._outer.as_it_is(), self._outer.all_changed(sites)
         judge = judge or judge_for(self._options.judge, bad=bad, good=good, references=self._outer.references)
         if not judge(bad).is_bad:
+            refuse_noise(judge, judge(bad))
             return Found(
                 judge=judge,
                 as_it_is=judge(bad).text,
@@ -113,6 +114,8 @@ class BisectSearch:
         saved = by_loss(self._trials(self._change.setting(found.sites)))
         found = replace(found, num_other_runs=self._trials.num_asked - judged.num_runs)
         if not saved.is_bad:
+            if by_loss.reference.is_too_noisy:
+                self._notes.append(f"whether its loss is good the noise does not tell: {by_loss.reference.text}.")
             return replace(found, with_them=f"finite; {saved.text}", notes=tuple(self._notes))
         if by_loss(good).is_bad:
             self._notes.append(f"with every site {self._change.noun} the loss is above, too: {by_loss(good).text}.")

@@ -8,7 +8,7 @@ from dataclasses import replace
 from roundoff.compare.setting import Difference, SettingKind
 from roundoff.compare.settings import differing_settings
 from roundoff.errors import BisectError
-from roundoff.experiments.bisect_judging import judge_for
+from roundoff.experiments.bisect_judging import judge_for, refuse_noise
 from roundoff.experiments.bisect_options import BisectEvent, BisectOptions, OnEvent
 from roundoff.experiments.bisect_scope import calls_apply_recipe, change_for
 from roundoff.experiments.judged_trials import other_seeds
@@ -45,6 +45,7 @@ class Stages:
         """
         verdict = self.judge(self._bad)
         if not verdict.is_bad:
+            refuse_noise(self.judge, verdict)
             return self._plain(found=(), as_it_is=verdict.text)
         if different := self._not_aligned():
             return self._plain(
@@ -53,18 +54,25 @@ class Stages:
                 as_it_is=verdict.text,
             )
         widest_helps = self._helps(
-            "widest formats", {"widest": "fp32"}, yes="a format is to blame", no="no format is to blame"
+            "widest formats", {"widest": "fp32"}, yes="it has to do with formats", no="formats alone are not it"
         )
         for name, switch in (("randomness", "fixed random numbers"), ("adaptive", "frozen scales")):
             if self._helps(switch, {name: "0"}, yes="that is it", no="it is something else"):
                 return self._cured_by(name, switch)
         if widest_helps and calls_apply_recipe(self._bad):
-            self.told.append("so formats are searched, site by site")
+            self._tell("so formats are searched, site by site")
             return None
-        if self._helps("every op in fp64", {"substitute": "fp64"}, yes="an op computes wrongly", no="no op is wrong"):
-            self.told.append("so ops are searched, each by fp64")
+        if self._helps("every op in fp64", {"substitute": "fp64"}, yes="an op is to blame", no="no op is to blame"):
+            self._tell("so ops are searched, each by fp64")
             self.substitute = "fp64"
             return None
+        if widest_helps:
+            raise BisectError.explain(
+                f"Wider formats make `{self._trials.subject.name}` good, but it cannot be searched where.",
+                why="formats of single sites reach a training through apply_recipe, which it never calls.",
+                fix="add `model, optimizer = roundoff.apply_recipe(model, optimizer, 'half')` in place of its own "
+                "formats, and look again.",
+            )
         raise BisectError.explain(
             f"Nothing that was tried makes `{self._trials.subject.name}` good.",
             why=f"{'; '.join(self.told)}.",
@@ -80,7 +88,11 @@ class Stages:
         seeds = other_seeds(self._options.seeds)
 
         def references() -> list[TrialResult]:
-            return self._trials.all([self._setting({"widest": "fp32"}, seed=seed) for seed in seeds])
+            results = self._trials.all([self._setting({"widest": "fp32"}, seed=seed) for seed in seeds])
+            for seed, result in zip(seeds, results, strict=True):
+                what = f"widest formats{'' if seed is None else f', seed {seed}'}"
+                self._on_event(BisectEvent(what=what, verdict=NonFiniteJudge()(result).text))
+            return results
 
         judge = judge_for(asked, bad=self._bad, good=self._bad, references=references)
         if isinstance(judge, LossJudge) and not judge(self._bad).is_bad:
@@ -98,7 +110,7 @@ class Stages:
         """Return what the two trainings were told differently, if there is another to compare with."""
         against, run = self._options.against, self._bad.folder and self._bad.folder / RUN_NAME
         if against is None or run is None or not (run / "run.json").exists():
-            self.told.append("configuration and data: the same in every run, there is nothing to compare them with")
+            self._tell("configuration and data: the same in every run, there is nothing to compare them with")
             return []
         different = differing_settings(Run.open(against), Run.open(run))
         first = [each for each in different if each.kind in _ALIGNED_FIRST]
@@ -132,6 +144,7 @@ class Stages:
             judge=f"{self.judge.name}: {self.judge.text}",
             found=found,
             num_other_runs=self._trials.num_asked,
+            seconds=self._trials.seconds,
             folder=self._trials.folder.path,
             **more,  # type: ignore[arg-type]
         )

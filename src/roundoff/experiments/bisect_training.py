@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -42,7 +41,6 @@ def bisect_training(
         BisectError: there is nothing to search, the training is bad in any case, or a trial failed.
     """
     change_for(options)  # says now what cannot be
-    began = time.monotonic()
     folder = bisect_folder(_plan(subject, options), base=base, name=name)
     with connected(on):
         trials = Trials(subject, folder, jobs=jobs, on=on)
@@ -50,7 +48,6 @@ def bisect_training(
             answer = _walked(trials, options, on_event=on_event)
         else:
             answer = _searched(trials, options, on_event=on_event)
-    answer = replace(answer, seconds=time.monotonic() - began)
     write_answer(answer, Path(folder.answer))
     return answer
 

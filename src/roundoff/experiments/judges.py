@@ -15,6 +15,8 @@ JUDGES = ("auto", "nonfinite", "loss", "accuracy", "rule:CODE", "exit")
 
 _SMOOTHED_SHARE = 0.2
 """The loss of a training is the mean over this share of its steps, the last ones."""
+_MOST_MARGIN = 0.5
+"""Relative to the reference: where good runs are further apart than this, a run within them tells nothing."""
 _LEAST_MARGIN = 0.01
 """Relative to the reference: what is closer is the same, however little the references vary."""
 _QUANTILES = {2: 6.314, 3: 2.920, 4: 2.353, 5: 2.132, 6: 2.015, 7: 1.943, 8: 1.895, 9: 1.860, 10: 1.833}
@@ -82,6 +84,11 @@ class Spread:
         quantile = _QUANTILES.get(self.num_runs, 1.7)
         by_chance = quantile * self.deviation * math.sqrt(1 + 1 / self.num_runs)
         return max(by_chance if self.num_runs > 1 else 0.0, _LEAST_MARGIN * abs(self.mean))
+
+    @property
+    def is_too_noisy(self) -> bool:
+        """Whether good runs are so far apart that a bad one may well be among them."""
+        return self.margin > _MOST_MARGIN * abs(self.mean)
 
     @property
     def text(self) -> str:

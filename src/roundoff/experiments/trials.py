@@ -73,6 +73,11 @@ class Trials:
         """How many trials were asked for, those that were kept from before among them."""
         return len(self._asked)
 
+    @property
+    def seconds(self) -> float:
+        """How long the trials took that were asked for, whenever they were made."""
+        return sum(self._kept[key].seconds for key in self._asked if key in self._kept)
+
     def __call__(self, setting: Setting) -> TrialResult:
         """Return what came of a setting, trying it if that is not known."""
         return self.all([setting])[0]

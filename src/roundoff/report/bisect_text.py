@@ -56,6 +56,7 @@ class BisectAnswer:
     num_other_runs: int = 0
     """Runs before it: the bad one, the good one, the reference's."""
     seconds: float = 0.0
+    """Of all these runs, whenever they were made."""
     verdict: str = ""
     """The first line, where it is no set of sites that was found."""
     folder: Path | None = None
