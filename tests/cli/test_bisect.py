@@ -5,6 +5,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from roundoff.cli import command_line
+from roundoff.cli.bisect_subject import subject_of
 from roundoff.runs import RunInfo, RunWriter
 
 PLANTED = Path(__file__).parents[1] / "experiments" / "planted_overflow.py"
@@ -120,7 +121,7 @@ def test_the_mirror_names_what_spoils_a_good_run():
         (("sh", "check.sh"), "Which sites of `sh check.sh`?", "--sites a,b,c"),
         (("--judge", "los", "planted.py", "4", "8"), "There is no judge 'los'.", "auto, nonfinite"),
         (("--judge", "rule:overflw", "planted.py", "4", "8"), "There is no rule 'overflw'.", "'rule:overflow'?"),
-        (("--sites", "9", "planted.py", "4", "8"), "--sites 9 matches no site.", "there are 4, "),
+        (("--sites", "9", "planted.py", "4", "8"), "--sites 9 matches no site.", "there are 0, 1, "),
         (("plain.py",), "`plain.py` never calls apply_recipe.", "--switch substitute=fp64"),
         (("planted.py",), "`planted.py` fails by itself: exit code 1.", "see that it runs"),
         (("--sites", "a", "sh", "check.sh"), "fails with every site wide: exit code 3.", "see that it runs"),
@@ -135,6 +136,51 @@ def test_what_cannot_be_is_one_clear_error(arguments: tuple[str, ...], what: str
     assert result.exit_code == 2
     assert what in result.stderr
     assert fix in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "what"),
+    [
+        (("--switch", "bogus=1", "planted.py", "4", "8"), "No switch 'bogus'."),
+        (("--switch", "randomness=abc", "planted.py", "4", "8"), "randomness = 'abc' cannot be."),
+        (("--switch", "substitute=bogus", "planted.py", "4", "8"), "'bogus'"),
+        (("--name", "../x", "planted.py", "4", "8"), "--name '../x' is not a name."),
+        (("--sites", "a,a,b", "sh", "check.sh"), "--sites names a twice."),
+        (("--repeats", "4", "planted.py", "4", "8"), "--repeats=4 cannot be."),
+        (("touch", "ran"), "Which sites of `touch ran`?"),
+    ],
+)
+def test_wrong_input_is_told_before_anything_is_run(arguments: tuple[str, ...], what: str):
+    result = invoke(*arguments)
+    assert result.exit_code == 2
+    assert what in result.stderr
+    assert not Path("runs").exists()
+    assert not Path("ran").exists()
+
+
+def test_a_site_that_does_not_exist_is_told_after_one_step():
+    Path("long.py").write_text(PLANTED.read_text() + "\n    open('whole', 'w').close()\n")
+    result = invoke("--sites", "nosuch", "long.py", "4", "8", jobs=1)
+    assert "--sites nosuch matches no site." in result.stderr
+    assert "[before]" not in result.stderr
+    assert not Path("whole").exists()
+
+
+def test_an_error_of_the_training_is_quoted_with_its_log_once():
+    Path("broken.py").write_text("import torch\nprint([1][3])\n")
+    result = invoke("broken.py", jobs=1)
+    assert "IndexError: list index out of range" in result.stderr
+    assert result.stderr.count("log.txt") == 1
+    assert "runs/bisect-1/trials/1/log.txt" in result.stderr
+
+
+def test_an_option_that_train_does_not_have_points_to_its_help():
+    assert "Try 'roundoff train --help' for help." in invoke("train", "--bogus").stderr
+
+
+def test_a_training_is_called_by_the_words_that_were_given():
+    words = ("train", "--data", "digits", "--steps", "3", "--recipe", "fp32")
+    assert subject_of(words, is_module=False, with_rules=False, seed=0).name == f"roundoff {' '.join(words)}"
 
 
 def test_a_folder_of_another_training_is_refused():

@@ -2,7 +2,7 @@ from pathlib import Path
 
 import pytest
 
-from roundoff.errors import BisectError
+from roundoff.errors import BisectError, UsageError
 from roundoff.experiments.bisect_folder import bisect_folder
 
 PLAN = {"subject": "train.py", "fingerprint": "abc", "good": "fp32", "bad": None}
@@ -26,7 +26,7 @@ def test_another_training_gets_another_folder(tmp_path: Path):
 def test_a_named_folder_of_another_training_is_refused(tmp_path: Path):
     bisect_folder(PLAN, base=tmp_path, name="mine")
     assert bisect_folder(PLAN, base=tmp_path, name="mine").path == tmp_path / "mine"
-    with pytest.raises(BisectError, match=r"holds another bisection[\s\S]*`train.py`, with another fingerprint, good"):
+    with pytest.raises(BisectError, match=r"holds another bisection[\s\S]*`train.py`, from before the .* --good\."):
         bisect_folder({**PLAN, "fingerprint": "other", "good": "bf16"}, base=tmp_path, name="mine")
 
 
@@ -35,3 +35,10 @@ def test_a_folder_of_something_else_is_refused(tmp_path: Path):
     (tmp_path / "mine" / "thesis.tex").write_text("")
     with pytest.raises(BisectError, match="is taken"):
         bisect_folder(PLAN, base=tmp_path, name="mine")
+
+
+@pytest.mark.parametrize("name", ["../x", "a/b", "..", ".", "/x", ""])
+def test_a_name_that_leads_elsewhere_is_refused(tmp_path: Path, name: str):
+    with pytest.raises(UsageError, match=f"--name '{name}' is not a name"):
+        bisect_folder(PLAN, base=tmp_path / "runs", name=name)
+    assert not any(tmp_path.iterdir())

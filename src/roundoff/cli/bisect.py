@@ -137,7 +137,7 @@ def _sites(text: str | None) -> tuple[str, ...]:
     if text is None:
         return ()
     words = Path(text).read_text(encoding="utf-8").split() if Path(text).is_file() else text.split(",")
-    return tuple(dict.fromkeys(word.strip() for word in words if word.strip()))
+    return tuple(word.strip() for word in words if word.strip())
 
 
 def _switches(texts: tuple[str, ...]) -> dict[str, str]:

@@ -30,7 +30,7 @@ def subject_of(words: Sequence[str], *, is_module: bool, with_rules: bool, seed:
     if not is_module and first == "roundoff" and rest:
         first, *rest = rest
     if not is_module and first == "train":
-        return _train_subject(_train_settings(rest), with_rules=with_rules)
+        return _train_subject(_train_settings(rest), words=rest, with_rules=with_rules)
     if is_module or first.endswith(".py"):
         return _script_subject(first, rest, is_module=is_module, with_rules=with_rules, seed=seed)
     return _command_subject(words)
@@ -39,15 +39,15 @@ def subject_of(words: Sequence[str], *, is_module: bool, with_rules: bool, seed:
 def _train_settings(words: Sequence[str]) -> dict[str, Any]:
     from roundoff.cli.train import settings_of, train_command
 
-    context = train_command.make_context("train", list(words))
+    context = train_command.make_context("roundoff train", list(words))
     return settings_of({name: value for name, value in context.params.items() if name != "as_json"})
 
 
-def _train_subject(settings: Mapping[str, Any], *, with_rules: bool) -> Subject:
+def _train_subject(settings: Mapping[str, Any], *, words: Sequence[str] = (), with_rules: bool) -> Subject:
     from roundoff.experiments.subject_train import TrainSubject
     from roundoff.train.config import TrainConfig
 
-    return TrainSubject(config=TrainConfig(**settings), with_rules=with_rules)
+    return TrainSubject(config=TrainConfig(**settings), words=tuple(words), with_rules=with_rules)
 
 
 def _script_subject(first: str, rest: Sequence[str], *, is_module: bool, with_rules: bool, seed: int) -> Subject:

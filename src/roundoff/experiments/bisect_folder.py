@@ -6,12 +6,22 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from roundoff.errors import BisectError, RunFolderError
+from roundoff.errors import BisectError, RunFolderError, UsageError
 from roundoff.runs import JsonValue, next_free_name, to_json
 from roundoff.runs.atomic import write_atomically
 from roundoff.runs.plain_json import read_json_object
 
 _PLAN, _ANSWER = "bisect.json", "answer.json"
+_WORDS = {
+    "fingerprint": "from before the script or its settings changed",
+    "good": "with another --good",
+    "bad": "with another --bad",
+    "substitute": "with another --switch substitute",
+    "switches": "with another --switch",
+    "auto": "with --auto in one of them only",
+    "with_findings": "with another kind of --judge",
+}
+"""What sets two searches apart, by the keys of their plans."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,8 +57,15 @@ def bisect_folder(plan: Mapping[str, JsonValue], *, base: Path, name: str | None
     next free one.
 
     Raises:
+        UsageError: the name is that of a folder elsewhere.
         BisectError: the folder of that name holds something else.
     """
+    if name is not None and (Path(name).name != name or name in ("", "..")):
+        raise UsageError.explain(
+            f"--name '{name}' is not a name.",
+            why="it names one folder inside that of --runs.",
+            fix="leave out what is not its name, or choose another place by --runs.",
+        )
     path = base / name if name is not None else _unfinished(plan, base)
     folder = BisectFolder(path=path or next_free_name(base, "bisect"))
     if folder.path.exists() and any(folder.path.iterdir()):
@@ -82,7 +99,9 @@ def _check_same(folder: BisectFolder, plan: Mapping[str, JsonValue]) -> None:
         )
     if different := _differences(folder, plan):
         before = read_json_object(folder.plan).get("subject")
-        why = f"it is of `{before}`, with another {', '.join(different)}."
+        # Of another training all else is different of itself.
+        words = "" if "subject" in different else f", {', '.join(_WORDS.get(key, key) for key in different)}"
+        why = f"it is of `{before}`{words}."
         raise BisectError.explain(
             f"'{folder.path}' holds another bisection.", why=why, fix="--name NEW starts in another folder."
         )

@@ -6,13 +6,14 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from roundoff.errors import BisectError
+from roundoff.errors import BisectError, UsageError
 from roundoff.experiments.bisect_judging import check_judge
+from roundoff.switches import switched
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BisectOptions:
-    """What to search for, who judges, and how much it may cost; a `BisectError` says what cannot be."""
+    """What to search for, who judges, and how much it may cost; a `RoundoffError` says what cannot be."""
 
     good: str = "fp32"
     """The recipe whose format sites are given."""
@@ -43,12 +44,28 @@ class BisectOptions:
 
     def __post_init__(self) -> None:
         check_judge(self.judge)
+        self._check_switches()
+        for site in self.sites:
+            if self.sites.count(site) > 1:
+                raise UsageError.explain(f"--sites names {site} twice.", fix="name every site once.")
+        if self.repeats % 2 == 0:
+            raise UsageError.explain(
+                f"--repeats={self.repeats} cannot be.", why="the majority of the runs decides.", fix="use 1, 3, 5, ..."
+            )
         if self.against is not None and not self.auto:
             raise BisectError.explain("--against is compared with by --auto only.", fix="add --auto, or leave it out.")
         if self.auto and (self.mirror or self.substitute):
             raise BisectError.explain("--auto chooses itself what is searched for.", fix="leave out the other option.")
         if self.seeds < 1:
             raise BisectError.explain(f"--seeds {self.seeds} cannot be.", why="the reference is trained at least once.")
+
+    def _check_switches(self) -> None:
+        """Raise if a switch does not exist, or not with this value."""
+        switches = dict(self.switches)
+        if self.substitute is not None:
+            # A user's function is looked for where the training is, which is not here.
+            switches["substitute"] = "fp64" if ":" in self.substitute else self.substitute
+        switched(switches)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

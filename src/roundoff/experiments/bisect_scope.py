@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from roundoff.errors import BisectError
 from roundoff.experiments.bisect_changes import SubstitutedSites, WideSites
 from roundoff.experiments.bisect_options import BisectOptions, OnEvent
 from roundoff.experiments.bisect_suspects import listed_ops, measured_step, narrow_format, takes_ops
-from roundoff.experiments.candidates import Candidates, candidates_from_names, candidates_from_step
+from roundoff.experiments.candidates import MODEL_SITE, Candidates, candidates_from_names, candidates_from_step
 from roundoff.experiments.steering import APPLIED_NAME
 from roundoff.experiments.subject_command import CommandSubject
 from roundoff.experiments.trial import Subject, TrialResult
@@ -54,6 +54,25 @@ def _checked(recipe: str) -> str:
     return str(Path(recipe).absolute()) if recipe.endswith(".toml") else recipe
 
 
+def check_command(subject: Subject, options: BisectOptions) -> None:
+    """Raise if it is a command whose sites nobody can know."""
+    if isinstance(subject, CommandSubject) and not options.sites and not options.auto:
+        raise _which_sites(subject)
+
+
+def check_sites(trials: Trials, change: WideSites | SubstitutedSites, options: BisectOptions) -> None:
+    """Raise if the model has no site of a name that was asked for: one step tells, before any whole training."""
+    as_it_is = change.setting(())
+    if not options.sites or isinstance(trials.subject, CommandSubject) or trials.is_kept(as_it_is):
+        return
+    if isinstance(change, SubstitutedSites):  # its sites are those of the ops, which one step lists anyway
+        return
+    first_step = trials.apart(replace(as_it_is, steps=1))
+    applied = read_applied(first_step.folder / APPLIED_NAME) if first_step.folder is not None else []
+    if applied:
+        Candidates(modules=(*applied[0].sites, f"{MODEL_SITE}:*")).only(options.sites)
+
+
 def scope_of(
     trials: Trials,
     bad: TrialResult,
@@ -70,11 +89,7 @@ def scope_of(
     subject = trials.subject
     if isinstance(subject, CommandSubject):
         if not options.sites:
-            raise BisectError.explain(
-                f"Which sites of `{subject.name}`?",
-                why="a command tells nothing of its sites.",
-                fix="--sites a,b,c or --sites FILE; a Python script is named without `python` in front of it.",
-            )
+            raise _which_sites(subject)
         return Scope(candidates=Candidates(modules=options.sites))
     if isinstance(change, SubstitutedSites):
         return Scope(candidates=listed_ops(trials, change, on_event=on_event).only(options.sites))
@@ -93,6 +108,14 @@ def scope_of(
 def calls_apply_recipe(bad: TrialResult) -> bool:
     """Whether formats of single sites reach the training."""
     return bad.folder is not None and bool(read_applied(bad.folder / APPLIED_NAME))
+
+
+def _which_sites(subject: CommandSubject) -> BisectError:
+    return BisectError.explain(
+        f"Which sites of `{subject.name}`?",
+        why="a command tells nothing of its sites.",
+        fix="--sites a,b,c or --sites FILE; a Python script is named without `python` in front of it.",
+    )
 
 
 def _applied(subject: Subject, bad: TrialResult) -> Applied:

@@ -9,7 +9,7 @@ from pathlib import Path
 from roundoff.experiments.bisect_answer import answer_of, write_answer
 from roundoff.experiments.bisect_folder import bisect_folder
 from roundoff.experiments.bisect_options import BisectOptions, OnEvent
-from roundoff.experiments.bisect_scope import change_for, scope_of
+from roundoff.experiments.bisect_scope import change_for, check_command, check_sites, scope_of
 from roundoff.experiments.bisect_search import BisectSearch
 from roundoff.experiments.bisect_stages import Stages
 from roundoff.experiments.engine import Place, connected
@@ -40,10 +40,12 @@ def bisect_training(
     Raises:
         BisectError: there is nothing to search, the training is bad in any case, or a trial failed.
     """
-    change_for(options)  # says now what cannot be
+    change = change_for(options)  # says now what cannot be
+    check_command(subject, options)
     folder = bisect_folder(_plan(subject, options), base=base, name=name)
     with connected(on):
         trials = Trials(subject, folder, jobs=jobs, on=on)
+        check_sites(trials, change, options)
         if options.auto:
             answer = _walked(trials, options, on_event=on_event)
         else:

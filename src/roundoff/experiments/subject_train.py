@@ -26,10 +26,14 @@ class TrainSubject:
     config: TrainConfig
     with_rules: bool = False
     """Watch each trial and diagnose it: for judges that ask for findings."""
+    words: tuple[str, ...] = ()
+    """The options as they were given; none if only the settings are known."""
 
     @property
     def name(self) -> str:
-        """The command, with the settings that are not the usual ones."""
+        """The command as it was given, or with the settings that are not the usual ones."""
+        if self.words:
+            return shlex.join(["roundoff", "train", *self.words])
         usual = TrainConfig()
         words = ["roundoff", "train"]
         for field in fields(TrainConfig):

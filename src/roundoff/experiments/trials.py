@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -104,6 +105,10 @@ class Trials:
         """Whether this search has asked for the setting already."""
         return _key(setting) in self._asked
 
+    def is_kept(self, setting: Setting) -> bool:
+        """Whether it is known what came of the setting."""
+        return _key(setting) in self._kept
+
     def run(self, task: Task) -> Any:
         """Make a call that is no trial, where trials are made, and return its value."""
         (outcome,) = run_tasks([task], jobs=self._jobs, on=self._on)
@@ -143,16 +148,30 @@ class Trials:
 
 
 def log_of(trial_folder: Path | None) -> str:
-    """Say where a trial's output is, if there is any."""
+    """Quote the last line that a trial has written, its error as a rule, and say where the others are."""
     log = None if trial_folder is None else trial_folder / "log.txt"
-    return f"; its output: {log}" if log is not None and log.exists() else ""
+    if log is None or not log.exists():
+        return ""
+    return f": {_last_line(log)}\n       all of it: {_from_here(log)}"
+
+
+def _last_line(log: Path) -> str:
+    lines = [line.strip() for line in log.read_text(encoding="utf-8", errors="replace").splitlines() if line.strip()]
+    return textwrap.shorten(lines[-1], 160, placeholder=" ...") if lines else "it wrote nothing"
+
+
+def _from_here(path: Path) -> Path:
+    """Return a path as it is shortest to type."""
+    here = Path.cwd()
+    return path.relative_to(here) if path.is_relative_to(here) else path
 
 
 def _failed(outcome: Outcome, subject: Subject) -> BisectError:
     log = outcome.task.log
+    more = f"\n       all of it: {_from_here(log)}" if log is not None and log.exists() else ""
     return BisectError.explain(
         f"A trial of `{subject.name}` failed.",
-        why=f"{outcome.failure}{log_of(None if log is None else log.parent)}",
+        why=f"{outcome.failure}{more}",
         fix="see that it runs by itself; trials that have ended are kept.",
     )
 
