@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import pytest
 
 from roundoff.cli.bisect_progress import BisectProgress, known_text, line_of
@@ -20,9 +22,18 @@ def test_a_run_before_the_search_and_one_that_was_kept_say_so():
 
 
 def test_a_long_list_of_suspects_is_cut():
-    assert known_text(tuple("abcdefg")) == "culprits among 7 sites: a, b, c, d, ..."
+    assert known_text(tuple("abcdefg")) == "culprits among 7 sites: a, b, c, d and 3 more"
     assert known_text(("a",)) == "culprit a"
     assert known_text(()) == ""
+
+
+def test_a_line_has_as_many_suspects_as_fit_into_100_columns():
+    long = tuple(f"model.decoder.layers.{number}.attention" for number in range(3))
+    line = line_of(replace(RUN, known=long))
+    assert line.endswith("good, finite, loss 1.3; culprits among 3 sites; 2 min left at most")
+    line = line_of(replace(RUN, known=("model.layers.1.mlp", "model.layers.2.mlp", "head"), seconds_left=None))
+    assert line.endswith("; culprits among 3 sites: model.layers.1.mlp and 2 more")
+    assert len(line_of(BisectEvent(what="word " * 50, verdict=""))) == 100
 
 
 def test_an_interrupt_says_what_is_known_and_how_to_go_on(capsys: pytest.CaptureFixture[str]):

@@ -41,7 +41,13 @@ def test_the_verdict_comes_first_then_proof_numbers_recipe_and_what_to_do():
 
 
 def first_line(**changes: object) -> str:
-    return bisect_text(replace(ANSWER, **changes)).splitlines()[0]  # type: ignore[arg-type]
+    lines = bisect_text(replace(ANSWER, **changes)).splitlines()  # type: ignore[arg-type]
+    verdict = [lines[0], *(line[1:] for line in lines[1 : lines.index(next(filter(is_fact, lines)))])]
+    return "".join(verdict)
+
+
+def is_fact(line: str) -> bool:
+    return line.startswith(("  with", "  as it is", "  narrow"))
 
 
 def test_every_kind_of_answer_has_its_sentence():
@@ -70,6 +76,14 @@ def test_every_kind_of_answer_has_its_sentence():
         "--max-runs ended the search for more."
     )
     assert first_line(verdict="Fixed random numbers make it good.") == "Fixed random numbers make it good."
+
+
+def test_lines_fit_into_100_columns_but_for_what_is_copied():
+    sites = tuple(f"model.decoder.layers.{number}.attention" for number in range(12))
+    command = f"roundoff train --data {'x' * 100}"
+    stages = ("configuration and data: the same in every run, there is nothing to compare them with " * 3,)
+    text = bisect_text(replace(ANSWER, found=sites, modules=sites, stages=stages, next_commands=(command,)))
+    assert [line for line in text.splitlines() if len(line) > 100] == [f"  next       {command}"]
 
 
 def test_a_long_list_is_cut():

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from roundoff.experiments.bisect_options import BisectEvent
 
 _MOST_SHOWN = 4
+_WIDTH = 100
 
 
 class BisectProgress:
@@ -57,18 +58,24 @@ class BisectProgress:
 
 
 def line_of(event: BisectEvent) -> str:
-    """Write one run as one line."""
+    """Write one run as one line, with as many of the suspects as fit."""
+    lines = (_line(event, most=most) for most in range(_MOST_SHOWN, -1, -1))
+    line = next((line for line in lines if len(line) <= _WIDTH), _line(event, most=0))
+    return line if len(line) <= _WIDTH else f"{line[: _WIDTH - 4]} ..."
+
+
+def _line(event: BisectEvent, *, most: int) -> str:
     kept = "" if event.is_new else " (kept)"
     verdict = f": {event.verdict}" if event.verdict else ""
     if event.num_runs is None:
         return f"[before] {event.what}{verdict}{kept}"
     place = f"{event.num_runs}" if event.at_most is None else f"{event.num_runs}/{event.at_most}"
-    known = f"; {known_text(event.known)}" if event.known else ""
+    known = f"; {known_text(event.known, most=most)}" if event.known else ""
     left = "" if event.seconds_left is None else f"; {_duration(event.seconds_left)} left at most"
     return f"[{place}] {event.what}{verdict}{kept}{known}{left}"
 
 
-def known_text(known: tuple[str, ...]) -> str:
+def known_text(known: tuple[str, ...], *, most: int = _MOST_SHOWN) -> str:
     """Say among which sites the culprits are.
 
     >>> known_text(("embed", "head"))
@@ -78,8 +85,10 @@ def known_text(known: tuple[str, ...]) -> str:
         return ""
     if len(known) == 1:
         return f"culprit {known[0]}"
-    more = "" if len(known) <= _MOST_SHOWN else ", ..."
-    return f"culprits among {len(known)} sites: {', '.join(known[:_MOST_SHOWN])}{more}"
+    if most == 0:
+        return f"culprits among {len(known)} sites"
+    more = "" if len(known) <= most else f" and {len(known) - most} more"
+    return f"culprits among {len(known)} sites: {', '.join(known[:most])}{more}"
 
 
 def _duration(seconds: float) -> str:

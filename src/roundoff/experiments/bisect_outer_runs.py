@@ -71,8 +71,9 @@ class OuterRuns:
             f"`{subject}` is bad even with every site {self._change.noun}: {verdict.text}.",
             why=f"with {name} it is bad, too: {reference.text}."
             if reference.is_bad
-            else f"with {name} it is good ({reference.text}): what spoils it is not in the sites that were searched, "
-            "but in the format of the model's inputs, in the loss scale, in how weights are updated, or elsewhere.",
+            else f"with {name} it is good ({reference.text}).\n"
+            "       What spoils it is not in the sites that were searched, but in the loss scale, in the format\n"
+            "       of the model's inputs, in how weights are updated, or elsewhere.",
             fix="look for what else is wrong: roundoff run, roundoff diagnose"
             if reference.is_bad
             else f"let a recipe be planned, with a loss scale where it takes one: roundoff plan {words}",

@@ -75,7 +75,7 @@ class Stages:
             )
         raise BisectError.explain(
             f"Nothing that was tried makes `{self._trials.subject.name}` good.",
-            why=f"{'; '.join(self.told)}.",
+            why="\n       ".join(self.told),
             fix="look at what it computes: roundoff run; with a run that is good: --against RUN",
         )
 

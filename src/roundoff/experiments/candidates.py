@@ -9,11 +9,13 @@ from itertools import zip_longest
 from typing import Self
 
 from roundoff.errors import BisectError
+from roundoff.report.bisect_text import listed
 from roundoff.sensitivity.sensitivity import Effect, Sensitivity, most_suspicious
 from roundoff.switches import Listing
 
 MODEL_SITE = "<model>"
 """The code of the model itself, outside of all its parts."""
+_MOST_SHOWN = 6
 _HOLDERS = frozenset({"Sequential", "ModuleList", "ModuleDict", "ParameterList", "ParameterDict"})
 """Modules that compute nothing themselves."""
 
@@ -56,9 +58,8 @@ class Candidates:
             return self
         for pattern in patterns:
             if not any(_matches(site, [pattern]) for site in self.modules):
-                shown = ", ".join(self.modules[:12])
                 raise BisectError.explain(
-                    f"--sites {pattern} matches no site.", why=f"there are {shown}{', ...' * (len(self.modules) > 12)}"
+                    f"--sites {pattern} matches no site.", why=f"there are {listed(self.modules, most=_MOST_SHOWN)}."
                 )
         return replace(self, modules=tuple(site for site in self.modules if _matches(site, patterns)))
 

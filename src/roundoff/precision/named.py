@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import textwrap
 from dataclasses import replace
 from pathlib import Path
 from typing import Final
@@ -125,6 +126,8 @@ _KNOWN: Final[tuple[Recipe, ...]] = (
 )
 _BY_NAME: Final = {recipe.name: recipe for recipe in _KNOWN}
 _OTHER_NAMES: Final = {"O0": "fp32", "fp16": "half", "bf16-nearest": "bf16"}
+_WIDTH: Final = 90
+"""Of the lines of an error that names all of them."""
 
 
 def known_recipes() -> tuple[Recipe, ...]:
@@ -165,9 +168,10 @@ def _single(part: str, *, whole: str) -> Recipe:
         return known
     names = [*_BY_NAME, *_OTHER_NAMES]
     close = difflib.get_close_matches(part, names, n=1, cutoff=0.5)
+    why = f"known recipes are {', '.join(names)}, their combinations (O2+act4) and TOML files (mine.toml)."
     raise RecipeError.explain(
         f"No recipe '{whole}'." if part == whole else f"No recipe '{part}' in '{whole}'.",
-        why=f"known recipes are {', '.join(names)}, their combinations (O2+act4) and TOML files (mine.toml).",
+        why="\n       ".join(textwrap.wrap(why, _WIDTH, break_on_hyphens=False)),
         fix=f"did you mean '{close[0]}'?" if close else "see `roundoff recipes`.",
     )
 

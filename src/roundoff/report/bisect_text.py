@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 
 from roundoff.runs import JsonValue
 
+_WIDTH = 100
 _LABEL_WIDTH = 11
+_TO_COPY = ("next", "recipe", "folder")
+"""What is left on one line, however long: it is copied."""
 _MOST_SHOWN = 8
 
 
@@ -134,14 +138,21 @@ def _common(answer: BisectAnswer) -> list[tuple[str, str]]:
 
 
 def _lines(verdict: str, facts: list[tuple[str, str]]) -> str:
-    lines, before = [verdict], ""
+    lines, before = _wrapped(verdict, width=_WIDTH - 2), ""
+    lines[1:] = [f"  {line}" for line in lines[1:]]
     for label, text in facts:
         shown = "" if label == before else label
-        first, *more = text.splitlines() or [""]
+        first, *more = text.splitlines() if label in _TO_COPY else _wrapped(text, width=_WIDTH - _LABEL_WIDTH - 2)
         lines.append(f"  {shown:<{_LABEL_WIDTH}}{first}")
         lines += [f"  {'':<{_LABEL_WIDTH}}{line}" for line in more]
         before = label
     return "\n".join(lines)
+
+
+def _wrapped(text: str, *, width: int) -> list[str]:
+    """Cut a text into lines between its words; a word that is too long stays whole."""
+    lines = [textwrap.wrap(line, width, break_long_words=False, break_on_hyphens=False) for line in text.splitlines()]
+    return [part for parts in lines for part in parts] or [""]
 
 
 def _count(number: int, noun: str) -> str:
