@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from dataclasses import replace
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
@@ -60,7 +61,8 @@ class BisectProgress:
 def line_of(event: BisectEvent) -> str:
     """Write one run as one line, with as many of the suspects as fit."""
     lines = (_line(event, most=most) for most in range(_MOST_SHOWN, -1, -1))
-    line = next((line for line in lines if len(line) <= _WIDTH), _line(event, most=0))
+    shortest = _line(replace(event, seconds_left=None), most=0)
+    line = next((line for line in lines if len(line) <= _WIDTH), shortest)
     return line if len(line) <= _WIDTH else f"{line[: _WIDTH - 4]} ..."
 
 
