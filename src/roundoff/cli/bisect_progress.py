@@ -96,7 +96,7 @@ def known_text(known: tuple[str, ...], *, most: int = _MOST_SHOWN) -> str:
 def _duration(seconds: float) -> str:
     """Write a time as somebody who waits wants it.
 
-    >>> _duration(7.2), _duration(150)
+    >>> _duration(7.2), _duration(180)
     ('7 s', '3 min')
     """
     return f"{seconds:.0f} s" if seconds < 90 else f"{seconds / 60:.0f} min"
