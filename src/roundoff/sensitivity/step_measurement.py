@@ -231,8 +231,9 @@ class StepMeasurement:
             sensitivity = self._sensitivity()
             self.narrow_signs.see_models(self._sites.models)
         self._is_over = self._clock.step >= max(self._wanted)
-        self._place()
+        self._take_away()
         self._new_step()
+        self._place()
         self._on_done(sensitivity)
 
     def _sensitivity(self) -> Sensitivity:
@@ -301,10 +302,15 @@ class StepMeasurement:
                 self._eagerly.enter_context(torch.compiler.set_stance("force_eager"))
             if not self._is_on:
                 push_function_mode(self._mode)
-        elif self._is_on:
+            self._is_on = True
+        else:
+            self._take_away()
+
+    def _take_away(self) -> None:
+        if self._is_on:
             remove_function_mode(self._mode)
             self._eagerly.close()
-        self._is_on = wanted and not self._is_over
+            self._is_on = False
 
     def _site(self) -> str | None:
         """Return where the running code belongs; None where nothing is to be measured."""
