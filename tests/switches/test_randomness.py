@@ -1,6 +1,7 @@
 """The switch `randomness`: the same numbers whatever draws them, and the same again where a draw is repeated."""
 
 import random
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -219,6 +220,15 @@ def test_the_generator_goes_on_behind_the_block_as_if_it_had_not_been():
     assert torch.equal(torch.rand(4), expected)
 
 
+@pytest.fixture
+def nothing_compiled() -> Iterator[None]:
+    """What one test compiles is none of the others'."""
+    torch.compiler.reset()
+    yield
+    torch.compiler.reset()
+
+
+@pytest.mark.usefixtures("nothing_compiled")
 def test_compiled_models_draw_the_same_numbers():
     torch.manual_seed(0)
     net = nn.Sequential(nn.Linear(8, 8), nn.Dropout(0.5))

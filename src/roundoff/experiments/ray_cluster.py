@@ -32,9 +32,9 @@ def connected_to_ray() -> Iterator[ModuleType]:
         return
     with ExitStack() as stack:
         stack.enter_context(_sigterm_kept())
+        stack.enter_context(_silence(ray))  # also while it shuts down
         _connect(ray)
         stack.callback(ray.shutdown)
-        stack.enter_context(_silence(ray))
         yield ray
 
 
