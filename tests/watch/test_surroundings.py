@@ -7,12 +7,20 @@ from collections import deque
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 from torch import Tensor, nn
 
+from roundoff.watch import surroundings
 from roundoff.watch.surroundings import own_generators, undisturbed
 
 SEEN: dict[str, Any] = {"count": 0, "nested": {"losses": []}}
+
+
+@pytest.fixture(autouse=True)
+def _only_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A thread that another test has left behind must not decide what is put back here."""
+    monkeypatch.setattr(surroundings, "_other_threads_run_users_code", lambda: False)
 
 
 class Meter:
