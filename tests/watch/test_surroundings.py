@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import io
 import random
+import sys
+import threading
 from collections import deque
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from rich.console import Console
+from rich.progress import Progress
 from torch import Tensor, nn
 
 from roundoff.watch import surroundings
 from roundoff.watch.surroundings import own_generators, undisturbed
 
+runs_beside = surroundings._other_threads_run_users_code
 SEEN: dict[str, Any] = {"count": 0, "nested": {"losses": []}}
 
 
@@ -101,3 +107,21 @@ def test_generators_of_a_model_are_found() -> None:
     found = own_generators(model.modules())
     for generator in (model.drawn, model.legacy, model.modern, model.plain):
         assert any(generator is one for one in found)
+
+
+def test_the_thread_of_a_progress_bar_is_no_code_of_the_users() -> None:
+    before = threading.enumerate()
+    with Progress(console=Console(file=io.StringIO(), force_terminal=True)) as progress:
+        progress.add_task("training")
+        (thread,) = [thread for thread in threading.enumerate() if thread not in before]
+        assert thread.ident is not None
+        assert not surroundings._runs_users_code(sys._current_frames()[thread.ident])
+
+
+def test_a_thread_of_the_users_is() -> None:
+    go_on = threading.Event()
+    thread = threading.Thread(target=lambda: go_on.wait(30))
+    thread.start()
+    assert runs_beside()
+    go_on.set()
+    thread.join()

@@ -112,7 +112,8 @@ def _other_threads_run_users_code() -> bool:
 
 def _runs_users_code(frame: FrameType | None) -> bool:
     while frame is not None:
-        if is_users_file(frame.f_code.co_filename):
+        file = frame.f_code.co_filename
+        if is_users_file(file) and "-packages" not in file:
             return True
         frame = frame.f_back
     return False
