@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from roundoff.errors import BisectError, RunFolderError, UsageError
+from roundoff.errors import BisectError, RunFolderError
+from roundoff.experiments.numbered_folders import check_name, newest_first
 from roundoff.runs import JsonValue, next_free_name, to_json
 from roundoff.runs.atomic import write_atomically
 from roundoff.runs.plain_json import read_json_object
@@ -60,12 +61,7 @@ def bisect_folder(plan: Mapping[str, JsonValue], *, base: Path, name: str | None
         UsageError: the name is that of a folder elsewhere.
         BisectError: the folder of that name holds something else.
     """
-    if name is not None and (Path(name).name != name or name in ("", "..")):
-        raise UsageError.explain(
-            f"--name '{name}' is not a name.",
-            why="it names one folder inside that of --runs.",
-            fix="leave out what is not its name, or choose another place by --runs.",
-        )
+    check_name(name)
     path = base / name if name is not None else _unfinished(plan, base)
     folder = BisectFolder(path=path or next_free_name(base, "bisect"))
     if folder.path.exists() and any(folder.path.iterdir()):
@@ -80,16 +76,11 @@ def bisect_folder(plan: Mapping[str, JsonValue], *, base: Path, name: str | None
 
 
 def _unfinished(plan: Mapping[str, JsonValue], base: Path) -> Path | None:
-    for path in sorted(base.glob("bisect-*"), key=_number, reverse=True):
+    for path in newest_first(base, "bisect"):
         folder = BisectFolder(path=path)
         if folder.plan.exists() and not folder.answer.exists() and not _differences(folder, plan):
             return path
     return None
-
-
-def _number(path: Path) -> int:
-    digits = path.name.rpartition("-")[2]
-    return int(digits) if digits.isdecimal() else -1
 
 
 def _check_same(folder: BisectFolder, plan: Mapping[str, JsonValue]) -> None:

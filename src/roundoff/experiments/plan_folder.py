@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from roundoff.errors import PlanError, RunFolderError
+from roundoff.experiments.numbered_folders import check_name, newest_first
 from roundoff.runs import JsonValue, next_free_name, to_json
 from roundoff.runs.atomic import write_atomically
 from roundoff.runs.plain_json import read_json_object
@@ -78,8 +79,10 @@ def plan_folder(asked: Mapping[str, JsonValue], *, base: Path, name: str | None)
     one. One that has an answer is made anew, so that the same command asked twice measures twice.
 
     Raises:
+        UsageError: the name is that of a folder elsewhere.
         PlanError: the folder of that name holds something else.
     """
+    check_name(name)
     path = base / name if name is not None else _unfinished(asked, base)
     folder = PlanFolder(path=path or next_free_name(base, "plan"))
     if folder.path.exists() and any(folder.path.iterdir()):
@@ -94,9 +97,9 @@ def plan_folder(asked: Mapping[str, JsonValue], *, base: Path, name: str | None)
 
 
 def _unfinished(asked: Mapping[str, JsonValue], base: Path) -> Path | None:
-    found = [PlanFolder(path=path) for path in sorted(base.glob("plan-*"))]
+    found = [PlanFolder(path=path) for path in newest_first(base, "plan")]
     open_ones = [each for each in found if each.asked.exists() and not each.answer.exists()]
-    return next((each.path for each in reversed(open_ones) if not _differences(each, asked)), None)
+    return next((each.path for each in open_ones if not _differences(each, asked)), None)
 
 
 def _check_same(folder: PlanFolder, asked: Mapping[str, JsonValue]) -> None:
