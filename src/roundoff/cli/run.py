@@ -45,6 +45,13 @@ if TYPE_CHECKING:
     "--snapshot-memory", default="2GB", show_default=True, type=Bytes(), help="The most memory for snapshots."
 )
 @click.option(
+    "--kept-batches",
+    default=2,
+    show_default=True,
+    type=click.IntRange(min=0),
+    help="Of so many first batches a few samples are kept, for the page of the run; 0 keeps none.",
+)
+@click.option(
     "--probe-seconds",
     default=10.0,
     show_default=True,
@@ -71,6 +78,7 @@ def run_command(
     every_step: bool,
     on_anomaly: str,
     snapshot_memory: int,
+    kept_batches: int,
     probe_seconds: float,
     hang_after: float | None,
     ops: bool,
@@ -116,6 +124,7 @@ def run_command(
             every_step=every_step,
             on_anomaly=on_anomaly,  # type: ignore[arg-type]
             snapshot_bytes=snapshot_memory,
+            kept_batches=kept_batches,
             probe_seconds=probe_seconds,
             ops=ops,
         )

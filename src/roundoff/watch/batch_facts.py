@@ -36,18 +36,14 @@ def facts_of(
     """
     tensors: list[TensorFacts] = []
     hashes: list[tuple[str, int]] = []
-    met: set[int] = set()
     criterion: FunctionCall | ModelCall | None = None
     with torch.no_grad():
         for entry in flat(tape.entries):
             if is_loss(entry):
                 criterion = entry  # type: ignore[assignment]
-            for place, outside in _outside_of(entry, sites):
-                if id(outside) in met:
-                    continue
-                met.add(id(outside))
-                tensors.append(_tensor_facts(place, outside.copy, is_target=is_loss(entry)))
-                hashes += [(place, number) for number in _sample_hashes(outside.copy)]
+        for place, x, is_target in tensors_from_outside(tape, sites):
+            tensors.append(_tensor_facts(place, x, is_target=is_target))
+            hashes += [(place, number) for number in _sample_hashes(x)]
         facts = BatchFacts(
             step=tape.step,
             tensors=tuple(tensors),
@@ -56,6 +52,16 @@ def facts_of(
             **criterion_input,
         )
     return facts, _columns(tape.step, hashes)
+
+
+def tensors_from_outside(tape: StepTape, sites: Sites) -> Iterator[tuple[str, Tensor, bool]]:
+    """Yield what came into a step, once each: the place it went to first, its values, whether a loss took it."""
+    met: set[int] = set()
+    for entry in flat(tape.entries):
+        for place, outside in _outside_of(entry, sites):
+            if id(outside) not in met:
+                met.add(id(outside))
+                yield place, outside.copy, is_loss(entry)
 
 
 def is_loss(entry: Entry) -> bool:

@@ -16,6 +16,7 @@ from roundoff.runs import RunWriter
 from roundoff.watch.averages import Averages
 from roundoff.watch.batch_facts import criterion_input_facts, facts_of
 from roundoff.watch.budget import Budget
+from roundoff.watch.kept_batches import KeptBatches
 from roundoff.watch.rank_hashes import RankHashes
 from roundoff.watch.state import Training
 from roundoff.watch.step_tape import StepTape
@@ -33,12 +34,15 @@ _SECOND_LOOK = 10
 class Facts:
     """Looks at the training when it begins and when it changes, and at its batches as far as the budget allows."""
 
-    def __init__(self, writer: RunWriter, training: Training, *, sites: Sites, budget: Budget) -> None:
+    def __init__(
+        self, writer: RunWriter, training: Training, *, sites: Sites, budget: Budget, kept_batches: int
+    ) -> None:
         self._writer = writer
         self._training = training
         self._sites = sites
         self._budget = budget
         self._hashes = RankHashes(writer)
+        self._batches = KeptBatches(writer, sites=sites, most=kept_batches)
         self._averages = Averages(training, sites)
         self._starts: dict[int, tuple[float, float, float]] = {}
         self._resumed: set[int] = set()
@@ -111,6 +115,7 @@ class Facts:
                 if samples is not None:
                     self._writer.write_hashes(samples)
                 self._budget.spend(time.perf_counter() - began, "batch")
+            self._batches.see(tape, targets=self._targets)
             self._targets = []
             seen = self._averages.step_ended(tape.step) if self._writer.info.ranks == 1 else None
             if seen is not None:

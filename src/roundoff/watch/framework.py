@@ -92,6 +92,7 @@ class FrameworkCallback:
         budget: the share of the training's time that watching may take.
         on_anomaly: "report" goes on, "stop" ends the training, "skip" undoes the step and goes on.
         snapshot_memory: the most bytes that snapshots may take.
+        kept_batches: of so many first batches a few samples are kept in the run; 0 keeps none.
     """
 
     def __init__(
@@ -101,9 +102,12 @@ class FrameworkCallback:
         budget: float = 0.02,
         on_anomaly: OnAnomaly = "report",
         snapshot_memory: int = 2 * 2**30,
+        kept_batches: int = 2,
     ) -> None:
         super().__init__()  # the framework's own base class
-        settings = WatchSettings(budget=budget, on_anomaly=on_anomaly, snapshot_bytes=snapshot_memory)
+        settings = WatchSettings(
+            budget=budget, on_anomaly=on_anomaly, snapshot_bytes=snapshot_memory, kept_batches=kept_batches
+        )
         self._framework = FrameworkWatch(to=to, settings=settings)
 
     @property

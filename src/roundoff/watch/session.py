@@ -77,7 +77,9 @@ class Watch:
         )
         self._loop_calls = LoopCalls(self._tape)
         self._lookout = Lookout(writer, sites=sites, budget=self._budget)
-        self._facts = Facts(writer, self._training, sites=sites, budget=self._budget)
+        self._facts = Facts(
+            writer, self._training, sites=sites, budget=self._budget, kept_batches=settings.kept_batches
+        )
         self._carried = CarriedGradients()
         self._tape.on_loss = self._see_loss_function
         self._tape.on_scalar = self._lookout.see_scalar

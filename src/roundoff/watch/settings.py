@@ -29,5 +29,7 @@ class WatchSettings:
     """How long probes may take at the end."""
     most_replays: int = 3
     """No more anomalies than this are replayed."""
+    kept_batches: int = 2
+    """Of so many first batches a few samples are kept in the run, to be looked at; 0 keeps none."""
     ops: bool = False
     """Have every op in the flight recorder."""

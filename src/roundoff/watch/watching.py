@@ -29,6 +29,7 @@ def watching(
     budget: float = 0.02,
     on_anomaly: OnAnomaly = "report",
     snapshot_memory: int = 2 * 2**30,
+    kept_batches: int = 2,
 ) -> Iterator[Watch]:
     """Watch the training inside the block and keep what was seen in a run folder.
 
@@ -44,8 +45,11 @@ def watching(
         budget: the share of the training's time that watching may take.
         on_anomaly: "report" goes on, "stop" ends the training, "skip" undoes the step and goes on.
         snapshot_memory: the most bytes that snapshots may take.
+        kept_batches: of so many first batches a few samples are kept in the run; 0 keeps none.
     """
-    settings = WatchSettings(budget=budget, on_anomaly=on_anomaly, snapshot_bytes=snapshot_memory)
+    settings = WatchSettings(
+        budget=budget, on_anomaly=on_anomaly, snapshot_bytes=snapshot_memory, kept_batches=kept_batches
+    )
     guard = ProcessGuard()
     watch = start_watching(model, to=to if to is not None else next_folder, settings=settings, guard=guard)
     if optimizer is not None:
