@@ -15,7 +15,7 @@ FLOORS = [
     {"compare", "sensitivity", "switches"},
     {"diagnose"},
     {"report"},
-    {"watch", "train"},
+    {"watch", "train", "serve"},
     {"experiments"},
     {"cli"},
 ]

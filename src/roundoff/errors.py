@@ -19,6 +19,7 @@ RoundoffError
 ├── SensitivityError  a step that was to be measured and was not
 ├── PlanError         a plan that cannot be as it was asked for, or cannot be made for this training
 ├── SwitchError       a switch that does not exist, or cannot be as it was asked for
+├── ServeError        a server that cannot be started as it was asked for
 └── UsageError        arguments that do not fit together
 
 The CLI prints these without a traceback and exits with 2. Anything else that escapes is a bug of ours.
@@ -119,6 +120,10 @@ class PlanError(RoundoffError):
 
 class SwitchError(RoundoffError):
     """A switch that does not exist, or cannot be as it was asked for."""
+
+
+class ServeError(RoundoffError):
+    """A server that cannot be started as it was asked for."""
 
 
 class UsageError(RoundoffError):
