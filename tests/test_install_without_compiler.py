@@ -26,7 +26,7 @@ class Installed:
 
     def run(self, program: str, *arguments: str) -> subprocess.CompletedProcess[str]:
         command = [str(self.bin / program), *arguments]
-        return subprocess.run(command, env=self.environment, cwd=self.bin, capture_output=True, text=True)
+        return subprocess.run(command, env=self.environment, cwd=self.bin, capture_output=True, text=True, timeout=600)
 
 
 @pytest.fixture(scope="module")
@@ -75,12 +75,12 @@ def build_wheel(folder: Path, environment: dict[str, str]) -> Path:
 def borrow_packages(python: Path) -> None:
     """Let the fresh environment see this one's packages, after its own; this one's roundoff stays unseen."""
     query = "import sysconfig; print(sysconfig.get_path('purelib'))"
-    site = subprocess.run([python, "-c", query], capture_output=True, text=True, check=True).stdout.strip()
+    site = subprocess.run([python, "-c", query], capture_output=True, text=True, check=True, timeout=600).stdout.strip()
     Path(site, "borrowed.pth").write_text(sysconfig.get_path("purelib"))
 
 
 def checked(command: list[str], environment: dict[str, str]) -> None:
-    answer = subprocess.run(command, env=environment, capture_output=True, text=True)
+    answer = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=600)
     assert answer.returncode == 0, answer.stdout + answer.stderr
 
 

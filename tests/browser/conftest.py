@@ -1,4 +1,4 @@
-"""The system's chromium, driven by playwright: one browser for all tests of a worker, a fresh tab for each test."""
+"""The system's chromium, driven by playwright: one browser for the tests of a file, a fresh tab for each test."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Tab:
 OpenTab = Callable[..., Tab]
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
     program = shutil.which("chromium")
     if program is None:

@@ -32,7 +32,7 @@ cli.main()
 
 
 def roundoff(*arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, "-m", "roundoff", *arguments], capture_output=True, text=True)
+    return subprocess.run([sys.executable, "-m", "roundoff", *arguments], capture_output=True, text=True, timeout=300)
 
 
 def plant(folder: Path, body: str) -> list[str]:
@@ -43,7 +43,7 @@ def plant(folder: Path, body: str) -> list[str]:
 
 
 def run_planted(folder: Path, body: str, *arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([*plant(folder, body), *arguments], cwd=folder, capture_output=True, text=True)
+    return subprocess.run([*plant(folder, body), *arguments], cwd=folder, capture_output=True, text=True, timeout=300)
 
 
 def test_the_help_names_every_command_in_the_order_of_the_table_and_ends_with_an_example():
@@ -61,7 +61,7 @@ def test_the_help_imports_nothing_heavy():
         "with contextlib.suppress(SystemExit): main()\n"
         "print([name for name in ('torch', 'numpy', 'pyarrow', 'rich', 'safetensors') if name in sys.modules])"
     )
-    answer = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    answer = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=300)
     assert answer.stdout.splitlines()[-1] == "[]"
 
 

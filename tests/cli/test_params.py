@@ -176,7 +176,7 @@ def test_long_names_are_cut_in_the_middle(tmp_path: Path):
 
 def test_writes_plain_text_into_a_pipe():
     command = [sys.executable, "-m", "roundoff", "params", str(SAMPLES / "flax.msgpack")]
-    answer = subprocess.run(command, capture_output=True, text=True)
+    answer = subprocess.run(command, capture_output=True, text=True, timeout=300)
     assert (answer.returncode, answer.stderr) == (0, "")
     assert answer.stdout.splitlines()[-1].split() == ["dense.bias", "parameter", "bfloat16", "2", "2", "all", "zero"]
 

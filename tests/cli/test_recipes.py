@@ -57,6 +57,6 @@ def test_its_help_costs_no_torch():
         "try: r.recipes_command(['--help'])\n"
         "except SystemExit: print('torch' in sys.modules)"
     )
-    answer = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    answer = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=300)
     assert answer.stdout.splitlines()[-1] == "False"
     assert "Example: roundoff recipes show O2 > mine.toml" in answer.stdout

@@ -250,4 +250,4 @@ from roundoff.cli import command_line
 command_line(["runs", "--help"], standalone_mode=False)
 assert not {"torch", "pyarrow", "numpy", "rich"} & set(sys.modules), "heavy"
 """
-    subprocess.run([sys.executable, "-c", script], check=True, stdout=subprocess.DEVNULL)
+    subprocess.run([sys.executable, "-c", script], check=True, stdout=subprocess.DEVNULL, timeout=300)

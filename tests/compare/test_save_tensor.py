@@ -47,7 +47,7 @@ class Foreign:
 
 def test_works_in_a_process_where_torch_cannot_be_imported(tmp_path: Path):
     done = subprocess.run(
-        [sys.executable, "-c", WITHOUT_TORCH, str(tmp_path)], capture_output=True, text=True, check=False
+        [sys.executable, "-c", WITHOUT_TORCH, str(tmp_path)], capture_output=True, text=True, check=False, timeout=300
     )
     assert (done.stdout, done.stderr) == ("00000-conv1.npy\n", "")
     assert np.load(tmp_path / "00000-conv1.npy").tolist() == [[0, 1, 2], [3, 4, 5]]

@@ -53,11 +53,29 @@ def test_a_process_ends_when_its_parent_is_killed(tmp_path: Path):
         assert is_alive(child)
     finally:
         parent.send_signal(signal.SIGKILL)
-        parent.wait()
+        parent.wait(60)
     began = time.monotonic()
     while is_alive(child):
         time.sleep(0.1)
         assert time.monotonic() - began < 30
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+def test_a_killed_process_is_noticed_though_a_process_it_has_forked_lives_on():
+    forks = "__import__('os').fork() or __import__('time').sleep(60)"
+    kills = "__import__('os').kill(__import__('os').getpid(), 9)"
+    began = time.monotonic()
+    with closing(ProcessPool()) as workers:
+        workers.start(pickle.dumps((eval, f"({forks}, {kills})")), log=None)
+        _, answer = workers.next_answer()
+    assert time.monotonic() - began < 50
+    assert (answer.has_died, answer.failure) == (True, "killed by SIGKILL, perhaps for want of memory")
+
+
+def test_a_process_that_has_answered_is_not_waited_for_long():
+    began = time.monotonic()
+    assert evaluated("__import__('threading').Thread(target=__import__('time').sleep, args=(60,)).start()") is None
+    assert time.monotonic() - began < 50
 
 
 def is_alive(pid: int) -> bool:

@@ -66,7 +66,7 @@ def test_says_what_to_install_where_there_is_no_ray(tmp_path: Path):
     (tmp_path / "ray.py").write_text("raise ImportError('not here')")
     script = tmp_path / "asks.py"
     script.write_text("from roundoff.experiments.engine import run_tasks\nrun_tasks([None], on='ray')\n")
-    ended = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, check=False)
+    ended = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, check=False, timeout=300)
     assert ended.returncode == 1
     assert ended.stderr.endswith(
         "ClusterError: Ray is not installed.\n"

@@ -132,6 +132,7 @@ def test_a_run_says_itself_what_is_to_be_planned(folder: Path) -> None:
         env={**os.environ, "OMP_NUM_THREADS": "1"},
         check=False,
         capture_output=True,
+        timeout=300,
     )
     assert watched.returncode == 1
     ended = plan("--no-verify", "--json", "runs/bad")

@@ -31,7 +31,9 @@ def test_everything_on_the_page_happens_as_it_says(tmp_path: Path):
     for command, expected in commands:
         program, *words = command.split()
         start = [sys.executable, "-m", "roundoff"] if program == "roundoff" else [sys.executable]
-        answer = subprocess.run([*start, *words], cwd=tmp_path, env=environment, capture_output=True, text=True)
+        answer = subprocess.run(
+            [*start, *words], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300
+        )
         shown = answer.stdout + answer.stderr
         flags = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
         assert doctest.OutputChecker().check_output(expected, shown, flags), f"$ {command}\n{shown}"

@@ -203,6 +203,7 @@ def test_every_instruction_set_gives_the_same(tmp_path: Path):
             capture_output=True,
             text=True,
             check=True,
+            timeout=300,
         )
         name, *rows = found.stdout.splitlines()
         printed[name] = rows

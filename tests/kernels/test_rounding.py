@@ -143,7 +143,9 @@ def test_every_instruction_set_gives_the_same_bits(level):
         "print(json.dumps([compiled().level(), cases.digest()]))"
     )
     environment = {**os.environ, "ROUNDOFF_ISA": level}
-    answer = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=environment)
+    answer = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, env=environment, timeout=300
+    )
     used, found = json.loads(answer.stdout)
     assert used in ("plain", "x86-64-v3")
     assert found == digest()

@@ -292,7 +292,7 @@ def run_python(code: str, *args: str, text: str = "", **environment: str) -> lis
     """Run `code` in a fresh interpreter and return the lines it prints."""
     command = [sys.executable, "-W", "error", "-c", code, *args]
     found = subprocess.run(
-        command, env={**os.environ, **environment}, input=text, capture_output=True, text=True, check=True
+        command, env={**os.environ, **environment}, input=text, capture_output=True, text=True, check=True, timeout=300
     )
     return found.stdout.splitlines()
 

@@ -16,6 +16,7 @@ from torch.utils.checkpoint import checkpoint
 
 from roundoff.formats import round_to
 from roundoff.precision import apply_recipe
+from roundoff.record.torch_private import keep_process_group
 
 sys.path.insert(0, str(Path(__file__).parent))
 from small_trainings import IMAGES, prepared, sgd, small_net, train
@@ -84,7 +85,7 @@ def test_threads_do_not_disturb_each_other():
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join()
+        thread.join(timeout=300)
     assert all(torch.equal(output, wanted[place]) for place in range(3) for output in found[place])
 
 
@@ -96,6 +97,7 @@ def one_rank(monkeypatch) -> Iterator[None]:
     monkeypatch.setitem(os.environ, "MASTER_ADDR", "127.0.0.1")
     monkeypatch.setitem(os.environ, "MASTER_PORT", str(port))
     dist.init_process_group("gloo", rank=0, world_size=1)
+    keep_process_group(dist.group.WORLD)  # freeing it could wait for ever
     yield
     dist.destroy_process_group()
 

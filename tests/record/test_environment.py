@@ -50,9 +50,11 @@ def test_the_commit_is_that_of_the_current_folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert describe_process(seed=0, settings={}, command=()).git_commit is None
     identity = ["-c", "user.name=a", "-c", "user.email=a@b"]
-    subprocess.run(["git", "init", "-q"], check=True)
-    subprocess.run(["git", *identity, "commit", "-q", "--allow-empty", "-m", "a"], check=True)
-    head = subprocess.run(["git", "rev-parse", "HEAD"], check=True, capture_output=True, text=True).stdout.strip()
+    subprocess.run(["git", "init", "-q"], check=True, timeout=300)
+    subprocess.run(["git", *identity, "commit", "-q", "--allow-empty", "-m", "a"], check=True, timeout=300)
+    head = subprocess.run(
+        ["git", "rev-parse", "HEAD"], check=True, capture_output=True, text=True, timeout=300
+    ).stdout.strip()
     assert describe_process(seed=0, settings={}, command=()).git_commit == head
 
 

@@ -291,7 +291,7 @@ def test_what_another_thread_does_is_left_alone(record, model, optimizer):
         thread.start()
         for _ in range(5):
             step(model, optimizer)
-        thread.join()
+        thread.join(timeout=300)
 
     run = record(training)
     assert errors == []
@@ -304,7 +304,7 @@ def test_a_training_in_another_thread_is_not_followed_and_that_is_said(tmp_path,
     def training() -> None:
         thread = threading.Thread(target=step, args=(model, optimizer))
         thread.start()
-        thread.join()
+        thread.join(timeout=300)
 
     message = "in another thread, which a recording does not follow"
     with pytest.warns(IncompleteRecordingWarning, match=message), recording(to=tmp_path / "run"):

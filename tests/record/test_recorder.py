@@ -724,7 +724,7 @@ def test_threads_of_the_user_compute_as_they_like(record):
             thread.start()
         model(X).sum().backward()
         for thread in threads:
-            thread.join()
+            thread.join(timeout=300)
 
     run = record(training)
     assert len(results) == 8

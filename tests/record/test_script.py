@@ -33,7 +33,7 @@ def run(name: str, text: str, *args: str) -> int:
 
 def plain(*command: str) -> subprocess.CompletedProcess[str]:
     """What Python itself makes of it."""
-    return subprocess.run([sys.executable, *command], capture_output=True, text=True, check=False)
+    return subprocess.run([sys.executable, *command], capture_output=True, text=True, check=False, timeout=300)
 
 
 def test_a_script_is_the_main_program_with_its_own_arguments(capsys):

@@ -183,7 +183,7 @@ def test_a_killed_process_leaves_a_file_that_tells_where_it_was(path: Path):
     assert process.stdout is not None
     process.stdout.readline()
     process.send_signal(signal.SIGKILL)
-    process.communicate()
+    process.communicate(timeout=300)
     flight = read_flight(path)
     assert flight.step is not None
     assert flight.step >= 30
@@ -207,7 +207,7 @@ def test_a_living_process_is_read_without_confusion_at_any_moment(path: Path):
             assert all(site == "<model>" or site.startswith("blocks.") for site in flight.sites)
     finally:
         process.kill()
-        process.communicate()
+        process.communicate(timeout=300)
 
 
 @pytest.mark.parametrize(

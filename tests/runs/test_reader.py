@@ -163,4 +163,4 @@ run = Run.open({str(run.path)!r})
 assert len(list(run.iter_events())) == 48 and run.metrics() and run.calls()
 assert "torch" not in sys.modules
 """
-    subprocess.run([sys.executable, "-W", "error", "-c", script], check=True)
+    subprocess.run([sys.executable, "-W", "error", "-c", script], check=True, timeout=300)

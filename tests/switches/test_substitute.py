@@ -187,7 +187,7 @@ def test_ops_of_another_thread_run_as_they_are_and_that_is_told():
     def in_a_thread() -> None:
         thread = threading.Thread(target=gradients, args=(model(),))
         thread.start()
-        thread.join()
+        thread.join(timeout=300)
 
     with pytest.warns(SubstituteWarning, match="a thread of its own computed something"), switched(FP64):
         in_a_thread()
@@ -202,7 +202,7 @@ def test_a_backward_in_another_thread_ends_well():
             loss.append(F.cross_entropy(net(X), Y))
             thread = threading.Thread(target=loss[0].backward)
             thread.start()
-            thread.join()
+            thread.join(timeout=300)
     assert all(parameter.grad is not None for parameter in net.parameters())
 
 

@@ -16,7 +16,11 @@ SCRIPT = Path(__file__).parent / "planted_ops.py"
 @pytest.fixture(scope="module")
 def found() -> dict[str, Any]:
     run = subprocess.run(
-        [sys.executable, SCRIPT], capture_output=True, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"}
+        [sys.executable, SCRIPT],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        timeout=300,
     )
     assert run.returncode == 0, run.stderr
     answer: dict[str, Any] = json.loads(run.stdout)

@@ -106,7 +106,7 @@ def test_a_script_that_raises_gets_its_verdict_when_python_ends(tmp_path: Path):
         "optimizer.step()\n"
         "raise ValueError('no more')\n"
     )
-    answer = subprocess.run([sys.executable, "train.py"], capture_output=True, text=True, cwd=tmp_path)
+    answer = subprocess.run([sys.executable, "train.py"], capture_output=True, text=True, cwd=tmp_path, timeout=300)
     run = Run.open(tmp_path / "runs" / "train-1")
     assert (answer.returncode, run.info.status) == (1, "failed")
     assert [(anomaly.kind, anomaly.name) for _, anomaly in run.anomalies()] == [("exception", "ValueError")]

@@ -87,10 +87,10 @@ if sys.argv[1] == "crash":
     ctypes.string_at(0)
 guard.close()
 """
-    healthy = subprocess.run([sys.executable, "-c", code, "end"], check=False)
+    healthy = subprocess.run([sys.executable, "-c", code, "end"], check=False, timeout=300)
     assert healthy.returncode == 0
     assert [path.name for path in tmp_path.iterdir()] == ["flight-rank2.bin"]
-    crashed = subprocess.run([sys.executable, "-c", code, "crash"], check=False)
+    crashed = subprocess.run([sys.executable, "-c", code, "crash"], check=False, timeout=300)
     assert crashed.returncode == -signal.SIGSEGV
     assert " in string_at" in (tmp_path / "crash-rank2.txt").read_text()
 

@@ -10,7 +10,7 @@ def test_waits_until_every_rank_has_one(tmp_path: Path):
     later = threading.Timer(0.3, lambda: Ending(pid=2).write(tmp_path, rank=1))
     later.start()
     assert wait_for_endings(tmp_path, ranks=(0, 1), seconds=5)
-    later.join()
+    later.join(timeout=300)
 
 
 def test_does_not_wait_for_ever(tmp_path: Path):

@@ -26,5 +26,5 @@ def test_what_is_left_is_less_than_all():
 
 def test_a_process_that_has_ended_holds_nothing():
     process = subprocess.Popen([sys.executable, "-c", ""])
-    process.wait()
+    process.wait(timeout=300)
     assert look_at_memory(process.pid).rss_bytes is None

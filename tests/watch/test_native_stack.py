@@ -25,7 +25,7 @@ def test_stacks_of_a_living_process_are_appended_and_it_goes_on(tmp_path: Path):
 
 def test_a_process_that_is_gone_leaves_no_stacks(tmp_path: Path):
     process = subprocess.Popen([sys.executable, "-c", ""])
-    process.wait()
+    process.wait(timeout=300)
     assert not write_native_stacks(process.pid, tmp_path / "stacks.txt", heading="none")
     assert not (tmp_path / "stacks.txt").exists()
 

@@ -21,7 +21,7 @@ print("last words", end="")
 die_by(number)
 """
     limits = resource.getrlimit(resource.RLIMIT_CORE)
-    answer = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    answer = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300)
     assert (answer.returncode, answer.stdout) == (-number, "last words")
     assert resource.getrlimit(resource.RLIMIT_CORE) == limits
 

@@ -88,7 +88,9 @@ def test_the_script_needs_nothing_but_torch_and_the_file_beside_it(tmp_path: Pat
     assert written == [folder / "bug.py", folder / "bug.safetensors"]
     hide = "import sys; sys.modules.update(roundoff=None, safetensors=None, numpy=None)\n"
     (folder / "run.py").write_text(hide + "import runpy; runpy.run_path('bug.py', run_name='__main__')\n")
-    answer = subprocess.run([sys.executable, "-W", "ignore", "run.py"], cwd=folder, capture_output=True, text=True)
+    answer = subprocess.run(
+        [sys.executable, "-W", "ignore", "run.py"], cwd=folder, capture_output=True, text=True, timeout=300
+    )
     assert (answer.returncode, answer.stderr) == (1, "")
     assert "output0  2000 of 48000 not finite;  [0, 2, 3]: nan, [1, 2, 3]: nan, [2, 2, 3]: nan\n" in answer.stdout
     assert "  fp64    2000 of 48000 not finite" in answer.stdout

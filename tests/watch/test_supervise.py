@@ -89,7 +89,7 @@ def test_an_interrupt_from_the_terminal_reaches_the_child_once_and_the_parent_wa
 def test_the_child_does_not_outlive_a_killed_parent(command: Command):
     parent, child = started(command("waits"))
     parent.kill()
-    parent.wait()
+    parent.wait(timeout=300)
     end = time.monotonic() + 5
     while is_alive(child) and time.monotonic() < end:
         time.sleep(0.02)
@@ -110,7 +110,7 @@ def test_where_a_system_cannot_fork_the_child_runs_here(monkeypatch: pytest.Monk
 
 def test_importing_it_loads_neither_torch_nor_arrow():
     code = "import sys, roundoff.watch.supervise; print([m for m in sys.modules if m in ('torch', 'pyarrow', 'numpy')])"
-    answer = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    answer = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=300)
     assert answer.stdout.strip() == "[]"
 
 

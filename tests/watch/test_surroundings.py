@@ -124,4 +124,4 @@ def test_a_thread_of_the_users_is() -> None:
     thread.start()
     assert runs_beside()
     go_on.set()
-    thread.join()
+    thread.join(timeout=300)

@@ -23,5 +23,5 @@ def test_it_reaches_the_process_before_torch_is_loaded():
         "import os, sys\nfrom roundoff.watch.sync import set_synchronous\nset_synchronous()\n"
         "print('torch' in sys.modules, os.environ['CUDA_LAUNCH_BLOCKING'])"
     )
-    answer = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    answer = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=300)
     assert answer.stdout.split() == ["False", "1"]

@@ -54,8 +54,9 @@ class ProcessPool:
 
     def next_answer(self) -> tuple[int, Answer]:
         """Wait until a try ends; return its number and how it ended."""
-        reader = wait(list(self._running))[0]
-        assert isinstance(reader, Connection)
+        # The process as well as its pipe: what it has started may hold the pipe open after it has died.
+        ready = wait([*self._running, *(each.process.sentinel for each in self._running.values())])
+        reader = next(pipe for pipe, each in self._running.items() if pipe in ready or each.process.sentinel in ready)
         done = self._running.pop(reader)
         return done.number, _answer(done, reader)
 
@@ -69,9 +70,7 @@ class ProcessPool:
         deadline = time.monotonic() + FAREWELL_SECONDS
         for reader, each in running:
             each.process.join(max(0.0, deadline - time.monotonic()))
-            if each.process.is_alive():
-                each.process.kill()
-                each.process.join()
+            _make_sure_it_ended(each.process)
             end_group(_leader(each), signal.SIGKILL)
             reader.close()
 
@@ -85,18 +84,26 @@ def _context() -> BaseContext:
 
 
 def _answer(done: _Running, reader: Connection) -> Answer:
-    try:
-        packed, failure = reader.recv()
-        has_died = False
-    except EOFError:
-        packed, failure, has_died = None, None, True
+    packed, failure, has_died = None, None, True
+    with contextlib.suppress(EOFError):
+        if reader.poll():
+            packed, failure = reader.recv()
+            has_died = False
     reader.close()
-    done.process.join()
+    # It may not come to an end of its own: it waits for the processes and threads that its task has left.
+    done.process.join(FAREWELL_SECONDS)
     end_group(_leader(done), signal.SIGTERM)
+    _make_sure_it_ended(done.process)
     _drop_if_empty(done.log)
     if has_died:
         failure = _death(done.process.exitcode or 0)
     return Answer(packed=packed, failure=failure, has_died=has_died, seconds=time.perf_counter() - done.began)
+
+
+def _make_sure_it_ended(process: BaseProcess) -> None:
+    if process.is_alive():
+        process.kill()
+        process.join()
 
 
 def _leader(running: _Running) -> int:

@@ -27,7 +27,7 @@ from roundoff.record.torch_private import (
     has_no_memory,
     hidden_from_modes,
     is_only_mode,
-    keep_process_group,
+    keep_group_of,
     local_tensor,
     never_compiled,
 )
@@ -184,7 +184,7 @@ class OpRecorder(PlacingMode):
         if self.paused:
             return
         if info.kind is Kind.COLLECTIVE:
-            keep_process_group(args)
+            keep_group_of(args)
         elif self._pending and not clock.in_backward:
             self.take_pending()
         site, parameter, source = self._where(phase, args)

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import functools
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -44,6 +45,7 @@ __all__ = [
     "is_only_mode",
     "is_tracing",
     "is_transformed",
+    "keep_group_of",
     "keep_process_group",
     "keyword_arguments",
     "local_tensor",
@@ -63,7 +65,7 @@ __all__ = [
 ]
 
 
-_KEPT_GROUPS: list[object] = []
+_KEPT_GROUPS: set[int] = set()
 _PARTS_OF_TRAINING: list[DispatchMode] = []
 _PYTHON = torch._C.DispatchKey.Python
 
@@ -351,18 +353,23 @@ def keyword_arguments() -> dict[str, Any]:
     return {}
 
 
-def keep_process_group(args: Sequence[Any]) -> None:
-    """Keep the process group of a collective for as long as this process lives.
+def keep_group_of(args: Sequence[Any]) -> None:
+    """Keep the process group of a collective for as long as this process lives."""
+    for arg in args:
+        if isinstance(arg, torch.ScriptObject) and arg._type().name() == "ProcessGroup":  # type: ignore[attr-defined]
+            keep_process_group(torch.distributed.ProcessGroup.unbox(arg))
+
+
+def keep_process_group(group: object) -> None:
+    """Keep a process group for as long as this process lives, its end included.
 
     Freeing a group waits for its threads with Python's lock held. The tensors of a collective that passed through a
     dispatch mode have Python objects, so a gloo thread that gives one back needs that lock: without this, whoever drops
-    the last reference (a DDP model that goes out of scope) could wait for ever.
+    the last reference (a DDP model that goes out of scope, Python as it clears its modules) could wait for ever.
     """
-    for arg in args:
-        if isinstance(arg, torch.ScriptObject) and arg._type().name() == "ProcessGroup":  # type: ignore[attr-defined]
-            group = torch.distributed.ProcessGroup.unbox(arg)
-            if not any(group is kept for kept in _KEPT_GROUPS):
-                _KEPT_GROUPS.append(group)
+    if id(group) not in _KEPT_GROUPS:
+        _KEPT_GROUPS.add(id(group))
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(group))
 
 
 def local_tensor(x: torch.Tensor) -> torch.Tensor | None:

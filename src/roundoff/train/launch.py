@@ -104,13 +104,15 @@ def _answers(ranks: Sequence[_Rank]) -> list[Any]:
 def _collect(
     waiting: dict[Connection, _Rank], answers: dict[int, Any], failures: list[RoundoffError], *, timeout: float | None
 ) -> None:
-    for ready in wait(list(waiting), timeout):
-        assert isinstance(ready, Connection)
-        rank = waiting.pop(ready)
+    # The processes as well as their pipes: what a rank has started may hold its pipe open after it has died.
+    ready = wait([*waiting, *(rank.process.sentinel for rank in waiting.values())], timeout)
+    for pipe, rank in list(waiting.items()):
+        if pipe not in ready and rank.process.sentinel not in ready:
+            continue
+        del waiting[pipe]
         try:
-            answer = ready.recv()
+            answer = pipe.recv() if pipe.poll() else _death_of(rank)
         except EOFError:
-            rank.process.join()
             answer = _death_of(rank)
         if isinstance(answer, RoundoffError):
             failures.append(answer)
@@ -119,6 +121,7 @@ def _collect(
 
 
 def _death_of(rank: _Rank) -> TrainError:
+    rank.process.join(_FAREWELL_SECONDS)
     code = rank.process.exitcode or 0
     how = f"it ended with exit code {code}; what it printed is above."
     if code < 0:

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from roundoff.errors import TrainError, first_line
+from roundoff.record.torch_private import keep_process_group
 from roundoff.train.config import TrainConfig
 
 
@@ -111,8 +112,8 @@ class Ranks:
 
 
 _FAREWELL_SECONDS = 0.3
-"""Freeing a process group, and ending Python, wait for its threads or abandon them; a gloo thread that is just giving a
-tensor back needs Python's lock then, and hangs or aborts. So they get a moment to finish before the ranks part."""
+"""Ending Python abandons the threads of a process group; a gloo thread that is just giving a tensor back needs Python's
+lock then, and aborts. So they get a moment to finish before the ranks part."""
 
 
 @contextlib.contextmanager
@@ -147,6 +148,7 @@ def joined_ranks(config: TrainConfig, place: Place) -> Iterator[Ranks]:
             ) from error
         finally:
             if dist.is_initialized():
+                keep_process_group(dist.group.WORLD)
                 time.sleep(_FAREWELL_SECONDS)
                 dist.destroy_process_group()
 
