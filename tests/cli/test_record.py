@@ -57,7 +57,7 @@ def timeless(text: str) -> str:
 
 
 def plain(*words: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, *words], capture_output=True, text=True, check=False)
+    return subprocess.run([sys.executable, *words], capture_output=True, text=True, check=False, timeout=300)
 
 
 def start(*words: str) -> subprocess.Popen[str]:
@@ -120,7 +120,7 @@ def test_every_option_reaches_the_run():
     assert len(run.tensor_steps) == 3
     assert run.info.seed == 5
     assert run.info.settings == {
-        "level": "tensors", "inputs": True, "reference": None, "stacks": True, "deterministic": True,
+        "level": "tensors", "inputs": True, "histograms": False, "reference": None, "stacks": True, "deterministic": True,
         "repeat_batch": True,
     }  # fmt: skip
 

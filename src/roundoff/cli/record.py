@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     "--phases", multiple=True, metavar="PHASE", help="Of forward, backward, optimizer, eval. May be repeated."
 )
 @click.option("--inputs", is_flag=True, help="Also what goes into each op.")
+@click.option("--histograms", is_flag=True, help="Also how the magnitudes of each result are spread, for the page.")
 @click.option("--reference", metavar="fp64|cpu", help="Run each op again this way and keep the error it introduced.")
 @click.option("--stacks", is_flag=True, help="Keep the source line of each op.")
 @click.option("--seed", type=click.IntRange(0, 2**63 - 1), help="Set every random generator before the script starts.")
@@ -52,6 +53,7 @@ def record_command(
     ops: tuple[str, ...],
     phases: tuple[str, ...],
     inputs: bool,
+    histograms: bool,
     reference: str | None,
     stacks: bool,
     seed: int | None,
@@ -88,6 +90,7 @@ def record_command(
         phases=phases or None,
         level=level,  # type: ignore[arg-type]  # checked there, with a sentence
         inputs=inputs,
+        histograms=histograms,
         reference=reference,  # type: ignore[arg-type]
         stacks=stacks,
         strict=strict,

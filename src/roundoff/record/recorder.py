@@ -57,6 +57,7 @@ class OpRecorder(PlacingMode):
         reference: Judge | None,
         sources: Sources | None,
         on_row: Callable[[Tensor, int], None] | None,
+        histograms: bool,
         on_forward: Callable[[], None],
         on_error: Callable[[Exception], None],
     ) -> None:
@@ -69,6 +70,7 @@ class OpRecorder(PlacingMode):
         self._inputs = inputs
         self._reference = reference
         self._on_row = on_row
+        self._histograms = histograms
         self._computes = inputs or reference is not None or on_row is not None
         self._infos: dict[Any, tuple[OpInfo, int]] = {}
         self._counts: list[dict[tuple[int, int], int]] = [{} for _ in PHASES]
@@ -199,7 +201,7 @@ class OpRecorder(PlacingMode):
         if self._inputs and saved is not None:
             for index, x in enumerate(saved[0]):
                 code = self.outputs.code(f"input{index}")
-                self._add(x, phase, microbatch, site, op, nth, code, parameter, source)
+                self._add(x, phase, microbatch, site, op, nth, code, parameter, source, is_result=False)
         if info.kind is Kind.MUTATED:
             found = written_arguments(func, info, args, kwargs or {})
         elif type(result) in PLAIN:
@@ -230,7 +232,7 @@ class OpRecorder(PlacingMode):
         return index if index < 8 else self.outputs.code(f"output{index}")
 
     def _add(self, x: Tensor, phase: int, microbatch: int, site: int, op: int, nth: int, output: int,
-             parameter: int, source: int) -> int:  # fmt: skip
+             parameter: int, source: int, *, is_result: bool = True) -> int:  # fmt: skip
         if type(x) not in PLAIN or x.layout is not torch.strided or x.is_meta:
             with hidden_from_modes():
                 plain = _readable(x)
@@ -253,6 +255,8 @@ class OpRecorder(PlacingMode):
             self.paused = True  # a worker of the user's, whose rows nobody will write
         if self._on_row is not None:
             self._on_row(x, place)
+        if self._histograms and is_result:  # what goes into an op has come out of another
+            self.rows.histograms.add(x, place)
         return place
 
 

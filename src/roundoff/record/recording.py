@@ -38,6 +38,7 @@ def recording(
     phases: Sequence[str] | str | None = None,
     level: Level = "summary",
     inputs: bool = False,
+    histograms: bool = False,
     reference: ReferenceKind | None = None,
     stacks: bool = False,
     enabled: bool = True,
@@ -61,6 +62,7 @@ def recording(
         phases: of forward, backward, optimizer, eval.
         level: "summary" for numbers, "tensors" for the whole tensors as well.
         inputs: record what goes into each op, too.
+        histograms: count the magnitudes of each result by powers of four, for the page of the run.
         reference: "fp64" or "cpu": run each op again on its own inputs and keep the error it introduced.
         stacks: keep the source line of each op.
         enabled: False makes the block do nothing at all.
@@ -74,7 +76,8 @@ def recording(
         return
     session = start_recording(
         model, to=to, steps=steps, sites=sites, ops=ops, phases=phases, level=level, inputs=inputs,
-        reference=reference, stacks=stacks, strict=strict, command=command, seed=seed, settings=settings,
+        histograms=histograms, reference=reference, stacks=stacks, strict=strict, command=command, seed=seed,
+        settings=settings,
     )  # fmt: skip
     with session.running():
         yield session
@@ -98,6 +101,7 @@ def start_recording(
     phases: Sequence[str] | str | None,
     level: Level,
     inputs: bool,
+    histograms: bool,
     reference: ReferenceKind | None,
     stacks: bool,
     strict: bool,
@@ -123,7 +127,9 @@ def start_recording(
         named.add_model(given)
     if named.models and selection.sites:
         check_sites(selection.sites, named.names)
-    asked: dict[str, JsonValue] = {"level": level, "inputs": inputs, "reference": reference, "stacks": stacks}
+    asked: dict[str, JsonValue] = {
+        "level": level, "inputs": inputs, "histograms": histograms, "reference": reference, "stacks": stacks,
+    }  # fmt: skip
     info = describe_process(seed=seed, settings={**asked, **(settings or {})}, command=command)
     return Recording(
         writer=RunWriter.create(to() if callable(to) else to, info, rank=rank(), strict=strict),
@@ -131,6 +137,7 @@ def start_recording(
         sites=named,
         with_tensors=level == "tensors",
         inputs=inputs,
+        histograms=histograms,
         reference=Reference(reference) if reference else None,
         sources=Sources() if stacks else None,
         strict=strict,

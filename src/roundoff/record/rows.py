@@ -13,6 +13,7 @@ from torch import Tensor
 from roundoff.kernels import row as at
 from roundoff.kernels.loading import compiled
 from roundoff.kernels.summaries_torch import summarize_torch
+from roundoff.record.histograms import Histograms
 from roundoff.record.reference import Introduced
 from roundoff.record.steps import PHASES
 from roundoff.record.torch_private import hidden_from_modes
@@ -33,6 +34,7 @@ class Rows:
     """
 
     def __init__(self) -> None:
+        self.histograms = Histograms()
         self._blocks: list[npt.NDArray[np.float64]] = []
         self._keys: list[Key] = []
         self._errors: dict[int, Introduced] = {}
@@ -136,6 +138,7 @@ class Rows:
             num_subnormal=counts[:, 4],
             hash=np.ascontiguousarray(numbers[:, at.HASH]).view(np.uint64),
             sketch=_to_float32(numbers[:, at.SKETCH :]),
+            histogram=self.histograms.column(num_rows),
             introduced_ulps=self._error_column(lambda error: error.max_ulps),
             introduced_rms_ulps=self._error_column(lambda error: error.rms_ulps),
         )

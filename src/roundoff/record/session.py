@@ -48,6 +48,7 @@ class Recording:
         sites: Sites,
         with_tensors: bool,
         inputs: bool,
+        histograms: bool,
         reference: Judge | None,
         sources: Sources | None,
         strict: bool,
@@ -78,6 +79,7 @@ class Recording:
             reference=reference,
             sources=sources,
             on_row=self._write_tensor if with_tensors else None,
+            histograms=histograms,
             on_forward=self._function_forward,
             on_error=self.failed,
         )

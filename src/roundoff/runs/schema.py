@@ -121,7 +121,8 @@ EVENTS = Table(
             name="histogram",
             type="fixed_size_binary(128)",
             nullable=True,
-            meaning="32 little-endian uint32: finite elements other than 0 by power of 4; bucket 24 begins at 1",
+            meaning="32 little-endian uint32: finite elements other than 0 by power of 4; bucket 24 begins at 1; "
+            "of a large tensor some slices",
         ),
         Column(
             name="introduced_ulps",

@@ -171,7 +171,7 @@ class _Attempt:
         sources = Sources(stands_in_for=replaying.__file__)
         session = Recording(
             writer=writer, selection=Selection.of(steps=None, sites=None, ops=None, phases=None), sites=sites,
-            with_tensors=False, inputs=True, reference=None, sources=sources, strict=False,
+            with_tensors=False, inputs=True, histograms=False, reference=None, sources=sources, strict=False,
             first_step=self._step.step,
         )  # fmt: skip
 

@@ -45,7 +45,7 @@ class Responder:
         if path is None:
             return None
         sources = Sources(stands_in_for=replaying.__file__)
-        session = self._recording(_EventsOnly(self._writer), tape.step, sources, inputs=True)
+        session = self._recording(_EventsOnly(self._writer), tape.step, sources, inputs=True, histograms=True)
         outcome = self._run(*path, around_last=session.running, sources=sources, is_complete=is_complete)
         self._check(*path, outcome, is_complete=is_complete)
         if tape.step == 0 and outcome.first_difference is None and outcome.error is None and num_ranks() == 1:
@@ -145,7 +145,7 @@ class Responder:
             folder, replace(self._writer.info, name=f"step{step}"), rank=self._writer.rank, writes_info=True
         )
         sources = Sources(stands_in_for=replaying.__file__)
-        session = self._recording(writer, step, sources, inputs=True)
+        session = self._recording(writer, step, sources, inputs=True, histograms=True)
         before = Before(writer, self._training, self._sites)
 
         @contextlib.contextmanager
@@ -176,7 +176,14 @@ class Responder:
         self._run(snapshot, tapes, around_last=session.running, sources=sources)
 
     def _recording(
-        self, writer: Any, step: int, sources: Sources | None, *, inputs: bool, judge: Judge | None = None
+        self,
+        writer: Any,
+        step: int,
+        sources: Sources | None,
+        *,
+        inputs: bool,
+        histograms: bool = False,
+        judge: Judge | None = None,
     ) -> Recording:
         return Recording(
             writer=writer,
@@ -184,6 +191,7 @@ class Responder:
             sites=self._sites,
             with_tensors=False,
             inputs=inputs,
+            histograms=histograms,
             reference=judge,
             sources=sources,
             strict=False,
