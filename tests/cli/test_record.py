@@ -120,8 +120,8 @@ def test_every_option_reaches_the_run():
     assert len(run.tensor_steps) == 3
     assert run.info.seed == 5
     assert run.info.settings == {
-        "level": "tensors", "inputs": True, "histograms": False, "reference": None, "stacks": True, "deterministic": True,
-        "repeat_batch": True,
+        "level": "tensors", "inputs": True, "histograms": False, "reference": None, "stacks": True,
+        "deterministic": True, "repeat_batch": True,
     }  # fmt: skip
 
 
