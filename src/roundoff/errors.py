@@ -19,6 +19,7 @@ RoundoffError
 ├── SensitivityError  a step that was to be measured and was not
 ├── PlanError         a plan that cannot be as it was asked for, or cannot be made for this training
 ├── SwitchError       a switch that does not exist, or cannot be as it was asked for
+├── DemoError         a command of the demo that did not do what it shows
 ├── ServeError        a server that cannot be started as it was asked for
 └── UsageError        arguments that do not fit together
 
@@ -124,6 +125,10 @@ class SwitchError(RoundoffError):
 
 class ServeError(RoundoffError):
     """A server that cannot be started as it was asked for."""
+
+
+class DemoError(RoundoffError):
+    """A command of the demo that did not end as it must."""
 
 
 class UsageError(RoundoffError):

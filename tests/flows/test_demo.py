@@ -3,38 +3,79 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
 
-from roundoff.runs import Run
+import pytest
+
+from roundoff.cli.demo_chapters import STORY
+from roundoff.cli.demo_outcome import outcome_of
+from roundoff.cli.demo_stage import Played, command_of
+from roundoff.precision import find_recipe
+
+pytestmark = pytest.mark.slow
 
 
-def roundoff(*args: str, folder: Path) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "roundoff", *args]
-    return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=120, check=False)
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return the folder in which the demo is called."""
+    return tmp_path_factory.mktemp("demo")
 
 
-def test_the_demo_names_the_op_the_site_the_step_and_the_line(tmp_path: Path) -> None:
-    done = roundoff("demo", folder=tmp_path)
-    assert done.returncode == 0, done.stderr
-    assert done.stderr == ""
-    assert "overflow   attention / aten.bmm#0   step 41, forward" in done.stdout
-    assert "train/demo_training.py:" in done.stdout
-    run = Run.open(tmp_path / "runs" / "demo-1")
-    assert len(run.steps) == 60
-    findings = run.findings()
-    assert findings is not None
-    assert [finding.rule for finding in findings] == ["overflow"]
-
-
-def test_the_demo_answers_a_machine_as_json(tmp_path: Path) -> None:
-    done = roundoff("demo", "--json", folder=tmp_path)
-    assert done.returncode == 1
-    (finding,) = json.loads(done.stdout)
-    assert (finding["rule"], finding["step"], finding["site"], finding["op"]) == (
-        "overflow",
-        41,
-        "attention",
-        "aten.bmm#0",
+@pytest.fixture(scope="module")
+def told(place: Path) -> str:
+    """Return what the demo says in a pipe."""
+    done = subprocess.run(
+        [sys.executable, "-m", "roundoff", "demo"],
+        cwd=place,
+        env={**os.environ, "OMP_NUM_THREADS": "1", "NO_COLOR": "1"},
+        capture_output=True,
+        text=True,
+        timeout=600,
+        check=False,
     )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stderr == ""
+    return done.stdout
+
+
+def test_the_demo_shows_every_command_and_what_it_answers(told: str) -> None:
+    commands = [line.removeprefix("$ ") for line in told.splitlines() if line.startswith("$ ")]
+    assert commands == [command_of(chapter) for chapter in STORY]
+    assert "\033" not in told
+    assert "overflow   attention / aten.bmm#0   step 33, forward" in told
+    assert "digits.py:33" in told
+    assert "step 33: the bad value appears again, at the same op.\n" in told
+    assert "fp16 everywhere but attention's own code: 100 % of the parameters are narrow" in told
+    assert "Nothing differs beyond what the formats explain" in told
+
+
+def test_the_demo_ends_with_the_three_accuracies(told: str) -> None:
+    table = told.split("accuracy  loss\n")[1].splitlines()[:3]
+    recipes, accuracies = zip(*((line.split()[0], float(line.split()[1])) for line in table), strict=True)
+    assert recipes == ("fp32", "half", "planned.toml")
+    reference, broken, planned = accuracies
+    assert reference > 90
+    assert broken < 20
+    assert abs(planned - reference) <= 1
+    assert table[1].endswith("NaN from step 33 on")
+
+
+def test_the_demo_leaves_a_page_a_recipe_and_runs(told: str, place: Path) -> None:
+    folder = place / "runs" / "demo-1"
+    assert "attention" in (folder / "report.html").read_text(encoding="utf-8")
+    assert find_recipe(folder / "planned.toml").overrides["attention"] == "fp32"
+    assert {path.name for path in (folder / "runs").iterdir()} == {"fp32", "half", "planned", "plan-1"}
+
+
+def test_what_the_demo_found_can_be_had_as_json(told: str, place: Path) -> None:
+    folder = place / "runs" / "demo-1"
+    played = [Played(chapter=chapter, output=tuple(told.splitlines()), seconds=1.0) for chapter in STORY]
+    found = json.loads(json.dumps(outcome_of(folder, played, seconds=7.0).to_object()))
+    assert found["finding"]["rule"] == "overflow"
+    assert found["finding"]["source"] == "digits.py:33"
+    assert [training["first_nonfinite_step"] for training in found["trainings"]] == [None, 33, None]
+    assert len(found["commands"]) == len(STORY)
+    assert Path(found["page"]).is_file()

@@ -1,74 +1,66 @@
-"""`roundoff demo`: see a training break and get told why, in under a minute."""
+"""`roundoff demo`: a training breaks in half precision, is explained, and is mended, by commands anybody can type."""
 
 from __future__ import annotations
 
-import contextlib
+import shutil
 import sys
-from collections.abc import Callable, Iterator
+import time
 from pathlib import Path
 
 import click
 
+from roundoff.cli.demo_chapters import SCRIPT, STORY
+from roundoff.cli.demo_outcome import outcome_of, outcome_text
+from roundoff.cli.demo_stage import Stage
+from roundoff.errors import UsageError
+
 
 @click.command(name="demo", epilog="Example: roundoff demo")
 @click.option(
-    "--runs", "base", default="runs", show_default=True, type=click.Path(path_type=Path), help="Folder of runs."
+    "--out",
+    type=click.Path(path_type=Path),
+    metavar="DIR",
+    help="A new folder for everything it makes.  [default: runs/demo-1, runs/demo-2, ...]",
 )
-@click.option("--json", "as_json", is_flag=True, help="Print the finding as JSON.")
-def demo_command(base: Path, as_json: bool) -> None:
-    """Train on handwritten digits in fp16 with a fault in it, record every step, and name the op that broke it."""
-    import torch
+@click.option("--json", "as_json", is_flag=True, help="Print what came of it as JSON.")
+def demo_command(out: Path | None, as_json: bool) -> None:
+    """Train handwritten digits in fp32 and in fp16, where they break; find out why, plan a recipe, and train with it.
 
-    from roundoff.diagnose import first_nonfinite
-    from roundoff.record import recording
-    from roundoff.report import to_text
-    from roundoff.runs import Run, next_free_name, to_json
-    from roundoff.train.demo_training import NUM_STEPS, train_in_half_precision
+    Every step is a command that is shown before it is run; all of them run in one new folder, in less than a minute.
+    """
+    from roundoff.runs import to_json
 
-    torch.set_num_threads(1)  # two threads on two busy cores can be thirty times slower than one
-    folder = next_free_name(base, "demo")
-    losses: list[float] = []
-    if not as_json:
-        click.echo("Training 1,797 handwritten digits in fp16 ...")
-    with _progress(NUM_STEPS, quiet=as_json) as advance, recording(to=folder, inputs=True, stacks=True) as session:
-
-        def after_step(step: int, loss: float) -> None:
-            losses.append(loss)
-            advance(loss)
-
-        train_in_half_precision(after_step)
-    run = Run.open(folder)
-    finding = first_nonfinite(run)
-    findings = [finding] if finding else []
-    run.write_findings(findings)
-    if as_json:
-        click.echo(to_json([found.to_object() for found in findings]))
-        sys.exit(1 if findings else 0)
-    assert session is not None
-    fine = next((step for step, loss in enumerate(losses) if loss != loss), len(losses))
-    click.echo(f"The loss fell from {losses[0]:.2f} to {min(losses[:fine]):.2f}, and is NaN from step {fine} on.\n")
-    click.echo(to_text(findings))
-    step = finding.step if finding else 0
-    click.echo(f"  saved  every op of {session.num_recorded} steps, {session.num_events:,} events:  {folder}")
-    click.echo(f"  next   roundoff runs show {folder} --step {step} --site '{finding.site if finding else '*'}'")
+    folder = _made(out)
+    began = time.monotonic()
+    with Stage(folder, STORY, quiet=as_json) as stage:
+        stage.say(f"Seven commands, run in {folder}, where {SCRIPT} is and everything they leave.\n")
+        try:
+            played = stage.play()
+        except KeyboardInterrupt:
+            click.echo(f"interrupted; what there is so far is in {folder}", err=True)
+            raise
+    outcome = outcome_of(folder, played, seconds=time.monotonic() - began)
+    click.echo(to_json(outcome.to_object(), indent=1) if as_json else outcome_text(outcome, encoding=_encoding()))
 
 
-@contextlib.contextmanager
-def _progress(total: int, *, quiet: bool) -> Iterator[Callable[[float], None]]:
-    """Show a bar with the loss on a terminal; nothing elsewhere."""
-    if quiet or not sys.stderr.isatty():
-        yield lambda loss: None
-        return
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+def _made(out: Path | None) -> Path:
+    """Make the folder, with the script in it."""
+    from roundoff.runs import next_free_name
 
-    columns = (
-        TextColumn("step"),
-        MofNCompleteColumn(),
-        BarColumn(),
-        TextColumn("{task.fields[loss]}"),
-        TimeRemainingColumn(),
-    )
-    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
-        task = progress.add_task("", total=total, loss="")
-        yield lambda loss: progress.update(task, advance=1, loss=f"loss {loss:.3f}")
+    folder = next_free_name(Path("runs"), "demo") if out is None else out
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        if any(folder.iterdir()):
+            raise UsageError.explain(
+                f"'{folder}' is not empty.", why="the demo keeps to a folder of its own.", fix="name another: --out DIR"
+            )
+        shutil.copyfile(Path(__file__).with_name("demo_script.py"), folder / SCRIPT)
+    except OSError as error:
+        raise UsageError.explain(
+            f"'{folder}' cannot be made.", why=f"{error.strerror}.", fix="name another: --out DIR"
+        ) from error
+    return folder
+
+
+def _encoding() -> str:
+    return sys.stdout.encoding or "ascii"

@@ -1,0 +1,174 @@
+"""Runs the commands of the demo one by one, and shows them as a terminal would."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shlex
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Self
+
+from roundoff.cli.demo_chapters import Chapter, first_paragraphs, seconds_left
+from roundoff.errors import DemoError
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.progress import Progress
+
+PATIENCE_SECONDS = 600.0
+"""A command that takes longer than this hangs, and is ended."""
+FAREWELL_SECONDS = 5.0
+"""How long a command that was told to end may take before it is killed."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Played:
+    """What came of one chapter."""
+
+    chapter: Chapter
+    output: tuple[str, ...]
+    seconds: float
+
+    @property
+    def command(self) -> str:
+        """What a user would type."""
+        return command_of(self.chapter)
+
+
+class Stage:
+    """Shows the story on stdout, with a bar and the time left under it on a terminal; `quiet` keeps stdout for JSON."""
+
+    def __init__(self, folder: Path, story: Sequence[Chapter], *, quiet: bool) -> None:
+        from rich.console import Console
+
+        self._folder, self._story, self._quiet = folder, story, quiet
+        self._console = Console(stderr=quiet)
+        self._bar = _bar(self._console) if self._console.is_terminal and not self._console.is_dumb_terminal else None
+        self._began = time.monotonic()
+
+    def say(self, text: str = "", *, style: str | None = None) -> None:
+        """Show a line of the story."""
+        if not self._quiet:
+            self._console.print(text, style=style, markup=False, highlight=False, soft_wrap=True)
+
+    def play(self) -> list[Played]:
+        """Run every command, each when the one before has ended as it must.
+
+        Raises:
+            DemoError: one of them has not.
+        """
+        played: list[Played] = []
+        task = self._bar.add_task("", total=sum(chapter.seconds for chapter in self._story)) if self._bar else None
+        for number, chapter in enumerate(self._story):
+            if self._bar is not None and task is not None:
+                done = sum(past.chapter.seconds for past in played)
+                self._bar.update(task, completed=done, description=self._place(number))
+            self.say(f"{number + 1}. {chapter.title}", style="bold")
+            self.say(f"$ {command_of(chapter)}", style="cyan")
+            played.append(self._play(chapter))
+            self.say()
+        return played
+
+    def __enter__(self) -> Self:
+        if self._bar:
+            self._bar.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._bar:
+            self._bar.stop()
+
+    def _place(self, number: int) -> str:
+        left = seconds_left(self._story, num_done=number, elapsed=time.monotonic() - self._began)
+        return f"{number + 1} of {len(self._story)}: {self._story[number].words[0]}, about {left:.0f} s left"
+
+    def _play(self, chapter: Chapter) -> Played:
+        began = time.monotonic()
+        output: list[str] = []
+        with _started(chapter, self._folder) as process:
+            for line in first_paragraphs(_lines_of(process, output), chapter.num_paragraphs):
+                self.say(line)
+            code = process.wait(PATIENCE_SECONDS)
+        seconds = time.monotonic() - began
+        if code != chapter.ends_with:
+            raise DemoError.explain(
+                f"`{command_of(chapter)}` ended with {code} after {seconds:.0f} s, not with {chapter.ends_with}.",
+                why=f"its output ends with: {output[-1] if output else 'nothing'}",
+                fix=f"run it again in {self._folder}, look at what it says, and tell us.",
+            )
+        return Played(chapter=chapter, output=tuple(output), seconds=seconds)
+
+
+def command_of(chapter: Chapter) -> str:
+    """Return what a user would type.
+
+    >>> from roundoff.cli.demo_chapters import STORY
+    >>> command_of(STORY[0])
+    'roundoff run --name fp32 digits.py fp32'
+    """
+    return shlex.join(["roundoff", *chapter.words])
+
+
+@contextlib.contextmanager
+def _started(chapter: Chapter, folder: Path) -> Iterator[subprocess.Popen[str]]:
+    """Start a command of ours in a session of its own, and see that nothing of it is left behind."""
+    # Two threads on two busy cores can be thirty times slower than one.
+    environment = {"OMP_NUM_THREADS": "1", **os.environ, "PYTHONUNBUFFERED": "1", "PYTHONIOENCODING": "utf-8"}
+    process = subprocess.Popen(
+        [sys.executable, "-m", "roundoff", *chapter.words],
+        cwd=folder,
+        env=environment,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        encoding="utf-8",
+        errors="replace",
+        start_new_session=True,
+    )
+    # Reading its output waits for as long as it writes none: a command that hangs is ended from outside.
+    watchdog = threading.Timer(PATIENCE_SECONDS, _end, [process])
+    watchdog.daemon = True
+    watchdog.start()
+    try:
+        yield process
+    finally:
+        watchdog.cancel()
+        _end(process)
+        assert process.stdout is not None
+        process.stdout.close()
+
+
+def _lines_of(process: subprocess.Popen[str], kept: list[str]) -> Iterator[str]:
+    """Yield what a process prints, line by line as it comes, and keep it."""
+    assert process.stdout is not None
+    for line in process.stdout:
+        kept.append(line.rstrip())
+        yield kept[-1]
+
+
+def _end(process: subprocess.Popen[str]) -> None:
+    """End a process, and all that it has started, if it has not ended."""
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        if process.poll() is not None:
+            return
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, number)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(FAREWELL_SECONDS)
+
+
+def _bar(console: Console) -> Progress:
+    from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn
+
+    columns = (SpinnerColumn("line"), BarColumn(), TextColumn("{task.description}", markup=False))
+    return Progress(*columns, console=console, transient=True)
