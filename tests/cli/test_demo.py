@@ -1,0 +1,151 @@
+"""The demo before, beside and after its story, which tests/flows/test_demo.py plays whole."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from roundoff.cli import command_line, demo_stage
+from roundoff.cli.demo_chapters import STORY, Chapter
+from roundoff.cli.demo_outcome import Outcome, Trained, outcome_text
+from roundoff.cli.demo_stage import Stage
+from roundoff.errors import DemoError
+from roundoff.runs import Finding, Severity
+
+QUICK = Chapter(title="What does fp16 make of it?", words=("formats", "70000"), ends_with=0, seconds=1.0)
+
+
+def test_a_chapter_is_its_title_its_command_and_what_the_command_prints(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with Stage(tmp_path, [QUICK], quiet=False) as stage:
+        (played,) = stage.play()
+    title, command, *answer = capsys.readouterr().out.splitlines()
+    assert title == "1. What does fp16 make of it?"
+    assert command == "$ roundoff formats 70000"
+    assert tuple(answer) == (*played.output, "")
+    assert any("fp16" in line for line in played.output)
+
+
+def test_nothing_is_shown_where_stdout_is_kept_for_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with Stage(tmp_path, [QUICK], quiet=True) as stage:
+        stage.say("a line")
+        stage.play()
+    assert capsys.readouterr() == ("", "")
+
+
+def test_a_command_that_ends_otherwise_ends_the_demo_with_what_it_said(tmp_path: Path) -> None:
+    story = [replace(QUICK, words=("formats", "e9m9")), QUICK]
+    with Stage(tmp_path, story, quiet=True) as stage, pytest.raises(DemoError, match=r"ended with 2 .*, not with 0"):
+        stage.play()
+
+
+def test_a_command_that_hangs_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "waits.py").write_text("import time\ntime.sleep(600)\n")
+    monkeypatch.setattr(demo_stage, "PATIENCE_SECONDS", 1.0)
+    story = [replace(QUICK, words=("record", "waits.py"))]
+    with Stage(tmp_path, story, quiet=True) as stage, pytest.raises(DemoError, match="ended with -15"):
+        stage.play()
+
+
+@pytest.mark.parametrize("taken", ["folder", "file"])
+def test_a_folder_that_is_in_use_is_left_alone(tmp_path: Path, taken: str) -> None:
+    place = tmp_path / "taken"
+    if taken == "folder":
+        place.mkdir()
+        (place / "mine.txt").touch()
+    else:
+        place.touch()
+    ended = CliRunner().invoke(command_line, ["demo", "--out", str(place)])
+    assert ended.exit_code == 2
+    assert "--out DIR" in ended.stderr
+    assert ended.stdout == ""
+
+
+def test_an_interrupt_is_quiet_and_leaves_no_process_behind(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "roundoff", "demo", "--out", "here"]
+    with subprocess.Popen(
+        command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+    ) as process:
+        assert process.stdout is not None
+        limit = threading.Timer(60, process.kill)
+        limit.start()
+        while not process.stdout.readline().startswith("$ "):
+            assert process.poll() is None
+        process.send_signal(signal.SIGINT)
+        _, told = process.communicate(timeout=60)
+        limit.cancel()
+    assert process.returncode == 130
+    assert told == "interrupted; what there is so far is in here\n"
+    assert (tmp_path / "here" / "digits.py").is_file()
+    assert not _processes_in(tmp_path / "here")
+
+
+def _processes_in(folder: Path) -> list[str]:
+    """Return the processes that work in a folder."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                found += [entry.name] if Path(os.readlink(entry / "cwd")) == folder else []
+            except OSError:
+                continue  # it has ended, or is not ours
+    return found
+
+
+@pytest.fixture
+def outcome() -> Outcome:
+    good, bad = (2.0, 1.0, 0.0), (2.0, float("nan"), float("nan"))
+    finding = Finding(
+        rule="overflow",
+        severity=Severity.ERROR,
+        confidence=0.99,
+        step=1,
+        title="fp16 matmul overflowed",
+        source="digits.py:33",
+        why="",
+        fix="",
+    )
+    return Outcome(
+        folder=Path("here"),
+        trained=(
+            Trained(recipe="fp32", accuracy=0.97, losses=good),
+            Trained(recipe="half", accuracy=0.1, losses=bad),
+            Trained(recipe="planned.toml", accuracy=0.965, losses=good),
+        ),
+        finding=finding,
+        played=(),
+        seconds=41.0,
+    )
+
+
+def test_the_accuracies_stand_side_by_side_under_the_verdict(outcome: Outcome) -> None:
+    assert outcome_text(outcome, encoding="utf-8").splitlines()[:6] == [
+        "digits.py broke at digits.py:33, step 1: fp16 matmul overflowed. The planned recipe mends it.",
+        "",
+        "recipe        accuracy  loss",
+        "fp32            97.0 %  █▅▁  2.00 to 0.000",
+        "half            10.0 %  █xx  NaN from step 1 on",
+        "planned.toml    96.5 %  █▅▁  2.00 to 0.000",
+    ]
+
+
+def test_curves_are_left_out_where_the_terminal_cannot_show_them(outcome: Outcome) -> None:
+    text = outcome_text(outcome, encoding="ascii")
+    assert text.isascii()
+    assert "half            10.0 %  NaN from step 1 on" in text
+
+
+def test_what_was_written_is_named_in_lines_that_fit(outcome: Outcome) -> None:
+    lines = outcome_text(outcome, encoding="utf-8").splitlines()
+    assert "page    here/report.html" in lines
+    assert max(map(len, lines)) <= 100
+    assert all(len(f"1. {chapter.title}") <= 100 for chapter in STORY)
