@@ -2,14 +2,28 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from roundoff.diagnose import diagnose_run
 from roundoff.record import recording
-from roundoff.runs import Anomaly, Metrics, OptimizerFacts, Run, RunInfo, RunWriter, Structure
+from roundoff.runs import (
+    Anomaly,
+    BatchFacts,
+    HashColumns,
+    Interned,
+    Metrics,
+    OptimizerFacts,
+    Run,
+    RunInfo,
+    RunWriter,
+    Structure,
+    TensorFacts,
+)
 
 HOSTILE = "<script>alert(1)</script><img src=x>"
 BAD_STEP = 1
@@ -83,4 +97,32 @@ def write_metrics_run(folder: Path, losses: list[float], **info: object) -> Run:
                 writer.write_anomaly(Anomaly(step=step, kind="loss", value=loss))
         optimizer = OptimizerFacts(name="SGD", groups=({"lr": 0.1},), recipe='name = "mine"\n')
         writer.write_structure(Structure(step=0, optimizers=(optimizer,)))
+    return Run.open(folder)
+
+
+def write_ranks_run(
+    folder: Path, *, names: list[str], num_ranks: int = 4, num_steps: int = 6, odd: Callable[[str, int, int], int]
+) -> Run:
+    """Write what several ranks hashed; `odd` says of kind, step and rank what is added to the last tensor's hash.
+
+    Inputs are each rank's own, unless `odd` is not 0: then they are rank 0's.
+    """
+    for rank in range(num_ranks):
+        with RunWriter.create(folder, RunInfo(ranks=num_ranks), rank=rank) as writer:
+            for step in range(num_steps):
+                number = 100 * step + (0 if odd("input", step, rank) else rank)
+                given = TensorFacts(place="<model>[0]", shape=(4, 8), dtype="float32", hash=f"{number:016x}")
+                writer.write_inputs(BatchFacts(step=step, tensors=(given,)))
+                for kind in ("gradient", "clipped", "parameter"):
+                    hashes = 100 * step + np.arange(len(names), dtype=np.uint64)
+                    hashes[-1] += odd(kind, step, rank)
+                    writer.write_hashes(
+                        HashColumns(
+                            step=np.full(len(names), step, dtype=np.int32),
+                            microbatch=np.zeros(len(names), dtype=np.int16),
+                            kind=Interned.of([kind] * len(names)),
+                            name=Interned.of(names),
+                            hash=hashes,
+                        )
+                    )
     return Run.open(folder)

@@ -16,7 +16,7 @@ def data_of_ranks(run: Run) -> list[Finding]:
     return [*_duplicates(run), *_repeated_order(run)]
 
 
-def _batches(run: Run, rank: int) -> dict[int, str]:
+def batch_hashes(run: Run, rank: int) -> dict[int, str]:
     """Return the hash of what each step's model was given first."""
     found: dict[int, str] = {}
     for batch in run.inputs(rank=rank):
@@ -28,9 +28,9 @@ def _batches(run: Run, rank: int) -> dict[int, str]:
 
 def _duplicates(run: Run) -> list[Finding]:
     first = run.ranks[0]
-    reference = _batches(run, first)
+    reference = batch_hashes(run, first)
     for rank in run.ranks[1:]:
-        batches = _batches(run, rank)
+        batches = batch_hashes(run, rank)
         shared = sorted(set(reference) & set(batches))
         same = [step for step in shared if reference[step] == batches[step]]
         if len(shared) < _LEAST_STEPS or len(same) < len(shared) or len({reference[step] for step in same}) == 1:
@@ -55,7 +55,7 @@ def _duplicates(run: Run) -> list[Finding]:
 
 def _repeated_order(run: Run) -> list[Finding]:
     rank = run.ranks[0]
-    batches = _batches(run, rank)
+    batches = batch_hashes(run, rank)
     by_loader: dict[object, list[Call]] = {}
     for call in run.calls(rank=rank):
         is_distributed = call.call == "epoch" and call.detail.get("set_epoch") is not None

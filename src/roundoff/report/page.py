@@ -12,7 +12,14 @@ from roundoff.report.markup import Html, joined, tag
 _ASSETS = Path(__file__).parent / "assets"
 
 
-def page(title: str, *body: str, styles: Sequence[Html] = (), scripts: Sequence[Html] = (), draws: bool = False) -> str:
+def page(
+    title: str,
+    *body: str,
+    styles: Sequence[Html] = (),
+    scripts: Sequence[Html] = (),
+    draws: bool = False,
+    allowed: Sequence[str] = (),
+) -> str:
     """Return a whole HTML page with the style sheets and the scripts inside.
 
     A browser is told the fingerprints of them and runs nothing else: neither a script that slipped into the body nor
@@ -24,6 +31,7 @@ def page(title: str, *body: str, styles: Sequence[Html] = (), scripts: Sequence[
         styles: further style sheets.
         scripts: further scripts, which run after that of all pages, in their order.
         draws: whether a script draws with styles of its own and makes pictures of what it drew.
+        allowed: what a page that comes from a server may do beyond that, as a policy says it: `connect-src 'self'`.
     """
     all_styles, all_scripts = [asset("page.css"), *styles], [asset("page.js"), *scripts]
     head = tag(
@@ -32,7 +40,7 @@ def page(title: str, *body: str, styles: Sequence[Html] = (), scripts: Sequence[
         tag(
             "meta",
             http_equiv="Content-Security-Policy",
-            content=_policy(styles=all_styles, scripts=all_scripts, draws=draws),
+            content="; ".join([_policy(styles=all_styles, scripts=all_scripts, draws=draws), *allowed]),
         ),
         tag("meta", name="viewport", content="width=device-width, initial-scale=1"),
         tag("meta", name="color-scheme", content="light dark"),

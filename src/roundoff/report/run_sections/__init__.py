@@ -7,6 +7,7 @@ from collections.abc import Callable
 from roundoff.report.run_sections.compared import compared_section
 from roundoff.report.run_sections.loss import loss_section
 from roundoff.report.run_sections.norms import norms_section
+from roundoff.report.run_sections.ranks import ranks_section
 from roundoff.report.run_sections.recipe import recipe_section
 from roundoff.report.run_sections.settings import settings_section
 from roundoff.report.run_sections.sites import sites_section
@@ -24,6 +25,7 @@ SECTIONS: tuple[SectionMaker, ...] = (
     norms_section,
     steps_section,
     sites_section,
+    ranks_section,
     recipe_section,
     settings_section,
 )
