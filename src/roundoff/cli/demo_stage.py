@@ -14,14 +14,14 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Self
+from typing import Self
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, ProgressColumn, SpinnerColumn, Task
+from rich.text import Text
 
 from roundoff.cli.demo_chapters import Chapter, first_paragraphs, seconds_left
 from roundoff.errors import DemoError
-
-if TYPE_CHECKING:
-    from rich.console import Console
-    from rich.progress import Progress
 
 PATIENCE_SECONDS = 600.0
 """A command that takes longer than this hangs, and is ended."""
@@ -47,17 +47,15 @@ class Stage:
     """Shows the story on stdout, with a bar and the time left under it on a terminal; `quiet` keeps stdout for JSON."""
 
     def __init__(self, folder: Path, story: Sequence[Chapter], *, quiet: bool) -> None:
-        from rich.console import Console
-
         self._folder, self._story, self._quiet = folder, story, quiet
         self._console = Console(stderr=quiet)
         self._bar = _bar(self._console) if self._console.is_terminal and not self._console.is_dumb_terminal else None
-        self._began = time.monotonic()
 
     def say(self, text: str = "", *, style: str | None = None) -> None:
         """Show a line of the story."""
         if not self._quiet:
-            self._console.print(text, style=style, markup=False, highlight=False, soft_wrap=True)
+            # As a Text: a style that is given to print colours the bar below, too.
+            self._console.print(Text(text, style=style or ""), soft_wrap=True)
 
     def play(self) -> list[Played]:
         """Run every command, each when the one before has ended as it must.
@@ -66,11 +64,8 @@ class Stage:
             DemoError: one of them has not.
         """
         played: list[Played] = []
-        task = self._bar.add_task("", total=sum(chapter.seconds for chapter in self._story)) if self._bar else None
         for number, chapter in enumerate(self._story):
-            if self._bar is not None and task is not None:
-                done = sum(past.chapter.seconds for past in played)
-                self._bar.update(task, completed=done, description=self._place(number))
+            self._move_bar(played)
             self.say(f"{number + 1}. {chapter.title}", style="bold")
             self.say(f"$ {command_of(chapter)}", style="cyan")
             played.append(self._play(chapter))
@@ -88,9 +83,21 @@ class Stage:
         if self._bar:
             self._bar.stop()
 
-    def _place(self, number: int) -> str:
-        left = seconds_left(self._story, num_done=number, elapsed=time.monotonic() - self._began)
-        return f"{number + 1} of {len(self._story)}: {self._story[number].words[0]}, about {left:.0f} s left"
+    def _move_bar(self, played: Sequence[Played]) -> None:
+        if self._bar is None:
+            return
+        chapter = self._story[len(played)]
+        left = seconds_left(
+            self._story, num_done=len(played), elapsed=sum((each.seconds for each in played), start=0.0)
+        )
+        for task in self._bar.task_ids:
+            self._bar.remove_task(task)
+        self._bar.add_task(
+            f"{len(played) + 1} of {len(self._story)}: {chapter.words[0]}",
+            total=len(self._story),
+            completed=len(played),
+            left=left,
+        )
 
     def _play(self, chapter: Chapter) -> Played:
         began = time.monotonic()
@@ -112,9 +119,13 @@ class Stage:
 def command_of(chapter: Chapter) -> str:
     """Return what a user would type.
 
-    >>> from roundoff.cli.demo_chapters import STORY
-    >>> command_of(STORY[0])
-    'roundoff run --name fp32 digits.py fp32'
+        >>> from rich.console import Console
+    from rich.progress import BarColumn, Progress, ProgressColumn, SpinnerColumn, Task
+    from rich.text import Text
+
+    from roundoff.cli.demo_chapters import STORY
+        >>> command_of(STORY[0])
+        'roundoff run --name fp32 digits.py fp32'
     """
     return shlex.join(["roundoff", *chapter.words])
 
@@ -167,8 +178,13 @@ def _end(process: subprocess.Popen[str]) -> None:
             process.wait(FAREWELL_SECONDS)
 
 
-def _bar(console: Console) -> Progress:
-    from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn
+class _TimeLeft(ProgressColumn):
+    """What is being done, and about how long everything will still take, counted down."""
 
-    columns = (SpinnerColumn("line"), BarColumn(), TextColumn("{task.description}", markup=False))
-    return Progress(*columns, console=console, transient=True)
+    def render(self, task: Task) -> Text:
+        """Write it for this moment."""
+        return Text(f"{task.description}, about {max(1.0, task.fields['left'] - (task.elapsed or 0.0)):.0f} s left")
+
+
+def _bar(console: Console) -> Progress:
+    return Progress(SpinnerColumn("line"), BarColumn(), _TimeLeft(), console=console, transient=True)
