@@ -11,7 +11,7 @@ COMMANDS = {
     "demo": LazyCommand(
         module="roundoff.cli.demo",
         attribute="demo_command",
-        help="Train a small network, record it, and read what was recorded.",
+        help="Watch a training break in fp16, learn why, and mend it.",
     ),
     "record": LazyCommand(
         module="roundoff.cli.record",
@@ -37,6 +37,11 @@ COMMANDS = {
         module="roundoff.cli.report",
         attribute="report_command",
         help="Write a page about a run that opens from disk.",
+    ),
+    "serve": LazyCommand(
+        module="roundoff.cli.serve",
+        attribute="serve_command",
+        help="Show a folder of runs in a browser, live.",
     ),
     "params": LazyCommand(
         module="roundoff.cli.params",

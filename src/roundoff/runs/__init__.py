@@ -31,6 +31,7 @@ from roundoff.runs.mirror import MirrorStoppedWarning
 from roundoff.runs.plain_json import JsonValue, to_json
 from roundoff.runs.reader import Run
 from roundoff.runs.replay_info import Origin, ReplayInfo
+from roundoff.runs.sampled_metrics import sampled_metrics
 from roundoff.runs.schema import EVENTS, HASHES, HISTOGRAM_LENGTH, PARAMETERS, SKETCH_LENGTH, TABLES
 from roundoff.runs.structure import ModuleFacts, OptimizerFacts, ParameterFacts, Structure
 from roundoff.runs.tensor_file import TensorEntry, TensorFile
@@ -96,6 +97,7 @@ __all__ = [
     "read_flight",
     "read_heartbeat",
     "replay_path",
+    "sampled_metrics",
     "shape_from_text",
     "shape_to_text",
     "sketches_line_up",

@@ -1,0 +1,57 @@
+"""`roundoff serve`: a folder of runs in a browser."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+
+import click
+
+from roundoff.errors import ServeError
+
+PORT = 7007
+NEEDED = ("starlette", "uvicorn")
+
+
+@click.command("serve", epilog="Example: roundoff serve runs")
+@click.argument("folder", metavar="[DIR]", type=click.Path(path_type=Path), default=Path("runs"))
+@click.option("--host", default="127.0.0.1", show_default=True, help="Where to listen; 0.0.0.0 for every network.")
+@click.option("--port", type=click.IntRange(0, 65535), default=PORT, show_default=True, help="0 takes a free one.")
+@click.option("--token", envvar="ROUNDOFF_TOKEN", help="Ask for this; made and printed where others can connect.")
+@click.option("--json", "as_json", is_flag=True, help="Print the address as one line of JSON.")
+def serve_command(folder: Path, host: str, port: int, token: str | None, as_json: bool) -> None:
+    """Show the runs in DIR (by default ./runs) in a browser until Ctrl-C: a list, their pages, two side by side.
+
+    A run in progress updates by itself. Only this machine can connect, unless --host says otherwise; then a token is
+    asked for. Nothing is written.
+    """
+    for name in NEEDED:
+        if importlib.util.find_spec(name) is None:
+            raise ServeError.explain(
+                f"{name} is not installed.", why="roundoff serve needs it.", fix="pip install 'roundoff[serve]'"
+            )
+    if not folder.is_dir():
+        what = "is no folder" if folder.exists() else "does not exist"
+        raise ServeError.explain(f"'{folder}' {what}.", fix="name the folder that holds your runs.")
+    from roundoff.serve.listening import address_of, answer_until_stopped, is_loopback, listen, token_for
+
+    listening = listen(host, port)
+    with listening:
+        asked = token_for(token, is_needed=not is_loopback(listening))
+        from roundoff.runs import to_json
+        from roundoff.serve.guard import Door
+        from roundoff.serve.runs_folder import RunsFolder
+        from roundoff.serve.site import Site
+
+        site = Site(RunsFolder(folder))
+        number = listening.getsockname()[1]
+        door = Door(host=host, is_loopback=is_loopback(listening), token=asked, cookie=f"roundoff-token-{number}")
+        num_runs = len(site.rows.rows())
+        address = address_of(listening) + (f"?token={asked}" if asked else "")
+        if as_json:
+            told = {"address": address, "port": number, "token": asked, "folder": str(folder), "num_runs": num_runs}
+            click.echo(to_json(told))
+        else:
+            click.echo(f"{address}   {num_runs} run{'' if num_runs == 1 else 's'} in {folder}; Ctrl-C ends it")
+        answer_until_stopped(site.app(door), listening)
+        site.pages.close()

@@ -1,0 +1,30 @@
+"""What every answer is made with: JSON that any parser reads, and the sign by which a browser knows what it has."""
+
+from __future__ import annotations
+
+import secrets
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from roundoff.runs import JsonValue, to_json
+
+
+def json_answer(value: JsonValue, *, status: int = 200) -> Response:
+    """Return a value as JSON; NaN and the infinities are words, as in the run folder."""
+    return Response(to_json(value).encode(), status_code=status, media_type="application/json")
+
+
+class Etags:
+    """Signs of what was sent; those of another process, which may be another version of us, are not known."""
+
+    def __init__(self) -> None:
+        self._process = secrets.token_hex(4)
+
+    def answer(self, request: Request, stamp: str, body: bytes, *, media_type: str) -> Response:
+        """Return the body, or nothing but its sign where the browser has it already."""
+        sign = f'"{self._process}-{stamp}"'
+        known = {each.strip().removeprefix("W/") for each in request.headers.get("if-none-match", "").split(",")}
+        if sign in known:
+            return Response(status_code=304, headers={"etag": sign})
+        return Response(body, media_type=media_type, headers={"etag": sign})

@@ -1,0 +1,93 @@
+// The page of a run in its frame: when the run has changed, the new page is loaded behind the old one and takes its place.
+"use strict";
+
+(() => {
+  const MOST_WAITS = 40;
+  const RARELY = 5; // a run that has ended is asked about that many times less often
+  const byId = (name) => document.getElementById(name);
+  const frames = byId("frames");
+  const names = [...document.querySelectorAll(".watched")].map((each) => each.value);
+  const pause = 1000 * Number(frames.dataset.pollSeconds);
+  const follow = byId("follow");
+  const wait = (milliseconds) => new Promise((resolve) => setTimeout(resolve, milliseconds));
+  let frame = frames.querySelector("iframe");
+  let isGoingOn = true;
+
+  async function ask(name) {
+    const answer = await fetch(`/api/runs/${encodeURIComponent(name)}`);
+    const told = await answer.json();
+    if (!answer.ok) throw new Error(told.error);
+    return told;
+  }
+
+  function say(run) {
+    const state = byId("state");
+    state.className = `state ${run.state}`;
+    state.textContent = run.state;
+    state.title = run.detail;
+    const loss = run.last_loss === null ? "" : `, loss ${typeof run.last_loss === "number" ? Number(run.last_loss.toPrecision(4)) : run.last_loss}`;
+    byId("live").textContent = `${run.num_steps} steps${loss}`;
+  }
+
+  // Charts come when their place is in view: the new page is shown when those that one would see are there.
+  async function drawn(page) {
+    const height = page.defaultView.innerHeight;
+    const isSeen = (place) => place.getBoundingClientRect().top < height && place.getBoundingClientRect().bottom > 0;
+    for (let nth = 0; nth < MOST_WAITS; nth += 1) {
+      const missing = [...page.querySelectorAll(".plot")].some((place) => isSeen(place) && !place.querySelector(".main-svg"));
+      if (!missing) return;
+      await wait(50);
+    }
+  }
+
+  async function load(stamp) {
+    const fresh = document.createElement("iframe");
+    fresh.title = frame.title;
+    fresh.className = "behind";
+    fresh.dataset.stamp = stamp;
+    fresh.src = frames.dataset.source;
+    const isLoaded = new Promise((resolve) => fresh.addEventListener("load", resolve, { once: true }));
+    frames.append(fresh);
+    await isLoaded;
+    const before = reading.take(frame.contentDocument);
+    reading.give(fresh.contentDocument, before);
+    await drawn(fresh.contentDocument);
+    reading.givePlace(fresh.contentDocument, reading.take(frame.contentDocument).place); // one may have read on meanwhile
+    const hadFocus = document.activeElement === frame;
+    fresh.className = "";
+    frame.remove();
+    frame = fresh;
+    if (hadFocus) frame.focus();
+  }
+
+  async function look() {
+    const runs = await Promise.all(names.map(ask));
+    say(runs[0]);
+    isGoingOn = runs.some((run) => ["running", "silent", "hanging"].includes(run.state));
+    const stamp = runs.map((run) => run.stamp).join("-");
+    if (stamp !== frame.dataset.stamp && follow.checked) await load(stamp);
+  }
+
+  async function keepLooking() {
+    for (let nth = 1; ; nth += 1) {
+      const began = Date.now();
+      if (!document.hidden && (isGoingOn || nth % RARELY === 0)) {
+        try {
+          await look();
+        } catch (error) {
+          byId("live").textContent = `The server does not answer: ${error.message}. This is how it was.`;
+        }
+      }
+      // A page that takes long to make is asked for less often, so that making it does not slow down the training.
+      await wait(Math.max(pause, 4 * (Date.now() - began)));
+    }
+  }
+
+  // What the address says behind # is a section of the page inside.
+  frame.addEventListener("load", () => {
+    const place = frame.contentDocument.getElementById(decodeURIComponent(location.hash.slice(1)));
+    if (place) place.scrollIntoView();
+  });
+  follow.closest("label").hidden = false;
+  keepLooking();
+})();

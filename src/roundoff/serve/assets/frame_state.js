@@ -1,0 +1,77 @@
+// How a page of a run is being read: what is folded open, filtered, chosen, sorted, scrolled; taken from one and given to another.
+"use strict";
+
+const reading = (() => {
+  // Things are known again by their section, what they are and which one of these; folds by what they say, too.
+  function keyed(page, selector, wordsOf = () => "") {
+    const seen = new Map();
+    return [...page.querySelectorAll(selector)].map((element) => {
+      const section = element.closest("section[id]");
+      const words = element.id || `${section ? section.id : ""} ${wordsOf(element)}`;
+      const nth = seen.get(words) || 0;
+      seen.set(words, nth + 1);
+      return [`${words} ${nth}`, element];
+    });
+  }
+
+  const folds = (page) => keyed(page, "details", (fold) => fold.dataset.site || fold.querySelector("summary")?.textContent);
+  const boxes = (page) => keyed(page, "input, select");
+  const sorted = (page) => keyed(page, "th", (heading) => heading.textContent);
+  const areas = (page) => keyed(page, ".scrolling");
+  const shownOption = (choice) => choice.selectedOptions[0]?.textContent;
+
+  // The section at the top of the window, and how far into it one has read: what grows above it moves nothing.
+  function placeIn(page) {
+    const above = [...page.querySelectorAll("section[id]")].filter((section) => section.getBoundingClientRect().top <= 60);
+    const section = above.at(-1);
+    const top = page.scrollingElement.scrollTop;
+    return section ? { key: section.id, offset: -section.getBoundingClientRect().top } : { key: null, offset: top };
+  }
+
+  function take(page) {
+    return {
+      place: placeIn(page),
+      folds: new Map(folds(page).map(([key, fold]) => [key, fold.open])),
+      boxes: new Map(boxes(page).map(([key, box]) => [key, box.tagName === "SELECT" ? shownOption(box) : box.value])),
+      sorted: new Map(sorted(page).map(([key, heading]) => [key, heading.getAttribute("aria-sort")])),
+      areas: new Map(areas(page).map(([key, area]) => [key, [area.scrollTop, area.scrollLeft]])),
+    };
+  }
+
+  function giveBox(box, value) {
+    if (box.tagName !== "SELECT") {
+      if (box.value === value) return;
+      box.value = value;
+      box.dispatchEvent(new Event("input", { bubbles: true }));
+      return;
+    }
+    const option = [...box.options].find((each) => each.textContent === value);
+    if (!option || option.selected) return;
+    option.selected = true;
+    box.dispatchEvent(new Event("change", { bubbles: true }));
+  }
+
+  function giveOrder(page, key, direction) {
+    for (let nth = 0; nth < 2; nth += 1) {
+      const heading = new Map(sorted(page)).get(key); // a click may write the headings anew
+      if (!heading || heading.getAttribute("aria-sort") === direction) return;
+      heading.querySelector("button")?.click();
+    }
+  }
+
+  function give(page, state) {
+    for (const [key, box] of boxes(page)) if (state.boxes.has(key)) giveBox(box, state.boxes.get(key));
+    for (const [key, direction] of state.sorted) if (direction) giveOrder(page, key, direction);
+    for (const [key, fold] of folds(page)) if (state.folds.has(key)) fold.open = state.folds.get(key);
+    for (const [key, area] of areas(page)) if (state.areas.has(key)) [area.scrollTop, area.scrollLeft] = state.areas.get(key);
+    givePlace(page, state.place);
+  }
+
+  function givePlace(page, place) {
+    const section = place.key && page.getElementById(place.key);
+    const begin = section ? section.getBoundingClientRect().top + page.scrollingElement.scrollTop : 0;
+    page.scrollingElement.scrollTop = begin + place.offset;
+  }
+
+  return { take, give, givePlace };
+})();

@@ -1,0 +1,192 @@
+// The list of runs: searched, filtered, sorted, picked from; the rows that changed on the server are changed here.
+"use strict";
+
+(() => {
+  const byId = (name) => document.getElementById(name);
+  const form = byId("list");
+  const table = byId("runs");
+  const [search, onlyState, onlyFindings] = [byId("search"), byId("only-state"), byId("only-findings")];
+  const rows = () => [...table.tBodies[0].rows];
+  const picks = []; // names in the order in which they were picked: the first is the reference
+  let order = null;
+
+  // What is shown
+
+  const textOf = (row) => row.innerText.toLowerCase();
+  const texts = new WeakMap();
+
+  function isWanted(row) {
+    if (!texts.has(row)) texts.set(row, textOf(row));
+    const words = search.value.toLowerCase().split(/\s+/).filter(Boolean);
+    const isRight = (choice, value) => !choice.value || choice.value === value;
+    return words.every((word) => texts.get(row).includes(word)) && isRight(onlyState, row.dataset.state) && isRight(onlyFindings, row.dataset.findings);
+  }
+
+  function filter() {
+    const all = rows();
+    for (const row of all) row.hidden = false; // a hidden row has no text
+    for (const row of all) row.hidden = !isWanted(row);
+    const shown = all.filter((row) => !row.hidden).length;
+    byId("count").textContent = shown === all.length ? `${all.length} runs` : `${shown} of ${all.length} runs`;
+    byId("no-runs").hidden = all.length > 0;
+    form.hidden = all.length === 0;
+    keepInAddress();
+  }
+
+  function sort() {
+    if (order) sortRows(table, rows(), order.place, order.direction);
+  }
+
+  function showMoments() {
+    for (const moment of table.querySelectorAll("time")) {
+      const date = new Date(moment.dateTime);
+      if (Number.isNaN(date.getTime())) continue;
+      const two = (value) => String(value).padStart(2, "0");
+      moment.textContent = `${date.getFullYear()}-${two(date.getMonth() + 1)}-${two(date.getDate())} ${two(date.getHours())}:${two(date.getMinutes())}`;
+      moment.title = date.toString();
+    }
+  }
+
+  // What was asked for stays in the address, so that it can be reloaded and sent.
+  function keepInAddress() {
+    const asked = new URLSearchParams();
+    if (search.value) asked.set("search", search.value);
+    if (onlyState.value) asked.set("state", onlyState.value);
+    if (onlyFindings.value) asked.set("findings", onlyFindings.value);
+    history.replaceState(null, "", asked.size ? `#${asked}` : location.pathname);
+  }
+
+  function takeFromAddress() {
+    const asked = new URLSearchParams(location.hash.slice(1));
+    search.value = asked.get("search") || "";
+    onlyState.value = asked.get("state") || "";
+    onlyFindings.value = asked.get("findings") || "";
+    if (onlyState.selectedIndex < 0) onlyState.value = "";
+    if (onlyFindings.selectedIndex < 0) onlyFindings.value = "";
+  }
+
+  // Picking two
+
+  function boxOf(name) {
+    return [...table.querySelectorAll("input[name=run]")].find((box) => box.value === name);
+  }
+
+  function showPicks() {
+    const words = byId("picked");
+    if (picks.length === 2) words.textContent = `${picks[1]} against ${picks[0]}`;
+    else if (picks.length === 1) words.textContent = `${picks[0]} is the reference; pick the run to hold against it.`;
+    else words.textContent = "Pick two runs to compare them.";
+    byId("swap").hidden = picks.length !== 2;
+    byId("compare").disabled = picks.length !== 2;
+  }
+
+  function pick(box) {
+    const at = picks.indexOf(box.value);
+    if (box.checked && at < 0) picks.push(box.value);
+    if (!box.checked && at >= 0) picks.splice(at, 1);
+    if (picks.length > 2) boxOf(picks.splice(1, 1)[0]).checked = false; // the reference stays
+    showPicks();
+  }
+
+  // What changed on the server
+
+  function take(fresh) {
+    const known = new Map(rows().map((row) => [row.dataset.run, row]));
+    for (const row of [...fresh.querySelectorAll("#runs tbody tr")]) {
+      const old = known.get(row.dataset.run);
+      known.delete(row.dataset.run);
+      if (!old) {
+        table.tBodies[0].prepend(row);
+        row.classList.add("changed");
+      } else if (old.dataset.version !== row.dataset.version) update(old, row);
+    }
+    for (const [name, row] of known) {
+      if (picks.includes(name)) picks.splice(picks.indexOf(name), 1);
+      row.remove();
+    }
+    showMoments();
+    sort();
+    filter();
+    showPicks();
+  }
+
+  // Cells that are as they were stay, with what has the focus in them, and the pick.
+  function update(old, row) {
+    const isAlike = old.cells.length === row.cells.length;
+    const place = (cell) => cell.querySelector("input");
+    [...row.cells].forEach((cell, nth) => {
+      if (!isAlike || (!place(cell) && old.cells[nth].innerHTML !== cell.innerHTML)) (old.cells[nth] || old).replaceWith(cell);
+    });
+    if (!isAlike) old.replaceChildren(...row.cells);
+    Object.assign(old.dataset, row.dataset);
+    texts.delete(old);
+    old.classList.remove("changed");
+    void old.offsetWidth; // so that the animation begins anew
+    old.classList.add("changed");
+  }
+
+  async function look() {
+    const answer = await fetch("/api/changes");
+    if (!answer.ok) throw new Error((await answer.json()).error);
+    const versions = (await answer.json()).runs;
+    const shown = new Map(rows().map((row) => [row.dataset.run, row.dataset.version]));
+    const names = Object.keys(versions);
+    if (names.length === shown.size && names.every((name) => shown.get(name) === versions[name])) return;
+    const page = await (await fetch("/")).text();
+    take(new DOMParser().parseFromString(page, "text/html"));
+  }
+
+  async function keepLooking() {
+    const pause = 1000 * Number(form.dataset.pollSeconds);
+    for (;;) {
+      await new Promise((resolve) => setTimeout(resolve, pause));
+      if (document.hidden) continue;
+      try {
+        await look();
+        byId("live").textContent = "";
+      } catch (error) {
+        byId("live").textContent = `The server does not answer: ${error.message}. This is how it was.`;
+      }
+    }
+  }
+
+  [...table.tHead.rows[0].cells].forEach((heading, place) => {
+    heading.querySelector("button")?.addEventListener("click", () => {
+      const first = heading.classList.contains("number") ? -1 : 1;
+      order = { place, direction: order?.place === place ? -order.direction : first };
+      for (const each of table.querySelectorAll("th")) each.removeAttribute("aria-sort");
+      heading.setAttribute("aria-sort", order.direction > 0 ? "ascending" : "descending");
+      sort();
+    });
+  });
+  for (const control of [search, onlyState, onlyFindings]) control.addEventListener("input", filter);
+  search.addEventListener("keydown", (event) => {
+    if (event.key === "Enter") event.preventDefault(); // it would send the form
+    if (event.key !== "Escape") return;
+    search.value = "";
+    filter();
+  });
+  addEventListener("keydown", (event) => {
+    if (event.key !== "/" || event.target.closest("input, select")) return;
+    event.preventDefault();
+    search.focus();
+  });
+  table.addEventListener("change", (event) => event.target.name === "run" && pick(event.target));
+  byId("swap").addEventListener("click", () => {
+    picks.reverse();
+    showPicks();
+  });
+  form.addEventListener("submit", (event) => {
+    event.preventDefault();
+    if (picks.length !== 2) return;
+    location.href = `/compare?${new URLSearchParams({ reference: picks[0], candidate: picks[1] })}`;
+  });
+
+  for (const box of table.querySelectorAll("input[name=run]:checked")) pick(box); // a browser may remember them
+  byId("filters").hidden = false;
+  takeFromAddress();
+  showMoments();
+  filter();
+  showPicks();
+  keepLooking();
+})();

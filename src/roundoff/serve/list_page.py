@@ -1,0 +1,142 @@
+"""The list of runs: what each came to, to be searched, filtered, sorted and picked from."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from pathlib import Path
+
+from roundoff.report.loss_curve import loss_curve
+from roundoff.report.markup import Html, joined, tag
+from roundoff.serve.run_rows import RunRow
+from roundoff.serve.run_state import STATES
+from roundoff.serve.served_page import run_link, served_page
+
+_COLUMNS = (
+    ("run", False),
+    ("state", False),
+    ("started", False),
+    ("recipe", False),
+    ("steps", True),
+    ("loss", True),
+    ("findings", False),
+)
+_FINDINGS = ("error", "warning", "note", "none", "not diagnosed")
+
+
+def list_page(rows: Sequence[RunRow], *, folder: Path, poll_seconds: float) -> bytes:
+    """Return the list of the runs in a folder; it asks again every few seconds, and changes the rows that changed."""
+    table = tag("table", _head(), tag("tbody", *map(_row, rows)), id="runs")
+    area = tag("div", table, class_="scrolling", tabindex=0, role="region", aria_label="runs")
+    form = tag("form", _controls(), area, action="/compare", id="list", data_poll_seconds=poll_seconds)
+    count = tag("p", f"In {folder}. ", tag("span", "", id="live", role="status"), class_="faint")
+    return served_page("Runs", count, _no_runs(folder, is_hidden=bool(rows)), form, scripts=["list.js"])
+
+
+def _controls() -> Html:
+    search = tag("input", type="search", id="search", autocomplete="off", spellcheck="false", aria_keyshortcuts="/")
+    states = _choice("state", "any state", (*STATES, "damaged"))
+    findings = _choice("findings", "any finding", _FINDINGS)
+    filters = tag(
+        "span", tag("label", "Search ", search), states, findings, class_="controls", id="filters", hidden=True
+    )
+    pick = tag(
+        "span",
+        tag("span", "Pick two runs to compare them.", id="picked", role="status"),
+        " ",
+        tag("button", "Swap", type="button", id="swap", hidden=True),
+        " ",
+        tag("button", "Compare", type="submit", id="compare"),
+        class_="picking",
+    )
+    return tag("p", filters, tag("output", "", id="count", class_="faint"), pick, class_="controls filter")
+
+
+def _choice(key: str, every: str, values: Sequence[str]) -> Html:
+    options = [tag("option", every, value=""), *(tag("option", value, value=value) for value in values)]
+    return tag("select", *options, id=f"only-{key}", aria_label=key)
+
+
+def _head() -> Html:
+    pick = tag("th", tag("span", "pick", class_="unseen"), scope="col")
+    headings = [
+        tag("th", tag("button", name, type="button"), scope="col", class_="number" if is_number else None)
+        for name, is_number in _COLUMNS
+    ]
+    return tag("thead", tag("tr", pick, *headings))
+
+
+def _row(row: RunRow) -> Html:
+    words = "damaged" if row.state is None else row.state.word
+    pick = tag("input", type="checkbox", name="run", value=row.name, aria_label=f"pick {row.name}")
+    if row.state is None:
+        cells = [
+            tag("td"),
+            tag("td", row.name, data_value=row.name),
+            tag("td", _badge(words), data_value=words),
+            tag("td", row.problem or "", colspan=len(_COLUMNS) - 2, class_="problem"),
+        ]
+    else:
+        cells = [tag("td", pick), *_cells(row, words)]
+    return tag("tr", *cells, data_run=row.name, data_version=row.version, data_state=words, data_findings=_worst(row))
+
+
+def _cells(row: RunRow, words: str) -> list[Html]:
+    about = [tag("span", text, class_="about") for text in (row.model or row.command,) if text]
+    ranks = [tag("span", f"{row.info.ranks} ranks", class_="about")] if row.info.ranks > 1 else []
+    detail = [tag("span", row.state.detail, class_="about")] if row.state and row.state.detail else []
+    last = row.losses[-1] if row.losses else None
+    return [
+        tag("td", tag("a", row.name, href=run_link(row.name)), *about, *ranks, data_value=row.name),
+        tag("td", _badge(words), *detail, data_value=words),
+        tag("td", _moment(row.info.started), data_value=row.info.started, class_="moment"),
+        tag("td", row.info.recipe or "", data_value=row.info.recipe),
+        tag("td", str(row.num_steps), data_value=row.num_steps, class_="number"),
+        tag("td", _loss(row), data_value=None if last is None or math.isnan(last) else last, class_="number"),
+        tag("td", *_found(row), data_value=_rank_of_findings(row), class_="found"),
+    ]
+
+
+def _badge(state: str) -> Html:
+    return tag("span", state, class_=f"state {state}")
+
+
+def _moment(started: str) -> Html:
+    """Return a time that scripts show in the reader's own zone."""
+    return tag("time", started[:16].replace("T", " "), datetime=started)
+
+
+def _loss(row: RunRow) -> Html:
+    return loss_curve(row.losses) if row.losses else joined()
+
+
+def _worst(row: RunRow) -> str:
+    if row.findings is None:
+        return "not diagnosed" if row.state is not None else ""
+    return str(row.findings[0].severity) if row.findings else "none"
+
+
+def _rank_of_findings(row: RunRow) -> int | None:
+    """Return what the column is sorted by: the worst first, and what was not diagnosed last."""
+    if row.findings is None:
+        return None
+    return ("error", "warning", "note", "none").index(_worst(row))
+
+
+def _found(row: RunRow) -> list[Html]:
+    if not row.findings:
+        return [tag("span", "none" if row.findings is not None else "not diagnosed", class_="faint")]
+    worst, more = row.findings[0], len(row.findings) - 1
+    title = tag("a", worst.title, href=run_link(row.name) + "#verdict")
+    others = [tag("span", f"{more} more", class_="about")] if more else []
+    return [tag("span", str(worst.severity), class_=f"severity {worst.severity}"), Html(" "), title, *others]
+
+
+def _no_runs(folder: Path, *, is_hidden: bool) -> Html:
+    return tag(
+        "div",
+        tag("p", f"There is no run in {folder} yet. Watch a training, and it appears here while it goes on:"),
+        tag("pre", f"roundoff run train.py --runs {folder}\nroundoff train --data digits --runs {folder}"),
+        id="no-runs",
+        hidden=is_hidden,
+    )

@@ -1,0 +1,65 @@
+"""The pages of runs and comparisons: made in a thread of their own, once for all who ask, the last few kept."""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+
+from roundoff.report.run_page import run_page
+from roundoff.report.run_view import view_of
+from roundoff.serve.runs_folder import OpenedRun
+
+MOST_KEPT = 6
+"""Pages are 5 to 8 MB each."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MadePage:
+    """A page, and the stamp of what it shows."""
+
+    html: bytes
+    stamp: str
+
+
+class MadePages:
+    """Pages by what they show: as long as no file of it changes, nothing is made again."""
+
+    def __init__(self, *, make: Callable[[OpenedRun, OpenedRun | None], str] | None = None) -> None:
+        self._make = make if make is not None else _run_page
+        # One thread: two pages at once would take twice as long each, and the memory of both.
+        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="pages")
+        self._made: OrderedDict[str, Future[MadePage]] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def page(self, candidate: OpenedRun, reference: OpenedRun | None = None) -> Future[MadePage]:
+        """Return the page of a run, against another if there is one: made, being made, or about to be."""
+        stamp = page_stamp(candidate, reference)
+        names = f"{candidate.name}/{reference.name if reference else ''}/{stamp}"
+        with self._lock:
+            known = self._made.get(names)
+            if known is None or (known.done() and known.exception() is not None):
+                known = self._thread.submit(self._made_page, candidate, reference, stamp)
+                self._made[names] = known
+            self._made.move_to_end(names)
+            while len(self._made) > MOST_KEPT:
+                self._made.popitem(last=False)
+            return known
+
+    def close(self) -> None:
+        """Make no more pages; the one that is being made is not waited for."""
+        self._thread.shutdown(wait=False, cancel_futures=True)
+
+    def _made_page(self, candidate: OpenedRun, reference: OpenedRun | None, stamp: str) -> MadePage:
+        return MadePage(html=self._make(candidate, reference).encode(errors="replace"), stamp=stamp)
+
+
+def page_stamp(candidate: OpenedRun, reference: OpenedRun | None = None) -> str:
+    """Return the stamp of a page: that of its run, and of the reference if there is one."""
+    return candidate.stamp if reference is None else f"{candidate.stamp}-{reference.stamp}"
+
+
+def _run_page(candidate: OpenedRun, reference: OpenedRun | None) -> str:
+    return run_page(view_of(candidate.run, against=reference.run if reference is not None else None)).html

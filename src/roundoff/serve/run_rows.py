@@ -1,0 +1,146 @@
+"""What the list says about each run, kept as long as the files that it was read from."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from roundoff.errors import RunFolderError
+from roundoff.runs import Ending, Finding, JsonValue, Run, RunInfo, Severity, sampled_metrics
+from roundoff.serve.refusals import Refusal
+from roundoff.serve.run_state import RunState, state_of
+from roundoff.serve.runs_folder import RunsFolder, stamp_of
+
+FRESH_SECONDS = 0.2
+"""Nobody looks at the disk more often, however many ask."""
+MOST_ENDINGS = 16
+"""Of so many ranks the ends are read."""
+_READ = re.compile(r"run\.json|metrics-rank0\.jsonl|findings\.json|ending-rank(\d+)\.json")
+_ENDING = re.compile(r"ending-rank(\d+)\.json")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunRow:
+    """One run, as the list shows it; of a damaged one only what is wrong with it."""
+
+    name: str
+    problem: str | None = None
+    info: RunInfo = field(default_factory=RunInfo)
+    endings: Sequence[Ending] = ()
+    heard: float = 0.0
+    """When a file of it last changed, in seconds since 1970."""
+    state: RunState | None = None
+    """None if it is damaged."""
+    num_steps: int = 0
+    losses: Sequence[float] = ()
+    """The last one is that of the last step; of a long run those of some steps at even distances."""
+    findings: Sequence[Finding] | None = None
+    """The verdict first; None if it was not diagnosed."""
+
+    @property
+    def model(self) -> str | None:
+        """The model that the trainer was asked for, where it says so."""
+        model = self.info.settings.get("model")
+        return model if isinstance(model, str) else None
+
+    @property
+    def command(self) -> str:
+        """The script and its arguments, without the folders in front of it."""
+        first, *rest = self.info.command or ("",)
+        return " ".join([os.path.basename(first), *rest])
+
+    @property
+    def version(self) -> str:
+        """What changes whenever the row would show something else."""
+        return hashlib.blake2b(repr(self.to_object()).encode(errors="replace"), digest_size=6).hexdigest()
+
+    def counted(self) -> dict[str, int]:
+        """Return how many findings there are of each severity."""
+        found = self.findings or ()
+        return {str(each): sum(finding.severity is each for finding in found) for each in Severity}
+
+    def to_object(self) -> dict[str, JsonValue]:
+        """Return the row as a JSON object."""
+        if self.state is None:
+            return {"name": self.name, "problem": self.problem}
+        worst = self.findings[0] if self.findings else None
+        return {
+            "name": self.name,
+            "state": self.state.word,
+            "detail": self.state.detail,
+            "started": self.info.started,
+            "finished": self.info.finished,
+            "recipe": self.info.recipe,
+            "model": self.model,
+            "command": list(self.info.command),
+            "ranks": self.info.ranks,
+            "num_steps": self.num_steps,
+            "last_loss": self.losses[-1] if self.losses else None,
+            "losses": list(self.losses),
+            "findings": None if self.findings is None else self.counted(),
+            "verdict": None if worst is None else {"rule": worst.rule, "title": worst.title, "step": worst.step},
+        }
+
+
+class RunRows:
+    """The rows of a folder: each is read when its files have changed, and by one thread at a time."""
+
+    def __init__(self, folder: RunsFolder) -> None:
+        self._folder = folder
+        self._kept: dict[str, tuple[str, RunRow]] = {}
+        self._rows: list[RunRow] = []
+        self._looked = -FRESH_SECONDS
+        self._lock = threading.Lock()
+
+    def rows(self) -> list[RunRow]:
+        """Return the runs, the youngest first and damaged ones last."""
+        with self._lock:
+            if time.monotonic() - self._looked >= FRESH_SECONDS:
+                rows = {name: self._row(name) for name in self._folder.names()}
+                self._kept = {name: kept for name, kept in self._kept.items() if name in rows}
+                by_age = sorted(rows.values(), key=lambda row: row.info.started, reverse=True)
+                self._rows = sorted(by_age, key=lambda row: row.state is None)
+                self._looked = time.monotonic()
+            return list(self._rows)
+
+    def row(self, name: str) -> RunRow:
+        """Return one run; a `Refusal` if there is none of that name."""
+        self._folder.path_of(name)
+        with self._lock:
+            return self._row(name)
+
+    def _row(self, name: str) -> RunRow:
+        try:
+            path = self._folder.path_of(name)
+            files = self._folder.files(path, top_only=True)
+            stamp = stamp_of({key: found for key, found in files.items() if _READ.fullmatch(key)})
+            kept, row = self._kept.get(name, ("", None))
+            if row is None or kept != stamp:
+                row = _read(name, Run.open(path), files)
+                self._kept[name] = (stamp, row)
+        except (RunFolderError, Refusal) as error:
+            said = error if isinstance(error, Refusal) else Refusal.of_error(422, error)
+            return RunRow(name=name, problem=" ".join(filter(None, (said.what, said.why))))
+        heard = max((found.st_mtime for found in files.values()), default=0.0)
+        state = state_of(row.info, row.endings, seconds_quiet=time.time() - heard)
+        return replace(row, heard=heard, state=state)
+
+
+def _read(name: str, run: Run, files: Mapping[str, os.stat_result]) -> RunRow:
+    ranks = sorted(int(found[1]) for found in map(_ENDING.fullmatch, files) if found)
+    endings = [run.ending(rank=rank) for rank in ranks[:MOST_ENDINGS]]
+    metrics = sampled_metrics(run.path)
+    findings = run.findings()
+    return RunRow(
+        name=name,
+        info=run.info,
+        endings=[ending for ending in endings if ending is not None],
+        num_steps=metrics[-1].step + 1 if metrics else 0,
+        losses=[each.loss for each in metrics if each.loss is not None],
+        findings=None if findings is None else tuple(findings),
+    )

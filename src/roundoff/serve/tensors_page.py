@@ -1,0 +1,126 @@
+"""Whole tensors of a run: which there are, and a look at one."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from itertools import islice
+
+from roundoff.report.markup import Html, joined, tag
+from roundoff.report.page import facts, section
+from roundoff.report.table import Cell, Column, TableRow, table
+from roundoff.runs import TensorFile, shape_to_text
+from roundoff.runs.tensor_dtypes import TENSOR_DTYPES
+from roundoff.serve.served_page import run_link, served_page
+from roundoff.serve.tensor_groups import TensorGroup
+from roundoff.serve.tensor_look import TensorLook
+
+MOST_ROWS = 3000
+_BAR_WIDTH, _BAR_HEIGHT = 14, 120
+
+
+def tensors_page(
+    name: str,
+    groups: Sequence[TensorGroup],
+    *,
+    chosen: TensorGroup | None,
+    file: TensorFile | None,
+    look: tuple[str, TensorLook] | None,
+) -> bytes:
+    """Return the page: the groups, the tensors of the chosen one, and the chosen tensor above them."""
+    back = tag("nav", tag("a", "← all runs", href="/"), tag("a", name, href=run_link(name)), class_="bar")
+    parts = [back, _groups(name, groups, chosen)]
+    if chosen is not None and look is not None:
+        parts.append(_look(name, chosen, *look))
+    if chosen is not None and file is not None:
+        parts.append(_tensors(name, chosen, file))
+    return served_page(f"Tensors of {name}", *parts)
+
+
+def _groups(name: str, groups: Sequence[TensorGroup], chosen: TensorGroup | None) -> Html:
+    if not groups:
+        return tag("p", "This run holds no whole tensors. To keep them: roundoff record --level tensors train.py")
+    links = [
+        tag("a", group.title, href=_link(name, group), aria_current="page" if group == chosen else None)
+        for group in groups
+    ]
+    return tag("nav", *links, class_="groups", aria_label="steps with tensors")
+
+
+def _link(run: str, group: TensorGroup, **more: str) -> str:
+    return run_link(run, "tensors", of=group.of, step=group.step, rank=group.rank, **more)
+
+
+def _tensors(name: str, group: TensorGroup, file: TensorFile) -> Html:
+    columns = (Column(name="tensor"), Column(name="dtype"), Column(name="shape"), Column(name="bytes", is_number=True))
+    rows = [_tensor(name, group, file, key) for key in islice(file, MOST_ROWS)]
+    left_out = len(file) - len(rows)
+    note = [tag("p", f"{left_out} more are in the API: /api{run_link(name)}/tensors")] if left_out else []
+    return section(f"Tensors of {group.title}", table(columns, rows, noun="tensors"), *note)
+
+
+def _tensor(name: str, group: TensorGroup, file: TensorFile, key: str) -> TableRow:
+    entry = file.entry(key)
+    size = entry.end - entry.begin
+    cells = (
+        Cell(shown=tag("a", key, href=_link(name, group, name=key) + "#look"), value=key),
+        Cell(shown=TENSOR_DTYPES[entry.dtype].torch, value=entry.dtype),
+        Cell(shown=shape_to_text(entry.shape) or "scalar", value=shape_to_text(entry.shape)),
+        Cell(shown=f"{size:,}", value=size),
+    )
+    return TableRow(cells=cells)
+
+
+def _look(name: str, group: TensorGroup, key: str, look: TensorLook) -> Html:
+    told: Mapping[str, str] = {
+        "dtype": look.dtype,
+        "shape": shape_to_text(look.shape) or "scalar",
+        "elements": f"{look.num_elements:,}",
+        "min": f"{look.min:.6g}",
+        "max": f"{look.max:.6g}",
+        "mean": f"{look.mean:.6g}",
+        "norm": f"{look.l2:.6g}",
+        "zero": f"{look.num_zero:,}",
+        "NaN": f"{look.num_nan:,}",
+        "+inf": f"{look.num_posinf:,}",
+        "-inf": f"{look.num_neginf:,}",
+    }
+    asked = {"of": group.of, "step": group.step, "rank": group.rank, "name": key}
+    saved = tag("a", "save as .npy", href="/api" + run_link(name, "tensor.npy", **asked), class_="button")
+    as_json = tag("a", "JSON", href="/api" + run_link(name, "tensor", **asked), class_="button")
+    rest = look.num_elements - len(look.first)
+    values = "  ".join(f"{value:.6g}" for value in look.first) + (f"  … {rest:,} more" if rest else "")
+    body = joined(
+        facts(told),
+        _histogram(look),
+        tag("h3", "First values, row by row"),
+        tag("pre", values or "none"),
+        tag("p", saved, " ", as_json, class_="controls"),
+    )
+    return tag("section", tag("h2", key), body, id="look")
+
+
+def _histogram(look: TensorLook) -> Html:
+    """Return bars: how many elements have a magnitude from each power of two to the next."""
+    if not look.exponents:
+        return tag("p", "No element is finite and other than 0.", class_="faint")
+    low, high = min(look.exponents), max(look.exponents)
+    most = max(look.exponents.values())
+    bars = []
+    for exponent in range(low, high + 1):
+        count = look.exponents.get(exponent, 0)
+        height = round(_BAR_HEIGHT * count / most, 1)
+        title = tag("title", f"2^{exponent} to 2^{exponent + 1}: {count:,}")
+        left = (exponent - low) * _BAR_WIDTH
+        bars.append(tag("g", title, tag("rect", x=left, y=_BAR_HEIGHT - height, width=_BAR_WIDTH - 2, height=height)))
+    words = f"Elements by magnitude, from 2^{low} to 2^{high + 1}; the highest bar is {most:,}."
+    width = (high - low + 1) * _BAR_WIDTH
+    picture = tag(
+        "svg",
+        *bars,
+        width=width,
+        height=_BAR_HEIGHT,
+        viewBox=f"0 0 {width} {_BAR_HEIGHT}",
+        role="img",
+        aria_label=words,
+    )
+    return tag("figure", tag("div", picture, class_="scrolling"), tag("figcaption", words), class_="exponents")
