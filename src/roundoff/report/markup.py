@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import html
 
-_EMPTY = frozenset({"br", "circle", "input", "line", "meta", "path", "polyline", "rect"})
+_EMPTY = frozenset({"br", "circle", "img", "input", "line", "meta", "path", "polyline", "rect"})
 """Elements that hold nothing and have no end."""
 
 
