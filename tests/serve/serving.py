@@ -12,10 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import uvicorn
-
 from roundoff.serve.guard import Door
-from roundoff.serve.listening import listen
+from roundoff.serve.listening import listen, server_of
 from roundoff.serve.runs_folder import RunsFolder
 from roundoff.serve.site import Site
 
@@ -73,10 +71,7 @@ def serving(folder: Path, *, token: str | None = None, is_loopback: bool = True)
     listening = listen("127.0.0.1", 0)
     site = Site(RunsFolder(folder), poll_seconds=0.2)
     door = Door(host="127.0.0.1", is_loopback=is_loopback, token=token)
-    config = uvicorn.Config(
-        site.app(door), log_level="critical", lifespan="off", ws="none", timeout_graceful_shutdown=1
-    )
-    server = uvicorn.Server(config)
+    server = server_of(site.app(door))
     thread = threading.Thread(target=lambda: asyncio.run(server.serve(sockets=[listening])), daemon=True)
     thread.start()
     try:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from roundoff.errors import ServeError
 
 if TYPE_CHECKING:
+    import uvicorn
     from starlette.types import ASGIApp
 
 LEAST_TOKEN_LENGTH = 8
@@ -67,6 +68,12 @@ def token_for(given: str | None, *, is_needed: bool) -> str | None:
 
 def answer_until_stopped(app: ASGIApp, listening: socket.socket) -> None:
     """Answer until Ctrl-C, which is the way to end it, or SIGTERM."""
+    with suppress(KeyboardInterrupt):
+        server_of(app).run(sockets=[listening])
+
+
+def server_of(app: ASGIApp) -> uvicorn.Server:
+    """Return a server that says nothing of itself, and nothing at all unless something is wrong."""
     import uvicorn
 
     config = uvicorn.Config(
@@ -81,8 +88,7 @@ def answer_until_stopped(app: ASGIApp, listening: socket.socket) -> None:
         timeout_keep_alive=30,
         timeout_graceful_shutdown=1,
     )
-    with suppress(KeyboardInterrupt):
-        uvicorn.Server(config).run(sockets=[listening])
+    return uvicorn.Server(config)
 
 
 def _refused(host: str, port: int, error: OSError) -> ServeError:

@@ -10,6 +10,10 @@ from roundoff.report.page import page
 from roundoff.serve.answers import json_answer
 
 
+_HEADERS = {401: {"www-authenticate": "Bearer"}, 405: {"allow": "GET, HEAD"}}
+"""By status: what must be said beside the sentence."""
+
+
 class Refusal(Exception):
     """A request that is not answered, and why: `status` is that of HTTP."""
 
@@ -29,7 +33,10 @@ def refuse(request: Request, refusal: Refusal) -> Response:
     """Return the answer that says so: JSON below /api/, a page elsewhere."""
     said = {"error": refusal.what, "why": refusal.why, "fix": refusal.fix}
     if request.url.path.startswith("/api/"):
-        return json_answer({name: text for name, text in said.items() if text}, status=refusal.status)
-    words = [tag("p", f"{name}: {text}") for name, text in said.items() if text and name != "error"]
-    back = tag("p", tag("a", "All runs", href="/"))
-    return HTMLResponse(page(refusal.what, *words, back), status_code=refusal.status)
+        answer = json_answer({name: text for name, text in said.items() if text}, status=refusal.status)
+    else:
+        words = [tag("p", f"{name}: {text}") for name, text in said.items() if text and name != "error"]
+        back = tag("p", tag("a", "All runs", href="/"))
+        answer = HTMLResponse(page(refusal.what, *words, back).encode(errors="replace"), status_code=refusal.status)
+    answer.headers.update(_HEADERS.get(refusal.status, {}))
+    return answer
