@@ -15,6 +15,7 @@ RoundoffError
 ├── CompareError      two things that cannot be compared
 ├── SweepError        a sweep that cannot be as its file says, or whose folder is taken
 ├── BisectError       a bisection that has nothing to find, or cannot be as it was asked for
+├── TrialError        a training that a bisection or a plan has tried, and that broke down
 ├── ClusterError      a cluster that is not there, or cannot be reached
 ├── SensitivityError  a step that was to be measured and was not
 ├── PlanError         a plan that cannot be as it was asked for, or cannot be made for this training
@@ -105,6 +106,10 @@ class SweepError(RoundoffError):
 
 class BisectError(RoundoffError):
     """A bisection that has nothing to find, or cannot be as it was asked for."""
+
+
+class TrialError(RoundoffError):
+    """A training that a bisection or a plan has tried, and that broke down."""
 
 
 class ClusterError(RoundoffError):

@@ -180,7 +180,8 @@ def test_an_option_that_train_does_not_have_points_to_its_help():
 
 def test_a_training_is_called_by_the_words_that_were_given():
     words = ("train", "--data", "digits", "--steps", "3", "--recipe", "fp32")
-    assert subject_of(words, is_module=False, with_rules=False, seed=0).name == f"roundoff {' '.join(words)}"
+    subject = subject_of(words, command="bisect", is_module=False, with_rules=False, seed=0)
+    assert subject.name == f"roundoff {' '.join(words)}"
 
 
 def test_a_folder_of_another_training_is_refused():

@@ -19,7 +19,10 @@ def refused(*words: str) -> str:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ((), "Which training?"),
+        ((), "Which training?\n  fix: for example: roundoff plan --base half train"),
+        (("no-such-thing",), "There is nothing to plan in 'no-such-thing'."),
+        (("no-such-thing",), "or: roundoff plan train.py --epochs 1"),
+        (("crashes.py",), "TrialError: A trial of `crashes.py` failed."),
         (("--base", "fp33", "train"), "No recipe 'fp33'"),
         (("--base", "fp32", "train"), "A plan cannot start from recipe 'fp32'"),
         (("--target", "accuracy=1%", "train"), "'accuracy=1%' is no target"),
@@ -28,8 +31,10 @@ def refused(*words: str) -> str:
         (("-o", "planned", "train"), "'planned' cannot be the recipe"),
         (("-o", "nowhere/planned.toml", "train"), "there is no folder 'nowhere'"),
         (("--activations", "20%", "--fixed", "8", "train"), "are two plans"),
-        (("--activations", "much", "train"), "'much' is no amount of memory"),
-        (("--activations", "10%", "script.py"), "cannot be planned like this"),
+        (("--activations", "much", "train"), "--activations much cannot be."),
+        (("--activations", "500%", "train"), "a share of what saved activations take, 0% to 100%."),
+        (("--activations", "10%", "script.py"), "Of `script.py` the bits of saved activations cannot be planned."),
+        (("--fixed", "8", "script.py"), "Of `script.py` fixed point cannot be planned."),
         (("--measure-step", "9", "script.py"), "Step 9 was not measured"),
         (("missing.py",), "There is no script 'missing.py'"),
         (("true",), "`true` cannot be measured"),
@@ -40,4 +45,5 @@ def test_what_cannot_be_is_told(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     Path("script.py").write_text("import torch\ntorch.nn.Linear(1, 1)(torch.ones(1)).sum().backward()\n")
+    Path("crashes.py").write_text("raise ValueError('no data')\n")
     assert re.search(re.escape(message), refused(*words))

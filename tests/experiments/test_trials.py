@@ -2,7 +2,7 @@ from pathlib import Path
 
 import pytest
 
-from roundoff.errors import BisectError
+from roundoff.errors import TrialError
 from roundoff.experiments.bisect_folder import BisectFolder
 from roundoff.experiments.subject_command import CommandSubject
 from roundoff.experiments.trial import Setting
@@ -61,7 +61,7 @@ def test_a_line_that_was_cut_off_is_made_again(tmp_path: Path, subject: CommandS
 
 def test_a_trial_that_comes_to_nothing_is_an_error_and_the_others_are_kept(tmp_path: Path, subject: CommandSubject):
     trials = Trials(subject, BisectFolder(path=tmp_path), jobs=0)
-    with pytest.raises(BisectError, match=r"A trial of `sh check.sh` failed[\s\S]*cannot be run"):
+    with pytest.raises(TrialError, match=r"A trial of `sh check.sh` failed[\s\S]*cannot be run"):
         trials.all([wide("a"), wide("boom")])
     assert Trials(subject, BisectFolder(path=tmp_path), jobs=0)(wide("a")).exit_code == 0
     assert num_made(tmp_path) == 2

@@ -117,7 +117,8 @@ def bisect_command(
         against=against,
         max_seconds=None if max_minutes is None else 60 * max_minutes,
     )
-    subject = subject_of(words, is_module=is_module, with_rules=judge.startswith("rule:"), seed=seed)
+    with_rules = judge.startswith("rule:")
+    subject = subject_of(words, command="bisect", is_module=is_module, with_rules=with_rules, seed=seed)
     with BisectProgress(again=_again()) as progress:
         answer = bisect_training(
             subject,

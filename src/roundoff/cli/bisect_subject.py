@@ -1,39 +1,44 @@
-"""Reads what is to be bisected from the words behind the options: train settings, a script, a command, or a run."""
+"""Reads what to bisect or plan from the words behind the options: train settings, a script, a command, or a run."""
 
 from __future__ import annotations
 
 import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
-from roundoff.errors import BisectError, UsageError
+from roundoff.errors import UsageError
 
 if TYPE_CHECKING:
     from roundoff.experiments.trial import Subject
 
-_EXAMPLE = "roundoff bisect --bad half train --data digits"
+Command = Literal["bisect", "plan"]
+
+_EXAMPLES: dict[Command, str] = {
+    "bisect": "roundoff bisect --bad half train --data digits",
+    "plan": "roundoff plan --base half train --data digits",
+}
 
 
-def subject_of(words: Sequence[str], *, is_module: bool, with_rules: bool, seed: int) -> Subject:
-    """Return the training that the words name.
+def subject_of(words: Sequence[str], *, command: Command, is_module: bool, with_rules: bool, seed: int) -> Subject:
+    """Return the training that the words behind `roundoff COMMAND` name.
 
     Raises:
         UsageError: they name none.
     """
     if not words:
-        raise UsageError.explain("Which training?", fix=f"for example: {_EXAMPLE}")
+        raise UsageError.explain("Which training?", fix=f"for example: {_EXAMPLES[command]}")
     first, *rest = words
     if not is_module and (Path(first) / "run.json").is_file():
         _refuse_more(first, rest)
-        return _subject_of_run(Path(first), with_rules=with_rules, seed=seed)
+        return _subject_of_run(Path(first), command=command, with_rules=with_rules, seed=seed)
     if not is_module and first == "roundoff" and rest:
         first, *rest = rest
     if not is_module and first == "train":
         return _train_subject(_train_settings(rest), words=rest, with_rules=with_rules)
     if is_module or first.endswith(".py"):
         return _script_subject(first, rest, is_module=is_module, with_rules=with_rules, seed=seed)
-    return _command_subject(words)
+    return _command_subject(words, command=command)
 
 
 def _train_settings(words: Sequence[str]) -> dict[str, Any]:
@@ -59,19 +64,19 @@ def _script_subject(first: str, rest: Sequence[str], *, is_module: bool, with_ru
     return ScriptSubject(script=script, with_rules=with_rules, seed=seed)
 
 
-def _command_subject(words: Sequence[str]) -> Subject:
+def _command_subject(words: Sequence[str], *, command: Command) -> Subject:
     from roundoff.experiments.subject_command import CommandSubject
 
     if shutil.which(words[0]) is None:
         raise UsageError.explain(
-            f"There is nothing to bisect in '{words[0]}'.",
+            f"There is nothing to {command} in '{words[0]}'.",
             why="it is no run folder, no Python script, no command, and not the word train.",
-            fix=f"for example: {_EXAMPLE}, or: roundoff bisect train.py --epochs 1",
+            fix=f"for example: {_EXAMPLES[command]}, or: roundoff {command} train.py --epochs 1",
         )
     return CommandSubject(words=tuple(words))
 
 
-def _subject_of_run(folder: Path, *, with_rules: bool, seed: int) -> Subject:
+def _subject_of_run(folder: Path, *, command: Command, with_rules: bool, seed: int) -> Subject:
     """Return the training that a run folder was made by."""
     from roundoff.runs import Run
     from roundoff.train.config import TrainConfig
@@ -90,10 +95,10 @@ def _subject_of_run(folder: Path, *, with_rules: bool, seed: int) -> Subject:
     is_module = words[:1] == ["-m"]
     words = words[1:] if is_module else words
     if not words or not (is_module or words[0].endswith(".py")):
-        raise BisectError.explain(
+        raise UsageError.explain(
             f"Run '{folder}' does not say how it was started.",
             why=f"its command is {' '.join(info.command) or 'empty'}.",
-            fix="name the training itself: roundoff bisect train.py ...",
+            fix=f"name the training itself: roundoff {command} train.py ...",
         )
     return _script_subject(words[0], words[1:], is_module=is_module, with_rules=with_rules, seed=seed)
 

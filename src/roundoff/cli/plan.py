@@ -4,18 +4,23 @@ from __future__ import annotations
 
 import shlex
 import sys
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from roundoff.cli.plan_progress import PlanProgress
-from roundoff.cli.quantities import Bytes
+from roundoff.cli.quantities import Bytes, Share
 from roundoff.errors import UsageError
 
 if TYPE_CHECKING:
     from roundoff.experiments.engine import Place
     from roundoff.experiments.plan_activations import ActivationBudget
+    from roundoff.experiments.plan_extra import Extra
+    from roundoff.experiments.plan_options import PlanOptions, Tell
+    from roundoff.experiments.trial import Subject
+    from roundoff.runs import JsonValue
 
 _PATH = click.Path(path_type=Path)
 
@@ -34,9 +39,15 @@ _PATH = click.Path(path_type=Path)
 @click.option(
     "--activations",
     metavar="SIZE|SHARE",
-    help="Plan the bits of saved activations instead: 20MB, or 25% of what they take.",
+    help="Plan the bits of saved activations instead: 20MB, or 25% of what they take. Of settings of train only.",
 )
-@click.option("--fixed", "fixed_bits", type=click.IntRange(2, 16), metavar="BITS", help="Plan fixed point instead.")
+@click.option(
+    "--fixed",
+    "fixed_bits",
+    type=click.IntRange(2, 16),
+    metavar="BITS",
+    help="Plan fixed point instead. Of settings of train only.",
+)
 @click.option("--measure-step", type=click.IntRange(0), default=2, show_default=True, help="The step to look into.")
 @click.option("--no-verify", is_flag=True, help="Propose, and try nothing.")
 @click.option("--seeds", type=click.IntRange(2), default=3, show_default=True, help="Trainings to compare, of each.")
@@ -54,30 +65,16 @@ _PATH = click.Path(path_type=Path)
 @click.option("-m", "is_module", is_flag=True, help="The script is the name of a module.")
 @click.argument("words", nargs=-1, type=click.UNPROCESSED, metavar="train OPTIONS | SCRIPT ARGS | RUN")
 def plan_command(
-    base: str | None,
-    formats: str | None,
-    target: str | None,
-    bits: float | None,
-    memory: int | None,
-    modules_only: bool,
-    activations: str | None,
-    fixed_bits: int | None,
-    measure_step: int,
-    no_verify: bool,
-    seeds: int,
-    steps: int,
-    whole: bool,
-    max_runs: int | None,
-    max_minutes: float | None,
+    words: tuple[str, ...],
+    is_module: bool,
     seed: int,
-    jobs: int,
-    place: Place,
     output: Path | None,
     name: str | None,
     runs: Path,
+    jobs: int,
+    place: Place,
     as_json: bool,
-    is_module: bool,
-    words: tuple[str, ...],
+    **asked: Any,
 ) -> None:
     """Say where precision goes in a training, and write a recipe that trains as fp32 does.
 
@@ -90,63 +87,109 @@ def plan_command(
     """
     from roundoff.cli.bisect_subject import subject_of
     from roundoff.experiments.engine import connected
-    from roundoff.experiments.plan_extra import Extra, make_extra_plan
-    from roundoff.experiments.plan_making import make_plan
-    from roundoff.experiments.plan_options import PlanOptions
-    from roundoff.experiments.plan_target import target_of
-    from roundoff.experiments.plan_text import plan_text
     from roundoff.runs import to_json
+
+    extra = _extra(asked.pop("activations"), asked.pop("fixed_bits"))
+    options = _options(asked, extra)
+    where = _Where(runs=runs, name=name, recipe_file=_writable(output), jobs=jobs, place=place)
+    subject = subject_of(words, command="plan", is_module=is_module, with_rules=False, seed=seed)
+    with connected(place), PlanProgress(again=shlex.join(["roundoff", *sys.argv[1:]])) as progress:
+        made = _made(subject, options, extra, where, tell=progress.tell)
+    click.echo(to_json(made.as_object) if as_json else made.text)
+    sys.exit(0 if made.is_good else 1)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Where:
+    """Where a plan is made and written."""
+
+    runs: Path
+    name: str | None
+    recipe_file: Path | None
+    jobs: int
+    place: Place
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Made:
+    """A plan of either kind, as far as it is told."""
+
+    text: str
+    as_object: dict[str, JsonValue]
+    is_good: bool
+
+
+def _extra(activations: str | None, fixed_bits: int | None) -> Extra | None:
+    """Return what is planned instead of formats, if that was asked for."""
+    from roundoff.experiments.plan_extra import Extra
 
     if activations is not None and fixed_bits is not None:
         raise UsageError.explain("--activations and --fixed are two plans.", fix="make one after the other.")
-    is_extra = activations is not None or fixed_bits is not None
-    _check_writable(output)
-    options = PlanOptions(
-        base=base or ("fp32" if is_extra else "half"),
-        formats=tuple(formats.split(",")) if formats else (),
-        target=target_of(target, bits=bits, memory_bytes=memory),
-        modules_only=modules_only,
-        extra=f"activations {activations}" if activations else f"fixed {fixed_bits}" if fixed_bits else "",
-        measured_step=measure_step,
-        verify=not no_verify,
-        seeds=seeds,
-        num_steps=None if whole else steps,
-        max_runs=max_runs,
-        max_seconds=None if max_minutes is None else 60 * max_minutes,
-    )
-    subject = subject_of(words, is_module=is_module, with_rules=False, seed=seed)
-    with connected(place), PlanProgress(again=shlex.join(["roundoff", *sys.argv[1:]])) as progress:
-        where = {"base": runs, "name": name, "recipe_file": output, "jobs": jobs, "on": place, "tell": progress.tell}
-        if is_extra:
-            extra = Extra(activations=_budget(activations), fixed_bits=fixed_bits)
-            found = make_extra_plan(subject, extra, options, **where)  # type: ignore[arg-type]
-            answer, text, is_good = found.to_object(), found.text, found.is_good
-        else:
-            plan = make_plan(subject, options, **where)  # type: ignore[arg-type]
-            answer, text, is_good = plan.to_object(), plan_text(plan), plan.is_good
-    click.echo(to_json(answer) if as_json else text)
-    sys.exit(0 if is_good else 1)
+    if activations is None and fixed_bits is None:
+        return None
+    return Extra(activations=None if activations is None else _budget(activations), fixed_bits=fixed_bits)
 
 
-def _budget(text: str | None) -> ActivationBudget | None:
+def _budget(text: str) -> ActivationBudget:
     """Read a budget of saved activations: an amount of memory, or a share."""
-    from roundoff.cli.quantities import Share
     from roundoff.experiments.plan_activations import ActivationBudget
 
-    if text is None:
-        return None
-    if text.strip().endswith("%"):
-        return ActivationBudget(share=Share().convert(text, None, None))
-    return ActivationBudget(num_bytes=Bytes().convert(text, None, None))
+    try:
+        if text.strip().endswith("%"):
+            return ActivationBudget(share=Share().convert(text, None, None))
+        return ActivationBudget(num_bytes=Bytes().convert(text, None, None))
+    except click.BadParameter as error:
+        raise UsageError.explain(
+            f"--activations {text} cannot be.",
+            why="it is neither an amount of memory, nor a share of what saved activations take, 0% to 100%.",
+            fix="for example: --activations 20MB, or --activations 25%",
+        ) from error
 
 
-def _check_writable(output: Path | None) -> None:
-    """Raise now what would otherwise be known after the last training."""
+def _options(asked: dict[str, Any], extra: Extra | None) -> PlanOptions:
+    """Return where the plan starts, what it has to meet, and how much trying it may cost."""
+    from roundoff.experiments.plan_options import PlanOptions
+    from roundoff.experiments.plan_target import target_of
+
+    formats, minutes = asked["formats"], asked["max_minutes"]
+    return PlanOptions(
+        base=asked["base"] or ("half" if extra is None else "fp32"),
+        formats=tuple(formats.split(",")) if formats else (),
+        target=target_of(asked["target"], bits=asked["bits"], memory_bytes=asked["memory"]),
+        modules_only=asked["modules_only"],
+        extra="" if extra is None else extra.asked,
+        measured_step=asked["measure_step"],
+        verify=not asked["no_verify"],
+        seeds=asked["seeds"],
+        num_steps=None if asked["whole"] else asked["steps"],
+        max_runs=asked["max_runs"],
+        max_seconds=None if minutes is None else 60 * minutes,
+    )
+
+
+def _made(subject: Subject, options: PlanOptions, extra: Extra | None, where: _Where, *, tell: Tell) -> _Made:
+    """Make the plan that was asked for."""
+    from roundoff.experiments.plan_extra import make_extra_plan
+    from roundoff.experiments.plan_making import make_plan
+    from roundoff.experiments.plan_text import plan_text
+
+    place: dict[str, Any] = {"base": where.runs, "name": where.name, "recipe_file": where.recipe_file}
+    place |= {"jobs": where.jobs, "on": where.place, "tell": tell}
+    if extra is not None:
+        found = make_extra_plan(subject, extra, options, **place)
+        return _Made(text=found.text, as_object=found.to_object(), is_good=found.is_good)
+    plan = make_plan(subject, options, **place)
+    return _Made(text=plan_text(plan), as_object=plan.to_object(), is_good=plan.is_good)
+
+
+def _writable(output: Path | None) -> Path | None:
+    """Return the file for the recipe, and raise now what would otherwise be known after the last training."""
     if output is None:
-        return
+        return None
     if output.suffix != ".toml":
         raise UsageError.explain(
             f"'{output}' cannot be the recipe.", why="a recipe file is known by its ending.", fix=f"-o {output}.toml"
         )
     if not output.absolute().parent.is_dir():
         raise UsageError.explain(f"'{output}' cannot be written.", why=f"there is no folder '{output.parent}'.")
+    return output

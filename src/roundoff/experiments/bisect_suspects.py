@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from roundoff.errors import BisectError
+from roundoff.errors import BisectError, TrialError
 from roundoff.experiments.bisect_changes import SubstitutedSites
 from roundoff.experiments.bisect_options import BisectEvent, OnEvent
 from roundoff.experiments.candidates import Candidates, candidates_from_listing
@@ -30,7 +30,7 @@ def measured_step(trials: Trials, *, fmt: str, on_event: OnEvent) -> Sensitivity
         task = measuring_task(trials.subject, formats=(fmt,), step=step, folder=trials.folder.path / "measured")
         try:
             measured: Sensitivity = trials.run(task).sensitivity
-        except BisectError as error:
+        except TrialError as error:
             why = why or str(error).partition("why: ")[2].partition("\n")[0]
             continue
         write_atomically(path, to_json(measured.to_object()).encode())

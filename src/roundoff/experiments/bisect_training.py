@@ -38,7 +38,8 @@ def bisect_training(
     `options.auto` it first tries what experienced people try, and lets that decide what is searched for.
 
     Raises:
-        BisectError: there is nothing to search, the training is bad in any case, or a trial failed.
+        BisectError: there is nothing to search, or the training is bad in any case.
+        TrialError: a trial failed.
     """
     change = change_for(options)  # says now what cannot be
     check_command(subject, options)

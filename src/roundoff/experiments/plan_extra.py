@@ -67,6 +67,26 @@ class Extra:
     activations: ActivationBudget | None = None
     fixed_bits: int | None = None
 
+    @property
+    def asked(self) -> str:
+        """What was asked for, in words, which tells plans apart."""
+        if self.activations is None:
+            return f"fixed {self.fixed_bits}"
+        share, num_bytes = self.activations.share, self.activations.num_bytes
+        return f"activations {num_bytes} bytes" if share is None else f"activations {100 * share:g}%"
+
+    @property
+    def called(self) -> str:
+        """What is planned, for people."""
+        return "the bits of saved activations" if self.activations is not None else "fixed point"
+
+    @property
+    def by_hand(self) -> str:
+        """What to do with a training that cannot be planned."""
+        if self.activations is not None:
+            return "choose_bits, docs/compressed-activations.md"
+        return "start from recipe fixed, docs/fixed-point.md"
+
     def task(self, config: TrainConfig, options: PlanOptions, folder: Path) -> Task:
         """Return the call that measures and chooses."""
         if self.activations is not None:
@@ -102,9 +122,9 @@ def make_extra_plan(
     """
     if not isinstance(subject, TrainSubject):
         raise PlanError.explain(
-            f"`{subject.name}` cannot be planned like this.",
+            f"Of `{subject.name}` {extra.called} cannot be planned.",
             why="one step has to be run again and again, which only settings of roundoff train allow.",
-            fix="roundoff plan ... train OPTIONS; for your own model: choose_bits, docs/compressed-activations.md",
+            fix=f"roundoff plan ... train OPTIONS; for a model of yours: {extra.by_hand}",
         )
     workplace = Workplace.open(subject, options, base=base, name=name, jobs=jobs, on=on, tell=tell)
     folder = workplace.folder

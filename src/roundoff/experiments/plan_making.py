@@ -44,7 +44,7 @@ def make_plan(
 
     Raises:
         PlanError: the plan cannot be as it was asked for, or the training fails in fp32.
-        BisectError: a trial died.
+        TrialError: a trial died.
     """
     base_recipe = find_recipe(options.base)
     check_base(base_recipe)

@@ -9,7 +9,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Protocol
 
-from roundoff.errors import BisectError
+from roundoff.errors import TrialError
 from roundoff.experiments.engine import Place, run_tasks
 from roundoff.experiments.judgement_file import take_off_what_was_cut
 from roundoff.experiments.task import Outcome, Task
@@ -87,7 +87,7 @@ class Trials:
         """Return what came of each setting, trying those that are not known, several at a time.
 
         Raises:
-            BisectError: a trial came to nothing, or its process died; its log tells more.
+            TrialError: a trial came to nothing, or its process died; its log tells more.
         """
         self._asked.update(map(_key, settings))
         missing = {_key(setting): setting for setting in settings if _key(setting) not in self._kept}
@@ -166,10 +166,10 @@ def _from_here(path: Path) -> Path:
     return path.relative_to(here) if path.is_relative_to(here) else path
 
 
-def _failed(outcome: Outcome, subject: Subject) -> BisectError:
+def _failed(outcome: Outcome, subject: Subject) -> TrialError:
     log = outcome.task.log
     more = f"\n       all of it: {_from_here(log)}" if log is not None and log.exists() else ""
-    return BisectError.explain(
+    return TrialError.explain(
         f"A trial of `{subject.name}` failed.",
         why=f"{outcome.failure}{more}",
         fix="see that it runs by itself; trials that have ended are kept.",
