@@ -59,8 +59,8 @@ def test_the_whole_text_fits_on_a_screen() -> None:
     plan = tried(plan_of(OVERFLOW), 1.0, 1.01, 1.0)
     text = plan_text(plan).partition("\n\nwhere")[0]
     assert text == (
-        "fp16 everywhere but blocks.1.attn's own code: 100 % of the parameters are narrow, "
-        "and it trains as fp32 does.\n"
+        "fp16 everywhere but blocks.1.attn's own code: 100 % of the parameters are narrow, and it trains as\n"
+        "fp32 does.\n"
         "  blocks.1.attn fp32  matmul overflow: its result reaches 3e+06, fp16 ends at 65504\n"
         "\n"
         "measured  step 2 in fp32, loss 2; the target is the loss within 0.5 % of fp32 in one step\n"
@@ -74,6 +74,20 @@ def test_the_whole_text_fits_on_a_screen() -> None:
         "page      runs/plan-1/precision.html\n"
         'use       model, optimizer = roundoff.apply_recipe(model, optimizer, "planned.toml")'
     )
+
+
+def test_reasons_and_trials_that_are_long_go_on_in_their_column() -> None:
+    long = effect("blocks.1.attn", "matmul", absmax=3e6, value=rounded(overflow=0.2))
+    plan = plan_of(long)
+    wide = replace(plan.proposal.wide[0], reasons=("underflow: " + " ".join(["gradients"] * 12), "and more"))
+    sites = tuple(wide if each.site == wide.site else each for each in plan.proposal.sites)
+    plan = tried(replace(plan, proposal=replace(plan.proposal, sites=sites)), 1.0, 1.0, 1.0)
+    assert plan.verified is not None
+    plan = replace(plan, verified=replace(plan.verified, tried=(" ".join(["tried"] * 30),)))
+    lines = plan_text(plan).splitlines()
+    assert max(map(len, lines)) <= 100
+    assert "                      and more" in lines
+    assert [line for line in lines if "tried tried" in line][1].startswith("          tried")
 
 
 def test_where_the_precision_goes_comes_last() -> None:

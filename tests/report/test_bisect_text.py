@@ -33,7 +33,7 @@ def test_the_verdict_comes_first_then_proof_numbers_recipe_and_what_to_do():
         "  inside     blocks.1.attn\n"
         "  judged by  nonfinite: bad is a loss that is not finite\n"
         "  searched   26 sites of `train.py --epochs 1`, the most suspicious of one measured step first\n"
-        "  took       3 runs, and 2 before the search; 12 s\n"
+        "  took       3 runs to search, and 2 to know what is good and bad; 12 s\n"
         "  recipe     runs/bisect-1/recipe.toml\n"
         "  folder     runs/bisect-1\n"
         "  next       roundoff train --recipe runs/bisect-1/recipe.toml"

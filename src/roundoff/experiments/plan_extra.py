@@ -11,6 +11,7 @@ from roundoff.experiments.judgements import OutOfBudget
 from roundoff.experiments.plan_activations import ActivationBudget, ActivationPlan, activations_task, with_activations
 from roundoff.experiments.plan_fixed import FixedPlan, fixed_task
 from roundoff.experiments.plan_options import PlanOptions, Tell
+from roundoff.experiments.plan_text import verified_lines
 from roundoff.experiments.plan_trials import Verification
 from roundoff.experiments.plan_workplace import Workplace
 from roundoff.experiments.subject_train import TrainSubject
@@ -46,7 +47,7 @@ class ExtraPlan:
         if self.verification is None:
             return [f"{self.recipe.name}, not tried.", *self.evidence]
         trains = "trains as fp32 does" if self.verification.is_good else "does not train as fp32 does"
-        return [f"{self.recipe.name} {trains}.", *self.evidence, f"verified  {self.verification.text}"]
+        return [f"{self.recipe.name} {trains}.", *self.evidence, *verified_lines(self.verification)]
 
     def to_object(self) -> dict[str, JsonValue]:
         """Return everything as JSON values."""

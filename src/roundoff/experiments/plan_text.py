@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Iterator
 
 from roundoff.experiments.plan_options import Plan
 from roundoff.experiments.plan_sites import Proposal, SitePlan
+from roundoff.experiments.plan_trials import Verification
 from roundoff.report.sensitivity_text import sensitivity_text
 
+_WIDTH = 100
 _MOST_SHOWN = 12
 _MOST_NAMED = 4
 _MOST_COSTLY = 6
@@ -16,7 +19,7 @@ _MOST_COSTLY = 6
 
 def plan_text(plan: Plan) -> str:
     """Lay out a plan, the verdict first."""
-    lines = [verdict(plan), *_wide_lines(plan), "", *_fact_lines(plan), "", *_use_lines(plan)]
+    lines = [*_wrapped(verdict(plan)), *_wide_lines(plan), "", *_fact_lines(plan), "", *_use_lines(plan)]
     where = sensitivity_text(plan.measured, plan.measured.formats[0], num_sites=_MOST_COSTLY)
     return "\n".join([*lines, "", "where the precision goes", where])
 
@@ -62,11 +65,18 @@ def _wide_lines(plan: Plan) -> Iterator[str]:
     wide = plan.proposal.wide
     width = max((len(_name(each)) for each in wide[:_MOST_SHOWN]), default=0)
     for each in wide[:_MOST_SHOWN]:
-        first, *others = each.reasons or ("",)
-        yield f"  {_name(each).ljust(width)}  {first}".rstrip()
-        yield from (f"  {''.ljust(width)}  {reason}" for reason in others)
+        names = [_name(each)]
+        for reason in each.reasons or ("",):
+            yield from _beside(names.pop() if names else "", reason, width=width)
     if len(wide) > _MOST_SHOWN:
         yield f"  and {len(wide) - _MOST_SHOWN} more, in the recipe"
+
+
+def _beside(name: str, reason: str, *, width: int) -> Iterator[str]:
+    """Yield a reason in a column of its own, in as many lines as it takes."""
+    lines = _wrapped(reason, width=max(40, _WIDTH - width - 4))
+    yield f"  {name.ljust(width)}  {lines[0]}".rstrip()
+    yield from (f"  {''.ljust(width)}  {line}" for line in lines[1:])
 
 
 def _name(each: SitePlan) -> str:
@@ -85,11 +95,28 @@ def _fact_lines(plan: Plan) -> Iterator[str]:
     if plan.not_tried is not None:
         yield f"not tried {plan.not_tried}"
     if plan.verified is not None:
-        yield from (f"tried     {line}" for line in plan.verified.tried)
+        for tried in plan.verified.tried:
+            yield from labelled("tried", tried)
         if plan.verified.verification is not None:
-            ended, reference = plan.verified.verification.text.split("; ", 1)
-            yield f"verified  {ended};"
-            yield f"          {reference}"
+            yield from verified_lines(plan.verified.verification)
+
+
+def verified_lines(verification: Verification) -> Iterator[str]:
+    """Yield what came of the trainings with a recipe, and of those in fp32."""
+    ended, reference = verification.text.split("; ", 1)
+    yield from labelled("verified", f"{ended};")
+    yield from labelled("", reference)
+
+
+def labelled(label: str, text: str) -> Iterator[str]:
+    """Yield a fact beside its label, in as many lines as it takes."""
+    for number, line in enumerate(_wrapped(text, width=_WIDTH - 10)):
+        yield f"{'' if number else label:<10}{line}"
+
+
+def _wrapped(text: str, *, width: int = _WIDTH) -> list[str]:
+    """Cut a text into lines between its words; a word that is too long stays whole."""
+    return textwrap.wrap(text, width, break_long_words=False, break_on_hyphens=False) or [""]
 
 
 def _use_lines(plan: Plan) -> Iterator[str]:

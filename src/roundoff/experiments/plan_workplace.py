@@ -42,7 +42,13 @@ class Workplace:
         tell(f"plan of `{subject.name}` in {folder.path}")
         # A bisection keeps its trials in the same way.
         kept = BisectFolder(path=folder.path)
-        trials = Trials(subject, kept, jobs=jobs, on=on, on_trial=lambda trial: tell(_trial_line(trial)))
+        planned = 2 * options.seeds if options.verify else 0
+
+        def told(trial: KeptTrial) -> None:
+            left = max(0, planned - trial.number) * trials.seconds_each / max(1, jobs)
+            tell(_trial_line(trial, planned=planned, seconds_left=left))
+
+        trials = Trials(subject, kept, jobs=jobs, on=on, on_trial=told)
         return cls(folder=folder, trials=trials)
 
     def verifier(self, options: PlanOptions) -> Verifier:
@@ -58,8 +64,11 @@ class Workplace:
         )
 
 
-def _trial_line(trial: KeptTrial) -> str:
+def _trial_line(trial: KeptTrial, *, planned: int, seconds_left: float) -> str:
+    """Write a training that has ended as one line; those beyond the planned ones are repairs, of unknown number."""
     recipe = "fp32" if trial.setting.recipe == "fp32" else f"recipe {Path(trial.setting.recipe or '').stem}"
     loss = final_loss(trial.result)
     ended = f"loss {loss:.4g}" if loss is not None else f"exit code {trial.result.exit_code}"
-    return f"[{trial.number}] {recipe}, seed {trial.setting.seed}: {ended} after {trial.seconds:.1f} s"
+    place = f"{trial.number}/{planned}" if trial.number <= planned else f"{trial.number}"
+    left = f"; about {seconds_left:.0f} s left" if seconds_left >= 1 else ""
+    return f"[{place}] {recipe}, seed {trial.setting.seed}: {ended} after {trial.seconds:.1f} s{left}"

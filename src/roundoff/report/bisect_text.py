@@ -126,7 +126,7 @@ def _verdict(answer: BisectAnswer) -> str:
 
 def _common(answer: BisectAnswer) -> list[tuple[str, str]]:
     order = ", the most suspicious of one measured step first" if answer.is_measured else ""
-    counted = f"{_count(answer.num_runs, 'run')}, and {answer.num_other_runs} before the search"
+    counted = f"{_count(answer.num_runs, 'run')} to search, and {answer.num_other_runs} to know what is good and bad"
     facts = [("stage", stage) for stage in answer.stages]
     facts += [("judged by", answer.judge)]
     facts += [("searched", f"{_count(answer.num_sites, 'site')} of `{answer.subject}`{order}")] * bool(answer.num_runs)
