@@ -13,11 +13,11 @@ from roundoff.runs.plain_json import from_json
 
 _SMALL_BYTES = 2**14
 """A file of that size, about a hundred steps, is read whole."""
-_WINDOW_BYTES = 2**12
+_WINDOW_BYTES = 2**11
 """So much is read at each place: a line that ends before, and a whole one."""
 
 
-def sampled_metrics(folder: Path, *, rank: int = 0, most: int = 48) -> list[Metrics]:
+def sampled_metrics(folder: Path, *, rank: int = 0, most: int = 32) -> list[Metrics]:
     """Return the first step, the last whole one and others at even distances between; all of a short run.
 
     What it costs does not depend on how long the run is. A line that cannot be read costs its place only.

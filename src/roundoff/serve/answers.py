@@ -12,7 +12,12 @@ from roundoff.runs import JsonValue, to_json
 
 def json_answer(value: JsonValue, *, status: int = 200) -> Response:
     """Return a value as JSON; NaN and the infinities are words, as in the run folder."""
-    return Response(to_json(value).encode(), status_code=status, media_type="application/json")
+    return json_text(to_json(value), status=status)
+
+
+def json_text(text: str, *, status: int = 200) -> Response:
+    """Return what is JSON already."""
+    return Response(text.encode(), status_code=status, media_type="application/json")
 
 
 class Etags:

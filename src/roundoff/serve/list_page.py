@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import lru_cache
 from pathlib import Path
 
 from roundoff.report.loss_curve import loss_curve
@@ -66,6 +67,7 @@ def _head() -> Html:
     return tag("thead", tag("tr", pick, *headings))
 
 
+@lru_cache(maxsize=4096)
 def _row(row: RunRow) -> Html:
     words = "damaged" if row.state is None else row.state.word
     pick = tag("input", type="checkbox", name="run", value=row.name, aria_label=f"pick {row.name}")

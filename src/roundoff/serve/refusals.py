@@ -9,7 +9,6 @@ from roundoff.report.markup import tag
 from roundoff.report.page import page
 from roundoff.serve.answers import json_answer
 
-
 _HEADERS = {401: {"www-authenticate": "Bearer"}, 405: {"allow": "GET, HEAD"}}
 """By status: what must be said beside the sentence."""
 

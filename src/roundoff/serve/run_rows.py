@@ -9,9 +9,10 @@ import threading
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 
 from roundoff.errors import RunFolderError
-from roundoff.runs import Ending, Finding, JsonValue, Run, RunInfo, Severity, sampled_metrics
+from roundoff.runs import Ending, Finding, JsonValue, Run, RunInfo, Severity, sampled_metrics, to_json
 from roundoff.serve.refusals import Refusal
 from roundoff.serve.run_state import RunState, state_of
 from roundoff.serve.runs_folder import RunsFolder, stamp_of
@@ -24,16 +25,17 @@ _READ = re.compile(r"run\.json|metrics-rank0\.jsonl|findings\.json|ending-rank(\
 _ENDING = re.compile(r"ending-rank(\d+)\.json")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, eq=False)
 class RunRow:
-    """One run, as the list shows it; of a damaged one only what is wrong with it."""
+    """One run, as the list shows it; of a damaged one only what is wrong with it.
+
+    As long as nothing of it changes it is the same object, and what was made of it once need not be made again.
+    """
 
     name: str
     problem: str | None = None
     info: RunInfo = field(default_factory=RunInfo)
     endings: Sequence[Ending] = ()
-    heard: float = 0.0
-    """When a file of it last changed, in seconds since 1970."""
     state: RunState | None = None
     """None if it is damaged."""
     num_steps: int = 0
@@ -54,10 +56,15 @@ class RunRow:
         first, *rest = self.info.command or ("",)
         return " ".join([os.path.basename(first), *rest])
 
-    @property
+    @cached_property
+    def text(self) -> str:
+        """The row as JSON."""
+        return to_json(self.to_object())
+
+    @cached_property
     def version(self) -> str:
         """What changes whenever the row would show something else."""
-        return hashlib.blake2b(repr(self.to_object()).encode(errors="replace"), digest_size=6).hexdigest()
+        return hashlib.blake2b(self.text.encode(), digest_size=6).hexdigest()
 
     def counted(self) -> dict[str, int]:
         """Return how many findings there are of each severity."""
@@ -119,16 +126,16 @@ class RunRows:
             path = self._folder.path_of(name)
             files = self._folder.files(path, top_only=True)
             stamp = stamp_of({key: found for key, found in files.items() if _READ.fullmatch(key)})
-            kept, row = self._kept.get(name, ("", None))
-            if row is None or kept != stamp:
-                row = _read(name, Run.open(path), files)
-                self._kept[name] = (stamp, row)
+            known = self._kept.get(name)
+            row = known[1] if known is not None and known[0] == stamp else _read(name, Run.open(path), files)
         except (RunFolderError, Refusal) as error:
             said = error if isinstance(error, Refusal) else Refusal.of_error(422, error)
             return RunRow(name=name, problem=" ".join(filter(None, (said.what, said.why))))
         heard = max((found.st_mtime for found in files.values()), default=0.0)
         state = state_of(row.info, row.endings, seconds_quiet=time.time() - heard)
-        return replace(row, heard=heard, state=state)
+        row = row if row.state == state else replace(row, state=state)
+        self._kept[name] = (stamp, row)
+        return row
 
 
 def _read(name: str, run: Run, files: Mapping[str, os.stat_result]) -> RunRow:

@@ -68,14 +68,11 @@ class RunsFolder:
 
     def files(self, path: Path, *, top_only: bool = False) -> dict[str, os.stat_result]:
         """Return the files of a run by their path in it; a `Refusal` if one is no file, or leads out of here."""
-        found: dict[str, os.stat_result] = {}
-        for entry in self._entries(path, top_only=top_only):
-            found[os.path.relpath(entry.path, path)] = entry.stat()
-        return found
+        return dict(self._files(path, "", top_only=top_only))
 
     def check_inside(self, path: Path) -> None:
-        """Raise a `Refusal` if a path leads out of the folder that is served."""
-        if not Path(os.path.realpath(path)).is_relative_to(self._real):
+        """Raise a `Refusal` if a path in the folder that is served is a link that leads out of it."""
+        if path.is_symlink() and not Path(os.path.realpath(path)).is_relative_to(self._real):
             raise Refusal(
                 403,
                 f"'{path}' is not shown.",
@@ -83,26 +80,25 @@ class RunsFolder:
                 fix="serve the folder that it leads to.",
             )
 
-    def _entries(self, folder: Path, *, top_only: bool) -> Iterator[os.DirEntry[str]]:
+    def _files(self, folder: str | Path, within: str, *, top_only: bool) -> Iterator[tuple[str, os.stat_result]]:
         try:
             with os.scandir(folder) as entries:
                 for entry in entries:
                     if entry.is_dir(follow_symlinks=False):
                         if not top_only:
-                            yield from self._entries(Path(entry.path), top_only=False)
+                            yield from self._files(entry.path, f"{within}{entry.name}/", top_only=False)
                     elif not entry.name.endswith(".tmp"):
-                        self._check(entry)
-                        yield entry
+                        yield within + entry.name, self._checked(entry)
         except FileNotFoundError:
             return  # it was removed meanwhile, and has no files
 
-    def _check(self, entry: os.DirEntry[str]) -> None:
+    def _checked(self, entry: os.DirEntry[str]) -> os.stat_result:
         if entry.is_symlink():
             self.check_inside(Path(entry.path))
-        if not stat.S_ISREG(
-            entry.stat().st_mode
-        ):  # a pipe would be waited for, and a linked folder was not looked into
+        found = entry.stat()
+        if not stat.S_ISREG(found.st_mode):  # a pipe would be waited for, and a linked folder was not looked into
             raise Refusal(403, f"'{entry.path}' is not shown.", why="a run holds files, and this is none.")
+        return found
 
     def _is_one_run(self) -> bool:
         return os.path.lexists(self.path / INFO_NAME)
