@@ -52,7 +52,7 @@ static void summarize_at(uintptr_t data, int dtype, nb::tuple shape, nb::tuple s
 void bind_summarize(nb::module_& m) {
   m.def("summarize", &summarize_at, nb::arg("data"), nb::arg("dtype"), nb::arg("shape"), nb::arg("stride"),
         nb::arg("row"), nb::arg("histogram") = 0,
-        "Write the row of the tensor at `data` to the address `row`; 32 counts to `histogram` unless it is 0.");
+        "Write the row of the tensor at `data` to the address `row`; 64 counts to `histogram` unless it is 0.");
 }
 
 }  // namespace roundoff

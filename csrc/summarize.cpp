@@ -172,14 +172,16 @@ const T* add_chunk(const T* x, int n, typename Bits<T>::word smallest_normal, T*
 
 // ---- all of it ------------------------------------------------------------------------------------------------------
 
+constexpr int kExponents = 64, kBucketOfOne = 40;
+
 template <class T>
 void count_exponents(const T* x, int n, uint32_t* histogram) {
   constexpr int mantissa = sizeof(T) == 4 ? 23 : 52, bias = sizeof(T) == 4 ? 127 : 1023;
   for (int i = 0; i < n; ++i) {
     const auto m = magnitude_bits(x[i]);
     if (m == 0) continue;
-    const int bucket = (int(m >> mantissa) - bias + 48) >> 1;
-    ++histogram[bucket < 0 ? 0 : bucket > 31 ? 31 : bucket];
+    const int bucket = int(m >> mantissa) - bias + kBucketOfOne;
+    ++histogram[bucket < 0 ? 0 : bucket > kExponents - 1 ? kExponents - 1 : bucket];
   }
 }
 

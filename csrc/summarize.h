@@ -43,8 +43,8 @@ struct Tables {
 const Tables& tables();
 uint64_t block_weight(uint64_t block);
 
-// Fills one row. `histogram`, if not null, gets 32 counts of the nonzero finite elements by power of four:
-// bucket b holds |x| in [4^(b-24), 4^(b-23)), the outer two are open.
+// Fills one row. `histogram`, if not null, gets 64 counts of the nonzero finite elements by power of two:
+// bucket b holds |x| in [2^(b-40), 2^(b-39)), the outer two are open.
 ROUNDOFF_EACH_LEVEL(void summarize(const View& view, double* row, uint32_t* histogram))
 
 }  // namespace roundoff

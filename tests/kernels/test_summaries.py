@@ -385,7 +385,7 @@ def plain_histogram(x: Tensor) -> list[int]:
     counts = [0] * at.NUM_HISTOGRAM_BUCKETS
     for value in x.reshape(-1).tolist():
         if value and math.isfinite(value):
-            counts[min(31, max(0, math.floor((math.frexp(abs(value))[1] - 1) / 2) + 24))] += 1
+            counts[min(63, max(0, math.frexp(abs(value))[1] - 1 + 40))] += 1
     return counts
 
 
@@ -400,15 +400,15 @@ def test_both_histograms_are_those_of_a_plain_loop(shape: tuple[int, ...], dtype
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
-def test_buckets_begin_at_powers_of_four_and_the_outer_ones_are_open(dtype: torch.dtype):
+def test_buckets_begin_at_powers_of_two_and_the_outer_ones_are_open(dtype: torch.dtype):
     for exponent in range(-60, 30):
-        edge = torch.tensor(4.0**exponent, dtype=dtype)
-        bucket = min(31, max(0, exponent + 24))
-        below = min(31, max(0, exponent + 23))
+        edge = torch.tensor(2.0**exponent, dtype=dtype)
+        bucket = min(63, max(0, exponent + 40))
+        below = min(63, max(0, exponent + 39))
         for x, expected in ((edge, bucket), (-edge, bucket), (edge.nextafter(torch.zeros((), dtype=dtype)), below)):
             assert histogram(x).nonzero()[0].tolist() == histogram_torch(x).numpy().nonzero()[0].tolist() == [expected]
 
 
 def test_a_histogram_reads_views_and_leaves_zero_and_non_finite_out():
     x = torch.tensor([[1.0, math.nan, 4.0], [0.0, math.inf, -5.0]]).t()
-    assert {b: n for b, n in enumerate(histogram(x)) if n} == {24: 1, 25: 2}
+    assert {b: n for b, n in enumerate(histogram(x)) if n} == {40: 1, 42: 2}

@@ -35,7 +35,7 @@ def test_it_is_the_histogram_of_the_tensor(tmp_path: Path):
     (given,) = (event for event in recorded(tmp_path / "a") if event.op == "input")
     assert given.histogram is not None
     assert given.histogram.tolist() == histogram(torch.full((4, 3), 5.0)).tolist()
-    assert given.histogram[25] == 12  # 5 lies between 4 and 16
+    assert given.histogram[42] == 12  # 5 lies between 4 and 8
 
 
 def test_there_is_none_where_none_was_asked_for(tmp_path: Path):
@@ -46,11 +46,12 @@ def test_of_a_large_tensor_slices_of_its_longest_dimension_are_counted():
     x = torch.ones(3, 2**18, 2)
     part = sampled(x)
     assert part.shape[0::2] == (3, 2)
-    assert MOST_ELEMENTS / 2 < part.numel() <= MOST_ELEMENTS + 6
+    assert MOST_ELEMENTS / 2 < part.numel() <= MOST_ELEMENTS
+    assert 0 < sampled(torch.ones(1).expand(1000, 1000, 1000)).numel() <= MOST_ELEMENTS
     assert sampled(torch.ones(4, 5)).shape == (4, 5)
     counted = Histograms()
     counted.add(x, 1)
     column = counted.column(3)
     assert column is not None
     assert np.ma.getmaskarray(column)[:, 0].tolist() == [True, False, True]
-    assert column[1, 24] == part.numel()
+    assert column[1, 40] == part.numel()

@@ -61,13 +61,14 @@ def record_run(
     is_broken: bool = True,
     name: str = "stem",
     eps: float = 1e-5,
+    histograms: bool = False,
 ) -> Run:
     """Record a training; the product of a broken one overflows in step `BAD_STEP`."""
     torch.manual_seed(0)
     dtype = torch.float16 if is_broken else torch.float32
     net = Net(name, eps=eps).to(dtype)
     optimizer = torch.optim.SGD(net.parameters(), lr=0.01)
-    with recording(to=folder, steps=range(num_steps), inputs=True, stacks=True):
+    with recording(to=folder, steps=range(num_steps), inputs=True, stacks=True, histograms=histograms):
         for step in range(num_steps):
             net.body.scale = 3000.0 if is_broken and step == BAD_STEP else 1.0
             optimizer.zero_grad()

@@ -74,7 +74,7 @@ def test_the_browser_is_told_to_run_our_scripts_only(hostile: Elements):
     assert policy is not None
     parts = dict(part.strip().split(" ", 1) for part in policy.split(";"))
     assert parts["default-src"] == "'none'"
-    assert re.fullmatch(r"('sha256-[\w+/=]+' ?){5}", parts["script-src"])
+    assert re.fullmatch(r"('sha256-[\w+/=]+' ?){6}", parts["script-src"])
     assert parts["style-src"] == "'unsafe-inline'"
     assert parts["img-src"] == "data: blob:"
 
@@ -87,7 +87,7 @@ def test_plotly_can_stand_inside_a_page():
 
 def test_the_page_of_a_broken_run_has_every_section(tmp_path: Path):
     page = run_page(view_of(record_run(tmp_path / "run")))
-    assert page.sections == ["verdict", "loss", "norms", "steps", "sites", "recipe", "settings"]
+    assert page.sections == ["verdict", "loss", "norms", "steps", "sites", "exponents", "recipe", "settings"]
     assert page.thinned == []
 
 
@@ -107,13 +107,13 @@ def test_a_run_with_nothing_in_it_still_has_a_page(tmp_path: Path):
 
 @pytest.mark.parametrize(
     ("name", "damaged"),
-    [("metrics-rank0.jsonl", {"loss", "norms"}), ("events/rank0-part-00000.parquet", {"steps", "sites"})],
+    [("metrics-rank0.jsonl", {"loss", "norms"}), ("events/rank0-part-00000.parquet", {"steps", "sites", "exponents"})],
 )
 def test_a_damaged_file_is_told_of_and_the_rest_is_shown(name: str, damaged: set[str], tmp_path: Path):
     run = diagnosed(record_run(tmp_path / "run"))
     (run.path / name).write_bytes(b"broken\n" * 20)
     page = run_page(view_of(run))
-    assert page.sections == ["verdict", "loss", "norms", "steps", "sites", "recipe", "settings"]
+    assert page.sections == ["verdict", "loss", "norms", "steps", "sites", "exponents", "recipe", "settings"]
     sections = dict(re.findall(r'<section id="(\w+)">(.*?)</section>', page.html, re.S))
     assert {key for key, body in sections.items() if name.rpartition("/")[2] in body} == damaged
 

@@ -18,7 +18,7 @@ def event(tmp_path, make_events) -> Event:
         min=np.array([-9.0]),
         hash=np.array([2**64 - 1], dtype=np.uint64),
         sketch=np.arange(16, dtype=np.float32)[None],
-        histogram=np.arange(32, dtype=np.uint32)[None],
+        histogram=np.arange(64, dtype=np.uint16)[None],
         introduced_ulps=np.array([1.5]),
     )
     with RunWriter.create(tmp_path / "a", RunInfo(), rank=2, strict=True) as writer:
@@ -57,7 +57,7 @@ def test_a_row_comes_back_as_an_event(event: Event):
         num_subnormal=0,
         hash=2**64 - 1,
         sketch_bytes=np.arange(16, dtype="<f4").tobytes(),
-        histogram_bytes=np.arange(32, dtype="<u4").tobytes(),
+        histogram_bytes=np.arange(64, dtype="<u2").tobytes(),
         introduced_ulps=1.5,
         introduced_rms_ulps=None,
     )
@@ -69,7 +69,7 @@ def test_what_follows_from_the_numbers(event: Event):
     assert (event.num_inf, event.num_nonfinite) == (5, 6)
     assert event.absmax == 9.0
     assert event.sketch.tolist() == list(range(16))
-    assert event.histogram.tolist() == list(range(32))
+    assert event.histogram.tolist() == list(range(64))
 
 
 def test_an_event_has_the_columns_of_the_table_and_its_rank():

@@ -12,7 +12,9 @@ SKETCH = 11
 """Eight sums with random signs, then their twins, weighted by channel; `roundoff.kernels.sketches` reads them."""
 NUM_BUCKETS = 8
 ROW_WIDTH = SKETCH + 2 * NUM_BUCKETS
-NUM_HISTOGRAM_BUCKETS = 32
+NUM_HISTOGRAM_BUCKETS = 64
+BUCKET_OF_ONE = 40
+"""The bucket of the histogram that begins at 1; the next one begins at 2."""
 
 DTYPE_CODES: dict[torch.dtype, int] = {
     torch.float64: 0,

@@ -39,9 +39,9 @@ def summarize_at(x: Tensor, address: int) -> bool:
 
 
 def histogram(x: Tensor) -> np.ndarray:
-    """Count the nonzero finite elements of `x` by power of four, in 32 buckets.
+    """Count the nonzero finite elements of `x` by power of two, in 64 buckets.
 
-    Bucket b holds |x| in [4^(b-24), 4^(b-23)); the first and the last are open towards 0 and infinity.
+    Bucket b holds |x| in [2^(b-40), 2^(b-39)); the first and the last are open towards 0 and infinity.
     """
     kernels = compiled()
     code = at.DTYPE_CODES.get(x.dtype)

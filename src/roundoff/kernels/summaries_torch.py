@@ -86,12 +86,12 @@ def _is_minus(index: Tensor, row_length: int) -> Tensor:
 
 
 def histogram_torch(x: Tensor) -> Tensor:
-    """Count the nonzero finite elements by power of four: bucket b holds |x| in [4^(b-24), 4^(b-23))."""
+    """Count the nonzero finite elements by power of two: bucket b holds |x| in [2^(b-40), 2^(b-39))."""
     values = _values(x)
     wide = values.to(_widest(x.device)).reshape(-1).abs()
     counted = torch.isfinite(wide) & _sizes(values).ne(0).reshape(-1)
     exponent = torch.frexp(torch.where(counted, wide.clamp(min=2.0**-100), 1)).exponent - 1
-    bucket = ((exponent + 48) >> 1).clamp(0, at.NUM_HISTOGRAM_BUCKETS - 1).long()
+    bucket = (exponent + at.BUCKET_OF_ONE).clamp(0, at.NUM_HISTOGRAM_BUCKETS - 1).long()
     counts = torch.zeros(at.NUM_HISTOGRAM_BUCKETS, dtype=torch.int64, device=x.device)
     return counts.index_add_(0, bucket, counted.long())
 

@@ -1,4 +1,4 @@
-"""Exponent histograms of the tensors of one step: how their magnitudes are spread over the powers of four."""
+"""Exponent histograms of the tensors of one step: how their magnitudes are spread over the powers of two."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from roundoff.kernels import row as at
 from roundoff.kernels.summaries_torch import histogram_torch
 from roundoff.record.torch_private import hidden_from_modes
 
-MOST_ELEMENTS = 2**16
-"""Of a larger tensor slices at even distances are counted: a picture of it needs no more, and costs more to make."""
+MOST_ELEMENTS = 2**15
+"""Of a larger tensor slices at even distances are counted: a picture needs no more, and 16 bits hold every count."""
 
 
 class Histograms:
     """Counts by the place of their events; those of tensors elsewhere than on the CPU are fetched at the end."""
 
     def __init__(self) -> None:
-        self._counts: dict[int, npt.NDArray[np.uint32]] = {}
+        self._counts: dict[int, npt.NDArray[np.uint16]] = {}
         self._on_device: list[tuple[int, Tensor]] = []
 
     def add(self, x: Tensor, place: int) -> None:
@@ -32,16 +32,16 @@ class Histograms:
         with hidden_from_modes():
             part = sampled(x.detach())
             if part.is_cpu:
-                self._counts[place] = histogram(part)
+                self._counts[place] = histogram(part).astype(np.uint16)
             else:
                 self._on_device.append((place, histogram_torch(part)))
 
-    def column(self, num_rows: int) -> npt.NDArray[np.uint32] | None:
+    def column(self, num_rows: int) -> npt.NDArray[np.uint16] | None:
         """Return a line of counts for each event, masked where there are none; None if there are none at all."""
         self._fetch()
         if not self._counts:
             return None
-        values = np.zeros((num_rows, at.NUM_HISTOGRAM_BUCKETS), dtype=np.uint32)
+        values = np.zeros((num_rows, at.NUM_HISTOGRAM_BUCKETS), dtype=np.uint16)
         missing = np.ones(values.shape, dtype=bool)
         for place, counts in self._counts.items():
             values[place], missing[place] = counts, False
@@ -51,18 +51,18 @@ class Histograms:
         if self._on_device:
             fetched = torch.stack([counts.to(torch.int64) for _, counts in self._on_device]).cpu().numpy()
             for (place, _), counts in zip(self._on_device, fetched, strict=True):
-                self._counts[place] = counts.astype(np.uint32)
+                self._counts[place] = counts.astype(np.uint16)
             self._on_device.clear()
 
 
 def sampled(x: Tensor) -> Tensor:
-    """Return a tensor that is not too large as it is, and of a large one slices of its longest dimension.
+    """Return a tensor that is not too large as it is, and of a large one slices of its longest dimensions.
 
     >>> sampled(torch.zeros(2**20, 2)).shape
-    torch.Size([32768, 2])
+    torch.Size([16384, 2])
     """
-    if x.numel() <= MOST_ELEMENTS:
-        return x
-    longest = max(range(x.dim()), key=lambda dim: x.shape[dim])
-    every = math.ceil(x.numel() / MOST_ELEMENTS)
-    return x[(*(slice(None) for _ in range(longest)), slice(None, None, every))]
+    while x.numel() > MOST_ELEMENTS:
+        longest = max(range(x.dim()), key=lambda dim: x.shape[dim])
+        every = min(math.ceil(x.numel() / MOST_ELEMENTS), x.shape[longest])
+        x = x[(*(slice(None) for _ in range(longest)), slice(None, None, every))]
+    return x

@@ -62,7 +62,7 @@ def recording(
         phases: of forward, backward, optimizer, eval.
         level: "summary" for numbers, "tensors" for the whole tensors as well.
         inputs: record what goes into each op, too.
-        histograms: count the magnitudes of each result by powers of four, for the page of the run.
+        histograms: count the magnitudes of each result by powers of two, for the page of the run.
         reference: "fp64" or "cpu": run each op again on its own inputs and keep the error it introduced.
         stacks: keep the source line of each op.
         enabled: False makes the block do nothing at all.

@@ -16,7 +16,7 @@ from roundoff.report.run_sections import SECTIONS, SectionMaker
 from roundoff.report.run_view import RunView
 from roundoff.report.section import Section, section_html
 
-SCRIPTS = ("charts.js", "steps.js", "sites.js")
+SCRIPTS = ("charts.js", "steps.js", "sites.js", "exponents.js")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

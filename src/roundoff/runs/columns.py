@@ -78,7 +78,7 @@ class EventColumns:
     parameter: Interned | None = None
     source: Interned | None = None
     sketch: Array | None = None  # (rows, 16) float32
-    histogram: Array | None = None  # (rows, 32) uint32
+    histogram: Array | None = None  # (rows, 64) uint16
     introduced_ulps: Array | None = None
     introduced_rms_ulps: Array | None = None
 

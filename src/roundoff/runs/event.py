@@ -98,9 +98,9 @@ class Event:
         return None if self.sketch_bytes is None else np.frombuffer(self.sketch_bytes, dtype="<f4")
 
     @property
-    def histogram(self) -> npt.NDArray[np.uint32] | None:
+    def histogram(self) -> npt.NDArray[np.uint16] | None:
         """How many elements fall in each of the 32 buckets of exponents; None where it was not asked for."""
-        return None if self.histogram_bytes is None else np.frombuffer(self.histogram_bytes, dtype="<u4")
+        return None if self.histogram_bytes is None else np.frombuffer(self.histogram_bytes, dtype="<u2")
 
     def to_object(self) -> dict[str, JsonValue]:
         """Return the event as a JSON object; the hash is in hex, since many parsers round integers above 2**53."""

@@ -23,8 +23,8 @@ ColumnType: TypeAlias = Literal[
 SKETCH_LENGTH = 16
 """float32 numbers in a sketch: eight random-sign sums, then their channel-weighted twins."""
 
-HISTOGRAM_LENGTH = 32
-"""uint32 counts in an exponent histogram."""
+HISTOGRAM_LENGTH = 64
+"""uint16 counts in an exponent histogram."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,7 +121,7 @@ EVENTS = Table(
             name="histogram",
             type="fixed_size_binary(128)",
             nullable=True,
-            meaning="32 little-endian uint32: finite elements other than 0 by power of 4; bucket 24 begins at 1; "
+            meaning="64 little-endian uint16: finite elements other than 0 by power of 2; bucket 40 begins at 1; "
             "of a large tensor some slices",
         ),
         Column(

@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 from roundoff.report.run_sections.compared import compared_section
 from roundoff.report.run_sections.data import data_section
+from roundoff.report.run_sections.exponents import exponents_section
 from roundoff.report.run_sections.loss import loss_section
 from roundoff.report.run_sections.norms import norms_section
 from roundoff.report.run_sections.ranks import ranks_section
@@ -26,6 +27,7 @@ SECTIONS: tuple[SectionMaker, ...] = (
     norms_section,
     steps_section,
     sites_section,
+    exponents_section,
     data_section,
     ranks_section,
     recipe_section,

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from roundoff.diagnose.data_order import EpochSeen, epochs_seen
 from roundoff.diagnose.kept_samples import ChannelRange
 from roundoff.report.markup import Html, joined, tag
+from roundoff.report.shares import percent
 from roundoff.runs import BatchFacts, Run, TensorFacts
 
 MOST_TENSORS = 20
@@ -60,7 +61,7 @@ def _epoch(each: EpochSeen) -> list[str]:
 
 
 def _share(num: int, each: EpochSeen) -> str:
-    return f"{num} ({100 * num / each.num_samples:.2g} %)" if num else "0"
+    return f"{num} ({percent(num / each.num_samples)})" if num else "0"
 
 
 def _number(value: float | None) -> str:

@@ -9,6 +9,7 @@ from roundoff.report.markup import Html, joined, tag
 from roundoff.report.run_sections.chosen_steps import chosen_steps
 from roundoff.report.run_view import RunView
 from roundoff.report.section import Section
+from roundoff.report.shares import percent
 
 MOST_SITES = 1500
 NUM_LEVELS = 5
@@ -71,7 +72,7 @@ def _row(node: SiteNode, *, depth: int) -> Html:
         _nonfinite(total),
         *beyond,
         _share(total.subnormal_share),
-        tag("span", _percent(total.zero_share)),
+        tag("span", percent(total.zero_share)),
         class_="site-row",
     )
 
@@ -97,19 +98,8 @@ def _coloured(level: int) -> str | None:
 def _share(share: float) -> Html:
     """Return a share of which even a little counts: the colour grows with its logarithm."""
     level = 0 if share <= 0 else _bounded(NUM_LEVELS + round(math.log10(share)), lowest=1)
-    return tag("span", _percent(share), class_=_coloured(level))
+    return tag("span", percent(share), class_=_coloured(level))
 
 
 def _bounded(level: int, *, lowest: int = 0) -> int:
     return max(lowest, min(NUM_LEVELS, level))
-
-
-def _percent(share: float) -> str:
-    """Write a share; nothing for 0, so that the eye finds the others.
-
-    >>> _percent(0.0), _percent(0.5), _percent(1e-5)
-    ('', '50 %', '<0.1 %')
-    """
-    if share <= 0:
-        return ""
-    return f"{100 * share:.2g} %" if share >= 0.001 else "<0.1 %"

@@ -1,0 +1,127 @@
+"""How a tensor's magnitudes lie in the range of a format: what it would cut off, by the tensor's exponent histogram."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from roundoff.formats import FixedPoint, SmallFloat, format_named
+
+Counts: TypeAlias = npt.NDArray[np.uint16]
+Numbers: TypeAlias = npt.NDArray[np.float64]
+
+FORMATS = ("bf16", "fp16", "e5m2", "e4m3")
+"""The floating-point formats that tensors are held against, the widest range first."""
+ONE = 40
+"""The bucket that begins at 1; the next one begins at 2."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Range:
+    """What a format can hold: powers of two that tell where it ends."""
+
+    name: str
+    largest: float
+    """Larger magnitudes overflow or saturate."""
+    smallest_normal: float
+    """Smaller ones lose digits."""
+    smallest: float
+    """Those below half of it become 0."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CutOff:
+    """Shares of the elements other than 0 that a format would not hold as they are; they are told of as estimates.
+
+    Within a bucket elements are taken to be spread smoothly. Nothing is beyond a format that holds the largest
+    element: that one is known.
+    """
+
+    beyond: float
+    """Larger than any number of the format."""
+    lost: float
+    """So small that they become 0."""
+    rough: float
+    """Held with fewer digits: subnormal in the format."""
+
+
+def range_of(name: str) -> Range:
+    """Return the range of a floating-point format."""
+    fmt = format_named(name)
+    assert isinstance(fmt, SmallFloat)
+    return Range(
+        name=name,
+        largest=float(fmt.largest),
+        smallest_normal=float(fmt.smallest_normal),
+        smallest=float(fmt.smallest_subnormal),
+    )
+
+
+def fixed_range(absmax: float, *, num_bits: int) -> Range | None:
+    """Return the range of fixed point whose scale is the power of two above the largest element; None if there is none.
+
+    >>> fixed_range(0.9, num_bits=8)
+    Range(name='fixed 8', largest=0.9921875, smallest_normal=0.0078125, smallest=0.0078125)
+    """
+    if not 0 < absmax < 2.0**90 or absmax < 2.0**-60:
+        return None
+    fmt = FixedPoint.covering(2.0 ** math.ceil(math.log2(absmax)), num_bits=num_bits)
+    return Range(
+        name=f"fixed {num_bits}", largest=float(fmt.largest), smallest_normal=float(fmt.step), smallest=float(fmt.step)
+    )
+
+
+def cut_off(counts: Counts, *, absmax: float, within: Range) -> CutOff:
+    """Return what a format would not hold of a tensor with this histogram and largest magnitude."""
+    total = int(counts.sum())
+    if not total:
+        return CutOff(beyond=0.0, lost=0.0, rough=0.0)
+    below_normal = _num_below(counts, within.smallest_normal, absmax) / total
+    lost = _num_below(counts, within.smallest / 2, absmax) / total
+    beyond = 1 - _num_below(counts, within.largest, absmax) / total if absmax > within.largest else 0.0
+    return CutOff(beyond=max(0.0, beyond), lost=lost, rough=max(0.0, below_normal - lost))
+
+
+def bucket_begin(bucket: int) -> float:
+    """Return the power of two at which a bucket begins; the first one holds everything below its end, too."""
+    return float(bucket - ONE)
+
+
+def _num_below(counts: Counts, limit: float, absmax: float) -> float:
+    """Estimate how many elements are smaller than a limit; none where that lies in the first bucket, which is open."""
+    highest = int(np.flatnonzero(counts)[-1])
+    edges = [bucket_begin(bucket) for bucket in range(1, highest + 1)]
+    last = edges[-1] if edges else bucket_begin(1)
+    top = math.log2(absmax) if absmax > 0 else last
+    known = np.cumsum(counts[: highest + 1], dtype=np.float64)
+    if top <= last:  # all of the last bucket lie at its beginning, or in the first one
+        edges, known = edges[:-1], np.append(known[:-2], known[-1])
+        top = last
+    return _smooth(math.log2(limit), np.array([*edges, top]), known)
+
+
+def _smooth(at: float, edges: Numbers, known: Numbers) -> float:
+    """Return a count that is known at the edges, between them along cubics that never go down.
+
+    The slopes at the edges are harmonic means of those on either side (Fritsch and Butland), and 0 at both ends: few
+    elements are as large as the largest.
+    """
+    if at < edges[0]:
+        return 0.0
+    if at >= edges[-1]:
+        return float(known[-1])
+    place = int(np.searchsorted(edges, at, side="right")) - 1
+    widths = np.diff(edges)
+    rises = np.diff(known) / widths
+    slopes = np.zeros(len(edges))
+    both = (rises[:-1] > 0) & (rises[1:] > 0)
+    slopes[1:-1][both] = 2 / (1 / rises[:-1][both] + 1 / rises[1:][both])
+    width = widths[place]
+    t = (at - edges[place]) / width
+    begin, end = known[place], known[place + 1]
+    bend = t * (1 - t) * ((1 - t) * slopes[place] - t * slopes[place + 1]) * width
+    return float(begin + (end - begin) * t * t * (3 - 2 * t) + bend)

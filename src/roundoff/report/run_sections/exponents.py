@@ -1,0 +1,172 @@
+"""Tensors by the powers of two that their magnitudes have, over what each format can hold."""
+
+from __future__ import annotations
+
+import math
+import tomllib
+from collections.abc import Mapping, Sequence
+
+from roundoff.diagnose.exponents import FORMATS, CutOff, Range, bucket_begin, range_of
+from roundoff.diagnose.numbers import format_of
+from roundoff.report.markup import Html, joined, tag
+from roundoff.report.run_sections.chosen_steps import chosen_steps
+from roundoff.report.run_sections.exponent_rows import TensorExponents, exponent_rows
+from roundoff.report.run_view import RunView
+from roundoff.report.section import Section
+from roundoff.report.shares import percent
+from roundoff.report.table import Cell, Column, TableRow, table
+from roundoff.runs import JsonValue
+
+MOST_ROWS = 150
+USUAL_BITS = 8
+_KINDS = {"output": "results", "gradient": "gradients", "weight": "weights"}
+_EXPLAINED = (
+    "How the numbers of a tensor other than 0 are spread over powers of two, and below it what each format holds: full "
+    "digits where its bar is dark, fewer where it is light, nothing beyond. Numbers are held against the formats as "
+    "they are, though recipes with 8 bits scale each tensor first; fixed point is scaled to the largest number. Of "
+    "large tensors a part was counted, so that shares are estimates."
+)
+
+
+def exponents_section(view: RunView) -> Section | None:
+    """Show the histograms that the run holds; say how to get some if it was recorded without; None if it was not."""
+    choice = chosen_steps(view)
+    if not choice.steps:
+        return None
+    found = exponent_rows(choice.steps, num_bits=_fixed_bits(view))
+    title = "Exponents"
+    if not found.tensors:
+        words = "This run was recorded without histograms. To have them:  roundoff record --histograms SCRIPT"
+        return Section(key="exponents", title=title, body=tag("p", words))
+    worst = sorted(range(len(found.tensors)), key=lambda place: -found.tensors[place].worst)[:MOST_ROWS]
+    notes = list(found.notes)
+    if len(worst) < len(found.tensors):
+        notes.append(f"The table lists the {MOST_ROWS} tensors that lose most; all {len(found.tensors)} can be chosen.")
+    return Section(
+        key="exponents",
+        title=title,
+        body=joined(tag("p", _EXPLAINED, class_="faint"), _body(), _table(found.tensors, worst)),
+        data={"exponents": _values(found.tensors, first=_first(view, found.tensors))},
+        thinned=notes,
+    )
+
+
+def _fixed_bits(view: RunView) -> int:
+    """Return the bits of the run's fixed point, if it has a recipe of that kind, or the usual ones."""
+    structures = view.run.structures()
+    for optimizer in structures[-1].optimizers if structures else ():
+        try:
+            fixed = tomllib.loads(optimizer.recipe or "").get("fixed", {})
+        except tomllib.TOMLDecodeError:
+            continue
+        setting = fixed.get("activation") if isinstance(fixed, Mapping) else None
+        bits = setting.get("bits") if isinstance(setting, Mapping) else None
+        if isinstance(bits, int) and 1 <= bits <= 24:
+            return bits
+    return USUAL_BITS
+
+
+def _first(view: RunView, tensors: Sequence[TensorExponents]) -> int:
+    """Return the tensor to begin with: one of the verdict's site and op, of its site, or the one that loses most."""
+    for finding in view.findings:
+        places = [
+            place
+            for place, each in enumerate(tensors)
+            if each.site == finding.site and finding.step in (None, each.step)
+        ]
+        if places:
+            return next((place for place in places if tensors[place].name == finding.op), places[0])
+    return max(range(len(tensors)), key=lambda place: tensors[place].worst)
+
+
+def _body() -> Html:
+    chooser = [
+        tag("label", f"{words} ", tag("select", id=f"exponent-{name}"))
+        for name, words in (("step", "Step"), ("kind", "Kind"), ("site", "Site"), ("tensor", "Tensor"))
+    ]
+    words = "The share of the elements other than 0 at each power of two; below, the range of each format."
+    place = tag("div", class_="plot", id="exponent-chart", role="img", aria_label=words, data_height=420)
+    return tag(
+        "div",
+        tag("p", *chooser, class_="controls", hidden=True),
+        tag("p", id="exponent-words", aria_live="polite"),
+        tag("figure", place, tag("figcaption", words), class_="chart"),
+        tag("div", id="exponent-cuts"),
+        tag("noscript", tag("p", "The histograms are drawn by a script; the table below needs none.")),
+        id="exponent-view",
+    )
+
+
+def _table(tensors: Sequence[TensorExponents], places: Sequence[int]) -> Html:
+    columns = [
+        Column(name="tensor"),
+        Column(name="kind"),
+        Column(name="step", is_number=True),
+        Column(name="format"),
+        Column(name="absmax", is_number=True),
+        *(Column(name=f"{name} {what}", is_number=True) for name in FORMATS[1:] for what in ("beyond", "lost")),
+    ]
+    return table(columns, [_row(tensors[place], place) for place in places], noun="tensors")
+
+
+def _row(each: TensorExponents, place: int) -> TableRow:
+    name = f"{each.site} / {each.name}"
+    shown = tag("button", name, type="button", data_tensor=place, class_="link")
+    cells = [
+        Cell(shown=shown, value=name),
+        Cell(shown=each.kind, value=each.kind),
+        Cell(shown=str(each.step), value=each.step),
+        Cell(shown=format_of(each.dtype), value=each.dtype),
+        Cell(shown=f"{each.absmax:.3g}", value=each.absmax),
+    ]
+    for cut in each.cuts[1 : len(FORMATS)]:
+        cells += [Cell(shown=percent(share), value=share) for share in (cut.beyond, cut.lost)]
+    return TableRow(cells=cells)
+
+
+def _values(tensors: Sequence[TensorExponents], *, first: int) -> JsonValue:
+    """Return everything that the script draws; steps and sites are told once, tensors hold their numbers."""
+    steps: dict[str, int] = {}
+    sites: dict[str, int] = {}
+    rows: list[JsonValue] = []
+    for each in tensors:
+        label = f"step {each.step}" + (f", rank {each.rank}" if each.rank else "")
+        begin = next((bucket for bucket, count in enumerate(each.counts) if count), 0)
+        counts = each.counts[begin:].tolist()
+        while counts and not counts[-1]:
+            counts.pop()
+        rows.append(
+            {
+                "step": steps.setdefault(label, len(steps)),
+                "kind": each.kind,
+                "site": sites.setdefault(each.site, len(sites)),
+                "name": each.name,
+                "about": f"{format_of(each.dtype)} {each.shape or 'scalar'}, largest magnitude {each.absmax:.3g}",
+                "begin": begin,
+                "counts": counts,
+                "cuts": [_cut(cut) for cut in each.cuts],
+                **({"fixed": _range(each.fixed)} if each.fixed is not None else {}),
+            }
+        )
+    return {
+        "first": first,
+        "kinds": dict(_KINDS),
+        "begins": [bucket_begin(bucket) for bucket in range(len(tensors[0].counts) + 1)],
+        "formats": [_range(range_of(name)) for name in FORMATS],
+        "steps": list(steps),
+        "sites": list(sites),
+        "tensors": rows,
+    }
+
+
+def _cut(cut: CutOff) -> list[JsonValue]:
+    return [cut.beyond, cut.lost, cut.rough]
+
+
+def _range(each: Range) -> dict[str, JsonValue]:
+    return {
+        "name": each.name,
+        "largest": math.log2(each.largest),
+        "normal": math.log2(each.smallest_normal),
+        "smallest": math.log2(each.smallest),
+    }
