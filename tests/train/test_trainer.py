@@ -218,10 +218,21 @@ def test_every_kind_of_recipe_trains(recipe: str):
     assert (result.saved_activation_bytes is not None) == recipe.startswith("act")
 
 
-def test_scalars_reach_tensorboard(tmp_path: Path):
-    pytest.importorskip("tensorboard")
-    train(replace(TINY, tensorboard=tmp_path / "board"))
-    assert [path.name.split(".")[0] for path in (tmp_path / "board").iterdir()] == ["events"]
+def test_scalars_and_histograms_reach_tensorboard(tmp_path: Path):
+    accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    losses: list[float | None] = []
+    train(replace(TINY, tensorboard=tmp_path / "board"), on_step=lambda metrics: losses.append(metrics.loss))
+    board = accumulator.EventAccumulator(str(tmp_path / "board"), size_guidance={"histograms": 0})
+    board.Reload()
+    assert {"loss", "lr", "grad_norm", "skipped", "eval_loss", "top1"} <= set(board.Tags()["scalars"])
+    assert [event.value for event in board.Scalars("loss")] == pytest.approx(losses)
+    assert [event.step for event in board.Scalars("loss")] == list(range(len(losses)))
+    drawn = board.Tags()["histograms"]
+    names = [name for name in drawn if name.startswith("weights/")]
+    assert names
+    assert {name.replace("weights/", "gradients/") for name in names} == set(drawn) - set(names)
+    assert [event.step for event in board.Histograms(names[0])] == [0, 6]  # the first step of each epoch
+    assert all(event.histogram_value.num > 0 for event in board.Histograms(names[0]))
 
 
 def test_an_interrupt_says_how_to_go_on(tmp_path: Path, capsys: pytest.CaptureFixture[str]):

@@ -61,6 +61,12 @@ if TYPE_CHECKING:
 @click.option(
     "--hang-after", type=click.FloatRange(min=1), metavar="SECONDS", help="Without progress for so long it hangs."
 )
+@click.option(
+    "--tensorboard",
+    type=click.Path(path_type=Path),
+    metavar="FOLDER",
+    help="Write scalars and histograms for TensorBoard, too.",
+)
 @click.option("--ops", is_flag=True, help="Note every op, to name the one that crashed or hung; costs more.")
 @click.option("--sync", is_flag=True, help="Run devices one op at a time; says which switches it sets.")
 @click.option("--valgrind", is_flag=True, help="Run under memcheck and sum up leaks by native frame. Very slow.")
@@ -81,6 +87,7 @@ def run_command(
     kept_batches: int,
     probe_seconds: float,
     hang_after: float | None,
+    tensorboard: Path | None,
     ops: bool,
     sync: bool,
     valgrind: bool,
@@ -126,6 +133,7 @@ def run_command(
             snapshot_bytes=snapshot_memory,
             kept_batches=kept_batches,
             probe_seconds=probe_seconds,
+            tensorboard=tensorboard,
             ops=ops,
         )
         return _train(options, settings, guard)

@@ -77,7 +77,7 @@ _PATH = click.Path(path_type=Path)
 @click.option("--save-every", type=int, metavar="STEPS", help="Save a checkpoint so often, not only each epoch.")
 @click.option("--name", help="Name of the run.  [default: train-1, train-2, ...]")
 @click.option("--runs", type=_PATH, default="runs", show_default=True, help="Folder of runs.")
-@click.option("--tensorboard", type=_PATH, metavar="FOLDER", help="Write scalars for TensorBoard, too.")
+@click.option("--tensorboard", type=_PATH, metavar="FOLDER", help="Write scalars and histograms for TensorBoard, too.")
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
 def train_command(as_json: bool, **options: Any) -> None:
     """Train a model and say how good it became.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Sequence
 from dataclasses import replace
@@ -10,8 +9,10 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from roundoff.errors import TrainError
+from torch import nn
+
 from roundoff.record.environment import describe_process
+from roundoff.report.tensorboard import TensorBoard, weights_and_gradients
 from roundoff.runs import Call, Metrics, RunWriter, next_free_name
 from roundoff.train.config import TrainConfig
 from roundoff.train.objective import Score
@@ -26,7 +27,7 @@ class Journal:
     def __init__(self, config: TrainConfig, ranks: Ranks) -> None:
         self.folder = _folder(config, ranks)
         self._writer = _writer(self.folder, config, ranks) if self.folder is not None else None
-        self._tensorboard = _tensorboard(config.tensorboard) if config.tensorboard and ranks.is_first else None
+        self._board = TensorBoard(config.tensorboard) if config.tensorboard and ranks.is_first else None
         self._last: Metrics | None = None
         self._began = self._flushed = time.monotonic()
 
@@ -34,16 +35,23 @@ class Journal:
         """Take what one step came to."""
         self._write_last()
         self._last = metrics
-        self._scalars(metrics.step, ("loss", metrics.loss), ("lr", metrics.lr), ("loss_scale", metrics.loss_scale))
+        if self._board is not None:
+            self._board.metrics(metrics)
         if time.monotonic() - self._flushed > _FLUSH_SECONDS:
             self.flush()
+
+    def draw(self, step: int, model: nn.Module) -> None:
+        """Take weights and gradients as they are now, for their histograms."""
+        if self._board is not None:
+            self._board.histograms(step, weights_and_gradients(model.named_parameters()))
 
     def evaluated(self, step: int, epoch: int, score: Score) -> None:
         """Take the evaluation after the last step."""
         if self._last is not None:
             self._last = replace(self._last, eval_loss=score.loss)
         self._call(step, "eval", epoch=epoch, loss=score.loss, top1=score.top1, top5=score.top5)
-        self._scalars(step, ("eval_loss", score.loss), ("top1", score.top1), ("top5", score.top5))
+        if self._board is not None:
+            self._board.scalars(step, {"eval_loss": score.loss, "top1": score.top1, "top5": score.top5})
 
     def saved(self, step: int, path: Path) -> None:
         """Take note of a checkpoint."""
@@ -71,8 +79,8 @@ class Journal:
         self._write_last()
         if self._writer is not None:
             self._writer.close(status="finished" if kind is None else "failed")
-        if self._tensorboard is not None:
-            self._tensorboard.close()
+        if self._board is not None:
+            self._board.close()
 
     def _write_last(self) -> None:
         if self._writer is not None and self._last is not None:
@@ -83,12 +91,6 @@ class Journal:
         if self._writer is not None:
             now = time.monotonic() - self._began
             self._writer.write_call(Call(step=step, call=call, seconds=now, detail=detail))
-
-    def _scalars(self, step: int, *scalars: tuple[str, float | None]) -> None:
-        if self._tensorboard is not None:
-            for name, value in scalars:
-                if value is not None and math.isfinite(value):
-                    self._tensorboard.add_scalar(name, value, step)
 
 
 def _folder(config: TrainConfig, ranks: Ranks) -> Path | None:
@@ -104,13 +106,3 @@ def _folder(config: TrainConfig, ranks: Ranks) -> Path | None:
 def _writer(folder: Path, config: TrainConfig, ranks: Ranks) -> RunWriter:
     info = describe_process(seed=config.seed, settings=config.to_object(), command=None)
     return RunWriter.create(folder, replace(info, recipe=config.recipe, ranks=ranks.num_ranks), rank=ranks.rank)
-
-
-def _tensorboard(folder: Path) -> Any:
-    try:
-        from torch.utils.tensorboard import SummaryWriter
-    except ImportError as error:
-        raise TrainError.explain(
-            "TensorBoard is not installed.", why=f"{error}.", fix="pip install 'roundoff[tensorboard]'"
-        ) from error
-    return SummaryWriter(str(folder))

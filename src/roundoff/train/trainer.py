@@ -181,7 +181,9 @@ class Training:
         self.forward.train()
         while self.step < min((epoch + 1) * self.steps_per_epoch, self.last_step):
             began = time.perf_counter()
-            loss, num_places, metrics = self._train_step(itertools.islice(microbatches, self.config.accumulate))
+            loss, num_places, metrics = self._train_step(
+                itertools.islice(microbatches, self.config.accumulate), journal
+            )
             metrics = replace(metrics, seconds=time.perf_counter() - began)
             self.history.seconds += time.perf_counter() - began
             sums.append((loss * num_places, num_places))
@@ -195,7 +197,7 @@ class Training:
         totals = self.ranks.sum(torch.tensor(sums, dtype=torch.float64))
         return (totals[:, 0] / totals[:, 1].clamp(min=1)).tolist()
 
-    def _train_step(self, microbatches: Iterable[Batch]) -> tuple[float, int, Metrics]:
+    def _train_step(self, microbatches: Iterable[Batch], journal: Journal) -> tuple[float, int, Metrics]:
         """Do one step; return its loss, the number of places it is the mean of, and its metrics."""
         lr = self._lr(self.step)
         for group in self.optimizer.param_groups:
@@ -214,6 +216,8 @@ class Training:
         scale = self.optimizer.scale
         self.optimizer.unscale_()
         grad_norm = self._clip()
+        if self.step % self.steps_per_epoch == 0:
+            journal.draw(self.step, self.model)
         self.optimizer.step()
         self.optimizer.zero_grad()
         skipped = self.optimizer.last_overflow is not None

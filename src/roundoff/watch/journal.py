@@ -9,19 +9,23 @@ from typing import Any
 from torch import Tensor
 from torch.optim import Optimizer
 
+from roundoff.record.sites import Sites
 from roundoff.record.steps import StepClock
+from roundoff.report.tensorboard import TensorBoard, weights_and_gradients
 from roundoff.runs import Call, JsonValue, Metrics, RunWriter
 
 _STEPS_IN_FULL = 100
 """After so many steps, calls that only repeat those of the step before are left out."""
 _FLUSH_SECONDS = 5.0
+_STEPS_BETWEEN_HISTOGRAMS = 100
 
 
 class Journal:
-    """Writes the calls of every step and one line of metrics for each."""
+    """Writes the calls of every step and one line of metrics for each, and for TensorBoard if there is a board."""
 
-    def __init__(self, writer: RunWriter, clock: StepClock) -> None:
+    def __init__(self, writer: RunWriter, clock: StepClock, *, board: TensorBoard | None = None) -> None:
         self._writer = writer
+        self._board = board
         self._clock = clock
         self._began = self._step_began = self._flushed = time.perf_counter()
         self._calls: list[Call] = []
@@ -77,6 +81,23 @@ class Journal:
         if now - self._flushed > _FLUSH_SECONDS:
             self.flush()
         return metrics
+
+    def show(self, metrics: Metrics) -> None:
+        """Write the numbers of a step for TensorBoard."""
+        if self._board is not None:
+            self._board.metrics(metrics)
+
+    def draw(self, sites: Sites) -> None:
+        """Write histograms of weights and gradients, in every hundredth step."""
+        if self._board is None or self._clock.step % _STEPS_BETWEEN_HISTOGRAMS:
+            return
+        named = ((sites.of_parameter(parameter)[1] or "unnamed", parameter) for parameter in sites.parameters())
+        self._board.histograms(self._clock.step, weights_and_gradients(named))
+
+    def close(self) -> None:
+        """Let nothing of what was written for TensorBoard be missing."""
+        if self._board is not None:
+            self._board.close()
 
     def flush(self) -> None:
         """Write everything down now."""

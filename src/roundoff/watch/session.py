@@ -24,6 +24,7 @@ from roundoff.record.torch_private import (
     num_running_modules,
     num_running_steps,
 )
+from roundoff.report.tensorboard import TensorBoard
 from roundoff.runs import Anomaly, JsonValue, RecordingStoppedWarning, RunWriter
 from roundoff.runs.flight import FlightRecorder
 from roundoff.watch.batch_facts import is_loss
@@ -54,7 +55,15 @@ _INTERVAL_OF_RANKS = 8
 class Watch:
     """Follows the loop of a training: its calls, losses, norms; keeps snapshots; replays steps that went wrong."""
 
-    def __init__(self, writer: RunWriter, settings: WatchSettings, *, sites: Sites, flight: FlightRecorder) -> None:
+    def __init__(
+        self,
+        writer: RunWriter,
+        settings: WatchSettings,
+        *,
+        sites: Sites,
+        flight: FlightRecorder,
+        board: TensorBoard | None = None,
+    ) -> None:
         self.folder = writer.folder
         self.num_steps = 0
         self.saw_training = False
@@ -67,7 +76,7 @@ class Watch:
         self._sites = sites
         self._flight = flight
         self._clock = StepClock(self._close_step, has_optimizer=lambda: has_optimizer(self._leaves or ()))
-        self._journal = Journal(writer, self._clock)
+        self._journal = Journal(writer, self._clock, board=board)
         self._budget = Budget(settings.budget)
         self._training = Training()
         self._snapshots = Snapshots(self._training, memory_bytes=settings.snapshot_bytes)
@@ -507,6 +516,7 @@ class Watch:
         reached = [leaf for kept in self._leaves or () if (leaf := kept()) is not None]
         self._facts.end_attempt(self._tape.so_far(), reached=reached, fully=self._is_fully_watched)
         began, num_undone = time.perf_counter(), self.num_undone
+        self._journal.draw(self._sites)
         if self._lookout.has_new:
             self._journal.flush()
         self._handler.handle(self._tape.so_far(), self._lookout.take_new(), is_complete=is_complete)
@@ -535,7 +545,7 @@ class Watch:
             return
         self._handle_step(is_complete=False)
         with hidden_from_modes():
-            self._journal.close_step(
+            metrics = self._journal.close_step(
                 losses=self._lookout.losses,
                 eval_losses=self._lookout.eval_losses,
                 optimizer=self._last_optimizer,
@@ -553,6 +563,7 @@ class Watch:
             self._budget.start_anew()
         else:
             self._budget.spend(time.perf_counter() - began)
+        self._journal.show(metrics)  # behind the budget: who asks for it wants all of it
 
     def _finish(self) -> None:
         try:
@@ -564,6 +575,7 @@ class Watch:
             self.failed(error)
         if self._memory is not None:
             self._memory.close()
+        self._journal.close()
         if not self.saw_training:
             self.complaints.append("no training step was seen: nothing was watched.")
         elif self._snapshots.note is not None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal
 
 OnAnomaly = Literal["report", "stop", "skip"]
@@ -31,5 +32,7 @@ class WatchSettings:
     """No more anomalies than this are replayed."""
     kept_batches: int = 2
     """Of so many first batches a few samples are kept in the run, to be looked at; 0 keeps none."""
+    tensorboard: Path | None = None
+    """Write scalars and histograms for TensorBoard into this folder, too."""
     ops: bool = False
     """Have every op in the flight recorder."""

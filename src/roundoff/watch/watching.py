@@ -14,6 +14,7 @@ from roundoff.errors import RecordError
 from roundoff.record.environment import describe_process, rank
 from roundoff.record.script import Script, folder_for
 from roundoff.record.sites import Sites
+from roundoff.report.tensorboard import TensorBoard
 from roundoff.runs import JsonValue, RunWriter
 from roundoff.watch.crash import ProcessGuard
 from roundoff.watch.session import Watch
@@ -82,6 +83,7 @@ def start_watching(
             why=f"the ways are {', '.join(ON_ANOMALY)}.",
             fix="use one of them.",
         )
+    board = TensorBoard(settings.tensorboard) if settings.tensorboard is not None and rank() == 0 else None
     sites = Sites()
     for given in [model] if isinstance(model, nn.Module) else model or ():
         sites.add_model(given)
@@ -90,7 +92,7 @@ def start_watching(
     writer = RunWriter.create(to() if callable(to) else to, info, rank=rank())
     guard = guard or ProcessGuard()
     guard.start(writer.folder, rank=writer.rank, is_sync=bool((facts or {}).get("sync")), has_ops=settings.ops)
-    return Watch(writer, settings, sites=sites, flight=guard.flight)
+    return Watch(writer, settings, sites=sites, flight=guard.flight, board=board)
 
 
 def next_folder() -> Path:
