@@ -2,6 +2,9 @@
 
 For every innermost module, every site (with the code of those that hold others), and every op of every site, of a small
 GPT and a small ResNet: the predicted and the measured size of the change of the loss when it alone takes bf16 or e4m3.
+Predicted by the first order, an error times the gradient, and as `measuring_sensitivity` gives it, which also computes
+the forward pass again from what the step has kept. Measured by recipes, in runs of their own. The worst of
+several seeds.
 Must 0.95 by module and by site, towards 0.99 by op.
 
 python benchmarks/sensitivity.py [--json]
@@ -15,7 +18,7 @@ import json
 import sys
 import warnings
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 
 import torch
 import torch.nn.functional as F
@@ -27,6 +30,7 @@ from roundoff.sensitivity import Sensitivity, measuring_sensitivity
 
 MUST = 0.95
 FORMATS = ("bf16", "e4m3")
+SEEDS = (0, 1, 2)
 NUM_STEPS_BEFORE = 20
 """At its very first steps a net is all symmetry, and says little about a training."""
 
@@ -43,6 +47,8 @@ class Agreement:
     level: str
     num_rounded: int
     correlation: float
+    first_order: float
+    """The correlation without computing anything again."""
     sign: float
     """Share of those whose predicted change has the right sign."""
 
@@ -57,24 +63,40 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--json", action="store_true")
     arguments = parser.parse_args()
-    found = [each for name, (model, loss) in nets().items() for each in agreements(name, model, loss)]
+    found = worst([each for seed in SEEDS for net in nets(seed) for each in agreements(*net)])
     if arguments.json:
         print(json.dumps([asdict(each) for each in found]))
     else:
-        print("net     format  by      rounded  rank correlation  right sign")
+        print("net     format  by      rounded  rank correlation  first order alone  right sign")
         for each in found:
             print(
                 f"{each.net:7} {each.fmt:7} {each.level:7} {each.num_rounded:7}  {each.correlation:16.3f}  "
-                f"{each.sign:9.0%}{'   misses its bar' if each.misses else ''}"
+                f"{each.first_order:17.3f}  {each.sign:9.0%}{'   misses its bar' if each.misses else ''}"
             )
         print(f"must {MUST:g} by module and by site, towards 0.99 by op")
     sys.exit(1 if any(each.misses for each in found) else 0)
 
 
-def nets() -> dict[str, tuple[nn.Module, Loss]]:
+def nets(seed: int) -> list[tuple[str, nn.Module, Loss]]:
     """Return each net, and its loss on the batch of any number."""
-    torch.manual_seed(0)
-    return {"GPT": (Gpt(vocabulary=200, width=64, layers=4, length=64), gpt_loss), "ResNet": (ResNet18(), resnet_loss)}
+    torch.manual_seed(seed)
+    return [("GPT", Gpt(vocabulary=200, width=64, layers=4, length=64), gpt_loss), ("ResNet", ResNet18(), resnet_loss)]
+
+
+def worst(found: list[Agreement]) -> list[Agreement]:
+    """Return the worst of the seeds, for each net, format and level."""
+    by_kind: dict[tuple[str, str, str], list[Agreement]] = {}
+    for each in found:
+        by_kind.setdefault((each.net, each.fmt, each.level), []).append(each)
+    return [
+        replace(
+            several[0],
+            correlation=min(each.correlation for each in several),
+            first_order=min(each.first_order for each in several),
+            sign=min(each.sign for each in several),
+        )
+        for several in by_kind.values()
+    ]
 
 
 def gpt_loss(model: nn.Module, batch: int) -> Tensor:
@@ -101,9 +123,9 @@ def agreements(name: str, model: nn.Module, loss: Loss) -> list[Agreement]:
         optimizer.zero_grad()
         loss(model, step).backward()
         optimizer.step()
-    with measuring_sensitivity(step=0, formats=FORMATS) as measured:
-        loss(model, NUM_STEPS_BEFORE).backward()
-    sensitivity = measured.sensitivity
+    batch, most = NUM_STEPS_BEFORE, 1000  # all of them
+    sensitivity = measured(lambda: loss(model, batch), computed_again=most)
+    small_errors = measured(lambda: loss(model, batch), computed_again=0)
     sites = [site for site in sensitivity.sites if site != "<loop>"]
     modules = [site for site in sites if is_innermost(model, site)]
     ops = list(dict.fromkeys(effect.key for effect in sensitivity.effects if effect.site in sites))
@@ -112,6 +134,7 @@ def agreements(name: str, model: nn.Module, loss: Loss) -> list[Agreement]:
         changes = {
             key: (
                 sensitivity.loss_change_with({key: fmt}),
+                small_errors.loss_change_with({key: fmt}),
                 loss_with(model, loss, alone(model, sensitivity, key, fmt)) - wide,
             )
             for key in [*sites, *ops]
@@ -121,15 +144,23 @@ def agreements(name: str, model: nn.Module, loss: Loss) -> list[Agreement]:
     return found
 
 
-def agreement(changes: list[tuple[float, float]], *, net: str, fmt: str, level: str) -> Agreement:
+def measured(step: Callable[[], Tensor], *, computed_again: int) -> Sensitivity:
+    """Measure one step."""
+    with measuring_sensitivity(step=0, formats=FORMATS, computed_again=computed_again) as found:
+        step().backward()
+    return found.sensitivity
+
+
+def agreement(changes: list[tuple[float, float, float]], *, net: str, fmt: str, level: str) -> Agreement:
     """Compare changes of the loss, predicted and real."""
-    expected, actual = torch.tensor(changes, dtype=torch.float64).unbind(1)
+    expected, small_errors, actual = torch.tensor(changes, dtype=torch.float64).unbind(1)
     return Agreement(
         net=net,
         fmt=fmt,
         level=level,
         num_rounded=len(changes),
         correlation=rank_correlation(expected.abs(), actual.abs()),
+        first_order=rank_correlation(small_errors.abs(), actual.abs()),
         sign=(expected.sign() == actual.sign()).double().mean().item(),
     )
 

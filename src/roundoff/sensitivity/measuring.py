@@ -51,15 +51,17 @@ def measuring_sensitivity(
     *,
     step: int | Sequence[int] = 2,
     formats: Sequence[str] = ("fp16", "bf16", "e4m3"),
+    computed_again: int = 256,
     on_done: Callable[[Sensitivity], None] | None = None,
 ) -> Iterator[Measured]:
     """Follow the trainings of this process inside the block, and measure one step; no number of it changes.
 
     Every call that a recipe would round if its site took a narrow format is made again with rounded operands and a
-    rounded result: the error that this introduces, times the gradient of the result, is what it moves the loss by.
-    Beside that it is noted what rounding does to the values and to the gradient. The training must compute in fp32; a
-    `NarrowTrainingWarning` says if it did not. The measured step takes many times as long as another, and its compiled
-    parts run eagerly.
+    rounded result: the error that this introduces, times the gradient of the result, is what it moves the loss by. For
+    the sites where that is most, the rest of the forward pass is then computed again from what the step has kept, with
+    this site alone narrow: errors of few bits are not small. Beside that it is noted what rounding does to the values
+    and to the gradient. The training must compute in fp32; a `NarrowTrainingWarning` says if it did not. The measured
+    step takes many times as long as another, and its compiled parts run eagerly.
 
     >>> import torch
     >>> model = torch.nn.Linear(4, 1)
@@ -72,12 +74,18 @@ def measuring_sensitivity(
         step: Which step, from 0; or several, which are kept apart. The first ones may tell little: what starts at zero
             has not moved.
         formats: The formats to try, by name.
+        computed_again: For how many sites, and ops of them, the forward pass is computed again in each format; each
+            costs half a forward pass, on average. With 0 errors are taken for small.
         on_done: Called with each result as soon as the step has closed. A `SystemExit` that it raises ends the script.
 
     Raises:
         FormatError: there is no such format.
-        SensitivityError: a step that cannot be, or no format.
+        SensitivityError: a step or a number that cannot be, or no format.
     """
+    if computed_again < 0:
+        raise SensitivityError.explain(
+            f"computed_again={computed_again} cannot be.", why="it is a number of sites.", fix="use 0 or more."
+        )
     steps, wanted = _steps(step), _formats(formats)
     measured = Measured(steps)
 
@@ -88,7 +96,7 @@ def measuring_sensitivity(
         if on_done is not None:
             on_done(sensitivity)
 
-    measurement = StepMeasurement(steps, wanted, on_done=done)
+    measurement = StepMeasurement(steps, wanted, computed_again=computed_again, on_done=done)
     try:
         with observing_loop(measurement):
             measurement.begin()

@@ -50,6 +50,8 @@ class NarrowCall:
         is_recomputed: bool,
     ) -> None:
         self.stages: list[Stage] = []
+        self.own_places: tuple[int, ...] = ()
+        """Operands that are as their site has rounded them: rounded here only where this op is narrow by itself."""
         self.result_account: Account | None = None
         self.is_recomputed = is_recomputed
         """Whether it was made in the backward pass: then it counts only if a gradient comes back to it."""
@@ -59,10 +61,10 @@ class NarrowCall:
         self.operands: list[Tensor] = []
         """The same as they were before, without gradients."""
         self.results: list[Tensor] = []
-        self.twin_errors: dict[Any, list[Tensor]] = {}
-        """By lane, the error of each result that was put on there."""
-        self.twin_changes: dict[Any, Tensor] = {}
-        """By lane, that error times the gradient of the real step."""
+        self.twin_errors: dict[Format, list[Tensor]] = {}
+        """The error of each result that was put on its twin of a format."""
+        self.twin_changes: dict[tuple[Format, int], Tensor] = {}
+        """By format and place among the results, that error times the gradient of the real step."""
         self._func = func
         self.writes = writes
         self._random_state = torch.get_rng_state() if _draws(func, kwargs) else None
@@ -92,6 +94,11 @@ class NarrowCall:
     def main_account(self) -> Account:
         """Where what cannot be told apart is written down: of the result, if that is rounded."""
         return self.result_account or self.accounts[0]
+
+    @property
+    def rounds_more_by_itself(self) -> bool:
+        """Whether it rounds operands where the op has a format of its own that it leaves alone where its site has."""
+        return not all(stage.is_of_site and not stage.is_of_op_alone for stage in self.stages)
 
     @property
     def is_whole(self) -> bool:
@@ -135,9 +142,15 @@ class NarrowCall:
     def _result(self, operands: list[Tensor], place: int) -> Tensor:
         return [x for x in self.made_again(operands) if x.dtype is torch.float32][place]
 
-    def made_narrow(self, operands: Sequence[Tensor], fmt: Format) -> list[Tensor]:
-        """Return what the call gives for other operands if these and the results are rounded."""
-        places = {place for stage in self.stages if stage.is_of_site for place in stage.places}
+    def made_narrow(self, operands: Sequence[Tensor], fmt: Format, *, by_itself: bool = False) -> list[Tensor]:
+        """Return what the call gives for other operands if these and the results are rounded.
+
+        `by_itself` where only this op is narrow, so that all of its operands are rounded for it, but for what it writes
+        into: that stays the tensor that it is.
+        """
+        places = {place for stage in self.stages if by_itself or stage.is_of_site for place in stage.places}
+        if by_itself:
+            places = places.union(self.own_places) - ({0} if self.writes else set())
         narrow = [round_to(x, fmt) if place in places else x for place, x in enumerate(operands)]
         results = self.made_again(narrow)
         return results if self.result_account is None else [round_to(x, fmt) for x in results]

@@ -7,12 +7,12 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from roundoff.formats import Format
 from roundoff.record.sites import LOOP
 from roundoff.record.torch_private import WeakIdKeyDictionary, hidden_from_modes
 from roundoff.sensitivity.ledger import Account, Ledger
 from roundoff.sensitivity.narrow_call import NarrowCall, memory_of
 from roundoff.sensitivity.rounding_statistics import inner_product
-from roundoff.sensitivity.twins import Lane
 
 
 class NarrowCalls:
@@ -44,14 +44,18 @@ class NarrowCalls:
 
     def add(self, call: NarrowCall, results: list[Tensor]) -> None:
         """Keep a call until the gradients of its results have come."""
-        call.keep_results(results)
+        self.keep(call, results)
         self._ledger.open(call.accounts)
         self._calls.append(call)
-        for memory in {memory_of(x) for x in (*call.operands, *call.results)}:
-            self._by_memory.setdefault(memory, []).append(call)
         for place, x in enumerate(results):
             if x.requires_grad:
                 x.register_hook(self._arriving(call, place))
+
+    def keep(self, call: NarrowCall, results: list[Tensor]) -> None:
+        """Let nobody write into what a call is made of and what it gave."""
+        call.keep_results(results)
+        for memory in {memory_of(x) for x in (*call.operands, *call.results)}:
+            self._by_memory.setdefault(memory, []).append(call)
 
     def before_writing(self, x: Tensor) -> None:
         """Keep what a tensor holds now: somebody is about to write into it."""
@@ -106,22 +110,17 @@ class NarrowCalls:
         for fmt in self._ledger.formats:
             for account, error in zip(call.accounts, call.errors(fmt, place), strict=True):
                 self._ledger.add_change(account, fmt, alone=inner_product(error, gradient))
-        for lane, errors in call.twin_errors.items():
+        for fmt, errors in call.twin_errors.items():
             change = inner_product(errors[place], gradient)
-            call.twin_changes[lane] = call.twin_changes.get(lane, 0.0) + change
-            if not lane.is_noisy:
-                self._ledger.add_change(call.main_account, lane.fmt, together=change)
+            call.twin_changes[fmt, place] = change
+            self._ledger.add_change(call.main_account, fmt, together=change)
 
-    def twin_arrived(self, call: NarrowCall, lane: Lane, error: Tensor, gradient: Tensor) -> None:
-        """Write down what errors do to the gradient itself: half of its change, times the error."""
-        before = call.twin_changes.pop(lane, None)
-        if before is None:
-            return
-        quadratic = (inner_product(error, gradient) - before) / 2
-        if lane.is_noisy:  # there are two of them, with errors of opposite sign
-            self._ledger.add_change(call.main_account, lane.fmt, alone=quadratic / lane.factor**2 / 2)
-        else:
-            self._ledger.add_change(call.main_account, lane.fmt, together=quadratic)
+    def twin_arrived(self, call: NarrowCall, fmt: Format, place: int, gradient: Tensor) -> None:
+        """Write down what all errors do to the gradient of a result: half of that, times its own error."""
+        before = call.twin_changes.pop((fmt, place), None)
+        if before is not None:
+            after = inner_product(call.twin_errors[fmt][place], gradient)
+            self._ledger.add_change(call.main_account, fmt, together=(after - before) / 2)
 
     def _write_values(self, call: NarrowCall) -> None:
         call.is_counted = True

@@ -19,6 +19,7 @@ from roundoff.record.torch_private import (
     hidden_from_functions,
     never_compiled,
 )
+from roundoff.sensitivity.kept_forward import KeptForward
 from roundoff.sensitivity.ledger import Account, Groups
 from roundoff.sensitivity.narrow_call import NarrowCall, Stage, floats_in, fp32_tensors_in, memory_of
 from roundoff.sensitivity.narrow_calls import NarrowCalls
@@ -78,6 +79,7 @@ class RoundingPoints(RoundResults):
     Args:
         calls: Who is told.
         twins: Who makes the calls again with everything narrow.
+        forward: Who keeps all of them.
         fmt: Any format; which does not matter.
         site: Returns where in the model the code is that runs now, or None if nobody wants to know.
         in_backward: Says whether the backward pass is running.
@@ -88,6 +90,7 @@ class RoundingPoints(RoundResults):
         self,
         calls: NarrowCalls,
         twins: Twins,
+        forward: KeptForward,
         *,
         fmt: Format,
         site: Callable[[], str | None],
@@ -99,6 +102,7 @@ class RoundingPoints(RoundResults):
         super().__init__(scope, WHOLE)
         self._calls = calls
         self._twins = twins
+        self._forward = forward
         self._site = site
         self._in_backward = in_backward
         self._on_error = on_error
@@ -184,12 +188,18 @@ class RoundingPoints(RoundResults):
         if narrow is not None and any(not call.hands_on(x) for x in results):
             is_rounded = any(map(call.rounds, results))
             narrow.stages = self._stages(call, narrow, is_rounded=is_rounded)
+            if not is_rounded:
+                narrow.own_places = tuple(self._own_places(call, narrow))
             narrow.result_account = Account(call.site, call.op, "result") if is_rounded else None
         if narrow is not None and (floats_in(result) or call.written is not None):
             is_narrow = bool(narrow.accounts) and call.site != LOOP
-            self._twins.follow(narrow, result, written=call.written, rounds=is_narrow)
+            given = [call.written] if call.written is not None else floats_in(result)
+            self._twins.follow(narrow, given, rounds=is_narrow)
+            self._forward.add(narrow, given, site=call.site, op=call.op, rounds=is_narrow)
             if is_narrow or (narrow.accounts and any(x.requires_grad for x in results)):
                 self._calls.add(narrow, results)
+            else:
+                self._calls.keep(narrow, given)
         for x in _known_kinds(results):
             self._tag_result(call, x)
 
@@ -225,6 +235,12 @@ class RoundingPoints(RoundResults):
             )
             for account in ordered
         ]
+
+    def _own_places(self, call: _Call, narrow: NarrowCall) -> Iterable[int]:
+        for place, x in enumerate(narrow.originals):
+            tag = self._tags.get(x) if _is_among(x, call.arguments) else None
+            if tag is not None and tag.wide_at != call.site and _is_own(tag.rounded_by, call.site):
+                yield place
 
     def _account_of(self, call: _Call, x: Tensor, *, is_rounded: bool) -> Account | None:
         if not _is_among(x, call.arguments):

@@ -41,7 +41,7 @@ class Effect:
     fmt: str
     loss_change: float
     """By how much the loss moves if nothing else is rounded: the error that this introduces, times the gradient, and
-    half of what all errors together change that by."""
+    its part of what that misses of the effect of its site."""
     value: Rounded
     gradient: Rounded | None
     """Of dL/dy, which is rounded on its way back; None if no gradient came."""
@@ -80,6 +80,8 @@ class Sensitivity:
     """Of each site itself, without the sites inside it."""
     narrow_losses: Mapping[str, float] = field(default_factory=dict)
     """By format, the loss of the same step with every site of the model rounded, computed beside it."""
+    missed_by_ops: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    """By format and key, what is to be added to the effects of an op where it alone is narrow, not its whole site."""
 
     @property
     def sites(self) -> tuple[str, ...]:
@@ -103,7 +105,8 @@ class Sensitivity:
         Keys are `blocks.1.attn` (its own code, without the sites inside it) or `blocks.1.attn:softmax`; what is not
         among them is not rounded. A tensor that several of them would round counts once.
         """
-        return math.fsum(each.loss_change for each in self.effects if each.counts(formats))
+        missed = (self.missed_by_ops.get(fmt, {}).get(key, 0.0) for key, fmt in formats.items())
+        return math.fsum([*(each.loss_change for each in self.effects if each.counts(formats)), *missed])
 
     def within(self, site: str) -> tuple[str, ...]:
         """Return a site and the sites inside it, as an override takes them."""
@@ -123,6 +126,7 @@ class Sensitivity:
             effects=tuple(_effect(each) for each in data["effects"]),
             num_parameters=dict(data["num_parameters"]),
             narrow_losses=dict(data.get("narrow_losses", {})),
+            missed_by_ops=dict(data.get("missed_by_ops", {})),
         )
 
 

@@ -29,6 +29,8 @@ from roundoff.record.torch_private import (
     push_function_mode,
     remove_function_mode,
 )
+from roundoff.sensitivity.alone_changes import AloneChanges, weighed
+from roundoff.sensitivity.kept_forward import KeptForward
 from roundoff.sensitivity.ledger import Ledger
 from roundoff.sensitivity.narrow_calls import NarrowCalls
 from roundoff.sensitivity.narrow_signs import NarrowSigns
@@ -41,13 +43,19 @@ class StepMeasurement:
     """A `LoopObserver` that turns `RoundingPoints` on for the steps that are wanted, and makes a value of each."""
 
     def __init__(
-        self, steps: Sequence[int], formats: Sequence[Format], *, on_done: Callable[[Sensitivity], None]
+        self,
+        steps: Sequence[int],
+        formats: Sequence[Format],
+        *,
+        computed_again: int,
+        on_done: Callable[[Sensitivity], None],
     ) -> None:
         self.failure: str | None = None
         self.num_steps = 0
         self.narrow_signs = NarrowSigns()
         self._wanted = frozenset(steps)
         self._formats = tuple(formats)
+        self._computed_again = computed_again
         self._on_done = on_done
         self._sites = Sites()
         self._clock = StepClock(self._close_step, has_optimizer=lambda: has_optimizer(self._leaves or ()))
@@ -74,9 +82,14 @@ class StepMeasurement:
         self._twin_backward: Callable[[], None] | None = None
         """Goes backward from the losses of the twins, when the real backward has ended."""
         self._twin_losses: list[list[Tensor]] = []
+        self._forward = KeptForward()
+        self._alone = AloneChanges(self._formats, most=self._computed_again, first_order=self._ledger.effects)
+        self._start: tuple[list[Tensor], list[Tensor]] = ([], [])
+        """What the running backward goes from, and with which gradients of the loss."""
         self._mode = RoundingPoints(
             self._calls,
             self._twins,
+            self._forward,
             fmt=self._formats[0],
             site=self._site,
             in_backward=lambda: self._clock.in_backward,
@@ -95,7 +108,7 @@ class StepMeasurement:
         finally:
             self._is_over = True
             self._place()
-            self._calls.forget()
+            self._forget_calls()
             self._twins.forget()
 
     # -- LoopObserver: what the loop does ------------------------------------------------------------------------------
@@ -150,7 +163,7 @@ class StepMeasurement:
         if self._leaves is None:
             self._leaves = leaves_of(roots)
         if self._clock.step not in self._wanted:
-            self._calls.forget()
+            self._forget_calls()
         elif not is_part_of_forward:
             given = [*arguments[0], None, None]
             self._retains_graph = bool(given[1])
@@ -164,6 +177,7 @@ class StepMeasurement:
             self._go_backward_aside()
             if not self._retains_graph:
                 self._calls.backward_ended()
+                self._forward.forget()
         if not self._clock.in_backward:
             self._scale = None
 
@@ -237,13 +251,15 @@ class StepMeasurement:
         self._on_done(sensitivity)
 
     def _sensitivity(self) -> Sensitivity:
+        effects, of_ops = self._alone.corrected(self._ledger.effects())
         return Sensitivity(
             step=self._clock.step,
             loss=math.fsum(float(loss) for loss in self._losses),
             formats=tuple(fmt.name for fmt in self._formats),
-            effects=self._ledger.effects(),
+            effects=effects,
             num_parameters=self._num_parameters(),
             narrow_losses=self._narrow_losses(),
+            missed_by_ops=of_ops,
         )
 
     def _narrow_losses(self) -> dict[str, float]:
@@ -271,15 +287,17 @@ class StepMeasurement:
                     scale = self._loss_scale.value
             given = gradients if isinstance(gradients, tuple) else (None,) * len(roots)
             seeds = [_seed(*pair) / scale for pair in zip(roots, given, strict=True)]
-            self._losses.append(_weighed(roots, seeds))
+            self._losses.append(weighed(roots, seeds))
+            self._start = (list(roots), seeds)
             self._scale = scale
             twins = self._twins.losses(roots)
-            self._twin_losses.append([_weighed(each, seeds) for each in twins])
+            self._twin_losses.append([weighed(each, seeds) for each in twins])
             self._twin_backward = partial(self._twins.backward, twins, seeds, retain=self._retains_graph)
         self._loss_scale.forget_losses()
 
     def _go_backward_aside(self) -> None:
         start, self._twin_backward = self._twin_backward, None
+        (roots, seeds), self._start = self._start, ([], [])
         if start is None:
             return
         self._is_aside = True
@@ -290,6 +308,15 @@ class StepMeasurement:
             self._twins.failure = f"{type(error).__name__}: {error}"
         finally:
             self._is_aside = False
+        try:
+            with hidden_from_modes(), torch.no_grad():
+                self._alone.add(self._forward, roots, seeds)
+        except Exception:  # the training goes on, and what the first order says stands
+            self._alone.lose_track()
+
+    def _forget_calls(self) -> None:
+        self._calls.forget()
+        self._forward.forget()
 
     def _place(self) -> None:
         """Put the mode on where it is needed, or take it away."""
@@ -336,9 +363,3 @@ class StepMeasurement:
 def _seed(root: Tensor, given: Tensor | None) -> Tensor:
     """Return what backward starts with at a root."""
     return torch.ones_like(root) if given is None else given
-
-
-def _weighed(roots: Sequence[Tensor], seeds: Sequence[Tensor]) -> Tensor:
-    """Return the loss that roots stand for, in fp64."""
-    losses = [(root.detach().double() * seed.double()).sum() for root, seed in zip(roots, seeds, strict=True)]
-    return torch.stack(losses).sum()

@@ -1,10 +1,9 @@
-"""Steps computed beside the real one, in which everything is narrow: what they say about errors that are not small."""
+"""The step computed beside the real one with everything narrow: what all errors together do to the loss."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -12,42 +11,19 @@ from torch.autograd.graph import saved_tensors_hooks
 
 from roundoff.formats import Format
 from roundoff.record.torch_private import WeakIdKeyDictionary
-from roundoff.sensitivity.narrow_call import NarrowCall, floats_in
+from roundoff.sensitivity.narrow_call import NarrowCall
 
-NOISE = 0.5
-"""How much of each error a noisy lane puts on. At full size all errors together would hide what one alone does."""
-
-
-class Lane(NamedTuple):
-    """One step beside the real one: its format, and how much of each error it puts on.
-
-    A lane with factor 1 is the step as it would be with every site narrow. A noisy lane, with another factor, puts
-    errors on with signs drawn for every sample, so that those of different calls have nothing to do with each other.
-    Its numbers are none that the format holds, so that each call rounds its inputs anew, as if nothing before it was
-    narrow.
-    """
-
-    fmt: Format
-    factor: float
-
-    @property
-    def is_noisy(self) -> bool:
-        """Whether signs are drawn."""
-        return self.factor != 1.0
-
-
-Arrived = Callable[[NarrowCall, Lane, Tensor, Tensor], None]
-"""Told a call, a lane, the error that was put on its result there, and the gradient of that result."""
+Arrived = Callable[[NarrowCall, Format, int, Tensor], None]
+"""Told a call, a format, which of its results, and the gradient of that one's twin."""
 
 
 class Twins:
-    """Every tensor of the step has a twin in each lane: what it would be there.
+    """Every tensor of the step has a twin in each format: what it would be if every site was narrow.
 
     A call is made again on the twins of its operands, wide and narrow. The difference is the error that it introduces,
     which is put on the result as a constant. So the twins have a graph of their own, and its gradients differ from
-    those of the real step by what all the errors do to them. Half of that, times a call's own error, is the part of its
-    effect that is quadratic in the error: what the errors of other calls do is noise, which adds up to little over a
-    batch.
+    those of the real step by what all the errors do to them. A call's own error, times the mean of the two gradients,
+    is its part of what the loss moves by.
 
     Functions that torch hides from modes, such as custom ones, have no twins: what comes behind starts anew.
     """
@@ -55,10 +31,9 @@ class Twins:
     def __init__(self, formats: Sequence[Format], *, arrived: Arrived) -> None:
         self.failure: str | None = None
         """Why there are no twins any more."""
-        self._lanes = [Lane(fmt, factor) for factor in (1.0, NOISE, -NOISE) for fmt in formats]
+        self._formats = tuple(formats)
         self._arrived = arrived
         self._twins = WeakIdKeyDictionary()
-        self._generator = torch.Generator().manual_seed(0)
         self._seed = torch.zeros((), requires_grad=True)
         """Where the graph of the twins begins."""
 
@@ -66,51 +41,38 @@ class Twins:
         """Say whether a tensor has twins."""
         return x in self._twins
 
-    def follow(self, call: NarrowCall, result: Any, *, written: Tensor | None, rounds: bool) -> None:
+    def follow(self, call: NarrowCall, results: Sequence[Tensor], *, rounds: bool) -> None:
         """Make a call again on the twins of its operands; `rounds` if something of it would be rounded."""
         twins = [self._twins.get(x) for x in call.originals]
         if self.failure is not None or not (rounds or any(twins)):
             return
-        results = [written] if written is not None else floats_in(result)
-        signs = [self._signs(x) for x in results] if rounds else []
         try:
             # What these graphs save is none of what a checkpoint around the real call counts.
             with saved_tensors_hooks(torch.Tensor.detach, lambda kept: kept):
-                made = [self._made(call, lane, nth, twins, signs) for nth, lane in enumerate(self._lanes)]
+                made = [self._made(call, nth, twins, rounds=rounds) for nth in range(len(self._formats))]
             for place, x in enumerate(results):
                 self._twins[x] = tuple(each[place] for each in made)
         except Exception as error:
             self.failure = f"{type(error).__name__}: {error}"
             self._twins.clear()
 
-    def _signs(self, x: Tensor) -> Tensor:
-        """Draw a sign for every sample."""
-        drawn = torch.randint(0, 2, x.shape[:1], generator=self._generator).to(x.device, x.dtype) * 2 - 1
-        return drawn.view(-1, *(1 for _ in x.shape[1:])) if x.dim() else drawn
-
     def _made(
-        self,
-        call: NarrowCall,
-        lane: Lane,
-        nth: int,
-        twins: Sequence[Sequence[Tensor] | None],
-        signs: Sequence[Tensor],
+        self, call: NarrowCall, nth: int, twins: Sequence[Sequence[Tensor] | None], *, rounds: bool
     ) -> list[Tensor]:
         operands = [x if twin is None else twin[nth] for x, twin in zip(call.operands, twins, strict=True)]
         if call.writes and twins[0] is None:
             operands[0] = operands[0].clone()
-        if not signs:
+        if not rounds:
             return call.made_again(operands, in_place=True)
+        fmt = self._formats[nth]
         with torch.no_grad():
-            narrow = call.made_narrow([x.detach() for x in operands], lane.fmt)
+            narrow = call.made_narrow([x.detach() for x in operands], fmt)
         wide = call.made_again(operands, in_place=True)
-        return [self._with_error(call, lane, *each) for each in zip(wide, narrow, signs, strict=True)]
+        return [self._with_error(call, fmt, *each) for each in zip(wide, narrow, strict=True)]
 
-    def _with_error(self, call: NarrowCall, lane: Lane, wide: Tensor, narrow: Tensor, signs: Tensor) -> Tensor:
+    def _with_error(self, call: NarrowCall, fmt: Format, wide: Tensor, narrow: Tensor) -> Tensor:
         # What overflows stays what it was: it is counted elsewhere, and would leave nothing to be seen.
         error = (narrow - wide.detach()).nan_to_num_(0.0, posinf=0.0, neginf=0.0)
-        if lane.is_noisy:
-            error *= lane.factor * signs
         if call.writes:
             wide.data.add_(error)  # unseen by autograd, as rounding in place is
             twin = wide
@@ -118,19 +80,20 @@ class Twins:
             twin = wide + error
         if not twin.requires_grad:
             twin = twin + 0.0 * self._seed
-        call.twin_errors.setdefault(lane, []).append(error)
-        twin.register_hook(partial(self._tell, call, lane, error))
+        errors = call.twin_errors.setdefault(fmt, [])
+        twin.register_hook(partial(self._tell, call, fmt, len(errors)))
+        errors.append(error)
         return twin
 
-    def _tell(self, call: NarrowCall, lane: Lane, error: Tensor, gradient: Tensor) -> None:
+    def _tell(self, call: NarrowCall, fmt: Format, place: int, gradient: Tensor) -> None:
         with torch.no_grad():
-            self._arrived(call, lane, error, gradient)
+            self._arrived(call, fmt, place, gradient)
 
     def losses(self, roots: Sequence[Tensor]) -> list[tuple[Tensor, ...]]:
-        """Return what backward starts from in each lane, those with every site narrow first; empty if unknown."""
+        """Return what backward starts from in each format; empty if unknown."""
         if self.failure is not None or not all(root in self._twins for root in roots):
             return []
-        return [tuple(self._twins[root][nth] for root in roots) for nth in range(len(self._lanes))]
+        return [tuple(self._twins[root][nth] for root in roots) for nth in range(len(self._formats))]
 
     def backward(self, losses: Sequence[tuple[Tensor, ...]], seeds: Sequence[Tensor], *, retain: bool) -> None:
         """Go backward through the graphs of the twins."""
