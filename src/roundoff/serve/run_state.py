@@ -37,9 +37,10 @@ def state_of(info: RunInfo, endings: Sequence[Ending], *, seconds_quiet: float) 
         endings: what is known of its processes' ends, of each that has something to say.
         seconds_quiet: since anything in its folder changed.
     """
-    crash = next((ending for ending in endings if _has_crashed(ending)), None)
-    if crash is not None:
-        return RunState(word="crashed", detail=_death(crash))
+    dead = next((ending for ending in endings if _has_died(ending)), None)
+    if dead is not None:
+        was_wanted = dead.signal is not None and dead.signal == dead.forwarded_signal
+        return RunState(word="failed" if was_wanted else "crashed", detail=_death(dead))
     if info.status == "failed":
         return RunState(word="failed", detail="it ended with an error")
     if info.status == "finished":
@@ -64,7 +65,7 @@ def in_words(seconds: float) -> str:
     return f"{seconds:.0f} s"
 
 
-def _has_crashed(ending: Ending) -> bool:
+def _has_died(ending: Ending) -> bool:
     return not ending.was_over and (ending.was_stopped or ending.signal is not None or bool(ending.exit_code))
 
 
@@ -79,5 +80,5 @@ def _death(ending: Ending) -> str:
         name = str(ending.signal)
         with suppress(ValueError):
             name = signal.Signals(ending.signal).name
-        return f"ended by {name}"
+        return f"ended by {name}" + (", which somebody sent" if ending.signal == ending.forwarded_signal else "")
     return f"ended with exit code {ending.exit_code}"
