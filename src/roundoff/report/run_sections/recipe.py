@@ -1,12 +1,34 @@
-"""How the model trained: its recipe, as TOML that can be trained with again, and its optimizers."""
+"""How the model trained: its recipe, site by site, the plan it came from, and its optimizers."""
 
 from __future__ import annotations
 
+import tomllib
+from collections.abc import Mapping
+from typing import Any
+
+from roundoff.diagnose.planned_recipe import PlannedRecipe, overrides_of, planned_recipe
+from roundoff.errors import RecipeError
 from roundoff.report.markup import Html, joined, tag
 from roundoff.report.page import facts
 from roundoff.report.run_view import RunView
 from roundoff.report.section import Section
+from roundoff.report.table import Cell, Column, TableRow, table
 from roundoff.runs import JsonValue, OptimizerFacts, to_json
+
+MOST_OVERRIDES = 500
+_TOLD = {
+    "compute": "computes by",
+    "compute_format": "format",
+    "weights": "weights",
+    "norms": "norms",
+    "inputs": "inputs",
+    "outputs": "outputs",
+    "master_weights": "master weights",
+    "update": "updates rounded",
+    "activation_bits": "bits of saved activations",
+    "device_profile": "imitated device",
+}
+"""The settings that say most about a recipe, in words."""
 
 
 def recipe_section(view: RunView) -> Section:
@@ -14,6 +36,7 @@ def recipe_section(view: RunView) -> Section:
     structures = view.run.structures()
     optimizers = structures[-1].optimizers if structures else ()
     name = view.run.info.recipe
+    own = _named(name) if name is not None and not any(optimizer.recipe for optimizer in optimizers) else None
     if name is not None:
         told = f"The model trained by the recipe {name}."
     elif any(optimizer.recipe for optimizer in optimizers):
@@ -23,14 +46,83 @@ def recipe_section(view: RunView) -> Section:
     return Section(
         key="recipe",
         title="Recipe and optimizers",
-        body=joined(tag("p", told), *map(_optimizer, optimizers)),
+        body=joined(
+            tag("p", told),
+            *([_recipe(own, view)] if own is not None else []),
+            *(_optimizer(optimizer, view) for optimizer in optimizers),
+        ),
     )
 
 
-def _optimizer(optimizer: OptimizerFacts) -> Html:
+def _named(name: str) -> str | None:
+    """Return the settings of a recipe that goes by a name; a file may have changed since, and is not looked at."""
+    if name.endswith(".toml") or "/" in name:
+        return None
+    from roundoff.precision import find_recipe, to_toml  # half of torch, which most pages do without
+
+    try:
+        return to_toml(find_recipe(name))
+    except RecipeError:
+        return None  # one that the script registered
+
+
+def _optimizer(optimizer: OptimizerFacts, view: RunView) -> Html:
     groups = [facts({name: _value(value) for name, value in group.items()}) for group in optimizer.groups[:8] if group]
-    toml = [tag("pre", optimizer.recipe)] if optimizer.recipe else []
-    return joined(tag("h3", optimizer.name), *groups, *toml)
+    recipe = _recipe(optimizer.recipe, view) if optimizer.recipe else Html()
+    return joined(tag("h3", optimizer.name), *groups, recipe)
+
+
+def _recipe(toml: str, view: RunView) -> Html:
+    plan = planned_recipe(view.run.path, toml)
+    return joined(
+        facts(_settings(toml)),
+        _overrides(toml, plan),
+        *([] if plan is None else _evidence(plan)),
+        tag(
+            "details", tag("summary", "the whole recipe, to train with again"), tag("pre", plan.text if plan else toml)
+        ),
+    )
+
+
+def _settings(toml: str) -> dict[str, str]:
+    """Return the most telling settings; those that say nothing are left out."""
+    try:
+        known: Mapping[str, Any] = tomllib.loads(toml)
+    except tomllib.TOMLDecodeError:
+        return {}
+    scale = known.get("loss_scale", {})
+    kind = scale.get("kind", "") if isinstance(scale, Mapping) else ""
+    told = {words: _value(known[key]) for key, words in _TOLD.items() if known.get(key) not in (None, "", 0, False)}
+    return {
+        "recipe": str(known.get("name", "")),
+        **told,
+        "loss scale": f"{kind}, from {scale['initial']:g}"
+        if kind not in ("", "none") and "initial" in scale
+        else "none",
+    }
+
+
+def _overrides(toml: str, plan: PlannedRecipe | None) -> Html:
+    found = overrides_of(toml)
+    if not found:
+        return tag("p", "All sites are treated alike: the recipe has no overrides.")
+    reasons = plan.reasons if plan is not None else {}
+    columns = [Column(name="site or op"), Column(name="format"), *([Column(name="why")] if reasons else [])]
+    rows = [
+        TableRow(
+            cells=[Cell(shown=text, value=text) for text in (site, fmt, *([reasons.get(site, "")] if reasons else []))]
+        )
+        for site, fmt in list(found.items())[:MOST_OVERRIDES]
+    ]
+    return joined(tag("h3", "Sites with a format of their own"), table(columns, rows, noun="overrides"))
+
+
+def _evidence(plan: PlannedRecipe) -> list[Html]:
+    return [
+        tag("h3", "What the plan knows about it"),
+        tag("pre", plan.evidence),
+        tag("p", str(plan.path), class_="faint"),
+    ]
 
 
 def _value(value: JsonValue) -> str:
