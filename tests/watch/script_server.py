@@ -6,12 +6,15 @@ As a program it serves; `ScriptServer` is how a test talks to it.
 from __future__ import annotations
 
 import atexit
+import faulthandler
 import functools
 import gc
 import importlib
+import itertools
 import json
 import os
 import runpy
+import signal
 import socket
 import subprocess
 import sys
@@ -26,6 +29,9 @@ _NEEDED = (
     "torch._dynamo", "torch.distributed.fsdp", "transformers.models.llama.modeling_llama", "roundoff.cli.diagnose",
     "roundoff.cli.run", "roundoff.diagnose", "roundoff.precision", "roundoff.report", "roundoff.watch.watching",
 )  # fmt: skip
+
+PATIENCE_SECONDS = 300
+"""How long a script may take on a busy machine; then it is ended, and its stacks stand in what it said."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,9 +100,25 @@ def serve() -> int:
             if child == 0:
                 _leave(functools.partial(_run, request, rank, environment))
             children.append(child)
-        codes = [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children]
+        codes = _codes(children, deadline=time.monotonic() + PATIENCE_SECONDS)
         print(json.dumps({"codes": codes, "seconds": time.perf_counter() - began}), flush=True)
     return 0
+
+
+def _codes(children: Sequence[int], *, deadline: float) -> list[int]:
+    """Wait until all children have ended; those that hang are asked for their stacks, and killed."""
+    codes: dict[int, int] = {}
+    while len(codes) < len(children):
+        for child in (child for child in children if child not in codes):
+            ended, status = os.waitpid(child, os.WNOHANG)
+            if ended:
+                codes[child] = os.waitstatus_to_exitcode(status)
+            elif time.monotonic() > deadline:
+                os.kill(child, signal.SIGUSR2)
+                time.sleep(1)
+                os.kill(child, signal.SIGKILL)
+        time.sleep(0.005)
+    return [codes[child] for child in children]
 
 
 def _leave(run: Callable[[], None]) -> NoReturn:
@@ -126,6 +148,7 @@ def _run(request: dict[str, Any], rank: int, environment: dict[str, str]) -> Non
     for name, number in (("stdin", 0), ("stdout", 1), ("stderr", 2)):
         flags = os.O_RDONLY if number == 0 else os.O_WRONLY | os.O_CREAT | os.O_TRUNC
         os.dup2(os.open(os.devnull if number == 0 else f"{name}{rank}", flags), number)
+    faulthandler.register(signal.SIGUSR2)
     if environment:
         os.environ.update({**environment, "RANK": str(rank), "LOCAL_RANK": str(rank)})
     if "roundoff" in request:
@@ -139,11 +162,21 @@ def _run(request: dict[str, Any], rank: int, environment: dict[str, str]) -> Non
     runpy.run_path(words[0], run_name="__main__")
 
 
+_PORTS = itertools.count(20_000 + os.getpid() % 500 * 20)
+"""Below those that systems give to whoever asks for any: nobody takes one between finding it free and its use."""
+
+
 def _free_address(ranks: int) -> dict[str, str]:
-    with socket.socket() as free:
-        free.bind(("localhost", 0))
-        port = str(free.getsockname()[1])
-    return {"MASTER_ADDR": "localhost", "MASTER_PORT": port, "WORLD_SIZE": str(ranks), "LOCAL_WORLD_SIZE": str(ranks)}
+    for port in _PORTS:
+        with socket.socket() as free:
+            try:
+                free.bind(("localhost", port))
+            except OSError:
+                continue
+            break
+    return {
+        "MASTER_ADDR": "localhost", "MASTER_PORT": str(port), "WORLD_SIZE": str(ranks), "LOCAL_WORLD_SIZE": str(ranks)
+    }  # fmt: skip
 
 
 if __name__ == "__main__":

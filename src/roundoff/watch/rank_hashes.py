@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 import numpy as np
+import torch.distributed as dist
 from torch import Tensor
 
 from roundoff.kernels import row as at
 from roundoff.kernels.summaries import summarize
-from roundoff.record.torch_private import hidden_from_modes, local_tensor
+from roundoff.record.torch_private import hidden_from_modes, keep_process_group, local_tensor
 from roundoff.runs import HashColumns, Interned, RunWriter
 from roundoff.watch.together import num_ranks
 
@@ -31,6 +32,8 @@ class RankHashes:
         if num_ranks() == 1 or (step >= _STEPS_IN_FULL and step % _INTERVAL):
             return False
         if step != self._last_step:
+            # Looking at gradients gives them Python objects, and freeing their group could then wait for ever.
+            keep_process_group(dist.group.WORLD)
             self._last_step = step
             self._num_steps += 1
         return self._num_steps <= _MOST_STEPS
