@@ -60,7 +60,7 @@ def test_prints_the_address_answers_there_and_ends_quietly_with_an_interrupt(fol
     with started(str(folder), "--port", "0") as (process, line):
         address, words = line.split("   ")
         assert words == f"1 run in {folder}; Ctrl-C ends it\n"
-        assert "<h1>Runs</h1>" in fetch(address)
+        assert f"<h1>Runs in {folder}</h1>" in fetch(address)
         process.send_signal(signal.SIGINT)
         rest, errors = process.communicate(timeout=PATIENCE_SECONDS)
         assert (process.returncode, rest, errors) == (0, "", "")

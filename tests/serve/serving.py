@@ -48,7 +48,7 @@ class Server:
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=PATIENCE_SECONDS)
         try:
             named = {name.replace("_", "-"): value for name, value in headers.items()}
-            connection.putrequest(method, path, skip_host="Host" in named)
+            connection.putrequest(method, path, skip_host="Host" in named, skip_accept_encoding=True)
             for name, value in named.items():
                 connection.putheader(name, value)
             connection.endheaders()
@@ -70,7 +70,7 @@ def serving(folder: Path, *, token: str | None = None, is_loopback: bool = True)
     """Serve a folder while the block lasts."""
     listening = listen("127.0.0.1", 0)
     site = Site(RunsFolder(folder), poll_seconds=0.2)
-    door = Door(host="127.0.0.1", is_loopback=is_loopback, token=token)
+    door = Door(names=frozenset({"localhost"}), is_loopback=is_loopback, token=token)
     server = server_of(site.app(door))
     thread = threading.Thread(target=lambda: asyncio.run(server.serve(sockets=[listening])), daemon=True)
     thread.start()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -58,6 +59,22 @@ def test_all_who_ask_meanwhile_get_the_one_page(pages: MadePages, maker: Maker, 
     assert {future.result(PATIENCE_SECONDS).html for future in futures} == {b"a"}
     assert pages.page(folder.open("a")).result(PATIENCE_SECONDS).html == b"a"
     assert maker.num_made == 1
+
+
+def test_a_page_is_packed_for_browsers_that_unpack_it(pages: MadePages, maker: Maker, folder: RunsFolder) -> None:
+    maker.go.set()
+    page = pages.page(folder.open("a")).result(PATIENCE_SECONDS)
+    assert gzip.decompress(page.packed) == page.html == b"a"
+
+
+def test_a_page_that_nobody_waits_for_any_more_does_not_stop_the_others(
+    pages: MadePages, maker: Maker, folder: RunsFolder
+) -> None:
+    pages.page(folder.open("a"))
+    assert pages.page(folder.open("b")).cancel()
+    maker.go.set()
+    assert pages.page(folder.open("b")).result(PATIENCE_SECONDS).html == b"b"
+    assert maker.num_made == 2
 
 
 def test_a_run_that_changed_gets_a_new_page(pages: MadePages, maker: Maker, folder: RunsFolder) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import os
 from pathlib import Path
 from urllib.parse import quote
@@ -40,7 +41,10 @@ def test_hostile_names_are_text_and_their_links_lead_to_them(server: Server) -> 
 
 def test_the_page_of_a_run_is_the_one_that_report_writes(server: Server, folder: Path) -> None:
     expected = run_page(view_of(Run.open(folder / "broken"))).html
-    assert server.ask("/runs/broken/page").text == expected
+    answer = server.ask("/runs/broken/page")
+    assert (answer.text, answer.headers["content-type"]) == (expected, "text/html; charset=utf-8")
+    packed = server.ask("/runs/broken/page", accept_encoding="br, gzip;q=0.8")
+    assert (gzip.decompress(packed.body), packed.headers["content-encoding"]) == (answer.body, "gzip")
     assert 'src="/runs/broken/page"' in server.ask("/runs/broken").text
 
 

@@ -39,13 +39,15 @@ def serve_command(folder: Path, host: str, port: int, token: str | None, as_json
     with listening:
         asked = token_for(token, is_needed=not is_loopback(listening))
         from roundoff.runs import to_json
-        from roundoff.serve.guard import Door
+        from roundoff.serve.guard import Door, names_here
         from roundoff.serve.runs_folder import RunsFolder
         from roundoff.serve.site import Site
 
         site = Site(RunsFolder(folder))
         number = listening.getsockname()[1]
-        door = Door(host=host, is_loopback=is_loopback(listening), token=asked, cookie=f"roundoff-token-{number}")
+        is_local = is_loopback(listening)
+        names = names_here(host, is_loopback=is_local)
+        door = Door(names=names, is_loopback=is_local, token=asked, cookie=f"roundoff-token-{number}")
         num_runs = len(site.rows.rows())
         address = address_of(listening) + (f"?token={asked}" if asked else "")
         if as_json:

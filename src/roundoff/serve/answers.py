@@ -5,7 +5,7 @@ from __future__ import annotations
 import secrets
 
 from starlette.requests import Request
-from starlette.responses import Response
+from starlette.responses import HTMLResponse, Response
 
 from roundoff.runs import JsonValue, to_json
 
@@ -26,10 +26,13 @@ class Etags:
     def __init__(self) -> None:
         self._process = secrets.token_hex(4)
 
-    def answer(self, request: Request, stamp: str, body: bytes, *, media_type: str) -> Response:
-        """Return the body, or nothing but its sign where the browser has it already."""
-        sign = f'"{self._process}-{stamp}"'
-        known = {each.strip().removeprefix("W/") for each in request.headers.get("if-none-match", "").split(",")}
-        if sign in known:
-            return Response(status_code=304, headers={"etag": sign})
-        return Response(body, media_type=media_type, headers={"etag": sign})
+    def page(self, request: Request, stamp: str, *, html: bytes, packed: bytes) -> Response:
+        """Return a page, packed where the browser unpacks it; nothing but its sign where the browser has it already."""
+        sign = f'W/"{self._process}-{stamp}"'
+        headers = {"etag": sign, "vary": "accept-encoding"}
+        if sign in {each.strip() for each in request.headers.get("if-none-match", "").split(",")}:
+            return Response(status_code=304, headers=headers)
+        words = {each.split(";")[0].strip() for each in request.headers.get("accept-encoding", "").split(",")}
+        if "gzip" in words:
+            return HTMLResponse(packed, headers={**headers, "content-encoding": "gzip"})
+        return HTMLResponse(html, headers=headers)

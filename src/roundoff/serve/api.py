@@ -12,7 +12,7 @@ from starlette.routing import Route
 from roundoff.runs import JsonValue, TensorFile
 from roundoff.runs.typed_json import object_of
 from roundoff.serve.answers import json_answer, json_text
-from roundoff.serve.asked import needed, number, only
+from roundoff.serve.asked import needed, number, only, text
 from roundoff.serve.npy import npy_chunks, npy_name
 from roundoff.serve.refusals import Refusal
 from roundoff.serve.run_rows import RunRows
@@ -22,6 +22,9 @@ from roundoff.serve.tensor_look import look_at
 
 MOST_ITEMS = 1000
 """So many events or steps are in one answer at most."""
+MOST_NAMES = 16
+MOST_LETTERS = 300
+"""A longer pattern is refused."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,8 +53,11 @@ class Api:
         return json_text(f'{{"runs": [{", ".join(row.text for row in self.rows.rows())}]}}')
 
     def changes(self, request: Request) -> Response:
-        """By name: what changes when the row of a run does."""
-        only(request)
+        """By name: what changes when the row of a run does; of runs that are named, how they are now."""
+        only(request, "run")
+        names = request.query_params.getlist("run")
+        if names:
+            return json_answer({"runs": {name: self._now(name) for name in names[:MOST_NAMES]}})
         return json_answer({"runs": {row.name: row.version for row in self.rows.rows()}})
 
     def run(self, request: Request) -> Response:
@@ -83,7 +89,7 @@ class Api:
         """The events that every filter matches, some at a time."""
         only(request, "step", "rank", "site", "phase", "op", "offset", "limit")
         run = self._opened(request).run
-        texts = {name: request.query_params.get(name) for name in ("site", "phase", "op")}
+        texts = {name: text(request, name, most=MOST_LETTERS) for name in ("site", "phase", "op")}
         found = run.iter_events(step=number(request, "step"), rank=number(request, "rank"), **texts)
         offset, limit = number(request, "offset", default=0) or 0, _limit(request)
         chosen = list(islice(found, offset, offset + limit + 1))
@@ -113,6 +119,10 @@ class Api:
         name = npy_name(request.path_params["name"], key)
         headers = {"content-disposition": f'attachment; filename="{name}"'}
         return StreamingResponse(npy_chunks(file, key), media_type="application/octet-stream", headers=headers)
+
+    def _now(self, name: str) -> JsonValue:
+        opened, told = self.folder.open(name), self.rows.row(name).to_object()
+        return {"stamp": opened.stamp} | {key: told.get(key) for key in ("state", "detail", "num_steps", "last_loss")}
 
     def _opened(self, request: Request) -> OpenedRun:
         return self.folder.open(request.path_params["name"])

@@ -30,6 +30,14 @@ def number(request: Request, name: str, *, default: int | None = None, most: int
     return int(text)
 
 
+def text(request: Request, name: str, *, most: int) -> str | None:
+    """Return words, or None if they are not asked for."""
+    asked = request.query_params.get(name)
+    if asked is not None and len(asked) > most:
+        raise Refusal(400, f"{name}={asked[:40]}... makes no sense.", why=f"it has at most {most} letters.")
+    return asked
+
+
 def needed(request: Request, name: str) -> str:
     """Return a word that must be there."""
     text = request.query_params.get(name)

@@ -35,8 +35,8 @@ DATA_POLICY = "default-src 'none'; frame-ancestors 'none'"
 class Door:
     """Where the server listens, and what it wants to see."""
 
-    host: str
-    """As the user wrote it."""
+    names: frozenset[str]
+    """What the server may be called, in small letters; addresses are known without."""
     is_loopback: bool
     token: str | None = None
     cookie: str = "roundoff-token"
@@ -46,17 +46,21 @@ class Door:
 
         An address is one that nobody can point elsewhere; it is enough unless only this machine may ask.
         """
-        if name in ("localhost", self.host.lower()):
-            return True
         try:
             address = ipaddress.ip_address(name)
         except ValueError:
-            return not self.is_loopback and name in (socket.gethostname().lower(), socket.getfqdn().lower())
+            return name in self.names
         return address.is_loopback or not self.is_loopback
 
     def opens_for(self, token: str) -> bool:
         """Say whether this is the token; how long that takes tells nothing about it."""
         return self.token is not None and hmac.compare_digest(token.encode(errors="replace"), self.token.encode())
+
+
+def names_here(host: str, *, is_loopback: bool) -> frozenset[str]:
+    """Return what a server may be called that listens at `host`; who cannot come from elsewhere needs no other name."""
+    elsewhere = () if is_loopback else (socket.gethostname(), socket.getfqdn())
+    return frozenset(name.lower() for name in ("localhost", host, *elsewhere))
 
 
 class Guard:

@@ -30,8 +30,8 @@ def list_page(rows: Sequence[RunRow], *, folder: Path, poll_seconds: float) -> b
     table = tag("table", _head(), tag("tbody", *map(_row, rows)), id="runs")
     area = tag("div", table, class_="scrolling", tabindex=0, role="region", aria_label="runs")
     form = tag("form", _controls(), area, action="/compare", id="list", data_poll_seconds=poll_seconds)
-    count = tag("p", f"In {folder}. ", tag("span", "", id="live", role="status"), class_="faint")
-    return served_page("Runs", count, _no_runs(folder, is_hidden=bool(rows)), form, scripts=["list.js"])
+    live = tag("p", "", id="live", role="status", class_="faint")
+    return served_page(f"Runs in {folder}", live, _no_runs(folder, is_hidden=bool(rows)), form, scripts=["list.js"])
 
 
 def _controls() -> Html:

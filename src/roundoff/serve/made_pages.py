@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import gzip
+import queue
 import threading
 from collections import OrderedDict
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from dataclasses import dataclass
+from functools import partial
 
 from roundoff.report.run_page import run_page
 from roundoff.report.run_view import view_of
@@ -21,6 +24,8 @@ class MadePage:
     """A page, and the stamp of what it shows."""
 
     html: bytes
+    packed: bytes
+    """The same for browsers that unpack it: a third of the size, which counts where the server is far away."""
     stamp: str
 
 
@@ -29,10 +34,12 @@ class MadePages:
 
     def __init__(self, *, make: Callable[[OpenedRun, OpenedRun | None], str] | None = None) -> None:
         self._make = make if make is not None else _run_page
-        # One thread: two pages at once would take twice as long each, and the memory of both.
-        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="pages")
         self._made: OrderedDict[str, Future[MadePage]] = OrderedDict()
         self._lock = threading.Lock()
+        self._asked: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        # One thread: two pages at once would take twice as long each, and the memory of both. A daemon, unlike those of
+        # an executor: who ends the server does not wait for a page that nobody will see.
+        threading.Thread(target=self._work, name="pages", daemon=True).start()
 
     def page(self, candidate: OpenedRun, reference: OpenedRun | None = None) -> Future[MadePage]:
         """Return the page of a run, against another if there is one: made, being made, or about to be."""
@@ -40,9 +47,9 @@ class MadePages:
         names = f"{candidate.name}/{reference.name if reference else ''}/{stamp}"
         with self._lock:
             known = self._made.get(names)
-            if known is None or (known.done() and known.exception() is not None):
-                known = self._thread.submit(self._made_page, candidate, reference, stamp)
-                self._made[names] = known
+            if known is None or known.cancelled() or (known.done() and known.exception() is not None):
+                known = self._made[names] = Future()
+                self._asked.put(partial(self._fulfil, known, candidate, reference, stamp))
             self._made.move_to_end(names)
             while len(self._made) > MOST_KEPT:
                 self._made.popitem(last=False)
@@ -50,10 +57,20 @@ class MadePages:
 
     def close(self) -> None:
         """Make no more pages; the one that is being made is not waited for."""
-        self._thread.shutdown(wait=False, cancel_futures=True)
+        self._asked.put(None)
 
-    def _made_page(self, candidate: OpenedRun, reference: OpenedRun | None, stamp: str) -> MadePage:
-        return MadePage(html=self._make(candidate, reference).encode(errors="replace"), stamp=stamp)
+    def _work(self) -> None:
+        while (make := self._asked.get()) is not None:
+            make()
+
+    def _fulfil(self, future: Future[MadePage], candidate: OpenedRun, reference: OpenedRun | None, stamp: str) -> None:
+        if not future.set_running_or_notify_cancel():
+            return  # nobody waits for it any more
+        try:
+            html = self._make(candidate, reference).encode(errors="replace")
+            future.set_result(MadePage(html=html, packed=gzip.compress(html, compresslevel=1), stamp=stamp))
+        except Exception as error:
+            future.set_exception(error)
 
 
 def page_stamp(candidate: OpenedRun, reference: OpenedRun | None = None) -> str:

@@ -35,7 +35,7 @@ def refuse(request: Request, refusal: Refusal) -> Response:
         answer = json_answer({name: text for name, text in said.items() if text}, status=refusal.status)
     else:
         words = [tag("p", f"{name}: {text}") for name, text in said.items() if text and name != "error"]
-        back = tag("p", tag("a", "All runs", href="/"))
+        back = tag("p", tag("a", "All runs", href="/", target="_top"))
         answer = HTMLResponse(page(refusal.what, *words, back).encode(errors="replace"), status_code=refusal.status)
     answer.headers.update(_HEADERS.get(refusal.status, {}))
     return answer

@@ -113,8 +113,9 @@ class Site:
         return HTMLResponse(tensors_page(name, groups, chosen=chosen, file=file, look=look))
 
     async def _page(self, request: Request, candidate: OpenedRun, reference: OpenedRun | None = None) -> Response:
-        made = await asyncio.wrap_future(self.pages.page(candidate, reference))
-        return self._etags.answer(request, made.stamp, made.html, media_type="text/html")
+        # Who leaves does not take the page along: others may wait for it, and the next one who asks will have it.
+        made = await asyncio.shield(asyncio.wrap_future(self.pages.page(candidate, reference)))
+        return self._etags.page(request, made.stamp, html=made.html, packed=made.packed)
 
     def _pair(self, request: Request) -> tuple[OpenedRun, OpenedRun]:
         reference, candidate = needed(request, "reference"), needed(request, "candidate")

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Literal, get_args
 
-from roundoff.runs import JsonValue, Run, TensorFile
+from roundoff.errors import RunFolderError
+from roundoff.runs import JsonValue, Run, TensorFile, batch_path
+from roundoff.runs.folder import batch_files
 from roundoff.serve.refusals import Refusal
 
 Kind = Literal["step", "origin", "batch"]
@@ -48,16 +51,16 @@ def open_group(run: Run, group: TensorGroup) -> TensorFile:
         return run.tensor_file(group.step, rank=group.rank)
     if group.of == "origin":
         return run.replay(group.step).origin_tensors(rank=group.rank)
-    return run.batches(rank=group.rank)[group.step]
+    return TensorFile(batch_path(run.path, rank=group.rank, index=group.step))
 
 
 def _groups(run: Run) -> Iterator[TensorGroup]:
     for rank, step in run.tensor_steps:
         yield TensorGroup(of="step", step=step, rank=rank)
     for step in run.replayed_steps:
-        for rank in range(run.info.ranks):
-            if run.replay(step).origin(rank=rank) is not None:
-                yield TensorGroup(of="origin", step=step, rank=rank)
-    for rank in range(run.info.ranks):
-        for place in range(len(run.batches(rank=rank))):
-            yield TensorGroup(of="batch", step=place, rank=rank)
+        with suppress(RunFolderError):  # a replay that is just being written, or is damaged, hides no other
+            replay = run.replay(step)
+            found = [rank for rank in range(run.info.ranks) if replay.origin(rank=rank) is not None]
+            yield from (TensorGroup(of="origin", step=step, rank=rank) for rank in found)
+    for rank, index, _ in batch_files(run.path):
+        yield TensorGroup(of="batch", step=index, rank=rank)

@@ -15,7 +15,8 @@ from roundoff.serve.tensor_groups import TensorGroup
 from roundoff.serve.tensor_look import TensorLook
 
 MOST_ROWS = 3000
-_BAR_WIDTH, _BAR_HEIGHT = 14, 120
+_BAR_WIDTH, _BAR_HEIGHT, _LABEL_HEIGHT = 22, 120, 18
+_LABEL_EVERY = 2
 
 
 def tensors_page(
@@ -105,22 +106,18 @@ def _histogram(look: TensorLook) -> Html:
         return tag("p", "No element is finite and other than 0.", class_="faint")
     low, high = min(look.exponents), max(look.exponents)
     most = max(look.exponents.values())
-    bars = []
-    for exponent in range(low, high + 1):
-        count = look.exponents.get(exponent, 0)
-        height = round(_BAR_HEIGHT * count / most, 1)
-        title = tag("title", f"2^{exponent} to 2^{exponent + 1}: {count:,}")
-        left = (exponent - low) * _BAR_WIDTH
-        bars.append(tag("g", title, tag("rect", x=left, y=_BAR_HEIGHT - height, width=_BAR_WIDTH - 2, height=height)))
-    words = f"Elements by magnitude, from 2^{low} to 2^{high + 1}; the highest bar is {most:,}."
-    width = (high - low + 1) * _BAR_WIDTH
-    picture = tag(
-        "svg",
-        *bars,
-        width=width,
-        height=_BAR_HEIGHT,
-        viewBox=f"0 0 {width} {_BAR_HEIGHT}",
-        role="img",
-        aria_label=words,
-    )
+    bars = [_bar(each, look.exponents.get(each, 0), low=low, most=most) for each in range(low, high + 1)]
+    words = f"Elements by magnitude: the bar at {low} holds those from 2^{low} to 2^{low + 1}; the highest is {most:,}."
+    width, height = (high - low + 1) * _BAR_WIDTH, _BAR_HEIGHT + _LABEL_HEIGHT
+    box = f"0 0 {width} {height}"
+    picture = tag("svg", *bars, width=width, height=height, viewBox=box, role="img", aria_label=words)
     return tag("figure", tag("div", picture, class_="scrolling"), tag("figcaption", words), class_="exponents")
+
+
+def _bar(exponent: int, count: int, *, low: int, most: int) -> Html:
+    left, height = (exponent - low) * _BAR_WIDTH, round(_BAR_HEIGHT * count / most, 1)
+    title = tag("title", f"2^{exponent} to 2^{exponent + 1}: {count:,}")
+    bar = tag("rect", x=left, y=_BAR_HEIGHT - height, width=_BAR_WIDTH - 2, height=height)
+    middle, foot = left + _BAR_WIDTH / 2 - 1, _BAR_HEIGHT + _LABEL_HEIGHT - 4
+    is_labelled = (exponent - low) % _LABEL_EVERY == 0
+    return tag("g", title, bar, *([tag("text", str(exponent), x=middle, y=foot)] if is_labelled else []))

@@ -13,11 +13,11 @@
   let frame = frames.querySelector("iframe");
   let isGoingOn = true;
 
-  async function ask(name) {
-    const answer = await fetch(`/api/runs/${encodeURIComponent(name)}`);
+  async function ask() {
+    const answer = await fetch(`/api/changes?${new URLSearchParams(names.map((name) => ["run", name]))}`);
     const told = await answer.json();
     if (!answer.ok) throw new Error(told.error);
-    return told;
+    return names.map((name) => told.runs[name]);
   }
 
   function say(run) {
@@ -61,7 +61,7 @@
   }
 
   async function look() {
-    const runs = await Promise.all(names.map(ask));
+    const runs = await ask();
     say(runs[0]);
     isGoingOn = runs.some((run) => ["running", "silent", "hanging"].includes(run.state));
     const stamp = runs.map((run) => run.stamp).join("-");
@@ -75,7 +75,7 @@
         try {
           await look();
         } catch (error) {
-          byId("live").textContent = `The server does not answer: ${error.message}. This is how it was.`;
+          byId("live").textContent = `The server does not answer (${error.message}). This is how it was.`;
         }
       }
       // A page that takes long to make is asked for less often, so that making it does not slow down the training.

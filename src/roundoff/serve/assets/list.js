@@ -112,12 +112,11 @@
 
   // Cells that are as they were stay, with what has the focus in them, and the pick.
   function update(old, row) {
-    const isAlike = old.cells.length === row.cells.length;
-    const place = (cell) => cell.querySelector("input");
-    [...row.cells].forEach((cell, nth) => {
-      if (!isAlike || (!place(cell) && old.cells[nth].innerHTML !== cell.innerHTML)) (old.cells[nth] || old).replaceWith(cell);
-    });
-    if (!isAlike) old.replaceChildren(...row.cells);
+    if (old.cells.length !== row.cells.length) old.replaceChildren(...row.cells); // one of them is damaged
+    else
+      [...row.cells].forEach((cell, nth) => {
+        if (!cell.querySelector("input") && old.cells[nth].outerHTML !== cell.outerHTML) old.cells[nth].replaceWith(cell);
+      });
     Object.assign(old.dataset, row.dataset);
     texts.delete(old);
     old.classList.remove("changed");
@@ -145,7 +144,7 @@
         await look();
         byId("live").textContent = "";
       } catch (error) {
-        byId("live").textContent = `The server does not answer: ${error.message}. This is how it was.`;
+        byId("live").textContent = `The server does not answer (${error.message}). This is how it was.`;
       }
     }
   }
