@@ -26,17 +26,24 @@ import numpy as np
 
 from roundoff.runs import (
     Anomaly,
+    BatchFacts,
     EventColumns,
     Finding,
+    HashColumns,
     Interned,
     Metrics,
+    ModuleFacts,
     Run,
     RunInfo,
     RunWriter,
     Severity,
+    Structure,
+    TensorFacts,
 )
 
 MUST_SECONDS, MUST_BYTES, MUST_OPEN_SECONDS = 5.0, 8e6, 3.0
+BATCH = (32, 3, 64, 64)
+NUM_KEPT = 8
 PARTS = ("ln1", "attn.qkv", "attn.proj", "ln2", "mlp.fc1", "mlp.fc2")
 CHROMIUM_FLAGS = ("--no-sandbox", "--disable-gpu", "--disable-background-networking")
 
@@ -62,7 +69,9 @@ def write_run(folder: Path, *, num_steps: int, num_sites: int) -> None:
                 )
             )
             writer.write_events(events_of(step, sites, generator, is_bad=is_last))
+            write_batch(writer, step, generator)
             writer.flush()
+        writer.write_structure(Structure(step=0, modules=(ModuleFacts(site="<model>", kind="GPT", training=True),)))
         writer.write_anomaly(Anomaly(step=num_steps - 1, kind="loss", value=math.nan))
     finding = Finding(
         rule="overflow",
@@ -78,6 +87,32 @@ def write_run(folder: Path, *, num_steps: int, num_sites: int) -> None:
         op="aten.addmm#0",
     )
     Run.open(folder).write_findings([finding])
+
+
+def write_batch(writer: RunWriter, step: int, generator: np.random.Generator) -> None:
+    """Write what is known about a step's batch: its facts, the hashes of its samples, of the first two some samples."""
+    place, num = "<model>[0]", BATCH[0]
+    labels = generator.integers(0, 100, num)
+    counts = {str(label): int((labels == label).sum()) for label in set(labels.tolist())}
+    given = TensorFacts(
+        place=place, shape=BATCH, dtype="float32", min=-2.0, max=2.0, mean=0.0, std=1.0, hash=f"{step:x}"
+    )
+    target = TensorFacts(place="target", shape=(num,), dtype="int64", hash=f"{step:x}", counts=counts)
+    writer.write_inputs(BatchFacts(step=step, tensors=(given,), targets=(target,), criterion="cross_entropy"))
+    writer.write_hashes(
+        HashColumns(
+            step=np.full(num, step, dtype=np.int32),
+            microbatch=np.zeros(num, dtype=np.int16),
+            kind=Interned.constant("sample", num),
+            name=Interned.constant(place, num),
+            hash=generator.integers(0, 2**63, num, dtype=np.uint64),
+        )
+    )
+    if step < 2:
+        with writer.batch(step) as file:
+            file.add("target", labels[:NUM_KEPT], dtype="I64", shape=(NUM_KEPT,))
+            samples = generator.normal(size=(NUM_KEPT, *BATCH[1:])).astype(np.float32)
+            file.add(f"input/{place}", samples, dtype="F32", shape=samples.shape)
 
 
 def events_of(step: int, sites: list[str], generator: np.random.Generator, *, is_bad: bool) -> EventColumns:
@@ -117,8 +152,16 @@ def events_of(step: int, sites: list[str], generator: np.random.Generator, *, is
         num_subnormal=generator.integers(0, 40, num),
         hash=generator.integers(0, 2**63, num, dtype=np.uint64),
         source=Interned.constant("model.py:41", num),
+        histogram=histograms_of(num, generator),
         introduced_ulps=generator.lognormal(0, 1, num).astype(np.float32),
     )
+
+
+def histograms_of(num: int, generator: np.random.Generator) -> np.ndarray:
+    """Return exponents around 1, no two alike."""
+    counts = np.zeros((num, 64), dtype=np.uint16)
+    counts[:, 25:45] = generator.multinomial(4096, np.full(20, 0.05), num)
+    return counts
 
 
 class Seconds(NamedTuple):

@@ -5,13 +5,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from roundoff.diagnose.exponents import FORMATS, CutOff, cut_off, fixed_range, range_of
+from roundoff.diagnose.exponents import FORMATS, CutOff, cut_offs, fixed_range, range_of
 from roundoff.formats import FixedPoint, format_named, round_to
 from roundoff.kernels import histogram
 
 
 def estimated(x: Tensor, name: str) -> CutOff:
-    return cut_off(histogram(x), absmax=float(x.abs().max()), within=range_of(name))
+    (cut,) = cut_offs(histogram(x).astype(np.uint16), absmax=float(x.abs().max()), ranges=[range_of(name)])
+    return cut
 
 
 @pytest.mark.parametrize("scale", [1e-7, 1e-3, 1.0, 300.0, 4e4])
@@ -44,6 +45,7 @@ def test_fixed_point_loses_what_is_below_half_a_step():
     fixed = fixed_range(absmax, num_bits=4)
     assert fixed is not None
     lost = (round_to(x, FixedPoint.covering(8.0, num_bits=4)) == 0).double().mean()
-    assert cut_off(histogram(x), absmax=absmax, within=fixed).lost == pytest.approx(float(lost), abs=0.02)
+    (cut,) = cut_offs(histogram(x).astype(np.uint16), absmax=absmax, ranges=[fixed])
+    assert cut.lost == pytest.approx(float(lost), abs=0.02)
     assert fixed_range(0.0, num_bits=4) is None
     assert fixed_range(float(np.finfo(np.float64).max), num_bits=4) is None

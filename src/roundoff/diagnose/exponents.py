@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import TypeAlias
 
 import numpy as np
@@ -49,6 +51,7 @@ class CutOff:
     """Held with fewer digits: subnormal in the format."""
 
 
+@cache
 def range_of(name: str) -> Range:
     """Return the range of a floating-point format."""
     fmt = format_named(name)
@@ -75,15 +78,21 @@ def fixed_range(absmax: float, *, num_bits: int) -> Range | None:
     )
 
 
-def cut_off(counts: Counts, *, absmax: float, within: Range) -> CutOff:
-    """Return what a format would not hold of a tensor with this histogram and largest magnitude."""
+def cut_offs(counts: Counts, *, absmax: float, ranges: Sequence[Range]) -> list[CutOff]:
+    """Return what each format would not hold of a tensor with this histogram and largest magnitude."""
     total = int(counts.sum())
     if not total:
-        return CutOff(beyond=0.0, lost=0.0, rough=0.0)
-    below_normal = _num_below(counts, within.smallest_normal, absmax) / total
-    lost = _num_below(counts, within.smallest / 2, absmax) / total
-    beyond = 1 - _num_below(counts, within.largest, absmax) / total if absmax > within.largest else 0.0
-    return CutOff(beyond=max(0.0, beyond), lost=lost, rough=max(0.0, below_normal - lost))
+        return [CutOff(beyond=0.0, lost=0.0, rough=0.0) for _ in ranges]
+    limits = np.array([(each.largest, each.smallest_normal, each.smallest / 2) for each in ranges])
+    below = _num_below(counts, np.log2(limits), absmax) / total
+    return [
+        CutOff(
+            beyond=max(0.0, 1 - float(largest)) if absmax > each.largest else 0.0,
+            lost=float(lost),
+            rough=max(0.0, float(normal - lost)),
+        )
+        for each, (largest, normal, lost) in zip(ranges, below, strict=True)
+    ]
 
 
 def bucket_begin(bucket: int) -> float:
@@ -91,8 +100,11 @@ def bucket_begin(bucket: int) -> float:
     return float(bucket - ONE)
 
 
-def _num_below(counts: Counts, limit: float, absmax: float) -> float:
-    """Estimate how many elements are smaller than a limit; none where that lies in the first bucket, which is open."""
+def _num_below(counts: Counts, limits: Numbers, absmax: float) -> Numbers:
+    """Estimate how many elements are smaller than each limit, given as power of two.
+
+    None are where that lies in the first bucket, which is open.
+    """
     highest = int(np.flatnonzero(counts)[-1])
     edges = [bucket_begin(bucket) for bucket in range(1, highest + 1)]
     last = edges[-1] if edges else bucket_begin(1)
@@ -101,27 +113,25 @@ def _num_below(counts: Counts, limit: float, absmax: float) -> float:
     if top <= last:  # all of the last bucket lie at its beginning, or in the first one
         edges, known = edges[:-1], np.append(known[:-2], known[-1])
         top = last
-    return _smooth(math.log2(limit), np.array([*edges, top]), known)
+    return _smooth(limits, np.array([*edges, top]), known)
 
 
-def _smooth(at: float, edges: Numbers, known: Numbers) -> float:
-    """Return a count that is known at the edges, between them along cubics that never go down.
+def _smooth(at: Numbers, edges: Numbers, known: Numbers) -> Numbers:
+    """Return counts that are known at the edges, between them along cubics that never go down.
 
     The slopes at the edges are harmonic means of those on either side (Fritsch and Butland), and 0 at both ends: few
     elements are as large as the largest.
     """
-    if at < edges[0]:
-        return 0.0
-    if at >= edges[-1]:
-        return float(known[-1])
-    place = int(np.searchsorted(edges, at, side="right")) - 1
+    if len(edges) == 1:
+        return np.where(at < edges[0], 0.0, known[0])
     widths = np.diff(edges)
     rises = np.diff(known) / widths
     slopes = np.zeros(len(edges))
     both = (rises[:-1] > 0) & (rises[1:] > 0)
     slopes[1:-1][both] = 2 / (1 / rises[:-1][both] + 1 / rises[1:][both])
+    place = np.clip(np.searchsorted(edges, at, side="right") - 1, 0, len(widths) - 1)
     width = widths[place]
-    t = (at - edges[place]) / width
+    t = np.clip((at - edges[place]) / width, 0, 1)
     begin, end = known[place], known[place + 1]
     bend = t * (1 - t) * ((1 - t) * slopes[place] - t * slopes[place + 1]) * width
-    return float(begin + (end - begin) * t * t * (3 - 2 * t) + bend)
+    return np.where(at < edges[0], 0.0, begin + (end - begin) * t * t * (3 - 2 * t) + bend)

@@ -57,12 +57,3 @@ def test_the_plan_beside_the_run_tells_why(tmp_path: Path):
     body = applied(tmp_path / "run", toml)
     assert "<pre>verified &lt;3&gt;</pre>" in body
     assert '<td data-value="overflow: it reaches 1e6">overflow: it reaches 1e6</td>' in body
-
-
-def test_a_recipe_that_is_only_named_is_shown_with_its_settings(tmp_path: Path):
-    RunWriter.create(tmp_path / "run", RunInfo(recipe="O2")).close()
-    body = recipe_section(RunView(run=KeptRun.open(tmp_path / "run"), findings=[])).body
-    assert "<dt>master weights</dt><dd>true</dd>" in body
-    RunWriter.create(tmp_path / "other", RunInfo(recipe="mine.toml")).close()
-    body = recipe_section(RunView(run=KeptRun.open(tmp_path / "other"), findings=[])).body
-    assert body == "<p>The model trained by the recipe mine.toml.</p>"

@@ -9,7 +9,7 @@ from typing import Any, Literal
 import numpy as np
 import pyarrow.compute as pc
 
-from roundoff.diagnose.exponents import FORMATS, Counts, CutOff, Range, cut_off, fixed_range, range_of
+from roundoff.diagnose.exponents import FORMATS, Counts, CutOff, Range, cut_offs, fixed_range, range_of
 from roundoff.report.run_sections.chosen_steps import ChosenStep
 
 Kind = Literal["output", "gradient", "weight"]
@@ -119,6 +119,6 @@ def _tensor(row: dict[str, Any], *, num_bits: int) -> TensorExponents:
         shape=str(row["shape"]),
         absmax=absmax,
         counts=counts,
-        cuts=[cut_off(counts, absmax=absmax, within=each) for each in ranges],
+        cuts=cut_offs(counts, absmax=absmax, ranges=ranges),
         fixed=fixed,
     )

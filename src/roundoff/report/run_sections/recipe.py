@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from typing import Any
 
 from roundoff.diagnose.planned_recipe import PlannedRecipe, overrides_of, planned_recipe
-from roundoff.errors import RecipeError
 from roundoff.report.markup import Html, joined, tag
 from roundoff.report.page import facts
 from roundoff.report.run_view import RunView
@@ -36,7 +35,6 @@ def recipe_section(view: RunView) -> Section:
     structures = view.run.structures()
     optimizers = structures[-1].optimizers if structures else ()
     name = view.run.info.recipe
-    own = _named(name) if name is not None and not any(optimizer.recipe for optimizer in optimizers) else None
     if name is not None:
         told = f"The model trained by the recipe {name}."
     elif any(optimizer.recipe for optimizer in optimizers):
@@ -48,22 +46,9 @@ def recipe_section(view: RunView) -> Section:
         title="Recipe and optimizers",
         body=joined(
             tag("p", told),
-            *([_recipe(own, view)] if own is not None else []),
             *(_optimizer(optimizer, view) for optimizer in optimizers),
         ),
     )
-
-
-def _named(name: str) -> str | None:
-    """Return the settings of a recipe that goes by a name; a file may have changed since, and is not looked at."""
-    if name.endswith(".toml") or "/" in name:
-        return None
-    from roundoff.precision import find_recipe, to_toml  # half of torch, which most pages do without
-
-    try:
-        return to_toml(find_recipe(name))
-    except RecipeError:
-        return None  # one that the script registered
 
 
 def _optimizer(optimizer: OptimizerFacts, view: RunView) -> Html:
