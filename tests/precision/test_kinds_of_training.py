@@ -1,7 +1,5 @@
 """Recipes under activation checkpointing, parts called by themselves, DistributedDataParallel and FSDP."""
 
-import os
-import socket
 import sys
 import threading
 from collections.abc import Iterator
@@ -90,13 +88,8 @@ def test_threads_do_not_disturb_each_other():
 
 
 @pytest.fixture
-def one_rank(monkeypatch) -> Iterator[None]:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    monkeypatch.setitem(os.environ, "MASTER_ADDR", "127.0.0.1")
-    monkeypatch.setitem(os.environ, "MASTER_PORT", str(port))
-    dist.init_process_group("gloo", rank=0, world_size=1)
+def one_rank(tmp_path: Path) -> Iterator[None]:
+    dist.init_process_group("gloo", init_method=f"file://{tmp_path / 'store'}", rank=0, world_size=1)
     keep_process_group(dist.group.WORLD)  # freeing it could wait for ever
     yield
     dist.destroy_process_group()

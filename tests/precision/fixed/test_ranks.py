@@ -1,7 +1,6 @@
 """Scales under several replicas and several ranks."""
 
-import os
-import socket
+import time
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -14,6 +13,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 from roundoff.precision.fixed import FixedPointModel, FixedPointSettings, convert_to_fixed_point
+from roundoff.record.torch_private import keep_process_group
 
 
 def net():
@@ -51,16 +51,10 @@ def test_what_a_replica_measures_is_in_the_model_afterwards():
     assert model(x).unique().numel() > 3  # not collapsed
 
 
-def free_port() -> int:
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return int(found.getsockname()[1])
-
-
-def train_on_rank(rank: int, port: int, folder: str) -> None:
+def train_on_rank(rank: int, folder: str) -> None:
     torch.set_num_threads(1)
-    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
-    torch.distributed.init_process_group("gloo", rank=rank, world_size=2)
+    torch.distributed.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=2)
+    keep_process_group(torch.distributed.group.WORLD)  # freeing it could wait for ever
     model = net()
     handle = convert_to_fixed_point(model, FixedPointSettings.uniform(bits=6), norms="quantized")
     ddp = DistributedDataParallel(model)
@@ -105,7 +99,10 @@ def sharded_losses(*, is_sharded: bool) -> list[float]:
 
 @pytest.mark.slow
 def test_evaluation_is_equal_on_one_and_two_ranks(tmp_path):
-    mp.spawn(train_on_rank, args=(free_port(), str(tmp_path)), nprocs=2)
+    ranks = mp.spawn(train_on_rank, args=(str(tmp_path),), nprocs=2, join=False, daemon=True)
+    deadline = time.monotonic() + 300
+    while not ranks.join(timeout=5):
+        assert time.monotonic() < deadline
     first, second = (torch.load(tmp_path / f"rank{rank}.pt") for rank in (0, 1))
     forward_scales = [name for name in first[0] if "error" not in name and "gradient" not in name]
     assert len(forward_scales) >= 8
