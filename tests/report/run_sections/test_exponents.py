@@ -50,10 +50,18 @@ def test_a_histogram_counts_what_is_not_zero(section: Section, run: Run):
     assert [len(cut) for cut in given["cuts"]] == [3] * 5
 
 
-def test_the_op_of_the_verdict_is_shown_first(section: Section):
+def test_the_site_of_the_verdict_is_shown_first_with_what_is_still_finite(section: Section):
     data = values(section)
     first = data["tensors"][data["first"]]
-    assert (first["step"], data["sites"][first["site"]], first["name"]) == (BAD_STEP, "body", "aten.bmm#0")
+    assert (first["step"], data["sites"][first["site"]], first["name"]) == (BAD_STEP, "body", "aten.mul#0")
+
+
+def test_what_a_histogram_does_not_show_is_told(section: Section):
+    data = values(section)
+    bad = ("aten.bmm#0", "output", BAD_STEP)
+    (origin,) = (each for each in data["tensors"] if (each["name"], each["kind"], each["step"]) == bad)
+    assert origin["about"].startswith("fp16 4x3x3, largest magnitude ")
+    assert origin["about"].endswith(" of 36 not finite")
 
 
 def test_names_stay_text(section: Section):

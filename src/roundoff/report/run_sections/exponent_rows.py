@@ -17,7 +17,7 @@ MOST_TENSORS = 1200
 """Of all steps together; about 200 bytes each."""
 _COLUMNS = (
     "step", "rank", "microbatch", "phase", "site", "op", "nth", "output", "order", "parameter", "dtype", "shape",
-    "min", "max", "histogram",
+    "num_elements", "min", "max", "num_nan", "num_posinf", "num_neginf", "num_zero", "histogram",
 )  # fmt: skip
 
 
@@ -34,6 +34,9 @@ class TensorExponents:
     dtype: str
     shape: str
     absmax: float
+    num_elements: int
+    num_nonfinite: int
+    num_zero: int
     counts: Counts
     cuts: Sequence[CutOff]
     """By `FORMATS`, then fixed point."""
@@ -118,6 +121,9 @@ def _tensor(row: dict[str, Any], *, num_bits: int) -> TensorExponents:
         dtype=str(row["dtype"]),
         shape=str(row["shape"]),
         absmax=absmax,
+        num_elements=row["num_elements"],
+        num_nonfinite=row["num_nan"] + row["num_posinf"] + row["num_neginf"],
+        num_zero=row["num_zero"],
         counts=counts,
         cuts=cut_offs(counts, absmax=absmax, ranges=ranges),
         fixed=fixed,

@@ -22,7 +22,7 @@ USUAL_BITS = 8
 _KINDS = {"output": "results", "gradient": "gradients", "weight": "weights"}
 _EXPLAINED = (
     "How the numbers of a tensor other than 0 are spread over powers of two, and below it what each format holds: full "
-    "digits where its bar is dark, fewer where it is light, nothing beyond. Numbers are held against the formats as "
+    "digits or fewer along its bar, and nothing beyond it. Numbers are held against the formats as "
     "they are, though recipes with 8 bits scale each tensor first; fixed point is scaled to the largest number. Of "
     "large tensors a part was counted, so that shares are estimates."
 )
@@ -67,12 +67,15 @@ def _fixed_bits(view: RunView) -> int:
 
 
 def _first(view: RunView, tensors: Sequence[TensorExponents]) -> int:
-    """Return the tensor to begin with: one of the verdict's site and op, of its site, or the one that loses most."""
+    """Return the tensor to begin with: the verdict's op, or another one of its site, or the one that loses most.
+
+    It has something to show: an origin may have made nothing that is finite.
+    """
     for finding in view.findings:
         places = [
             place
             for place, each in enumerate(tensors)
-            if each.site == finding.site and finding.step in (None, each.step)
+            if each.site == finding.site and finding.step in (None, each.step) and each.counts.any()
         ]
         if places:
             return next((place for place in places if tensors[place].name == finding.op), places[0])
@@ -141,7 +144,7 @@ def _values(tensors: Sequence[TensorExponents], *, first: int) -> JsonValue:
                 "kind": each.kind,
                 "site": sites.setdefault(each.site, len(sites)),
                 "name": each.name,
-                "about": f"{format_of(each.dtype)} {each.shape or 'scalar'}, largest magnitude {each.absmax:.3g}",
+                "about": _about(each),
                 "begin": begin,
                 "counts": counts,
                 "cuts": [_cut(cut) for cut in each.cuts],
@@ -157,6 +160,16 @@ def _values(tensors: Sequence[TensorExponents], *, first: int) -> JsonValue:
         "sites": list(sites),
         "tensors": rows,
     }
+
+
+def _about(each: TensorExponents) -> str:
+    """Say what a tensor is, and how much of it the histogram does not show."""
+    told = [f"{format_of(each.dtype)} {each.shape or 'scalar'}", f"largest magnitude {each.absmax:.3g}"]
+    if each.num_nonfinite:
+        told.append(f"{each.num_nonfinite} of {each.num_elements} not finite")
+    if each.num_zero:
+        told.append(f"{percent(each.num_zero / each.num_elements)} of it 0")
+    return ", ".join(told)
 
 
 def _cut(cut: CutOff) -> list[JsonValue]:
