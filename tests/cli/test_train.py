@@ -1,4 +1,5 @@
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -21,10 +22,11 @@ def test_a_training_shows_each_epoch_and_ends_with_how_good_it_is_and_where(tmp_
     assert first.startswith("epoch 1/2  loss ")
     assert second.startswith("epoch 2/2  loss ")
     assert "top-1 " in second
-    verdict, where = answer.stdout.splitlines()
+    verdict, curve, where = answer.stdout.splitlines()
     assert verdict.startswith("top-1 ")
     assert " %  top-5 " in verdict
     assert " after 8 steps in " in verdict
+    assert re.fullmatch(r"loss   [▁▂▃▄▅▆▇█]{8}  \d\.\d+ to \d\.\d+", curve)
     assert where == f"run    {tmp_path / 'train-1'}"
 
 

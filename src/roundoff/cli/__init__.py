@@ -17,11 +17,13 @@ COMMANDS = {
         module="roundoff.cli.record",
         attribute="record_command",
         help="Run a training script and keep what some of its steps computed.",
+        runs_scripts=True,
     ),
     "run": LazyCommand(
         module="roundoff.cli.run",
         attribute="run_command",
         help="Watch a training script, and say why when it breaks.",
+        runs_scripts=True,
     ),
     "diagnose": LazyCommand(
         module="roundoff.cli.diagnose",

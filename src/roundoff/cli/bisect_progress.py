@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import os
-import sys
 from dataclasses import replace
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
 import click
+
+from roundoff.cli.screen import is_live
 
 if TYPE_CHECKING:
     from rich.progress import Progress
@@ -26,7 +26,7 @@ class BisectProgress:
         self._again = again
         self._known: tuple[str, ...] = ()
         self._num_runs = 0
-        self._bar = _bar() if sys.stderr.isatty() and os.environ.get("TERM") != "dumb" else None
+        self._bar = _bar() if is_live() else None
         self._task = self._bar.add_task("begins", total=None) if self._bar else None
 
     def tell(self, event: BisectEvent) -> None:

@@ -7,6 +7,7 @@ import sys
 import click
 
 from roundoff.cli.compared import Asked, write_csv, write_output
+from roundoff.cli.screen import waiting
 
 TABLE_COLUMNS = ("kind", "reference", "candidate", "shape", "paired by", "relative", "note")
 """What fits on a screen; the file has all columns."""
@@ -22,7 +23,7 @@ def answer(reference: str, candidate: str, asked: Asked) -> bool:
     from roundoff.runs import to_json
 
     name_map = read_name_map(asked.map_file) if asked.map_file else None
-    with read_checkpoint(reference) as ours, read_checkpoint(candidate) as theirs:
+    with waiting("comparing"), read_checkpoint(reference) as ours, read_checkpoint(candidate) as theirs:
         found = compare_checkpoints(ours, theirs, name_map=name_map)
     rows = checkpoint_rows(found)
     if asked.csv:

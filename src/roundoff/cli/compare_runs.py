@@ -5,6 +5,7 @@ from __future__ import annotations
 import click
 
 from roundoff.cli.compared import Asked, split_step, write_csv, write_output
+from roundoff.cli.screen import waiting
 
 
 def answer(reference: str, candidate: str, asked: Asked) -> bool:
@@ -22,7 +23,8 @@ def answer(reference: str, candidate: str, asked: Asked) -> bool:
 
         return answer_steps(ours, our_step, theirs, their_step, asked)
     sites = read_name_map(asked.map_file) if asked.map_file else {}
-    comparison = compare_runs(Run.open(ours), Run.open(theirs), step=asked.step, rank=asked.rank, sites=sites)
+    with waiting("comparing"):
+        comparison = compare_runs(Run.open(ours), Run.open(theirs), step=asked.step, rank=asked.rank, sites=sites)
     finding = next(iter(findings_against(comparison)), None)
     if asked.csv is not None:
         write_csv(asked.csv, csv_rows(comparison.rows))

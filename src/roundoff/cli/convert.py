@@ -7,6 +7,8 @@ from pathlib import Path
 
 import click
 
+from roundoff.cli.screen import waiting
+
 KINDS = ("torch", "safetensors", "npz", "mindspore")
 
 
@@ -33,6 +35,7 @@ def convert_command(
     kinds: dict[str, Target] = {name: name for name in TARGETS}
     kind = kinds[to] if to else target_of(target)
     with ExitStack() as stack:
+        stack.enter_context(waiting(f"writing {target}"))
         ours = stack.enter_context(read_checkpoint(source))
         wanted = stack.enter_context(read_checkpoint(like)) if like else None
         plan = plan_conversion(ours, target=kind, like=wanted, name_map=read_name_map(map_file) if map_file else None)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from roundoff.cli.endings import COULD_NOT_LOOK
+from roundoff.cli.screen import columns, waiting
 
 if TYPE_CHECKING:
     from roundoff.diagnose import Diagnosis
@@ -25,6 +26,7 @@ def diagnose_command(path: Path, against: Path | None, explain: bool, as_json: b
 
     Ends with 1 if there is an error or a warning, with 2 if it could not look.
     """
+    from roundoff.cli.curves import curve_lines
     from roundoff.diagnose import diagnose_run
     from roundoff.diagnose.rules import RULES, Rule
     from roundoff.report import explained_text, next_commands, saved_line, to_text
@@ -36,15 +38,22 @@ def diagnose_command(path: Path, against: Path | None, explain: bool, as_json: b
         from roundoff.diagnose.against import against as rule_against
 
         rules = (*RULES, rule_against(Run.open(against)))
-    diagnosis = diagnose_run(run, rules=rules)
+    with waiting("diagnosing"):
+        diagnosis = diagnose_run(run, rules=rules)
     run.write_findings(diagnosis.findings)
     if as_json:
         findings = [finding.to_object() for finding in diagnosis.findings]
         click.echo(to_json({"run": str(path), "findings": findings, "checked": list(diagnosis.checked)}, indent=1))
     else:
-        click.echo(
-            to_text(diagnosis.findings, saved=saved_line(run, diagnosis), next_commands=next_commands(run, diagnosis))
+        curves = [] if diagnosis.is_clean else curve_lines(run.metrics(), indent="  ")
+        text = to_text(
+            diagnosis.findings,
+            saved=saved_line(run, diagnosis),
+            next_commands=next_commands(run, diagnosis),
+            watched="\n".join(curves) or None,
+            width=columns(),
         )
+        click.echo(text)
         if explain and diagnosis.checked:
             click.echo(explained_text(diagnosis.checked))
     sys.exit(0 if exit_zero else exit_code(diagnosis))

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import textwrap
 from collections.abc import Iterator
 
 import click
 
 from roundoff.cli.health import Health, examine
+from roundoff.cli.screen import columns
 
 
 @click.command("doctor", epilog="Example: roundoff doctor --json")
@@ -69,7 +71,8 @@ def _missing(health: Health) -> Iterator[str]:
 
 
 def _row(label: str, text: str) -> str:
-    return f"{label:<10} {text}"
+    lines = textwrap.wrap(text, columns() - 11, break_long_words=False, break_on_hyphens=False) or [""]
+    return "\n".join(f"{'' if number else label:<10} {line}" for number, line in enumerate(lines))
 
 
 def _counted(number: int, noun: str) -> str:

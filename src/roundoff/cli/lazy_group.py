@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import importlib
 import importlib.util
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -12,6 +13,7 @@ from typing import Any
 import click
 
 from roundoff.cli.endings import exit_codes
+from roundoff.cli.screen import show_plainly
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,6 +23,8 @@ class LazyCommand:
     module: str
     attribute: str
     help: str
+    runs_scripts: bool = False
+    """Whether scripts of others print to the same stdout, which is then left as they would find it."""
 
     def load(self) -> click.Command:
         """Import the command."""
@@ -57,6 +61,8 @@ class LazyGroup(click.Group):
         name = args[0]
         if name not in self.table and not name.startswith("-"):
             raise click.UsageError(f"There is no command '{name}'.{_did_you_mean(name, self.table)}", ctx=ctx)
+        if name in self.table and not self.table[name].runs_scripts:
+            show_plainly(sys.stdout)
         return super().resolve_command(ctx, args)
 
     def invoke(self, ctx: click.Context) -> Any:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import os
-import sys
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
 import click
+
+from roundoff.cli.screen import is_live
 
 if TYPE_CHECKING:
     from rich.status import Status
@@ -18,7 +18,7 @@ class PlanProgress:
 
     def __init__(self, *, again: str) -> None:
         self._again = again
-        self._status = _status() if sys.stderr.isatty() and os.environ.get("TERM") != "dumb" else None
+        self._status = _status() if is_live() else None
 
     def tell(self, line: str) -> None:
         """Show one line."""

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 
 import click
 
+from roundoff.cli.screen import waiting
+
 if TYPE_CHECKING:
     from roundoff.runs import Run
 
@@ -117,7 +119,8 @@ def _run_again(
     from roundoff.watch.replay_text import rerun_text
     from roundoff.watch.rerun import rerun_step
 
-    again = rerun_step(replayed, build=Builder(builder), recipe=recipe, to=to, rank=rank)
+    with waiting("running the step again"):
+        again = rerun_step(replayed, build=Builder(builder), recipe=recipe, to=to, rank=rank)
     if as_json:
         click.echo(to_json({"run": str(path), **again.to_object()}, indent=1))
     else:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import click
 
+from roundoff.cli.screen import waiting
 from roundoff.errors import UsageError
 
 
@@ -24,8 +25,9 @@ def report_command(path: Path, against: Path | None, output: Path | None, as_jso
     from roundoff.runs import JsonValue, Run, to_json
 
     run = Run.open(path)
-    view = view_of(run, against=Run.open(against) if against is not None else None)
-    page = run_page(view)
+    with waiting("writing the page"):
+        view = view_of(run, against=Run.open(against) if against is not None else None)
+        page = run_page(view)
     target = output if output is not None else path / "report.html"
     size_bytes = _write(target, page.html)
     if as_json:

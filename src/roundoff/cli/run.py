@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Literal
 import click
 
 from roundoff.cli.quantities import Bytes, Share
+from roundoff.cli.screen import can_draw, columns, waiting
 
 if TYPE_CHECKING:
     from roundoff.runs import JsonValue
@@ -218,20 +219,30 @@ def _tell(watch: Watch, *, as_json: bool) -> int:
 
 
 def _diagnose(folder: Path, *, facts: Mapping[str, JsonValue], watched: str | None, as_json: bool) -> int:
+    from roundoff.cli.curves import curve_lines
     from roundoff.cli.diagnose import exit_code
     from roundoff.diagnose import diagnose_run
     from roundoff.report import next_commands, saved_line, to_text
     from roundoff.runs import Run, to_json
 
     run = Run.open(folder)
-    diagnosis = diagnose_run(run)
+    with waiting("looking at what was seen"):
+        diagnosis = diagnose_run(run)
     run.write_findings(diagnosis.findings)
     if as_json:
         findings = [finding.to_object() for finding in diagnosis.findings]
         click.echo(to_json({"run": str(folder), **facts, "findings": findings}))
     else:
         saved, following = saved_line(run, diagnosis), next_commands(run, diagnosis)
-        click.echo(to_text(diagnosis.findings, saved=saved, next_commands=following, watched=watched), err=True)
+        curves = curve_lines(run.metrics(), indent="  ") if not diagnosis.is_clean and can_draw(sys.stderr) else []
+        text = to_text(
+            diagnosis.findings,
+            saved=saved,
+            next_commands=following,
+            watched="\n".join([*curves, *([watched] if watched else [])]) or None,
+            width=columns(),
+        )
+        click.echo(text, err=True)
     return exit_code(diagnosis)
 
 

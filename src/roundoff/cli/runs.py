@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shutil
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -128,11 +130,15 @@ def _findings_text(run: RunSummary) -> str:
 
 
 def _event_table(events: Sequence[Event], *, limit: int) -> str:
+    from roundoff.experiments.text_table import text_table
+
     rows = [tuple(_event_cells(event).values()) for event in events[:limit]]
     header = tuple(_event_cells(events[0]))
     kept = [place for place, name in enumerate(header) if {row[place] for row in rows} != {DROPPED_IF_ALL.get(name)}]
-    right = {place for place, column in enumerate(kept) if header[column] in NUMBER_COLUMNS}
-    text = _aligned([tuple(row[place] for place in kept) for row in (header, *rows)], right=right)
+    lines = [tuple(row[place] for place in kept) for row in (header, *rows)]
+    # A pipe gets every name whole: what reads it looks for them.
+    width = shutil.get_terminal_size().columns if sys.stdout.isatty() else sys.maxsize
+    text = text_table(lines, left=set(header) - set(NUMBER_COLUMNS), ruled=False, width=width)
     more = len(events) - limit
     return f"{text}\n{more} more: --limit 0 prints all, --json with every column" if more > 0 else text
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Literal, NoReturn
 
 import click
 
+from roundoff.cli.screen import columns
 from roundoff.cli.sweep_progress import SweepProgress
 from roundoff.errors import UsageError
 
@@ -120,7 +121,7 @@ def _listing() -> str:
 
     sweeps = [read_sweep(path) for path in shipped_sweeps()]
     lines = [f"{sweep.name:14} {len(sweep.trainings):3} rows  {sweep.description.splitlines()[0]}" for sweep in sweeps]
-    return "\n".join(lines)
+    return "\n".join(line if len(line) <= columns() else f"{line[: columns() - 4]} ..." for line in lines)
 
 
 def _text(rows: list[Row], axes: tuple[str, ...]) -> str:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import os
-import sys
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
 import click
+
+from roundoff.cli.screen import is_live
 
 if TYPE_CHECKING:
     from rich.progress import Progress
@@ -20,7 +20,7 @@ class SweepProgress:
 
     def __init__(self, *, num_rows: int, again: str) -> None:
         self._num_rows, self._num_done, self._again = num_rows, 0, again
-        self._bar = _bar() if sys.stderr.isatty() and os.environ.get("TERM") != "dumb" else None
+        self._bar = _bar() if is_live() else None
         self._task = self._bar.add_task("", total=num_rows) if self._bar else None
 
     def row(self, row: Row, is_new: bool) -> None:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 if TYPE_CHECKING:
+    from roundoff.runs import Metrics
     from roundoff.train import TrainResult
 
 _PATH = click.Path(path_type=Path)
@@ -124,6 +125,8 @@ def _loss_scale(text: str | None) -> float | str | None:
 
 def _text(result: TrainResult) -> str:
     """Say what the training came to: the verdict first, then what to know about it, then where it is."""
+    from roundoff.cli.curves import curve_lines
+
     if result.perplexity is None:
         lines = [
             f"top-1 {result.top1:.2%}  top-5 {result.top5:.2%}  eval loss {result.eval_loss:.4f}".replace("%", " %")
@@ -136,11 +139,21 @@ def _text(result: TrainResult) -> str:
     if result.num_skipped:
         lines.append(f"loss scaling skipped {result.num_skipped} of them")
     lines += result.notes
+    lines += curve_lines(_metrics(result))
     if result.folder is not None:
         lines.append(f"run    {result.folder}")
     if result.first_nonfinite_step is not None:
         lines.append(f"next   {_how_to_look(result.first_nonfinite_step)}")
     return "\n".join(lines)
+
+
+def _metrics(result: TrainResult) -> list[Metrics]:
+    """Return what the steps came to; without a run folder only their losses are known."""
+    from roundoff.runs import Metrics, Run
+
+    if result.folder is not None:
+        return Run.open(result.folder).metrics()
+    return [Metrics(step=step, loss=loss) for step, loss in enumerate(result.losses, result.first_step)]
 
 
 def _how_to_look(step: int) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from types import TracebackType
@@ -18,7 +19,8 @@ class EpochLines:
 
     def __init__(self, *, shown: bool, num_epochs: int, total_steps: int, is_text: bool) -> None:
         self._shown, self._num_epochs, self._is_text = shown, num_epochs, is_text
-        self._bar = _bar() if shown and sys.stderr.isatty() else None
+        is_live = sys.stderr.isatty() and os.environ.get("TERM") != "dumb"
+        self._bar = _bar() if shown and is_live else None
         self._task: TaskID | None = self._bar.add_task("", total=total_steps, loss="") if self._bar else None
         self._began = time.monotonic()
 
