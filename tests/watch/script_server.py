@@ -141,6 +141,28 @@ def _load() -> None:
     """Import, once for all scripts, what most of them and the watch need."""
     for name in _NEEDED:
         importlib.import_module(name)
+    _let_groups_live()
+
+
+def _let_groups_live() -> None:
+    """Never free a process group: torch waits for its threads with Python's lock held, and they may need it.
+
+    A bare script hangs of that about once in a thousand runs, at its end.
+    """
+    import torch.distributed as dist
+    from torch.distributed import distributed_c10d
+
+    from roundoff.record.torch_private import keep_process_group
+
+    destroy = dist.destroy_process_group
+
+    @functools.wraps(destroy)
+    def destroy_but_keep(*args: Any, **kwargs: Any) -> None:
+        for group in distributed_c10d._world.pg_map:
+            keep_process_group(group)
+        destroy(*args, **kwargs)
+
+    dist.destroy_process_group = destroy_but_keep
 
 
 def _run(request: dict[str, Any], rank: int, environment: dict[str, str]) -> None:
