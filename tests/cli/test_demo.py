@@ -128,7 +128,7 @@ def outcome() -> Outcome:
 
 
 def test_the_accuracies_stand_side_by_side_under_the_verdict(outcome: Outcome) -> None:
-    assert outcome_text(outcome, encoding="utf-8").splitlines()[:6] == [
+    assert outcome_text(outcome, drawn=True).splitlines()[:6] == [
         "digits.py broke at digits.py:33, step 1: fp16 matmul overflowed. The planned recipe mends it.",
         "",
         "recipe        accuracy  loss",
@@ -139,13 +139,13 @@ def test_the_accuracies_stand_side_by_side_under_the_verdict(outcome: Outcome) -
 
 
 def test_curves_are_left_out_where_the_terminal_cannot_show_them(outcome: Outcome) -> None:
-    text = outcome_text(outcome, encoding="ascii")
+    text = outcome_text(outcome, drawn=False)
     assert text.isascii()
     assert "half            10.0 %  NaN from step 1 on" in text
 
 
 def test_what_was_written_is_named_in_lines_that_fit(outcome: Outcome) -> None:
-    lines = outcome_text(outcome, encoding="utf-8").splitlines()
+    lines = outcome_text(outcome, drawn=True).splitlines()
     assert "page    here/report.html" in lines
     assert max(map(len, lines)) <= 100
     assert all(len(f"1. {chapter.title}") <= 100 for chapter in STORY)

@@ -12,6 +12,7 @@ import click
 from roundoff.cli.demo_chapters import SCRIPT, STORY
 from roundoff.cli.demo_outcome import outcome_of, outcome_text
 from roundoff.cli.demo_stage import Stage
+from roundoff.cli.screen import can_draw
 from roundoff.errors import UsageError
 
 
@@ -40,7 +41,7 @@ def demo_command(out: Path | None, as_json: bool) -> None:
             click.echo(f"interrupted; what there is so far is in {folder}", err=True)
             raise
     outcome = outcome_of(folder, played, seconds=time.monotonic() - began)
-    click.echo(to_json(outcome.to_object(), indent=1) if as_json else outcome_text(outcome, encoding=_encoding()))
+    click.echo(to_json(outcome.to_object(), indent=1) if as_json else outcome_text(outcome, drawn=can_draw(sys.stdout)))
 
 
 def _made(out: Path | None) -> Path:
@@ -60,7 +61,3 @@ def _made(out: Path | None) -> Path:
             f"'{folder}' cannot be made.", why=f"{error.strerror}.", fix="name another: --out DIR"
         ) from error
     return folder
-
-
-def _encoding() -> str:
-    return sys.stdout.encoding or "ascii"

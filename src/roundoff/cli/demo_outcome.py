@@ -13,7 +13,6 @@ from roundoff.cli.demo_stage import Played
 from roundoff.runs import Finding, JsonValue, Run
 
 _ACCURACY = re.compile(r"accuracy (\d+\.\d) %")
-_BLOCK = "█"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,15 +91,15 @@ def _trained(folder: Path, played: Played) -> Trained:
     )
 
 
-def outcome_text(outcome: Outcome, *, encoding: str) -> str:
-    """Lay out the accuracies side by side, with a curve of each loss where the encoding can show one."""
+def outcome_text(outcome: Outcome, *, drawn: bool) -> str:
+    """Lay out the accuracies side by side, with a curve of each loss if it is to be drawn."""
     finding = outcome.finding
     width = max(len(each.recipe) for each in outcome.trained)
     return "\n".join([
         f"{SCRIPT} broke at {finding.source}, step {finding.step}: {finding.title}. The planned recipe mends it.",
         "",
         f"{'recipe'.ljust(width)}  accuracy  loss",
-        *(_line(each, width=width, drawn=_can_draw(encoding)) for each in outcome.trained),
+        *(_line(each, width=width, drawn=drawn) for each in outcome.trained),
         "",
         f"page    {outcome.folder / PAGE}",
         f"recipe  {outcome.folder / PLANNED}",
@@ -115,11 +114,3 @@ def _line(each: Trained, *, width: int, drawn: bool) -> str:
     ended = f"{each.losses[0]:.2f} to {each.losses[-1]:.3f}" if bad is None else f"NaN from step {bad} on"
     curve = f"{sparkline(each.losses, width=40, low=0.0)}  " if drawn else ""
     return f"{each.recipe.ljust(width)}  {100 * each.accuracy:6.1f} %  {curve}{ended}"
-
-
-def _can_draw(encoding: str) -> bool:
-    try:
-        _BLOCK.encode(encoding)
-    except (UnicodeEncodeError, LookupError):
-        return False
-    return True
