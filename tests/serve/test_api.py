@@ -31,6 +31,18 @@ def test_changes_name_every_run_with_what_changes_when_it_does(server: Server) -
     assert versions == server.json("/api/changes")["runs"]
 
 
+def test_runs_that_are_named_are_told_as_they_are_now(server: Server) -> None:
+    runs = server.json("/api/changes?run=broken&run=reference")["runs"]
+    assert set(runs) == {"broken", "reference"}
+    assert runs["broken"] == {
+        "stamp": server.json("/api/runs/broken")["stamp"],
+        "state": "finished",
+        "detail": "",
+        "num_steps": 2,
+        "last_loss": "nan",
+    }
+
+
 def test_one_run_is_told_with_its_findings_and_what_it_holds(server: Server) -> None:
     run = server.json("/api/runs/broken")
     assert run["recorded_steps"] == [0, 1]
@@ -94,6 +106,9 @@ def test_a_tensor_is_sent_as_a_file_of_numpy(server: Server) -> None:
         ("/api/nowhere", 404, "'/api/nowhere' leads nowhere."),
         ("/api/runs/none", 404, "There is no run 'none'."),
         ("/api/runs/damaged", 422, "cannot be read."),
+        ("/api/changes?run=none", 404, "There is no run 'none'."),
+        ("/api/changes?run=damaged", 422, "cannot be read."),
+        ("/api/runs/reference/events?site=" + "*a" * 200, 400, "makes no sense."),
         ("/api/runs?sort=name", 400, "'sort' cannot be asked for."),
         ("/api/runs/reference/events?stepp=1", 400, "'stepp' cannot be asked for."),
         ("/api/runs/reference/events?step=one", 400, "step=one makes no sense."),

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import errno
 import ipaddress
+import logging
 import re
 import secrets
 import socket
 from contextlib import suppress
-from typing import TYPE_CHECKING
+from types import FrameType
+
+import uvicorn
+from starlette.types import ASGIApp
 
 from roundoff.errors import ServeError
-
-if TYPE_CHECKING:
-    import uvicorn
-    from starlette.types import ASGIApp
 
 LEAST_TOKEN_LENGTH = 8
 _TOKEN = re.compile(r"[A-Za-z0-9._~-]+")
@@ -72,10 +72,17 @@ def answer_until_stopped(app: ASGIApp, listening: socket.socket) -> None:
         server_of(app).run(sockets=[listening])
 
 
+class QuietServer(uvicorn.Server):
+    """A server that, once it is told to end, complains no more about requests that it did not get to."""
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """Begin to end."""
+        logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL)
+        super().handle_exit(sig, frame)
+
+
 def server_of(app: ASGIApp) -> uvicorn.Server:
     """Return a server that says nothing of itself, and nothing at all unless something is wrong."""
-    import uvicorn
-
     config = uvicorn.Config(
         app,
         log_level="warning",
@@ -88,7 +95,7 @@ def server_of(app: ASGIApp) -> uvicorn.Server:
         timeout_keep_alive=30,
         timeout_graceful_shutdown=1,
     )
-    return uvicorn.Server(config)
+    return QuietServer(config)
 
 
 def _refused(host: str, port: int, error: OSError) -> ServeError:

@@ -11,8 +11,6 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import partial
 
-from roundoff.report.run_page import run_page
-from roundoff.report.run_view import view_of
 from roundoff.serve.runs_folder import OpenedRun
 
 MOST_KEPT = 6
@@ -79,4 +77,7 @@ def page_stamp(candidate: OpenedRun, reference: OpenedRun | None = None) -> str:
 
 
 def _run_page(candidate: OpenedRun, reference: OpenedRun | None) -> str:
+    from roundoff.report.run_page import run_page  # half of torch comes with them, which the list does not wait for
+    from roundoff.report.run_view import view_of
+
     return run_page(view_of(candidate.run, against=reference.run if reference is not None else None)).html

@@ -3,6 +3,7 @@
 
 (() => {
   const MOST_WAITS = 40;
+  const MOST_PAUSE = 300000;
   const RARELY = 5; // a run that has ended is asked about that many times less often
   const byId = (name) => document.getElementById(name);
   const frames = byId("frames");
@@ -12,6 +13,7 @@
   const wait = (milliseconds) => new Promise((resolve) => setTimeout(resolve, milliseconds));
   let frame = frames.querySelector("iframe");
   let isGoingOn = true;
+  let nextLoad = 0;
 
   async function ask() {
     const answer = await fetch(`/api/changes?${new URLSearchParams(names.map((name) => ["run", name]))}`);
@@ -65,12 +67,15 @@
     say(runs[0]);
     isGoingOn = runs.some((run) => ["running", "silent", "hanging"].includes(run.state));
     const stamp = runs.map((run) => run.stamp).join("-");
-    if (stamp !== frame.dataset.stamp && follow.checked) await load(stamp);
+    const began = Date.now();
+    if (stamp === frame.dataset.stamp || !follow.checked || began < nextLoad) return;
+    await load(stamp);
+    // A page that takes long to make is asked for less often, so that making it does not slow down the training.
+    nextLoad = Date.now() + Math.min(MOST_PAUSE, 5 * (Date.now() - began));
   }
 
   async function keepLooking() {
     for (let nth = 1; ; nth += 1) {
-      const began = Date.now();
       if (!document.hidden && (isGoingOn || nth % RARELY === 0)) {
         try {
           await look();
@@ -78,8 +83,7 @@
           byId("live").textContent = `The server does not answer (${error.message}). This is how it was.`;
         }
       }
-      // A page that takes long to make is asked for less often, so that making it does not slow down the training.
-      await wait(Math.max(pause, 4 * (Date.now() - began)));
+      await wait(pause);
     }
   }
 
