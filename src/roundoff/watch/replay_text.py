@@ -54,7 +54,7 @@ def rerun_text(again: Rerun, *, run: Path, builder: str) -> str:
         )
     if not again.has_optimizer:
         lines.append("  note       without the optimizer's step: the builder returns none")
-    if again.is_bad and again.recipe is None:
+    if again.is_bad and again.recipe is None and not again.has_own_recipe:
         lines.append(f"  next       roundoff replay {run} --builder {builder} --recipe fp32")
     return "\n".join(lines)
 

@@ -64,6 +64,8 @@ class Rerun:
     """Whether the optimizer stepped."""
     loss_scale: float | None
     """The recipe's, if it scales."""
+    has_own_recipe: bool
+    """Whether the builder applies a recipe itself, so that no other can be asked for."""
 
     @property
     def is_bad(self) -> bool:
@@ -209,6 +211,7 @@ class _Attempt:
             first_difference=min(differing, key=lambda event: event.order, default=None),
             has_optimizer=bool(self._built.optimizers),
             loss_scale=self._recipes[0].scale if self._recipes and self._recipes[0].scale != 1 else None,
+            has_own_recipe=any(isinstance(optimizer, RecipeOptimizer) for optimizer in self._built.optimizers),
         )
 
     def _with_recipe(self, loss_scale: float | None) -> list[RecipeOptimizer]:
