@@ -92,5 +92,5 @@ def _summary(view: RunView) -> dict[str, str]:
 
 
 def _contents(sections: Sequence[Section]) -> Html:
-    links = [tag("a", section.title, href=f"#{section.key}") for section in sections]
+    links = [tag("a", section.short or section.title, href=f"#{section.key}") for section in sections]
     return tag("nav", *links, aria_label="sections", class_="contents")

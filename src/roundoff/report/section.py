@@ -22,6 +22,8 @@ class Section:
     """Its anchor: `report.html#KEY` leads to it."""
     title: str
     body: Html
+    short: str = ""
+    """What the list of contents calls it, where the title is long."""
     data: Mapping[str, JsonValue] = field(default_factory=dict)
     """What scripts draw, by the name under which elements of the body ask for it."""
     thinned: Sequence[str] = ()

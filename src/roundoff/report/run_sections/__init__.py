@@ -12,6 +12,7 @@ from roundoff.report.run_sections.norms import norms_section
 from roundoff.report.run_sections.ranks import ranks_section
 from roundoff.report.run_sections.recipe import recipe_section
 from roundoff.report.run_sections.settings import settings_section
+from roundoff.report.run_sections.side_by_side import side_by_side_section
 from roundoff.report.run_sections.sites import sites_section
 from roundoff.report.run_sections.steps import steps_section
 from roundoff.report.run_sections.verdict import verdict_section
@@ -23,6 +24,7 @@ SectionMaker = Callable[[RunView], Section | None]
 SECTIONS: tuple[SectionMaker, ...] = (
     verdict_section,
     compared_section,
+    side_by_side_section,
     loss_section,
     norms_section,
     steps_section,

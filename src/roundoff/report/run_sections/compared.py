@@ -44,6 +44,7 @@ def compared_section(view: RunView) -> Section | None:
     return Section(
         key="compared",
         title="Against the reference",
+        short="Reference",
         body=body,
         data={} if picture is None else {"compared": picture},
         thinned=[note] if left_out else [],

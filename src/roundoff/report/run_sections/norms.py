@@ -32,6 +32,7 @@ def norms_section(view: RunView) -> Section | None:
     return Section(
         key="norms",
         title="Norms, loss scale and learning rate",
+        short="Norms",
         body=joined(*skipped, places),
         data={name: value for _, name, value in charts},
     )

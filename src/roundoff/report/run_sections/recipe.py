@@ -44,6 +44,7 @@ def recipe_section(view: RunView) -> Section:
     return Section(
         key="recipe",
         title="Recipe and optimizers",
+        short="Recipe",
         body=joined(
             tag("p", told),
             *(_optimizer(optimizer, view) for optimizer in optimizers),

@@ -24,6 +24,7 @@ def settings_section(view: RunView) -> Section:
     return Section(
         key="settings",
         title="Environment and configuration",
+        short="Environment",
         body=joined(
             _differences(view),
             facts(_plain(info)),

@@ -32,6 +32,7 @@ def steps_section(view: RunView) -> Section:
     return Section(
         key="steps",
         title="Ops of a step",
+        short="Ops",
         body=_body(found, first=_first(view, found)),
         data={"steps": {"limits": _limits(), **_values(found)}},
         thinned=[*choice.notes, *_left_out(found)],
