@@ -57,6 +57,13 @@ def test_two_independent_culprits_among_fifty_are_both_found_and_proven(tmp_path
 
 
 @pytest.mark.slow
+def test_on_a_cluster_it_finds_the_same(tmp_path: Path) -> None:
+    pytest.importorskip("ray")
+    found = answer("--on", "ray", str(PLANTED), "3", "8", folder=tmp_path)
+    assert found["found"] == ["3:mul"]
+
+
+@pytest.mark.slow
 def test_interrupted_half_way_it_says_what_is_known_and_goes_on_without_repeating_a_run(tmp_path: Path) -> None:
     words = ("--modules-only", str(PLANTED), "3,9", "12")
     trials = tmp_path / "runs" / "bisect-1" / "trials.jsonl"

@@ -53,6 +53,12 @@ class Found:
     num_other_runs: int = 0
 
 
+_OWN_KERNELS = (
+    "ran their own kernels in the other implementation, too: what is wrong in both is not found. "
+    "Compare with a function: --switch substitute=MODULE:FUNCTION."
+)
+
+
 class BisectSearch:
     """Searches for the sites to change. Made once per bisection: it knows how much time there is."""
 
@@ -75,6 +81,8 @@ class BisectSearch:
         sites = candidates.modules
         if not sites:
             raise BisectError.explain("There is nothing to bisect.", why="no site is left to search among.")
+        if candidates.own_kernels:
+            self._notes.append(f"{listed(candidates.own_kernels)} {_OWN_KERNELS}")
         bad, good = self._outer.as_it_is(), self._outer.all_changed(sites)
         judge = judge or judge_for(self._options.judge, bad=bad, good=good, references=self._outer.references)
         if not judge(bad).is_bad:

@@ -32,6 +32,8 @@ class Candidates:
     """Whether a measured step ordered them."""
     covers_inner: bool = True
     """Whether to change a module is to change those inside it, too."""
+    own_kernels: tuple[str, ...] = ()
+    """Operators among them whose own kernels the other implementation runs, too."""
 
     def inside(self, modules: Iterable[str]) -> tuple[str, ...]:
         """Return the ops that are changed with these modules: the most suspicious of each, then the second ones."""
@@ -100,6 +102,7 @@ def candidates_from_listing(listing: Listing) -> Candidates:
         ops={site: tuple(keys) for site, keys in ops.items()},
         is_measured=True,
         covers_inner=False,
+        own_kernels=listing.own_kernels,
     )
 
 
