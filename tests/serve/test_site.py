@@ -183,3 +183,36 @@ def test_links_that_lead_out_of_the_folder_are_not_followed(tmp_path: Path) -> N
         assert {name for name, row in rows.items() if "problem" in row} >= {"linked", "file", "pipe"}
         assert "SECRET" not in server.ask("/").text
         assert server.ask("/runs/again/page").status == 200
+
+
+def test_links_to_nothing_and_in_circles_hide_no_link_that_leads_out(tmp_path: Path) -> None:
+    folder = tmp_path / "runs"
+    for name in ("nothing", "circle", "both"):
+        write_metrics_run(folder / name, [1.0])
+    for nth in range(20):
+        (folder / "both" / f"nothing-{nth}").symlink_to("nothing")
+        (folder / "nothing" / f"nothing-{nth}").symlink_to("nothing")
+    (folder / "both" / "out").symlink_to("/etc/passwd")
+    (folder / "circle" / "circle").symlink_to("circle")
+    with serving(folder) as server:
+        statuses = {name: server.ask(f"/api/runs/{name}").status for name in ("nothing", "circle", "both")}
+        assert statuses == {"nothing": 200, "circle": 403, "both": 403}
+        assert [run["name"] for run in server.json("/api/runs")["runs"] if "problem" not in run] == ["nothing"]
+
+
+def test_a_run_whose_name_is_no_text_costs_its_row_only(tmp_path: Path) -> None:
+    write_metrics_run(tmp_path / os.fsdecode(b"\xff\xfe"), [1.0])
+    write_metrics_run(tmp_path / "fine", [1.0])
+    with serving(tmp_path) as server:
+        assert 'href="/runs/fine"' in server.ask("/").text
+        assert len(server.json("/api/runs")["runs"]) == 2
+        assert server.ask("/runs/%FF%FE").status == 404
+
+
+def test_a_run_that_claims_a_billion_ranks_is_shown(tmp_path: Path) -> None:
+    run = write_metrics_run(tmp_path / "run", [1.0], ranks=10**9)
+    write_metrics_run(run.path / "replay" / "step0", [])
+    (run.path / "replay" / "step1").mkdir()  # a replay that has just begun
+    with serving(tmp_path) as server:
+        assert server.ask("/runs/run").status == 200
+        assert server.json("/api/runs/run")["tensors"] == []

@@ -92,6 +92,7 @@ def server_of(app: ASGIApp) -> uvicorn.Server:
         http="h11",
         loop="asyncio",
         server_header=False,
+        proxy_headers=False,
         timeout_keep_alive=30,
         timeout_graceful_shutdown=1,
     )

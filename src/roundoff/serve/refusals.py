@@ -6,8 +6,8 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, Response
 
 from roundoff.report.markup import tag
-from roundoff.report.page import page
 from roundoff.serve.answers import json_answer
+from roundoff.serve.served_page import served_page
 
 _HEADERS = {401: {"www-authenticate": "Bearer"}, 405: {"allow": "GET, HEAD"}}
 """By status: what must be said beside the sentence."""
@@ -36,6 +36,6 @@ def refuse(request: Request, refusal: Refusal) -> Response:
     else:
         words = [tag("p", f"{name}: {text}") for name, text in said.items() if text and name != "error"]
         back = tag("p", tag("a", "All runs", href="/", target="_top"))
-        answer = HTMLResponse(page(refusal.what, *words, back).encode(errors="replace"), status_code=refusal.status)
+        answer = HTMLResponse(served_page(refusal.what, *words, back), status_code=refusal.status)
     answer.headers.update(_HEADERS.get(refusal.status, {}))
     return answer

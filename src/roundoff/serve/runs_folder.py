@@ -87,15 +87,20 @@ class RunsFolder:
                     if entry.is_dir(follow_symlinks=False):
                         if not top_only:
                             yield from self._files(entry.path, f"{within}{entry.name}/", top_only=False)
-                    elif not entry.name.endswith(".tmp"):
-                        yield within + entry.name, self._checked(entry)
+                    elif not entry.name.endswith(".tmp") and (found := self._checked(entry)) is not None:
+                        yield within + entry.name, found
         except FileNotFoundError:
-            return  # it was removed meanwhile, and has no files
+            return  # the folder was removed meanwhile, and has no files
+        except OSError as error:
+            raise Refusal(403, f"'{folder}' cannot be read.", why=f"{error.strerror}.") from error
 
-    def _checked(self, entry: os.DirEntry[str]) -> os.stat_result:
+    def _checked(self, entry: os.DirEntry[str]) -> os.stat_result | None:
         if entry.is_symlink():
             self.check_inside(Path(entry.path))
-        found = entry.stat()
+        try:
+            found = entry.stat()
+        except FileNotFoundError:
+            return None  # it was removed meanwhile, or is a link to nothing: the next one is looked at all the same
         if not stat.S_ISREG(found.st_mode):  # a pipe would be waited for, and a linked folder was not looked into
             raise Refusal(403, f"'{entry.path}' is not shown.", why="a run holds files, and this is none.")
         return found

@@ -60,7 +60,7 @@ def _groups(run: Run) -> Iterator[TensorGroup]:
     for step in run.replayed_steps:
         with suppress(RunFolderError):  # a replay that is just being written, or is damaged, hides no other
             replay = run.replay(step)
-            found = [rank for rank in range(run.info.ranks) if replay.origin(rank=rank) is not None]
+            found = [rank for rank in replay.ranks if replay.origin(rank=rank) is not None]
             yield from (TensorGroup(of="origin", step=step, rank=rank) for rank in found)
     for rank, index, _ in batch_files(run.path):
         yield TensorGroup(of="batch", step=index, rank=rank)
