@@ -120,7 +120,7 @@ def test_a_tensor_is_sent_as_a_file_of_numpy(server: Server) -> None:
         ("/api/runs/reference/events?limit=1001", 400, "limit=1001 makes no sense."),
         ("/api/runs/reference/metrics?from=-1", 400, "from=-1 makes no sense."),
         ("/api/runs/reference/tensors?step=0", 404, "There are no whole tensors of step 0."),
-        ("/api/runs/tensors/tensors?of=state&step=0", 400, "of=state makes no sense."),
+        ("/api/runs/tensors/tensors?of=weights&step=0", 400, "of=weights makes no sense."),
         ("/api/runs/tensors/tensor?step=0", 400, "It is not said which name."),
         ("/api/runs/tensors/tensor?name=x", 400, "It is not said which step."),
         ("/api/runs/tensors/tensor?step=0&name=x", 404, "There is no tensor 'x' in step 0."),

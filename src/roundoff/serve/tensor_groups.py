@@ -1,20 +1,31 @@
-"""Where a run holds whole tensors: those of recorded steps, of the op that made bad values, of the first batches."""
+"""Where a run holds whole tensors: of recorded steps, of what is kept of a step that broke, of the first batches."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import suppress
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal, get_args
 
-from roundoff.errors import RunFolderError
-from roundoff.runs import JsonValue, Run, TensorFile, batch_path
-from roundoff.runs.folder import batch_files
+from roundoff.runs import JsonValue, Run, TensorFile
+from roundoff.runs import folder as names
 from roundoff.serve.refusals import Refusal
 
-Kind = Literal["step", "origin", "batch"]
+Kind = Literal["step", "origin", "outside", "state", "batch"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
-_TITLES: dict[Kind, str] = {"step": "step {}", "origin": "the op that broke step {}", "batch": "batch {}"}
+_TITLES: dict[Kind, str] = {
+    "step": "step {}",
+    "origin": "the op that broke step {}",
+    "outside": "what came into step {}",
+    "state": "the state before step {}",
+    "batch": "batch {}",
+}
+_OF_REPLAYS: dict[Kind, Callable[..., Path]] = {
+    "origin": names.origin_tensors_path,
+    "outside": names.batch_of_replay_path,
+    "state": names.state_path,
+}
+"""By kind: where the folder of a replayed step has it, of a rank."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,29 +49,29 @@ class TensorGroup:
 
 def tensor_groups(run: Run) -> list[TensorGroup]:
     """Return everything of a run that holds whole tensors."""
-    return list(_groups(run))
+    return list(_files(run))
 
 
 def open_group(run: Run, group: TensorGroup) -> TensorFile:
     """Open the tensors of a group; a `Refusal` says which there are if it is none of them."""
-    groups = tensor_groups(run)
-    if group not in groups:
-        there = ", ".join(each.title for each in groups[:12]) or "none"
+    files = _files(run)
+    if group not in files:
+        there = ", ".join(each.title for each in list(files)[:12]) or "none"
         raise Refusal(404, f"There are no whole tensors of {group.title}.", why=f"the run holds: {there}.")
-    if group.of == "step":
-        return run.tensor_file(group.step, rank=group.rank)
-    if group.of == "origin":
-        return run.replay(group.step).origin_tensors(rank=group.rank)
-    return TensorFile(batch_path(run.path, rank=group.rank, index=group.step))
+    return TensorFile(files[group])
 
 
-def _groups(run: Run) -> Iterator[TensorGroup]:
-    for rank, step in run.tensor_steps:
-        yield TensorGroup(of="step", step=step, rank=rank)
+def _files(run: Run) -> dict[TensorGroup, Path]:
+    steps = {TensorGroup(of="step", step=step, rank=rank): path for rank, step, path in names.tensor_files(run.path)}
+    batches = {TensorGroup(of="batch", step=nth, rank=rank): path for rank, nth, path in names.batch_files(run.path)}
+    return steps | dict(_replayed(run)) | batches
+
+
+def _replayed(run: Run) -> Iterator[tuple[TensorGroup, Path]]:
     for step in run.replayed_steps:
-        with suppress(RunFolderError):  # a replay that is just being written, or is damaged, hides no other
-            replay = run.replay(step)
-            found = [rank for rank in replay.ranks if replay.origin(rank=rank) is not None]
-            yield from (TensorGroup(of="origin", step=step, rank=rank) for rank in found)
-    for rank, index, _ in batch_files(run.path):
-        yield TensorGroup(of="batch", step=index, rank=rank)
+        folder = names.replay_path(run.path, step=step)
+        for kind, path_of in _OF_REPLAYS.items():
+            for rank in sorted(names.ranks_with_files(folder)):
+                path = path_of(folder, rank=rank)
+                if path.exists():
+                    yield TensorGroup(of=kind, step=step, rank=rank), path
