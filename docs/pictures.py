@@ -1,4 +1,4 @@
-"""Makes the pictures of docs/report.md: trains what the page trains, writes its page, and lets chromium draw it.
+"""Makes the pictures of docs/report.md: trains what the page trains, and the digits; lets chromium draw their pages.
 
 python docs/pictures.py [--to docs/pictures]
 """
@@ -12,20 +12,30 @@ import shutil
 import tempfile
 from pathlib import Path
 
-from playwright.sync_api import Page, sync_playwright
+import torch
+from playwright.sync_api import Browser, Page, sync_playwright
+from torch import nn
+from torch.utils.data import DataLoader
 
 from roundoff.diagnose import diagnose_run
 from roundoff.report.run_page import run_page
 from roundoff.report.run_view import view_of
 from roundoff.runs import Run
+from roundoff.train.digits import train_test
+from roundoff.watch.watching import watching
 
 DOCS = Path(__file__).parent
 FLAGS = ("--no-sandbox", "--disable-gpu", "--disable-background-networking")
-PICTURES = {
+BROKEN = {
     "verdict": ("h1", "#verdict"),
     "step": ("#steps h2", "#step-flow-figure"),
 }
-"""By name: the first and the last element that are on it."""
+"""Pictures of the run that broke, by name: the first and the last element that are on it."""
+DIGITS = {
+    "exponents": ("#exponents h2", "#exponent-cuts"),
+    "data": ("#data h2", "#data .charts"),
+}
+"""Pictures of a healthy run on handwritten digits."""
 MARGIN = 16
 
 
@@ -36,6 +46,32 @@ def trained() -> Run:
     run = Run.open("runs/broken")
     run.write_findings(diagnose_run(run).findings)
     return run
+
+
+def watched() -> Run:
+    """Watch a short training on the digits."""
+    torch.manual_seed(0)
+    data, _ = train_test()
+    model = nn.Sequential(nn.Conv2d(1, 8, 3), nn.ReLU(), nn.Flatten(), nn.Linear(8 * 36, 10))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with watching(model, to="runs/digits"):
+        for x, y in DataLoader(data, batch_size=64, shuffle=True):
+            optimizer.zero_grad()
+            nn.functional.cross_entropy(model(x), y).backward()
+            optimizer.step()
+    run = Run.open("runs/digits")
+    run.write_findings(diagnose_run(run).findings)
+    return run
+
+
+def take_all(browser: Browser, run: Run, pictures: dict[str, tuple[str, str]], *, to: Path) -> None:
+    """Write the page of a run and every picture of it."""
+    page = run.path / "report.html"
+    page.write_text(run_page(view_of(run)).html)
+    tab = browser.new_page(viewport={"width": 1280, "height": 720}, color_scheme="light")
+    tab.goto(page.resolve().as_uri())
+    for name, (first, last) in pictures.items():
+        take(tab, first=first, last=last, to=to / f"{name}.png")
 
 
 def take(tab: Page, *, first: str, last: str, to: Path) -> None:
@@ -58,13 +94,9 @@ def main() -> None:
     folder.mkdir(exist_ok=True)
     with tempfile.TemporaryDirectory() as scratch, sync_playwright() as playwright:
         os.chdir(scratch)
-        page = Path(scratch) / "report.html"
-        page.write_text(run_page(view_of(trained())).html)
         browser = playwright.chromium.launch(executable_path=shutil.which("chromium"), args=list(FLAGS))
-        tab = browser.new_page(viewport={"width": 1280, "height": 720}, color_scheme="light")
-        tab.goto(page.as_uri())
-        for name, (first, last) in PICTURES.items():
-            take(tab, first=first, last=last, to=folder / f"{name}.png")
+        take_all(browser, trained(), BROKEN, to=folder)
+        take_all(browser, watched(), DIGITS, to=folder)
         browser.close()
         os.chdir(DOCS)
 

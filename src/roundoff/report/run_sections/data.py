@@ -79,7 +79,7 @@ def _channels(batches: Sequence[KeptBatch]) -> list[Html]:
     return [
         joined(tag("h3", f"Channels of {place}, over the samples above"), channels_table(ranges))
         for place, ranges in found
-        if ranges
+        if len(ranges) > 1
     ]
 
 
