@@ -15,21 +15,18 @@ from roundoff.precision.op_names import op_name
 from roundoff.record.sites import LOOP
 from roundoff.record.torch_private import (
     WeakIdKeyDictionary,
-    has_no_memory,
     hidden_from_functions,
     never_compiled,
 )
 from roundoff.sensitivity.kept_forward import KeptForward
 from roundoff.sensitivity.ledger import Account, Groups
-from roundoff.sensitivity.narrow_call import NarrowCall, Stage, floats_in, fp32_tensors_in, memory_of
+from roundoff.sensitivity.narrow_call import NarrowCall, Stage, floats_in, fp32_tensors_in
 from roundoff.sensitivity.narrow_calls import NarrowCalls
+from roundoff.sensitivity.running_call import RunningCall, is_among, known_kinds, writes
 from roundoff.sensitivity.twins import Twins
 
-_PLAIN = (Tensor, nn.Parameter)
 _VIEWS = frozenset({"T", "mT", "H", "mH"})
 """Attributes that are tensors of the step."""
-_WRITING = frozenset(f"__{name}__" for name in ("iadd", "isub", "imul", "itruediv", "ipow", "imatmul", "setitem"))
-"""Operators that write into their first operand."""
 _OUTSIDE: Groups = frozenset({frozenset()})
 """Nobody has rounded what comes from outside."""
 
@@ -40,34 +37,6 @@ class _Tag(NamedTuple):
     rounded_by: Groups
     wide_at: str | None = None
     """The site whose code keeps it in fp32 on purpose."""
-
-
-class _Call:
-    """A call under way: what it is given, and what the mode that rounds would do to it."""
-
-    def __init__(self, site: str, op: str, arguments: list[Tensor], *, writes: bool) -> None:
-        self.site = site
-        self.op = op
-        self.arguments = arguments
-        self.written = arguments[0] if writes and arguments else None
-        self.is_product = False
-        self.rounded: list[Tensor] = []
-        self.wide: list[Tensor] = []
-        self._versions = [x._version for x in arguments]
-
-    def hands_on(self, result: Tensor) -> bool:
-        """Say whether a result is an argument as it was."""
-        pairs = zip(self.arguments, self._versions, strict=True)
-        return any(x is result and x._version == version for x, version in pairs)
-
-    def views(self, result: Tensor) -> bool:
-        """Say whether a result shows what an argument holds."""
-        memory = memory_of(result)
-        return result is not self.written and any(memory_of(x) == memory for x in self.arguments)
-
-    def rounds(self, result: Tensor) -> bool:
-        """Say whether a result is new and would be rounded."""
-        return _is_among(result, self.rounded) and not self.views(result)
 
 
 class RoundingPoints(RoundResults):
@@ -107,7 +76,7 @@ class RoundingPoints(RoundResults):
         self._in_backward = in_backward
         self._on_error = on_error
         self._tags = WeakIdKeyDictionary()
-        self._call: _Call | None = None
+        self._call: RunningCall | None = None
         self._depth = 0
 
     @property
@@ -124,7 +93,7 @@ class RoundingPoints(RoundResults):
         self._tag_unknown(values, _Tag(frozenset({frozenset({(site, "")})})))
 
     def _tag_unknown(self, values: Any, tag: _Tag) -> None:
-        for x in _known_kinds(fp32_tensors_in(values)):
+        for x in known_kinds(fp32_tensors_in(values)):
             if x not in self._tags and not isinstance(x, nn.Parameter):
                 self._tags[x] = tag
 
@@ -165,8 +134,8 @@ class RoundingPoints(RoundResults):
     # -- one call ------------------------------------------------------------------------------------------------------
 
     def _begin(self, site: str, func: Function, args: Any, kwargs: dict[str, Any]) -> None:
-        arguments = list(_known_kinds(fp32_tensors_in((args, kwargs))))
-        call = _Call(site, op_name(func), arguments, writes=_writes(func, kwargs))
+        arguments = list(known_kinds(fp32_tensors_in((args, kwargs))))
+        call = RunningCall(site, op_name(func), arguments, writes=writes(func, kwargs))
         if call.written is not None:
             self._calls.before_writing(call.written)
         self._call = call
@@ -200,13 +169,13 @@ class RoundingPoints(RoundResults):
                 self._calls.add(narrow, results)
             else:
                 self._calls.keep(narrow, given)
-        for x in _known_kinds(results):
+        for x in known_kinds(results):
             self._tag_result(call, x)
 
-    def _tag_result(self, call: _Call, x: Tensor) -> None:
+    def _tag_result(self, call: RunningCall, x: Tensor) -> None:
         own = (call.site, call.op)
         known = self._tags.get(x)
-        if _is_among(x, call.wide):
+        if is_among(x, call.wide):
             # A cast in the model's code hands fp32 tensors on: they are as rounded as they were.
             rounded_by = known.rounded_by if known is not None and call.hands_on(x) else _OUTSIDE
             self._tags[x] = _Tag(rounded_by, call.site)
@@ -217,7 +186,7 @@ class RoundingPoints(RoundResults):
             groups = [self._tags[each].rounded_by for each in call.arguments if each in self._tags]
             self._tags[x] = _Tag(frozenset(group | {own} for several in groups for group in several) or _OUTSIDE)
 
-    def _stages(self, call: _Call, narrow: NarrowCall, *, is_rounded: bool) -> list[Stage]:
+    def _stages(self, call: RunningCall, narrow: NarrowCall, *, is_rounded: bool) -> list[Stage]:
         """Return which operands would be rounded: what comes from elsewhere first, weights last."""
         places: dict[Account, list[int]] = {}
         for place, x in enumerate(narrow.originals):
@@ -236,14 +205,14 @@ class RoundingPoints(RoundResults):
             for account in ordered
         ]
 
-    def _own_places(self, call: _Call, narrow: NarrowCall) -> Iterable[int]:
+    def _own_places(self, call: RunningCall, narrow: NarrowCall) -> Iterable[int]:
         for place, x in enumerate(narrow.originals):
-            tag = self._tags.get(x) if _is_among(x, call.arguments) else None
+            tag = self._tags.get(x) if is_among(x, call.arguments) else None
             if tag is not None and tag.wide_at != call.site and _is_own(tag.rounded_by, call.site):
                 yield place
 
-    def _account_of(self, call: _Call, x: Tensor, *, is_rounded: bool) -> Account | None:
-        if not _is_among(x, call.arguments):
+    def _account_of(self, call: RunningCall, x: Tensor, *, is_rounded: bool) -> Account | None:
+        if not is_among(x, call.arguments):
             return None
         if isinstance(x, nn.Parameter):
             # Only where the op by itself is narrow are all of its operands.
@@ -306,23 +275,6 @@ def _is_silent(func: Function) -> bool:
     return name in ("__set__", "__delete__") or (name == "__get__" and op_name(func) not in _VIEWS)
 
 
-def _writes(func: Function, kwargs: dict[str, Any]) -> bool:
-    """Say whether a function writes into its first argument."""
-    name = getattr(func, "__name__", "")
-    if name in ("requires_grad_", "share_memory_"):
-        return False
-    return bool(kwargs.get("inplace")) or name in _WRITING or (name.endswith("_") and not name.endswith("__"))
-
-
-def _known_kinds(tensors: Iterable[Tensor]) -> Iterable[Tensor]:
-    """Give the tensors whose memory can be read as it is."""
-    return (x for x in tensors if type(x) in _PLAIN and not has_no_memory(x))
-
-
 def _is_own(groups: Groups, site: str) -> bool:
     """Say whether what these have rounded needs no rounding where this site is narrow."""
     return bool(groups) and all(any(each == site for each, _ in group) for group in groups)
-
-
-def _is_among(x: Tensor, tensors: Iterable[Tensor]) -> bool:
-    return any(x is each for each in tensors)

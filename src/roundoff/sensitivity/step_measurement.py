@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import math
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import Any
 from weakref import ref
 
@@ -15,7 +13,6 @@ from torch.autograd.function import BackwardCFunction
 from torch.optim import Optimizer
 
 from roundoff.formats import Format
-from roundoff.record.loss_scale import LossScale
 from roundoff.record.sites import LOOP, Sites
 from roundoff.record.steps import StepClock, has_optimizer, leaves_of
 from roundoff.record.torch_private import (
@@ -29,14 +26,9 @@ from roundoff.record.torch_private import (
     push_function_mode,
     remove_function_mode,
 )
-from roundoff.sensitivity.alone_changes import AloneChanges, weighed
-from roundoff.sensitivity.kept_forward import KeptForward
-from roundoff.sensitivity.ledger import Ledger
-from roundoff.sensitivity.narrow_calls import NarrowCalls
+from roundoff.sensitivity.measured_step import MeasuredStep
 from roundoff.sensitivity.narrow_signs import NarrowSigns
-from roundoff.sensitivity.rounding_points import RoundingPoints
 from roundoff.sensitivity.sensitivity import Sensitivity
-from roundoff.sensitivity.twins import Twins
 
 
 class StepMeasurement:
@@ -71,30 +63,14 @@ class StepMeasurement:
         self._new_step()
 
     def _new_step(self) -> None:
-        self._loss_scale = LossScale()
-        self._losses: list[Tensor] = []
-        self._scale: Tensor | float | None = None
-        """Of the gradients that come now; None if they are none of the loss."""
-        self._retains_graph = False
-        self._ledger = Ledger(self._formats)
-        self._calls = NarrowCalls(self._ledger, scale=lambda: self._scale, on_error=self.failed)
-        self._twins = Twins(self._formats, arrived=self._calls.twin_arrived)
-        self._twin_backward: Callable[[], None] | None = None
-        """Goes backward from the losses of the twins, when the real backward has ended."""
-        self._twin_losses: list[list[Tensor]] = []
-        self._forward = KeptForward()
-        self._alone = AloneChanges(self._formats, most=self._computed_again, first_order=self._ledger.effects)
-        self._start: tuple[list[Tensor], list[Tensor]] = ([], [])
-        """What the running backward goes from, and with which gradients of the loss."""
-        self._mode = RoundingPoints(
-            self._calls,
-            self._twins,
-            self._forward,
-            fmt=self._formats[0],
+        self._measured = MeasuredStep(
+            self._formats,
+            computed_again=self._computed_again,
             site=self._site,
             in_backward=lambda: self._clock.in_backward,
             on_error=self.failed,
         )
+        self._mode = self._measured.mode
 
     def begin(self) -> None:
         """Get ready for the first step."""
@@ -108,8 +84,7 @@ class StepMeasurement:
         finally:
             self._is_over = True
             self._place()
-            self._forget_calls()
-            self._twins.forget()
+            self._measured.forget()
 
     # -- LoopObserver: what the loop does ------------------------------------------------------------------------------
 
@@ -163,23 +138,24 @@ class StepMeasurement:
         if self._leaves is None:
             self._leaves = leaves_of(roots)
         if self._clock.step not in self._wanted:
-            self._forget_calls()
+            self._measured.forget_calls()
         elif not is_part_of_forward:
-            given = [*arguments[0], None, None]
-            self._retains_graph = bool(given[1])
-            self._add_loss([root for root in roots if isinstance(root, Tensor)], given[0])
+            gradients, retains_graph = [*arguments[0], None, None][:2]
+            tensors = [root for root in roots if isinstance(root, Tensor)]
+            self._measured.backward_begins(tensors, gradients, retains_graph=bool(retains_graph))
 
     def backward_leave(self) -> None:
         """Count the microbatch; no more gradients come."""
         if self._is_aside:
             return
         if self._clock.backward_leave():
-            self._go_backward_aside()
-            if not self._retains_graph:
-                self._calls.backward_ended()
-                self._forward.forget()
+            self._is_aside = True
+            try:
+                self._measured.backward_ended()
+            finally:
+                self._is_aside = False
         if not self._clock.in_backward:
-            self._scale = None
+            self._measured.no_more_gradients()
 
     def step_enter(self, optimizer: Optimizer) -> None:
         """Count the attempt."""
@@ -208,7 +184,7 @@ class StepMeasurement:
     def calling(self, call: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Keep the loss that an optimizer with a scale of its own goes backward from."""
         if call == "optimizer_backward" and hasattr(args[0], "announce"):
-            self._loss_scale.see_announced(args, kwargs)
+            self._measured.loss_scale.see_announced(args, kwargs)
             self.narrow_signs.see_optimizer(args[0])
 
     def call_ended(self, call: str) -> None:
@@ -217,8 +193,8 @@ class StepMeasurement:
     def called(self, call: str, owner: Any, detail: dict[str, Any]) -> None:
         """Follow the scale of the loss, and clearing of gradients."""
         if call == "scale":
-            self._loss_scale.see_scaler(owner)
-            self._loss_scale.see_scaled(detail["scaled"], detail["outputs"])
+            self._measured.loss_scale.see_scaler(owner)
+            self._measured.loss_scale.see_scaled(detail["scaled"], detail["outputs"])
         elif call == "zero_grad":
             self._clock.zero_grad()
             self._place()
@@ -241,32 +217,13 @@ class StepMeasurement:
         if self._is_over or self._clock.step not in self._wanted:
             return
         with hidden_from_modes(), torch.no_grad():
-            self._calls.finish()
-            sensitivity = self._sensitivity()
+            sensitivity = self._measured.sensitivity(self._clock.step, num_parameters=self._num_parameters())
             self.narrow_signs.see_models(self._sites.models)
         self._is_over = self._clock.step >= max(self._wanted)
         self._take_away()
         self._new_step()
         self._place()
         self._on_done(sensitivity)
-
-    def _sensitivity(self) -> Sensitivity:
-        effects, of_ops = self._alone.corrected(self._ledger.effects())
-        return Sensitivity(
-            step=self._clock.step,
-            loss=math.fsum(float(loss) for loss in self._losses),
-            formats=tuple(fmt.name for fmt in self._formats),
-            effects=effects,
-            num_parameters=self._num_parameters(),
-            narrow_losses=self._narrow_losses(),
-            missed_by_ops=of_ops,
-        )
-
-    def _narrow_losses(self) -> dict[str, float]:
-        if not all(self._twin_losses) or self._twins.failure is not None:
-            return {}
-        totals = [math.fsum(float(loss) for loss in losses) for losses in zip(*self._twin_losses, strict=True)]
-        return dict(zip((fmt.name for fmt in self._formats), totals, strict=False))
 
     def _num_parameters(self) -> dict[str, int]:
         counts: dict[str, int] = {}
@@ -278,45 +235,6 @@ class StepMeasurement:
             if own:
                 counts[site] = counts.get(site, 0) + sum(p.numel() for p in own)
         return counts
-
-    def _add_loss(self, roots: Sequence[Tensor], gradients: Any) -> None:
-        with hidden_from_modes(), torch.no_grad():
-            scale: Tensor | float = 1.0
-            for root in roots:
-                if self._loss_scale.without_scale(root) is not root and self._loss_scale.value is not None:
-                    scale = self._loss_scale.value
-            given = gradients if isinstance(gradients, tuple) else (None,) * len(roots)
-            seeds = [_seed(*pair) / scale for pair in zip(roots, given, strict=True)]
-            self._losses.append(weighed(roots, seeds))
-            self._start = (list(roots), seeds)
-            self._scale = scale
-            twins = self._twins.losses(roots)
-            self._twin_losses.append([weighed(each, seeds) for each in twins])
-            self._twin_backward = partial(self._twins.backward, twins, seeds, retain=self._retains_graph)
-        self._loss_scale.forget_losses()
-
-    def _go_backward_aside(self) -> None:
-        start, self._twin_backward = self._twin_backward, None
-        (roots, seeds), self._start = self._start, ([], [])
-        if start is None:
-            return
-        self._is_aside = True
-        try:
-            with hidden_from_modes():
-                start()
-        except Exception as error:
-            self._twins.failure = f"{type(error).__name__}: {error}"
-        finally:
-            self._is_aside = False
-        try:
-            with hidden_from_modes(), torch.no_grad():
-                self._alone.add(self._forward, roots, seeds)
-        except Exception:  # the training goes on, and what the first order says stands
-            self._alone.lose_track()
-
-    def _forget_calls(self) -> None:
-        self._calls.forget()
-        self._forward.forget()
 
     def _place(self) -> None:
         """Put the mode on where it is needed, or take it away."""
@@ -358,8 +276,3 @@ class StepMeasurement:
         del self._stack[num_modules:]
         if num_steps is not None:
             self._clock.correct_depth(num_steps)
-
-
-def _seed(root: Tensor, given: Tensor | None) -> Tensor:
-    """Return what backward starts with at a root."""
-    return torch.ones_like(root) if given is None else given

@@ -1,0 +1,149 @@
+"""One step that is measured: the mode that follows it, what is kept of it, and what comes out of that."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from roundoff.formats import Format
+from roundoff.record.loss_scale import LossScale
+from roundoff.record.torch_private import hidden_from_modes
+from roundoff.sensitivity.alone_changes import AloneChanges, weighed
+from roundoff.sensitivity.kept_forward import KeptForward
+from roundoff.sensitivity.ledger import Ledger
+from roundoff.sensitivity.narrow_calls import NarrowCalls
+from roundoff.sensitivity.rounding_points import RoundingPoints
+from roundoff.sensitivity.sensitivity import Sensitivity
+from roundoff.sensitivity.twins import Twins
+
+
+class MeasuredStep:
+    """What is known of a step, from its first forward to its last backward.
+
+    Args:
+        formats: The formats to try.
+        computed_again: For how many sites and ops the forward pass is computed again.
+        site: Returns where in the model the code is that runs now, or None if nobody wants to know.
+        in_backward: Says whether the backward pass is running.
+        on_error: Called with what went wrong; the training goes on unfollowed.
+    """
+
+    def __init__(
+        self,
+        formats: Sequence[Format],
+        *,
+        computed_again: int,
+        site: Callable[[], str | None],
+        in_backward: Callable[[], bool],
+        on_error: Callable[[Exception], None],
+    ) -> None:
+        self.loss_scale = LossScale()
+        self._formats = tuple(formats)
+        self._losses: list[Tensor] = []
+        self._scale: Tensor | float | None = None
+        """Of the gradients that come now; None if they are none of the loss."""
+        self._retains_graph = False
+        self._ledger = Ledger(formats)
+        self._calls = NarrowCalls(self._ledger, scale=lambda: self._scale, on_error=on_error)
+        self._twins = Twins(formats, arrived=self._calls.twin_arrived)
+        self._twin_losses: list[list[Tensor]] = []
+        self._forward = KeptForward()
+        self._alone = AloneChanges(formats, most=computed_again, first_order=self._ledger.effects)
+        self._aside: list[Callable[[], None]] = []
+        """What is to be computed beside the step when the running backward has ended."""
+        self.mode = RoundingPoints(
+            self._calls,
+            self._twins,
+            self._forward,
+            fmt=formats[0],
+            site=site,
+            in_backward=in_backward,
+            on_error=on_error,
+        )
+
+    def backward_begins(self, roots: Sequence[Tensor], gradients: Any, *, retains_graph: bool) -> None:
+        """Add up the loss; gradients count from now on, without the factor that a scaler has put on them."""
+        self._retains_graph = retains_graph
+        with hidden_from_modes(), torch.no_grad():
+            scale: Tensor | float = 1.0
+            for root in roots:
+                if self.loss_scale.without_scale(root) is not root and self.loss_scale.value is not None:
+                    scale = self.loss_scale.value
+            given = gradients if isinstance(gradients, tuple) else (None,) * len(roots)
+            seeds = [_seed(*pair) / scale for pair in zip(roots, given, strict=True)]
+            self._losses.append(weighed(roots, seeds))
+            self._scale = scale
+            twins = self._twins.losses(roots)
+            self._twin_losses.append([weighed(each, seeds) for each in twins])
+            self._aside = [
+                partial(self._go_backward, twins, seeds),
+                partial(self._compute_again, list(roots), seeds),
+            ]
+        self.loss_scale.forget_losses()
+
+    def backward_ended(self) -> None:
+        """Compute what is to be computed beside the step, and let go of what no more gradients come to."""
+        aside, self._aside = self._aside, []
+        with hidden_from_modes():
+            for compute in aside:
+                compute()
+        if not self._retains_graph:
+            self._calls.backward_ended()
+            self._forward.forget()
+
+    def no_more_gradients(self) -> None:
+        """Take those that come from now on for none of the loss."""
+        self._scale = None
+
+    def _go_backward(self, twins: Sequence[tuple[Tensor, ...]], seeds: Sequence[Tensor]) -> None:
+        try:
+            self._twins.backward(twins, seeds, retain=self._retains_graph)
+        except Exception as error:
+            self._twins.failure = f"{type(error).__name__}: {error}"
+
+    def _compute_again(self, roots: Sequence[Tensor], seeds: Sequence[Tensor]) -> None:
+        try:
+            with torch.no_grad():
+                self._alone.add(self._forward, roots, seeds)
+        except Exception:  # what the first order says stands
+            self._alone.lose_track()
+
+    def sensitivity(self, step: int, *, num_parameters: Mapping[str, int]) -> Sensitivity:
+        """Return what was seen: the step has ended."""
+        self._calls.finish()
+        effects, of_ops = self._alone.corrected(self._ledger.effects())
+        return Sensitivity(
+            step=step,
+            loss=math.fsum(float(loss) for loss in self._losses),
+            formats=tuple(fmt.name for fmt in self._formats),
+            effects=effects,
+            num_parameters=num_parameters,
+            narrow_losses=self._narrow_losses(),
+            missed_by_ops=of_ops,
+        )
+
+    def _narrow_losses(self) -> dict[str, float]:
+        if not all(self._twin_losses) or self._twins.failure is not None:
+            return {}
+        totals = [math.fsum(float(loss) for loss in losses) for losses in zip(*self._twin_losses, strict=True)]
+        return dict(zip((fmt.name for fmt in self._formats), totals, strict=False))
+
+    def forget_calls(self) -> None:
+        """Let go of what was computed up to now: it belongs to no step that is wanted."""
+        self._calls.forget()
+        self._forward.forget()
+
+    def forget(self) -> None:
+        """Let go of everything."""
+        self.forget_calls()
+        self._twins.forget()
+
+
+def _seed(root: Tensor, given: Tensor | None) -> Tensor:
+    """Return what backward starts with at a root."""
+    return torch.ones_like(root) if given is None else given
