@@ -131,6 +131,8 @@ def test_runs_are_sorted_by_mouse_and_by_key(open_page: OpenPage) -> None:
     expect(heading).to_be_focused()
     page.keyboard.press("Enter")
     assert names(page) == ["tensors", "reference", "damaged", "candidate", "broken", HOSTILE_NAME]
+    page.locator("#runs th button", has_text="findings").click()
+    assert names(page)[0] == "broken"
 
 
 def test_two_runs_that_are_picked_by_key_are_compared(open_page: OpenPage) -> None:

@@ -33,22 +33,19 @@ def serve_command(folder: Path, host: str, port: int, token: str | None, as_json
     if not folder.is_dir():
         what = "is no folder" if folder.exists() else "does not exist"
         raise ServeError.explain(f"'{folder}' {what}.", fix="name the folder that holds your runs.")
+    from roundoff.runs import to_json
+    from roundoff.serve.guard import Door, names_here
     from roundoff.serve.listening import address_of, answer_until_stopped, is_loopback, listen, token_for
+    from roundoff.serve.runs_folder import RunsFolder
+    from roundoff.serve.site import Site
 
-    listening = listen(host, port)
-    with listening:
-        asked = token_for(token, is_needed=not is_loopback(listening))
-        from roundoff.runs import to_json
-        from roundoff.serve.guard import Door, names_here
-        from roundoff.serve.runs_folder import RunsFolder
-        from roundoff.serve.site import Site
-
-        site = Site(RunsFolder(folder))
-        number = listening.getsockname()[1]
-        is_local = is_loopback(listening)
+    with listen(host, port) as listening:
+        is_local, number = is_loopback(listening), listening.getsockname()[1]
+        asked = token_for(token, is_needed=not is_local)
         names = names_here(host, is_loopback=is_local)
         door = Door(names=names, is_loopback=is_local, token=asked, cookie=f"roundoff-token-{number}")
-        num_runs = len(site.rows.rows())
+        site = Site(RunsFolder(folder))
+        num_runs = len(site.rows.rows())  # whoever opens the list first finds it read
         address = address_of(listening) + (f"?token={asked}" if asked else "")
         if as_json:
             told = {"address": address, "port": number, "token": asked, "folder": str(folder), "num_runs": num_runs}

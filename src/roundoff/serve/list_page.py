@@ -70,25 +70,24 @@ def _head() -> Html:
 @lru_cache(maxsize=4096)
 def _row(row: RunRow) -> Html:
     words = "damaged" if row.state is None else row.state.word
-    pick = tag("input", type="checkbox", name="run", value=row.name, aria_label=f"pick {row.name}")
-    if row.state is None:
-        cells = [
-            tag("td"),
-            tag("td", row.name, data_value=row.name),
-            tag("td", _badge(words), data_value=words),
-            tag("td", row.problem or "", colspan=len(_COLUMNS) - 2, class_="problem"),
-        ]
-    else:
-        cells = [tag("td", pick), *_cells(row, words)]
+    cells = _damaged_cells(row, words) if row.state is None else _cells(row, words)
     return tag("tr", *cells, data_run=row.name, data_version=row.version, data_state=words, data_findings=_worst(row))
 
 
+def _damaged_cells(row: RunRow, words: str) -> list[Html]:
+    empty = [tag("td")] * (len(_COLUMNS) - 3)
+    name, state = tag("td", row.name, data_value=row.name), tag("td", _badge(words), data_value=words)
+    return [tag("td"), name, state, *empty, tag("td", row.problem or "", class_="problem")]
+
+
 def _cells(row: RunRow, words: str) -> list[Html]:
+    pick = tag("input", type="checkbox", name="run", value=row.name, aria_label=f"pick {row.name}")
     about = [tag("span", text, class_="about") for text in (row.model or row.command,) if text]
     ranks = [tag("span", f"{row.info.ranks} ranks", class_="about")] if row.info.ranks > 1 else []
     detail = [tag("span", row.state.detail, class_="about")] if row.state and row.state.detail else []
     last = row.losses[-1] if row.losses else None
     return [
+        tag("td", pick),
         tag("td", tag("a", row.name, href=run_link(row.name)), *about, *ranks, data_value=row.name),
         tag("td", _badge(words), *detail, data_value=words),
         tag("td", _moment(row.info.started), data_value=row.info.started, class_="moment"),

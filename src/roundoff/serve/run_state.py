@@ -12,8 +12,6 @@ from roundoff.runs import Ending, RunInfo
 
 State = Literal["running", "silent", "hanging", "finished", "failed", "crashed"]
 STATES: tuple[State, ...] = ("running", "silent", "hanging", "finished", "failed", "crashed")
-GOING_ON: tuple[State, ...] = ("running", "silent", "hanging")
-"""States that may still change by themselves."""
 
 SILENT_AFTER_SECONDS = 300.0
 

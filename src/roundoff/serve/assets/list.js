@@ -112,11 +112,11 @@
 
   // Cells that are as they were stay, with what has the focus in them, and the pick.
   function update(old, row) {
-    if (old.cells.length !== row.cells.length) old.replaceChildren(...row.cells); // one of them is damaged
-    else
-      [...row.cells].forEach((cell, nth) => {
-        if (!cell.querySelector("input") && old.cells[nth].outerHTML !== cell.outerHTML) old.cells[nth].replaceWith(cell);
-      });
+    const hasBox = (cell) => cell.querySelector("input") !== null;
+    [...row.cells].forEach((cell, nth) => {
+      const was = old.cells[nth];
+      if (!(hasBox(was) && hasBox(cell)) && was.outerHTML !== cell.outerHTML) was.replaceWith(cell);
+    });
     Object.assign(old.dataset, row.dataset);
     texts.delete(old);
     old.classList.remove("changed");
