@@ -1,4 +1,4 @@
-"""Makes the pictures of docs/report.md: trains what the page trains, and the digits; lets chromium draw their pages.
+"""Makes the pictures of docs/report.md and docs/serve.md: trains what the pages train, and lets chromium draw them.
 
 python docs/pictures.py [--to docs/pictures]
 """
@@ -6,10 +6,12 @@ python docs/pictures.py [--to docs/pictures]
 from __future__ import annotations
 
 import argparse
+import asyncio
 import os
 import re
 import shutil
 import tempfile
+import threading
 from pathlib import Path
 
 import torch
@@ -21,6 +23,11 @@ from roundoff.diagnose import diagnose_run
 from roundoff.report.run_page import run_page
 from roundoff.report.run_view import view_of
 from roundoff.runs import Run
+from roundoff.serve.guard import Door
+from roundoff.serve.listening import address_of, listen, server_of
+from roundoff.serve.runs_folder import RunsFolder
+from roundoff.serve.site import Site
+from roundoff.train import TrainConfig, train
 from roundoff.train.digits import train_test
 from roundoff.watch.watching import watching
 
@@ -64,6 +71,25 @@ def watched() -> Run:
     return run
 
 
+def take_list(browser: Browser, *, to: Path) -> None:
+    """Train the digits with two recipes more, serve all the runs, and write a picture of the list."""
+    for recipe in ("fp32", "O2"):
+        train(TrainConfig(recipe=recipe, epochs=2, name=recipe))
+    site = Site(RunsFolder(Path("runs")))
+    with listen("127.0.0.1", 0) as listening:
+        server = server_of(site.app(Door(names=frozenset(), is_loopback=True)))
+        thread = threading.Thread(target=lambda: asyncio.run(server.serve(sockets=[listening])), daemon=True)
+        thread.start()
+        tab = browser.new_page(viewport={"width": 1280, "height": 720}, color_scheme="light")
+        tab.goto(address_of(listening))
+        tab.get_by_label("pick good").check()
+        tab.get_by_label("pick broken").check()
+        take(tab, first="h1", last="#list", to=to)
+        tab.close()
+        server.should_exit = True
+        thread.join(timeout=60)
+
+
 def take_all(browser: Browser, run: Run, pictures: dict[str, tuple[str, str]], *, to: Path) -> None:
     """Write the page of a run and every picture of it."""
     page = run.path / "report.html"
@@ -97,6 +123,7 @@ def main() -> None:
         browser = playwright.chromium.launch(executable_path=shutil.which("chromium"), args=list(FLAGS))
         take_all(browser, trained(), BROKEN, to=folder)
         take_all(browser, watched(), DIGITS, to=folder)
+        take_list(browser, to=folder / "runs.png")
         browser.close()
         os.chdir(DOCS)
 
