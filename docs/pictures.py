@@ -74,7 +74,7 @@ def watched() -> Run:
 def take_list(browser: Browser, *, to: Path) -> None:
     """Train the digits with two recipes more, serve all the runs, and write a picture of the list."""
     for recipe in ("fp32", "O2"):
-        train(TrainConfig(recipe=recipe, epochs=2, name=recipe))
+        train(TrainConfig(recipe=recipe, epochs=1, name=recipe))
     site = Site(RunsFolder(Path("runs")))
     with listen("127.0.0.1", 0) as listening:
         server = server_of(site.app(Door(names=frozenset(), is_loopback=True)))
