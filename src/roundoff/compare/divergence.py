@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
@@ -70,6 +71,9 @@ class Row:
     """The sum of the relative differences of its inputs."""
     excess: float
     """The difference over the largest one that its inputs and formats explain; above 1 it needs another explanation."""
+    reference_absmax: float = math.nan
+    """The largest finite magnitude; NaN where there is none."""
+    candidate_absmax: float = math.nan
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

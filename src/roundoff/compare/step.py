@@ -360,6 +360,8 @@ def _row(a: Event, b: Event, distance: Distance, *, inherited: float, excess: fl
         relative=distance.relative,
         inherited=inherited,
         excess=excess,
+        reference_absmax=a.absmax,
+        candidate_absmax=b.absmax,
     )
 
 

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from roundoff.compare.divergence import Row
+from roundoff.diagnose.numbers import format_of
 from roundoff.report.compared_runs import runs_text
 from roundoff.report.loss_curve import loss_curve
 from roundoff.report.markup import Html, joined, tag
@@ -132,6 +133,9 @@ def tensors_table(rows: Sequence[Row], finding: Finding | None, *, most: int = M
         Column(name="relative", is_number=True),
         Column(name="inherited", is_number=True),
         Column(name="excess", is_number=True),
+        Column(name="reference absmax", is_number=True),
+        Column(name="candidate absmax", is_number=True),
+        Column(name="formats"),
     ]
     origin = next((row for row in rows if is_origin(row, finding)), None)
     if origin is not None and origin not in shown:
@@ -151,6 +155,8 @@ def tensors_table(rows: Sequence[Row], finding: Finding | None, *, most: int = M
 
 def _cells(row: Row) -> list[Cell]:
     place = f"{row.op} {row.parameter}" if row.parameter else row.op
+    ours, theirs = format_of(row.reference_dtype), format_of(row.candidate_dtype)
+    formats = ours if ours == theirs else f"{ours}, {theirs}"
     return [
         Cell(shown=str(row.step), value=float(row.step)),
         Cell(shown=row.phase, value=row.phase),
@@ -158,6 +164,11 @@ def _cells(row: Row) -> list[Cell]:
         Cell(shown=place, value=place),
         Cell(shown=row.shape, value=row.shape),
         *(Cell(shown="" if row.is_equal else f"{x:.2g}", value=x) for x in (row.relative, row.inherited, row.excess)),
+        *(
+            Cell(shown="" if math.isnan(x) else f"{x:.4g}", value=x)
+            for x in (row.reference_absmax, row.candidate_absmax)
+        ),
+        Cell(shown=formats, value=formats),
     ]
 
 

@@ -76,3 +76,17 @@ def test_runs_that_agree_say_so(tmp_path: Path):
 
 def test_without_a_reference_there_is_no_section(tmp_path: Path):
     assert compared_section(view_of(write_metrics_run(tmp_path / "run", [1.0]))) is None
+
+
+def test_the_table_has_both_sides_of_a_result(view: RunView, section: Section):
+    assert view.comparison is not None
+    row = next(row for row in view.comparison.rows if not row.is_equal and row.op == "aten.native_layer_norm#0")
+    assert view.reference is not None
+    events = {}
+    for name, run in (("reference", view.reference), ("candidate", view.run)):
+        seen = run.iter_events(step=row.step, site=row.site, op=row.op, phase=row.phase)
+        events[name] = next(event for event in seen if event.output == row.output)
+    assert row.reference_absmax == events["reference"].absmax != events["candidate"].absmax == row.candidate_absmax
+    cells = f">{row.reference_absmax:.4g}</td>", f">{row.candidate_absmax:.4g}</td>", '<td data-value="fp32">fp32</td>'
+    line = next(line for line in section.body.split("<tr") if f'id="{DIVERGENCE}"' in line)
+    assert all(cell in line for cell in cells)
