@@ -144,8 +144,13 @@ def test_curves_are_left_out_where_the_terminal_cannot_show_them(outcome: Outcom
     assert "half            10.0 %  NaN from step 1 on" in text
 
 
-def test_what_was_written_is_named_in_lines_that_fit(outcome: Outcome) -> None:
-    lines = outcome_text(outcome, drawn=True).splitlines()
+@pytest.mark.parametrize("width", [100, 60])
+def test_what_was_written_is_named_in_lines_that_fit(
+    outcome: Outcome, width: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", str(width))
+    long = tuple(replace(each, losses=each.losses * 20) for each in outcome.trained)
+    lines = outcome_text(replace(outcome, trained=long), drawn=True).splitlines()
     assert "page    here/report.html" in lines
-    assert max(map(len, lines)) <= 100
+    assert max(map(len, lines)) <= width
     assert all(len(f"1. {chapter.title}") <= 100 for chapter in STORY)

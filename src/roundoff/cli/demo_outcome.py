@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import math
 import re
+import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from roundoff.cli.demo_chapters import PAGE, PLANNED, SCRIPT
 from roundoff.cli.demo_stage import Played
+from roundoff.cli.screen import columns
 from roundoff.runs import Finding, JsonValue, Run
 
 _ACCURACY = re.compile(r"accuracy (\d+\.\d) %")
@@ -95,15 +97,17 @@ def outcome_text(outcome: Outcome, *, drawn: bool) -> str:
     """Lay out the accuracies side by side, with a curve of each loss if it is to be drawn."""
     finding = outcome.finding
     width = max(len(each.recipe) for each in outcome.trained)
+    verdict = f"{SCRIPT} broke at {finding.source}, step {finding.step}: {finding.title}. The planned recipe mends it."
     return "\n".join([
-        f"{SCRIPT} broke at {finding.source}, step {finding.step}: {finding.title}. The planned recipe mends it.",
+        *textwrap.wrap(verdict, columns()),
         "",
         f"{'recipe'.ljust(width)}  accuracy  loss",
         *(_line(each, width=width, drawn=drawn) for each in outcome.trained),
         "",
         f"page    {outcome.folder / PAGE}",
         f"recipe  {outcome.folder / PLANNED}",
-        f"next    roundoff run train.py   watches a script of yours   (all of this took {outcome.seconds:.0f} s)",
+        f"took    {outcome.seconds:.0f} s",
+        "next    roundoff run train.py, with a script of yours",
     ])  # fmt: skip
 
 
@@ -112,5 +116,6 @@ def _line(each: Trained, *, width: int, drawn: bool) -> str:
 
     bad = each.first_nonfinite_step
     ended = f"{each.losses[0]:.2f} to {each.losses[-1]:.3f}" if bad is None else f"NaN from step {bad} on"
-    curve = f"{sparkline(each.losses, width=40, low=0.0)}  " if drawn else ""
+    room = columns() - width - len("  100.0 %    NaN from step 1000 on")
+    curve = f"{sparkline(each.losses, width=max(1, min(40, room)), low=0.0)}  " if drawn else ""
     return f"{each.recipe.ljust(width)}  {100 * each.accuracy:6.1f} %  {curve}{ended}"

@@ -21,6 +21,7 @@ from rich.progress import BarColumn, Progress, ProgressColumn, SpinnerColumn, Ta
 from rich.text import Text
 
 from roundoff.cli.demo_chapters import Chapter, first_paragraphs, seconds_left
+from roundoff.cli.screen import columns
 from roundoff.errors import DemoError
 
 PATIENCE_SECONDS = 600.0
@@ -134,7 +135,8 @@ def command_of(chapter: Chapter) -> str:
 def _started(chapter: Chapter, folder: Path) -> Iterator[subprocess.Popen[str]]:
     """Start a command of ours in a session of its own, and see that nothing of it is left behind."""
     # Two threads on two busy cores can be thirty times slower than one.
-    environment = {"OMP_NUM_THREADS": "1", **os.environ, "PYTHONUNBUFFERED": "1", "PYTHONIOENCODING": "utf-8"}
+    environment = {"OMP_NUM_THREADS": "1", **os.environ, "COLUMNS": str(columns())}
+    environment |= {"PYTHONUNBUFFERED": "1", "PYTHONIOENCODING": "utf-8"}
     process = subprocess.Popen(
         [sys.executable, "-m", "roundoff", *chapter.words],
         cwd=folder,
