@@ -265,6 +265,26 @@ def test_the_page_of_a_run_that_goes_on_follows_it_and_stays_as_it_is_read(brows
         expect(page.locator("#frames iframe")).to_have_count(1)
 
 
+def test_a_chart_that_is_zoomed_stays_so_until_it_is_not(browser: Browser, tmp_path: Path) -> None:
+    run = write_metrics_run(tmp_path / "runs" / "run", [2.0, 1.5, 1.0])
+    write_info(run.path, replace(run.info, status="running", finished=None))
+
+    def add_steps_and_see(steps: range) -> list[float]:
+        with (run.path / "metrics-rank0.jsonl").open("a") as file:
+            file.writelines(Metrics(step=step, loss=0.5, lr=0.1).to_text() + "\n" for step in steps)
+        expect(inside(page).locator(".facts").first).to_contain_text(f"steps{steps.stop}")
+        return list(chart.evaluate("place => place.layout.xaxis.range"))
+
+    with serving(tmp_path / "runs") as server, opening(browser, server) as open_page:
+        page = open_page("/runs/run#loss")
+        chart = inside(page).locator("[data-chart=loss]")
+        chart.locator(".main-svg").first.wait_for()
+        chart.evaluate("place => Plotly.relayout(place, {'xaxis.range': [0.5, 1.5]})")
+        assert add_steps_and_see(range(3, 10)) == [0.5, 1.5]
+        chart.evaluate("place => Plotly.relayout(place, {'xaxis.autorange': true})")
+        assert add_steps_and_see(range(10, 30))[1] > 20
+
+
 def test_findings_that_come_later_are_shown_and_updating_can_be_stopped(browser: Browser, tmp_path: Path) -> None:
     run = write_metrics_run(tmp_path / "runs" / "run", [2.0, 1.0])
     with serving(tmp_path / "runs") as server, opening(browser, server) as open_page:

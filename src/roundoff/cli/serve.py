@@ -45,7 +45,7 @@ def serve_command(folder: Path, host: str, port: int, token: str | None, as_json
         names = names_here(host, is_loopback=is_local)
         door = Door(names=names, is_loopback=is_local, token=asked, cookie=f"roundoff-token-{number}")
         site = Site(RunsFolder(folder))
-        num_runs = len(site.rows.rows())  # whoever opens the list first finds it read
+        num_runs = site.prepare()
         address = address_of(listening) + (f"?token={asked}" if asked else "")
         if as_json:
             told = {"address": address, "port": number, "token": asked, "folder": str(folder), "num_runs": num_runs}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
@@ -22,7 +22,7 @@ from roundoff.serve.guard import Door, Guard
 from roundoff.serve.list_page import list_page
 from roundoff.serve.made_pages import MadePages, page_stamp
 from roundoff.serve.refusals import Refusal, refuse
-from roundoff.serve.run_rows import RunRows
+from roundoff.serve.run_rows import RunRow, RunRows
 from roundoff.serve.runs_folder import OpenedRun, RunsFolder
 from roundoff.serve.served_page import compare_link
 from roundoff.serve.tensor_groups import open_group, tensor_groups
@@ -59,11 +59,14 @@ class Site:
         }
         return Guard(Starlette(routes=routes, exception_handlers=handlers), door)
 
+    def prepare(self) -> int:
+        """Read all runs, so that whoever opens the list first need not wait for it; return how many there are."""
+        return len(self._list()[0])
+
     def list(self, request: Request) -> Response:
         """All runs."""
         only(request)
-        rows = self.rows.rows()
-        return HTMLResponse(list_page(rows, folder=self.folder.path, poll_seconds=self._poll_seconds))
+        return HTMLResponse(self._list()[1])
 
     def run(self, request: Request) -> Response:
         """A run, in its frame."""
@@ -111,6 +114,10 @@ class Site:
             raise Refusal(404, f"There is no tensor '{key}' in {chosen.title}.")
         look = None if key is None else (key, look_at(file, key))
         return HTMLResponse(tensors_page(name, groups, chosen=chosen, file=file, look=look))
+
+    def _list(self) -> tuple[Sequence[RunRow], bytes]:
+        rows = self.rows.rows()
+        return rows, list_page(rows, folder=self.folder.path, poll_seconds=self._poll_seconds)
 
     async def _page(self, request: Request, candidate: OpenedRun, reference: OpenedRun | None = None) -> Response:
         # Who leaves does not take the page along: others may wait for it, and the next one who asks will have it.

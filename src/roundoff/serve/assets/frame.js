@@ -54,6 +54,7 @@
     const before = reading.take(frame.contentDocument);
     reading.give(fresh.contentDocument, before);
     await drawn(fresh.contentDocument);
+    reading.giveZoom(fresh.contentDocument, before);
     reading.givePlace(fresh.contentDocument, reading.take(frame.contentDocument).place); // one may have read on meanwhile
     const hadFocus = document.activeElement === frame;
     fresh.className = "";

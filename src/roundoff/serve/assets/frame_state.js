@@ -28,8 +28,30 @@ const reading = (() => {
     return section ? { key: section.id, offset: -section.getBoundingClientRect().top } : { key: null, offset: top };
   }
 
+  // A chart is zoomed if one of its axes has a range that its data does not ask for.
+  function zoomOf(page, place) {
+    const asked = page.getElementById(`data-${place.dataset.chart}`);
+    if (!asked || !place.layout) return null;
+    const before = JSON.parse(asked.textContent).layout;
+    const axes = Object.keys(place.layout).filter((name) => /^[xy]axis/.test(name));
+    const isZoomed = (name) => place.layout[name].autorange === false && !before[name]?.range;
+    const ranges = axes.filter(isZoomed).map((name) => [`${name}.range`, [...place.layout[name].range]]);
+    return ranges.length ? Object.fromEntries(ranges) : null;
+  }
+
+  const zoomed = (page) => [...page.querySelectorAll("[data-chart]")].map((place) => [place.dataset.chart, zoomOf(page, place)]);
+
+  // To be called when the charts are there; one that is drawn later comes as it is.
+  function giveZoom(page, state) {
+    for (const place of page.querySelectorAll("[data-chart].js-plotly-plot")) {
+      const ranges = state.zoomed.get(place.dataset.chart);
+      if (ranges) page.defaultView.Plotly.relayout(place, ranges);
+    }
+  }
+
   function take(page) {
     return {
+      zoomed: new Map(zoomed(page)),
       place: placeIn(page),
       folds: new Map(folds(page).map(([key, fold]) => [key, fold.open])),
       boxes: new Map(boxes(page).map(([key, box]) => [key, box.tagName === "SELECT" ? shownOption(box) : box.value])),
@@ -73,5 +95,5 @@ const reading = (() => {
     page.scrollingElement.scrollTop = begin + place.offset;
   }
 
-  return { take, give, givePlace };
+  return { take, give, giveZoom, givePlace };
 })();
