@@ -30,5 +30,7 @@ def test_a_few_steps_are_no_curve() -> None:
 
 def test_a_curve_fits_a_narrow_screen(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "60")
-    (line,) = curve_lines([Metrics(step=step, loss=1.0 / (step + 1)) for step in range(500)])
+    losses = [*(1.0 / (step + 1) for step in range(400)), *[math.inf] * 100]
+    (line,) = curve_lines([Metrics(step=step, loss=loss) for step, loss in enumerate(losses)], indent="  ")
     assert len(line) <= 60
+    assert line.endswith("x  1 to inf; not finite from step 400 on")

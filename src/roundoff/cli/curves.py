@@ -33,4 +33,5 @@ def _line(name: str, points: Sequence[tuple[int, float]]) -> str:
     values = [value for _, value in points]
     bad = next((step for step, value in points if not math.isfinite(value)), None)
     ended = f"{values[0]:.3g} to {values[-1]:.3g}" + ("" if bad is None else f"; not finite from step {bad} on")
-    return f"{name:<5}  {sparkline(values, width=min(_WIDEST, columns() // 2))}  {ended}"
+    room = columns() - len(ended) - 11  # the label, the gaps and the indent
+    return f"{name:<5}  {sparkline(values, width=max(8, min(_WIDEST, room)))}  {ended}"

@@ -22,6 +22,8 @@ MAX_NAMES = 12
 NUMBER_COLUMNS = ("min", "max", "mean", "nonfinite")
 DROPPED_IF_ALL = {"rank": "0", "microbatch": "0", "parameter": "-", "source": "-"}
 """Columns that are not printed when every line would say this."""
+LEFT_OUT_FIRST = ("parameter", "mean", "shape", "dtype", "min", "source")
+"""Columns that a terminal without room for all of them does without."""
 
 
 class _RunsGroup(click.Group):
@@ -136,11 +138,28 @@ def _event_table(events: Sequence[Event], *, limit: int) -> str:
     header = tuple(_event_cells(events[0]))
     kept = [place for place, name in enumerate(header) if {row[place] for row in rows} != {DROPPED_IF_ALL.get(name)}]
     lines = [tuple(row[place] for place in kept) for row in (header, *rows)]
-    # A pipe gets every name whole: what reads it looks for them.
+    # A pipe gets everything whole: what reads it looks for names.
     width = shutil.get_terminal_size().columns if sys.stdout.isatty() else sys.maxsize
+    lines = _with_room(lines, width=width)
     text = text_table(lines, left=set(header) - set(NUMBER_COLUMNS), ruled=False, width=width)
     more = len(events) - limit
     return f"{text}\n{more} more: --limit 0 prints all, --json with every column" if more > 0 else text
+
+
+def _with_room(lines: list[tuple[str, ...]], *, width: int) -> list[tuple[str, ...]]:
+    """Leave out columns, the least telling first, until the lines fit or nothing more can be missed.
+
+    >>> _with_room([("op", "mean"), ("aten.mm#0", "0.25")], width=12)
+    [('op',), ('aten.mm#0',)]
+    """
+    for name in LEFT_OUT_FIRST:
+        sizes = [max(map(len, column)) for column in zip(*lines, strict=True)]
+        if sum(sizes) + 2 * (len(sizes) - 1) <= width:
+            break
+        if name in lines[0]:
+            place = lines[0].index(name)
+            lines = [(*line[:place], *line[place + 1 :]) for line in lines]
+    return lines
 
 
 def _event_cells(event: Event) -> dict[str, str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import time
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -157,10 +158,11 @@ def _number(value: float | None, form: str, unit: str = "") -> str:
 
 
 class _Teller:
-    """Says on the standard error what has been measured, one line each."""
+    """Says on the standard error what has been measured, one line each, with the time left."""
 
     def __init__(self, num_settings: int) -> None:
         self._num_settings, self._num_done = num_settings, 0
+        self._began = time.monotonic()
 
     def __call__(self, speed: Speed) -> None:
         self._num_done += 1
@@ -168,4 +170,6 @@ class _Teller:
         counts = {"rank": launch.procs, "thread": launch.threads, "worker": launch.workers}
         what = ", ".join([launch.recipe, *(f"{n} {noun}{'' if n == 1 else 's'}" for noun, n in counts.items())])
         rate = _number(speed.samples_per_second, ".0f", " samples/s")
-        click.echo(f"[{self._num_done}/{self._num_settings}] {what}: {speed.failure or rate}", err=True)
+        left = (time.monotonic() - self._began) / self._num_done * (self._num_settings - self._num_done)
+        ended = f"{speed.failure or rate}{f'; about {left:.0f} s left' if left >= 1 else ''}"
+        click.echo(f"[{self._num_done}/{self._num_settings}] {what}: {ended}", err=True)
