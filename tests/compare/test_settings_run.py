@@ -6,8 +6,9 @@ from pathlib import Path
 from typing import Any
 
 from roundoff.compare.setting import SettingKind
+from roundoff.compare.settings import differing_settings
 from roundoff.compare.settings_run import run_differences
-from roundoff.runs import Run, RunInfo, RunWriter
+from roundoff.runs import OptimizerFacts, Run, RunInfo, RunWriter, Structure
 
 ENVIRONMENT = {"torch.seed": 0, "torch.num_threads": 1, "torch.cudnn.allow_tf32": True}
 
@@ -64,3 +65,14 @@ def test_arguments_are_told_but_not_paths_and_names(tmp_path: Path) -> None:
         ("argument #1: small against not given", SettingKind.COMMAND),
         ("argument --fast: not given against large", SettingKind.COMMAND),
     ]
+
+
+def test_a_recipe_that_only_one_run_has_is_told_by_its_name(tmp_path: Path) -> None:
+    runs = []
+    for name, recipe in (("plain", None), ("narrow", 'name = "O2"\nweights = "fp16"\n')):
+        with RunWriter.create(tmp_path / name, RunInfo()) as writer:
+            optimizer = OptimizerFacts(name="SGD", groups=({"lr": 0.1},), recipe=recipe)
+            writer.write_structure(Structure(step=0, optimizers=(optimizer,)))
+        runs.append(Run.open(tmp_path / name))
+    (found,) = (each for each in differing_settings(*runs) if each.kind is SettingKind.RECIPE)
+    assert (found.what, found.reference, found.candidate) == ("recipe", "none", "O2")

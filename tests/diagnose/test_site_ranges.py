@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 import torch
@@ -81,3 +82,20 @@ def test_a_name_of_ten_thousand_dots_is_no_problem() -> None:
 
 def test_no_steps_have_no_sites() -> None:
     assert site_ranges([]) == {}
+
+
+def test_elements_that_a_format_would_make_zero_are_counted_where_there_are_histograms(
+    ranges: dict[str, SiteRange], tmp_path: Path
+) -> None:
+    assert ranges["ones"].share_lost("fp16") is None
+    net = nn.Sequential(Function(lambda x: x * 2.0**-26), Function(lambda x: x * 2.0**15))
+    with recording(net, to=tmp_path / "run", steps=range(1), histograms=True):
+        net(torch.tensor([0.0, 1.0, 1.0, 4.0]))
+    found = site_ranges(recorded_steps(Run.open(tmp_path / "run")))
+    assert (
+        found["Sequential:0"].num_counted,
+        found["Sequential:0"].share_lost("fp16"),
+        found["Sequential:0"].share_lost("e4m3"),
+    ) == (3, 2 / 3, 1.0)
+    assert (found["Sequential:1"].share_lost("fp16"), found["Sequential:1"].share_lost("e4m3")) == (0.0, 2 / 3)
+    assert merged(found[f"Sequential:{number}"] for number in (0, 1)).share_lost("fp16") == 1 / 3

@@ -75,7 +75,7 @@ def _hyperparameter(what: str, ours: JsonValue, theirs: JsonValue, *, suspicion:
 def _recipe(ours: str | None, theirs: str | None) -> Iterator[Difference]:
     """Yield the lines of two recipes that differ, or which run has none."""
     if ours is None or theirs is None:
-        first, second = ("none" if text is None else "one" for text in (ours, theirs))
+        first, second = ("none" if text is None else _name_of(text) for text in (ours, theirs))
         yield Difference(what="recipe", reference=first, candidate=second, kind=SettingKind.RECIPE, suspicion=0.85)
         return
     first_lines, second_lines = _lines(ours), _lines(theirs)
@@ -87,6 +87,10 @@ def _recipe(ours: str | None, theirs: str | None) -> Iterator[Difference]:
             kind=SettingKind.RECIPE,
             suspicion=0.85,
         )
+
+
+def _name_of(recipe: str) -> str:
+    return str(_lines(recipe).get("name", "one")).strip('"')
 
 
 def _lines(recipe: str) -> dict[str, JsonValue]:

@@ -2,24 +2,32 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from roundoff.diagnose.exponents import ONE, range_of
 from roundoff.diagnose.numbers import largest_of
-from roundoff.runs import Run
+from roundoff.runs import HISTOGRAM_LENGTH, Run
 
 DEEPEST = 40
 """What a name has beyond so many dots stays together."""
 NARROW = ("bf16", "fp16", "e5m2", "e4m3")
 """The formats whose range is looked at, the widest range first."""
+LOSING = ("fp16", "e4m3")
+"""The formats in which elements are counted that would become 0, where histograms were recorded."""
 
 _COLUMNS = (
     "site", "output", "dtype", "num_elements", "min", "max", "num_nan", "num_posinf", "num_zero",
-    "num_subnormal", "introduced_ulps",
+    "num_subnormal", "introduced_ulps", "histogram",
 )  # fmt: skip
+_COUNTED = {name: int(math.log2(range_of(name).smallest / 2)) + ONE for name in LOSING}
+"""The first bucket of a histogram whose elements do not become 0 in a format."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,6 +47,14 @@ class SiteRange:
     """Elements that are subnormal in their own format: they have lost digits, and smaller ones become 0."""
     introduced_ulps: float | None = None
     """The largest error that an op added to its own inputs'; None where that was not measured."""
+    num_counted: float = 0.0
+    """Elements other than 0 of tensors with a histogram."""
+    num_lost: Mapping[str, float] = field(default_factory=dict)
+    """By format: how many of these would become 0."""
+
+    def share_lost(self, format_name: str) -> float | None:
+        """Return the share of the elements other than 0 that would become 0; None where nothing was counted."""
+        return self.num_lost.get(format_name, 0.0) / self.num_counted if self.num_counted else None
 
     def share_beyond(self, format_name: str) -> float:
         """Return the share of the tensors that would overflow in a format."""
@@ -102,6 +118,8 @@ def merged(ranges: Iterable[SiteRange]) -> SiteRange:
         num_zero=sum(each.num_zero for each in known),
         num_subnormal=sum(each.num_subnormal for each in known),
         introduced_ulps=max(measured, default=None),
+        num_counted=sum(each.num_counted for each in known),
+        num_lost={name: sum(each.num_lost.get(name, 0.0) for each in known) for name in LOSING},
     )
 
 
@@ -116,8 +134,9 @@ def _by_site(table: pa.Table) -> dict[str, SiteRange]:
         "absmax": absmax,
         **{name: table[name] for name in ("num_elements", "num_zero", "num_subnormal", "introduced_ulps")},
         **beyond,
+        **_lost(table),
     }
-    sums = ("nonfinite", "num_elements", "num_zero", "num_subnormal", *NARROW)
+    sums = ("nonfinite", "num_elements", "num_zero", "num_subnormal", *NARROW, "counted", *_lost_names())
     asked = [*((name, "sum") for name in sums), ("absmax", "max"), ("introduced_ulps", "max"), ("site", "count")]
     rows = pa.table(columns).group_by("site", use_threads=False).aggregate(asked).to_pylist()
     return {
@@ -130,9 +149,31 @@ def _by_site(table: pa.Table) -> dict[str, SiteRange]:
             num_zero=row["num_zero_sum"],
             num_subnormal=row["num_subnormal_sum"],
             introduced_ulps=row["introduced_ulps_max"],
+            num_counted=row["counted_sum"],
+            num_lost={name: row[f"lost {name}_sum"] for name in LOSING},
         )
         for row in rows
     }
+
+
+def _lost_names() -> list[str]:
+    return [f"lost {name}" for name in LOSING]
+
+
+def _lost(table: pa.Table) -> dict[str, npt.NDArray[np.float64]]:
+    """Return for each tensor its elements other than 0, and how many of them become 0 in each format; 0 if unknown."""
+    found = {name: np.zeros(table.num_rows) for name in ("counted", *_lost_names())}
+    places = np.flatnonzero(pc.is_valid(table["histogram"]).to_numpy(zero_copy_only=False))
+    if not len(places):
+        return found
+    content = b"".join(table["histogram"].take(pa.array(places)).to_pylist())
+    counts = np.frombuffer(content, dtype="<u2").reshape(len(places), HISTOGRAM_LENGTH)
+    seen = np.maximum(1, counts.sum(axis=1))  # of large tensors that is a part
+    sizes = pc.subtract(table["num_elements"], table["num_zero"]).to_numpy()[places]
+    found["counted"][places] = sizes
+    for name in LOSING:
+        found[f"lost {name}"][places] = sizes * counts[:, : _COUNTED[name]].sum(axis=1) / seen
+    return found
 
 
 def _level(entries: Sequence[tuple[str, SiteRange]], *, prefix: str, depth: int) -> tuple[SiteNode, ...]:

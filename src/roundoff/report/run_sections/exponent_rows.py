@@ -43,9 +43,10 @@ class TensorExponents:
     fixed: Range | None
 
     @property
-    def worst(self) -> float:
-        """The largest share that any floating-point format but bf16 would lose or not hold."""
-        return max(cut.beyond + cut.lost for cut in self.cuts[: len(FORMATS)])
+    def badness(self) -> tuple[bool, float, float, float]:
+        """What it is ranked by: shares that fp16, e5m2 and e4m3 would lose or not hold; a single number comes last."""
+        fp16, e5m2, e4m3 = (cut.beyond + cut.lost for cut in self.cuts[1 : len(FORMATS)])
+        return self.num_elements > 1, fp16, e5m2, e4m3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

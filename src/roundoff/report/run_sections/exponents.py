@@ -38,7 +38,8 @@ def exponents_section(view: RunView) -> Section | None:
     if not found.tensors:
         words = "This run was recorded without histograms. To have them:  roundoff record --histograms SCRIPT"
         return Section(key="exponents", title=title, body=tag("p", words))
-    worst = sorted(range(len(found.tensors)), key=lambda place: -found.tensors[place].worst)[:MOST_ROWS]
+    ranked = sorted(range(len(found.tensors)), key=lambda place: found.tensors[place].badness, reverse=True)
+    worst = ranked[:MOST_ROWS]
     notes = list(found.notes)
     if len(worst) < len(found.tensors):
         notes.append(f"The table lists the {MOST_ROWS} tensors that lose most; all {len(found.tensors)} can be chosen.")
@@ -79,7 +80,7 @@ def _first(view: RunView, tensors: Sequence[TensorExponents]) -> int:
         ]
         if places:
             return next((place for place in places if tensors[place].name == finding.op), places[0])
-    return max(range(len(tensors)), key=lambda place: tensors[place].worst)
+    return max(range(len(tensors)), key=lambda place: tensors[place].badness)
 
 
 def _body() -> Html:
