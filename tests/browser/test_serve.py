@@ -203,6 +203,7 @@ def test_the_list_follows_runs_that_go_on_begin_and_vanish(
         page = open_page("/")
         row = page.locator("tr[data-run=going-on]")
         expect(row.locator(".state")).to_have_text("running")
+        page.locator("#runs th button", has_text="run").click()
         page.get_by_label("pick going-on").check()
         page.get_by_label("pick going-on").focus()
         add_steps(going_on, range(3, 9))

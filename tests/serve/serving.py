@@ -6,7 +6,7 @@ import asyncio
 import http.client
 import json
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,10 +14,12 @@ from typing import Any
 
 from roundoff.serve.guard import Door
 from roundoff.serve.listening import listen, server_of
-from roundoff.serve.runs_folder import RunsFolder
+from roundoff.serve.made_pages import MadePages
+from roundoff.serve.runs_folder import OpenedRun, RunsFolder
 from roundoff.serve.site import Site
 
 PATIENCE_SECONDS = 60.0
+MakePage = Callable[[OpenedRun, OpenedRun | None], str]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,10 +68,14 @@ class Server:
 
 
 @contextmanager
-def serving(folder: Path, *, token: str | None = None, is_loopback: bool = True) -> Iterator[Server]:
-    """Serve a folder while the block lasts."""
+def serving(
+    folder: Path, *, token: str | None = None, is_loopback: bool = True, make: MakePage | None = None
+) -> Iterator[Server]:
+    """Serve a folder while the block lasts; `make` makes the pages of runs, if others than ours are wanted."""
     listening = listen("127.0.0.1", 0)
     site = Site(RunsFolder(folder), poll_seconds=0.2)
+    if make is not None:
+        site.pages = MadePages(make=make)
     door = Door(names=frozenset({"localhost"}), is_loopback=is_loopback, token=token)
     server = server_of(site.app(door))
     thread = threading.Thread(target=lambda: asyncio.run(server.serve(sockets=[listening])), daemon=True)

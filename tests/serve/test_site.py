@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import gzip
 import os
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from urllib.parse import quote
 
 import pytest
 from tests.report.sample_runs import record_run, write_metrics_run
 from tests.serve.conftest import HOSTILE_NAME
-from tests.serve.serving import Server, serving
+from tests.serve.serving import PATIENCE_SECONDS, Server, serving
 
 from roundoff.report.run_page import run_page
 from roundoff.report.run_view import view_of
 from roundoff.runs import Run
+from roundoff.serve.runs_folder import OpenedRun
 
 
 def test_the_list_names_every_run_and_says_what_is_wrong_with_a_damaged_one(server: Server) -> None:
@@ -80,6 +83,40 @@ def test_a_run_with_tensors_leads_to_them_and_to_a_look_at_each(server: Server) 
     look = server.ask(f"/runs/tensors/tensors?step=0&name={key}").text
     assert "<dt>shape</dt><dd>3x2</dd>" in look
     assert f"/api/runs/tensors/tensor.npy?of=step&amp;step=0&amp;rank=0&amp;name={key}" in look
+
+
+def test_others_are_answered_while_a_page_is_made(tmp_path: Path) -> None:
+    write_metrics_run(tmp_path / "run", [1.0])
+    has_begun, may_end = threading.Event(), threading.Event()
+
+    def make(candidate: OpenedRun, reference: OpenedRun | None) -> str:
+        has_begun.set()
+        assert may_end.wait(PATIENCE_SECONDS)
+        return "made"
+
+    with serving(tmp_path, make=make) as server, ThreadPoolExecutor() as clients:
+        pages = [clients.submit(server.ask, "/runs/run/page") for _ in range(5)]
+        assert has_begun.wait(PATIENCE_SECONDS)
+        assert server.ask("/").status == 200
+        assert server.ask("/api/runs/run").status == 200
+        assert not any(page.done() for page in pages)
+        may_end.set()
+        assert {page.result(PATIENCE_SECONDS).text for page in pages} == {"made"}
+
+
+def test_a_fault_of_ours_is_told_as_one_with_all_headers(tmp_path: Path) -> None:
+    write_metrics_run(tmp_path / "run", [1.0])
+
+    def make(candidate: OpenedRun, reference: OpenedRun | None) -> str:
+        raise ZeroDivisionError("secret detail")
+
+    with serving(tmp_path, make=make) as server:
+        answer = server.ask("/runs/run/page")
+        assert answer.status == 500
+        assert "a fault of roundoff" in answer.text
+        assert "secret detail" not in answer.text
+        assert answer.headers["x-content-type-options"] == "nosniff"
+        assert server.ask("/").status == 200
 
 
 def test_a_folder_without_runs_says_how_to_make_one(tmp_path: Path) -> None:

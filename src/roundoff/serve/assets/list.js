@@ -8,6 +8,7 @@
   const [search, onlyState, onlyFindings] = [byId("search"), byId("only-state"), byId("only-findings")];
   const rows = () => [...table.tBodies[0].rows];
   const picks = []; // names in the order in which they were picked: the first is the reference
+  const STEPS = 5; // the column that tells how far a run is
   let order = null;
 
   // What is shown
@@ -34,7 +35,10 @@
   }
 
   function sort() {
-    if (order) sortRows(table, rows(), order.place, order.direction);
+    if (!order) return;
+    const focused = document.activeElement; // a row that is moved loses it
+    sortRows(table, rows(), order.place, order.direction);
+    if (table.contains(focused)) focused.focus({ preventScroll: true });
   }
 
   function showMoments() {
@@ -113,6 +117,7 @@
   // Cells that are as they were stay, with what has the focus in them, and the pick.
   function update(old, row) {
     const hasBox = (cell) => cell.querySelector("input") !== null;
+    const isNews = old.dataset.state !== row.dataset.state || old.cells[STEPS].innerText !== row.cells[STEPS].innerText;
     [...row.cells].forEach((cell, nth) => {
       const was = old.cells[nth];
       if (!(hasBox(was) && hasBox(cell)) && was.outerHTML !== cell.outerHTML) was.replaceWith(cell);
@@ -121,7 +126,7 @@
     texts.delete(old);
     old.classList.remove("changed");
     void old.offsetWidth; // so that the animation begins anew
-    old.classList.add("changed");
+    old.classList.toggle("changed", isNews);
   }
 
   async function look() {
