@@ -19,11 +19,11 @@ DEEPEST = 40
 """What a name has beyond so many dots stays together."""
 NARROW = ("bf16", "fp16", "e5m2", "e4m3")
 """The formats whose range is looked at, the widest range first."""
-LOSING = ("fp16", "e4m3")
-"""The formats in which elements are counted that would become 0, where histograms were recorded."""
+LOSING = ("fp16",)
+"""The formats in which elements are counted that would become 0, where there are histograms; 8 bits need a scale."""
 
 _COLUMNS = (
-    "site", "output", "dtype", "num_elements", "min", "max", "num_nan", "num_posinf", "num_zero",
+    "site", "phase", "output", "dtype", "num_elements", "min", "max", "num_nan", "num_posinf", "num_zero",
     "num_subnormal", "introduced_ulps", "histogram",
 )  # fmt: skip
 _COUNTED = {name: int(math.log2(range_of(name).smallest / 2)) + ONE for name in LOSING}
@@ -48,7 +48,7 @@ class SiteRange:
     introduced_ulps: float | None = None
     """The largest error that an op added to its own inputs'; None where that was not measured."""
     num_counted: float = 0.0
-    """Elements other than 0 of tensors with a histogram."""
+    """Elements other than 0 of tensors with a histogram; what optimizers keep is not counted, it is wide anyway."""
     num_lost: Mapping[str, float] = field(default_factory=dict)
     """By format: how many of these would become 0."""
 
@@ -163,7 +163,8 @@ def _lost_names() -> list[str]:
 def _lost(table: pa.Table) -> dict[str, npt.NDArray[np.float64]]:
     """Return for each tensor its elements other than 0, and how many of them become 0 in each format; 0 if unknown."""
     found = {name: np.zeros(table.num_rows) for name in ("counted", *_lost_names())}
-    places = np.flatnonzero(pc.is_valid(table["histogram"]).to_numpy(zero_copy_only=False))
+    is_counted = pc.and_(pc.is_valid(table["histogram"]), pc.not_equal(table["phase"], "optimizer"))
+    places = np.flatnonzero(is_counted.to_numpy())
     if not len(places):
         return found
     content = b"".join(table["histogram"].take(pa.array(places)).to_pylist())

@@ -113,7 +113,7 @@ def _differs(excess: float | None) -> Html:
     if not excess:
         return tag("span")
     level = 0 if excess <= 1 else NUM_LEVELS if math.isinf(excess) else _bounded(round(math.log10(excess)), lowest=1)
-    return tag("span", f"{excess:.2g} x", class_=_coloured(level))
+    return tag("span", f"{excess:.2g}", class_=_coloured(level))
 
 
 def _lost(share: float | None) -> Html:
