@@ -57,7 +57,9 @@ class Site:
             HTTPException: _not_there,
             Exception: _our_fault,
         }
-        return Guard(Starlette(routes=routes, exception_handlers=handlers), door)
+        app = Starlette(routes=routes, exception_handlers=handlers)
+        app.router.redirect_slashes = False  # an address is right or wrong
+        return Guard(app, door)
 
     def prepare(self) -> int:
         """Read all runs, so that whoever opens the list first need not wait for it; return how many there are."""
