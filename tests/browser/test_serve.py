@@ -246,6 +246,7 @@ def test_the_page_of_a_run_that_goes_on_follows_it_and_stays_as_it_is_read(brows
         inside(page).locator("#step-table th button", has_text="absmax").click()
         fold = inside(page).locator('.sites details[data-site="stem"]')
         was_open = fold.evaluate("fold => (fold.open = !fold.open)")
+        inside(page).locator("#step-table input").focus()
         inside(page).locator("#step-table").evaluate("table => table.scrollIntoView()")
         before = inside(page).locator("#step-table").bounding_box()
         with (run.path / "metrics-rank0.jsonl").open("a") as file:
@@ -255,6 +256,7 @@ def test_the_page_of_a_run_that_goes_on_follows_it_and_stays_as_it_is_read(brows
         expect(inside(page).locator("#verdict")).to_contain_text("the loss fell")
         assert inside(page).locator("#step-choice").evaluate("it => it.selectedOptions[0].textContent") == "step 1"
         expect(inside(page).locator("#step-table input")).to_have_value("backward")
+        expect(inside(page).locator("#step-table input")).to_be_focused()
         assert set(inside(page).locator("#step-table tbody td:nth-child(2)").all_inner_texts()) == {"backward"}
         heading = inside(page).locator("#step-table th", has_text="absmax")
         expect(heading).to_have_attribute("aria-sort", "descending")

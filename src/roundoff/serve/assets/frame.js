@@ -2,7 +2,7 @@
 "use strict";
 
 (() => {
-  const MOST_WAITS = 40;
+  const MOST_WAITS = 200;
   const MOST_PAUSE = 300000;
   const RARELY = 5; // a run that has ended is asked about that many times less often
   const byId = (name) => document.getElementById(name);
@@ -51,16 +51,16 @@
     const isLoaded = new Promise((resolve) => fresh.addEventListener("load", resolve, { once: true }));
     frames.append(fresh);
     await isLoaded;
-    const before = reading.take(frame.contentDocument);
-    reading.give(fresh.contentDocument, before);
+    reading.give(fresh.contentDocument, reading.take(frame.contentDocument));
     await drawn(fresh.contentDocument);
-    reading.giveZoom(fresh.contentDocument, before);
-    reading.givePlace(fresh.contentDocument, reading.take(frame.contentDocument).place); // one may have read on meanwhile
+    const now = reading.take(frame.contentDocument); // one may have read on meanwhile, or typed
+    reading.give(fresh.contentDocument, now);
+    reading.giveZoom(fresh.contentDocument, now);
     const hadFocus = document.activeElement === frame;
     fresh.className = "";
     frame.remove();
     frame = fresh;
-    if (hadFocus) frame.focus();
+    if (hadFocus) reading.giveFocus(frame, now);
   }
 
   async function look() {

@@ -55,6 +55,7 @@ const reading = (() => {
       place: placeIn(page),
       folds: new Map(folds(page).map(([key, fold]) => [key, fold.open])),
       boxes: new Map(boxes(page).map(([key, box]) => [key, box.tagName === "SELECT" ? shownOption(box) : box.value])),
+      focused: boxes(page).find(([, box]) => box === page.activeElement)?.[0],
       sorted: new Map(sorted(page).map(([key, heading]) => [key, heading.getAttribute("aria-sort")])),
       areas: new Map(areas(page).map(([key, area]) => [key, [area.scrollTop, area.scrollLeft]])),
     };
@@ -95,5 +96,11 @@ const reading = (() => {
     page.scrollingElement.scrollTop = begin + place.offset;
   }
 
-  return { take, give, giveZoom, givePlace };
+  // Whoever types goes on typing, where the cursor was: at the end of what is written.
+  function giveFocus(frame, state) {
+    frame.focus();
+    new Map(boxes(frame.contentDocument)).get(state.focused)?.focus({ preventScroll: true });
+  }
+
+  return { take, give, giveZoom, giveFocus };
 })();
