@@ -44,6 +44,7 @@ from roundoff.runs import (
 MUST_SECONDS, MUST_BYTES, MUST_OPEN_SECONDS = 5.0, 8e6, 3.0
 BATCH = (32, 3, 64, 64)
 NUM_KEPT = 8
+STEPS_PER_PART = 20
 PARTS = ("ln1", "attn.qkv", "attn.proj", "ln2", "mlp.fc1", "mlp.fc2")
 CHROMIUM_FLAGS = ("--no-sandbox", "--disable-gpu", "--disable-background-networking")
 
@@ -99,15 +100,17 @@ def write_batch(writer: RunWriter, step: int, generator: np.random.Generator) ->
     )
     target = TensorFacts(place="target", shape=(num,), dtype="int64", hash=f"{step:x}", counts=counts)
     writer.write_inputs(BatchFacts(step=step, tensors=(given,), targets=(target,), criterion="cross_entropy"))
-    writer.write_hashes(
-        HashColumns(
-            step=np.full(num, step, dtype=np.int32),
-            microbatch=np.zeros(num, dtype=np.int16),
-            kind=Interned.constant("sample", num),
-            name=Interned.constant(place, num),
-            hash=generator.integers(0, 2**63, num, dtype=np.uint64),
+    if not step % STEPS_PER_PART:  # a watch writes every few seconds, not with every step
+        rows = num * STEPS_PER_PART
+        writer.write_hashes(
+            HashColumns(
+                step=step + np.repeat(np.arange(STEPS_PER_PART, dtype=np.int32), num),
+                microbatch=np.zeros(rows, dtype=np.int16),
+                kind=Interned.constant("sample", rows),
+                name=Interned.constant(place, rows),
+                hash=generator.integers(0, 2**63, rows, dtype=np.uint64),
+            )
         )
-    )
     if step < 2:
         with writer.batch(step) as file:
             file.add("target", labels[:NUM_KEPT], dtype="I64", shape=(NUM_KEPT,))

@@ -167,14 +167,21 @@ def _lost(table: pa.Table) -> dict[str, npt.NDArray[np.float64]]:
     places = np.flatnonzero(is_counted.to_numpy())
     if not len(places):
         return found
-    content = b"".join(table["histogram"].take(pa.array(places)).to_pylist())
-    counts = np.frombuffer(content, dtype="<u2").reshape(len(places), HISTOGRAM_LENGTH)
+    chunks = [_counts(chunk) for chunk in table["histogram"].chunks if len(chunk)]
+    counts = np.concatenate(chunks)[places]
     seen = np.maximum(1, counts.sum(axis=1))  # of large tensors that is a part
     sizes = pc.subtract(table["num_elements"], table["num_zero"]).to_numpy()[places]
     found["counted"][places] = sizes
     for name in LOSING:
         found[f"lost {name}"][places] = sizes * counts[:, : _COUNTED[name]].sum(axis=1) / seen
     return found
+
+
+def _counts(histograms: pa.Array) -> npt.NDArray[np.uint16]:
+    """Return a line of counts for each tensor, anything where it has none."""
+    content = histograms.buffers()[1]
+    counts = np.frombuffer(content, dtype="<u2").reshape(-1, HISTOGRAM_LENGTH)
+    return counts[histograms.offset : histograms.offset + len(histograms)]
 
 
 def _level(entries: Sequence[tuple[str, SiteRange]], *, prefix: str, depth: int) -> tuple[SiteNode, ...]:
