@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from roundoff.diagnose.bad_step import BadStep
 from roundoff.diagnose.domain import fix_outside, left_its_domain, why_outside
 from roundoff.diagnose.numbers import FORMATS, format_of, largest_of, short, whole
 from roundoff.diagnose.origin import OriginPlace
+from roundoff.diagnose.rounded_result import is_rounding, rounded_result
 from roundoff.diagnose.sample import sample_of
 from roundoff.diagnose.spread import spread_of
 from roundoff.runs import Finding, JsonValue, Run, Severity
@@ -18,6 +21,7 @@ _NARROW = ("fp16", "bf16", "e4m3", "e5m2")
 def finding_at(run: Run, bad: BadStep, place: OriginPlace) -> Finding:
     """Say what the op did wrong, how far it spread, and what to change."""
     rule, title, why, fix = _told(run, bad, place)
+    rounded = rounded_result(bad, place)
     is_benign = bad.was_skipped or rule == "no-valid-targets"
     return Finding(
         rule=rule,
@@ -27,7 +31,7 @@ def finding_at(run: Run, bad: BadStep, place: OriginPlace) -> Finding:
         rank=bad.rank,
         phase=place.phase,
         site=place.site,
-        op=place.bad.op_name,
+        op=place.bad.op_name if rounded is None else rounded.result.op_name,
         parameter=place.bad.parameter,
         source=place.bad.source,
         title=title,
@@ -74,15 +78,11 @@ def _told(run: Run, bad: BadStep, place: OriginPlace) -> tuple[str, str, str, st
 
 
 def _overflow(run: Run, bad: BadStep, place: OriginPlace) -> tuple[str, str, str, str]:
-    name, noun = format_of(place.bad.dtype), "product" if _is_product(place) else "result"
-    if place.op.startswith("roundoff.round"):
-        name, verb = "the recipe's format", "rounding"
-        title = "a rounding to the recipe's format overflowed"
-    else:
-        verb = _verb(place)
-        title = f"{name} {verb} overflowed"
-    reach = max((x.absmax for x in place.inputs if x.absmax == x.absmax), default=None)
-    told = f"its inputs reach {short(reach)}, " if reach is not None else ""
+    if is_rounding(place):
+        return _rounding_overflowed(run, bad, place)
+    name, noun, verb = format_of(place.bad.dtype), "product" if _is_product(place) else "result", _verb(place)
+    title = f"{name} {verb} overflowed"
+    told = _reach(place)
     limit = whole(largest_of(name)) if name in FORMATS.values() else "what it can hold"
     origin = bad.origin
     if origin is not None and origin.is_finite_in_fp64 and origin.fp64_absmax is not None:
@@ -92,9 +92,33 @@ def _overflow(run: Run, bad: BadStep, place: OriginPlace) -> tuple[str, str, str
     else:
         share = f"{place.bad.num_nonfinite} of {place.bad.num_elements} {noun}s"
         why = f"{told}{share} are beyond {limit}, {name}'s largest number" if limit[0].isdigit() else f"{told}{share}"
+    return "overflow", title, why + _first_sample(bad), _fix_overflow(run, place, name, verb)
+
+
+def _rounding_overflowed(run: Run, bad: BadStep, place: OriginPlace) -> tuple[str, str, str, str]:
+    """Tell of a result that an emulated recipe could not round: the op that made it is to blame, not the rounding."""
+    rounded = rounded_result(bad, place)
+    if rounded is None:
+        why = f"{_reach(place)}which is beyond what the format can hold{_first_sample(bad)}"
+        title = "a rounding to the recipe's format overflowed"
+        return "overflow", title, why, _fix_overflow(run, place, "the recipe's format", "rounding")
+    maker = replace(place, bad=rounded.result, inputs=rounded.inputs)
+    name, noun, verb = rounded.fmt or "the recipe's format", "product" if _is_product(maker) else "result", _verb(maker)
+    limit = whole(largest_of(name)) if name in FORMATS.values() else "what that can hold"
+    reached = f"the {noun} {short(rounded.result.absmax)} is beyond {limit}"
+    why = f"{_reach(maker)}{reached}; before it is rounded it is finite{_first_sample(bad)}"
+    title = f"{name} {verb} overflowed" if rounded.fmt is not None else f"{verb} overflowed in {name}"
+    return "overflow", title, why, _fix_overflow(run, maker, name, verb)
+
+
+def _reach(place: OriginPlace) -> str:
+    reach = max((x.absmax for x in place.inputs if x.absmax == x.absmax), default=None)
+    return f"its inputs reach {short(reach)}, " if reach is not None else ""
+
+
+def _first_sample(bad: BadStep) -> str:
     sample = sample_of(bad)
-    why += f" (first in sample {sample} of the batch)" if sample is not None else ""
-    return "overflow", title, why, _fix_overflow(run, place, name, verb)
+    return f" (first in sample {sample} of the batch)" if sample is not None else ""
 
 
 def _fix_overflow(run: Run, place: OriginPlace, name: str, verb: str) -> str:
@@ -110,10 +134,19 @@ def _fix_overflow(run: Run, place: OriginPlace, name: str, verb: str) -> str:
     is_narrow = name in _NARROW or name not in FORMATS.values()
     if not is_narrow or place.site.startswith("<"):
         return smaller
-    if run.info.recipe is None:
+    recipe = _applied_recipe(run)
+    if recipe is None:
         return f"compute it in fp32: cast the inputs of {verb} in {place.site} with .float()\nor {smaller}"
-    override = f'apply_recipe(model, optimizer, "{run.info.recipe}", overrides={{"{place.site}": "fp32"}})'
+    override = f'apply_recipe(model, optimizer, {recipe}, overrides={{"{place.site}": "fp32"}})'
     return f"keep this layer wide:  {override}\nor {smaller}"
+
+
+def _applied_recipe(run: Run) -> str | None:
+    """Return the recipe as it stands in the code, dots where only the script knows that; None if there is none."""
+    if run.info.recipe is not None:
+        return f'"{run.info.recipe}"'
+    is_applied = any(optimizer.recipe for made_of in run.structures() for optimizer in made_of.optimizers)
+    return "..." if is_applied else None
 
 
 def _masked_softmax(bad: BadStep, place: OriginPlace) -> tuple[str, str, str, str]:
