@@ -53,12 +53,14 @@ def test_labels_are_counted_over_the_steps(tmp_path: Path):
 
 
 def test_labels_that_the_criterion_ignores_are_counted_apart(tmp_path: Path):
-    target = TensorFacts(place="target", shape=(6,), dtype="int64", counts={"-100": 3, "7": 2, "0": 1})
+    target = TensorFacts(
+        place="target", shape=(6,), dtype="int64", counts={"-100": 3, "7": 2, "0": 1, "True": 5, "²": 1}
+    )
     with RunWriter.create(tmp_path / "a", RunInfo()) as writer:
         writer.write_inputs(BatchFacts(step=0, targets=(target,), criterion_settings={"ignore_index": 0}))
     found = label_counts(Run.open(tmp_path / "a"))
     assert found is not None
-    assert (found.counts, found.num_ignored) == ({7: 2}, 4)
+    assert (found.counts, found.num_ignored) == ({1: 5, 7: 2}, 5)  # what is no number counts as no
 
 
 def test_without_labels_there_are_no_counts(tmp_path: Path):

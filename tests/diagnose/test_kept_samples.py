@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from roundoff.diagnose.kept_samples import KeptBatch, channel_ranges, kept_batches
-from roundoff.runs import Run
+from roundoff.runs import Run, RunInfo, RunWriter
 from roundoff.watch.watching import watching
 
 
@@ -54,3 +54,13 @@ def test_channels_have_ranges_of_their_own():
 def test_ids_and_maps_of_many_channels_have_none():
     assert channel_ranges(np.zeros((2, 8), dtype=np.int64)) == []
     assert channel_ranges(np.zeros((2, 64, 7, 7), dtype=np.float32)) == []
+
+
+def test_a_file_of_somebody_else_that_holds_no_samples_has_none(tmp_path: Path):
+    with RunWriter.create(tmp_path / "a", RunInfo()) as writer, writer.batch(0) as file:
+        file.add("input/<model>[0]", np.zeros((), dtype=np.float32), dtype="F32", shape=())
+        file.add("input/<model>[1]", np.zeros((3, 0), dtype=np.float32), dtype="F32", shape=(3, 0))
+        file.add("input/<model>[2]", np.zeros(4, dtype=np.uint8), dtype="F8_E4M3", shape=(4,))
+        file.add("target", np.zeros((), dtype=np.int64), dtype="I64", shape=())
+    (batch,) = kept_batches(Run.open(tmp_path / "a"), 0)
+    assert (batch.step, batch.inputs, batch.target) == (0, [], None)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -54,7 +55,7 @@ def label_counts(run: Run) -> LabelCounts | None:
             num_steps += bool(counted)
             for target in counted:
                 for text, num in target.counts.items():
-                    label = int(text) if text.lstrip("-").isdigit() else int(text == "True")
+                    label = _label(text)
                     if label in ignored:
                         num_ignored += num
                     else:
@@ -62,6 +63,11 @@ def label_counts(run: Run) -> LabelCounts | None:
     if not counts:
         return None
     return LabelCounts(counts=dict(sorted(counts.items())), num_ignored=num_ignored, num_steps=num_steps)
+
+
+def _label(text: str) -> int:
+    """Return a label as a number: that of a class, or 1 for yes and 0 for no."""
+    return int(text) if re.fullmatch(r"-?[0-9]{1,19}", text) else int(text == "True")
 
 
 def epochs_seen(run: Run) -> list[EpochSeen]:

@@ -118,8 +118,13 @@ def _is_label(place: str) -> bool:
 
 
 def _numbers(file: TensorFile, key: str) -> Array | None:
-    """Return a tensor as numpy knows it; None for formats of 8 bits and complex numbers, which are no data."""
-    dtype = file.entry(key).dtype
+    """Return a tensor as numpy knows it; None for formats of 8 bits and complex numbers, which are no data.
+
+    None, too, where there are no samples: a run folder may be anybody's.
+    """
+    dtype, shape = file.entry(key).dtype, file.entry(key).shape
+    if not shape or 0 in shape:
+        return None
     if dtype == "BF16":
         return (file[key].astype(np.uint32) << 16).view(np.float32)
     if dtype not in _PLAIN:

@@ -69,7 +69,7 @@ def rank_agreement(run: Run) -> list[Agreement]:
         return []
     inputs = {rank: batch_hashes(run, rank) for rank in ranks}
     steps = sorted({step for hashes in inputs.values() for step in hashes})
-    given = {step: {INPUT: {rank: int(inputs[rank][step], 16) for rank in ranks if step in inputs[rank]}}
+    given = {step: {INPUT: {rank: hash(inputs[rank][step]) for rank in ranks if step in inputs[rank]}}
              for step in steps}  # fmt: skip
     tables = [(INPUT, given, False), *((kind, hashes_by_step(run, kind), not is_sharded(run)) for kind in KINDS)]
     return [_agreement(kind, table, ranks, is_wanted=is_wanted) for kind, table, is_wanted in tables if table]
