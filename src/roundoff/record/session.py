@@ -13,6 +13,7 @@ from weakref import ref
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from roundoff.record.call_detail import learning_rates, plain_detail
 from roundoff.record.loop import OPTIMIZERS_OWN, observing_loop
 from roundoff.record.loss_scale import LossScale
 from roundoff.record.mode_switch import ModeSwitch
@@ -200,7 +201,7 @@ class Recording:
             self._begin_step()
             self._named.take_gradients(optimizer)
             self._recorder.begin_optimizer(optimizer)
-        self._call("step", {"optimizer": type(optimizer).__name__, "lr": list(_learning_rates(optimizer))})
+        self._call("step", {"optimizer": type(optimizer).__name__, "lr": list(learning_rates(optimizer))})
 
     def step_leave(self, optimizer: Optimizer) -> None:
         """Count the attempt."""
@@ -250,7 +251,7 @@ class Recording:
         if call == "load":
             self._sites.refresh()
         with self._unseen():
-            self._call(call, {key: _plain(value) for key, value in detail.items()})
+            self._call(call, plain_detail(detail))
 
     def failed(self, error: Exception) -> None:
         """Stop recording with one warning; the training goes on, unless the recording is strict."""
@@ -324,7 +325,7 @@ class Recording:
 
     def _write_metrics(self, norm: float | None) -> None:
         clock = self._clock
-        rates = _learning_rates(self._last_optimizer) if clock.num_attempts else []
+        rates = learning_rates(self._last_optimizer) if clock.num_attempts else []
         losses = [float(loss) for loss in self._losses]
         scale = self._loss_scale.value
         self._writer.write_metrics(
@@ -435,16 +436,3 @@ class Recording:
         """Keep ops of our own out of the recording."""
         with hidden_from_modes():
             yield
-
-
-def _plain(value: Any) -> JsonValue:
-    if isinstance(value, Tensor):
-        return float(value.detach()) if value.numel() == 1 else None
-    if isinstance(value, (list, tuple)):
-        return [_plain(item) for item in value]
-    return value  # type: ignore[no-any-return]
-
-
-def _learning_rates(optimizer: Optimizer | None) -> list[float]:
-    groups = optimizer.param_groups if optimizer is not None else []
-    return [float(group["lr"]) for group in groups if group.get("lr") is not None]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import traceback
 
 from torch import nn
@@ -34,6 +35,12 @@ def _causes(error: BaseException) -> list[JsonValue]:
         found.append(f"{type(cause).__name__}: {cause}"[:_MOST_CHARACTERS])
         error = cause
     return found
+
+
+def has_raised_since(before: BaseException | None) -> bool:
+    """Say whether a call that ends now ends with an exception: one that is not `before`, handled when it began."""
+    error = sys.exc_info()[1]
+    return error is not None and error is not before
 
 
 def raising_module(error: BaseException) -> nn.Module | None:

@@ -9,6 +9,7 @@ from typing import Any
 from torch import Tensor
 from torch.optim import Optimizer
 
+from roundoff.record.call_detail import learning_rates
 from roundoff.record.sites import Sites
 from roundoff.record.steps import StepClock
 from roundoff.report.tensorboard import TensorBoard, weights_and_gradients
@@ -111,12 +112,6 @@ class Journal:
             for call in calls:
                 self._writer.write_call(call)
         self._pattern = pattern
-
-
-def learning_rates(optimizer: Optimizer | None) -> list[float]:
-    """Return the learning rate of each group."""
-    groups = optimizer.param_groups if optimizer is not None else []
-    return [float(group["lr"]) for group in groups if group.get("lr") is not None]
 
 
 def mean(values: list[Tensor]) -> float | None:

@@ -137,8 +137,7 @@ class Snapshots:
 
     def _fits(self) -> bool:
         """Decide how many snapshots the memory allows: a state is the weights and about two more for the optimizer."""
-        weights = sum(x.numel() * x.element_size() for x in self._training.tensors())
-        one = 3 * weights
+        one = 3 * self._training.num_bytes
         if 2 * one > self._memory_bytes:
             self._keeps = 1
             self.note = f"one snapshot instead of two: a state takes about {one / 2**20:.0f} MB"

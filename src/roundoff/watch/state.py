@@ -97,6 +97,11 @@ class Training:
                     found.setdefault(id(x), x)
         return [x for x in found.values() if not nn.parameter.is_lazy(x)]
 
+    @property
+    def num_bytes(self) -> int:
+        """How much memory parameters and buffers take."""
+        return sum(x.numel() * x.element_size() for x in self.tensors())
+
     def buffers(self) -> list[tuple[str, Tensor]]:
         """Return the buffers that hold floats, with their names."""
         found = [entry for model in self.models for entry in model.named_buffers()]
