@@ -7,13 +7,15 @@ import signal
 import subprocess
 import sys
 import threading
+import time
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
 
-from roundoff.cli import command_line, demo_stage
+from roundoff.cli import command_line, demo_process
 from roundoff.cli.demo_chapters import STORY, Chapter
 from roundoff.cli.demo_outcome import Outcome, Trained, outcome_text
 from roundoff.cli.demo_stage import Stage
@@ -50,7 +52,7 @@ def test_a_command_that_ends_otherwise_ends_the_demo_with_what_it_said(tmp_path:
 
 def test_a_command_that_hangs_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "waits.py").write_text("import time\ntime.sleep(600)\n")
-    monkeypatch.setattr(demo_stage, "PATIENCE_SECONDS", 1.0)
+    monkeypatch.setattr(demo_process, "PATIENCE_SECONDS", 1.0)
     story = [replace(QUICK, words=("record", "waits.py"))]
     with Stage(tmp_path, story, quiet=True) as stage, pytest.raises(DemoError, match="ended with -15"):
         stage.play()
@@ -86,7 +88,27 @@ def test_an_interrupt_is_quiet_and_leaves_no_process_behind(tmp_path: Path) -> N
     assert process.returncode == 130
     assert told == "interrupted; what there is so far is in here\n"
     assert (tmp_path / "here" / "digits.py").is_file()
+    deadline = time.monotonic() + 10
+    while _processes_in(tmp_path / "here") and time.monotonic() < deadline:
+        time.sleep(0.05)  # what was killed takes a moment to be gone
     assert not _processes_in(tmp_path / "here")
+
+
+def test_an_interrupt_while_a_command_is_being_started_loses_no_process(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    start, made = demo_process._start, []
+
+    def interrupted(words: Sequence[str], folder: Path) -> subprocess.Popen[str]:
+        made.append(start(words, folder))
+        signal.raise_signal(signal.SIGINT)
+        return made[0]
+
+    monkeypatch.setattr(demo_process, "_start", interrupted)
+    with pytest.raises(KeyboardInterrupt), demo_process.started(["formats"], tmp_path):
+        pytest.fail("the block is not entered")
+    assert made[0].poll() is not None
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
 def _processes_in(folder: Path) -> list[str]:

@@ -2,15 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
-import os
 import shlex
-import signal
-import subprocess
-import sys
-import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -21,13 +15,8 @@ from rich.progress import BarColumn, Progress, ProgressColumn, SpinnerColumn, Ta
 from rich.text import Text
 
 from roundoff.cli.demo_chapters import Chapter, first_paragraphs, seconds_left
-from roundoff.cli.screen import columns
+from roundoff.cli.demo_process import PATIENCE_SECONDS, lines_of, started
 from roundoff.errors import DemoError
-
-PATIENCE_SECONDS = 600.0
-"""A command that takes longer than this hangs, and is ended."""
-FAREWELL_SECONDS = 5.0
-"""How long a command that was told to end may take before it is killed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,8 +92,8 @@ class Stage:
     def _play(self, chapter: Chapter) -> Played:
         began = time.monotonic()
         output: list[str] = []
-        with _started(chapter, self._folder) as process:
-            for line in first_paragraphs(_lines_of(process, output), chapter.num_paragraphs):
+        with started(chapter.words, self._folder) as process:
+            for line in first_paragraphs(lines_of(process, output), chapter.num_paragraphs):
                 self.say(line)
             code = process.wait(PATIENCE_SECONDS)
         seconds = time.monotonic() - began
@@ -129,55 +118,6 @@ def command_of(chapter: Chapter) -> str:
         'roundoff run --name fp32 digits.py fp32'
     """
     return shlex.join(["roundoff", *chapter.words])
-
-
-@contextlib.contextmanager
-def _started(chapter: Chapter, folder: Path) -> Iterator[subprocess.Popen[str]]:
-    """Start a command of ours in a session of its own, and see that nothing of it is left behind."""
-    # Two threads on two busy cores can be thirty times slower than one.
-    environment = {"OMP_NUM_THREADS": "1", **os.environ, "COLUMNS": str(columns())}
-    environment |= {"PYTHONUNBUFFERED": "1", "PYTHONIOENCODING": "utf-8"}
-    process = subprocess.Popen(
-        [sys.executable, "-m", "roundoff", *chapter.words],
-        cwd=folder,
-        env=environment,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        encoding="utf-8",
-        errors="replace",
-        start_new_session=True,
-    )
-    # Reading its output waits for as long as it writes none: a command that hangs is ended from outside.
-    watchdog = threading.Timer(PATIENCE_SECONDS, _end, [process])
-    watchdog.daemon = True
-    watchdog.start()
-    try:
-        yield process
-    finally:
-        watchdog.cancel()
-        _end(process)
-        assert process.stdout is not None
-        process.stdout.close()
-
-
-def _lines_of(process: subprocess.Popen[str], kept: list[str]) -> Iterator[str]:
-    """Yield what a process prints, line by line as it comes, and keep it."""
-    assert process.stdout is not None
-    for line in process.stdout:
-        kept.append(line.rstrip())
-        yield kept[-1]
-
-
-def _end(process: subprocess.Popen[str]) -> None:
-    """End a process, and all that it has started, if it has not ended."""
-    for number in (signal.SIGTERM, signal.SIGKILL):
-        if process.poll() is not None:
-            return
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, number)
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(FAREWELL_SECONDS)
 
 
 class _TimeLeft(ProgressColumn):
