@@ -49,3 +49,12 @@ def test_fixed_point_loses_what_is_below_half_a_step():
     assert cut.lost == pytest.approx(float(lost), abs=0.02)
     assert fixed_range(0.0, num_bits=4) is None
     assert fixed_range(float(np.finfo(np.float64).max), num_bits=4) is None
+
+
+def test_infinities_are_beyond_every_format_that_reaches_no_further_than_the_tensors_own():
+    ranges = [range_of(name) for name in ("bf16", "fp16", "e4m3")]
+    x = torch.tensor([1.0, 2.0, 3.0])
+    cuts = cut_offs(histogram(x).astype(np.uint16), absmax=3.0, ranges=ranges, infinite_share=0.25, own_largest=65504.0)
+    assert [cut.beyond for cut in cuts] == [0.0, 0.25, 0.25]
+    none_finite = cut_offs(np.zeros(64, dtype=np.uint16), absmax=0.0, ranges=ranges, infinite_share=1.0)
+    assert [(cut.beyond, cut.lost, cut.rough) for cut in none_finite] == [(1.0, 0.0, 0.0)] * 3

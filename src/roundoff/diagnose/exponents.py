@@ -78,21 +78,41 @@ def fixed_range(absmax: float, *, num_bits: int) -> Range | None:
     )
 
 
-def cut_offs(counts: Counts, *, absmax: float, ranges: Sequence[Range]) -> list[CutOff]:
-    """Return what each format would not hold of a tensor with this histogram and largest magnitude."""
+def cut_offs(
+    counts: Counts,
+    *,
+    absmax: float,
+    ranges: Sequence[Range],
+    infinite_share: float = 0.0,
+    own_largest: float = math.inf,
+) -> list[CutOff]:
+    """Return what each format would not hold of a tensor.
+
+    Args:
+        counts: its histogram.
+        absmax: its largest finite magnitude.
+        ranges: the formats.
+        infinite_share: of its elements other than 0; they are beyond any format that reaches no further than its own.
+        own_largest: the largest number of the tensor's own format.
+    """
     total = int(counts.sum())
-    if not total:
-        return [CutOff(beyond=0.0, lost=0.0, rough=0.0) for _ in ranges]
     limits = np.array([(each.largest, each.smallest_normal, each.smallest / 2) for each in ranges])
-    below = _num_below(counts, np.log2(limits), absmax) / total
-    return [
-        CutOff(
-            beyond=max(0.0, 1 - float(largest)) if absmax > each.largest else 0.0,
-            lost=float(lost),
-            rough=max(0.0, float(normal - lost)),
+    finite_share = 1 - infinite_share
+    below = np.ones(limits.shape) * (1, 0, 0)
+    if total:
+        below = _num_below(counts, np.log2(limits), absmax) / total
+    found = []
+    for each, (largest, normal, lost) in zip(ranges, below.tolist(), strict=True):
+        beyond = max(0.0, 1 - largest) if absmax > each.largest else 0.0
+        infinite = infinite_share if each.largest <= own_largest else 0.0
+        found.append(
+            CutOff(
+                beyond=beyond * finite_share + infinite,
+                lost=lost * finite_share,
+                rough=max(0.0, normal - lost) * finite_share,
+            )
         )
-        for each, (largest, normal, lost) in zip(ranges, below, strict=True)
-    ]
+    return found
 
 
 def bucket_begin(bucket: int) -> float:

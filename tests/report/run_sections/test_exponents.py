@@ -62,6 +62,9 @@ def test_what_a_histogram_does_not_show_is_told(section: Section):
     (origin,) = (each for each in data["tensors"] if (each["name"], each["kind"], each["step"]) == bad)
     assert origin["about"].startswith("fp16 4x3x3, largest magnitude ")
     assert origin["about"].endswith(" of 36 not finite")
+    beyond = [cut[0] for cut in origin["cuts"][:4]]
+    assert beyond[0] == 0
+    assert min(beyond[1:]) > 0  # infinities of fp16 are beyond all that is no wider
 
 
 def test_names_stay_text(section: Section):

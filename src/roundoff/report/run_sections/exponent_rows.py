@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -10,6 +11,7 @@ import numpy as np
 import pyarrow.compute as pc
 
 from roundoff.diagnose.exponents import FORMATS, Counts, CutOff, Range, cut_offs, fixed_range, range_of
+from roundoff.diagnose.numbers import format_of, largest_of
 from roundoff.report.run_sections.chosen_steps import ChosenStep
 
 Kind = Literal["output", "gradient", "weight"]
@@ -97,6 +99,17 @@ def _even(num: int, most: int) -> list[int]:
     return sorted(set(np.linspace(0, num - 1, most).astype(int).tolist())) if most > 0 else []
 
 
+def _infinite_share(row: dict[str, Any]) -> float:
+    """Return how many of the elements other than 0 and NaN are infinite."""
+    num = int(row["num_posinf"] + row["num_neginf"])
+    return num / max(1, int(row["num_elements"] - row["num_zero"] - row["num_nan"]))
+
+
+def _largest(dtype: str) -> float:
+    name = format_of(dtype)
+    return largest_of(name) if name != dtype else math.inf
+
+
 def _kind(row: dict[str, Any]) -> Kind:
     if row["op"] == "parameter":
         return "weight"
@@ -126,6 +139,12 @@ def _tensor(row: dict[str, Any], *, num_bits: int) -> TensorExponents:
         num_nonfinite=row["num_nan"] + row["num_posinf"] + row["num_neginf"],
         num_zero=row["num_zero"],
         counts=counts,
-        cuts=cut_offs(counts, absmax=absmax, ranges=ranges),
+        cuts=cut_offs(
+            counts,
+            absmax=absmax,
+            ranges=ranges,
+            infinite_share=_infinite_share(row),
+            own_largest=_largest(row["dtype"]),
+        ),
         fixed=fixed,
     )
