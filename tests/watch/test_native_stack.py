@@ -10,13 +10,16 @@ from roundoff.watch.native_stack import write_native_stacks
 @pytest.mark.usefixtures("needs_gdb")
 def test_stacks_of_a_living_process_are_appended_and_it_goes_on(tmp_path: Path):
     path = tmp_path / "stacks.txt"
-    code = "import time; print('ready', flush=True); time.sleep(3); print('done', flush=True)"
-    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as process:
+    code = "print('ready', flush=True); input(); print('done', flush=True)"
+    with subprocess.Popen(
+        [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdin is not None
         assert process.stdout is not None
         process.stdout.readline()
         assert write_native_stacks(process.pid, path, heading="first")
         assert write_native_stacks(process.pid, path, heading="second")
-        assert process.stdout.readline() == "done\n"
+        assert process.communicate("go on\n", timeout=60) == ("done\n", None)
     text = path.read_text()
     assert [line for line in text.splitlines() if line.startswith("== ")] == ["== first", "== second"]
     assert f"(LWP {process.pid})" in text

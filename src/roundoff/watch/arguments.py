@@ -201,6 +201,11 @@ def references(value: Any) -> Iterator[Result | Outside]:
         yield from references(value.parts)
 
 
+def outside_in(value: Any) -> Iterator[Outside]:
+    """Give the tensors from outside that a noted value holds."""
+    return (found for found in references(value) if isinstance(found, Outside))
+
+
 def filled(value: Any, results: list[Tensor], fresh: Callable[[Outside], Tensor]) -> Any:
     """Return a noted value with tensors again: those of this replay."""
     kind = type(value)

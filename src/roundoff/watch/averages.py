@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from roundoff.record.sites import Sites
 from roundoff.record.torch_private import has_no_memory
 from roundoff.runs import JsonValue
-from roundoff.watch.state import Training
+from roundoff.watch.state import Training, parameters_of
 
 FIRST_STEP, LAST_STEP = 4, 19
 """Copies are looked for after the one, and looked at again after the other."""
@@ -62,7 +62,7 @@ class Averages:
         return found
 
     def _begin(self) -> None:
-        held = [p for one in self._training.optimizers for group in one.param_groups for p in group["params"]]
+        held = [p for one in self._training.optimizers for p in parameters_of(one)]
         wanted = [p for p in held if p.requires_grad and p.dim() >= 2 and 1 < p.numel() <= _MOST_ELEMENTS]
         wanted = [p for p in wanted if type(p) is nn.Parameter and not has_no_memory(p)]
         weight = next((p for p in wanted if self._sites.of_parameter(p)[1] is not None), None)

@@ -6,17 +6,17 @@ import math
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from roundoff.kernels import row as at
 from roundoff.kernels.summaries import summarize
 from roundoff.record.sites import Sites
-from roundoff.runs import BatchFacts, HashColumns, Interned, JsonValue, TensorFacts
-from roundoff.watch.arguments import Outside, Rebuilt
+from roundoff.runs import BatchFacts, HashColumns, JsonValue, TensorFacts
+from roundoff.watch.arguments import Outside, outside_in
 from roundoff.watch.step_tape import Entry, FunctionCall, ModelCall, StepTape, flat
 from roundoff.watch.tape import is_loss_name
+from roundoff.watch.tensor_hashes import hash_columns, hash_in, hash_of
 
 _MOST_VALUES = 1000
 """Whole numbers with more different values than this are not counted: they are ids, not classes."""
@@ -51,7 +51,7 @@ def facts_of(
             **_criterion_facts(criterion),
             **criterion_input,
         )
-    return facts, _columns(tape.step, hashes)
+    return facts, hash_columns(tape.step, "sample", hashes) if hashes else None
 
 
 def tensors_from_outside(tape: StepTape, sites: Sites) -> Iterator[tuple[str, Tensor, bool]]:
@@ -79,23 +79,11 @@ def _outside_of(entry: Entry, sites: Sites) -> Iterator[tuple[str, Outside]]:
     else:
         return
     for index, value in enumerate(entry.args):
-        for outside in _in(value):
+        for outside in outside_in(value):
             yield f"{name}[{index}]", outside
     for key, value in entry.kwargs.items():
-        for outside in _in(value):
+        for outside in outside_in(value):
             yield f"{name}:{key}", outside
-
-
-def _in(value: Any) -> Iterator[Outside]:
-    if isinstance(value, Outside):
-        yield value
-    elif isinstance(value, (list, tuple)):
-        for item in value:
-            yield from _in(item)
-    elif isinstance(value, dict):
-        yield from _in(list(value.values()))
-    elif isinstance(value, Rebuilt):
-        yield from _in(value.parts)
 
 
 def _tensor_facts(place: str, x: Tensor, *, is_target: bool) -> TensorFacts:
@@ -115,7 +103,7 @@ def _tensor_facts(place: str, x: Tensor, *, is_target: bool) -> TensorFacts:
         mean=mean,
         std=math.sqrt(max(float(row[at.SUM_SQUARES]) / count - mean * mean, 0.0)),
         num_nonfinite=bad,
-        hash=f"{row[at.HASH : at.HASH + 1].view(np.uint64)[0]:016x}",
+        hash=f"{hash_in(row):016x}",
         counts=_counts(x),
         inner_counts=_inner_counts(x),
         is_target=is_target,
@@ -146,19 +134,7 @@ def _inner_counts(x: Tensor) -> dict[str, int]:
 def _sample_hashes(x: Tensor) -> list[int]:
     if x.dim() < 2 or x.shape[0] > _MOST_SAMPLES or not x.numel() or x.is_complex():
         return []
-    return [int(summarize(sample)[at.HASH : at.HASH + 1].view(np.uint64)[0]) for sample in x]
-
-
-def _columns(step: int, hashes: list[tuple[str, int]]) -> HashColumns | None:
-    if not hashes:
-        return None
-    return HashColumns(
-        step=np.full(len(hashes), step, dtype=np.int32),
-        microbatch=np.zeros(len(hashes), dtype=np.int16),
-        kind=Interned.of(["sample"] * len(hashes)),
-        name=Interned.of([place for place, _ in hashes]),
-        hash=np.array([number for _, number in hashes], dtype=np.uint64),
-    )
+    return [hash_of(sample) for sample in x]
 
 
 def _criterion_facts(call: FunctionCall | ModelCall | None) -> dict[str, Any]:

@@ -12,8 +12,8 @@ from roundoff.record.sites import Sites, named_places
 from roundoff.record.tensor_bytes import bytes_of, file_dtype
 from roundoff.runs import JsonValue, RunWriter, TensorWriter
 from roundoff.watch.generators import Generators
-from roundoff.watch.state import Training
-from roundoff.watch.state_names import StateNames, optimizer_prefix, parameters_of
+from roundoff.watch.state import Training, parameters_of
+from roundoff.watch.state_names import StateNames, optimizer_prefix
 from roundoff.watch.step_tape import StepTape
 from roundoff.watch.tape_writing import CannotTell, TapeWriter
 

@@ -12,10 +12,10 @@ from torch import Tensor
 from roundoff.precision.optimizer import RecipeOptimizer
 from roundoff.record.sites import Sites
 from roundoff.record.torch_private import seen_as_in_training
-from roundoff.watch.arguments import Outside
+from roundoff.watch.arguments import outside_in
 from roundoff.watch.replay import Player, quietly, state_before
 from roundoff.watch.snapshots import Snapshot
-from roundoff.watch.state import Training
+from roundoff.watch.state import Training, parameters_of
 from roundoff.watch.step_tape import ModelCall, StepTape, flat
 
 
@@ -63,8 +63,9 @@ def _rounds(optimizer: RecipeOptimizer) -> bool:
 
 def _updates(optimizer: RecipeOptimizer, parameters: set[int]) -> bool:
     """Say whether an optimizer, perhaps one left over from a training before, updates any of the parameters."""
-    held = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-    return any(id(x) in parameters for x in (*held, *(parameter for parameter, _ in optimizer.stand_ins)))
+    return any(
+        id(x) in parameters for x in (*parameters_of(optimizer), *(parameter for parameter, _ in optimizer.stand_ins))
+    )
 
 
 def cut_batch(x: Tensor, size: int, part: slice) -> Tensor:
@@ -76,14 +77,3 @@ def mean_loss(player: Player) -> float | None:
     """Return the mean of the losses of a step; None if it had none."""
     values = [float(loss) for loss in player.losses]
     return math.fsum(values) / len(values) if values else None
-
-
-def outside_in(value: Any) -> Iterator[Outside]:
-    """Give the tensors from outside that a noted value holds."""
-    if isinstance(value, Outside):
-        yield value
-    elif isinstance(value, (list, tuple)):
-        for item in value:
-            yield from outside_in(item)
-    elif isinstance(value, dict):
-        yield from outside_in(list(value.values()))

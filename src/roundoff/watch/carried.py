@@ -9,6 +9,8 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+from roundoff.watch.state import parameters_of
+
 
 class CarriedGradients:
     """Counts the parameters whose gradient still holds what an earlier step of their optimizer has used.
@@ -22,7 +24,7 @@ class CarriedGradients:
 
     def used(self, optimizer: Optimizer) -> None:
         """Remember the gradients that an optimizer has just stepped on, as they are now."""
-        parameters = [p for group in optimizer.param_groups for p in group["params"]]
+        parameters = parameters_of(optimizer)
         theirs = {id(p) for p in parameters}
         others = [one for one in self._used if (p := one[0]()) is not None and id(p) not in theirs]
         self._used = others + [(ref(p), ref(p.grad), p.grad._version) for p in parameters if p.grad is not None]
@@ -46,7 +48,7 @@ class CarriedGradients:
 
     def num_in(self, optimizer: Optimizer) -> int:
         """Return how many parameters of an optimizer have such a gradient; those replaced since do not count."""
-        parameters = [p for group in optimizer.param_groups for p in group["params"]]
+        parameters = parameters_of(optimizer)
         return sum((kept := self._carried.get(id(p))) is not None and kept() is p.grad for p in parameters)
 
 

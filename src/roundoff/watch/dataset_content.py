@@ -13,6 +13,7 @@ from torch.utils.data import Dataset
 from roundoff.kernels import row as at
 from roundoff.kernels.summaries import summarize
 from roundoff.runs import JsonValue
+from roundoff.watch.tensor_hashes import hash_in
 
 _MOST_ARRAYS = 8
 _MOST_ELEMENTS = 2**18
@@ -67,5 +68,4 @@ def _described(x: Tensor) -> dict[str, JsonValue]:
     row = summarize(x)
     mean = float(row[at.SUM]) / x.numel()
     variance = max(float(row[at.SUM_SQUARES]) / x.numel() - mean * mean, 0.0)
-    number = int(row[at.HASH : at.HASH + 1].view(np.uint64)[0])
-    return {"hash": f"{number:016x}", "mean": mean, "std": variance**0.5}
+    return {"hash": f"{hash_in(row):016x}", "mean": mean, "std": variance**0.5}

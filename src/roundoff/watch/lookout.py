@@ -19,6 +19,7 @@ from roundoff.runs import Anomaly, AnomalyKind, JsonValue, RunWriter
 from roundoff.watch.budget import Budget
 from roundoff.watch.measures import Measures, gradient_norm
 from roundoff.watch.replay import first_nonfinite_tensor
+from roundoff.watch.state import parameters_of
 
 _MOST_NOTED = 50
 """Anomalies beyond these are consequences of consequences."""
@@ -128,7 +129,7 @@ class Lookout:
 
     def see_gradients(self, optimizer: Optimizer, *, fully: bool, always: bool) -> None:
         """Look at the gradients that an optimizer is about to use, as far as the budget allows."""
-        parameters = [p for group in optimizer.param_groups for p in group["params"]]
+        parameters = parameters_of(optimizer)
         if fully or self._budget.has_room("table", part=_TABLE_PART):
             began = time.perf_counter()
             with hidden_from_modes():

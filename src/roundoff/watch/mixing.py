@@ -12,9 +12,9 @@ from torch.nn.modules.module import register_module_forward_hook, register_modul
 
 from roundoff.record.sites import LOOP
 from roundoff.runs import JsonValue
-from roundoff.watch.arguments import tensors_of
+from roundoff.watch.arguments import outside_in, tensors_of
 from roundoff.watch.batch_facts import is_loss
-from roundoff.watch.bench import Bench, outside_in
+from roundoff.watch.bench import Bench
 from roundoff.watch.step_tape import FunctionCall, ModelCall, flat
 
 

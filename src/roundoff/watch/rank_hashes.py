@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-import numpy as np
 import torch.distributed as dist
 from torch import Tensor
 
-from roundoff.kernels import row as at
-from roundoff.kernels.summaries import summarize
 from roundoff.record.torch_private import hidden_from_modes, keep_process_group, local_tensor
-from roundoff.runs import HashColumns, Interned, RunWriter
+from roundoff.runs import RunWriter
+from roundoff.watch.tensor_hashes import hash_columns, hash_of
 from roundoff.watch.together import num_ranks
 
 _STEPS_IN_FULL = 20
@@ -46,16 +44,6 @@ class RankHashes:
                 local = None if x is None else local_tensor(x)
                 plain = x if local is None else local
                 if plain is not None and not plain.is_sparse and not plain.is_meta:
-                    row = summarize(plain.detach())
-                    found.append((name, int(row[at.HASH : at.HASH + 1].view(np.uint64)[0])))
-        if not found:
-            return
-        self._writer.write_hashes(
-            HashColumns(
-                step=np.full(len(found), step, dtype=np.int32),
-                microbatch=np.zeros(len(found), dtype=np.int16),
-                kind=Interned.of([kind] * len(found)),
-                name=Interned.of([name for name, _ in found]),
-                hash=np.array([number for _, number in found], dtype=np.uint64),
-            )
-        )
+                    found.append((name, hash_of(plain.detach())))
+        if found:
+            self._writer.write_hashes(hash_columns(step, kind, found))

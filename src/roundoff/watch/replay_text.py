@@ -8,7 +8,7 @@ from pathlib import Path
 
 import torch
 
-from roundoff.diagnose.numbers import plural, short
+from roundoff.diagnose.numbers import plural, whole
 from roundoff.runs import Event, Origin
 from roundoff.watch.repro import is_exportable
 from roundoff.watch.rerun import Rerun
@@ -50,7 +50,7 @@ def rerun_text(again: Rerun, *, run: Path, builder: str) -> str:
         lines.append(f"  same       {_same_text(again)}")
     elif again.loss_scale is not None:
         lines.append(
-            f"  scale      the loss was multiplied by {short(again.loss_scale)}, the largest that overflows nowhere"
+            f"  scale      the loss was multiplied by {whole(again.loss_scale)}, the largest that overflows nowhere"
         )
     if not again.has_optimizer:
         lines.append("  note       without the optimizer's step: the builder returns none")

@@ -12,7 +12,8 @@ from roundoff.errors import ReplayError
 from roundoff.runs import TensorFile
 from roundoff.watch.builder import Built
 from roundoff.watch.generators import Generators
-from roundoff.watch.state_names import Place, StateNames, model_prefix, optimizer_prefix, parameters_of
+from roundoff.watch.state import parameters_of
+from roundoff.watch.state_names import Place, StateNames, model_prefix, optimizer_prefix
 
 _MOST_NAMED = 5
 

@@ -14,6 +14,10 @@ _FIELDS: dict[str, type] = {
     "step": int, "models": list, "optimizers": list, "optimizer_values": dict, "scalers": list, "generators": dict,
     "in_eval": list, "outside": list, "calls": list,
 }  # fmt: skip
+_PARTS: dict[str, tuple[str, ...]] = {
+    "models": ("class", "attributes"), "outside": ("in_batch", "requires_grad", "stride"),
+}  # fmt: skip
+"""What each model and each tensor from outside must tell."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,6 +73,7 @@ def tape_of(replayed: Run, *, rank: int) -> dict[str, Any]:
 def _checked(tape: dict[str, Any], replayed: Run) -> dict[str, Any]:
     """Return what was read, if all of it is there; what is inside of calls is checked where they are made."""
     wrong = [name for name, kind in _FIELDS.items() if not isinstance(tape.get(name), kind)]
+    wrong += [name for name, keys in _PARTS.items() if name not in wrong and not _all_tell(tape[name], keys)]
     if wrong:
         raise ReplayError.explain(
             f"The saved step in '{replayed.path}' cannot be read.",
@@ -76,6 +81,10 @@ def _checked(tape: dict[str, Any], replayed: Run) -> dict[str, Any]:
             fix="take the run from a copy, or from the version that wrote it.",
         )
     return tape
+
+
+def _all_tell(parts: list[Any], keys: tuple[str, ...]) -> bool:
+    return all(isinstance(part, dict) and part.keys() >= set(keys) for part in parts)
 
 
 def look_at(replayed: Run, *, rank: int = 0) -> SavedStep:
@@ -95,7 +104,7 @@ def look_at(replayed: Run, *, rank: int = 0) -> SavedStep:
         optimizers=tuple(tape["optimizers"]),
         num_numbers=sum(state[key].size for key in state if key.startswith("model")),
         batch=tuple(_tensor(batch, f"outside{number}") for number in in_batch if f"outside{number}" in batch),
-        needs_loss=tape["untold"],
+        needs_loss=tape.get("untold"),
     )
 
 

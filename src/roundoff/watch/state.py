@@ -71,7 +71,7 @@ class Training:
 
     def _is_left_over(self, optimizer: Optimizer) -> bool:
         """Say whether an optimizer is that of an earlier training that broke, as a notebook keeps it."""
-        parameters = [p for group in optimizer.param_groups for p in group["params"] if not nn.parameter.is_lazy(p)]
+        parameters = [p for p in parameters_of(optimizer) if not nn.parameter.is_lazy(p)]
         if any(self.is_state(p) for p in parameters):
             return False
         with hidden_from_modes(), torch.no_grad():
@@ -92,9 +92,8 @@ class Training:
             for x in (*model.parameters(), *model.buffers()):
                 found.setdefault(id(x), x)
         for optimizer in self.optimizers:
-            for group in optimizer.param_groups:
-                for x in group["params"]:
-                    found.setdefault(id(x), x)
+            for x in parameters_of(optimizer):
+                found.setdefault(id(x), x)
         return [x for x in found.values() if not nn.parameter.is_lazy(x)]
 
     @property
@@ -281,6 +280,11 @@ class State:
         else:
             self.tensors = list(zip(live, [x.clone() for x in plain], strict=True))
             self._ids = set(map(id, live))
+
+
+def parameters_of(optimizer: Optimizer) -> list[Tensor]:
+    """Return what an optimizer moves, group by group."""
+    return [parameter for group in optimizer.param_groups for parameter in group["params"]]
 
 
 def outermost(optimizers: Iterable[Optimizer]) -> list[Optimizer]:

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from roundoff.record.sites import named_places
-from roundoff.watch.state import outermost
+from roundoff.watch.state import outermost, parameters_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,8 +94,3 @@ def model_prefix(number: int) -> str:
 def optimizer_prefix(number: int) -> str:
     """Return how the names of an optimizer's tensors begin."""
     return f"optimizer{number or ''}/"
-
-
-def parameters_of(optimizer: Optimizer) -> list[Tensor]:
-    """Return what an optimizer moves, group by group."""
-    return [parameter for group in optimizer.param_groups for parameter in group["params"]]

@@ -16,7 +16,7 @@ from roundoff.record.sites import LOOP, Sites
 from roundoff.record.torch_private import has_no_memory
 from roundoff.runs import JsonValue, ModuleFacts, OptimizerFacts, ParameterFacts, Structure
 from roundoff.watch.plain_attributes import held_by_attributes
-from roundoff.watch.state import Training, outermost
+from roundoff.watch.state import Training, outermost, parameters_of
 
 _MOST_ITEMS = 8
 """Longer lists among the attributes of a module are no settings."""
@@ -74,8 +74,9 @@ def _recipe_of(optimizer: Optimizer) -> str | None:
 
 
 def _holds_any(optimizer: Optimizer, tensors: set[int]) -> bool:
-    held = [p for group in optimizer.param_groups for p in group["params"]]
-    return any(id(p) in tensors for p in (*held, *(p for p, _ in getattr(optimizer, "stand_ins", ()))))
+    return any(
+        id(p) in tensors for p in (*parameters_of(optimizer), *(p for p, _ in getattr(optimizer, "stand_ins", ())))
+    )
 
 
 def optimizer_names(optimizers: Iterable[Optimizer]) -> dict[int, str]:
@@ -114,16 +115,15 @@ def _parameters(
     for optimizer in optimizers:
         for parameter, stand_in in getattr(optimizer, "stand_ins", ()):
             stand_ins[id(stand_in)] = parameter
-        for group in optimizer.param_groups:
-            for held in group["params"]:
-                owner = stand_ins.get(id(held), held)
-                holders.setdefault(id(owner), []).append(names[id(optimizer)])
+        for held in parameters_of(optimizer):
+            owner = stand_ins.get(id(held), held)
+            holders.setdefault(id(owner), []).append(names[id(optimizer)])
     is_reached = set(map(id, reached))
     memory: dict[tuple[int, int], str] = {}
     seen: set[int] = set()
     attributes = held_by_attributes(training.models)
     of_models = [p for model in training.models for p in model.parameters()]
-    of_optimizers = [p for o in optimizers for g in o.param_groups for p in g["params"] if id(p) not in stand_ins]
+    of_optimizers = [p for o in optimizers for p in parameters_of(o) if id(p) not in stand_ins]
     for parameter in (*of_models, *of_optimizers, *reached):
         if id(parameter) in seen or is_lazy(parameter):
             continue

@@ -13,6 +13,7 @@ from roundoff.errors import ReplayError
 from roundoff.precision.optimizer import RecipeOptimizer
 from roundoff.runs import TensorFile
 from roundoff.watch.arguments import Outside, Result
+from roundoff.watch.state import parameters_of
 from roundoff.watch.state_names import Place, StateNames
 from roundoff.watch.step_tape import Ambient, Backward, Entry, FunctionCall, LoopCall, ModelCall, StepCall, StepTape
 from roundoff.watch.tape_writing import CLIPS, SCALER_METHODS
@@ -37,9 +38,19 @@ def outside_of(tape: Mapping[str, Any], batch: TensorFile, *, is_wide: bool) -> 
         x = batch.torch(key)
         if is_wide and x.dtype in _NARROW:
             x = x.float()
-        laid_out = torch.empty_strided(x.shape, facts["stride"], dtype=x.dtype).copy_(x)
-        found.append(Outside(laid_out.requires_grad_(facts["requires_grad"])))
+        try:
+            found.append(Outside(_laid_out(x, facts["stride"]).requires_grad_(facts["requires_grad"])))
+        except (KeyError, TypeError, ValueError, RuntimeError) as error:
+            raise _broken(f"the tensor '{key}' is not as it is said to be: {error}") from error
     return found
+
+
+def _laid_out(x: Tensor, stride: Sequence[int]) -> Tensor:
+    """Return a copy with other strides; a file may say how numbers lie, but not spread them over more memory."""
+    extent = 1 + sum((size - 1) * distance for size, distance in zip(x.shape, stride, strict=True))
+    if extent > max(x.numel(), 1):
+        raise ValueError(f"strides {stride} leave gaps in a tensor of {list(x.shape)}")
+    return torch.empty_strided(x.shape, stride, dtype=x.dtype).copy_(x)
 
 
 class TapeReader:
@@ -240,9 +251,7 @@ def _clipped_by(recipes: Sequence[RecipeOptimizer], how: str) -> Callable[[Any],
         for optimizer in recipes:
             if how == "clip_grad_value":
                 optimizer.unscale_()
-                torch.nn.utils.clip_grad_value_(
-                    [parameter for group in optimizer.param_groups for parameter in group["params"]], limit
-                )
+                torch.nn.utils.clip_grad_value_(parameters_of(optimizer), limit)
             else:
                 optimizer.clip_grad_norm_(limit)
 

@@ -1,0 +1,47 @@
+"""Tapes a step of a real training, for tests of what is made of tapes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from roundoff.record.sites import Sites
+from roundoff.watch.bench import Bench
+from roundoff.watch.settings import WatchSettings
+from roundoff.watch.snapshots import Snapshot
+from roundoff.watch.state import Training
+from roundoff.watch.step_tape import StepTape
+from roundoff.watch.watching import start_watching
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Taped:
+    """The last step that was taken, and what leads to it."""
+
+    training: Training
+    sites: Sites
+    snapshot: Snapshot
+    tapes: list[StepTape]
+
+    @property
+    def tape(self) -> StepTape:
+        """The last step."""
+        return self.tapes[-1]
+
+    def bench(self) -> Bench:
+        """The step, ready to be played again."""
+        return Bench(self.training, self.snapshot, self.tapes, self.sites)
+
+
+def taped(folder: Path, step: Callable[[], Any], *, num_steps: int = 1) -> Taped:
+    """Watch a number of steps and return the last; who calls it has to keep the model alive."""
+    watch = start_watching(to=folder, settings=WatchSettings(recorded_steps=(), probe_seconds=0, kept_batches=0))
+    with watch.running():
+        for _ in range(num_steps):
+            step()
+        on = watch._on
+        path = on.snapshots.path_to(on.clock.step, among=[on.tape.so_far()])
+        assert path is not None, "the step can be rebuilt"
+        return Taped(training=on.training, sites=on.sites, snapshot=path[0], tapes=path[1])
