@@ -1,0 +1,38 @@
+"""The verdict on a watched training, in the words of the command line."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from roundoff.watch.verdict import verdict_of
+from roundoff.watch.watching import watching
+
+
+def test_complaints_come_first_and_then_what_was_watched(tmp_path: Path) -> None:
+    with watching(to=tmp_path / "run") as watch:
+        pass
+    findings, screen = verdict_of(watch)
+    assert findings == ()
+    assert screen.splitlines()[0] == "roundoff: no training step was seen: nothing was watched."
+    assert screen.splitlines()[-1].startswith("Nothing found; watched 0 steps")
+    assert screen.endswith(f"; {tmp_path / 'run'}")
+    assert watch.verdict().splitlines()[0] == screen.splitlines()[0]
+
+
+def test_what_is_found_goes_into_the_run_and_onto_the_screen(tmp_path: Path) -> None:
+    model = nn.Linear(2, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with watching(model, optimizer, to=tmp_path / "run") as watch:
+        for scale in (1.0, float("inf")):
+            optimizer.zero_grad()
+            (model(torch.randn(4, 2)).square().mean() * scale).backward()
+            optimizer.step()
+    findings, screen = verdict_of(watch)
+    assert findings[0].step == 1
+    assert findings[0].rule in screen
+    written = json.loads((tmp_path / "run" / "findings.json").read_text())
+    assert findings[0].rule in json.dumps(written)
