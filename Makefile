@@ -2,7 +2,7 @@
 # from changes. Needs Python 3.11 or newer and make; with a C++ compiler the kernels are compiled, without one their
 # torch versions serve.
 #
-#   make demo        see it work, in less than a minute
+#   make demo        see it work, in about a minute
 #   make test        the whole test suite; `make test-fast` leaves out the slow tests
 #   make faults      the score of the diagnosis on trainings with planted faults, and on healthy ones
 #   make check       formatting, lint, types; `make format` mends the first two

@@ -27,7 +27,7 @@ from roundoff.errors import UsageError
 def demo_command(out: Path | None, as_json: bool) -> None:
     """Train handwritten digits in fp32 and in fp16, where they break; find out why, plan a recipe, and train with it.
 
-    Every step is a command that is shown before it is run; all of them run in one new folder, in less than a minute.
+    Every step is a command that is shown before it is run; all of them run in one new folder, in about a minute.
     """
     from roundoff.runs import to_json
 
