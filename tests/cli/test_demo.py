@@ -149,7 +149,8 @@ def outcome() -> Outcome:
     )
 
 
-def test_the_accuracies_stand_side_by_side_under_the_verdict(outcome: Outcome) -> None:
+def test_the_accuracies_stand_side_by_side_under_the_verdict(outcome: Outcome, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "100")
     assert outcome_text(outcome, drawn=True).splitlines()[:6] == [
         "digits.py broke at digits.py:33, step 1: fp16 matmul overflowed. The planned recipe mends it.",
         "",
