@@ -18,7 +18,7 @@ from click.testing import CliRunner
 from roundoff.cli import command_line, demo_process
 from roundoff.cli.demo_chapters import STORY, Chapter
 from roundoff.cli.demo_outcome import Outcome, Trained, outcome_text
-from roundoff.cli.demo_stage import Stage
+from roundoff.cli.demo_stage import Stage, command_of
 from roundoff.errors import DemoError
 from roundoff.runs import Finding, Severity
 
@@ -177,3 +177,9 @@ def test_what_was_written_is_named_in_lines_that_fit(
     assert "page    here/report.html" in lines
     assert max(map(len, lines)) <= width
     assert all(len(f"1. {chapter.title}") <= 100 for chapter in STORY)
+
+
+def test_the_page_about_it_lists_its_commands() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "demo.md").read_text(encoding="utf-8")
+    listed = [line.split("|")[2].strip().strip("`") for line in page.splitlines() if line.startswith("| ")][1:]
+    assert listed == [command_of(chapter) for chapter in STORY]
