@@ -29,10 +29,9 @@ class Outcome:
 Supervised = Callable[..., Outcome]
 
 
-@pytest.fixture(scope="session", autouse=True)
-def _only_new_objects() -> Iterator[None]:
+@pytest.fixture(scope="module")
+def only_new_objects() -> Iterator[None]:
     """Keep what importing has made out of sight: a watch looks through all objects for optimizers when it begins."""
-    gc.collect()
     gc.freeze()
     yield
     gc.unfreeze()

@@ -15,6 +15,8 @@ from torch import Tensor, nn
 from roundoff.runs import BatchFacts
 from roundoff.watch.batch_facts import criterion_input_facts, facts_of, tensors_from_outside
 
+pytestmark = pytest.mark.usefixtures("only_new_objects")
+
 Pair = namedtuple("Pair", "inputs mask")
 
 

@@ -13,6 +13,8 @@ from torch import Tensor, nn
 
 from roundoff.watch.bench import cut_batch, mean_loss
 
+pytestmark = pytest.mark.usefixtures("only_new_objects")
+
 Pair = namedtuple("Pair", "inputs mask")
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
 import torch
 import torch.nn.functional as F
 from tests.watch.taped import taped
@@ -12,6 +13,8 @@ from torch import Tensor, nn
 
 from roundoff.runs import JsonValue
 from roundoff.watch.mixing import batch_mixing
+
+pytestmark = pytest.mark.usefixtures("only_new_objects")
 
 
 class Calls(nn.Module):

@@ -16,6 +16,8 @@ from roundoff.watch.snapshots import Snapshots
 from roundoff.watch.state import Training
 from roundoff.watch.step_tape import StepTape
 
+pytestmark = pytest.mark.usefixtures("only_new_objects")
+
 
 def responder(result: Taped, folder: Path) -> Responder:
     """One that has nothing but the snapshot and the tapes of a taped step."""

@@ -14,6 +14,8 @@ from roundoff.watch.session import Watch
 from roundoff.watch.settings import WatchSettings
 from roundoff.watch.watching import start_watching
 
+pytestmark = pytest.mark.usefixtures("only_new_objects")
+
 
 @pytest.fixture
 def watch(tmp_path: Path) -> Iterator[Watch]:

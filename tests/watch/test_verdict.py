@@ -5,11 +5,14 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import pytest
 import torch
 from torch import nn
 
 from roundoff.watch.verdict import verdict_of
 from roundoff.watch.watching import watching
+
+pytestmark = pytest.mark.usefixtures("only_new_objects")
 
 
 def test_complaints_come_first_and_then_what_was_watched(tmp_path: Path) -> None:

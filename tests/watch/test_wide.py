@@ -12,6 +12,8 @@ from torch import Tensor, nn
 
 from roundoff.watch.wide import direction, wide
 
+pytestmark = pytest.mark.usefixtures("only_new_objects")
+
 
 class Doubled(torch.autograd.Function):
     @staticmethod
