@@ -102,3 +102,11 @@ def test_a_missing_folder_a_file_and_another_folder_are_told_apart(tmp_path: Pat
     ):
         with pytest.raises(RunFolderError, match=message):
             Run.open(str(tmp_path / name))
+
+
+def test_texts_that_stand_for_numbers_elsewhere_stay_texts(tmp_path: Path):
+    info = replace(INFO, name="nan", command=("train.py", "--clip", "inf"), notes=("-inf",))
+    with RunWriter.create(tmp_path / "nan", info):
+        pass
+    read = Run.open(tmp_path / "nan").info
+    assert (read.name, read.command, read.notes) == ("nan", ("train.py", "--clip", "inf"), ("-inf",))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 import types
 import typing
 from collections.abc import Callable, Mapping, Sequence
@@ -64,7 +65,9 @@ def _check_of(hint: Any) -> Check:
         return lambda value, name: value
     if origin is float:
         return _float
-    if origin in (int, str, bool):
+    if origin is str:
+        return _str
+    if origin in (int, bool):
         return lambda value, name: value if type(value) is origin else _refuse(value, name)
     if origin is tuple:
         return _tuple_of(_check_of(typing.get_args(hint)[0]))
@@ -84,6 +87,14 @@ def _float(value: JsonValue, name: str) -> float:
     if type(value) is float:
         return value
     return float(value) if type(value) is int else _refuse(value, name)
+
+
+def _str(value: JsonValue, name: str) -> str:
+    if type(value) is str:
+        return value
+    if type(value) is float and not math.isfinite(value):
+        return str(value)  # a text that is one of the words by which JSON holds such numbers: a run called nan
+    return _refuse(value, name)
 
 
 def _tuple_of(check: Check) -> Check:
