@@ -77,3 +77,18 @@ def test_a_file_that_cannot_be_written_is_named_with_the_way_out(run: Path, tmp_
     assert result.exit_code == 2
     assert "cannot be written" in result.stderr
     assert "-o FILE.html" in result.stderr
+
+
+def test_no_file_but_a_page_is_replaced(run: Path, tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text("import torch\n")
+    for path in (script, run / "run.json"):
+        before = path.read_bytes()
+        result = invoke(str(run), "-o", str(path))
+        assert result.exit_code == 2
+        assert result.stderr == (
+            f"UsageError: '{path}' is there already, and is no page.\n"
+            "  why: it would be lost.\n"
+            "  fix: name another file: -o FILE.html\n"
+        )
+        assert path.read_bytes() == before

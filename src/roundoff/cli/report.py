@@ -9,6 +9,8 @@ import click
 from roundoff.cli.screen import waiting
 from roundoff.errors import UsageError
 
+_PAGE_START = b"<!doctype html"
+
 
 @click.command("report", epilog="Example: roundoff report runs/train-1 -o page.html")
 @click.argument("path", metavar="RUN", type=click.Path(path_type=Path))
@@ -25,10 +27,11 @@ def report_command(path: Path, against: Path | None, output: Path | None, as_jso
     from roundoff.runs import JsonValue, Run, to_json
 
     run = Run.open(path)
+    target = output if output is not None else path / "report.html"
+    _refuse_to_replace(target)
     with waiting("writing the page"):
         view = view_of(run, against=Run.open(against) if against is not None else None)
         page = run_page(view)
-    target = output if output is not None else path / "report.html"
     size_bytes = _write(target, page.html)
     if as_json:
         facts: JsonValue = {
@@ -41,6 +44,20 @@ def report_command(path: Path, against: Path | None, output: Path | None, as_jso
         click.echo(to_json(facts, indent=1))
     else:
         click.echo(f"{target}   {size_bytes / 1e6:.1f} MB")
+
+
+def _refuse_to_replace(path: Path) -> None:
+    """Raise if something else than a page would be lost."""
+    if not path.is_file():
+        return
+    with path.open("rb") as file:
+        start = file.read(len(_PAGE_START))
+    if start and start.lower() != _PAGE_START:
+        raise UsageError.explain(
+            f"'{path}' is there already, and is no page.",
+            why="it would be lost.",
+            fix="name another file: -o FILE.html",
+        )
 
 
 def _write(path: Path, text: str) -> int:
