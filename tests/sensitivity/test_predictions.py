@@ -98,3 +98,19 @@ def test_measuring_alone_leaves_the_model_as_it_was():
     effects = effect_alone(model, run_step, "e4m3", ["stem.0", "head", "head:linear"])
     assert all(torch.equal(before[name], value) for name, value in model.state_dict().items())
     assert effects["head"] == effects["head:linear"] != effects["stem.0"]
+
+
+def test_where_something_overflows_there_is_no_loss_with_every_site_narrow():
+    model, x = nn.Linear(4, 1), 300 * torch.ones(2, 4)
+    with measuring_sensitivity(step=0, formats=["fp16", "bf16"]) as measured:
+        (model(x) * 0 + (x * x).mean()).sum().backward()
+    assert set(measured.sensitivity.narrow_losses) == {"bf16", "fp16"}  # the loop is not narrow
+
+    class Squares(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return (x * x).mean()
+
+    squares = nn.Sequential(nn.Linear(4, 4), Squares())
+    with measuring_sensitivity(step=0, formats=["fp16", "bf16"]) as measured:
+        squares(1e4 * x).backward()
+    assert set(measured.sensitivity.narrow_losses) == {"bf16"}

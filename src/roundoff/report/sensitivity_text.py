@@ -59,7 +59,8 @@ def _most_of_it(found: PrecisionLoss) -> str:
 def sum_sentence(found: PrecisionLoss) -> str:
     """Say what the parts add up to, and what was measured."""
     if found.measured is None:
-        return f"The sites add up to {found.sum:+.3e}, each rounded alone; all of them together could not be computed."
+        why = "overflow" if any(each.overflow for each in found.sites) else "could not be computed"
+        return f"The sites add up to {found.sum:+.3e}, each rounded alone; all of them together {why}."
     return (
         f"The sites add up to {found.sum:+.3e}; with every site in {found.fmt} the loss really moves by "
         f"{found.measured:+.3e}."

@@ -131,7 +131,8 @@ class MeasuredStep:
         if not all(self._twin_losses) or self._twins.failure is not None:
             return {}
         totals = [math.fsum(float(loss) for loss in losses) for losses in zip(*self._twin_losses, strict=True)]
-        return dict(zip((fmt.name for fmt in self._formats), totals, strict=False))
+        found = zip(self._formats, totals, strict=False)
+        return {fmt.name: total for fmt, total in found if not self._twins.overflows(fmt)}
 
     def forget_calls(self) -> None:
         """Let go of what was computed up to now: it belongs to no step that is wanted."""

@@ -79,7 +79,8 @@ class Sensitivity:
     num_parameters: Mapping[str, int]
     """Of each site itself, without the sites inside it."""
     narrow_losses: Mapping[str, float] = field(default_factory=dict)
-    """By format, the loss of the same step with every site of the model rounded, computed beside it."""
+    """By format, the loss of the same step with every site of the model rounded, computed beside it; not of formats in
+    which something overflows."""
     missed_by_ops: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     """By format and key, what is to be added to the effects of an op where it alone is narrow, not its whole site."""
 

@@ -34,6 +34,7 @@ class Twins:
         self._formats = tuple(formats)
         self._arrived = arrived
         self._twins = WeakIdKeyDictionary()
+        self._overflows: dict[Format, Tensor] = {}
         self._seed = torch.zeros((), requires_grad=True)
         """Where the graph of the twins begins."""
 
@@ -72,6 +73,9 @@ class Twins:
 
     def _with_error(self, call: NarrowCall, fmt: Format, wide: Tensor, narrow: Tensor) -> Tensor:
         # What overflows stays what it was: it is counted elsewhere, and would leave nothing to be seen.
+        overflows = (torch.isfinite(wide.detach()) & ~torch.isfinite(narrow)).any()
+        before = self._overflows.get(fmt)
+        self._overflows[fmt] = overflows if before is None else before.to(overflows.device) | overflows
         error = (narrow - wide.detach()).nan_to_num_(0.0, posinf=0.0, neginf=0.0)
         if call.writes:
             wide.data.add_(error)  # unseen by autograd, as rounding in place is
@@ -94,6 +98,10 @@ class Twins:
         if self.failure is not None or not all(root in self._twins for root in roots):
             return []
         return [tuple(self._twins[root][nth] for root in roots) for nth in range(len(self._formats))]
+
+    def overflows(self, fmt: Format) -> bool:
+        """Say whether something would overflow in a format: then the loss of its twins is none that it could have."""
+        return fmt in self._overflows and bool(self._overflows[fmt])
 
     def backward(self, losses: Sequence[tuple[Tensor, ...]], seeds: Sequence[Tensor], *, retain: bool) -> None:
         """Go backward through the graphs of the twins."""
