@@ -42,7 +42,7 @@ def _is_singular(bare: str, inputs: Sequence[Event]) -> bool:
 def why_outside(place: OriginPlace, origin: Origin | None, forward_ops: Sequence[str]) -> str:
     """Say which argument has no result."""
     bare = bare_name(place.op)
-    share = f"{place.bad.num_nonfinite} of {place.bad.num_elements} results are not finite, and would not be in fp64"
+    share = f"{place.bad.num_nonfinite} of {place.bad.num_elements} results are not finite, and fp64 would not help"
     if _has_bad_constant(origin):
         return f"a constant among its arguments is not finite: {share}"
     told = _argument(bare, place.inputs)

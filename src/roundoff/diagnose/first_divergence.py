@@ -48,7 +48,8 @@ def _later_divergence(comparison: RunComparison) -> Finding | None:
         title=f"the losses part at step {step}",
         why=f"from there on the loss is {short(stretch.candidate)} where the reference has {short(stretch.reference)}, "
         f"beyond the reference's own noise\nboth recorded {recorded}, where formats explain every difference",
-        fix=f"record the steps before it in both runs and compare again:  roundoff record --steps {step} SCRIPT",
+        fix="record the steps around it in both runs and compare again:  "
+        f"roundoff record --steps {max(0, step - 1)}-{step} SCRIPT",
         evidence=({"step": step, "reference": stretch.reference, "candidate": stretch.candidate},),
     )
 
@@ -113,10 +114,12 @@ def _amount(found: Divergence) -> str:
 def _share(relative: float) -> str:
     """Write a relative difference.
 
-    >>> _share(0.0123), _share(3e-7)
-    ('1.2 %', '3e-07')
+    >>> _share(0.0123), _share(3e-7), _share(1.7)
+    ('1.2 %', '3e-07', '170 %')
     """
-    return f"{100 * relative:.2g} %" if 1e-4 <= relative < 10 else f"{relative:.2g}"
+    if relative >= 10 or relative < 1e-4:
+        return f"{relative:.2g}"
+    return f"{100 * relative:.2g} %" if relative < 0.995 else f"{100 * relative:.0f} %"
 
 
 def _fix(found: Divergence) -> str:
