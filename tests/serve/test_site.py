@@ -148,7 +148,7 @@ def test_a_folder_that_is_a_run_itself_is_served(tmp_path: Path) -> None:
         ("/compare?reference=broken", 400, "not said which candidate"),
         ("/compare?reference=broken&candidate=none", 404, "There is no run"),
         ("/compare?reference=broken&candidate=broken", 400, "picked twice"),
-        ("/compare?run=broken", 400, "1 runs are picked"),
+        ("/compare?run=broken", 400, "1 run is picked"),
         ("/compare?run=a&run=b&run=c", 400, "3 runs are picked"),
         ("/compare/page?reference=damaged&candidate=broken", 422, "cannot be read"),
         ("/runs/tensors/tensors?step=9", 404, "no whole tensors of step 9"),

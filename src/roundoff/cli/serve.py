@@ -17,7 +17,11 @@ NEEDED = ("starlette", "uvicorn")
 @click.argument("folder", metavar="[DIR]", type=click.Path(path_type=Path), default=Path("runs"))
 @click.option("--host", default="127.0.0.1", show_default=True, help="Where to listen; 0.0.0.0 for every network.")
 @click.option("--port", type=click.IntRange(0, 65535), default=PORT, show_default=True, help="0 takes a free one.")
-@click.option("--token", envvar="ROUNDOFF_TOKEN", help="Ask for this; made and printed where others can connect.")
+@click.option(
+    "--token",
+    envvar="ROUNDOFF_TOKEN",
+    help="Ask for this, 8 characters or more; made and printed where others can connect.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print the address as one line of JSON.")
 def serve_command(folder: Path, host: str, port: int, token: str | None, as_json: bool) -> None:
     """Show the runs in DIR (by default ./runs) in a browser until Ctrl-C: a list, their pages, two side by side.

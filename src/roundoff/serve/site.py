@@ -90,7 +90,12 @@ class Site:
         picked = request.query_params.getlist("run")
         if picked:
             if len(picked) != 2:
-                raise Refusal(400, f"{len(picked)} runs are picked.", why="two can be compared.", fix="pick two.")
+                raise Refusal(
+                    400,
+                    f"{len(picked)} {'run is' if len(picked) == 1 else 'runs are'} picked.",
+                    why="two can be compared.",
+                    fix="pick two.",
+                )
             return RedirectResponse(compare_link(reference=picked[0], candidate=picked[1]), status_code=303)
         reference, candidate = self._pair(request)
         stamp = page_stamp(candidate, reference)

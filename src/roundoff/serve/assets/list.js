@@ -171,7 +171,7 @@
     filter();
   });
   addEventListener("keydown", (event) => {
-    if (event.key !== "/" || event.target.closest("input, select")) return;
+    if (event.key !== "/" || event.target.closest("input:not([type=checkbox]), select")) return;
     event.preventDefault();
     search.focus();
   });
