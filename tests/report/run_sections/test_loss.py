@@ -22,10 +22,10 @@ def test_the_loss_is_drawn_and_told(tmp_path: Path):
     assert "Loss 3 to 1 in 3 steps." in section.body
 
 
-def test_a_loss_that_is_not_finite_is_marked_where_it_happened(tmp_path: Path):
+def test_a_loss_that_is_not_finite_is_marked_where_it_happened_above_the_curve(tmp_path: Path):
     traces = drawn(loss_section(view_of(write_metrics_run(tmp_path / "run", [3.0, math.nan, 1.0]))))
     assert traces["anomaly"]["x"] == [1]
-    assert traces["anomaly"]["y"] == [1.0]
+    assert traces["anomaly"]["y"] == [3.1]
     assert traces["anomaly"]["text"] == ["step 1: loss"]
 
 

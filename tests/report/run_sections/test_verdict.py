@@ -5,7 +5,7 @@ from tests.report.sample_runs import HOSTILE, write_metrics_run
 
 from roundoff.report.run_sections.verdict import MOST_FINDINGS, verdict_section
 from roundoff.report.run_view import RunView
-from roundoff.runs import Finding, KeptRun, Severity
+from roundoff.runs import Finding, KeptRun, Run, RunInfo, RunWriter, Severity
 
 OVERFLOW = Finding(
     rule="overflow",
@@ -45,6 +45,12 @@ def test_the_verdict_is_unfolded_with_its_fix_and_evidence(run: KeptRun):
 def test_a_finding_with_a_step_leads_to_it(run: KeptRun):
     body = verdict_section(RunView(run=run, findings=[OVERFLOW])).body
     assert 'data-step="12" data-rank="1"' in body
+
+
+def test_of_a_run_in_progress_it_is_said_so_far(tmp_path: Path):
+    with RunWriter.create(tmp_path / "going on", RunInfo()):
+        run = KeptRun.of(Run.open(tmp_path / "going on"))
+        assert "Nothing found so far." in verdict_section(RunView(run=run, findings=[])).body
 
 
 def test_a_healthy_run_says_so_also_beside_notes(run: KeptRun):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 from roundoff.report.charts import Curve, Trace, chart, figure, line, marks, upright
 from roundoff.report.loss_curve import loss_sentence
@@ -62,21 +62,27 @@ def _curve(name: str, values: Mapping[int, float], *, colour: str) -> Curve:
 
 
 def _anomalies(view: RunView, losses: Mapping[int, float]) -> list[Trace]:
-    """Return the marks of what the watch saw, and of losses that are not finite; those stand at the lowest loss."""
-    floor = min((value for value in losses.values() if math.isfinite(value)), default=0.0)
+    """Return the marks of what the watch saw, and of losses that are not finite; those stand above the curves."""
+    above = _above(losses.values(), () if view.reference is None else _losses(view.reference).values())
     points: list[tuple[int, float | None, str]] = []
     for rank, anomaly in view.run.anomalies()[:MOST_MARKS]:
         name = f" {anomaly.name}" if anomaly.name else ""
         words = f"step {anomaly.step}: {anomaly.kind}{name}{f', rank {rank}' if rank else ''}"
-        points.append((anomaly.step, _height(losses.get(anomaly.step), floor), words))
+        points.append((anomaly.step, _height(losses.get(anomaly.step), above), words))
     seen = {step for step, _, _ in points}
     bad = [step for step, value in losses.items() if not math.isfinite(value) and step not in seen]
-    points += [(step, floor, f"step {step}: loss {losses[step]}") for step in bad[: MOST_MARKS - len(points)]]
+    points += [(step, above, f"step {step}: loss {losses[step]}") for step in bad[: MOST_MARKS - len(points)]]
     return [marks("anomaly", points, colour="--bad", symbol="x")] if points else []
 
 
-def _height(value: float | None, floor: float) -> float:
-    return value if value is not None and math.isfinite(value) else floor
+def _above(*curves: Iterable[float]) -> float:
+    """Return a height above all curves."""
+    finite = [value for curve in curves for value in curve if math.isfinite(value)] or [0.0]
+    return max(finite) + 0.05 * (max(finite) - min(finite))
+
+
+def _height(value: float | None, above: float) -> float:
+    return value if value is not None and math.isfinite(value) else above
 
 
 def _findings(view: RunView) -> tuple[list[JsonValue], list[JsonValue]]:
@@ -92,7 +98,8 @@ def _findings(view: RunView) -> tuple[list[JsonValue], list[JsonValue]]:
 
 def _words(view: RunView) -> str:
     against = " of both runs" if view.reference is not None else ""
-    return f"The loss{against} along the steps; crosses are what cannot be right, dotted lines what was found."
+    crosses = "crosses are what cannot be right (above, what is not finite)"
+    return f"The loss{against} along the steps; {crosses}, dotted lines what was found."
 
 
 def _thinned(view: RunView) -> list[str]:

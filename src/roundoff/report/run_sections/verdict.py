@@ -18,7 +18,8 @@ def verdict_section(view: RunView) -> Section:
     shown = view.findings[:MOST_FINDINGS]
     left_out = len(view.findings) - len(shown)
     is_clean = all(finding.severity is Severity.NOTE for finding in view.findings)
-    nothing = [tag("p", to_text(()), class_="verdict clean")] if is_clean else []
+    words = "Nothing found so far." if view.run.info.status == "running" else to_text(())
+    nothing = [tag("p", words, class_="verdict clean")] if is_clean else []
     cards = [_finding(finding, is_first=not place and not is_clean) for place, finding in enumerate(shown)]
     return Section(
         key="verdict",
