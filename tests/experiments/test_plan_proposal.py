@@ -89,6 +89,13 @@ def test_gradients_that_vanish_everywhere_call_for_a_loss_scale() -> None:
     assert proposal.scaling == "gradients vanish in fp16 at 14 of 14 ops: the largest of all is 1e-08"
 
 
+@pytest.mark.parametrize(("largest", "scale"), [(1e-8, 2.0**16), (100.0, 128.0), (1e6, 1.0), (None, 2.0**16)])
+def test_a_loss_scale_begins_where_the_largest_gradient_does_not_overflow(largest: float | None, scale: float) -> None:
+    healthy = small_gpt()
+    effects = [effect(e.site, e.op, part=e.part, gradient_absmax=largest) for e in healthy.effects]
+    assert planned(measured(*effects, parameters=dict(healthy.num_parameters))).first_scale == scale
+
+
 def test_a_site_that_no_loss_scale_can_save_stays_wide() -> None:
     healthy = small_gpt()
     tiny = [effect(e.site, e.op, part=e.part, gradient=LOST, gradient_absmax=1e-6) for e in healthy.effects]

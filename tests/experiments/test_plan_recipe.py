@@ -80,6 +80,12 @@ def test_a_proposal_that_needs_it_scales_the_loss() -> None:
     assert planned_recipe(proposal_of(), find_recipe("half"), name="planned").loss_scale.kind == "none"
 
 
+def test_a_loss_scale_begins_where_it_skips_no_step() -> None:
+    proposal = replace(proposal_of(), first_scale=64.0)
+    recipe = planned_recipe(proposal, find_recipe("half"), name="planned", safe=True)
+    assert (recipe.loss_scale.kind, recipe.loss_scale.initial) == ("dynamic", 64.0)
+
+
 def test_the_safe_recipe_has_master_weights_and_a_loss_scale() -> None:
     recipe = planned_recipe(proposal_of(), find_recipe("half"), name="planned", safe=True)
     assert (recipe.master_weights, recipe.loss_scale.kind) == (True, "dynamic")

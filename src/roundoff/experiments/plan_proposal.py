@@ -18,6 +18,7 @@ from roundoff.sensitivity.sensitivity import Sensitivity
 _GLOBAL_SHARE = 0.25
 """Gradients that vanish at more of the ops than this are a matter of the loss's size, and not of these ops."""
 _LARGEST_SCALE = 2.0**24
+_USUAL_SCALE = 2.0**16
 
 
 def propose(
@@ -67,6 +68,7 @@ def propose(
         sites=tuple(replace(each, num_parameters=parameters.get(each.site, 0)) for each in sites),
         loss=sensitivity.loss,
         scaling=scaling,
+        first_scale=_first_scale(units, narrowest),
     )
 
 
@@ -107,6 +109,11 @@ def _loss_scale(units: Sequence[Unit], fmt: str) -> float:
     largest = _largest_gradient(units, fmt)
     room = format_named(fmt).largest / HEADROOM / largest if largest else 1.0
     return min(_LARGEST_SCALE, 2.0 ** math.floor(math.log2(max(1.0, room))))
+
+
+def _first_scale(units: Sequence[Unit], fmt: str) -> float:
+    """Return where a dynamic scale begins: as usual, or lower where the largest gradient would overflow with that."""
+    return min(_USUAL_SCALE, _loss_scale(units, fmt)) if _largest_gradient(units, fmt) else _USUAL_SCALE
 
 
 def _largest_gradient(units: Sequence[Unit], fmt: str) -> float:

@@ -62,7 +62,7 @@ def planned_recipe(proposal: Proposal, base: Recipe, *, name: str, description: 
     elif base.compute != "operands":
         recipe = replace(recipe, compute_format=proposal.base_format)
     if (proposal.scaling is not None or safe) and _lacks_scale(recipe):
-        recipe = replace(recipe, loss_scale=DYNAMIC)
+        recipe = replace(recipe, loss_scale=replace(DYNAMIC, initial=proposal.first_scale))
     if safe and recipe.narrow_weights:
         recipe = replace(recipe, master_weights=True, update="nearest")
     return recipe

@@ -46,6 +46,8 @@ class Proposal:
     loss: float
     scaling: str | None = None
     """Why the loss has to be scaled; None: it need not be."""
+    first_scale: float = 2.0**16
+    """Where a loss scale begins, if there is one: steps that it would skip are no steps of a short trial."""
 
     @property
     def loss_change(self) -> float:
