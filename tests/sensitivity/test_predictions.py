@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from roundoff.sensitivity import Sensitivity, effect_alone, loss_with, measuring_sensitivity
+from roundoff.sensitivity import Sensitivity, effect_alone, loss_with, measuring_sensitivity, precision_loss
 from roundoff.train.digits import load_digits
 from roundoff.train.models.gpt import GPT
 from roundoff.train.models.resnet import resnet_small
@@ -112,5 +112,7 @@ def test_where_something_overflows_there_is_no_loss_with_every_site_narrow():
 
     squares = nn.Sequential(nn.Linear(4, 4), Squares())
     with measuring_sensitivity(step=0, formats=["fp16", "bf16"]) as measured:
-        squares(1e4 * x).backward()
+        (1.1 * squares(1e4 * x)).backward()
     assert set(measured.sensitivity.narrow_losses) == {"bf16"}
+    for fmt in ("fp16", "bf16"):  # the loop's own product is no part of it
+        assert {each.site for each in precision_loss(measured.sensitivity, fmt).sites} == {"0", "1"}

@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from roundoff.record.sites import LOOP
 from roundoff.sensitivity.sensitivity import Effect, Rounded, Sensitivity
 
 
@@ -57,7 +58,8 @@ class PrecisionLoss:
 def precision_loss(sensitivity: Sensitivity, fmt: str) -> PrecisionLoss:
     """Add up by site where the precision of a step goes in one format.
 
-    Where the step could not be computed with every site narrow, a site's part is what it does alone.
+    What the loop itself computes, no recipe makes narrow. Where the step could not be computed with every site narrow,
+    a site's part is what it does alone.
     """
     narrow_loss = sensitivity.narrow_losses.get(fmt)
     by_site: dict[str, list[Effect]] = {}
@@ -66,7 +68,7 @@ def precision_loss(sensitivity: Sensitivity, fmt: str) -> PrecisionLoss:
     parts = {
         site: _part(effects) if narrow_loss is not None else sensitivity.loss_change(fmt, site=site)
         for site, effects in by_site.items()
-        if narrow_loss is None or any(effect.part_of_all for effect in effects)
+        if site != LOOP and (narrow_loss is None or any(effect.part_of_all for effect in effects))
     }
     size = math.fsum(map(abs, parts.values()))
     sites = [
