@@ -109,13 +109,9 @@ class Stage:
 def command_of(chapter: Chapter) -> str:
     """Return what a user would type.
 
-        >>> from rich.console import Console
-    from rich.progress import BarColumn, Progress, ProgressColumn, SpinnerColumn, Task
-    from rich.text import Text
-
-    from roundoff.cli.demo_chapters import STORY
-        >>> command_of(STORY[0])
-        'roundoff run --name fp32 digits.py fp32'
+    >>> from roundoff.cli.demo_chapters import STORY
+    >>> command_of(STORY[0])
+    'roundoff run --name fp32 digits.py fp32'
     """
     return shlex.join(["roundoff", *chapter.words])
 
