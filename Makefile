@@ -1,15 +1,21 @@
-# Everything a contributor types. Each target sets up .venv by itself, once; then again whenever what it was built
-# from changes. Needs Python 3.11 or newer and make; with a C++ compiler the kernels are compiled, without one their
-# torch versions serve.
+# Everything a contributor types. Each target sets up .venv by itself, and again whenever what it was built from changes.
+# Needs Python 3.11 or newer and make. With a C++ compiler the kernels are compiled; without one their torch versions
+# are used.
 #
-#   make demo        see it work, in about a minute
-#   make test        the whole test suite; `make test-fast` leaves out the slow tests
-#   make faults      the score of the diagnosis on trainings with planted faults, and on healthy ones
-#   make check       formatting, lint, types; `make format` mends the first two
-#   make docs        the documentation as pages, in site/
-#   make pictures    the pictures in it, drawn by chromium
-#   make bench       measure the figures the README claims
-#   make test-mindspore  let MindSpore itself load what `roundoff convert` writes, in an environment of its own
+#   make demo               see it work, in about a minute
+#   make test               the whole test suite, with every fault script
+#   make test-fast          the same without the slow tests: about two minutes
+#   make check              formatting, lint and types
+#   make format             fix the formatting, and the lint that can be fixed automatically
+#   make faults             score the diagnosis on faulty and healthy trainings; SEEDS=5 runs each healthy one five times
+#   make coverage           which lines and branches the tests run
+#   make coverage-numerics  the same for kernels and formats, which must reach 100 %
+#   make docs               the documentation as pages, in site/
+#   make pictures           draw the pictures in it again, with chromium
+#   make bench              measure the figures that the README claims
+#   make hooks              run `make check` before every commit
+#   make test-mindspore     let MindSpore load what `roundoff convert` writes, in an environment of its own
+#   make clean              remove all that the targets above made
 #
 # Another interpreter: make test PYTHON3=python3.12
 
@@ -27,7 +33,10 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 MINDSPORE = .venv-mindspore
 MINDSPORE_STAMP = $(MINDSPORE)/installed-for
 
-.PHONY: help demo chromium test test-fast test-mindspore faults check format docs bench clean pictures
+SEEDS = 1
+
+.PHONY: help demo chromium test test-fast test-mindspore faults coverage coverage-numerics check format hooks docs bench \
+        clean pictures
 
 help:
 	@sed -n 's/^#   make/make/p' Makefile
@@ -41,19 +50,27 @@ test: $(STAMP) chromium
 test-fast: $(STAMP) chromium
 	$(PYTHON) -m pytest -n 2 --dist worksteal -m "not slow"
 
-# The tests of pages drive a browser; where there is none and it cannot be installed, they say so and are skipped.
+# The tests of pages need a browser; where there is none and it cannot be installed, they are skipped, and say so.
 chromium:
 	@command -v chromium >/dev/null 2>&1 || [ "$$(id -u)" != 0 ] || ! command -v apt-get >/dev/null 2>&1 || { \
-	  echo "Installing chromium, which the tests of pages drive ..."; \
+	  echo "Installing chromium for the tests of pages ..."; \
 	  export DEBIAN_FRONTEND=noninteractive; \
 	  { apt-get install -y -qq chromium || { apt-get update -qq && apt-get install -y -qq chromium; }; } \
-	    </dev/null >/dev/null 2>&1 || echo "chromium could not be installed: the tests of pages will be skipped."; }
+	    </dev/null >/dev/null 2>&1 || echo "chromium could not be installed: the tests of pages are skipped."; }
 
 test-mindspore: $(STAMP) $(MINDSPORE_STAMP)
 	ROUNDOFF_MINDSPORE_PYTHON=$(CURDIR)/$(MINDSPORE)/bin/python $(PYTHON) -m pytest tests/checkpoints/test_in_mindspore.py
 
 faults: $(STAMP)
-	@$(PYTHON) tests/faults/run_faults.py
+	@$(PYTHON) -m tests.faults.run_faults --seeds $(SEEDS)
+
+# What child processes run is not counted, so the true figure is higher.
+coverage: $(STAMP) chromium
+	$(PYTHON) -m pytest -n 2 --dist worksteal -m "not slow" --cov=roundoff --cov-report=term --cov-report=html:htmlcov
+
+coverage-numerics: $(STAMP)
+	$(PYTHON) -m pytest -n 2 tests/kernels tests/formats src/roundoff/kernels src/roundoff/formats \
+	  --cov=roundoff.kernels --cov=roundoff.formats --cov-report=term --cov-fail-under=100
 
 check: $(STAMP)
 	$(PYTHON) -m ruff format --check .
@@ -63,6 +80,9 @@ check: $(STAMP)
 format: $(STAMP)
 	$(PYTHON) -m ruff format .
 	$(PYTHON) -m ruff check --fix .
+
+hooks: $(STAMP)
+	$(PYTHON) -m pre_commit install
 
 docs: $(STAMP)
 	@NO_MKDOCS_2_WARNING=1 $(PYTHON) -m mkdocs build --strict --quiet
@@ -77,7 +97,7 @@ bench: $(STAMP)
 	done
 
 clean:
-	rm -rf $(VENV) $(MINDSPORE) build dist site .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) $(MINDSPORE) build dist site htmlcov .coverage .mypy_cache .ruff_cache .pytest_cache .hypothesis
 
 # A virtual environment does not survive a move: the stamp names the folder it was made for.
 ifneq ($(shell cat $(STAMP) 2>/dev/null),$(CURDIR))
@@ -96,7 +116,7 @@ $(STAMP): $(INSTALLED_FROM)
 	  echo "'$(PYTHON3)' cannot make virtual environments. On Debian and Ubuntu: apt install python3-venv" >&2; \
 	  exit 1; }
 	@command -v $${CXX:-c++} >/dev/null 2>&1 || command -v g++ >/dev/null 2>&1 || \
-	  echo "No C++ compiler found: the torch kernels will serve, which are slower. For the fast ones: apt install g++"
+	  echo "No C++ compiler found: using the torch kernels, which are slower. For the compiled ones: apt install g++"
 	@echo "Setting up $(VENV) (a few minutes the first time) ..."
 	@if [ -e $(STAMP) ] && [ "$$(cat $(STAMP))" != "$(CURDIR)" ] || ! $(PYTHON) -c '' 2>/dev/null; then \
 	  $(PYTHON3) -m venv --clear $(VENV); \

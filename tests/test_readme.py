@@ -1,12 +1,10 @@
 """README, CONTRIBUTING and pages of docs do what they say; `tests/pages.py` tells what of a page is run, and how."""
 
-import sys
 from pathlib import Path
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parent))
-from pages import ROOT, blocks_of, commands_of, run_page
+from tests.pages import ROOT, blocks_of, commands_of, run_page
 
 SLOW_PAGES = [
     pytest.param(name, marks=pytest.mark.slow)

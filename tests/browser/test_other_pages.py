@@ -5,14 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 
 from playwright.sync_api import expect
-from tests.browser.conftest import OpenTab
-from tests.report.sample_runs import record_run
 
 from roundoff.compare.runs import compare_runs
 from roundoff.diagnose.against import findings_against
 from roundoff.report.compared_page import runs_page
 from roundoff.report.sweep_page import SweepPage, SweepPageRow, sweep_page
 from roundoff.report.table import Cell, Column
+from tests.browser.conftest import OpenTab
+from tests.report.sample_runs import record_run
 
 
 def test_the_page_of_a_comparison_opens_and_its_table_sorts(tmp_path: Path, open_tab: OpenTab) -> None:

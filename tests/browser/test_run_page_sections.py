@@ -8,8 +8,6 @@ import pytest
 import torch
 import torch.nn.functional as F
 from playwright.sync_api import Page, expect
-from tests.browser.conftest import OpenTab, Tab
-from tests.report.sample_runs import HOSTILE, diagnosed, record_run, write_ranks_run
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -17,6 +15,8 @@ from roundoff.report.run_page import run_page
 from roundoff.report.run_view import view_of
 from roundoff.runs import Run
 from roundoff.watch.watching import watching
+from tests.browser.conftest import OpenTab, Tab
+from tests.report.sample_runs import HOSTILE, diagnosed, record_run, write_ranks_run
 
 NAME = HOSTILE.replace("/", "")
 

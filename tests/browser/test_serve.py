@@ -10,13 +10,13 @@ from pathlib import Path
 
 import pytest
 from playwright.sync_api import Browser, FrameLocator, Page, expect
+
+from roundoff.runs import Finding, Metrics, RunInfo, RunWriter, Severity
+from roundoff.runs.info import write_info
 from tests.browser.conftest import PATIENCE_MILLISECONDS
 from tests.report.sample_runs import HOSTILE, diagnosed, record_run, write_metrics_run
 from tests.serve.conftest import record_tensors
 from tests.serve.serving import Server, serving
-
-from roundoff.runs import Finding, Metrics, RunInfo, RunWriter, Severity
-from roundoff.runs.info import write_info
 
 OpenPage = Callable[..., Page]
 HOSTILE_NAME = HOSTILE.replace("/", "")

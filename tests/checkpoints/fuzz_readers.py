@@ -1,6 +1,6 @@
 """Throws broken checkpoints at the readers: each must be read or refused, quickly, in little memory, and nothing else.
 
-    python tests/checkpoints/fuzz_readers.py --cases 50000 --seed 1
+    python -m tests.checkpoints.fuzz_readers --cases 50000 --seed 1
 
 The tests run a few thousand cases of it; `--only ms_` keeps to samples whose names hold that text. A process of its own
 looks into HDF5, some ten times a second, so files of Keras get one case in fifty.
@@ -12,18 +12,14 @@ import argparse
 import collections
 import random
 import resource
-import sys
 import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parent))
-
-from checkpoint_samples import write_samples
-
 from roundoff.checkpoints.read import read_checkpoint
 from roundoff.errors import CheckpointError
+from tests.checkpoints.checkpoint_samples import write_samples
 
 MAX_SECONDS = 5.0
 """Of computing, in this process; the process that looks into HDF5 has a limit of its own."""

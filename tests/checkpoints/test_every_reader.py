@@ -9,14 +9,14 @@ from pathlib import Path
 
 import pytest
 import torch
-from checkpoint_samples import write_samples
-from fuzz_readers import fuzz
 
 from roundoff.checkpoints.checkpoint import Role
 from roundoff.checkpoints.file_bytes import FileBytes
 from roundoff.checkpoints.protobuf import read_varint
 from roundoff.checkpoints.read import read_checkpoint
 from roundoff.errors import CheckpointError
+from tests.checkpoints.checkpoint_samples import write_samples
+from tests.checkpoints.fuzz_readers import fuzz
 
 FORMATS = {
     "arrays.npz": "npz",

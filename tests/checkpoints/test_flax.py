@@ -9,7 +9,6 @@ import msgpack
 import numpy as np
 import pytest
 import torch
-from checkpoint_samples import flax_bytes
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -18,6 +17,7 @@ from roundoff.checkpoints.file_bytes import FileBytes
 from roundoff.checkpoints.msgpack import read_msgpack
 from roundoff.checkpoints.read import read_checkpoint
 from roundoff.errors import CheckpointError
+from tests.checkpoints.checkpoint_samples import flax_bytes
 
 SAMPLES = Path(__file__).parent / "samples"
 VALUES = st.recursive(

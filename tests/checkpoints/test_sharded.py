@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from checkpoint_samples import trained_model, write_sharded
 
 from roundoff.checkpoints.read import read_checkpoint
 from roundoff.errors import CheckpointError
+from tests.checkpoints.checkpoint_samples import trained_model, write_sharded
 
 INDEX = "model.safetensors.index.json"
 

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from checkpoint_samples import training_state, write_distributed
 
 from roundoff.checkpoints.checkpoint import Role
 from roundoff.checkpoints.read import read_checkpoint
 from roundoff.errors import CheckpointError
+from tests.checkpoints.checkpoint_samples import training_state, write_distributed
 
 TWO_RANKS = """
 import sys, warnings

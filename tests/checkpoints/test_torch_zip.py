@@ -11,12 +11,12 @@ from typing import Any
 
 import pytest
 import torch
-from checkpoint_samples import trained_model, training_state
 from torch import Tensor, nn
 
 from roundoff.checkpoints.checkpoint import Role
 from roundoff.checkpoints.read import read_checkpoint
 from roundoff.errors import CheckpointError
+from tests.checkpoints.checkpoint_samples import trained_model, training_state
 
 DTYPES = [
     *(torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.float8_e4m3fn, torch.float8_e5m2),

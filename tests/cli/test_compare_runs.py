@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner, Result
-from tests.compare.variants import Variant, transformer_training
 
 from roundoff.cli import command_line
 from roundoff.record import recording
+from tests.compare.variants import Variant, transformer_training
 
 
 @pytest.fixture(scope="module")

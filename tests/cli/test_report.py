@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner, Result
-from tests.report.sample_runs import record_run, write_metrics_run
 
 from roundoff.cli import command_line
+from tests.report.sample_runs import record_run, write_metrics_run
 
 
 def invoke(*arguments: str) -> Result:

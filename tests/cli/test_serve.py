@@ -16,9 +16,9 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
-from tests.report.sample_runs import write_metrics_run
 
 from roundoff.cli import command_line
+from tests.report.sample_runs import write_metrics_run
 
 PATIENCE_SECONDS = 60.0
 

@@ -12,11 +12,11 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from watched_trainings import Transformer, mlp
 
 import roundoff
 from roundoff.compare.models import ModelComparison, compare_models
 from roundoff.errors import CompareError
+from tests.compare.watched_trainings import Transformer, mlp
 
 IDS = torch.randint(0, 20, (4, 6), generator=torch.Generator().manual_seed(2))
 X = torch.randn(5, 8, generator=torch.Generator().manual_seed(2))

@@ -5,13 +5,13 @@ from pathlib import Path
 
 import pytest
 import torch
-from tests.compare.variants import Variant, picture_training, transformer_training
 from torch import Tensor, nn
 
 from roundoff.compare.runs import RunComparison, compare_runs
 from roundoff.errors import CompareError
 from roundoff.record import recording
 from roundoff.runs import Run
+from tests.compare.variants import Variant, picture_training, transformer_training
 
 Training = Callable[[Variant], Callable[[], None]]
 

@@ -11,11 +11,11 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from watched_trainings import Training, Transformer, cross_entropy, mlp, numbers
 
 from roundoff.compare.settings import Difference, SettingKind, differing_settings
 from roundoff.record import recording
 from roundoff.runs import Run
+from tests.compare.watched_trainings import Training, Transformer, cross_entropy, mlp, numbers
 
 TRANSFORMER = Training()
 MLP = Training(model=mlp, data=numbers)

@@ -4,13 +4,13 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from tests.compare.variants import Variant, transformer_training
 
 from roundoff.compare.explained import unit_of
 from roundoff.compare.spread import TIMES, TIMES_COARSER, allowed_by, spread_of
 from roundoff.record import recording
 from roundoff.runs import Run
 from roundoff.watch.watching import watching
+from tests.compare.variants import Variant, transformer_training
 
 
 @pytest.fixture(scope="module")

@@ -3,11 +3,11 @@
 from pathlib import Path
 
 import pytest
-from tests.compare.variants import Variant, transformer_training
 
 from roundoff.compare.runs import compare_runs
 from roundoff.record import recording
 from roundoff.runs import Run
+from tests.compare.variants import Variant, transformer_training
 
 
 def recorded(folder: Path, variant: Variant, *, level: str = "tensors") -> Run:

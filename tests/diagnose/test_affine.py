@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from facts import only
 from torch import nn
-from watched_training import mlp, watched_training
 
 from roundoff.diagnose.affine import affine_networks
+from tests.diagnose.facts import only
+from tests.diagnose.watched_training import mlp, watched_training
 
 
 def test_layers_with_dropout_alone_between_them_are_named(tmp_path: Path) -> None:

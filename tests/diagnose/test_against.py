@@ -4,7 +4,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from tests.compare.variants import Variant, transformer_training
 
 from roundoff.compare.runs import compare_runs
 from roundoff.diagnose import diagnose_run
@@ -12,6 +11,7 @@ from roundoff.diagnose.against import against, findings_against
 from roundoff.diagnose.rules import RULES
 from roundoff.runs import Finding, Run, Severity
 from roundoff.watch.watching import watching
+from tests.compare.variants import Variant, transformer_training
 
 
 def watched(folder: Path, variant: Variant) -> Run:

@@ -5,10 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from facts import only, write_run
-
 from roundoff.diagnose.averages import broken_averages
 from roundoff.runs import Run
+from tests.diagnose.facts import only, write_run
 
 
 def seen(folder: Path, **facts: Any) -> Run:

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from planted import BAD_STEP, mlp_with, train
 from torch import Tensor
 
 from roundoff.diagnose.bad_flow import BadFlow, bad_flow
 from roundoff.runs import Event, Run
+from tests.diagnose.planted import BAD_STEP, mlp_with, train
 
 
 def overflowing(x: Tensor) -> Tensor:

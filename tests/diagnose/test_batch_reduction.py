@@ -7,12 +7,12 @@ from pathlib import Path
 
 import torch
 import torch.nn.functional as F
-from loops import written
 from torch import Tensor, nn
 
 from roundoff.diagnose.batch_reduction import summed_losses
 from roundoff.record import recording
 from roundoff.runs import Run
+from tests.diagnose.loops import written
 
 
 def half_batch(loss: float, *halves: float) -> dict[str, object]:

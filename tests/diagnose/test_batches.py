@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from facts import labels, losses, tensor, write_run
-
 from roundoff.diagnose.batches import first_input, model_inputs, site_of, targets_of, training_epochs
 from roundoff.runs import BatchFacts, Call
+from tests.diagnose.facts import labels, losses, tensor, write_run
 
 
 def test_epochs_of_the_training_loader_with_an_evaluation_in_between(tmp_path: Path) -> None:

@@ -6,10 +6,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from planted import BAD_STEP, mlp_with, train
 from torch import Tensor
 
 from roundoff.diagnose.cancellation import cancellations
+from tests.diagnose.planted import BAD_STEP, mlp_with, train
 
 
 def one_pass(x: Tensor) -> Tensor:

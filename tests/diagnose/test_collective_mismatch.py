@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from written import write_rank
-
 from roundoff.diagnose.collective_mismatch import mismatched_collectives
 from roundoff.runs import Anomaly, Metrics, Run
+from tests.diagnose.written import write_rank
 
 CLOSED = "Connection closed by peer [127.0.0.1]:41154."
 

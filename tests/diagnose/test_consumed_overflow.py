@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from planted import BAD_STEP, mlp_with, train
 from torch import Tensor
 
 from roundoff.diagnose.consumed_overflow import consumed_overflows
+from tests.diagnose.planted import BAD_STEP, mlp_with, train
 
 
 def test_the_square_whose_infinity_is_divided_away_is_named(tmp_path: Path) -> None:

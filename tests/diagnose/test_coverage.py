@@ -5,11 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 import torch
-from facts import only
 from torch import nn
-from watched_training import mlp, watched_training
 
 from roundoff.diagnose.coverage import uncovered_parameters
+from tests.diagnose.facts import only
+from tests.diagnose.watched_training import mlp, watched_training
 
 
 def test_a_layer_that_was_left_out_is_named(tmp_path: Path) -> None:

@@ -4,13 +4,13 @@ from pathlib import Path
 
 import torch
 import torch.nn.functional as F
-from tests.report.sample_runs import write_ranks_run
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from roundoff.diagnose.data_order import EpochSeen, epochs_seen, label_counts
 from roundoff.runs import BatchFacts, Run, RunInfo, RunWriter, TensorFacts
 from roundoff.watch.watching import watching
+from tests.report.sample_runs import write_ranks_run
 
 
 def trained(folder: Path, *, shuffle: bool, repeats: int = 1) -> Run:

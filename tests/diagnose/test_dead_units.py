@@ -5,11 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 import torch
-from facts import only
 from torch import nn
-from watched_training import mlp, watched_training
 
 from roundoff.diagnose.dead_units import dead_units
+from tests.diagnose.facts import only
+from tests.diagnose.watched_training import mlp, watched_training
 
 
 def test_the_dead_gate_is_named_not_the_layers_before_it(tmp_path: Path) -> None:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from facts import only
 from torch import nn
-from watched_training import mlp, watched_training
 
 from roundoff.diagnose.depth import numbers_by_depth
+from tests.diagnose.facts import only
+from tests.diagnose.watched_training import mlp, watched_training
 
 
 def deep(gate: type[nn.Module], num_layers: int = 10) -> nn.Sequential:

@@ -6,12 +6,12 @@ from pathlib import Path
 
 import torch
 import torch.nn.functional as F
-from facts import only, write_run
 from torch import nn
-from watched_training import mlp, watched_training
 
 from roundoff.diagnose.double_softmax import doubled_softmax
 from roundoff.runs import BatchFacts
+from tests.diagnose.facts import only, write_run
+from tests.diagnose.watched_training import mlp, watched_training
 
 
 def test_the_softmax_before_the_loss_is_named(tmp_path: Path) -> None:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from loops import Told, call, written
 
 from roundoff.diagnose.double_step import double_steps
+from tests.diagnose.loops import Told, call, written
 
 BACKWARD, CLEAR = call("backward"), call("zero_grad")
 STEP, OTHER = call("step", optimizer="Adam"), call("step", optimizer="SGD")

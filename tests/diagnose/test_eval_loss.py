@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from facts import only, write_run
-
 from roundoff.diagnose.eval_loss import rising_eval_losses
 from roundoff.runs import Metrics, Run, Severity
+from tests.diagnose.facts import only, write_run
 
 
 def evaluated(folder: Path, eval_losses: Sequence[float], *, falls: bool = True) -> Run:

@@ -6,10 +6,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from facts import only, write_run
 
 from roundoff.diagnose.evaluation import evaluation_gaps, random_evaluations
 from roundoff.runs import ModuleFacts, Run, Severity
+from tests.diagnose.facts import only, write_run
 
 NORM = ModuleFacts(
     site="norm", kind="BatchNorm1d", training=True, settings={"momentum": 0.1}, has_start_statistics=False

@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from written import write_rank
 
 from roundoff.diagnose.gradient_underflow import underflowing_gradients
 from roundoff.runs import Run
+from tests.diagnose.written import write_rank
 
 
 def probed(folder: Path, *, zero: float, wide: float) -> Run:

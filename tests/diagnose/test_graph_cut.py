@@ -5,11 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 import torch
-from facts import only
 from torch import Tensor, nn
-from watched_training import watched_training
 
 from roundoff.diagnose.graph_cut import cut_graphs
+from tests.diagnose.facts import only
+from tests.diagnose.watched_training import watched_training
 
 
 class Net(nn.Module):

@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
-from written import write_rank
 
 from roundoff.diagnose.histories import first_histories, parameter_histories
+from tests.diagnose.written import write_rank
 
 
 def test_rows_become_one_history_a_parameter_in_the_order_of_steps(tmp_path: Path) -> None:

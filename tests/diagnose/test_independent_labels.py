@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from facts import labels, losses, only, tensor, write_run
 
 from roundoff.diagnose.independent_labels import independent_labels
 from roundoff.runs import BatchFacts, Run
+from tests.diagnose.facts import labels, losses, only, tensor, write_run
 
 FOUR = labels({"0": 8, "1": 8, "2": 8, "3": 8})
 NUMBERS = tensor("target", (32, 1), std=2.0)

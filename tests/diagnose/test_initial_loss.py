@@ -5,11 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 import torch
-from facts import only
 from torch import nn
-from watched_training import mlp, watched_training
 
 from roundoff.diagnose.initial_loss import initial_losses
+from tests.diagnose.facts import only
+from tests.diagnose.watched_training import mlp, watched_training
 
 
 def test_the_head_is_named_with_what_guessing_costs(tmp_path: Path) -> None:

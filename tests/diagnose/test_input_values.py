@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from facts import labels, only, tensor, write_run
 
 from roundoff.diagnose.input_values import constant_inputs, large_inputs
 from roundoff.runs import BatchFacts, Run, Severity, TensorFacts
+from tests.diagnose.facts import labels, only, tensor, write_run
 
 ZERO = {"min": 0.0, "max": 0.0, "mean": 0.0, "std": 0.0}
 

@@ -6,10 +6,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from facts import epochs, labels, losses, only, tensor, write_run
 
 from roundoff.diagnose.labels import leaking_labels, single_classes
 from roundoff.runs import BatchFacts, Run, Severity
+from tests.diagnose.facts import epochs, labels, losses, only, tensor, write_run
 
 
 def batches_of(*targets: Any, num_steps: int = 12, criterion: str = "cross_entropy", **facts: Any) -> list[BatchFacts]:

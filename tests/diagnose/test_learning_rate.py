@@ -6,10 +6,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from loops import call
 
 from roundoff.diagnose.learning_rate import large_rates, tiny_rates, zero_rates
 from roundoff.runs import Call, Interned, Metrics, ParameterColumns, Run, RunInfo, RunWriter
+from tests.diagnose.loops import call
 
 
 def trained(folder: Path, *, rates: list[float], losses: list[float], ratio: float = 1e-3, weights: float = 2.0) -> Run:

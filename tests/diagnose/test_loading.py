@@ -6,10 +6,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from facts import only, write_run
 
 from roundoff.diagnose.loading import checkpoints_not_loaded
 from roundoff.runs import Call, Run
+from tests.diagnose.facts import only, write_run
 
 
 def loaded(folder: Path, missing: list[str], unexpected: list[str], **detail: Any) -> Run:

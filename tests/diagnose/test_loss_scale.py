@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from written import write_rank
-
 from roundoff.diagnose.loss_scale import collapsed_loss_scales
 from roundoff.runs import Metrics, Run
+from tests.diagnose.written import write_rank
 
 
 def run_with(folder: Path, *, first_scale: float, num_skipped: int, loss: float = 1.0) -> Run:

@@ -7,11 +7,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from loops import call, written
 
 from roundoff.diagnose import diagnose_run
 from roundoff.diagnose.loss_shape import shapes_of_the_loss
 from roundoff.runs import Finding, Metrics, Severity
+from tests.diagnose.loops import call, written
 
 
 def found(folder: Path, loss: Callable[[int], float], num_steps: int = 300) -> list[Finding]:

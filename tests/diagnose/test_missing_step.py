@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from loops import Told, call
-
 from roundoff.diagnose.missing_step import missing_steps
 from roundoff.runs import Call, Finding, OptimizerFacts, ParameterFacts, Run, RunInfo, RunWriter, Severity, Structure
+from tests.diagnose.loops import Told, call
 
 BACKWARD, CLEAR = call("backward"), call("zero_grad")
 

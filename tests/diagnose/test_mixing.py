@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from facts import only, write_run
-
 from roundoff.diagnose.mixing import mixed_batches
 from roundoff.runs import ModuleFacts
+from tests.diagnose.facts import only, write_run
 
 PROBE = {"probe": "batch-mixing", "step": 9, "sample": 4, "changed": [5, 6], "site": "lstm"}
 

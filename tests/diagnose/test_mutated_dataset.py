@@ -6,10 +6,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from facts import epochs, losses, only, write_run
 
 from roundoff.diagnose.mutated_dataset import mutated_datasets
 from roundoff.runs import Run
+from tests.diagnose.facts import epochs, losses, only, write_run
 
 BEFORE = {"name": "points", "address": 64, "hash": "a", "mean": 0.5, "std": 1.0}
 

@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 import torch
-from facts import only
 from torch import nn
 
 from roundoff.diagnose.norm_batch import tiny_norm_batches
 from roundoff.runs import Run, Severity
 from roundoff.watch.watching import watching
+from tests.diagnose.facts import only
 
 
 def train(folder: Path, norm: nn.Module, *shape: int) -> Run:

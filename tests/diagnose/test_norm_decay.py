@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from written import write_rank
 
 from roundoff.diagnose.norm_decay import decaying_norms
 from roundoff.runs import Metrics, OptimizerFacts, ParameterFacts, Run, Structure
+from tests.diagnose.written import write_rank
 
 
 def run_with(

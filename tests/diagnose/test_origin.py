@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 import torch
 import torch.nn.functional as F
-from planted import BAD_STEP, mlp_with, train
 from torch import Tensor, nn
 
 from roundoff.diagnose import OriginPlace, find_origin
+from tests.diagnose.planted import BAD_STEP, mlp_with, train
 
 
 def origin_of(function: Callable[[Tensor], Tensor], folder: Path, **how: object) -> OriginPlace | None:

@@ -5,10 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from facts import only, tensor, write_run
-
 from roundoff.diagnose.padding_collision import colliding_paddings
 from roundoff.runs import BatchFacts, ModuleFacts, Run
+from tests.diagnose.facts import only, tensor, write_run
 
 
 def run_with(folder: Path, inner: dict[str, int], **settings: Any) -> Run:

@@ -4,7 +4,6 @@ import dataclasses
 from pathlib import Path
 
 import pytest
-from tests.experiments.measured_steps import effect, rounded, small_gpt
 
 from roundoff.diagnose.planned_recipe import overrides_of, planned_recipe
 from roundoff.experiments.plan_proposal import propose
@@ -13,6 +12,7 @@ from roundoff.experiments.plan_recipe import recipe_text
 from roundoff.experiments.plan_target import Target
 from roundoff.precision import find_recipe, to_toml
 from roundoff.precision.recipe import Recipe
+from tests.experiments.measured_steps import effect, rounded, small_gpt
 
 
 @pytest.fixture

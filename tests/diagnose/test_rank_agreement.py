@@ -2,9 +2,8 @@
 
 from pathlib import Path
 
-from tests.report.sample_runs import write_metrics_run, write_ranks_run
-
 from roundoff.diagnose.rank_agreement import Agreement, rank_agreement
+from tests.report.sample_runs import write_metrics_run, write_ranks_run
 
 NAMES = ["fc.weight", "fc.bias"]
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from written import write_rank
 
 from roundoff.diagnose.rank_buffers import buffers_that_differ
+from tests.diagnose.written import write_rank
 
 
 @pytest.mark.parametrize(("difference", "num_found"), [(1, 1), (0, 0)], ids=["differ", "agree"])

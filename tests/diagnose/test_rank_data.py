@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from written import write_rank
 
 from roundoff.diagnose.rank_data import data_of_ranks
 from roundoff.runs import BatchFacts, Call, Run, TensorFacts
+from tests.diagnose.written import write_rank
 
 
 def batch(step: int, content: int) -> BatchFacts:

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from written import write_rank
-
 from roundoff.diagnose.rank_gradients import ranks_that_drift_apart
 from roundoff.runs import Call, ModuleFacts, ParameterFacts, Run, Structure
+from tests.diagnose.written import write_rank
 
 NAMES = ("body.weight", "head.weight")
 Hash = tuple[int, str, str, int]

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from facts import losses, only, write_run
-
 from roundoff.diagnose.resuming import lost_optimizer_states
 from roundoff.runs import Call, Metrics, Run
+from tests.diagnose.facts import losses, only, write_run
 
 LOAD = {"into": "Net", "missing": [], "num_missing": 0, "num_unexpected": 0, "num_keys": 4}
 

@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from planted import BAD_STEP, mlp_with, train, watched
 from torch import Tensor, nn
 
 from roundoff.diagnose import diagnose_run
@@ -27,6 +26,7 @@ from roundoff.runs import (
     Severity,
     to_json,
 )
+from tests.diagnose.planted import BAD_STEP, mlp_with, train, watched
 
 NAN_LOSS = (1.5, 1.4, torch.nan)
 LOSS = Anomaly(step=BAD_STEP, kind="loss", value=torch.nan)

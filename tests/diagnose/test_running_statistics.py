@@ -6,13 +6,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from facts import only, write_run
-from planted import NUM_STEPS
 from torch import nn
 
 from roundoff.diagnose.running_statistics import frozen_statistics, lost_statistics
 from roundoff.runs import ModuleFacts, ParameterFacts, Run
 from roundoff.watch.watching import watching
+from tests.diagnose.facts import only, write_run
+from tests.diagnose.planted import NUM_STEPS
 
 
 def norm(**facts: Any) -> ModuleFacts:

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from facts import epochs, only, tensor, write_run
-
 from roundoff.diagnose.sampling import duplicate_samples, repeated_orders
 from roundoff.runs import BatchFacts, Run, Severity
+from tests.diagnose.facts import epochs, only, tensor, write_run
 
 NUM_STEPS = 12
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from loops import Told, call, written
 
 from roundoff.diagnose.scaled_gradients import scaled_gradients
 from roundoff.runs import Finding, Metrics
+from tests.diagnose.loops import Told, call, written
 
 SCALED = call("backward", is_scaled=True)
 PLAIN = call("backward")

@@ -7,10 +7,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from loops import call, written
 
 from roundoff.diagnose.schedule import misplaced_schedules
 from roundoff.runs import Finding, Metrics
+from tests.diagnose.loops import call, written
 
 STEP = call("step", optimizer="SGD", lr=[0.1])
 

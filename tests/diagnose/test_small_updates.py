@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from written import write_rank
 
 from roundoff.diagnose.small_updates import updates_below_ulp
 from roundoff.runs import Metrics, ParameterFacts, Run, Structure
+from tests.diagnose.written import write_rank
 
 
 def run_with(folder: Path, changed: list[float], *, dtype: str = "float16", rates: list[float] | None = None) -> Run:

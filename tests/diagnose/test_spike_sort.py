@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from written import write_rank
 
 from roundoff.diagnose.loss_spike import loss_spikes
 from roundoff.runs import Metrics, Severity
+from tests.diagnose.written import write_rank
 
 LOSSES = [1.0 + 0.01 * (step % 7) for step in range(40)] + [8.0, 1.0, 1.0]
 METRICS = [Metrics(step=step, loss=loss) for step, loss in enumerate(LOSSES)]

@@ -5,11 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from facts import only
 from torch import nn
-from watched_training import mlp, watched_training
 
 from roundoff.diagnose.start_values import stuck_start_values
+from tests.diagnose.facts import only
+from tests.diagnose.watched_training import mlp, watched_training
 
 
 def filled(model: nn.Module, value: float) -> nn.Module:

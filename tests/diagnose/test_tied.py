@@ -5,10 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from facts import only, write_run
-
 from roundoff.diagnose.tied import broken_ties
 from roundoff.runs import ModuleFacts, ParameterFacts
+from tests.diagnose.facts import only, write_run
 
 EMBEDDING = ModuleFacts(site="tokens", kind="Embedding", training=True, settings={"num_embeddings": 20})
 

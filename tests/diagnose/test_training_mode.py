@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from loops import Told, call
-
 from roundoff.diagnose.training_mode import training_in_eval_mode
 from roundoff.runs import Call, Finding, ModuleFacts, ParameterFacts, Run, RunInfo, RunWriter, Severity, Structure
+from tests.diagnose.loops import Told, call
 
 TRAINING = call("forward", site="<model>", training=True)
 EVALUATING = call("forward", site="<model>", training=False)

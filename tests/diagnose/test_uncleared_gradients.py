@@ -5,10 +5,9 @@ from __future__ import annotations
 import math
 from pathlib import Path
 
-from loops import call, written
-
 from roundoff.diagnose.uncleared_gradients import wrongly_cleared_gradients
 from roundoff.runs import Metrics
+from tests.diagnose.loops import call, written
 
 BACKWARD, CLEAR = call("backward"), call("zero_grad")
 STEP, CARRIED = call("step", optimizer="SGD"), call("step", optimizer="SGD", num_carried=4)

@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from written import write_rank
 
 from roundoff.diagnose.unused_parameters import unused_parameters
 from roundoff.runs import Anomaly, ModuleFacts, ParameterFacts, Run, Severity, Structure
+from tests.diagnose.written import write_rank
 
 
 def write(folder: Path, *, unused: tuple[bool, bool], message: str | None) -> Run:

@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from facts import only, write_run
 
 from roundoff.diagnose.wrong_backward import wrong_backwards
 from roundoff.runs import Run
+from tests.diagnose.facts import only, write_run
 
 
 def walked(folder: Path, ratio: float, further: float, functions: tuple[str, ...] = ("Cube",)) -> Run:

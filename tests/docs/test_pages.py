@@ -1,12 +1,10 @@
 """Pages that speak of the reader's own files and models do what they say, block by block, with some made here."""
 
-import sys
 from pathlib import Path
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parents[1]))
-from pages import ROOT, blocks_of, run_page
+from tests.pages import ROOT, blocks_of, run_page
 
 CURVES = """
 import json, math, random

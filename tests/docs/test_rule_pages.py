@@ -1,15 +1,10 @@
 """The page of a rule says what it means, how it is detected and how to fix it, from the rules themselves."""
 
-import sys
-from pathlib import Path
-
 import pytest
 
+from docs.rule_pages import index_of_rules, page_of_rule
 from roundoff.diagnose.explained import EXPLANATIONS
 from roundoff.diagnose.rules import PROCEDURE
-
-sys.path.insert(0, str(Path(__file__).parents[2] / "docs"))
-from rule_pages import index_of_rules, page_of_rule
 
 
 @pytest.mark.parametrize("code", EXPLANATIONS)

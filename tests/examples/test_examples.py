@@ -5,28 +5,17 @@ from __future__ import annotations
 import re
 import shlex
 import shutil
-import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parents[1]))
-sys.path.insert(0, str(Path(__file__).parents[1] / "watch"))
-from script_server import ScriptServer
-
-from pages import ROOT, Answer, blocks_of, commands_of, in_a_shell, run_page
+from tests.pages import ROOT, Answer, blocks_of, commands_of, in_a_shell, run_page
+from tests.watch.script_server import ScriptServer
 
 EXAMPLES = sorted(path for path in (ROOT / "examples").iterdir() if path.is_dir())
 NEEDS_A_SHELL = re.compile(r"[;|&<>$]")
 
 pytestmark = pytest.mark.slow
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[ScriptServer]:
-    with ScriptServer() as server:
-        yield server
 
 
 def in_a_terminal(line: str, *, server: ScriptServer, folder: Path) -> Answer:

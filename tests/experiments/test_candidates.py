@@ -1,8 +1,8 @@
 import pytest
-from measured_steps import effect, measured, rounded
 
 from roundoff.errors import BisectError
 from roundoff.experiments.candidates import Candidates, candidates_from_names, candidates_from_step
+from tests.experiments.measured_steps import effect, measured, rounded
 
 SITES = {
     "embed": "Embedding",

@@ -1,12 +1,12 @@
 """Formats for an error, and errors for a budget."""
 
 import pytest
-from measured_steps import effect, measured
 
 from roundoff.errors import PlanError
 from roundoff.experiments.plan_assignment import Choice, assign, choices_of
 from roundoff.experiments.plan_target import Target
 from roundoff.experiments.plan_units import units_of
+from tests.experiments.measured_steps import effect, measured
 
 
 def choices(*errors: float) -> list[tuple[Choice, Choice]]:

@@ -3,7 +3,6 @@
 from pathlib import Path
 
 import pytest
-from measured_steps import small_gpt
 
 from roundoff.errors import PlanError, SensitivityError
 from roundoff.experiments.plan_measuring import Measurement, measuring_task
@@ -13,6 +12,7 @@ from roundoff.experiments.subject_train import TrainSubject
 from roundoff.experiments.trial import Subject
 from roundoff.record.script import Script
 from roundoff.train.config import TrainConfig
+from tests.experiments.measured_steps import small_gpt
 
 SCRIPT = """
 import torch

@@ -2,7 +2,6 @@
 
 from collections import OrderedDict
 
-from measured_steps import small_gpt
 from torch import nn
 
 from roundoff.experiments.plan_overrides import overrides_of
@@ -10,6 +9,7 @@ from roundoff.experiments.plan_proposal import propose
 from roundoff.experiments.plan_sites import Proposal, SitePlan
 from roundoff.experiments.plan_target import Target
 from roundoff.precision.sites import override_sites
+from tests.experiments.measured_steps import small_gpt
 
 
 def proposal_of(*sites: SitePlan) -> Proposal:

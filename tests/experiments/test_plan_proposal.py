@@ -1,13 +1,13 @@
 """Formats for the sites of a step that was made by hand."""
 
 import pytest
-from measured_steps import effect, measured, rounded, small_gpt
 
 from roundoff.errors import PlanError
 from roundoff.experiments.plan_proposal import propose
 from roundoff.experiments.plan_sites import Proposal
 from roundoff.experiments.plan_target import Target
 from roundoff.sensitivity.sensitivity import Sensitivity
+from tests.experiments.measured_steps import effect, measured, rounded, small_gpt
 
 LOSS = Target(loss=0.005)
 LOST = rounded(underflow=0.95, subnormal=0.05, snr_db=2.0)

@@ -4,7 +4,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from measured_steps import effect, measured, rounded, small_gpt
 
 from roundoff.errors import PlanError
 from roundoff.experiments.plan_proposal import propose
@@ -21,6 +20,7 @@ from roundoff.experiments.plan_target import Target
 from roundoff.precision import find_recipe
 from roundoff.precision.recipe_toml import from_toml
 from roundoff.sensitivity.sensitivity import Effect
+from tests.experiments.measured_steps import effect, measured, rounded, small_gpt
 
 OVERFLOW = effect("blocks.1.attn", "matmul", absmax=3e6, value=rounded(overflow=0.2))
 LOSSY = effect("head", "linear", part="weight", loss_change=0.3)

@@ -3,8 +3,6 @@
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from measured_steps import effect, small_gpt
-
 from roundoff.experiments.judgements import Budget
 from roundoff.experiments.plan_folder import PlanFolder
 from roundoff.experiments.plan_proposal import propose
@@ -15,6 +13,7 @@ from roundoff.experiments.plan_target import Target
 from roundoff.experiments.plan_trials import Verifier
 from roundoff.experiments.trial import Setting, TrialResult
 from roundoff.precision import Recipe, find_recipe
+from tests.experiments.measured_steps import effect, small_gpt
 
 IsGood = Callable[[Recipe], bool]
 

@@ -1,11 +1,11 @@
 """What speaks against a format at one op."""
 
 import pytest
-from measured_steps import effect, measured, rounded
 
 from roundoff.experiments.plan_risks import Risk, risk_of
 from roundoff.experiments.plan_units import units_of
 from roundoff.sensitivity.sensitivity import Effect
+from tests.experiments.measured_steps import effect, measured, rounded
 
 
 def risk_of_one(one: Effect, *, loss_scale: float = 1.0) -> Risk | None:

@@ -3,8 +3,6 @@
 from dataclasses import replace
 from pathlib import Path
 
-from measured_steps import effect, rounded, small_gpt
-
 from roundoff.experiments.judges import LossJudge, Spread
 from roundoff.experiments.plan_options import Plan, PlanOptions
 from roundoff.experiments.plan_proposal import propose
@@ -15,6 +13,7 @@ from roundoff.experiments.plan_text import plan_text, verdict
 from roundoff.experiments.plan_trials import Verification
 from roundoff.precision import find_recipe
 from roundoff.sensitivity.sensitivity import Effect
+from tests.experiments.measured_steps import effect, rounded, small_gpt
 
 REFERENCE = LossJudge(reference=Spread.of([0.99, 1.0, 1.01]))
 

@@ -1,7 +1,7 @@
-"""The fault suite: little trainings that really go wrong, run as a user would, and judged by what is found in them.
+"""The fault suite: small trainings that really go wrong, run as a user would, and judged by what is found in them.
 
-As a program it prints the score: `python tests/faults/run_faults.py [--seeds 5] [PART OF A NAME]...`. The healthy
-trainings in healthy/ set no seed of their own, and run once for each of so many.
+As a program it prints the score: `python -m tests.faults.run_faults [--seeds 5] [PART OF A NAME]...`. The healthy
+trainings in healthy/ set no seed of their own, and run once with each of `--seeds` seeds.
 """
 
 from __future__ import annotations
@@ -18,11 +18,10 @@ from enum import StrEnum
 from pathlib import Path
 
 from roundoff.runs import Finding, Run, Severity
+from tests.watch.script_server import Ended, ScriptServer
 
 NUM_AT_A_TIME = 2
 FOLDER = Path(__file__).parent
-sys.path.insert(0, str(FOLDER.parent / "watch"))
-from script_server import ScriptServer  # noqa: E402
 
 
 class Score(StrEnum):
@@ -59,6 +58,8 @@ class Expected:
     held_out: bool = False
     """Written after the rule, which was never tuned on it."""
     healthy: bool = False
+    fails: str | None = None
+    """Why the diagnosis of this script is wrong today: a test that fails as expected, until somebody improves it."""
     seed: int | None = None
     folder: Path = FOLDER
 
@@ -72,11 +73,22 @@ class Expected:
         """The training."""
         return self.folder / f"{self.name}.py"
 
+    @property
+    def text(self) -> str:
+        """What must be found, as words."""
+        if self.healthy:
+            return "neither an error nor a warning"
+        related = [f"related to {self.related}"] if self.related else []
+        return ", ".join([*(f"{name} {value}" for name, value in self._place.items()), *map(repr, self.says), *related])
+
+    @property
+    def _place(self) -> dict[str, str | int]:
+        names = ("severity", "rule", "step", "site", "op", "parameter", "rank", "source")
+        return {name: value for name in names if (value := getattr(self, name)) is not None}
+
     def is_met_by(self, finding: Finding) -> bool:
         """Say whether a finding has the rule and the place."""
-        places = ("rule", "step", "site", "op", "parameter", "rank", "source", "severity")
-        wanted = {place: getattr(self, place) for place in places}
-        is_there = all(value is None or str(getattr(finding, place)) == str(value) for place, value in wanted.items())
+        is_there = all(str(getattr(finding, name)) == str(value) for name, value in self._place.items())
         text = f"{finding.title}\n{finding.why}\n{finding.fix}"
         is_related = self.related is None or self.related in [related.rule for related in finding.related]
         return is_there and is_related and all(words in text for words in self.says)
@@ -97,17 +109,56 @@ def expectations() -> list[Expected]:
     return [Expected(name=name, **table) for name, table in tables.items()]
 
 
-def findings_in(expected: Expected, server: ScriptServer, folder: Path) -> list[Finding] | None:
-    """Run a script under `roundoff run` and return what was found; None if it left no diagnosis."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Diagnosed:
+    """How a watched script ended, and what was found in it; None if it left no diagnosis."""
+
+    expected: Expected
+    ended: Ended
+    findings: list[Finding] | None
+
+    @property
+    def score(self) -> Score:
+        """Say how good the diagnosis is."""
+        return Score.FAILED if self.findings is None else self.expected.judge(self.findings)
+
+    @property
+    def is_right(self) -> bool:
+        """Say whether the fault was named, or a healthy run left alone."""
+        return self.score in (Score.RIGHT, Score.SILENT)
+
+    def __str__(self) -> str:
+        """What was expected, and what was found instead."""
+        lines = [f"{self.expected.title}: {self.score}", f"  expected: {self.expected.text}"]
+        for finding in (self.findings or [])[:3]:
+            place = (
+                f"step {finding.step}, {finding.site} / {finding.op}, parameter {finding.parameter}, {finding.source}"
+            )
+            lines += [
+                f"  found:    {finding.severity} {finding.rule} at {place}",
+                f"            {finding.title}: {finding.why}",
+            ]
+        if not self.findings:
+            lines.append(
+                "  found:    nothing"
+                if self.findings is not None
+                else f"  the script left no diagnosis:\n{self.ended.stderr}"
+            )
+        return "\n".join(lines)
+
+
+def diagnose_script(expected: Expected, server: ScriptServer, folder: Path) -> Diagnosed:
+    """Run a script under `roundoff run` and return what was found."""
     seed = [] if expected.seed is None else ["--seed", str(expected.seed)]
     options = ["--name", "run", *seed, *expected.options]
-    server.run([expected.script, "weights.pt"], folder=folder, watched=options, ranks=expected.ranks)
+    ended = server.run([expected.script, "weights.pt"], folder=folder, watched=options, ranks=expected.ranks)
     run = folder / "runs" / "run"
-    return Run.open(run).findings() if (run / "run.json").exists() else None
+    findings = Run.open(run).findings() if (run / "run.json").exists() else None
+    return Diagnosed(expected=expected, ended=ended, findings=findings)
 
 
 def healthy_kinds() -> list[Expected]:
-    """Return the scripts of tests/watch/kinds: many kinds of training, none of which has a fault."""
+    """Return the scripts of tests/watch/kinds: many kinds of training, all healthy."""
     folder = FOLDER.parent / "watch" / "kinds"
     return [
         Expected(name=path.stem, healthy=True, folder=folder, ranks=2 if path.stem.startswith("two_ranks") else 1)
@@ -116,14 +167,14 @@ def healthy_kinds() -> list[Expected]:
 
 
 def healthy_trainings(*, num_seeds: int = 1) -> list[Expected]:
-    """Return the scripts of healthy/, which look like faults and are none, once with each seed."""
+    """Return the scripts of healthy/, which look faulty and are not, once with each seed."""
     folder = FOLDER / "healthy"
     names = [path.stem for path in sorted(folder.glob("*.py"))]
     return [Expected(name=name, healthy=True, seed=seed, folder=folder) for seed in range(num_seeds) for name in names]
 
 
 def score(chosen: Sequence[Expected]) -> dict[str, Score]:
-    """Run the scripts, two at a time, and print one line about each as it ends."""
+    """Run the scripts, two at a time, and print the result of each as it ends."""
     scores: dict[str, Score] = {}
     waiting = iter(chosen)
     taking = threading.Lock()
@@ -135,24 +186,15 @@ def score(chosen: Sequence[Expected]) -> dict[str, Score]:
                     expected = next(waiting, None)
                 if expected is None:
                     return
-                findings = findings_in(expected, server, folder / expected.title)
+                diagnosed = diagnose_script(expected, server, folder / expected.title)
                 with taking:
-                    scores[expected.title] = _tell(expected, findings)
+                    scores[expected.title] = diagnosed.score
+                    print(f"{expected.title:40} {diagnosed.score}" if diagnosed.is_right else diagnosed, flush=True)
 
     with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(NUM_AT_A_TIME) as workers:
         for work_done in [workers.submit(work, Path(folder)) for _ in range(min(NUM_AT_A_TIME, len(chosen)))]:
             work_done.result()
     return scores
-
-
-def _tell(expected: Expected, findings: list[Finding] | None) -> Score:
-    result = Score.FAILED if findings is None else expected.judge(findings)
-    print(f"{expected.title:40} {result}", flush=True)
-    if result in (Score.AMONG_THREE, Score.MISSED, Score.FALSE_ALARM):
-        for finding in (findings or [])[:3]:
-            place = f"step {finding.step}, {finding.site} / {finding.op}, {finding.parameter}"
-            print(f"    {finding.severity} {finding.rule}: {place}\n      {finding.title}: {finding.why}", flush=True)
-    return result
 
 
 def main(arguments: Sequence[str]) -> int:

@@ -1,33 +1,27 @@
-"""One plant of each rule under `roundoff run`: the planted fault is the verdict. `make faults` runs all of them."""
+"""Every script with a fault and every healthy one under `roundoff run`: the fault is the verdict, or there is none."""
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parent))
-from run_faults import FOLDER, Expected, Score, ScriptServer, expectations, findings_in
+from tests.faults.run_faults import FOLDER, Expected, diagnose_script, expectations, healthy_trainings
+from tests.watch.script_server import ScriptServer
 
 EXPECTED = expectations()
-PLANTS = {entry.rule: entry for entry in reversed(EXPECTED) if not entry.healthy and not entry.held_out}
 
 
-@pytest.fixture(scope="module")
-def server() -> Iterator[ScriptServer]:
-    with ScriptServer() as server:
-        yield server
+def as_parameter(expected: Expected) -> object:
+    marks = [pytest.mark.xfail(reason=expected.fails, strict=True)] if expected.fails else []
+    return pytest.param(expected, id=expected.title, marks=marks)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("expected", PLANTS.values(), ids=lambda entry: entry.name)
+@pytest.mark.parametrize("expected", [as_parameter(entry) for entry in [*EXPECTED, *healthy_trainings()]])
 def test_the_verdict_on_a_script_is_the_fault_in_it(expected: Expected, server: ScriptServer, tmp_path: Path) -> None:
-    findings = findings_in(expected, server, tmp_path)
-    assert findings is not None
-    told = [(str(f.severity), f.rule, f.step, f.site, f.op, f.parameter, f.title, f.why) for f in findings]
-    assert expected.judge(findings) in (Score.RIGHT, Score.SILENT), (expected, told)
+    diagnosed = diagnose_script(expected, server, tmp_path)
+    assert diagnosed.is_right, str(diagnosed)
 
 
 def test_every_script_has_an_expectation_and_every_expectation_its_script() -> None:

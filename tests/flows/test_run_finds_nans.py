@@ -7,16 +7,12 @@ shows up in them: nothing is to be found there.
 from __future__ import annotations
 
 import json
-import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from roundoff.runs import Run
-
-sys.path.insert(0, str(Path(__file__).parent.parent / "watch"))
-from script_server import ScriptServer
+from tests.watch.script_server import ScriptServer
 
 SCRIPTS = Path(__file__).parent / "nans"
 PLANTED = {
@@ -29,12 +25,6 @@ PLANTED = {
     "attention_fp16": ("overflow", 0, "forward", "1", "aten.bmm#0"),
     "loss": ("domain-error", 8, "forward", "<loop>", "aten.log#0"),
 }
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[ScriptServer]:
-    with ScriptServer() as server:
-        yield server
 
 
 @pytest.mark.parametrize("name", PLANTED)

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import itertools
-import sys
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 import torch
@@ -15,9 +13,7 @@ from torch import Tensor
 
 from roundoff.kernels import summarize
 from roundoff.kernels.summaries_torch import hash_torch
-
-sys.path.insert(0, str(Path(__file__).parent))
-from plain_summary import DTYPES, WORDS, hash_of, plain_hash, tensor_of
+from tests.kernels.plain_summary import DTYPES, WORDS, hash_of, plain_hash, tensor_of
 
 
 def by_summary(x: Tensor) -> int:

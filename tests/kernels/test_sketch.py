@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -14,9 +12,7 @@ from torch import Tensor
 from roundoff.kernels import row as at
 from roundoff.kernels import summarize
 from roundoff.kernels.summaries_torch import summarize_torch
-
-sys.path.insert(0, str(Path(__file__).parent))
-from plain_summary import tensor_of
+from tests.kernels.plain_summary import tensor_of
 
 SHAPES = [
     (700,),

@@ -19,9 +19,7 @@ from roundoff.kernels import compiled, histogram, summarize
 from roundoff.kernels import row as at
 from roundoff.kernels.summaries import summarize_at
 from roundoff.kernels.summaries_torch import histogram_torch, summarize_torch
-
-sys.path.insert(0, str(Path(__file__).parent))
-from plain_summary import (
+from tests.kernels.plain_summary import (
     COUNTS,
     DTYPES,
     FLOATS,

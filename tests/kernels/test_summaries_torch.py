@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,9 +11,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from roundoff.kernels import row as at
 from roundoff.kernels.summaries_torch import hash_torch, histogram_torch, summarize_torch
-
-sys.path.insert(0, str(Path(__file__).parent))
-from plain_summary import DTYPES, tensor_of
+from tests.kernels.plain_summary import DTYPES, tensor_of
 
 RARE = [torch.float8_e4m3fn, torch.float8_e5m2, torch.complex64, torch.complex128, torch.uint16, torch.uint64]
 SHAPES = [(), (0,), (3000,), (3, 1000), (2, 3, 5, 7), (2, 3, 32, 32)]

@@ -1,8 +1,6 @@
 """Emulated and native arithmetic agree, and the emulation believes what the model's code believes."""
 
 import copy
-import sys
-from pathlib import Path
 
 import pytest
 import torch
@@ -11,9 +9,7 @@ from torch.nn import functional as F
 
 from roundoff.formats import round_to
 from roundoff.precision import apply_recipe
-
-sys.path.insert(0, str(Path(__file__).parent))
-from small_trainings import IMAGES, LABELS, prepared
+from tests.precision.small_trainings import IMAGES, LABELS, prepared
 
 
 def both(model: nn.Module, recipe: str) -> tuple[nn.Module, nn.Module]:

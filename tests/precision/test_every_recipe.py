@@ -1,8 +1,6 @@
 """The contract that every recipe keeps."""
 
 import copy
-import sys
-from pathlib import Path
 
 import pytest
 import torch
@@ -10,9 +8,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from roundoff.precision import RecipeOptimizer, apply_recipe, known_recipes
-
-sys.path.insert(0, str(Path(__file__).parent))
-from small_trainings import IMAGES, accuracy, batch_of, prepared, sgd, small_net, train, weights_of
+from tests.precision.small_trainings import IMAGES, accuracy, batch_of, prepared, sgd, small_net, train, weights_of
 
 NAMES = [recipe.name for recipe in known_recipes()]
 NATIVE = ["half", "O1", "O2", "O3", "bf16", "bf16-master", "bf16-stochastic", "bf16-kahan"]

@@ -1,6 +1,5 @@
 """Recipes under activation checkpointing, parts called by themselves, DistributedDataParallel and FSDP."""
 
-import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,9 +14,7 @@ from torch.utils.checkpoint import checkpoint
 from roundoff.formats import round_to
 from roundoff.precision import apply_recipe
 from roundoff.record.torch_private import keep_process_group
-
-sys.path.insert(0, str(Path(__file__).parent))
-from small_trainings import IMAGES, prepared, sgd, small_net, train
+from tests.precision.small_trainings import IMAGES, prepared, sgd, small_net, train
 
 WAYS = [
     ("O1", "native"),

@@ -1,17 +1,13 @@
 """What is known to go wrong at low precision goes wrong here too, and the recipes that avoid it do."""
 
 import math
-import sys
-from pathlib import Path
 
 import pytest
 import torch
 from torch.nn import functional as F
 
 from roundoff.precision import apply_recipe
-
-sys.path.insert(0, str(Path(__file__).parent))
-from small_trainings import accuracy, batch_of, prepared, small_net, train, weights_of
+from tests.precision.small_trainings import accuracy, batch_of, prepared, small_net, train, weights_of
 
 pytestmark = pytest.mark.filterwarnings("ignore:Adam's eps")
 BOTH = pytest.mark.parametrize("arithmetic", ["emulated", "native"])

@@ -2,7 +2,6 @@
 
 import json
 import math
-import sys
 import warnings
 from pathlib import Path
 
@@ -14,9 +13,7 @@ from torch.nn import functional as F
 from roundoff.errors import RecipeError
 from roundoff.formats import round_to
 from roundoff.precision import Recipe, apply_recipe, find_recipe, to_toml
-
-sys.path.insert(0, str(Path(__file__).parent))
-from small_trainings import sgd
+from tests.precision.small_trainings import sgd
 
 
 class Attention(nn.Module):

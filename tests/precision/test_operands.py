@@ -1,8 +1,6 @@
 """Operands of products in fp8 and in microscaling blocks."""
 
 import copy
-import sys
-from pathlib import Path
 
 import pytest
 import torch
@@ -12,9 +10,7 @@ from torch.nn import functional as F
 from roundoff.formats import round_to
 from roundoff.precision import OperandSettings, Recipe, apply_recipe
 from roundoff.precision.operand_scales import OperandScales
-
-sys.path.insert(0, str(Path(__file__).parent))
-from small_trainings import prepared, train
+from tests.precision.small_trainings import prepared, train
 
 
 def linear_under(recipe: object, *, seed: int = 0) -> nn.Module:

@@ -2,8 +2,6 @@
 
 import copy
 import math
-import sys
-from pathlib import Path
 
 import pytest
 import torch
@@ -12,9 +10,7 @@ from torch.nn import functional as F
 
 from roundoff.errors import LossScaleError, RecipeError
 from roundoff.precision import ScaledStep, ScaleSettings, apply_recipe
-
-sys.path.insert(0, str(Path(__file__).parent))
-from small_trainings import IMAGES, batch_of, prepared, sgd, small_net, train, weights_of
+from tests.precision.small_trainings import IMAGES, batch_of, prepared, sgd, small_net, train, weights_of
 
 OPTIMIZERS = {
     "SGD": lambda p: torch.optim.SGD(p, lr=0.05),

@@ -1,8 +1,6 @@
 """Sites that are exceptions, under every way of computing."""
 
 import json
-import sys
-from pathlib import Path
 
 import pytest
 import torch
@@ -11,9 +9,7 @@ from torch import nn
 from roundoff.errors import RecipeError
 from roundoff.formats import round_to
 from roundoff.precision import apply_recipe
-
-sys.path.insert(0, str(Path(__file__).parent))
-from small_trainings import IMAGES, prepared, sgd, small_net, train
+from tests.precision.small_trainings import IMAGES, prepared, sgd, small_net, train
 
 WAYS = [(name, "auto") for name in ("O1", "O2", "half", "bf16", "amp-fp16", "fp8", "mxfp4", "fixed", "O2+act4")]
 WAYS += [(name, "native") for name in ("O1", "O2", "half", "bf16")]

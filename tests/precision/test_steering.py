@@ -1,7 +1,6 @@
 """What is asked of every recipe from outside: another recipe, and scales that stay as they are."""
 
 import json
-import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,9 +11,7 @@ from roundoff.errors import RecipeError
 from roundoff.precision import apply_recipe, recipe_named, scale_settings, to_toml
 from roundoff.precision.scaler import LossScaler
 from roundoff.precision.steering import changing_recipes, freezing_scales
-
-sys.path.insert(0, str(Path(__file__).parent))
-from small_trainings import IMAGES, prepared, sgd, small_net, train
+from tests.precision.small_trainings import IMAGES, prepared, sgd, small_net, train
 
 
 def test_the_environments_recipe_takes_the_place_of_the_one_that_is_applied(monkeypatch):

@@ -1,6 +1,5 @@
 """Whoever watches an emulated step sees its roundings, and the watching changes nothing."""
 
-import sys
 from pathlib import Path
 
 import pytest
@@ -10,9 +9,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from roundoff.diagnose.nonfinite import first_nonfinite
 from roundoff.record import recording
 from roundoff.runs import Run
-
-sys.path.insert(0, str(Path(__file__).parent))
-from small_trainings import IMAGES, batch_of, prepared, train, weights_of
+from tests.precision.small_trainings import IMAGES, batch_of, prepared, train, weights_of
 
 
 class SeesOps(TorchDispatchMode):

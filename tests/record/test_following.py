@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,9 +15,7 @@ from roundoff.record import recording
 from roundoff.record.following import Following, OpPlace
 from roundoff.record.op_table import OpInfo
 from roundoff.runs import Run
-
-sys.path.insert(0, str(Path(__file__).parent))
-from trainings import PLAIN, Training
+from tests.record.trainings import PLAIN, Training
 
 
 class Noting:

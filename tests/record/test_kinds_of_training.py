@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 import pytest
@@ -10,9 +9,7 @@ import torch
 
 from roundoff.record import recording
 from roundoff.runs import Run
-
-sys.path.insert(0, str(Path(__file__).parent))
-from trainings import PLAIN, Outcome, Training
+from tests.record.trainings import PLAIN, Outcome, Training
 
 ONLY_IN_MODULES = {
     "aten.mm", "aten.convolution_backward", "aten.native_layer_norm_backward", "aten.native_batch_norm_backward",

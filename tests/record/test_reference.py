@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import math
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -19,9 +17,7 @@ from roundoff.record.op_table import describe_op, tensors_in, written_arguments
 from roundoff.record.reference import Introduced, Reference, ReferenceKind
 from roundoff.record.reference.judgeable import has_something_to_judge
 from roundoff.record.torch_private import DispatchMode
-
-sys.path.insert(0, str(Path(__file__).parent))
-from trainings import PLAIN, Training
+from tests.record.trainings import PLAIN, Training
 
 aten = torch.ops.aten
 FP32_EPS = torch.finfo(torch.float32).eps

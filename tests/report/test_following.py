@@ -1,9 +1,8 @@
 from pathlib import Path
 
-from tests.report.sample_runs import record_run, write_metrics_run
-
 from roundoff.diagnose import diagnose_run
 from roundoff.report import next_commands
+from tests.report.sample_runs import record_run, write_metrics_run
 
 
 def test_a_page_is_proposed_and_the_events_of_the_verdict(tmp_path: Path):

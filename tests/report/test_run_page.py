@@ -5,11 +5,11 @@ from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
-from tests.report.sample_runs import HOSTILE, diagnosed, record_run, write_metrics_run
 
 from roundoff.report.run_page import SCRIPTS, plotly_script, run_page
 from roundoff.report.run_sections import SECTIONS
 from roundoff.report.run_view import view_of
+from tests.report.sample_runs import HOSTILE, diagnosed, record_run, write_metrics_run
 
 
 class Elements(HTMLParser):

@@ -1,13 +1,13 @@
 from pathlib import Path
 
 import pytest
-from tests.report.sample_runs import record_run, write_metrics_run
 
 from roundoff.diagnose import diagnose_run
 from roundoff.diagnose.against import against as rule_against
 from roundoff.diagnose.rules import RULES
 from roundoff.report.run_view import view_of
 from roundoff.runs import Finding, Run, Severity
+from tests.report.sample_runs import record_run, write_metrics_run
 
 
 @pytest.fixture

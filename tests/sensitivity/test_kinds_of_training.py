@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import sys
 from contextlib import nullcontext
-from pathlib import Path
 
 import pytest
 import torch
 
 from roundoff.sensitivity import measuring_sensitivity
 from roundoff.sensitivity.measuring import NarrowTrainingWarning
-
-sys.path.insert(0, str(Path(__file__).parent.parent / "record"))
-from trainings import PLAIN, Outcome, Training
+from tests.record.trainings import PLAIN, Outcome, Training
 
 NARROW_ALREADY = {"autocast_bf16", "grad_scaler_fp16"}
 """Trainings that do not compute in fp32: there is nothing to measure."""

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from tests.report.sample_runs import HOSTILE, diagnosed, record_run, write_metrics_run
-from tests.serve.serving import Server, serving
 from torch import nn
 
 from roundoff.record import recording
+from tests.report.sample_runs import HOSTILE, diagnosed, record_run, write_metrics_run
+from tests.serve.serving import Server, serving
 
 HOSTILE_NAME = HOSTILE.replace("/", "")
 

@@ -8,6 +8,7 @@ from urllib.parse import quote
 
 import numpy as np
 import pytest
+
 from tests.serve.conftest import HOSTILE_NAME
 from tests.serve.serving import Server
 

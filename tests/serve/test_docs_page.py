@@ -6,13 +6,13 @@ import re
 from pathlib import Path
 
 import pytest
-from tests.serve.conftest import record_tensors
-from tests.serve.serving import serving
 
 from roundoff.serve.api import Api
 from roundoff.serve.run_rows import RunRows
 from roundoff.serve.run_state import STATES
 from roundoff.serve.runs_folder import RunsFolder
+from tests.serve.conftest import record_tensors
+from tests.serve.serving import serving
 
 PAGE = (Path(__file__).parents[2] / "docs" / "serve.md").read_text()
 ASKED = re.findall(r"http://[\w.-]+:7007(/api[^\s']*)", PAGE)

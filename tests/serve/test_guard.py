@@ -7,10 +7,10 @@ from collections.abc import Iterator
 from urllib.parse import quote
 
 import pytest
-from tests.report.sample_runs import write_metrics_run
-from tests.serve.serving import PATIENCE_SECONDS, Server, serving
 
 from roundoff.serve.guard import Door, names_here
+from tests.report.sample_runs import write_metrics_run
+from tests.serve.serving import PATIENCE_SECONDS, Server, serving
 
 TOKEN = "a-token-of-the-test"
 

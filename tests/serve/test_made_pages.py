@@ -8,11 +8,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests.report.sample_runs import write_metrics_run
 
 from roundoff.errors import RunFolderError
 from roundoff.serve.made_pages import MOST_KEPT, MadePages
 from roundoff.serve.runs_folder import OpenedRun, RunsFolder
+from tests.report.sample_runs import write_metrics_run
 
 PATIENCE_SECONDS = 60.0
 

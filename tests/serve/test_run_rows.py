@@ -8,13 +8,13 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from tests.report.sample_runs import write_metrics_run
 
 from roundoff.runs import Ending, RunInfo, RunWriter
 from roundoff.runs.info import write_info
 from roundoff.serve import run_rows
 from roundoff.serve.run_rows import RunRow, RunRows
 from roundoff.serve.runs_folder import RunsFolder
+from tests.report.sample_runs import write_metrics_run
 
 
 @pytest.fixture

@@ -10,14 +10,14 @@ from pathlib import Path
 from urllib.parse import quote
 
 import pytest
-from tests.report.sample_runs import record_run, write_metrics_run
-from tests.serve.conftest import HOSTILE_NAME
-from tests.serve.serving import PATIENCE_SECONDS, Server, serving
 
 from roundoff.report.run_page import run_page
 from roundoff.report.run_view import view_of
 from roundoff.runs import Run
 from roundoff.serve.runs_folder import OpenedRun
+from tests.report.sample_runs import record_run, write_metrics_run
+from tests.serve.conftest import HOSTILE_NAME
+from tests.serve.serving import PATIENCE_SECONDS, Server, serving
 
 
 def test_the_list_names_every_run_and_says_what_is_wrong_with_a_damaged_one(server: Server) -> None:

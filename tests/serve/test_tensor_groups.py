@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import save_file
-from tests.report.sample_runs import write_metrics_run
 
 from roundoff.runs import Run
 from roundoff.runs.folder import (
@@ -20,6 +19,7 @@ from roundoff.runs.folder import (
 )
 from roundoff.serve.refusals import Refusal
 from roundoff.serve.tensor_groups import TensorGroup, open_group, tensor_groups
+from tests.report.sample_runs import write_metrics_run
 
 
 @pytest.fixture

@@ -22,9 +22,7 @@ from roundoff.runs import Run
 from roundoff.switches import listing_ops, read_listing, switched
 from roundoff.switches.substitute import SubstituteWarning
 from roundoff.switches.substitute_listing import write_listing
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "record"))
-from trainings import PLAIN, Outcome, Training
+from tests.record.trainings import PLAIN, Outcome, Training
 
 FP64 = {"substitute": "fp64"}
 

@@ -13,6 +13,7 @@ import importlib
 import itertools
 import json
 import os
+import resource
 import runpy
 import signal
 import socket
@@ -31,7 +32,7 @@ _NEEDED = (
 )  # fmt: skip
 
 PATIENCE_SECONDS = 300
-"""How long a script may take on a busy machine; then it is ended, and its stacks stand in what it said."""
+"""How long a script may take on a busy machine; then it is killed, and its stacks are in its stderr."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,6 +43,7 @@ class Ended:
     stdout: str
     stderr: str
     seconds: float
+    cpu_seconds: float
 
     @property
     def code(self) -> int:
@@ -82,7 +84,13 @@ class ScriptServer:
         answer = json.loads(self._process.stdout.readline())
         stdout = "".join((folder / f"stdout{rank}").read_text() for rank in range(ranks))
         stderr = "".join((folder / f"stderr{rank}").read_text() for rank in range(ranks))
-        return Ended(codes=answer["codes"], stdout=stdout, stderr=stderr, seconds=answer["seconds"])
+        return Ended(
+            codes=answer["codes"],
+            stdout=stdout,
+            stderr=stderr,
+            seconds=answer["seconds"],
+            cpu_seconds=answer["cpu_seconds"],
+        )
 
 
 def serve() -> int:
@@ -100,9 +108,19 @@ def serve() -> int:
             if child == 0:
                 _leave(functools.partial(_run, request, rank, environment))
             children.append(child)
+        cpu_before = _cpu_seconds_of_children()
         codes = _codes(children, deadline=time.monotonic() + PATIENCE_SECONDS)
-        print(json.dumps({"codes": codes, "seconds": time.perf_counter() - began}), flush=True)
+        cpu_seconds = _cpu_seconds_of_children() - cpu_before
+        print(
+            json.dumps({"codes": codes, "seconds": time.perf_counter() - began, "cpu_seconds": cpu_seconds}), flush=True
+        )
     return 0
+
+
+def _cpu_seconds_of_children() -> float:
+    """Return the processor time of all children that have ended, with theirs."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
 
 
 def _codes(children: Sequence[int], *, deadline: float) -> list[int]:

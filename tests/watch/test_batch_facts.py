@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from tests.watch.taped import Taped, taped
 from torch import Tensor, nn
 
 from roundoff.runs import BatchFacts
 from roundoff.watch.batch_facts import criterion_input_facts, facts_of, tensors_from_outside
+from tests.watch.taped import Taped, taped
 
 pytestmark = pytest.mark.usefixtures("only_new_objects")
 

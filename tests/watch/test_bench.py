@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 import torch
-from tests.watch.taped import Taped, taped
 from torch import Tensor, nn
 
 from roundoff.watch.bench import cut_batch, mean_loss
+from tests.watch.taped import Taped, taped
 
 pytestmark = pytest.mark.usefixtures("only_new_objects")
 

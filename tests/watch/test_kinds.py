@@ -5,24 +5,14 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from roundoff.runs import Run
-
-sys.path.insert(0, str(Path(__file__).parent))
-from script_server import ScriptServer
+from tests.watch.script_server import ScriptServer
 
 KINDS = sorted((Path(__file__).parent / "kinds").glob("*.py"))
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[ScriptServer]:
-    with ScriptServer() as server:
-        yield server
 
 
 @pytest.mark.parametrize("script", KINDS, ids=[script.stem for script in KINDS])

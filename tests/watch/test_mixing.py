@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 import torch
 import torch.nn.functional as F
-from tests.watch.taped import taped
 from torch import Tensor, nn
 
 from roundoff.runs import JsonValue
 from roundoff.watch.mixing import batch_mixing
+from tests.watch.taped import taped
 
 pytestmark = pytest.mark.usefixtures("only_new_objects")
 

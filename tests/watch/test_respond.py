@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from tests.watch.taped import Taped, taped
 from torch import nn
 
 from roundoff.record.sites import Sites
@@ -15,6 +14,7 @@ from roundoff.watch.respond import Responder
 from roundoff.watch.snapshots import Snapshots
 from roundoff.watch.state import Training
 from roundoff.watch.step_tape import StepTape
+from tests.watch.taped import Taped, taped
 
 pytestmark = pytest.mark.usefixtures("only_new_objects")
 

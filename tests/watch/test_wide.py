@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 import torch
-from tests.watch.taped import Taped, taped
 from torch import Tensor, nn
 
 from roundoff.watch.wide import direction, wide
+from tests.watch.taped import Taped, taped
 
 pytestmark = pytest.mark.usefixtures("only_new_objects")
 

@@ -2,13 +2,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.report.sample_runs import record_run, write_metrics_run
 
 from roundoff.report.compared_page import DIVERGENCE
 from roundoff.report.run_sections import compared as room
 from roundoff.report.run_sections.compared import compared_section
 from roundoff.report.run_view import RunView, view_of
 from roundoff.report.section import Section
+from tests.report.sample_runs import record_run, write_metrics_run
 
 
 @pytest.fixture(scope="module")

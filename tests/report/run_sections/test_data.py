@@ -6,7 +6,6 @@ from pathlib import Path
 import pytest
 import torch
 import torch.nn.functional as F
-from tests.report.sample_runs import write_metrics_run
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -15,6 +14,7 @@ from roundoff.report.run_view import RunView
 from roundoff.report.section import Section
 from roundoff.runs import KeptRun, Run
 from roundoff.watch.watching import watching
+from tests.report.sample_runs import write_metrics_run
 
 
 def section_of(run: Run) -> Section | None:

@@ -6,13 +6,13 @@ from typing import Any
 
 import pytest
 import torch
-from tests.report.sample_runs import BAD_STEP, HOSTILE, diagnosed, record_run, write_metrics_run
 
 from roundoff.report.run_sections import exponent_rows as rows
 from roundoff.report.run_sections.exponents import exponents_section
 from roundoff.report.run_view import RunView, view_of
 from roundoff.report.section import Section, section_html
 from roundoff.runs import KeptRun, OptimizerFacts, Run, RunInfo, RunWriter, Structure
+from tests.report.sample_runs import BAD_STEP, HOSTILE, diagnosed, record_run, write_metrics_run
 
 
 @pytest.fixture(scope="module")

@@ -1,12 +1,11 @@
 import math
 from pathlib import Path
 
-from tests.report.sample_runs import write_metrics_run
-
 from roundoff.report.run_sections.loss import loss_section
 from roundoff.report.run_view import RunView, view_of
 from roundoff.report.section import Section
 from roundoff.runs import KeptRun
+from tests.report.sample_runs import write_metrics_run
 
 
 def drawn(section: Section | None) -> dict[str, dict]:

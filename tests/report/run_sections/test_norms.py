@@ -1,10 +1,9 @@
 from pathlib import Path
 
-from tests.report.sample_runs import write_metrics_run
-
 from roundoff.report.run_sections.norms import norms_section
 from roundoff.report.run_view import RunView
 from roundoff.runs import KeptRun, Metrics, RunInfo, RunWriter
+from tests.report.sample_runs import write_metrics_run
 
 
 def test_norms_scale_skipped_steps_and_rate_have_a_chart_each(tmp_path: Path):

@@ -5,13 +5,13 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from tests.report.sample_runs import HOSTILE, write_metrics_run, write_ranks_run
 
 from roundoff.report.run_sections import ranks
 from roundoff.report.run_sections.ranks import ranks_section
 from roundoff.report.run_view import RunView
 from roundoff.report.section import Section
 from roundoff.runs import KeptRun, Run
+from tests.report.sample_runs import HOSTILE, write_metrics_run, write_ranks_run
 
 
 def section_of(run: Run) -> Section:

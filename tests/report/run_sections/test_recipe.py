@@ -1,12 +1,11 @@
 import dataclasses
 from pathlib import Path
 
-from tests.report.sample_runs import write_metrics_run
-
 from roundoff.precision import find_recipe, to_toml
 from roundoff.report.run_sections.recipe import recipe_section
 from roundoff.report.run_view import RunView
 from roundoff.runs import KeptRun, OptimizerFacts, RunInfo, RunWriter, Structure
+from tests.report.sample_runs import write_metrics_run
 
 
 def test_the_recipe_is_there_as_toml_to_train_with_again(tmp_path: Path):

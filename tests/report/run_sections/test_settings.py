@@ -1,9 +1,8 @@
 from pathlib import Path
 
-from tests.report.sample_runs import HOSTILE, write_metrics_run
-
 from roundoff.report.run_sections.settings import settings_section
 from roundoff.report.run_view import view_of
+from tests.report.sample_runs import HOSTILE, write_metrics_run
 
 
 def test_what_the_run_says_about_itself_is_listed(tmp_path: Path):

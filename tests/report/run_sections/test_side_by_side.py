@@ -4,10 +4,9 @@ import math
 import re
 from pathlib import Path
 
-from tests.report.sample_runs import write_metrics_run
-
 from roundoff.report.run_sections.side_by_side import side_by_side
 from roundoff.runs import KeptRun
+from tests.report.sample_runs import write_metrics_run
 
 
 def rows(html: str) -> dict[str, tuple[str, str, bool]]:

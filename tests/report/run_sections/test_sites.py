@@ -2,12 +2,12 @@ import re
 from pathlib import Path
 
 import pytest
-from tests.report.sample_runs import diagnosed, record_run, write_metrics_run
 
 from roundoff.report.page import asset
 from roundoff.report.run_sections import sites as room
 from roundoff.report.run_sections.sites import NUM_LEVELS, sites_section
 from roundoff.report.run_view import RunView, view_of
+from tests.report.sample_runs import diagnosed, record_run, write_metrics_run
 
 
 @pytest.fixture(scope="module")

@@ -1,12 +1,12 @@
 from pathlib import Path
 
 import pytest
-from tests.report.sample_runs import BAD_STEP, diagnosed, record_run
 
 from roundoff.report.run_sections import chosen_steps as room
 from roundoff.report.run_sections.chosen_steps import chosen_steps
 from roundoff.report.run_sections.step_rows import StepRows, step_rows
 from roundoff.report.run_view import RunView, view_of
+from tests.report.sample_runs import BAD_STEP, diagnosed, record_run
 
 
 @pytest.fixture(scope="module")

@@ -2,11 +2,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.report.sample_runs import BAD_STEP, diagnosed, record_run, write_metrics_run
 
 from roundoff.report.run_sections import chosen_steps as room
 from roundoff.report.run_sections.steps import steps_section
 from roundoff.report.run_view import RunView, view_of
+from tests.report.sample_runs import BAD_STEP, diagnosed, record_run, write_metrics_run
 
 
 @pytest.fixture(scope="module")

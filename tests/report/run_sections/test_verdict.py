@@ -1,11 +1,11 @@
 from pathlib import Path
 
 import pytest
-from tests.report.sample_runs import HOSTILE, write_metrics_run
 
 from roundoff.report.run_sections.verdict import MOST_FINDINGS, verdict_section
 from roundoff.report.run_view import RunView
 from roundoff.runs import Finding, KeptRun, Run, RunInfo, RunWriter, Severity
+from tests.report.sample_runs import HOSTILE, write_metrics_run
 
 OVERFLOW = Finding(
     rule="overflow",
