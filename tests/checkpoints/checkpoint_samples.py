@@ -73,12 +73,12 @@ def write_distributed(folder: Path, state: dict[str, Any]) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         plain = {key: state[key] for key in ("model", "optimizer", "epoch")}
-        torch.distributed.checkpoint.save(plain, checkpoint_id=folder)
+        torch.distributed.checkpoint.save(plain, checkpoint_id=folder)  # type: ignore[attr-defined]
 
 
 def flax_bytes(tree: Any, *, chunk: int | None = None) -> bytes:
     """Pack a tree as Flax does; arrays of more than `chunk` elements are divided."""
-    return msgpack.packb(_packed(tree, chunk), default=_extended)  # type: ignore[no-any-return]
+    return msgpack.packb(_packed(tree, chunk), default=_extended)
 
 
 def _packed(tree: Any, chunk: int | None) -> Any:

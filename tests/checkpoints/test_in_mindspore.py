@@ -78,7 +78,7 @@ def test_loads_what_was_converted_and_computes_the_same(saved: tuple[Net, torch.
     plan = plan_conversion(read_checkpoint(path), target="mindspore")
     write_checkpoint(target, plan.tensors, target="mindspore" if suffix == "ckpt" else "safetensors")
     found = in_mindspore("load", target, path.with_name("result.npz"))
-    np.testing.assert_array_equal(found["bn1.moving_variance"], net.bn1.running_var.numpy())  # type: ignore[union-attr]
+    np.testing.assert_array_equal(found["bn1.moving_variance"], net.bn1.running_var.numpy())
     np.testing.assert_array_equal(found["embed.embedding_table"], net.embed.weight.detach().numpy())
     pictures = torch.from_numpy(np.linspace(-1, 1, 2 * 3 * 8 * 8, dtype=np.float32).reshape(2, 3, 8, 8))
     with torch.no_grad():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import sys
 import zipfile
 from pathlib import Path
@@ -136,7 +137,7 @@ def test_a_library_that_crashes_is_told(tmp_path: Path, monkeypatch: pytest.Monk
 
 def test_without_h5py_the_extra_is_named(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setitem(sys.modules, "h5py", None)
-    monkeypatch.setattr(hdf5.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(CheckpointError, match=r"pip install 'roundoff\[checkpoints\]'"):
         read_checkpoint(SAMPLES / "keras.weights.h5")
 

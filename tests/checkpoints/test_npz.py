@@ -32,7 +32,7 @@ def test_gives_what_numpy_gives(tmp_path: Path, save: object):
     checkpoint = read_checkpoint(tmp_path / "a.npz")
     for name, array in ARRAYS.items():
         assert checkpoint.tensor(name).tolist() == array.tolist()
-        assert checkpoint.entries[name].shape == array.shape
+        assert checkpoint.entries[name].shape == np.shape(array)
 
 
 def test_two_bytes_without_a_meaning_are_bfloat16(tmp_path: Path):

@@ -1,6 +1,7 @@
 import importlib.metadata
 import json
 import re
+import shutil
 import tomllib
 from pathlib import Path
 
@@ -175,7 +176,7 @@ def test_kernels_that_were_not_built_come_with_a_compiler_and_the_same_roundoff_
     monkeypatch: pytest.MonkeyPatch, compiler: str | None, origin: str | None, fix: str
 ):
     monkeypatch.delenv("ROUNDOFF_KERNELS", raising=False)
-    monkeypatch.setattr(health_module.shutil, "which", lambda name: compiler)
+    monkeypatch.setattr(shutil, "which", lambda name: compiler)
     monkeypatch.setattr(importlib.metadata.PathDistribution, "read_text", lambda self, name: origin)
     assert how_to_get_kernels() == fix
 

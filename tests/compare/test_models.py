@@ -65,7 +65,7 @@ class WrongBackward(torch.autograd.Function):
         return x.relu()
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> Tensor:  # type: ignore[override]
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
         return torch.ops.aten.threshold_backward(gradient, ctx.saved_tensors[0], 0) * 1.01
 
 
@@ -212,7 +212,7 @@ def test_nothing_is_blamed_where_all_is_the_same() -> None:
 
 def test_the_model_is_blamed_for_what_it_computes() -> None:
     other = seeded(mlp)
-    other[1] = nn.LeakyReLU(0.5)  # type: ignore[index]
+    other[1] = nn.LeakyReLU(0.5)
     assert blamed(other) == ["model"]
 
 

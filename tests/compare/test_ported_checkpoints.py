@@ -90,7 +90,7 @@ def test_moments_of_one_framework_line_up_with_those_of_another(torch_file: Path
     net = Net()
     net.load_state_dict(net_state())
     optimizer = torch.optim.Adam(net.parameters())
-    sum(parameter.sum() for parameter in net.parameters()).backward()  # type: ignore[union-attr]
+    sum(parameter.sum() for parameter in net.parameters()).backward()
     optimizer.step()
     torch.save({"model": net.state_dict(), "optimizer": optimizer.state_dict()}, torch_file)
     found = compare_checkpoints(read_checkpoint(torch_file), read_checkpoint(SAMPLES / "net_adam.ckpt"))

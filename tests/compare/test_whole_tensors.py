@@ -12,7 +12,7 @@ from tests.compare.variants import Variant, transformer_training
 
 def recorded(folder: Path, variant: Variant, *, level: str = "tensors") -> Run:
     train = transformer_training(variant, num_steps=1)
-    with recording(to=folder, steps=[0], level=level, inputs=True):  # type: ignore[arg-type]
+    with recording(to=folder, steps=[0], level=level, inputs=True):
         train()
     return Run.open(folder)
 

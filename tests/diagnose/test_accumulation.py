@@ -35,7 +35,7 @@ def batches(model: nn.Module, *, number: int = 4, divisor: float = 1.0) -> None:
 def divided_by_hand(model: nn.Module) -> None:
     batches(model)
     for parameter in model.parameters():
-        parameter.grad /= 4  # type: ignore[operator]
+        parameter.grad /= 4
 
 
 def one_batch(model: nn.Module) -> None:

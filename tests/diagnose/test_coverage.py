@@ -63,7 +63,7 @@ def test_master_weights_by_hand_are_fine(tmp_path: Path) -> None:
             self.live = list(model.parameters())
             super().__init__([p.detach().clone().requires_grad_() for p in self.live], lr=0.1)
 
-        def step(self, closure: object = None) -> None:  # type: ignore[override]
+        def step(self, closure: object = None) -> None:
             for master, live in zip(self.param_groups[0]["params"], self.live, strict=True):
                 master.grad = live.grad
             super().step()

@@ -24,7 +24,7 @@ def test_gradients_that_vanish_are_told_with_their_decay(tmp_path: Path) -> None
 
 def test_activations_that_explode_are_told_with_their_growth(tmp_path: Path) -> None:
     model = deep(nn.ReLU)
-    for layer in model[::2]:
+    for layer in list(model)[::2]:
         nn.init.normal_(layer.weight, std=1.0)
     run = watched_training(tmp_path / "run", model, num_steps=2)
     findings = [finding for finding in numbers_by_depth(run) if finding.rule == "exploding-activations"]

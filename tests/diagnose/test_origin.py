@@ -15,7 +15,7 @@ from tests.diagnose.planted import BAD_STEP, mlp_with, train
 
 
 def origin_of(function: Callable[[Tensor], Tensor], folder: Path, **how: object) -> OriginPlace | None:
-    return find_origin(train(mlp_with(function), folder, **how), step=BAD_STEP)  # type: ignore[arg-type]
+    return find_origin(train(mlp_with(function), folder, **how), step=BAD_STEP)
 
 
 FUTURE = torch.ones(6, 6, dtype=torch.bool).triu(1)

@@ -37,7 +37,7 @@ class Searched:
         subject = CommandSubject(words=("sh", "check.sh"), working_folder=self.folder)
         trials = Trials(subject, BisectFolder(path=self.folder), jobs=0)
         change = WideSites(bad=None, good="fp32", good_name="fp32")
-        chosen = BisectOptions(**options)  # type: ignore[arg-type]
+        chosen = BisectOptions(**options)
         search = BisectSearch(trials, change, chosen, on_event=self.events.append)
         return search.find(candidates or Candidates(modules=SITES))
 

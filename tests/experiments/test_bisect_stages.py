@@ -63,7 +63,7 @@ for _ in range(10):
 def walked(tmp_path: Path, text: str, *args: str, **options: object) -> BisectAnswer:
     (tmp_path / "train.py").write_text(text)
     subject = ScriptSubject(script=Script(target="train.py", args=args), working_folder=tmp_path)
-    chosen = BisectOptions(auto=True, **options)  # type: ignore[arg-type]
+    chosen = BisectOptions(auto=True, **options)
     events: list[BisectEvent] = []
     answer = bisect_training(subject, chosen, base=tmp_path / "runs", jobs=0, on_event=events.append)
     assert [event.what for event in events if event.what in answer.stages] == [*answer.stages], "all are told at once"

@@ -18,7 +18,7 @@ from roundoff.experiments.trial import TrialResult
 
 
 def losing(*losses: float, **more: object) -> TrialResult:
-    return TrialResult(losses=losses, **more)  # type: ignore[arg-type]
+    return TrialResult(losses=losses, **more)
 
 
 def test_a_loss_that_is_not_finite_is_bad_and_named_with_its_step():

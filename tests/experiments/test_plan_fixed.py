@@ -44,7 +44,7 @@ def test_the_recipe_trains(eight_bits: FixedPlan, tmp_path: Path) -> None:
 
 def test_only_what_differs_is_written_and_outer_sites_come_first() -> None:
     def choice(site: str, bits: int, kind: str = "activation") -> FixedChoice:
-        return FixedChoice(site=site, kind=kind, bits=bits, range="max", error=0.1)  # type: ignore[arg-type]
+        return FixedChoice(site=site, kind=kind, bits=bits, range="max", error=0.1)
 
     plan = FixedPlan(
         bits=8,

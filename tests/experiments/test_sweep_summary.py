@@ -5,7 +5,7 @@ from roundoff.experiments.sweep_summary import summary_of
 
 
 def row(name: str, **measured: object) -> Row:
-    return Row(key=name, labels={"recipe": name}, settings={}, **measured)  # type: ignore[arg-type]
+    return Row(key=name, labels={"recipe": name}, settings={}, **measured)
 
 
 FP32, O2 = row("fp32", top1=0.9), row("O2", top1=0.95)

@@ -8,7 +8,7 @@ TINY = TrainConfig(width=4, batch_size=16)
 
 
 def launch(**changes: object) -> Launch:
-    return Launch(**{"recipe": "fp32", "workers": 0, "threads": 1, "procs": 1, **changes})  # type: ignore[arg-type]
+    return Launch(**{"recipe": "fp32", "workers": 0, "threads": 1, "procs": 1, **changes})
 
 
 def test_every_combination_is_tried():

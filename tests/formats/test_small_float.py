@@ -54,7 +54,7 @@ def test_a_format_is_a_value():
     assert len({a, b}) == 1
     assert pickle.loads(pickle.dumps(a)) == a
     with pytest.raises(AttributeError):
-        a.largest = 1.0  # type: ignore[misc]
+        a.largest = 1.0
 
 
 def test_the_exponents_bound_the_numbers():
@@ -78,7 +78,7 @@ def test_a_largest_number_that_the_format_does_not_hold_is_an_error(largest):
 
 def test_an_unknown_overflow_rule_is_an_error():
     with pytest.raises(FormatError, match="the rules are saturate, infinity, nan"):
-        SmallFloat(name="mine", exponent_bits=4, mantissa_bits=3, largest=448.0, overflow="wrap")  # type: ignore[arg-type]
+        SmallFloat(name="mine", exponent_bits=4, mantissa_bits=3, largest=448.0, overflow="wrap")
 
 
 def test_a_bias_beyond_fp64_is_an_error():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -15,10 +16,10 @@ from roundoff.record import recording
 from roundoff.runs import Run
 
 
-def train(*, num_steps: int) -> tuple[list[float], nn.Module, torch.nn.Module]:
+def train(*, num_steps: int) -> tuple[list[float], nn.Module, nn.Module]:
     torch.manual_seed(0)
     plain = nn.Sequential(nn.Linear(6, 16), nn.GELU(), nn.Linear(16, 3))
-    model = torch.compile(plain, backend="aot_eager")
+    model: Any = torch.compile(plain, backend="aot_eager")
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     x, y = torch.randn(8, 6), torch.randint(0, 3, (8,))
     losses = []
@@ -79,7 +80,7 @@ def compile_the_optimizer(loop: Loop) -> None:
 
 
 def compile_the_whole_step(loop: Loop) -> None:
-    loop.step = torch.compile(loop.step, backend="aot_eager")  # type: ignore[method-assign]
+    loop.step = torch.compile(loop.step, backend="aot_eager")
 
 
 def compile_a_function_of_tensors(loop: Loop) -> None:

@@ -329,7 +329,7 @@ def everything_patched() -> list[Any]:
         list(modules._global_backward_hooks.items()),
         list(optimizers._global_optimizer_pre_hooks.items()),
         list(optimizers._global_optimizer_post_hooks.items()),
-        torch.autograd._engine_run_backward,
+        torch.autograd._engine_run_backward,  # type: ignore[attr-defined]
         clip_grad._clip_grads_with_norm_,
         clip_grad.clip_grad_norm_, clip_grad.clip_grad_value_,
         nn.utils.clip_grad_norm_, nn.utils.clip_grad_value_,

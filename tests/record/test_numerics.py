@@ -30,7 +30,7 @@ def test_only_variables_of_the_list_are_told(monkeypatch: pytest.MonkeyPatch) ->
 
 
 @pytest.mark.parametrize("observing", [recording, watching])
-def test_switches_count_as_they_are_when_the_first_step_begins(tmp_path: Path, observing) -> None:  # type: ignore[no-untyped-def]
+def test_switches_count_as_they_are_when_the_first_step_begins(tmp_path: Path, observing) -> None:
     model = nn.Linear(2, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     try:

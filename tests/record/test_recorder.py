@@ -363,7 +363,7 @@ def test_gradients_of_tensors_without_a_model_are_recorded_and_told_apart(record
     assert len({r["name"] for r in names}) == len(names)
 
 
-class Batch(dict):  # type: ignore[type-arg]
+class Batch(dict):
     pass
 
 
@@ -731,7 +731,7 @@ def test_threads_of_the_user_compute_as_they_like(record):
     assert [e.op for e in run.iter_events(op="aten.mul")] == []
 
 
-class Slow(torch.utils.data.Dataset):  # type: ignore[type-arg]
+class Slow(torch.utils.data.Dataset):
     def __len__(self) -> int:
         return 8
 

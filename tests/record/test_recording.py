@@ -204,7 +204,7 @@ def left_behind() -> Any:
 
     return (
         list(_get_current_dispatch_mode_stack()), len(module._global_forward_hooks), torch.save,
-        torch.autograd._engine_run_backward,
+        torch.autograd._engine_run_backward,  # type: ignore[attr-defined]
     )  # fmt: skip
 
 

@@ -88,13 +88,13 @@ def test_a_setting_of_the_user_for_cublas_stays(monkeypatch):
     assert os.environ["CUBLAS_WORKSPACE_CONFIG"] == ":16:8"
 
 
-class Endless(IterableDataset):  # type: ignore[type-arg]
+class Endless(IterableDataset):
     def __iter__(self) -> Iterator[Tensor]:
         for number in range(10):
             yield torch.tensor(number)
 
 
-class Augmented(Dataset):  # type: ignore[type-arg]
+class Augmented(Dataset):
     def __len__(self) -> int:
         return 6
 

@@ -87,7 +87,7 @@ def diagnosed(run: Run) -> Run:
 
 def write_metrics_run(folder: Path, losses: list[float], **info: object) -> Run:
     """Write a run that was watched and not recorded: its metrics, what the watch saw, and its optimizer."""
-    with RunWriter.create(folder, RunInfo(**info)) as writer:  # type: ignore[arg-type]
+    with RunWriter.create(folder, RunInfo(**info)) as writer:
         for step, loss in enumerate(losses):
             writer.write_metrics(
                 Metrics(

@@ -41,7 +41,7 @@ def test_the_verdict_comes_first_then_proof_numbers_recipe_and_what_to_do():
 
 
 def first_line(**changes: object) -> str:
-    lines = bisect_text(replace(ANSWER, **changes)).splitlines()  # type: ignore[arg-type]
+    lines = bisect_text(replace(ANSWER, **changes)).splitlines()
     verdict = [lines[0], *(line[1:] for line in lines[1 : lines.index(next(filter(is_fact, lines)))])]
     return "".join(verdict)
 

@@ -44,7 +44,7 @@ def test_agreement_is_told_with_the_number_of_steps() -> None:
 
 def test_every_shape_has_its_words() -> None:
     def said(kind: ShapeKind, **facts: float | tuple[int, ...]) -> str:
-        return shape_text(CurveShape(kind=kind, start=2.5, end=0.5, lowest=0.25, **facts))  # type: ignore[arg-type]
+        return shape_text(CurveShape(kind=kind, start=2.5, end=0.5, lowest=0.25, **facts))
 
     assert said(ShapeKind.FALLING) == "falls from 2.5 to 0.5"
     assert said(ShapeKind.FALLING, since=9) == "falls from 2.5 to 0.5, flat since step 9"

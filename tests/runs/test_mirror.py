@@ -1,6 +1,6 @@
 from pathlib import Path
 
-import fsspec
+import fsspec  # type: ignore[import-untyped]
 import numpy as np
 import pytest
 

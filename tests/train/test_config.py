@@ -55,7 +55,7 @@ def test_a_batch_that_cannot_be_divided_is_refused_with_one_that_can():
 )
 def test_what_cannot_be_is_said_as_the_user_wrote_it(settings: dict[str, object], message: str):
     with pytest.raises(TrainError) as caught:
-        TrainConfig(**settings)  # type: ignore[arg-type]
+        TrainConfig(**settings)
     assert str(caught.value).startswith(message)
 
 

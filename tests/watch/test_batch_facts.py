@@ -21,7 +21,7 @@ Pair = namedtuple("Pair", "inputs mask")
 
 
 class OfPairs(nn.Linear):
-    def forward(self, pair: Pair) -> Tensor:  # type: ignore[override]
+    def forward(self, pair: Pair) -> Tensor:
         return super().forward(pair.inputs * pair.mask)
 
 

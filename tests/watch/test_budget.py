@@ -1,15 +1,16 @@
 """What the watch may cost."""
 
+import time
+
 import pytest
 
-from roundoff.watch import budget as budget_file
 from roundoff.watch.budget import Budget
 
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     now = [0.0]
-    monkeypatch.setattr(budget_file.time, "perf_counter", lambda: now[0])
+    monkeypatch.setattr(time, "perf_counter", lambda: now[0])
     return now
 
 

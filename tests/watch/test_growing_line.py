@@ -33,7 +33,7 @@ def test_lines_that_add_to_a_name(line: str, anchor: str, is_found: bool) -> Non
     linecache.cache[filename] = (len(text), None, text.splitlines(keepends=True), filename)
     scope: dict[str, object] = {"sys": sys}
     exec(compile(text.replace(line, "return sys._getframe()"), filename, "exec"), scope)
-    frame = scope["train"](1, 2, 3, 4)  # type: ignore[operator]
+    frame = scope["train"](1, 2, 3, 4)
     named = Named(name=anchor, value=None, anchor=anchor, frame=frame)
     assert line_that_grows(named, [frame]) == (f"{filename}:3" if is_found else None)
 
@@ -43,5 +43,5 @@ def test_a_file_that_cannot_be_read_has_no_lines() -> None:
     code = compile("import sys; frame = sys._getframe()", "<broken>", "exec")
     scope: dict[str, object] = {}
     exec(code, scope)
-    named = Named(name="x", value=None, anchor="x", frame=scope["frame"])  # type: ignore[arg-type]
+    named = Named(name="x", value=None, anchor="x", frame=scope["frame"])
     assert line_that_grows(named, []) is None

@@ -35,7 +35,7 @@ class Handled:
         self.writer = RunWriter.create(folder, RunInfo())
         self.handler = StepHandler(
             Responder(self.writer, training=training, sites=Sites(), snapshots=self.snapshots),
-            WatchSettings(on_anomaly=on_anomaly, **settings),  # type: ignore[arg-type]
+            WatchSettings(on_anomaly=on_anomaly, **settings),
             snapshots=self.snapshots,
             requests=Requests(folder),
             replaying=self.replaying,
@@ -78,7 +78,7 @@ def test_stop_ends_the_training_for_what_was_seen_but_leaves_exceptions_to_the_s
 def test_what_raised_is_replayed_unless_it_would_take_all_memory_again(
     tmp_path: Path, name: str, num_replays: int
 ) -> None:
-    handled = Handled(tmp_path / "run", recorded_steps=())  # type: ignore[arg-type]
+    handled = Handled(tmp_path / "run", recorded_steps=())
     handled.handle("exception", name=name)
     assert handled.num_replays == num_replays
 

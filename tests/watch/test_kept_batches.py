@@ -29,7 +29,7 @@ def batches(num: int = 4, *, size: int = 10) -> list[tuple[Tensor, Tensor]]:
 
 def kept(folder: Path, **settings: int) -> list[dict[str, list[object]]]:
     data = batches()
-    with watching(to=folder, **settings):  # type: ignore[arg-type]
+    with watching(to=folder, **settings):
         train(data)
     return [{key: file[key].tolist() for key in file} for file in Run.open(folder).batches()]
 

@@ -122,7 +122,7 @@ def test_copies_reach_as_deep_as_plain_containers_do() -> None:
     assert copy["d"] is shared
 
 
-@pytest.mark.parametrize("value", [None, 1, "a", torch.ones(1), Enum("Stage", "READY").READY, [1, {"a": (2.0,)}]])
+@pytest.mark.parametrize("value", [None, 1, "a", torch.ones(1), Enum("Stage", "READY")["READY"], [1, {"a": (2.0,)}]])
 def test_values_are_plain(value: object) -> None:
     assert is_plain(value)
 

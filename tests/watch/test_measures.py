@@ -20,7 +20,7 @@ def trained() -> tuple[nn.Linear, torch.optim.SGD]:
 def test_the_table_says_what_torch_says():
     model, optimizer = trained()
     with torch.no_grad():
-        model.weight.grad[0] = 0.0  # type: ignore[index]
+        model.weight.grad[0] = 0.0
     before = model.weight.detach().clone()
     sites = Sites()
     sites.add_model(model)
@@ -34,7 +34,7 @@ def test_the_table_says_what_torch_says():
     assert (weight["step"], weight["parameter"], weight["num_elements"]) == (7, "weight", 12)
     assert weight["l2"] == pytest.approx(float(model.weight.detach().norm()), rel=1e-6)
     assert weight["absmax"] == pytest.approx(float(model.weight.detach().abs().max()))
-    assert weight["grad_l2"] == pytest.approx(float(model.weight.grad.norm()), rel=1e-6)  # type: ignore[union-attr]
+    assert weight["grad_l2"] == pytest.approx(float(model.weight.grad.norm()), rel=1e-6)
     assert weight["grad_zero_share"] == pytest.approx(4 / 12)
     assert weight["changed_fraction"] == 1.0
     assert weight["update_l2"] == pytest.approx(float((model.weight.detach() - before).norm()), rel=1e-6)
@@ -68,7 +68,7 @@ def test_gradient_norm_is_that_of_clipping_and_names_the_first_bad_gradient():
     expected = float(nn.utils.clip_grad_norm_(model.parameters(), math.inf))
     norm, bad = gradient_norm(list(model.parameters()))
     assert (norm, bad) == (pytest.approx(expected, rel=1e-6), None)
-    model.bias.grad[1] = math.nan  # type: ignore[index]
+    model.bias.grad[1] = math.nan
     assert gradient_norm(list(model.parameters()))[1] == 1
 
 

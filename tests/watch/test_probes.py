@@ -180,7 +180,7 @@ def test_samples_mix_also_where_another_dimension_is_as_long_as_the_batch(tmp_pa
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     with watching(to=tmp_path / "a"):
         for _ in range(3):
-            model[1].forward = lambda x: x.transpose(0, 1).reshape(8, -1)  # type: ignore[method-assign]
+            model[1].forward = lambda x: x.transpose(0, 1).reshape(8, -1)
             optimizer.zero_grad()
             F.cross_entropy(model(torch.randn(8, 1, 8, 8)), torch.arange(8) % 3).backward()
             optimizer.step()

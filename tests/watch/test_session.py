@@ -49,7 +49,7 @@ def same(a: nn.Module, b: nn.Module) -> bool:
 
 
 def watched(folder: Path, data: list[Batch], **settings: object) -> tuple[nn.Module, Watch]:
-    with watching(to=folder, **settings) as watch:  # type: ignore[arg-type]
+    with watching(to=folder, **settings) as watch:
         model = train(data)
     return model, watch
 

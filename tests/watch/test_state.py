@@ -71,8 +71,8 @@ def test_every_tensor_is_there_once_also_those_of_an_optimizer_alone() -> None:
 
 def test_a_replaced_layer_is_state_after_a_new_look() -> None:
     training, model, _ = trained()
-    model[0] = nn.Linear(3, 4)  # type: ignore[index]
-    weight = model[0].weight  # type: ignore[index]
+    model[0] = nn.Linear(3, 4)
+    weight = model[0].weight
     assert not training.is_state(weight)
     training.refresh()
     assert training.is_state(weight)
@@ -93,7 +93,7 @@ def test_optimizers_are_found_but_not_those_of_a_training_that_broke() -> None:
 def test_buffers_come_with_names_and_only_those_of_floats() -> None:
     training, model, _ = trained()
     assert [name for name, _ in training.buffers()] == ["1.running_mean", "1.running_var"]
-    assert model[1].num_batches_tracked.item() == 1  # type: ignore[index, union-attr, operator]
+    assert model[1].num_batches_tracked.item() == 1
 
 
 def test_the_training_is_in_the_old_state_inside_the_block_and_in_its_own_behind() -> None:
@@ -120,9 +120,9 @@ def test_the_first_difference_is_told_in_order_of_weights_buffers_and_optimizer_
     state.take(training)
     with state.lent(training) as own:
         assert own.first_difference() is None
-        optimizer.state[model[0].weight]["exp_avg"].add_(1)  # type: ignore[index]
+        optimizer.state[model[0].weight]["exp_avg"].add_(1)
         assert own.first_difference() == "the optimizer's exp_avg"
-        model[1].running_mean.add_(1)  # type: ignore[index, union-attr, operator]
+        model[1].running_mean.add_(1)
         assert own.first_difference() == "a buffer"
 
 

@@ -70,7 +70,7 @@ def test_norms_say_whether_their_statistics_are_those_of_the_start() -> None:
 
 def test_settings_of_modules_are_short_plain_values_of_their_own() -> None:
     model = nn.Conv2d(1, 2, 3)
-    model.names, model.long, model.other, model._hidden = ["a"], list(range(9)), object(), 1  # type: ignore[assignment]
+    model.names, model.long, model.other, model._hidden = ["a"], list(range(9)), object(), 1
     (facts,) = described(model).modules
     assert (facts.settings["kernel_size"], facts.settings["names"]) == ([3, 3], ["a"])
     assert facts.settings.keys().isdisjoint({"long", "other", "_hidden", "training"})

@@ -65,7 +65,7 @@ def test_functions_come_back_with_their_values(model: nn.Module, batch: TensorFi
     assert isinstance(call, FunctionCall)
     assert call.function is F.relu
     weight, result, *rest = call.args
-    assert weight is model[0].weight  # type: ignore[index]
+    assert weight is model[0].weight
     assert isinstance(result, Result)
     assert (result.number, rest) == (3, [torch.float16, slice(None, 2), ...])
 

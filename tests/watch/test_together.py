@@ -12,7 +12,7 @@ from roundoff.watch.together import Requests, all_agree, exchange
 
 
 def _rank(rank: int, folder: str, values: list[str | None], answers: Any) -> None:
-    together._PATIENCE_SECONDS = 1.0  # type: ignore[misc]
+    together._PATIENCE_SECONDS = 1.0
     dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=len(values))
     value = values[rank]
     if value is not None:

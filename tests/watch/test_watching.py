@@ -18,7 +18,7 @@ pytestmark = pytest.mark.usefixtures("only_new_objects")
 
 
 def test_an_unknown_way_to_act_is_refused_with_those_there_are(tmp_path: Path) -> None:
-    settings = WatchSettings(on_anomaly="explode")  # type: ignore[arg-type]
+    settings = WatchSettings(on_anomaly="explode")
     with pytest.raises(RecordError, match=r"no way 'explode'.*\n.*report, stop, skip"):
         start_watching(to=tmp_path / "run", settings=settings)
     assert not (tmp_path / "run").exists()

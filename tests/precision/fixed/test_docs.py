@@ -1,5 +1,6 @@
 import re
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import nn
@@ -14,7 +15,7 @@ PAGE = (Path(__file__).parents[3] / "docs" / "fixed-point.md").read_text()
 def test_the_example_runs_and_learns(capsys):
     torch.manual_seed(0)
     (code,) = re.findall(r"```python\n(.*?)```", PAGE, flags=re.DOTALL)
-    names: dict[str, object] = {}
+    names: dict[str, Any] = {}
     exec(compile(code, "fixed-point.md", "exec"), names)
     model, loss = names["model"], names["loss"]
     assert isinstance(model, nn.Module)

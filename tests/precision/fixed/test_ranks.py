@@ -99,7 +99,7 @@ def sharded_losses(*, is_sharded: bool) -> list[float]:
 
 @pytest.mark.slow
 def test_evaluation_is_equal_on_one_and_two_ranks(tmp_path):
-    ranks = mp.spawn(train_on_rank, args=(str(tmp_path),), nprocs=2, join=False, daemon=True)
+    ranks = mp.spawn(train_on_rank, args=(str(tmp_path),), nprocs=2, join=False, daemon=True)  # type: ignore[attr-defined]
     deadline = time.monotonic() + 300
     while not ranks.join(timeout=5):
         assert time.monotonic() < deadline

@@ -61,9 +61,9 @@ def test_tensors_channels_and_epochs_have_their_tables(images: Section):
 
 
 def test_labels_are_drawn_as_bars(images: Section):
-    bars = images.data["labels"]["data"][0]  # type: ignore[index,call-overload]
+    bars = images.data["labels"]["data"][0]
     assert (bars["x"], bars["y"]) == (["0", "1", "2"], [10, 10, 10])
-    assert [len(trace["x"]) for trace in images.data["ranges"]["data"]] == [3, 3, 3]  # type: ignore[index,call-overload,union-attr]
+    assert [len(trace["x"]) for trace in images.data["ranges"]["data"]] == [3, 3, 3]
 
 
 def test_texts_are_shown_as_texts_and_stay_text(tmp_path: Path):

@@ -16,7 +16,7 @@ def view(tmp_path_factory: pytest.TempPathFactory) -> RunView:
 
 @pytest.fixture(scope="module")
 def data(view: RunView) -> dict[str, Any]:
-    return steps_section(view).data["steps"]  # type: ignore[return-value]
+    return steps_section(view).data["steps"]
 
 
 def name(data: dict[str, Any], column: str, step: int, row: int) -> str:

@@ -24,7 +24,7 @@ def write_pictures(root: Path, *, num: int = 4) -> None:
 
 
 def config(root: Path, **settings: object) -> TrainConfig:
-    return TrainConfig(data=f"folder:{root}", image_size=16, batch_size=4, **settings)  # type: ignore[arg-type]
+    return TrainConfig(data=f"folder:{root}", image_size=16, batch_size=4, **settings)
 
 
 def test_pictures_of_every_size_become_batches_of_one(tmp_path: Path):
