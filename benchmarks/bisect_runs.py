@@ -23,8 +23,8 @@ from dataclasses import asdict, dataclass
 import torch
 from torch import Tensor, nn
 
-from roundoff.experiments.candidates import candidates_from_step
-from roundoff.experiments.smallest import smallest_wide
+from roundoff.experiments.bisect.candidates import candidates_from_step
+from roundoff.experiments.bisect.smallest import smallest_wide
 from roundoff.precision import apply_recipe
 from roundoff.sensitivity import measuring_sensitivity
 

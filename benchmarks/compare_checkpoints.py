@@ -18,8 +18,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from roundoff.checkpoints.read import read_checkpoint
-from roundoff.compare.checkpoints import compare_checkpoints
+from roundoff.checkpoints.read.dispatch import read_checkpoint
+from roundoff.compare.checkpoints.checkpoint_comparison import compare_checkpoints
 
 MUST_SECONDS = 4.0
 TOWARDS_READS = 1.5

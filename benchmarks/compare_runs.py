@@ -18,7 +18,7 @@ from pathlib import Path
 import torch
 
 from models import gpt_step
-from roundoff.compare.runs import compare_runs
+from roundoff.compare.runs.run_comparison import compare_runs
 from roundoff.record import recording
 from roundoff.runs import Run
 

@@ -40,7 +40,7 @@ def write_run(folder: Path, *, num_bytes: int, factor: float) -> None:
 
 def compare(reference: Path, candidate: Path) -> dict[str, float]:
     """Compare in this process: seconds, and the peak of its memory."""
-    from roundoff.compare.tensors import compare_tensor_runs
+    from roundoff.compare.tensors.tensor_comparison import compare_tensor_runs
     from roundoff.runs import Run
 
     began = time.perf_counter()

@@ -20,8 +20,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from roundoff.kernels import kernels_in_use
-from roundoff.kernels.fixed_point import quantize_fixed
-from roundoff.kernels.fixed_rule import FixedRule
+from roundoff.kernels.rounding_rules import FixedRule
+from roundoff.kernels.scaled_fixed_point import quantize_fixed
 from roundoff.precision.fixed import FixedPointSettings, convert_to_fixed_point
 
 SIZE = 16_000_000

@@ -74,7 +74,7 @@ def stored_megabytes(run: Path) -> float:
 
 def computed_megabytes(name: str) -> float:
     """Add up the bytes that one step computes, views counted once, and those it starts from: parameters and batch."""
-    from roundoff.record.op_table import Kind, describe_op, tensors_in, written_arguments
+    from roundoff.record.ops.op_table import OpKind, describe_op, tensors_in, written_arguments
     from roundoff.record.torch_private import DispatchMode
 
     class Adding(DispatchMode):
@@ -83,9 +83,9 @@ def computed_megabytes(name: str) -> float:
         def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
             result = func(*args, **(kwargs or {}))
             info = describe_op(func)
-            if info.kind is Kind.RETURNED:
+            if info.kind is OpKind.RETURNED:
                 self.num_bytes += sum(x.nbytes for x in tensors_in(result))
-            elif info.kind is Kind.MUTATED:
+            elif info.kind is OpKind.MUTATED:
                 self.num_bytes += sum(x.nbytes for x in written_arguments(func, info, args, kwargs or {}))
             return result
 

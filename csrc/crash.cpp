@@ -19,7 +19,7 @@ namespace roundoff {
 static const int fatal_signals[] = {SIGSEGV, SIGBUS, SIGABRT, SIGILL, SIGFPE};
 static const int num_fatal = sizeof(fatal_signals) / sizeof(fatal_signals[0]);
 
-// The first words of the page that parent and child share; watch/shared_page.py has the same.
+// The first words of the page that parent and child share; watch/process/ipc.py has the same.
 struct Page {
   volatile int32_t signal;
   volatile int32_t thread;

@@ -5,7 +5,7 @@
 
 namespace roundoff {
 
-// Orders are shared with kernels/fixed_rule.py.
+// Orders are shared with kernels/rounding_rules.py.
 enum class Range : int { max, three_sigma, sweep };
 enum class Follow : int { never, data, at_least };  // at_least: the scale may grow, not shrink
 

@@ -1,7 +1,7 @@
 // Groups of values kept as codes of 2, 4 or 8 bits, with the lowest value and the step of each group in bf16.
 //
 // The step's sign bit says that code 0 means exactly 0, and the other codes lowest, lowest + step, ...; without it code 0
-// means `lowest`. A step that is NaN marks a group that has no codes. kernels/groups_torch.py computes the same bits.
+// means `lowest`. A step that is NaN marks a group that has no codes. kernels/group_codes.py computes the same bits.
 #pragma once
 
 #include <cstdint>

@@ -8,7 +8,7 @@
 
 namespace roundoff {
 
-// Orders are shared with kernels/modes.py.
+// Orders are shared with kernels/rounding_rules.py.
 enum class Rounding : int { nearest, stochastic, toward_zero, up, down };
 enum class Overflow : int { saturate, infinity, nan, saturate_finite };  // the last one keeps infinities
 

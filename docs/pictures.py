@@ -20,13 +20,13 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 from roundoff.diagnose import diagnose_run
-from roundoff.report.run_page import run_page
-from roundoff.report.run_view import view_of
+from roundoff.report.run_page.document import run_page
+from roundoff.report.run_page.view import view_of
 from roundoff.runs import Run
-from roundoff.serve.guard import Door
-from roundoff.serve.listening import address_of, listen, server_of
+from roundoff.serve.app import App
+from roundoff.serve.guard import AccessPolicy
 from roundoff.serve.runs_folder import RunsFolder
-from roundoff.serve.site import Site
+from roundoff.serve.server import address_of, listen, make_server
 from roundoff.train import TrainConfig, train
 from roundoff.train.digits import train_test
 from roundoff.watch.watching import watching
@@ -75,9 +75,9 @@ def take_list(browser: Browser, *, to: Path) -> None:
     """Train the digits with two recipes more, serve all the runs, and write a picture of the list."""
     for recipe in ("fp32", "O2"):
         train(TrainConfig(recipe=recipe, epochs=1, name=recipe))
-    site = Site(RunsFolder(Path("runs")))
+    site = App(RunsFolder(Path("runs")))
     with listen("127.0.0.1", 0) as listening:
-        server = server_of(site.app(Door(names=frozenset(), is_loopback=True)))
+        server = make_server(site.app(AccessPolicy(names=frozenset(), is_loopback=True)))
         thread = threading.Thread(target=lambda: asyncio.run(server.serve(sockets=[listening])), daemon=True)
         thread.start()
         tab = browser.new_page(viewport={"width": 1280, "height": 720}, color_scheme="light")

@@ -14,7 +14,7 @@ FLOORS = [
     {"precision", "record"},
     {"compare", "sensitivity", "switches"},
     {"diagnose"},
-    {"report"},
+    {"report", "replay"},
     {"watch", "train", "serve"},
     {"experiments"},
     {"cli"},
@@ -97,7 +97,7 @@ def test_a_planted_trespass_is_found(room: str, line: str):
 @pytest.mark.parametrize(
     ("room", "line"),
     [
-        ("runs", "from roundoff.runs.event import Event"),
+        ("runs", "from roundoff.runs.records.event import Event"),
         ("runs", "from .event import Event"),
         ("kernels", "from roundoff.errors import KernelError"),
         ("runs", "import torch, numpy as np"),

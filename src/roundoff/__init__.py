@@ -6,11 +6,11 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from roundoff.compare.models import compare_models as compare_models
-    from roundoff.compare.save_tensor import save_tensor as save_tensor
+    from roundoff.compare.models.model_comparison import compare_models as compare_models
+    from roundoff.compare.tensors.save_tensor import save_tensor as save_tensor
     from roundoff.errors import RoundoffError as RoundoffError
-    from roundoff.experiments.smallest import smallest_bad as smallest_bad
-    from roundoff.experiments.smallest import smallest_wide as smallest_wide
+    from roundoff.experiments.bisect.smallest import smallest_bad as smallest_bad
+    from roundoff.experiments.bisect.smallest import smallest_wide as smallest_wide
     from roundoff.formats import format_named as format_named
     from roundoff.formats import round_to as round_to
     from roundoff.precision import Recipe as Recipe
@@ -28,14 +28,14 @@ _HOMES = {
     "RoundoffError": "roundoff.errors",
     "Run": "roundoff.runs",
     "apply_recipe": "roundoff.precision",
-    "compare_models": "roundoff.compare.models",
+    "compare_models": "roundoff.compare.models.model_comparison",
     "format_named": "roundoff.formats",
     "measuring_sensitivity": "roundoff.sensitivity.measuring",
     "recording": "roundoff.record",
     "round_to": "roundoff.formats",
-    "save_tensor": "roundoff.compare.save_tensor",
-    "smallest_bad": "roundoff.experiments.smallest",
-    "smallest_wide": "roundoff.experiments.smallest",
+    "save_tensor": "roundoff.compare.tensors.save_tensor",
+    "smallest_bad": "roundoff.experiments.bisect.smallest",
+    "smallest_wide": "roundoff.experiments.bisect.smallest",
     "switched": "roundoff.switches",
     "watching": "roundoff.watch.watching",
 }

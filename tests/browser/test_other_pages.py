@@ -6,11 +6,11 @@ from pathlib import Path
 
 from playwright.sync_api import expect
 
-from roundoff.compare.runs import compare_runs
+from roundoff.compare.runs.run_comparison import compare_runs
 from roundoff.diagnose.against import findings_against
-from roundoff.report.compared_page import runs_page
+from roundoff.report.comparisons.compared_runs import runs_page
+from roundoff.report.html_table import Cell, Column
 from roundoff.report.sweep_page import SweepPage, SweepPageRow, sweep_page
-from roundoff.report.table import Cell, Column
 from tests.browser.conftest import OpenTab
 from tests.report.sample_runs import record_run
 

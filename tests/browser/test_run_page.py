@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import Page, expect
 
-from roundoff.report.run_page import run_page
-from roundoff.report.run_view import view_of
+from roundoff.report.run_page.document import run_page
+from roundoff.report.run_page.view import view_of
 from roundoff.runs import Run
 from tests.browser.conftest import OpenTab, Tab
 from tests.report.sample_runs import BAD_STEP, HOSTILE, diagnosed, record_run, write_metrics_run

@@ -11,8 +11,8 @@ from playwright.sync_api import Page, expect
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from roundoff.report.run_page import run_page
-from roundoff.report.run_view import view_of
+from roundoff.report.run_page.document import run_page
+from roundoff.report.run_page.view import view_of
 from roundoff.runs import Run
 from roundoff.watch.watching import watching
 from tests.browser.conftest import OpenTab, Tab

@@ -12,7 +12,7 @@ import pytest
 from playwright.sync_api import Browser, FrameLocator, Page, expect
 
 from roundoff.runs import Finding, Metrics, RunInfo, RunWriter, Severity
-from roundoff.runs.info import write_info
+from roundoff.runs.records.info import write_info
 from tests.browser.conftest import PATIENCE_MILLISECONDS
 from tests.report.sample_runs import HOSTILE, diagnosed, record_run, write_metrics_run
 from tests.serve.conftest import record_tensors

@@ -17,7 +17,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from roundoff.checkpoints.read import read_checkpoint
+from roundoff.checkpoints.read.dispatch import read_checkpoint
 from roundoff.errors import CheckpointError
 from tests.checkpoints.checkpoint_samples import write_samples
 

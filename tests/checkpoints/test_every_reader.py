@@ -12,8 +12,8 @@ import torch
 
 from roundoff.checkpoints.checkpoint import Role
 from roundoff.checkpoints.file_bytes import FileBytes
-from roundoff.checkpoints.protobuf import read_varint
-from roundoff.checkpoints.read import read_checkpoint
+from roundoff.checkpoints.read.dispatch import read_checkpoint
+from roundoff.checkpoints.read.mindspore import read_varint
 from roundoff.errors import CheckpointError
 from tests.checkpoints.checkpoint_samples import write_samples
 from tests.checkpoints.fuzz_readers import fuzz

@@ -14,11 +14,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-import roundoff.checkpoints.writing_mindspore as writing_mindspore
+import roundoff.checkpoints.write.file_writers as writing_mindspore
 from roundoff.checkpoints.checkpoint import Entry, Role, StoredTensor
-from roundoff.checkpoints.read import read_checkpoint
-from roundoff.checkpoints.writing import write_checkpoint
-from roundoff.checkpoints.writing_plan import plan_conversion
+from roundoff.checkpoints.read.dispatch import read_checkpoint
+from roundoff.checkpoints.write.checkpoint_writer import write_checkpoint
+from roundoff.checkpoints.write.conversion import plan_conversion
 
 PYTHON = os.environ.get("ROUNDOFF_MINDSPORE_PYTHON")
 PORTED = Path(__file__).parent / "samples" / "ported"

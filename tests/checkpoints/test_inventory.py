@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from roundoff.checkpoints.inventory import take_inventory, take_model_inventory
-from roundoff.checkpoints.read import read_checkpoint
+from roundoff.checkpoints.read.dispatch import read_checkpoint
 
 
 @pytest.mark.parametrize(

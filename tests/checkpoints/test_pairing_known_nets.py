@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 import pytest
 
 from roundoff.checkpoints.checkpoint import Entry, Role
-from roundoff.checkpoints.pairing import pair
+from roundoff.checkpoints.pair.pairing import pair
 
 Shapes = Mapping[str, tuple[int, ...]]
 BATCH_NORM = ("weight", "bias", "running_mean", "running_var")

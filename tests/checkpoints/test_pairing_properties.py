@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from roundoff.checkpoints.checkpoint import Entry, Role
-from roundoff.checkpoints.pairing import Pairing, pair
+from roundoff.checkpoints.pair.pairing import Pairing, pair
 
 WORDS = [
     "a",

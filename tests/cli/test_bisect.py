@@ -5,7 +5,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from roundoff.cli import command_line
-from roundoff.cli.bisect_subject import subject_of
+from roundoff.cli.training_argument import training_named
 from roundoff.runs import RunInfo, RunWriter
 
 PLANTED = Path(__file__).parents[1] / "experiments" / "planted_overflow.py"
@@ -180,7 +180,7 @@ def test_an_option_that_train_does_not_have_points_to_its_help():
 
 def test_a_training_is_called_by_the_words_that_were_given():
     words = ("train", "--data", "digits", "--steps", "3", "--recipe", "fp32")
-    subject = subject_of(words, command="bisect", is_module=False, with_rules=False, seed=0)
+    subject = training_named(words, command="bisect", is_module=False, with_rules=False, seed=0)
     assert subject.name == f"roundoff {' '.join(words)}"
 
 

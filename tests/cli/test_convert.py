@@ -6,7 +6,7 @@ import pytest
 import torch
 from click.testing import CliRunner, Result
 
-from roundoff.checkpoints.read import read_checkpoint
+from roundoff.checkpoints.read.dispatch import read_checkpoint
 from roundoff.cli import command_line
 
 

@@ -15,10 +15,10 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from roundoff.cli import command_line, demo_process
-from roundoff.cli.demo_chapters import STORY, Chapter
-from roundoff.cli.demo_outcome import Outcome, Trained, outcome_text
-from roundoff.cli.demo_stage import Stage, command_of
+from roundoff.cli import command_line
+from roundoff.cli import demo_player as demo_process
+from roundoff.cli.demo import DemoResult, DemoTraining, demo_result_text
+from roundoff.cli.demo_player import STORY, Chapter, DemoPlayer, command_of
 from roundoff.errors import DemoError
 from roundoff.runs import Finding, Severity
 
@@ -28,7 +28,7 @@ QUICK = Chapter(title="Which version is it?", words=("--version",), ends_with=0,
 def test_a_chapter_is_its_title_its_command_and_what_the_command_prints(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with Stage(tmp_path, [QUICK], quiet=False) as stage:
+    with DemoPlayer(tmp_path, [QUICK], quiet=False) as stage:
         (played,) = stage.play()
     title, command, *answer = capsys.readouterr().out.splitlines()
     assert title == "1. Which version is it?"
@@ -38,7 +38,7 @@ def test_a_chapter_is_its_title_its_command_and_what_the_command_prints(
 
 
 def test_nothing_is_shown_where_stdout_is_kept_for_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    with Stage(tmp_path, [QUICK], quiet=True) as stage:
+    with DemoPlayer(tmp_path, [QUICK], quiet=True) as stage:
         stage.say("a line")
         stage.play()
     assert capsys.readouterr() == ("", "")
@@ -46,7 +46,10 @@ def test_nothing_is_shown_where_stdout_is_kept_for_json(tmp_path: Path, capsys: 
 
 def test_a_command_that_ends_otherwise_ends_the_demo_with_what_it_said(tmp_path: Path) -> None:
     story = [replace(QUICK, words=("runs", "nowhere")), QUICK]
-    with Stage(tmp_path, story, quiet=True) as stage, pytest.raises(DemoError, match=r"ended with 2 .*, not with 0"):
+    with (
+        DemoPlayer(tmp_path, story, quiet=True) as stage,
+        pytest.raises(DemoError, match=r"ended with 2 .*, not with 0"),
+    ):
         stage.play()
 
 
@@ -54,7 +57,7 @@ def test_a_command_that_hangs_is_ended(tmp_path: Path, monkeypatch: pytest.Monke
     (tmp_path / "waits.py").write_text("import time\ntime.sleep(600)\n")
     monkeypatch.setattr(demo_process, "PATIENCE_SECONDS", 1.0)
     story = [replace(QUICK, words=("record", "waits.py"))]
-    with Stage(tmp_path, story, quiet=True) as stage, pytest.raises(DemoError, match="ended with -15"):
+    with DemoPlayer(tmp_path, story, quiet=True) as stage, pytest.raises(DemoError, match="ended with -15"):
         stage.play()
 
 
@@ -105,7 +108,7 @@ def test_an_interrupt_while_a_command_is_being_started_loses_no_process(
         return made[0]
 
     monkeypatch.setattr(demo_process, "_start", interrupted)
-    with pytest.raises(KeyboardInterrupt), demo_process.started(["formats"], tmp_path):
+    with pytest.raises(KeyboardInterrupt), demo_process.running_command(["formats"], tmp_path):
         pytest.fail("the block is not entered")
     assert made[0].poll() is not None
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
@@ -124,7 +127,7 @@ def _processes_in(folder: Path) -> list[str]:
 
 
 @pytest.fixture
-def outcome() -> Outcome:
+def outcome() -> DemoResult:
     good, bad = (2.0, 1.0, 0.0), (2.0, float("nan"), float("nan"))
     finding = Finding(
         rule="overflow",
@@ -136,12 +139,12 @@ def outcome() -> Outcome:
         why="",
         fix="",
     )
-    return Outcome(
+    return DemoResult(
         folder=Path("here"),
         trained=(
-            Trained(recipe="fp32", accuracy=0.97, losses=good),
-            Trained(recipe="half", accuracy=0.1, losses=bad),
-            Trained(recipe="planned.toml", accuracy=0.965, losses=good),
+            DemoTraining(recipe="fp32", accuracy=0.97, losses=good),
+            DemoTraining(recipe="half", accuracy=0.1, losses=bad),
+            DemoTraining(recipe="planned.toml", accuracy=0.965, losses=good),
         ),
         finding=finding,
         played=(),
@@ -149,9 +152,11 @@ def outcome() -> Outcome:
     )
 
 
-def test_the_accuracies_stand_side_by_side_under_the_verdict(outcome: Outcome, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_accuracies_stand_side_by_side_under_the_verdict(
+    outcome: DemoResult, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("COLUMNS", "100")
-    assert outcome_text(outcome, drawn=True).splitlines()[:6] == [
+    assert demo_result_text(outcome, drawn=True).splitlines()[:6] == [
         "digits.py broke at digits.py:33, step 1: fp16 matmul overflowed. The planned recipe mends it.",
         "",
         "recipe        accuracy  loss",
@@ -161,19 +166,19 @@ def test_the_accuracies_stand_side_by_side_under_the_verdict(outcome: Outcome, m
     ]
 
 
-def test_curves_are_left_out_where_the_terminal_cannot_show_them(outcome: Outcome) -> None:
-    text = outcome_text(outcome, drawn=False)
+def test_curves_are_left_out_where_the_terminal_cannot_show_them(outcome: DemoResult) -> None:
+    text = demo_result_text(outcome, drawn=False)
     assert text.isascii()
     assert "half            10.0 %  NaN from step 1 on" in text
 
 
 @pytest.mark.parametrize("width", [100, 60])
 def test_what_was_written_is_named_in_lines_that_fit(
-    outcome: Outcome, width: int, monkeypatch: pytest.MonkeyPatch
+    outcome: DemoResult, width: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COLUMNS", str(width))
     long = tuple(replace(each, losses=each.losses * 20) for each in outcome.trained)
-    lines = outcome_text(replace(outcome, trained=long), drawn=True).splitlines()
+    lines = demo_result_text(replace(outcome, trained=long), drawn=True).splitlines()
     assert "page    here/report.html" in lines
     assert max(map(len, lines)) <= width
     assert all(len(f"1. {chapter.title}") <= 100 for chapter in STORY)

@@ -9,10 +9,19 @@ import pytest
 import torch
 from click.testing import CliRunner
 
-from roundoff.cli import health as health_module
-from roundoff.cli.doctor import doctor_command, to_text
-from roundoff.cli.features import FEATURES, Feature
-from roundoff.cli.health import TORCH_SERIES, FeatureState, Health, Problem, examine, how_to_get_kernels
+from roundoff.cli import doctor as health_module
+from roundoff.cli.doctor import (
+    FEATURES,
+    TORCH_SERIES,
+    Feature,
+    FeatureState,
+    Health,
+    Problem,
+    doctor_command,
+    examine,
+    how_to_get_kernels,
+    to_text,
+)
 from roundoff.kernels import kernels_in_use
 from roundoff.record.torch_private import PrivateCall
 

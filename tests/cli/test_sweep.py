@@ -6,8 +6,8 @@ import pytest
 from click.testing import CliRunner, Result
 
 from roundoff.cli import command_line
-from roundoff.experiments import run_sweep
-from roundoff.experiments.task import Outcome, Task
+from roundoff.experiments.engine.task import Task, TaskOutcome
+from roundoff.experiments.sweep import experiment as run_sweep
 
 TINY = """
 [settings]
@@ -33,9 +33,9 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
         assert callable(on_result)
         for task in tasks:
             if task.argument.config.recipe == "O2":
-                on_result(Outcome(task=task, failure="killed by SIGKILL, perhaps for want of memory", seconds=0.5))
+                on_result(TaskOutcome(task=task, failure="killed by SIGKILL, perhaps for want of memory", seconds=0.5))
             else:
-                on_result(Outcome(task=task, value={"top1": 0.5, "seconds": 1.25, "skipped": 2}))
+                on_result(TaskOutcome(task=task, value={"top1": 0.5, "seconds": 1.25, "skipped": 2}))
 
     monkeypatch.setattr(run_sweep, "run_tasks", run_tasks)
 
@@ -156,7 +156,7 @@ def test_a_csv_file_that_cannot_be_is_told_before_anything_is_trained():
 def test_an_interrupt_tells_how_to_go_on_with_the_same_words(monkeypatch: pytest.MonkeyPatch):
     def run_tasks(tasks: list[Task], *, jobs: int, on: str, on_result: object) -> None:
         assert callable(on_result)
-        on_result(Outcome(task=tasks[0], value={"top1": 0.5}))
+        on_result(TaskOutcome(task=tasks[0], value={"top1": 0.5}))
         raise KeyboardInterrupt
 
     monkeypatch.setattr(run_sweep, "run_tasks", run_tasks)

@@ -10,10 +10,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from roundoff.checkpoints.pairing_match import PairedBy
-from roundoff.checkpoints.read import read_checkpoint
-from roundoff.compare.checkpoint_pair import Kind
-from roundoff.compare.checkpoints import compare_checkpoints
+from roundoff.checkpoints.pair.layer_matching import PairedBy
+from roundoff.checkpoints.read.dispatch import read_checkpoint
+from roundoff.compare.checkpoints.checkpoint_comparison import compare_checkpoints
+from roundoff.compare.checkpoints.compared_pair import PairKind
 
 SAMPLES = Path(__file__).parents[1] / "checkpoints" / "samples" / "ported"
 NETS = ["net.ckpt", "net.pdparams", "net.keras", "net_legacy.h5", "nested.weights.h5", "net.msgpack"]
@@ -58,7 +58,7 @@ def test_every_parameter_is_paired_and_equal(torch_file: Path, sample: str, is_r
     first, second = read_checkpoint(torch_file), read_checkpoint(SAMPLES / sample)
     found = compare_checkpoints(*((first, second) if is_reference else (second, first)))
     assert not found.differs
-    assert {each.kind for each in found.pairs} == {Kind.EQUAL}
+    assert {each.kind for each in found.pairs} == {PairKind.EQUAL}
     assert PairedBy.VALUES not in {each.pair.by for each in found.pairs}
     names = {each.pair.reference if is_reference else each.pair.candidate for each in found.pairs}
     assert names == {name for name in net_state() if not name.endswith("num_batches_tracked")}
@@ -68,7 +68,7 @@ def test_every_parameter_is_paired_and_equal(torch_file: Path, sample: str, is_r
 def test_frameworks_line_up_among_themselves(first: str, second: str):
     found = compare_checkpoints(read_checkpoint(SAMPLES / first), read_checkpoint(SAMPLES / second))
     assert not found.differs
-    assert [each.kind for each in found.pairs] == [Kind.EQUAL] * 19
+    assert [each.kind for each in found.pairs] == [PairKind.EQUAL] * 19
 
 
 @pytest.mark.parametrize("sample", NETS)

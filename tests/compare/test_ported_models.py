@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from roundoff.compare.models import ModelComparison, compare_models
+from roundoff.compare.models.model_comparison import ModelComparison, compare_models
 
 transformers = pytest.importorskip("transformers")
 

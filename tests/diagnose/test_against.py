@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from roundoff.compare.runs import compare_runs
+from roundoff.compare.runs.run_comparison import compare_runs
 from roundoff.diagnose import diagnose_run
 from roundoff.diagnose.against import against, findings_against
 from roundoff.diagnose.rules import RULES

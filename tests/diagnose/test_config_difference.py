@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from roundoff.compare.settings import differing_settings
-from roundoff.diagnose.config_difference import config_difference
+from roundoff.compare.settings.setting_comparison import differing_settings
+from roundoff.diagnose.against import config_difference
 from roundoff.runs import ModuleFacts, OptimizerFacts, Run, RunInfo, RunWriter, Severity, Structure
 
 

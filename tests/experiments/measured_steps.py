@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from roundoff.sensitivity.sensitivity import Effect, Rounded, Sensitivity
+from roundoff.sensitivity.effects import Effect, Rounded, Sensitivity
 
 
 def rounded(**changes: Any) -> Rounded:

@@ -1,8 +1,7 @@
 import re
 from pathlib import Path
 
-from roundoff.experiments.shipped import shipped_sweeps
-from roundoff.experiments.sweep_file import read_sweep
+from roundoff.experiments.sweep.definition import read_sweep, shipped_sweeps
 
 PAGE = (Path(__file__).parents[2] / "docs" / "sweeps.md").read_text()
 

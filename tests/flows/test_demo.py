@@ -10,9 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from roundoff.cli.demo_chapters import STORY
-from roundoff.cli.demo_outcome import outcome_of
-from roundoff.cli.demo_stage import Played, command_of
+from roundoff.cli.demo import read_demo_result
+from roundoff.cli.demo_player import STORY, PlayedChapter, command_of
 from roundoff.precision import find_recipe
 
 pytestmark = pytest.mark.slow
@@ -73,8 +72,8 @@ def test_the_demo_leaves_a_page_a_recipe_and_runs(told: str, place: Path) -> Non
 
 def test_what_the_demo_found_can_be_had_as_json(told: str, place: Path) -> None:
     folder = place / "runs" / "demo-1"
-    played = [Played(chapter=chapter, output=tuple(told.splitlines()), seconds=1.0) for chapter in STORY]
-    found = json.loads(json.dumps(outcome_of(folder, played, seconds=7.0).to_object()))
+    played = [PlayedChapter(chapter=chapter, output=tuple(told.splitlines()), seconds=1.0) for chapter in STORY]
+    found = json.loads(json.dumps(read_demo_result(folder, played, seconds=7.0).to_object()))
     assert found["finding"]["rule"] == "overflow"
     assert found["finding"]["source"] == "digits.py:33"
     assert [training["first_nonfinite_step"] for training in found["trainings"]] == [None, 33, None]

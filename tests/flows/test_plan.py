@@ -20,8 +20,8 @@ import pytest
 from click.testing import CliRunner
 
 from roundoff.cli import command_line
-from roundoff.experiments.subject_script import ScriptSubject
-from roundoff.experiments.trial import Setting
+from roundoff.experiments.trials.targets import ScriptTarget
+from roundoff.experiments.trials.trial import TrialSetting
 from roundoff.precision import find_recipe
 from roundoff.record.script import Script
 
@@ -62,8 +62,8 @@ def plan(*words: str) -> Ended:
 
 def millimetres_off(recipe: str, *, folder: Path, capsys: pytest.CaptureFixture[str]) -> float:
     """Train the diverging net with a recipe, and return how far its lengths are off."""
-    subject = ScriptSubject(script=Script(target="diverging.py", args=("60",)), working_folder=folder)
-    task = subject.task(Setting(recipe=recipe), folder=folder / "trial")
+    subject = ScriptTarget(script=Script(target="diverging.py", args=("60",)), working_folder=folder)
+    task = subject.task(TrialSetting(recipe=recipe), folder=folder / "trial")
     assert task.call(task.argument).exit_code == 0
     return float(capsys.readouterr().out.split()[-2])
 

@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 
 from roundoff.formats import SmallFloat
-from roundoff.kernels.loading import compiled
+from roundoff.kernels.availability import compiled
 
 BITS = {torch.float64: torch.int64, torch.float32: torch.int32, torch.bfloat16: torch.int16, torch.float16: torch.int16}
 

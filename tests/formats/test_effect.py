@@ -2,7 +2,7 @@ import math
 
 import pytest
 
-from roundoff.formats import Effect, effect_of, format_named
+from roundoff.formats import RoundingEffect, effect_of, format_named
 
 
 @pytest.mark.parametrize(
@@ -48,4 +48,4 @@ def test_measures_how_far_off_it_is(value, name, error):
 
 
 def test_an_effect_is_a_value():
-    assert effect_of(1.0, format_named("fp16")) == Effect(value=1.0, relative_error=0.0, outcome="exact")
+    assert effect_of(1.0, format_named("fp16")) == RoundingEffect(value=1.0, relative_error=0.0, outcome="exact")

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from roundoff.formats import Rounding, SmallFloat, format_named, round_to
-from roundoff.kernels.modes import ROUNDINGS
+from roundoff.kernels.rounding_rules import ROUNDINGS
 
 NARROW = ["e4m3", "e5m2", "e4m3fnuz", "e5m2fnuz", "e2m3", "e3m2", "e2m1", "e3m4"]
 EVERY_DTYPE = [torch.float64, torch.float32, torch.bfloat16, torch.float16]

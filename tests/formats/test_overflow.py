@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from roundoff.formats import round_to
-from roundoff.kernels.modes import ROUNDINGS
+from roundoff.kernels.rounding_rules import ROUNDINGS
 
 EVERY_DTYPE = [torch.float64, torch.float32, torch.bfloat16, torch.float16]
 

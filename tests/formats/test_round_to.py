@@ -8,7 +8,7 @@ from torch import Tensor
 
 from roundoff.errors import FormatError, KernelError
 from roundoff.formats import known_formats, round_to
-from roundoff.kernels.modes import ROUNDINGS
+from roundoff.kernels.rounding_rules import ROUNDINGS
 
 EVERY_DTYPE = [torch.float64, torch.float32, torch.bfloat16, torch.float16]
 

@@ -16,10 +16,9 @@ import torch
 from torch import Tensor
 
 from roundoff.errors import KernelError
-from roundoff.kernels.differences import Difference, _named, difference
-from roundoff.kernels.differences_torch import difference_torch
+from roundoff.kernels.availability import compiled
+from roundoff.kernels.differences import Difference, _named, difference, difference_torch
 from roundoff.kernels.layout import DTYPE_CODES
-from roundoff.kernels.loading import compiled
 
 DTYPES = list(DTYPE_CODES)
 SIZES = [0, 1, 15, 16, 17, 1000, 1023, 1024, 1025, 5000]

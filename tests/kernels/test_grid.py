@@ -2,7 +2,7 @@ import pytest
 import torch
 
 from roundoff.formats import SmallFloat, format_named
-from roundoff.kernels.grid import FloatGrid, holds, within
+from roundoff.kernels.rounding_rules import FloatGrid, holds, within
 
 
 def grid_of(name: str) -> FloatGrid:

@@ -3,9 +3,15 @@ import torch
 from torch import Tensor
 
 from roundoff.errors import KernelError
-from roundoff.kernels import groups
-from roundoff.kernels.groups import CODE_BITS, GroupCodes, compress_groups, expand_groups
-from roundoff.kernels.groups_torch import compress_groups_torch, expand_groups_torch
+from roundoff.kernels import group_codes as groups
+from roundoff.kernels.group_codes import (
+    CODE_BITS,
+    GroupCodes,
+    compress_groups,
+    compress_groups_torch,
+    expand_groups,
+    expand_groups_torch,
+)
 from roundoff.kernels.random_numbers import draw_key
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16, torch.float64]

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from roundoff.kernels import summarize
-from roundoff.kernels.summaries_torch import hash_torch
+from roundoff.kernels.summaries import hash_torch
 from tests.kernels.plain_summary import DTYPES, WORDS, hash_of, plain_hash, tensor_of
 
 

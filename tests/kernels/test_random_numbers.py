@@ -4,8 +4,7 @@ import pytest
 import torch
 
 from roundoff.errors import KernelError
-from roundoff.kernels.random_numbers import draw_key, indices_of, random_31
-from roundoff.kernels.tables import splitmix64
+from roundoff.kernels.random_numbers import draw_key, indices_of, random_31, splitmix64
 
 KEY = 0x0123456789ABCDEF
 

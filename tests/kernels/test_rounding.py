@@ -12,10 +12,9 @@ import torch
 from torch import Tensor
 
 from roundoff.errors import KernelError
-from roundoff.kernels.grid import FloatGrid
-from roundoff.kernels.loading import compiled
-from roundoff.kernels.modes import ROUNDINGS
+from roundoff.kernels.availability import compiled
 from roundoff.kernels.rounding import round_blocks, round_fixed, round_float
+from roundoff.kernels.rounding_rules import ROUNDINGS, FloatGrid
 from roundoff.kernels.rounding_torch import round_blocks_torch, round_fixed_torch, round_float_torch
 
 BITS = {torch.float64: torch.int64, torch.float32: torch.int32, torch.bfloat16: torch.int16, torch.float16: torch.int16}
@@ -139,7 +138,7 @@ def test_every_instruction_set_gives_the_same_bits(level):
         "import importlib.util, json, sys;"
         f"spec = importlib.util.spec_from_file_location('cases', {__file__!r});"
         "cases = importlib.util.module_from_spec(spec); spec.loader.exec_module(cases);"
-        "from roundoff.kernels.loading import compiled;"
+        "from roundoff.kernels.availability import compiled;"
         "print(json.dumps([compiled().level(), cases.digest()]))"
     )
     environment = {**os.environ, "ROUNDOFF_ISA": level}

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from roundoff.kernels import row as at
 from roundoff.kernels import summarize
-from roundoff.kernels.summaries_torch import summarize_torch
+from roundoff.kernels.summaries import summarize_torch
 from tests.kernels.plain_summary import tensor_of
 
 SHAPES = [

@@ -17,8 +17,7 @@ from torch import Tensor
 
 from roundoff.kernels import compiled, histogram, summarize
 from roundoff.kernels import row as at
-from roundoff.kernels.summaries import summarize_at
-from roundoff.kernels.summaries_torch import histogram_torch, summarize_torch
+from roundoff.kernels.summaries import histogram_torch, summarize_at, summarize_torch
 from tests.kernels.plain_summary import (
     COUNTS,
     DTYPES,

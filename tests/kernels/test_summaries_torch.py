@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from roundoff.kernels import row as at
-from roundoff.kernels.summaries_torch import hash_torch, histogram_torch, summarize_torch
+from roundoff.kernels.summaries import hash_torch, histogram_torch, summarize_torch
 from tests.kernels.plain_summary import DTYPES, tensor_of
 
 RARE = [torch.float8_e4m3fn, torch.float8_e5m2, torch.complex64, torch.complex128, torch.uint16, torch.uint64]

@@ -6,8 +6,8 @@ from torch import nn
 
 from roundoff.errors import RecipeError
 from roundoff.precision import Recipe, apply_recipe, recipe_named, to_toml
-from roundoff.precision.activations import CompressedActivations
-from roundoff.precision.recipe_toml import from_toml
+from roundoff.precision.activations.compress import CompressedActivations
+from roundoff.precision.recipe.toml import from_toml
 
 
 def bits_saved(recipe: Recipe) -> dict[str, int]:

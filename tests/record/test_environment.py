@@ -9,7 +9,7 @@ import sys
 import pytest
 import torch
 
-from roundoff.record.environment import describe_process, launch_name, rank, world_size
+from roundoff.record.process_info import describe_process, launch_name, rank, world_size
 
 LAUNCHED = ("RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RUN_ID",
             "TORCHELASTIC_RESTART_COUNT")  # fmt: skip

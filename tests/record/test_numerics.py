@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from roundoff.record import recording
-from roundoff.record.numerics import FLAGS, numeric_environment
+from roundoff.record.process_info import FLAGS, numeric_environment
 from roundoff.runs import Run
 from roundoff.watch.watching import watching
 

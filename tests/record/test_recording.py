@@ -18,12 +18,12 @@ from torch import Tensor, nn
 
 from roundoff.errors import RunFolderError
 from roundoff.record import recording
-from roundoff.record.recorder import OpRecorder
-from roundoff.record.rows import Rows
+from roundoff.record.loop.sites import Sites
+from roundoff.record.loop.step_clock import StepClock
+from roundoff.record.ops.recorder import OpRecorder
+from roundoff.record.ops.rows import Rows
+from roundoff.record.ops.step_writer import StepWriter
 from roundoff.record.session import Recording
-from roundoff.record.sites import Sites
-from roundoff.record.step_writer import StepWriter
-from roundoff.record.steps import StepClock
 from roundoff.record.torch_private import DispatchMode
 from roundoff.runs import RecordingStoppedWarning, Run
 

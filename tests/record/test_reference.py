@@ -13,9 +13,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from roundoff.record.op_table import describe_op, tensors_in, written_arguments
-from roundoff.record.reference import Introduced, Reference, ReferenceKind
-from roundoff.record.reference.judgeable import has_something_to_judge
+from roundoff.record.ops.op_table import describe_op, tensors_in, written_arguments
+from roundoff.record.reference import IntroducedError, Reference, ReferenceKind
+from roundoff.record.reference.exact_rerun import has_something_to_judge
 from roundoff.record.torch_private import DispatchMode
 from tests.record.trainings import PLAIN, Training
 
@@ -31,7 +31,7 @@ class Judging(DispatchMode):
     def __init__(self, kind: ReferenceKind = "fp64") -> None:
         super().__init__()
         self.reference = Reference(kind)
-        self.found: list[tuple[str, list[Introduced | None]]] = []
+        self.found: list[tuple[str, list[IntroducedError | None]]] = []
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from roundoff.errors import RunFolderError, ScriptError
-from roundoff.record.script import Script, arguments_after, folder_for, run_script
+from roundoff.record.script import Script, folder_for, parse_script_command, run_script
 from roundoff.runs import RunInfo, RunWriter
 
 
@@ -198,15 +198,19 @@ def test_a_module_of_the_current_folder_exists():
 
 
 def test_the_first_word_is_the_script_and_the_rest_is_its_own():
-    script = arguments_after(["train.py", "--steps", "3", "-m"], is_module=False, example="")
+    script = parse_script_command(["train.py", "--steps", "3", "-m"], is_module=False, example="")
     assert (script.target, script.args) == ("train.py", ("--steps", "3", "-m"))
     assert script.command == ("python", "train.py", "--steps", "3", "-m")
-    assert arguments_after(["package.train"], is_module=True, example="").command == ("python", "-m", "package.train")
+    assert parse_script_command(["package.train"], is_module=True, example="").command == (
+        "python",
+        "-m",
+        "package.train",
+    )
 
 
 def test_says_that_no_script_was_named():
     with pytest.raises(ScriptError) as error:
-        arguments_after([], is_module=False, example="roundoff record --steps 0-3 train.py --lr 0.1")
+        parse_script_command([], is_module=False, example="roundoff record --steps 0-3 train.py --lr 0.1")
     assert str(error.value) == (
         "No script was named.\n  fix: for example: roundoff record --steps 0-3 train.py --lr 0.1"
     )

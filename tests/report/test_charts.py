@@ -1,6 +1,6 @@
 import math
 
-from roundoff.report.charts import FEW, MOST_PARTS, Curve, chart, figure, line, marks, text, upright
+from roundoff.report.charts import MAX_PARTS, MAX_TICKED_STEPS, Curve, chart, figure, line, marks, text, vertical_line
 
 
 def test_a_curve_keeps_its_gaps():
@@ -13,7 +13,7 @@ def test_a_long_curve_is_thinned_and_keeps_its_peak():
     values = [0.0] * 100_000
     values[54_321] = 9.0
     trace = line(Curve(name="loss", steps=range(100_000), values=values))
-    assert len(trace["x"]) <= 2 * MOST_PARTS
+    assert len(trace["x"]) <= 2 * MAX_PARTS
     assert (54_321, 9.0) in list(zip(trace["x"], trace["y"], strict=True))
 
 
@@ -33,12 +33,12 @@ def test_names_are_no_markup_to_plotly():
     assert text(hostile) == escaped
     assert line(Curve(name=hostile, steps=[0], values=[1.0]))["name"] == escaped
     assert marks("anomaly", [(0, 1.0, hostile)], colour="--bad", symbol="x")["text"] == [escaped]
-    assert upright(1, hostile, colour="--bad")[1]["text"] == escaped
+    assert vertical_line(1, hostile, colour="--bad")[1]["text"] == escaped
 
 
 def test_few_steps_have_a_tick_each():
-    few = figure([line(Curve(name="loss", steps=[0, FEW], values=[1.0, 2.0]))], x="step", y="loss")
-    many = figure([line(Curve(name="loss", steps=[0, FEW + 1], values=[1.0, 2.0]))], x="step", y="loss")
+    few = figure([line(Curve(name="loss", steps=[0, MAX_TICKED_STEPS], values=[1.0, 2.0]))], x="step", y="loss")
+    many = figure([line(Curve(name="loss", steps=[0, MAX_TICKED_STEPS + 1], values=[1.0, 2.0]))], x="step", y="loss")
     assert few["layout"]["xaxis"]["dtick"] == 1
     assert "dtick" not in many["layout"]["xaxis"]
 

@@ -3,7 +3,7 @@ import re
 
 import pytest
 
-from roundoff.report.loss_curve import loss_curve, loss_sentence, thinned
+from roundoff.report.loss_curve import loss_curve, loss_sentence, thin_curve
 
 NAN = math.nan
 
@@ -43,7 +43,7 @@ def test_a_long_curve_keeps_its_spike_and_its_ends():
     losses = [1.0] * 50_000
     losses[31_234] = 9.0
     losses[40_001] = NAN
-    points = thinned(losses)
+    points = thin_curve(losses)
     assert len(points) < 300
     assert (31_234, 9.0) in points
     assert 40_001 in [step for step, _ in points]

@@ -5,8 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from roundoff.report.sensitivity_page import sensitivity_page
-from roundoff.report.sensitivity_text import sensitivity_text
+from roundoff.report.precision_loss import sensitivity_page, sensitivity_text
 from roundoff.sensitivity import Effect, Rounded, Sensitivity
 
 

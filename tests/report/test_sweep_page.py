@@ -1,8 +1,8 @@
 import re
 from dataclasses import replace
 
+from roundoff.report.html_table import Cell, Column
 from roundoff.report.sweep_page import SweepPage, SweepPageRow, sweep_page
-from roundoff.report.table import Cell, Column
 
 HOSTILE = "</td><script>alert(1)</script>"
 GOOD = SweepPageRow(cells=[Cell(shown="fp32")], outcome="trained", losses=[2.0, 1.0])

@@ -1,6 +1,6 @@
 import re
 
-from roundoff.report.table import Cell, Column, TableRow, table
+from roundoff.report.html_table import Cell, Column, TableRow, table
 
 COLUMNS = [Column(name="recipe"), Column(name="top-1", is_number=True)]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from roundoff.report import explained_text, to_text, watched_text
+from roundoff.report import explained_text, findings_text, watched_text
 from roundoff.runs import Finding, Severity
 
 OVERFLOW = Finding(
@@ -26,11 +26,11 @@ WATCHED = watched_text(num_steps=1204, seconds=372.4, cost=0.0137)
 
 
 def test_says_plainly_when_nothing_was_found() -> None:
-    assert to_text([]) == "Nothing found."
+    assert findings_text([]) == "Nothing found."
 
 
 def test_nothing_found_is_one_line_with_what_the_watch_cost() -> None:
-    assert to_text([], watched=WATCHED) == "Nothing found; watched 1204 steps in 6 min 12 s; cost 1.4 %"
+    assert findings_text([], watched=WATCHED) == "Nothing found; watched 1204 steps in 6 min 12 s; cost 1.4 %"
 
 
 def test_lays_a_finding_out_with_its_place_first_and_its_source_at_the_right_edge() -> None:
@@ -47,7 +47,7 @@ def test_lays_a_finding_out_with_its_place_first_and_its_source_at_the_right_edg
         why="its inputs reach 1.7e3; the product 2.9e6 is beyond fp16's largest number 65504; in fp64 it is finite",
         fix="scale q by 1/sqrt(d) before the matmul, or keep blocks.3.attn in fp32",
     )
-    assert to_text([finding]) == (
+    assert findings_text([finding]) == (
         "overflow   blocks.3.attn / aten.bmm#0   step 12, forward                                 model.py:41\n"
         "  fp16 bmm overflowed: its inputs reach 1.7e3; the product 2.9e6 is beyond fp16's largest number\n"
         "  65504; in fp64 it is finite.\n"
@@ -56,7 +56,7 @@ def test_lays_a_finding_out_with_its_place_first_and_its_source_at_the_right_edg
 
 
 def test_the_verdict_screen() -> None:
-    text = to_text(
+    text = findings_text(
         [OVERFLOW],
         saved="the batch and the state before the step:  roundoff replay runs/train-3",
         next_commands=["roundoff report runs/train-3", "roundoff plan runs/train-3"],
@@ -78,7 +78,7 @@ def test_the_verdict_screen() -> None:
 
 def test_commands_that_do_not_fit_side_by_side_stand_one_below_the_other() -> None:
     commands = ["roundoff report runs/train-3", "roundoff runs show runs/train-3 --step 1203 --site 'blocks.3.attn'"]
-    assert to_text([OVERFLOW], next_commands=commands, width=90).splitlines()[-2:] == [
+    assert findings_text([OVERFLOW], next_commands=commands, width=90).splitlines()[-2:] == [
         "  next   roundoff report runs/train-3",
         "         roundoff runs show runs/train-3 --step 1203 --site 'blocks.3.attn'",
     ]
@@ -90,27 +90,27 @@ def test_findings_after_the_first_get_one_line_each_and_the_last_ones_a_count() 
         title="graphs of old steps are kept", why="-", fix="-",
     )  # fmt: skip
     note = replace(leak, rule="frozen", severity=Severity.NOTE, rank=0, title="half the model is frozen")
-    lines = to_text([OVERFLOW, leak, note, *[leak] * 6]).splitlines()
+    lines = findings_text([OVERFLOW, leak, note, *[leak] * 6]).splitlines()
     assert lines[-7] == "graph-leak   step 7, rank 1   graphs of old steps are kept"
     assert lines[-1] == "2 more in findings.json"
-    assert to_text([note]) == "Nothing found.\nnote: frozen   step 7   half the model is frozen"
+    assert findings_text([note]) == "Nothing found.\nnote: frozen   step 7   half the model is frozen"
 
 
 def test_a_line_that_is_too_long_is_cut_and_keeps_its_columns() -> None:
     long = replace(OVERFLOW, title="one two three four five six seven")
-    assert to_text([OVERFLOW, long], width=80).splitlines()[-1] == (
+    assert findings_text([OVERFLOW, long], width=80).splitlines()[-1] == (
         "overflow   blocks.3.attn / aten.bmm#0   step 1203, forward   one two three f ..."
     )
 
 
 def test_what_one_cause_led_to_is_named_below_the_fix() -> None:
     related = replace(OVERFLOW, rule="step-on-nonfinite-gradients", title="the optimizer stepped on bad gradients")
-    lines = to_text([replace(OVERFLOW, related=(related,))]).splitlines()
+    lines = findings_text([replace(OVERFLOW, related=(related,))]).splitlines()
     assert lines[-1] == "  also   step-on-nonfinite-gradients: the optimizer stepped on bad gradients."
 
 
 def test_the_screen_of_the_longest_verdict_fits_on_24_lines() -> None:
-    text = to_text([replace(OVERFLOW, related=(OVERFLOW,) * 9), *[OVERFLOW] * 30], saved="x", next_commands=["y"])
+    text = findings_text([replace(OVERFLOW, related=(OVERFLOW,) * 9), *[OVERFLOW] * 30], saved="x", next_commands=["y"])
     assert len(text.splitlines()) <= 24
 
 

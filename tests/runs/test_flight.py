@@ -8,9 +8,7 @@ from pathlib import Path
 import pytest
 
 from roundoff.errors import RunFolderError
-from roundoff.runs.flight import FlightRecorder
-from roundoff.runs.flight_layout import COUNT, MAX_DEPTH, NUM_RECORDS, TOTAL_BYTES
-from roundoff.runs.flight_reader import read_flight, read_heartbeat
+from roundoff.runs.flight import COUNT, MAX_DEPTH, NUM_RECORDS, TOTAL_BYTES, FlightRecorder, read_flight, read_heartbeat
 
 WRITING_UNTIL_KILLED = """
 import sys

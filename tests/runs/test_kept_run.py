@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from roundoff.errors import RunFolderError
-from roundoff.runs import Call, EventColumns, Interned, KeptRun, Metrics, ParameterColumns, Run, RunInfo, RunWriter
+from roundoff.runs import CachedRun, Call, EventColumns, Interned, Metrics, ParameterColumns, Run, RunInfo, RunWriter
 
 
 @pytest.fixture
@@ -43,7 +43,7 @@ def _row(step: int) -> ParameterColumns:
 
 
 def test_a_kept_run_answers_as_the_run_does(run: Run) -> None:
-    kept = KeptRun.of(run)
+    kept = CachedRun.of(run)
     for _ in range(2):  # from the files, then from memory
         assert kept.ranks == run.ranks == [0]
         assert kept.metrics() == run.metrics() != []
@@ -57,7 +57,7 @@ def test_a_kept_run_answers_as_the_run_does(run: Run) -> None:
 
 
 def test_what_was_read_once_is_not_read_again(run: Run) -> None:
-    kept = KeptRun.of(run)
+    kept = CachedRun.of(run)
     before = kept.metrics()
     (run.path / "metrics-rank0.jsonl").unlink()
     assert kept.metrics() == before
@@ -65,14 +65,14 @@ def test_what_was_read_once_is_not_read_again(run: Run) -> None:
 
 
 def test_who_changes_a_list_changes_his_own(run: Run) -> None:
-    kept = KeptRun.of(run)
+    kept = CachedRun.of(run)
     kept.metrics().clear()
     assert kept.metrics() == run.metrics()
 
 
 def test_a_kept_run_of_a_kept_run_is_the_same(run: Run) -> None:
-    kept = KeptRun.of(run)
-    assert KeptRun.of(kept) is kept
+    kept = CachedRun.of(run)
+    assert CachedRun.of(kept) is kept
 
 
 def test_who_asks_for_one_step_opens_only_the_parts_that_hold_it(
@@ -83,7 +83,7 @@ def test_who_asks_for_one_step_opens_only_the_parts_that_hold_it(
             writer.write_events(make_events(step))
             writer.flush()
     run = Run.open(tmp_path / "run")
-    kept = KeptRun.of(run)
+    kept = CachedRun.of(run)
     assert kept.steps == run.steps == [0, 1, 2]
     assert kept.events(step=1).equals(run.events(step=1))
     assert kept.events(step=[0, 2]).equals(run.events(step=[0, 2]))

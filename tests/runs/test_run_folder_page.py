@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from roundoff.runs import TABLES, VERSION, Call, Ending, MemoryLook, Metrics, RunInfo, RunWriter
-from roundoff.runs import flight_layout as layout
-from roundoff.runs.finding import FINDING_FIELDS
+from roundoff.runs import flight as layout
+from roundoff.runs.records.finding import FINDING_FIELDS
 
 PAGE = (Path(__file__).parents[2] / "docs" / "run-folder.md").read_text()
 
@@ -47,12 +47,12 @@ def test_every_field_of_an_ending_is_on_the_page():
 
 
 def test_every_field_of_a_saved_step_is_on_the_page(tmp_path: Path):
-    from roundoff.record.sites import Sites
-    from roundoff.watch.before import Before
-    from roundoff.watch.state import Training
-    from roundoff.watch.step_tape import StepTape
+    from roundoff.record.loop.sites import Sites
+    from roundoff.replay.saved.step_inputs import StepInputsWriter
+    from roundoff.replay.state import Training
+    from roundoff.replay.step_tape import StepTape
 
-    before = Before(RunWriter.create(tmp_path / "a", RunInfo()), Training(), Sites())
+    before = StepInputsWriter(RunWriter.create(tmp_path / "a", RunInfo()), Training(), Sites())
     before.write_state()
     before.write_batch(StepTape(0))
     written = json.loads((tmp_path / "a" / "tape-rank0.json").read_text())

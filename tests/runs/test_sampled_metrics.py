@@ -9,7 +9,7 @@ import pytest
 
 from roundoff.errors import RunFolderError
 from roundoff.runs import Metrics, sampled_metrics
-from roundoff.runs.folder import metrics_path
+from roundoff.runs.files.folder import metrics_path
 
 
 def write(folder: Path, num_steps: int, *, end: str = "") -> Path:

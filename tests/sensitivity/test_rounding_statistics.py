@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from roundoff.formats import format_named, round_to
-from roundoff.sensitivity.rounding_statistics import _sums, _sums_within, inner_product, rounded_from, sums_of
+from roundoff.sensitivity.error_sums import _sums, _sums_within, inner_product, rounded_from, sums_of
 
 
 def rounded(values: list[float], fmt: str):

@@ -12,11 +12,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from roundoff.serve.guard import Door
-from roundoff.serve.listening import listen, server_of
-from roundoff.serve.made_pages import MadePages
+from roundoff.serve.app import App
+from roundoff.serve.guard import AccessPolicy
+from roundoff.serve.page_cache import PageCache
 from roundoff.serve.runs_folder import OpenedRun, RunsFolder
-from roundoff.serve.site import Site
+from roundoff.serve.server import listen, make_server
 
 PATIENCE_SECONDS = 60.0
 MakePage = Callable[[OpenedRun, OpenedRun | None], str]
@@ -73,11 +73,11 @@ def serving(
 ) -> Iterator[Server]:
     """Serve a folder while the block lasts; `make` makes the pages of runs, if others than ours are wanted."""
     listening = listen("127.0.0.1", 0)
-    site = Site(RunsFolder(folder), poll_seconds=0.2)
+    site = App(RunsFolder(folder), poll_seconds=0.2)
     if make is not None:
-        site.pages = MadePages(make=make)
-    door = Door(names=frozenset({"localhost"}), is_loopback=is_loopback, token=token)
-    server = server_of(site.app(door))
+        site.pages = PageCache(make=make)
+    door = AccessPolicy(names=frozenset({"localhost"}), is_loopback=is_loopback, token=token)
+    server = make_server(site.app(door))
     thread = threading.Thread(target=lambda: asyncio.run(server.serve(sockets=[listening])), daemon=True)
     thread.start()
     try:

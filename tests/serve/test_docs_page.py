@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 
 from roundoff.serve.api import Api
-from roundoff.serve.run_rows import RunRows
-from roundoff.serve.run_state import STATES
+from roundoff.serve.run_rows import STATES, RunRows
 from roundoff.serve.runs_folder import RunsFolder
 from tests.serve.conftest import record_tensors
 from tests.serve.serving import serving

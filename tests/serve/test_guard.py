@@ -8,7 +8,7 @@ from urllib.parse import quote
 
 import pytest
 
-from roundoff.serve.guard import Door, names_here
+from roundoff.serve.guard import AccessPolicy, host_names
 from tests.report.sample_runs import write_metrics_run
 from tests.serve.serving import PATIENCE_SECONDS, Server, serving
 
@@ -60,7 +60,7 @@ def test_a_program_sends_the_token_as_bearer(locked: Server) -> None:
 
 
 def test_a_server_without_a_token_takes_none_for_one() -> None:
-    assert not Door(names=frozenset(), is_loopback=True).opens_for("")
+    assert not AccessPolicy(names=frozenset(), is_loopback=True).opens_for("")
 
 
 @pytest.mark.parametrize("host", ["localhost", "localhost:9", "127.0.0.1", "127.0.0.1:7007", "[::1]:80", "LOCALHOST."])
@@ -87,11 +87,11 @@ def test_a_request_without_a_host_is_refused(server: Server) -> None:
 
 
 def test_where_every_network_may_ask_addresses_and_our_own_name_are_known() -> None:
-    door = Door(names=names_here("Box.example", is_loopback=False), is_loopback=False)
+    door = AccessPolicy(names=host_names("Box.example", is_loopback=False), is_loopback=False)
     for name in ("192.168.1.5", "::2", "box.example", "localhost", socket.gethostname().lower()):
         assert door.knows(name)
     assert not door.knows("evil.example")
-    assert names_here("127.0.0.1", is_loopback=True) == {"localhost", "127.0.0.1"}
+    assert host_names("127.0.0.1", is_loopback=True) == {"localhost", "127.0.0.1"}
 
 
 @pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "PATCH", "OPTIONS", "TRACE", "BREW"])

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from roundoff.runs import Ending, RunInfo, RunWriter
-from roundoff.runs.info import write_info
+from roundoff.runs.records.info import write_info
 from roundoff.serve import run_rows
 from roundoff.serve.run_rows import RunRow, RunRows
 from roundoff.serve.runs_folder import RunsFolder

@@ -7,7 +7,7 @@ import signal
 import pytest
 
 from roundoff.runs import Ending, RunInfo
-from roundoff.serve.run_state import RunState, state_of
+from roundoff.serve.run_rows import RunState, state_of
 
 RUNNING, FINISHED, FAILED = RunInfo(status="running"), RunInfo(status="finished"), RunInfo(status="failed")
 

@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import save_file
 
 from roundoff.runs import Run
-from roundoff.runs.folder import (
+from roundoff.runs.files.folder import (
     batch_of_replay_path,
     batch_path,
     origin_tensors_path,
@@ -17,8 +17,8 @@ from roundoff.runs.folder import (
     state_path,
     tensors_path,
 )
-from roundoff.serve.refusals import Refusal
-from roundoff.serve.tensor_groups import TensorGroup, open_group, tensor_groups
+from roundoff.serve.http import Refusal
+from roundoff.serve.saved_tensors import TensorGroup, open_group, tensor_groups
 from tests.report.sample_runs import write_metrics_run
 
 

@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from roundoff.experiments.smallest import smallest_wide
+from roundoff.experiments.bisect.smallest import smallest_wide
 from roundoff.switches import listing_ops, switched
 
 ATEN = torch.ops.aten

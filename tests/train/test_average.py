@@ -3,7 +3,7 @@ import torch
 from torch import nn
 
 from roundoff.precision import apply_recipe
-from roundoff.train.average import WeightAverage
+from roundoff.train.optimization import WeightAverage
 
 
 def linear(value: float, dtype: torch.dtype = torch.float32) -> nn.Linear:

@@ -4,10 +4,9 @@ from torch import nn
 
 from roundoff.errors import TrainError
 from roundoff.train import TrainConfig
-from roundoff.train.bert_adam import BertAdam
 from roundoff.train.config import OPTIMIZERS
 from roundoff.train.models import GPT, resnet_small
-from roundoff.train.optimizers import build_optimizer, decay_groups
+from roundoff.train.optimization import BertAdam, build_optimizer, decay_groups
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,7 @@ import math
 
 import pytest
 
-from roundoff.train.schedule import lr_at
+from roundoff.train.optimization import lr_at
 
 
 def rates(schedule: str, *, total: int, warmup: int = 0) -> list[float]:

@@ -14,7 +14,7 @@ import time
 from dataclasses import asdict
 from pathlib import Path
 
-from roundoff.watch.supervise import supervise
+from roundoff.watch.process.supervise import supervise
 
 WHAT, FOLDER = sys.argv[1], Path(sys.argv[2])
 
@@ -42,7 +42,7 @@ def read_truncated_memory():
 def run_a_custom_op(guard):
     import torch
 
-    from roundoff.watch.op_notes import noting_ops
+    from roundoff.watch.process.op_notes import noting_ops
 
     @torch.library.custom_op("planted::scatter", mutates_args=())
     def scatter(x: torch.Tensor) -> torch.Tensor:

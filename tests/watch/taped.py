@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from roundoff.record.sites import Sites
-from roundoff.watch.bench import Bench
+from roundoff.record.loop.sites import Sites
+from roundoff.replay.replayed_step import ReplayedStep
+from roundoff.replay.snapshots import Snapshot
+from roundoff.replay.state import Training
+from roundoff.replay.step_tape import StepTape
 from roundoff.watch.settings import WatchSettings
-from roundoff.watch.snapshots import Snapshot
-from roundoff.watch.state import Training
-from roundoff.watch.step_tape import StepTape
 from roundoff.watch.watching import start_watching
 
 
@@ -30,9 +30,9 @@ class Taped:
         """The last step."""
         return self.tapes[-1]
 
-    def bench(self) -> Bench:
+    def bench(self) -> ReplayedStep:
         """The step, ready to be played again."""
-        return Bench(self.training, self.snapshot, self.tapes, self.sites)
+        return ReplayedStep(self.training, self.snapshot, self.tapes, self.sites)
 
 
 def taped(folder: Path, step: Callable[[], Any], *, num_steps: int = 1) -> Taped:

@@ -11,9 +11,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from roundoff.replay.step_tape import BackwardEntry
 from roundoff.watch.session import Watch
 from roundoff.watch.settings import WatchSettings
-from roundoff.watch.step_tape import Backward
 from roundoff.watch.watching import start_watching
 
 pytestmark = pytest.mark.usefixtures("only_new_objects")
@@ -36,8 +36,8 @@ class Broken(torch.autograd.Function):
         raise ValueError("no gradient here")
 
 
-def backwards(watch: Watch) -> list[Backward]:
-    return [entry for entry in watch._on.tape.so_far().entries if isinstance(entry, Backward)]
+def backwards(watch: Watch) -> list[BackwardEntry]:
+    return [entry for entry in watch._on.tape.so_far().entries if isinstance(entry, BackwardEntry)]
 
 
 def journal(watch: Watch) -> list[dict[str, Any]]:

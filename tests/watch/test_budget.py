@@ -4,7 +4,7 @@ import time
 
 import pytest
 
-from roundoff.watch.budget import Budget
+from roundoff.watch.budget import TimeBudget
 
 
 @pytest.fixture
@@ -15,7 +15,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
 
 
 def test_has_no_room_before_the_training_has_earned_it(clock: list[float]):
-    budget = Budget(0.02)
+    budget = TimeBudget(0.02)
     budget.spend(0.01, "norms")
     budget.start_anew()
     assert not budget.has_room("norms", part=1.0)
@@ -26,7 +26,7 @@ def test_has_no_room_before_the_training_has_earned_it(clock: list[float]):
 
 
 def test_a_task_may_take_its_part_only(clock: list[float]):
-    budget = Budget(0.02)
+    budget = TimeBudget(0.02)
     clock[0] = 1.0
     budget.spend(0.004, "table")
     assert not budget.has_room("table", part=0.25)
@@ -34,7 +34,7 @@ def test_a_task_may_take_its_part_only(clock: list[float]):
 
 
 def test_short_steps_may_be_watched_for_a_hundred_microseconds_each(clock: list[float]):
-    budget = Budget(0.02)
+    budget = TimeBudget(0.02)
     clock[0] = 1e-3
     for _ in range(10):
         budget.count_step()
@@ -45,7 +45,7 @@ def test_short_steps_may_be_watched_for_a_hundred_microseconds_each(clock: list[
 
 
 def test_what_is_exempt_is_neither_cost_nor_training(clock: list[float]):
-    budget = Budget(0.02)
+    budget = TimeBudget(0.02)
     clock[0] = 3.0
     budget.exempt(1.0)
     budget.spend(0.02)
@@ -54,7 +54,7 @@ def test_what_is_exempt_is_neither_cost_nor_training(clock: list[float]):
 
 
 def test_a_budget_of_nothing_allows_nothing(clock: list[float]):
-    budget = Budget(0.0)
+    budget = TimeBudget(0.0)
     clock[0] = 100.0
     budget.count_step()
     assert not budget.has_room("norms", part=1.0)

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from roundoff.record.loop import is_observed
+from roundoff.record.loop.observer import is_observed
 from roundoff.runs import Run
 from roundoff.watch.framework import FrameworkWatch, missing_library
 from roundoff.watch.settings import WatchSettings

@@ -10,15 +10,15 @@ import pytest
 import torch
 from torch import nn
 
-from roundoff.record.sites import Sites
+from roundoff.record.loop.sites import Sites
+from roundoff.replay.rank_consensus import ReplayRequests
+from roundoff.replay.snapshots import Snapshots
+from roundoff.replay.state import Training
+from roundoff.replay.step_tape import StepTape
 from roundoff.runs import Anomaly, AnomalyKind, Run, RunInfo, RunWriter
 from roundoff.watch.handling import StepHandler, TrainingStopped
 from roundoff.watch.respond import Responder
 from roundoff.watch.settings import OnAnomaly, WatchSettings
-from roundoff.watch.snapshots import Snapshots
-from roundoff.watch.state import Training
-from roundoff.watch.step_tape import StepTape
-from roundoff.watch.together import Requests
 
 
 class Handled:
@@ -37,7 +37,7 @@ class Handled:
             Responder(self.writer, training=training, sites=Sites(), snapshots=self.snapshots),
             WatchSettings(on_anomaly=on_anomaly, **settings),
             snapshots=self.snapshots,
-            requests=Requests(folder),
+            requests=ReplayRequests(folder),
             replaying=self.replaying,
         )
 

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from roundoff.record.sites import Sites
+from roundoff.record.loop.sites import Sites
 from roundoff.runs import FlightRecorder, RunInfo, RunWriter, flight_path
 from roundoff.watch.instruments import Instruments
 from roundoff.watch.settings import WatchSettings

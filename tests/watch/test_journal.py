@@ -8,9 +8,9 @@ import pytest
 import torch
 from torch import nn
 
-from roundoff.record.steps import StepClock
+from roundoff.record.loop.step_clock import StepClock
 from roundoff.runs import Run, RunInfo, RunWriter
-from roundoff.watch.journal import Journal, mean
+from roundoff.watch.journal import StepJournal, mean
 
 
 class Loop:
@@ -19,7 +19,7 @@ class Loop:
     def __init__(self, folder: Path) -> None:
         self.writer = RunWriter.create(folder, RunInfo())
         self.clock = StepClock(self.close, has_optimizer=lambda: True)
-        self.journal = Journal(self.writer, self.clock)
+        self.journal = StepJournal(self.writer, self.clock)
         self.optimizer = torch.optim.SGD([nn.Parameter(torch.ones(1))], lr=0.25)
         self.scale: torch.Tensor | None = None
 

@@ -10,9 +10,9 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
+from roundoff.replay.step_tape import LoopEntry
 from roundoff.watch.session import Watch
 from roundoff.watch.settings import WatchSettings
-from roundoff.watch.step_tape import LoopCall
 from roundoff.watch.watching import start_watching
 
 pytestmark = pytest.mark.usefixtures("only_new_objects")
@@ -34,7 +34,7 @@ def model(watch: Watch) -> nn.Module:
 
 
 def taped(watch: Watch) -> list[str]:
-    calls = [entry for entry in watch._on.tape.so_far().entries if isinstance(entry, LoopCall)]
+    calls = [entry for entry in watch._on.tape.so_far().entries if isinstance(entry, LoopEntry)]
     return [call.function.__name__ for call in calls]
 
 

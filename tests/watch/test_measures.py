@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import nn
 
-from roundoff.record.sites import Sites
-from roundoff.watch.measures import Measures, gradient_norm
+from roundoff.record.loop.sites import Sites
+from roundoff.watch.measures import ParameterMeasures, gradient_norm
 
 
 def trained() -> tuple[nn.Linear, torch.optim.SGD]:
@@ -24,7 +24,7 @@ def test_the_table_says_what_torch_says():
     before = model.weight.detach().clone()
     sites = Sites()
     sites.add_model(model)
-    measures = Measures(sites)
+    measures = ParameterMeasures(sites)
     measures.begin(list(model.parameters()))
     optimizer.step()
     columns, norm = measures.end(7)
@@ -43,7 +43,7 @@ def test_the_table_says_what_torch_says():
 
 def test_a_parameter_without_gradient_has_no_numbers_for_it():
     model = nn.Linear(2, 2)
-    measures = Measures(Sites())
+    measures = ParameterMeasures(Sites())
     measures.begin(list(model.parameters()))
     columns, _ = measures.end(0)
     assert columns is not None
@@ -55,7 +55,7 @@ def test_updates_below_the_format_show_as_unchanged():
     for parameter in model.parameters():
         parameter.grad = torch.full_like(parameter, 1e-3)
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-5)
-    measures = Measures(Sites())
+    measures = ParameterMeasures(Sites())
     measures.begin(list(model.parameters()))
     optimizer.step()
     columns, _ = measures.end(0)

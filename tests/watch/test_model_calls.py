@@ -10,11 +10,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from roundoff.replay.step_tape import ModelEntry
 from roundoff.runs import read_flight
-from roundoff.runs.folder import flight_path
+from roundoff.runs.files.folder import flight_path
 from roundoff.watch.session import Watch
 from roundoff.watch.settings import WatchSettings
-from roundoff.watch.step_tape import ModelCall
 from roundoff.watch.watching import start_watching
 
 pytestmark = pytest.mark.usefixtures("only_new_objects")
@@ -52,8 +52,8 @@ def in_training() -> Calls:
     return model
 
 
-def calls(watch: Watch) -> list[ModelCall]:
-    return [entry for entry in watch._on.tape.so_far().entries if isinstance(entry, ModelCall)]
+def calls(watch: Watch) -> list[ModelEntry]:
+    return [entry for entry in watch._on.tape.so_far().entries if isinstance(entry, ModelEntry)]
 
 
 def test_only_what_the_loop_calls_is_on_the_tape(watch: Watch) -> None:

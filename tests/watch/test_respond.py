@@ -8,12 +8,12 @@ import pytest
 import torch
 from torch import nn
 
-from roundoff.record.sites import Sites
+from roundoff.record.loop.sites import Sites
+from roundoff.replay.snapshots import Snapshots
+from roundoff.replay.state import Training
+from roundoff.replay.step_tape import StepTape
 from roundoff.runs import Run, RunInfo, RunWriter, perturbed_path, replay_path
 from roundoff.watch.respond import Responder
-from roundoff.watch.snapshots import Snapshots
-from roundoff.watch.state import Training
-from roundoff.watch.step_tape import StepTape
 from tests.watch.taped import Taped, taped
 
 pytestmark = pytest.mark.usefixtures("only_new_objects")

@@ -10,10 +10,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from roundoff.replay.step_tape import FunctionEntry, StepEntry
 from roundoff.runs import Run
 from roundoff.watch.session import Watch
 from roundoff.watch.settings import WatchSettings
-from roundoff.watch.step_tape import FunctionCall, StepCall
 from roundoff.watch.watching import start_watching
 
 pytestmark = pytest.mark.usefixtures("only_new_objects")
@@ -92,9 +92,9 @@ def test_what_a_closure_does_is_a_part_of_its_step(watch: Watch) -> None:
         return float(loss.detach())
 
     optimizer.step(closure)
-    (call,) = [entry for entry in watch._on.tape.so_far().entries if isinstance(entry, StepCall)]
+    (call,) = [entry for entry in watch._on.tape.so_far().entries if isinstance(entry, StepEntry)]
     (inside,) = call.closures
-    assert [entry.function.__name__ for entry in inside if isinstance(entry, FunctionCall)][:2] == ["ones", "square"]
+    assert [entry.function.__name__ for entry in inside if isinstance(entry, FunctionEntry)][:2] == ["ones", "square"]
     assert not watch._on.tape.in_closure
 
 

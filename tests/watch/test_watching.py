@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from roundoff.errors import RecordError, RoundoffError
-from roundoff.record.loop import is_observed
+from roundoff.record.loop.observer import is_observed
 from roundoff.runs import Run
 from roundoff.watch.settings import WatchSettings
 from roundoff.watch.watching import next_folder, start_watching, watching

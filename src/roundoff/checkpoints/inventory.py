@@ -15,7 +15,7 @@ from roundoff.kernels import row, summarize
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Item:
+class InventoryItem:
     """One tensor: what it is, and what its values are like."""
 
     name: str
@@ -65,7 +65,7 @@ class Inventory:
     source: str
     format: str
     """The format of the file, or "model"."""
-    items: tuple[Item, ...]
+    items: tuple[InventoryItem, ...]
     settings: dict[str, JsonValue]
 
     def only(self, pattern: str) -> Inventory:
@@ -97,11 +97,11 @@ def take_model_inventory(models: Iterable[nn.Module], *, source: str) -> Invento
     return Inventory(source=source, format="model", items=tuple(items), settings={})
 
 
-def _item(name: str, tensor: Tensor, *, kind: str) -> Item:
+def _item(name: str, tensor: Tensor, *, kind: str) -> InventoryItem:
     shape, dtype = tuple(tensor.shape), str(tensor.dtype).removeprefix("torch.")
     num_bytes = tensor.numel() * tensor.element_size()
     if tensor.is_meta or not tensor.numel():
-        return Item(name=name, shape=shape, dtype=dtype, kind=str(kind), num_bytes=num_bytes)
+        return InventoryItem(name=name, shape=shape, dtype=dtype, kind=str(kind), num_bytes=num_bytes)
     numbers = summarize(torch.view_as_real(tensor) if tensor.is_complex() else tensor)
     num_nan = int(numbers[row.NUM_NAN])
     num_inf = int(numbers[row.NUM_POSINF] + numbers[row.NUM_NEGINF])
@@ -109,7 +109,7 @@ def _item(name: str, tensor: Tensor, *, kind: str) -> Item:
     num_finite = num_numbers - num_nan - num_inf
     mean = numbers[row.SUM] / num_finite if num_finite else math.nan
     variance = numbers[row.SUM_SQUARES] / num_finite - mean**2 if num_finite else math.nan
-    return Item(
+    return InventoryItem(
         name=name,
         shape=shape,
         dtype=dtype,

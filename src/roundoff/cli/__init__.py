@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from roundoff.cli.endings import silence_stdout_without_reader
+from roundoff.cli.console.exit_codes import silence_stdout_without_reader
 from roundoff.cli.lazy_group import LazyCommand, LazyGroup
 
 COMMANDS = {

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import click
 
-from roundoff.cli.bisect_progress import BisectProgress
+from roundoff.cli.console.progress import BisectProgress
 from roundoff.errors import UsageError
 
 _PATH = click.Path(path_type=Path)
@@ -94,10 +94,10 @@ def bisect_command(
     The same command goes on where an interrupted one was. Ends with 1 if something was found, 0 if the bad recipe is
     not bad.
     """
-    from roundoff.cli.bisect_subject import subject_of
-    from roundoff.experiments.bisect_options import BisectOptions
-    from roundoff.experiments.bisect_training import bisect_training
-    from roundoff.report.bisect_text import bisect_text
+    from roundoff.cli.training_argument import training_named
+    from roundoff.experiments.bisect.answer import bisect_text
+    from roundoff.experiments.bisect.experiment import bisect_training
+    from roundoff.experiments.bisect.options import BisectOptions
     from roundoff.runs import to_json
 
     chosen = _switches(switches)
@@ -118,7 +118,7 @@ def bisect_command(
         max_seconds=None if max_minutes is None else 60 * max_minutes,
     )
     with_rules = judge.startswith("rule:")
-    subject = subject_of(words, command="bisect", is_module=is_module, with_rules=with_rules, seed=seed)
+    subject = training_named(words, command="bisect", is_module=is_module, with_rules=with_rules, seed=seed)
     with BisectProgress(again=_again()) as progress:
         answer = bisect_training(
             subject,

@@ -6,20 +6,25 @@ import sys
 
 import click
 
-from roundoff.cli.compared import Asked, write_csv, write_output
-from roundoff.cli.screen import waiting
+from roundoff.cli.compare import CompareOptions, write_csv, write_output
+from roundoff.cli.console.screen import waiting
 
 TABLE_COLUMNS = ("kind", "reference", "candidate", "shape", "paired by", "relative", "note")
 """What fits on a screen; the file has all columns."""
 
 
-def answer(reference: str, candidate: str, asked: Asked) -> bool:
+def answer(reference: str, candidate: str, asked: CompareOptions) -> bool:
     """Print what differs between two checkpoints; True if anything does that their formats do not explain."""
-    from roundoff.checkpoints.pairing_map import read_name_map
-    from roundoff.checkpoints.read import read_checkpoint
-    from roundoff.compare.checkpoints import compare_checkpoints
-    from roundoff.report.checkpoint_page import checkpoint_page
-    from roundoff.report.checkpoint_text import HEADER, checkpoint_rows, checkpoint_sentence, checkpoint_text
+    from roundoff.checkpoints.pair.name_map import read_name_map
+    from roundoff.checkpoints.read.dispatch import read_checkpoint
+    from roundoff.compare.checkpoints.checkpoint_comparison import compare_checkpoints
+    from roundoff.report.comparisons.compared_checkpoints import (
+        HEADER,
+        checkpoint_page,
+        checkpoint_rows,
+        checkpoint_sentence,
+        checkpoint_text,
+    )
     from roundoff.runs import to_json
 
     name_map = read_name_map(asked.map_file) if asked.map_file else None
@@ -39,8 +44,8 @@ def answer(reference: str, candidate: str, asked: Asked) -> bool:
 
 
 def _table(header: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
-    from roundoff.experiments.text_table import text_table
-    from roundoff.report.checkpoint_text import WORDS
+    from roundoff.report.comparisons.compared_checkpoints import WORDS
+    from roundoff.report.text_table import text_table
 
     places = [header.index(name) for name in TABLE_COLUMNS]
     shown = [(kind, ours, "same" if ours == theirs else theirs, *rest) for kind, ours, theirs, *rest in rows]

@@ -4,14 +4,20 @@ from __future__ import annotations
 
 import click
 
-from roundoff.cli.compared import Asked, write_csv, write_output
-from roundoff.compare.curves import compare_curves, read_curve
-from roundoff.report.curves_page import curves_object, curves_page
-from roundoff.report.curves_text import CURVE_COLUMNS, curve_rows, curves_table, curves_text
+from roundoff.cli.compare import CompareOptions, write_csv, write_output
+from roundoff.compare.curves.curve_comparison import compare_curves, read_curve
+from roundoff.report.comparisons.compared_curves import (
+    CURVE_COLUMNS,
+    curve_rows,
+    curves_object,
+    curves_page,
+    curves_table,
+    curves_text,
+)
 from roundoff.runs import to_json
 
 
-def answer(reference: str, candidate: str, asked: Asked) -> bool:
+def answer(reference: str, candidate: str, asked: CompareOptions) -> bool:
     """Print where the candidate's curve leaves the reference's, and return whether it does."""
     comparison = compare_curves(
         read_curve(reference, pattern=asked.pattern, column=asked.column),

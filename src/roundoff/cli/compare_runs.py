@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import click
 
-from roundoff.cli.compared import Asked, split_step, write_csv, write_output
-from roundoff.cli.screen import waiting
+from roundoff.cli.compare import CompareOptions, split_step, write_csv, write_output
+from roundoff.cli.console.screen import waiting
 
 
-def answer(reference: str, candidate: str, asked: Asked) -> bool:
+def answer(reference: str, candidate: str, asked: CompareOptions) -> bool:
     """Print how two runs differ, and return whether they do beyond what formats explain."""
-    from roundoff.checkpoints.pairing_map import read_name_map
-    from roundoff.compare.runs import compare_runs
+    from roundoff.checkpoints.pair.name_map import read_name_map
+    from roundoff.compare.runs.run_comparison import compare_runs
     from roundoff.diagnose.against import findings_against
-    from roundoff.report.compared_page import runs_page
-    from roundoff.report.compared_runs import csv_rows, rows_table, runs_object, runs_text
+    from roundoff.report.comparisons.compared_runs import csv_rows, rows_table, runs_object, runs_page, runs_text
     from roundoff.runs import Run, Severity, to_json
 
     (ours, our_step), (theirs, their_step) = split_step(reference), split_step(candidate)

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import click
 
-from roundoff.cli.compared import Asked
+from roundoff.cli.compare import CompareOptions
 from roundoff.errors import CompareError
 
 
 def answer_steps(
-    reference: str, reference_step: int | None, candidate: str, candidate_step: int | None, asked: Asked
+    reference: str, reference_step: int | None, candidate: str, candidate_step: int | None, asked: CompareOptions
 ) -> bool:
     """Print what changed between two steps; that they differ is no finding."""
-    from roundoff.compare.steps import compare_steps
-    from roundoff.report.compared_steps import steps_object, steps_text
+    from roundoff.compare.runs.step_pair import compare_steps
+    from roundoff.report.comparisons.compared_steps import steps_object, steps_text
     from roundoff.runs import Run, to_json
 
     if reference_step is None or candidate_step is None:

@@ -6,18 +6,23 @@ import sys
 
 import click
 
-from roundoff.cli.compared import Asked, write_csv, write_output
+from roundoff.cli.compare import CompareOptions, write_csv, write_output
 
 TABLE_COLUMNS = ("verdict", "reference", "candidate", "shape", "relative", "ulp", "max abs", "at", "channel")
 """What fits on a screen; the file has all columns."""
 
 
-def answer(reference: str, candidate: str, asked: Asked) -> bool:
+def answer(reference: str, candidate: str, asked: CompareOptions) -> bool:
     """Print which saved tensor differs first; True if one does by more than formats explain, or has no partner."""
-    from roundoff.checkpoints.pairing_map import read_name_map
-    from roundoff.compare.tensors import compare_tensors
-    from roundoff.report.tensors_page import tensors_object, tensors_page
-    from roundoff.report.tensors_text import HEADER, tensors_rows, tensors_text
+    from roundoff.checkpoints.pair.name_map import read_name_map
+    from roundoff.compare.tensors.tensor_comparison import compare_tensors
+    from roundoff.report.comparisons.compared_tensors import (
+        HEADER,
+        tensors_object,
+        tensors_page,
+        tensors_rows,
+        tensors_text,
+    )
     from roundoff.runs import to_json
 
     name_map = read_name_map(asked.map_file) if asked.map_file else None
@@ -36,8 +41,8 @@ def answer(reference: str, candidate: str, asked: Asked) -> bool:
 
 
 def _table(rows: list[tuple[str, ...]]) -> str:
-    from roundoff.experiments.text_table import text_table
-    from roundoff.report.tensors_text import WORDS
+    from roundoff.report.comparisons.compared_tensors import WORDS
+    from roundoff.report.text_table import text_table
 
     places = [rows[0].index(name) for name in TABLE_COLUMNS]
     shown = [rows[0], *((row[0], row[1], "same" if row[1] == row[2] else row[2], *row[3:]) for row in rows[1:])]

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from roundoff.cli.screen import waiting
+from roundoff.cli.console.screen import waiting
 
 KINDS = ("torch", "safetensors", "npz", "mindspore")
 
@@ -27,10 +27,10 @@ def convert_command(
     TARGET is a .pth, .safetensors, .npz or MindSpore's .ckpt, with the names and layouts of that framework, or those
     of --like. It is read back before it gets its name.
     """
-    from roundoff.checkpoints.pairing_map import read_name_map
-    from roundoff.checkpoints.read import read_checkpoint
-    from roundoff.checkpoints.writing import TARGETS, Target, target_of, write_checkpoint
-    from roundoff.checkpoints.writing_plan import plan_conversion
+    from roundoff.checkpoints.pair.name_map import read_name_map
+    from roundoff.checkpoints.read.dispatch import read_checkpoint
+    from roundoff.checkpoints.write.checkpoint_writer import TARGETS, Target, target_of, write_checkpoint
+    from roundoff.checkpoints.write.conversion import plan_conversion
 
     kinds: dict[str, Target] = {name: name for name in TARGETS}
     kind = kinds[to] if to else target_of(target)

@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from roundoff.cli.screen import columns
+from roundoff.cli.console.screen import columns
 from roundoff.report.sparkline import sparkline
 from roundoff.runs import Metrics
 
-_FEWEST_STEPS = 8
+_MIN_STEPS = 8
 """Fewer points are no curve."""
 _WIDEST = 48
 
@@ -23,7 +23,7 @@ def curve_lines(metrics: Sequence[Metrics], *, indent: str = "") -> list[str]:
     """
     losses = [(each.step, each.loss) for each in metrics if each.loss is not None]
     scales = [(each.step, each.loss_scale) for each in metrics if each.loss_scale is not None]
-    lines = [_line("loss", losses)] if len(losses) >= _FEWEST_STEPS else []
+    lines = [_line("loss", losses)] if len(losses) >= _MIN_STEPS else []
     if lines and len({scale for _, scale in scales}) > 1:
         lines.append(_line("scale", scales))
     return [f"{indent}{line}" for line in lines]

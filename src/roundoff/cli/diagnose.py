@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from roundoff.cli.endings import COULD_NOT_LOOK
-from roundoff.cli.screen import columns, waiting
+from roundoff.cli.console.exit_codes import COULD_NOT_LOOK
+from roundoff.cli.console.screen import columns, waiting
 
 if TYPE_CHECKING:
     from roundoff.diagnose import Diagnosis
@@ -29,7 +29,7 @@ def diagnose_command(path: Path, against: Path | None, explain: bool, as_json: b
     from roundoff.cli.curves import curve_lines
     from roundoff.diagnose import diagnose_run
     from roundoff.diagnose.rules import RULES, Rule
-    from roundoff.report import explained_text, next_commands, saved_line, to_text
+    from roundoff.report import explained_text, findings_text, next_commands, saved_line
     from roundoff.runs import Run, to_json
 
     run = Run.open(path)
@@ -46,7 +46,7 @@ def diagnose_command(path: Path, against: Path | None, explain: bool, as_json: b
         click.echo(to_json({"run": str(path), "findings": findings, "checked": list(diagnosis.checked)}, indent=1))
     else:
         curves = [] if diagnosis.is_clean else curve_lines(run.metrics(), indent="  ")
-        text = to_text(
+        text = findings_text(
             diagnosis.findings,
             saved=saved_line(run, diagnosis),
             next_commands=next_commands(run, diagnosis),

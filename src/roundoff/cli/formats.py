@@ -13,7 +13,7 @@ import click
 from roundoff.errors import UsageError
 
 if TYPE_CHECKING:
-    from roundoff.formats import Effect, Format
+    from roundoff.formats import Format, RoundingEffect
 
 Row = tuple[str, ...]
 
@@ -87,7 +87,7 @@ def _format_rows(formats: Sequence[Format]) -> list[Row]:
     ]
 
 
-def _effect_rows(effects: Sequence[tuple[str, Effect]]) -> list[Row]:
+def _effect_rows(effects: Sequence[tuple[str, RoundingEffect]]) -> list[Row]:
     header = ("format", "value", "relative error", "what happens")
     return [
         header,
@@ -162,7 +162,7 @@ def _json_of_formats(formats: Sequence[Format]) -> str:
     )
 
 
-def _json_of_effects(effects: Sequence[tuple[str, Effect]]) -> str:
+def _json_of_effects(effects: Sequence[tuple[str, RoundingEffect]]) -> str:
     """JSON has no infinity and no NaN: they are the texts "inf", "-inf" and "nan"."""
     return json.dumps(
         [

@@ -12,8 +12,8 @@ from typing import Any
 
 import click
 
-from roundoff.cli.endings import exit_codes
-from roundoff.cli.screen import show_plainly
+from roundoff.cli.console.exit_codes import exit_codes
+from roundoff.cli.console.screen import show_plainly
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -49,11 +49,11 @@ def _inventory(source: str) -> Inventory:
 
     _check_kind(Path(source))
     if ":" not in source or Path(source).exists():
-        from roundoff.checkpoints.read import read_checkpoint
+        from roundoff.checkpoints.read.dispatch import read_checkpoint
 
         with read_checkpoint(source) as checkpoint:
             return take_inventory(checkpoint)
-    from roundoff.watch.builder import Builder
+    from roundoff.replay.saved.builder import Builder
 
     try:
         built = Builder(source)()

@@ -10,16 +10,15 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from roundoff.cli.plan_progress import PlanProgress
-from roundoff.cli.quantities import Bytes, Share
+from roundoff.cli.console.options import Bytes, Share
+from roundoff.cli.console.progress import PlanProgress
 from roundoff.errors import UsageError
 
 if TYPE_CHECKING:
-    from roundoff.experiments.engine import Place
-    from roundoff.experiments.plan_activations import ActivationBudget
-    from roundoff.experiments.plan_extra import Extra
-    from roundoff.experiments.plan_options import PlanOptions, Tell
-    from roundoff.experiments.trial import Subject
+    from roundoff.experiments.engine.scheduler import Backend
+    from roundoff.experiments.plan.extra import ActivationBudget, ExtraRequest
+    from roundoff.experiments.plan.options import OnMessage, PlanOptions
+    from roundoff.experiments.trials.trial import TrialTarget
     from roundoff.runs import JsonValue
 
 _PATH = click.Path(path_type=Path)
@@ -72,7 +71,7 @@ def plan_command(
     name: str | None,
     runs: Path,
     jobs: int,
-    place: Place,
+    place: Backend,
     as_json: bool,
     **asked: Any,
 ) -> None:
@@ -85,14 +84,14 @@ def plan_command(
     The same command goes on where an interrupted one was. Ends with 1 if the recipe does not train as fp32 does, or
     could not be tried.
     """
-    from roundoff.cli.bisect_subject import subject_of
-    from roundoff.experiments.engine import connected
+    from roundoff.cli.training_argument import training_named
+    from roundoff.experiments.engine.scheduler import connected
     from roundoff.runs import to_json
 
     extra = _extra(asked.pop("activations"), asked.pop("fixed_bits"))
     options = _options(asked, extra)
     where = _Where(runs=runs, name=name, recipe_file=_writable(output), jobs=jobs, place=place)
-    subject = subject_of(words, command="plan", is_module=is_module, with_rules=False, seed=seed)
+    subject = training_named(words, command="plan", is_module=is_module, with_rules=False, seed=seed)
     with connected(place), PlanProgress(again=shlex.join(["roundoff", *sys.argv[1:]])) as progress:
         made = _made(subject, options, extra, where, tell=progress.tell)
     click.echo(to_json(made.as_object) if as_json else made.text)
@@ -107,7 +106,7 @@ class _Where:
     name: str | None
     recipe_file: Path | None
     jobs: int
-    place: Place
+    place: Backend
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -119,20 +118,20 @@ class _Made:
     is_good: bool
 
 
-def _extra(activations: str | None, fixed_bits: int | None) -> Extra | None:
+def _extra(activations: str | None, fixed_bits: int | None) -> ExtraRequest | None:
     """Return what is planned instead of formats, if that was asked for."""
-    from roundoff.experiments.plan_extra import Extra
+    from roundoff.experiments.plan.extra import ExtraRequest
 
     if activations is not None and fixed_bits is not None:
         raise UsageError.explain("--activations and --fixed are two plans.", fix="make one after the other.")
     if activations is None and fixed_bits is None:
         return None
-    return Extra(activations=None if activations is None else _budget(activations), fixed_bits=fixed_bits)
+    return ExtraRequest(activations=None if activations is None else _budget(activations), fixed_bits=fixed_bits)
 
 
 def _budget(text: str) -> ActivationBudget:
     """Read a budget of saved activations: an amount of memory, or a share."""
-    from roundoff.experiments.plan_activations import ActivationBudget
+    from roundoff.experiments.plan.extra import ActivationBudget
 
     try:
         if text.strip().endswith("%"):
@@ -146,10 +145,10 @@ def _budget(text: str) -> ActivationBudget:
         ) from error
 
 
-def _options(asked: dict[str, Any], extra: Extra | None) -> PlanOptions:
+def _options(asked: dict[str, Any], extra: ExtraRequest | None) -> PlanOptions:
     """Return where the plan starts, what it has to meet, and how much trying it may cost."""
-    from roundoff.experiments.plan_options import PlanOptions
-    from roundoff.experiments.plan_target import target_of
+    from roundoff.experiments.plan.options import PlanOptions
+    from roundoff.experiments.plan.target import target_of
 
     formats, minutes = asked["formats"], asked["max_minutes"]
     return PlanOptions(
@@ -167,11 +166,13 @@ def _options(asked: dict[str, Any], extra: Extra | None) -> PlanOptions:
     )
 
 
-def _made(subject: Subject, options: PlanOptions, extra: Extra | None, where: _Where, *, tell: Tell) -> _Made:
+def _made(
+    subject: TrialTarget, options: PlanOptions, extra: ExtraRequest | None, where: _Where, *, tell: OnMessage
+) -> _Made:
     """Make the plan that was asked for."""
-    from roundoff.experiments.plan_extra import make_extra_plan
-    from roundoff.experiments.plan_making import make_plan
-    from roundoff.experiments.plan_text import plan_text
+    from roundoff.experiments.plan.answer import plan_text
+    from roundoff.experiments.plan.experiment import make_plan
+    from roundoff.experiments.plan.extra import make_extra_plan
 
     place: dict[str, Any] = {"base": where.runs, "name": where.name, "recipe_file": where.recipe_file}
     place |= {"jobs": where.jobs, "on": where.place, "tell": tell}

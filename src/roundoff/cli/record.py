@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from roundoff.cli.endings import COULD_NOT_LOOK
+from roundoff.cli.console.exit_codes import COULD_NOT_LOOK
 
 if TYPE_CHECKING:
     from roundoff.record import Recording
@@ -72,13 +72,13 @@ def record_command(
     not 0. Ends with 2 if nothing could be recorded.
     """
     from roundoff.errors import RoundoffError
+    from roundoff.record.event_selection import parse_steps
     from roundoff.record.recording import start_recording
     from roundoff.record.repeatable import repeatable
-    from roundoff.record.script import arguments_after, folder_for, run_script
-    from roundoff.record.selection import parse_steps
+    from roundoff.record.script import folder_for, parse_script_command, run_script
     from roundoff.switches import switched, switches_in_environment
 
-    script = arguments_after(words, is_module=is_module, example="roundoff record --steps 0-3 train.py --lr 0.1")
+    script = parse_script_command(words, is_module=is_module, example="roundoff record --steps 0-3 train.py --lr 0.1")
     script.check()
     switching = switched(switches_in_environment())
     session = start_recording(
@@ -112,7 +112,7 @@ def record_command(
 
 
 def _close(session: Recording, seconds: float, *, as_json: bool) -> None:
-    from roundoff.record.environment import rank
+    from roundoff.record.process_info import rank
 
     for complaint in session.complaints:
         click.echo(f"roundoff: {complaint}", err=True)

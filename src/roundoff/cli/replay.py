@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from roundoff.cli.screen import waiting
+from roundoff.cli.console.screen import waiting
 
 if TYPE_CHECKING:
     from roundoff.runs import Run
@@ -55,7 +55,7 @@ def replay_command(
     if builder is not None and export is not None:
         raise UsageError.explain("--export and --builder are two things.", fix="use one of them.")
     run = Run.open(path)
-    replayed, rank = _chosen(run, step, rank)
+    replayed, rank = _find_saved_step(run, step, rank)
     if export is not None:
         _export(replayed, rank, export)
     elif builder is not None:
@@ -64,7 +64,7 @@ def replay_command(
         _show(run, replayed, rank, as_json=as_json)
 
 
-def _chosen(run: Run, step: int | None, rank: int | None) -> tuple[Run, int]:
+def _find_saved_step(run: Run, step: int | None, rank: int | None) -> tuple[Run, int]:
     """Find the folder of the replayed step and a rank that has files there."""
     from roundoff.errors import ReplayError
 
@@ -93,11 +93,11 @@ def _chosen(run: Run, step: int | None, rank: int | None) -> tuple[Run, int]:
 
 
 def _show(run: Run, replayed: Run, rank: int, *, as_json: bool) -> None:
+    from roundoff.cli.replay_text import saved_text
+    from roundoff.replay.saved.saved_step import describe_saved_step
     from roundoff.runs import to_json
-    from roundoff.watch.replay_text import saved_text
-    from roundoff.watch.saved_step import look_at
 
-    saved = look_at(replayed, rank=rank)
+    saved = describe_saved_step(replayed, rank=rank)
     if as_json:
         click.echo(to_json({"run": str(run.path), **saved.to_object()}, indent=1))
     else:
@@ -105,7 +105,7 @@ def _show(run: Run, replayed: Run, rank: int, *, as_json: bool) -> None:
 
 
 def _export(replayed: Run, rank: int, export: Path) -> None:
-    from roundoff.watch.repro import export_repro
+    from roundoff.replay.saved.export import export_repro
 
     files = export_repro(replayed, to=export, rank=rank)
     click.echo(f"wrote {' and '.join(map(str, files))}; run it:  python {export}")
@@ -114,10 +114,10 @@ def _export(replayed: Run, rank: int, export: Path) -> None:
 def _run_again(
     replayed: Run, rank: int, *, builder: str, recipe: str | None, to: Path | None, as_json: bool, path: Path
 ) -> None:
+    from roundoff.cli.replay_text import rerun_text
+    from roundoff.replay.saved.builder import Builder
+    from roundoff.replay.saved.rerun import rerun_step
     from roundoff.runs import to_json
-    from roundoff.watch.builder import Builder
-    from roundoff.watch.replay_text import rerun_text
-    from roundoff.watch.rerun import rerun_step
 
     with waiting("running the step again"):
         again = rerun_step(replayed, build=Builder(builder), recipe=recipe, to=to, rank=rank)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from roundoff.cli.screen import waiting
+from roundoff.cli.console.screen import waiting
 from roundoff.errors import UsageError
 
 _PAGE_START = b"<!doctype html"
@@ -22,8 +22,8 @@ def report_command(path: Path, against: Path | None, output: Path | None, as_jso
 
     The page is one file, needs no network and can be sent to anybody. Ends with 0 once it is written, whatever it says.
     """
-    from roundoff.report.run_page import run_page
-    from roundoff.report.run_view import view_of
+    from roundoff.report.run_page.document import run_page
+    from roundoff.report.run_page.view import view_of
     from roundoff.runs import JsonValue, Run, to_json
 
     run = Run.open(path)

@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING, Literal
 
 import click
 
-from roundoff.cli.quantities import Bytes, Share
-from roundoff.cli.screen import can_draw, columns, waiting
+from roundoff.cli.console.options import Bytes, Share
+from roundoff.cli.console.screen import can_draw, columns, waiting
 
 if TYPE_CHECKING:
     from roundoff.runs import JsonValue
-    from roundoff.runs.ending import Ending
-    from roundoff.watch.crash import ProcessGuard
+    from roundoff.runs.records.info import Ending
+    from roundoff.watch.process.process_guard import ProcessGuard
     from roundoff.watch.session import Watch
     from roundoff.watch.settings import WatchSettings
 
@@ -105,7 +105,7 @@ def run_command(
     The script behaves as without us: same arguments, same output, same numbers, and its own exit code if that is
     not 0. Else ends with 1 if something was found. What was seen is kept in a run folder for `roundoff diagnose`.
     """
-    from roundoff.watch.supervise import supervise
+    from roundoff.watch.process.supervise import supervise
 
     options = _Options(
         words=words,
@@ -171,12 +171,14 @@ class _Options:
 def _train(options: _Options, settings: WatchSettings, guard: ProcessGuard) -> int:
     """Run the script under a watch, tell what was found, and return the exit code."""
     from roundoff.record.repeatable import repeatable
-    from roundoff.record.script import arguments_after, folder_for, run_script
+    from roundoff.record.script import folder_for, parse_script_command, run_script
     from roundoff.switches import switched, switches_in_environment
-    from roundoff.watch.op_notes import noting_ops
+    from roundoff.watch.process.op_notes import noting_ops
     from roundoff.watch.watching import start_watching
 
-    script = arguments_after(options.words, is_module=options.is_module, example="roundoff run train.py --epochs 3")
+    script = parse_script_command(
+        options.words, is_module=options.is_module, example="roundoff run train.py --epochs 3"
+    )
     script.check()
     switching = switched(switches_in_environment())
     repeating = {"deterministic": options.deterministic, "repeat_batch": options.repeat_batch}
@@ -202,10 +204,10 @@ def _train(options: _Options, settings: WatchSettings, guard: ProcessGuard) -> i
 
 def _tell(watch: Watch, *, as_json: bool) -> int:
     """Diagnose the run that has ended, print the verdict, and return the exit code for what was found."""
-    from roundoff.record.environment import rank
+    from roundoff.record.process_info import rank
     from roundoff.report import watched_text
     from roundoff.runs import Run
-    from roundoff.watch.endings import wait_for_endings
+    from roundoff.watch.process.child_monitor import wait_for_endings
 
     if rank() != 0:
         return 0
@@ -222,7 +224,7 @@ def _diagnose(folder: Path, *, facts: Mapping[str, JsonValue], watched: str | No
     from roundoff.cli.curves import curve_lines
     from roundoff.cli.diagnose import exit_code
     from roundoff.diagnose import diagnose_run
-    from roundoff.report import next_commands, saved_line, to_text
+    from roundoff.report import findings_text, next_commands, saved_line
     from roundoff.runs import Run, to_json
 
     run = Run.open(folder)
@@ -235,7 +237,7 @@ def _diagnose(folder: Path, *, facts: Mapping[str, JsonValue], watched: str | No
     else:
         saved, following = saved_line(run, diagnosis), next_commands(run, diagnosis)
         curves = curve_lines(run.metrics(), indent="  ") if not diagnosis.is_clean and can_draw(sys.stderr) else []
-        text = to_text(
+        text = findings_text(
             diagnosis.findings,
             saved=saved,
             next_commands=following,
@@ -248,13 +250,13 @@ def _diagnose(folder: Path, *, facts: Mapping[str, JsonValue], watched: str | No
 
 def _run_under_memcheck(options: _Options) -> int:
     """Run the script under valgrind instead of the watch, tell of its memory, and return the exit code."""
-    from roundoff.record.environment import describe_process
-    from roundoff.record.script import arguments_after, folder_for
+    from roundoff.record.process_info import describe_process
+    from roundoff.record.script import folder_for, parse_script_command
     from roundoff.runs import RunWriter, memcheck_path
-    from roundoff.watch.valgrind import memcheck_command, run_memcheck
+    from roundoff.watch.process.native_debugging import memcheck_command, run_memcheck
 
     example = "roundoff run --valgrind train.py --epochs 1"
-    script = arguments_after(options.words, is_module=options.is_module, example=example)
+    script = parse_script_command(options.words, is_module=options.is_module, example=example)
     script.check()
     memcheck_command(script.command, xml=Path())  # says now if valgrind is missing
     folder = folder_for(script, name=options.name, base=options.base)
@@ -267,6 +269,6 @@ def _run_under_memcheck(options: _Options) -> int:
 
 def _run_synchronously() -> None:
     """Set the switches of synchronous mode, before anything reads them, and say which."""
-    from roundoff.watch.sync import set_synchronous
+    from roundoff.watch.process.native_debugging import set_synchronous
 
     click.echo(f"roundoff: synchronous mode: {' '.join(set_synchronous())}", err=True)

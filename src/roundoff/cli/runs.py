@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from roundoff.cli.endings import COULD_NOT_LOOK
+from roundoff.cli.console.exit_codes import COULD_NOT_LOOK
 from roundoff.errors import UsageError
 
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ MAX_NAMES = 12
 NUMBER_COLUMNS = ("min", "max", "mean", "nonfinite")
 DROPPED_IF_ALL = {"rank": "0", "microbatch": "0", "parameter": "-", "source": "-"}
 """Columns that are not printed when every line would say this."""
-LEFT_OUT_FIRST = ("parameter", "mean", "shape", "dtype", "min", "source")
+DROPPED_FIRST = ("parameter", "mean", "shape", "dtype", "min", "source")
 """Columns that a terminal without room for all of them does without."""
 
 
@@ -118,7 +118,7 @@ def _run_table(runs: Sequence[RunSummary | UnreadableRun]) -> str:
         else:
             loss = _number(run.last_loss)
             rows.append((str(run.path), run.recipe or "-", run.status, str(run.num_steps), loss, _findings_text(run)))
-    table = [_aligned(rows, right={3, 4})] if len(rows) > 1 else []
+    table = [_align_columns(rows, right={3, 4})] if len(rows) > 1 else []
     return "\n".join(table + problems)
 
 
@@ -132,7 +132,7 @@ def _findings_text(run: RunSummary) -> str:
 
 
 def _event_table(events: Sequence[Event], *, limit: int) -> str:
-    from roundoff.experiments.text_table import text_table
+    from roundoff.report.text_table import text_table
 
     rows = [tuple(_event_cells(event).values()) for event in events[:limit]]
     header = tuple(_event_cells(events[0]))
@@ -152,7 +152,7 @@ def _with_room(lines: list[tuple[str, ...]], *, width: int) -> list[tuple[str, .
     >>> _with_room([("op", "mean"), ("aten.mm#0", "0.25")], width=12)
     [('op',), ('aten.mm#0',)]
     """
-    for name in LEFT_OUT_FIRST:
+    for name in DROPPED_FIRST:
         sizes = [max(map(len, column)) for column in zip(*lines, strict=True)]
         if sum(sizes) + 2 * (len(sizes) - 1) <= width:
             break
@@ -187,7 +187,7 @@ def _number(value: float | None) -> str:
     return "-" if value is None else f"{value:.4g}"
 
 
-def _aligned(rows: Sequence[tuple[str, ...]], *, right: set[int]) -> str:
+def _align_columns(rows: Sequence[tuple[str, ...]], *, right: set[int]) -> str:
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
 
     def line(row: tuple[str, ...]) -> str:

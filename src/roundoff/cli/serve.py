@@ -38,17 +38,17 @@ def serve_command(folder: Path, host: str, port: int, token: str | None, as_json
         what = "is no folder" if folder.exists() else "does not exist"
         raise ServeError.explain(f"'{folder}' {what}.", fix="name the folder that holds your runs.")
     from roundoff.runs import to_json
-    from roundoff.serve.guard import Door, names_here
-    from roundoff.serve.listening import address_of, answer_until_stopped, is_loopback, listen, token_for
+    from roundoff.serve.app import App
+    from roundoff.serve.guard import AccessPolicy, host_names
     from roundoff.serve.runs_folder import RunsFolder
-    from roundoff.serve.site import Site
+    from roundoff.serve.server import address_of, choose_token, is_loopback, listen, serve_until_stopped
 
     with listen(host, port) as listening:
         is_local, number = is_loopback(listening), listening.getsockname()[1]
-        asked = token_for(token, is_needed=not is_local)
-        names = names_here(host, is_loopback=is_local)
-        door = Door(names=names, is_loopback=is_local, token=asked, cookie=f"roundoff-token-{number}")
-        site = Site(RunsFolder(folder))
+        asked = choose_token(token, is_needed=not is_local)
+        names = host_names(host, is_loopback=is_local)
+        door = AccessPolicy(names=names, is_loopback=is_local, token=asked, cookie=f"roundoff-token-{number}")
+        site = App(RunsFolder(folder))
         num_runs = site.prepare()
         address = address_of(listening) + (f"?token={asked}" if asked else "")
         if as_json:
@@ -56,5 +56,5 @@ def serve_command(folder: Path, host: str, port: int, token: str | None, as_json
             click.echo(to_json(told))
         else:
             click.echo(f"{address}   {num_runs} run{'' if num_runs == 1 else 's'} in {folder}; Ctrl-C ends it")
-        answer_until_stopped(site.app(door), listening)
+        serve_until_stopped(site.app(door), listening)
         site.pages.close()

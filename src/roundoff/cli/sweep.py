@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Literal, NoReturn
 
 import click
 
-from roundoff.cli.screen import columns
-from roundoff.cli.sweep_progress import SweepProgress
+from roundoff.cli.console.progress import SweepProgress
+from roundoff.cli.console.screen import columns
 from roundoff.errors import UsageError
 
 if TYPE_CHECKING:
-    from roundoff.experiments.row import Row
+    from roundoff.experiments.sweep.sweep_rows import SweepRow
 
 
 @click.command(name="sweep", epilog="Example: roundoff sweep activations --jobs 2 --csv activations.csv")
@@ -75,16 +75,15 @@ def sweep_command(
             raise UsageError.explain(
                 "--show trains nothing.", why="it reads a folder as it is.", fix=f"roundoff sweep --show {shown}"
             )
-        from roundoff.experiments.sweep_files import write_results
-        from roundoff.experiments.sweep_folder import SweepFolder
+        from roundoff.experiments.sweep.folder import SweepFolder
+        from roundoff.experiments.sweep.results import write_results
 
         kept = write_results(SweepFolder(path=shown))
         _answer(kept.rows, kept.axes, num_planned=len(kept.planned), folder=shown, csv_file=csv_file, as_json=as_json)
     if file is None:
         raise UsageError.explain("Which sweep?", fix="roundoff sweep FILE.toml, or a name from roundoff sweep --list")
-    from roundoff.experiments.run_sweep import run_sweep
-    from roundoff.experiments.shipped import find_sweep
-    from roundoff.experiments.sweep_file import read_sweep
+    from roundoff.experiments.sweep.definition import find_sweep, read_sweep
+    from roundoff.experiments.sweep.experiment import run_sweep
 
     sweep = read_sweep(find_sweep(file))
     sweep = sweep.only(only) if only else sweep
@@ -96,39 +95,37 @@ def sweep_command(
 
 
 def _answer(
-    rows: list[Row], axes: tuple[str, ...], *, num_planned: int, folder: Path, csv_file: Path | None, as_json: bool
+    rows: list[SweepRow], axes: tuple[str, ...], *, num_planned: int, folder: Path, csv_file: Path | None, as_json: bool
 ) -> NoReturn:
     """Print the rows, say where the page is, and end as they did."""
-    from roundoff.experiments.row_table import csv_of
-    from roundoff.experiments.sweep_folder import SweepFolder
-    from roundoff.experiments.sweep_summary import summary_of
+    from roundoff.experiments.sweep.folder import SweepFolder
+    from roundoff.experiments.sweep.sweep_rows import rows_csv, summarize_rows
 
     if csv_file is not None:
-        _write(csv_file, csv_of(rows, axes))
+        _write(csv_file, rows_csv(rows, axes))
     if as_json:
         from roundoff.runs import to_json
 
         click.echo(to_json([row.to_object() for row in rows], indent=1))
     else:
-        click.echo(f"{_text(rows, axes)}\n\n{summary_of(rows, num_planned=num_planned)}")
+        click.echo(f"{_text(rows, axes)}\n\n{summarize_rows(rows, num_planned=num_planned)}")
     click.echo(f"page  {SweepFolder(path=folder).page}", err=True)
     sys.exit(1 if any(row.failure for row in rows) else 0)
 
 
 def _listing() -> str:
-    from roundoff.experiments.shipped import shipped_sweeps
-    from roundoff.experiments.sweep_file import read_sweep
+    from roundoff.experiments.sweep.definition import read_sweep, shipped_sweeps
 
     sweeps = [read_sweep(path) for path in shipped_sweeps()]
     lines = [f"{sweep.name:14} {len(sweep.trainings):3} rows  {sweep.description.splitlines()[0]}" for sweep in sweeps]
     return "\n".join(line if len(line) <= columns() else f"{line[: columns() - 4]} ..." for line in lines)
 
 
-def _text(rows: list[Row], axes: tuple[str, ...]) -> str:
-    from roundoff.experiments.row_table import LEFT, table_of
-    from roundoff.experiments.text_table import text_table
+def _text(rows: list[SweepRow], axes: tuple[str, ...]) -> str:
+    from roundoff.experiments.sweep.sweep_rows import TEXT_COLUMNS, rows_table
+    from roundoff.report.text_table import text_table
 
-    return text_table(table_of(rows, axes), left={*axes, *LEFT}, ruled=sys.stdout.isatty())
+    return text_table(rows_table(rows, axes), left={*axes, *TEXT_COLUMNS}, ruled=sys.stdout.isatty())
 
 
 def _check_writable(csv_file: Path | None) -> None:

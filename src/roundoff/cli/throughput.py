@@ -13,7 +13,7 @@ from roundoff.cli.train import train_command
 from roundoff.errors import UsageError
 
 if TYPE_CHECKING:
-    from roundoff.experiments.launches import Speed
+    from roundoff.experiments.throughput.launches import Speed
     from roundoff.train import TrainConfig
 
 _LIKE_TRAIN = {
@@ -74,12 +74,11 @@ def throughput_command(
 
     Ends with 1 if a setting failed.
     """
-    from roundoff.experiments.launches import fastest
-    from roundoff.experiments.throughput import launches, measure_throughput
+    from roundoff.experiments.throughput.launches import all_launches, fastest, measure_throughput
 
     common = _config(options)
     _check_once(common, recipes)
-    tried = launches(recipes=recipes, workers=workers, threads=threads, procs=procs)
+    tried = all_launches(recipes=recipes, workers=workers, threads=threads, procs=procs)
     speeds = measure_throughput(common, tried, seconds=seconds, on_speed=_Teller(len(tried)))
     best = fastest(speeds)
     if best is None:
@@ -126,13 +125,13 @@ def _check_once(common: TrainConfig, recipes: tuple[str, ...]) -> None:
 
 
 def _command(common: TrainConfig, best: Speed) -> str:
-    from roundoff.experiments.launches import train_command as command_of
+    from roundoff.experiments.throughput.launches import train_command as command_of
 
     return command_of(replace(best.launch.config(common), runs=common.runs))
 
 
 def _table(speeds: list[Speed], best: Speed) -> str:
-    from roundoff.experiments.text_table import text_table
+    from roundoff.report.text_table import text_table
 
     lines = [("recipe", "ranks", "threads", "workers", "samples/s", "first batch", "cores busy", "note")]
     for speed in speeds:

@@ -89,7 +89,7 @@ def train_command(as_json: bool, **options: Any) -> None:
 
     Ends with 1 if the last loss or the evaluation is NaN or infinite.
     """
-    from roundoff.record.environment import rank
+    from roundoff.record.process_info import rank
     from roundoff.runs import to_json
     from roundoff.train import TrainConfig, train
 

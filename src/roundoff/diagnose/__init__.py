@@ -1,9 +1,9 @@
 """Turns what a run holds into findings."""
 
-from roundoff.diagnose.diagnose import Diagnosis, diagnose_run
-from roundoff.diagnose.nonfinite import first_nonfinite
-from roundoff.diagnose.origin import Liveness, OriginPlace, find_origin
-from roundoff.diagnose.spike import Spike, SpikeDetector
+from roundoff.diagnose.diagnosis import Diagnosis, diagnose_run
+from roundoff.diagnose.loss.spike_detector import Spike, SpikeDetector
+from roundoff.diagnose.nonfinite.origin import Liveness, OriginPlace, find_origin
+from roundoff.diagnose.nonfinite.values import first_nonfinite
 
 __all__ = [
     "Diagnosis",

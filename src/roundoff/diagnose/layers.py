@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from roundoff.runs import Event, Finding, JsonValue, ParameterFacts, Run, Severity
-from roundoff.runs.step_ops import NAMED, StepOp, ops_of
+from roundoff.runs.records.step_ops import NAMED, StepOp, ops_of
 
 PRODUCTS = frozenset({"mm", "addmm", "convolution", "linear", "mkldnn_linear"})
 """Ops that multiply by a weight."""

@@ -28,7 +28,7 @@ def loop_steps(run: Run, rank: int) -> list[LoopStep]:
     ]
 
 
-def told_once(run: Run, find: Callable[[Run, int], list[Finding]]) -> list[Finding]:
+def first_rank_with(run: Run, find: Callable[[Run, int], list[Finding]]) -> list[Finding]:
     """Return what is found on the first rank that shows anything: ranks run the same loop."""
     return next((found for rank in run.ranks if (found := find(run, rank))), [])
 

@@ -5,61 +5,45 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from roundoff.diagnose.accumulation import undivided_losses
-from roundoff.diagnose.affine import affine_networks
-from roundoff.diagnose.averages import broken_averages
-from roundoff.diagnose.batch_reduction import summed_losses
-from roundoff.diagnose.cancellation import cancellations
-from roundoff.diagnose.collective_mismatch import mismatched_collectives
-from roundoff.diagnose.consumed_overflow import consumed_overflows
-from roundoff.diagnose.coverage import COVERAGE_CODES, uncovered_parameters
-from roundoff.diagnose.dead_units import dead_units
-from roundoff.diagnose.depth import DEPTH_CODES, numbers_by_depth
-from roundoff.diagnose.double_softmax import doubled_softmax
-from roundoff.diagnose.double_step import double_steps
-from roundoff.diagnose.eval_loss import rising_eval_losses
-from roundoff.diagnose.evaluation import evaluation_gaps, random_evaluations
-from roundoff.diagnose.exception import EXCEPTION_CODES, uncaught_exceptions
-from roundoff.diagnose.gradient_underflow import underflowing_gradients
-from roundoff.diagnose.graph_cut import cut_graphs
-from roundoff.diagnose.ids_through_float import ids_through_float
-from roundoff.diagnose.independent_labels import independent_labels
-from roundoff.diagnose.initial_loss import initial_losses
-from roundoff.diagnose.input_values import constant_inputs, large_inputs
-from roundoff.diagnose.labels import leaking_labels, single_classes
-from roundoff.diagnose.learning_rate import large_rates, tiny_rates, zero_rates
-from roundoff.diagnose.loading import checkpoints_not_loaded
-from roundoff.diagnose.loss_scale import collapsed_loss_scales
-from roundoff.diagnose.loss_shape import SHAPE_CODES, shapes_of_the_loss
-from roundoff.diagnose.loss_sign import unbounded_losses
-from roundoff.diagnose.loss_spike import loss_spikes
-from roundoff.diagnose.memcheck import MEMCHECK_CODES, wrong_memory
-from roundoff.diagnose.memory import growing_memory
-from roundoff.diagnose.missing_step import missing_steps
-from roundoff.diagnose.mixing import mixed_batches
-from roundoff.diagnose.mutated_dataset import mutated_datasets
-from roundoff.diagnose.nonfinite import nonfinite_values
-from roundoff.diagnose.norm_batch import tiny_norm_batches
-from roundoff.diagnose.norm_decay import decaying_norms
-from roundoff.diagnose.padding_collision import colliding_paddings
-from roundoff.diagnose.process import PROCESS_CODES, process_deaths
-from roundoff.diagnose.rank_buffers import buffers_that_differ
-from roundoff.diagnose.rank_data import RANK_DATA_CODES, data_of_ranks
-from roundoff.diagnose.rank_gradients import RANK_GRADIENT_CODES, ranks_that_drift_apart
-from roundoff.diagnose.replays import replays_that_differ
-from roundoff.diagnose.resuming import lost_optimizer_states
-from roundoff.diagnose.running_statistics import frozen_statistics, lost_statistics
-from roundoff.diagnose.sampling import duplicate_samples, repeated_orders
-from roundoff.diagnose.saturated_softmax import saturated_softmaxes
-from roundoff.diagnose.scaled_gradients import SCALED_CODES, scaled_gradients
-from roundoff.diagnose.schedule import SCHEDULE_CODES, misplaced_schedules
-from roundoff.diagnose.small_updates import updates_below_ulp
-from roundoff.diagnose.start_values import START_CODES, stuck_start_values
-from roundoff.diagnose.tied import broken_ties
-from roundoff.diagnose.training_mode import training_in_eval_mode
-from roundoff.diagnose.uncleared_gradients import CLEARING_CODES, wrongly_cleared_gradients
-from roundoff.diagnose.unused_parameters import unused_parameters
-from roundoff.diagnose.wrong_backward import wrong_backwards
+from roundoff.diagnose.data.epochs import duplicate_samples, mutated_datasets, repeated_orders
+from roundoff.diagnose.data.input_values import colliding_paddings, constant_inputs, large_inputs
+from roundoff.diagnose.data.labels import independent_labels, leaking_labels, single_classes
+from roundoff.diagnose.loop.gradient_clearing import CLEARING_CODES, wrongly_cleared_gradients
+from roundoff.diagnose.loop.learning_rate import large_rates, tiny_rates, zero_rates
+from roundoff.diagnose.loop.norm_weight_decay import decaying_norms
+from roundoff.diagnose.loop.optimizer_steps import double_steps, missing_steps
+from roundoff.diagnose.loop.scaled_gradients import SCALED_CODES, scaled_gradients
+from roundoff.diagnose.loop.schedule_steps import SCHEDULE_CODES, misplaced_schedules
+from roundoff.diagnose.loop.training_mode import training_in_eval_mode
+from roundoff.diagnose.loss.course import SHAPE_CODES, initial_losses, shapes_of_the_loss
+from roundoff.diagnose.loss.evaluation import evaluation_gaps, random_evaluations, rising_eval_losses
+from roundoff.diagnose.loss.factor import summed_losses, unbounded_losses, undivided_losses
+from roundoff.diagnose.loss.spike import loss_spikes
+from roundoff.diagnose.model.backward import cut_graphs, wrong_backwards
+from roundoff.diagnose.model.batch_mixing import mixed_batches
+from roundoff.diagnose.model.checkpoint_loading import checkpoints_not_loaded, lost_optimizer_states
+from roundoff.diagnose.model.coverage import COVERAGE_CODES, uncovered_parameters
+from roundoff.diagnose.model.dead_units import dead_units
+from roundoff.diagnose.model.depth import DEPTH_CODES, numbers_by_depth
+from roundoff.diagnose.model.nonlinearities import affine_networks, doubled_softmax
+from roundoff.diagnose.model.norm_statistics import frozen_statistics, lost_statistics, tiny_norm_batches
+from roundoff.diagnose.model.start_values import START_CODES, stuck_start_values
+from roundoff.diagnose.model.weight_copies import broken_averages, broken_ties
+from roundoff.diagnose.nonfinite.consumed_overflow import consumed_overflows
+from roundoff.diagnose.nonfinite.loss_scale_collapse import collapsed_loss_scales
+from roundoff.diagnose.nonfinite.values import nonfinite_values
+from roundoff.diagnose.numbers.cancellation import cancellations
+from roundoff.diagnose.numbers.ids_through_float import ids_through_float
+from roundoff.diagnose.numbers.saturated_softmax import saturated_softmaxes
+from roundoff.diagnose.numbers.underflow import underflowing_gradients, updates_below_ulp
+from roundoff.diagnose.process.deaths import PROCESS_CODES, process_deaths
+from roundoff.diagnose.process.memcheck import MEMCHECK_CODES, wrong_memory
+from roundoff.diagnose.process.memory_growth import growing_memory
+from roundoff.diagnose.process.nondeterminism import replays_that_differ
+from roundoff.diagnose.process.uncaught_exception import EXCEPTION_CODES, uncaught_exceptions
+from roundoff.diagnose.ranks.collectives import mismatched_collectives, unused_parameters
+from roundoff.diagnose.ranks.data_sharding import RANK_DATA_CODES, data_of_ranks
+from roundoff.diagnose.ranks.drift import RANK_GRADIENT_CODES, buffers_that_differ, ranks_that_drift_apart
 from roundoff.runs import Finding, Run
 
 

@@ -1,21 +1,21 @@
 """What numbers a format can hold, and rounding a tensor to it."""
 
 from roundoff.formats.block import BlockFormat
-from roundoff.formats.effect import Effect, effect_of
+from roundoff.formats.effect import RoundingEffect, effect_of
 from roundoff.formats.fixed_point import FixedPoint
 from roundoff.formats.format import Format
 from roundoff.formats.registry import format_named, known_formats
 from roundoff.formats.round_to import round_to
 from roundoff.formats.small_float import SmallFloat
-from roundoff.kernels.modes import Overflow, Rounding
+from roundoff.kernels.rounding_rules import Overflow, Rounding
 
 __all__ = [
     "BlockFormat",
-    "Effect",
     "FixedPoint",
     "Format",
     "Overflow",
     "Rounding",
+    "RoundingEffect",
     "SmallFloat",
     "effect_of",
     "format_named",

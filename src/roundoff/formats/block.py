@@ -10,8 +10,8 @@ from torch import Tensor
 from roundoff.errors import FormatError
 from roundoff.formats.format import check_saturates
 from roundoff.formats.small_float import SmallFloat
-from roundoff.kernels.modes import Overflow, Rounding
 from roundoff.kernels.rounding import round_blocks
+from roundoff.kernels.rounding_rules import Overflow, Rounding
 
 _SCALE_LIMIT = 127  # the scale is an E8M0 number, 2**-127 ... 2**127
 _SCALE_BITS = 8

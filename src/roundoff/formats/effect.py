@@ -12,21 +12,21 @@ from roundoff.formats.block import BlockFormat
 from roundoff.formats.format import Format
 from roundoff.formats.round_to import round_to
 
-Outcome = Literal[
+RoundingOutcome = Literal[
     "exact", "rounded", "subnormal", "underflow to zero", "saturated", "overflow to infinity", "overflow to nan"
 ]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Effect:
+class RoundingEffect:
     """The number as the format holds it, how far that is off, and what happened."""
 
     value: float
     relative_error: float
-    outcome: Outcome
+    outcome: RoundingOutcome
 
 
-def effect_of(value: float, fmt: Format) -> Effect:
+def effect_of(value: float, fmt: Format) -> RoundingEffect:
     """Round one number to nearest; for a block format, as a block of one.
 
     `subnormal` means rounded with fewer bits than normal numbers have. The relative error of NaN is 0, that of an
@@ -37,7 +37,9 @@ def effect_of(value: float, fmt: Format) -> Effect:
     Effect(value=inf, relative_error=inf, outcome='overflow to infinity')
     """
     result = float(round_to(torch.tensor(value, dtype=torch.float64), fmt))
-    return Effect(value=result, relative_error=_relative_error(value, result), outcome=_outcome(value, result, fmt))
+    return RoundingEffect(
+        value=result, relative_error=_relative_error(value, result), outcome=_outcome(value, result, fmt)
+    )
 
 
 def _relative_error(value: float, result: float) -> float:
@@ -48,7 +50,7 @@ def _relative_error(value: float, result: float) -> float:
     return abs(result - value) / abs(value)
 
 
-def _outcome(value: float, result: float, fmt: Format) -> Outcome:
+def _outcome(value: float, result: float, fmt: Format) -> RoundingOutcome:
     if value == result or math.isnan(value):
         return "exact"
     if math.isnan(result):

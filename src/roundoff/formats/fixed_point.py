@@ -10,8 +10,8 @@ from torch import Tensor
 
 from roundoff.errors import FormatError
 from roundoff.formats.format import check_saturates
-from roundoff.kernels.modes import Overflow, Rounding
 from roundoff.kernels.rounding import round_fixed
+from roundoff.kernels.rounding_rules import Overflow, Rounding
 
 Compat = Literal["nics"]
 

@@ -7,7 +7,7 @@ from typing import Protocol
 from torch import Tensor
 
 from roundoff.errors import FormatError
-from roundoff.kernels.modes import Overflow, Rounding
+from roundoff.kernels.rounding_rules import Overflow, Rounding
 
 
 class Format(Protocol):

@@ -8,8 +8,8 @@ from torch import Tensor
 from roundoff.errors import FormatError
 from roundoff.formats.format import Format
 from roundoff.formats.registry import format_named
-from roundoff.kernels.modes import OVERFLOWS, ROUNDINGS, Overflow, Rounding
 from roundoff.kernels.random_numbers import draw_key
+from roundoff.kernels.rounding_rules import OVERFLOWS, ROUNDINGS, Overflow, Rounding
 
 
 def round_to(

@@ -10,9 +10,8 @@ import torch
 from torch import Tensor
 
 from roundoff.errors import FormatError
-from roundoff.kernels.grid import FloatGrid
-from roundoff.kernels.modes import OVERFLOWS, Overflow, Rounding
 from roundoff.kernels.rounding import round_float
+from roundoff.kernels.rounding_rules import OVERFLOWS, FloatGrid, Overflow, Rounding
 
 _TORCH_DTYPES = (
     torch.float64,

@@ -1,6 +1,6 @@
 """One-pass loops over tensor memory, compiled where possible, in torch operations elsewhere."""
 
-from roundoff.kernels.loading import compiled, kernels_in_use
+from roundoff.kernels.availability import compiled, kernels_in_use
 from roundoff.kernels.summaries import histogram, summarize
 
 __all__ = ["compiled", "histogram", "kernels_in_use", "summarize"]

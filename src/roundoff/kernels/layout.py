@@ -10,7 +10,7 @@ from torch import Tensor
 
 from roundoff.errors import KernelError
 from roundoff.kernels import row
-from roundoff.kernels.loading import compiled
+from roundoff.kernels.availability import compiled
 
 DTYPE_CODES = {dtype: row.DTYPE_CODES[dtype] for dtype in (torch.float64, torch.float32, torch.bfloat16, torch.float16)}
 """The dtypes that can be rounded."""

@@ -6,13 +6,37 @@ number of threads. csrc/random.h computes the same.
 
 from __future__ import annotations
 
+import functools
+
+import numpy as np
 import torch
 from torch import Tensor
 
 from roundoff.errors import KernelError
-from roundoff.kernels.tables import splitmix64
 
-_MASK = 0xFFFFFFFF
+# == The fixed pseudo-random numbers behind the hash, made the same way here and in csrc/bind_summarize.cpp.
+
+PERIOD = 1024
+"""Hash weights repeat after this many places; a block weight tells the repetitions apart."""
+
+_MASK = (1 << 64) - 1
+
+
+def splitmix64(x: int) -> int:
+    """Scramble 64 bits: the next number of the well-known SplitMix64 generator from state `x`."""
+    x = (x + 0x9E3779B97F4A7C15) & _MASK
+    x = ((x ^ (x >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
+    x = ((x ^ (x >> 27)) * 0x94D049BB133111EB) & _MASK
+    return x ^ (x >> 31)
+
+
+@functools.cache
+def hash_weights() -> np.ndarray:
+    """One odd 32-bit weight for each of the 1024 words of a block."""
+    return np.array([splitmix64(i) >> 32 | 1 for i in range(PERIOD)], dtype=np.int64)
+
+
+_MASK_32 = 0xFFFFFFFF
 
 
 def draw_key(generator: torch.Generator | None = None, *, stream: int = 0) -> int:
@@ -37,13 +61,13 @@ def draw_key(generator: torch.Generator | None = None, *, stream: int = 0) -> in
 def random_31(index: Tensor, *, key: int) -> Tensor:
     """Return 31 random bits for each int64 `index`."""
     step: Tensor | int = key >> 32 | 1
-    if index.numel() > _MASK:
-        step = (key >> 32 ^ ((index >> 32) * 0x9E3779B9 & _MASK)) | 1
-    h = (index * step + (key & _MASK)) & _MASK
+    if index.numel() > _MASK_32:
+        step = (key >> 32 ^ ((index >> 32) * 0x9E3779B9 & _MASK_32)) | 1
+    h = (index * step + (key & _MASK_32)) & _MASK_32
     h = h ^ (h >> 16)
-    h = h * 0x7FEB352D & _MASK
+    h = h * 0x7FEB352D & _MASK_32
     h = h ^ (h >> 15)
-    h = h * 0x846CA68B & _MASK
+    h = h * 0x846CA68B & _MASK_32
     return (h ^ (h >> 16)) >> 1
 
 

@@ -12,9 +12,8 @@ from array import array
 import torch
 from torch import Tensor
 
-from roundoff.kernels.grid import FloatGrid, holds, within
 from roundoff.kernels.layout import DTYPE_CODES, check_tensors, compiled_for, mark_written, write_dense
-from roundoff.kernels.modes import OVERFLOW_CODES, ROUNDING_CODES, Rounding
+from roundoff.kernels.rounding_rules import OVERFLOW_CODES, ROUNDING_CODES, FloatGrid, Rounding, holds, within
 from roundoff.kernels.rounding_torch import round_blocks_torch, round_fixed_torch, round_float_torch
 
 

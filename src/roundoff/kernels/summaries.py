@@ -2,12 +2,191 @@
 
 from __future__ import annotations
 
+import functools
+import math
+from collections.abc import Callable
+from typing import Any
+
 import numpy as np
+import numpy.typing as npt
+import torch
 from torch import Tensor
 
 from roundoff.kernels import row as at
-from roundoff.kernels.loading import compiled
-from roundoff.kernels.summaries_torch import histogram_torch, summarize_torch
+from roundoff.kernels.availability import compiled
+from roundoff.kernels.random_numbers import PERIOD, hash_weights
+
+# == The summary in torch operations: for accelerators, for rare dtypes, and where no compiler was at hand.
+# == Counts, extrema and hash equal those of the compiled kernel exactly, sums to about 1e-12 of the sum of
+# == magnitudes. Nothing here waits for the device: the row stays on it until somebody copies it.
+
+_SHORT_INNER = 64
+_FIRST_SIGN_WORD = 1 << 62
+_WORD_DTYPES = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+
+def summarize_torch(x: Tensor) -> Tensor:
+    """Return the 27 numbers of `x` as float64 on its own device; place 10 holds the bits of an int64."""
+    values = _values(x)
+    wide = values.to(_widest(x.device))
+    finite = torch.isfinite(wide)
+    wide = torch.where(finite, wide, 0)
+    flat, mask = wide.reshape(-1), finite.reshape(-1)
+    sizes = _sizes(values)
+    numbers = [
+        torch.where(mask, flat, math.inf).amin() if flat.numel() else flat.new_tensor(math.inf),
+        torch.where(mask, flat, -math.inf).amax() if flat.numel() else flat.new_tensor(-math.inf),
+        flat.sum(),
+        flat.abs().sum(),
+        flat.square().sum(),
+        torch.isnan(values).sum(),
+        torch.isposinf(values).sum() if values.is_floating_point() else flat.new_zeros(()),
+        torch.isneginf(values).sum() if values.is_floating_point() else flat.new_zeros(()),
+        sizes.eq(0).sum(),
+        _num_subnormal(x, sizes),
+    ]
+    low, high = numbers[0], numbers[1]
+    none_finite = low > high
+    numbers[0] = torch.where(none_finite, math.nan, low)
+    numbers[1] = torch.where(none_finite, math.nan, high)
+    head = torch.stack([n.to(wide.dtype) for n in numbers])
+    code = hash_torch(x).reshape(1).view(torch.float64).to(x.device) if wide.dtype == torch.float64 else head[:1] * 0
+    return torch.cat([head, code, sketch_torch(wide)])
+
+
+def hash_torch(x: Tensor) -> Tensor:
+    """Return the position-weighted 64-bit hash of `x`, as an int64 scalar on its device."""
+    words = _words(x)
+    num_blocks = -(-words.numel() // PERIOD)
+    words = torch.nn.functional.pad(words, (0, num_blocks * PERIOD - words.numel())).view(num_blocks, PERIOD)
+    blocks = (words * _on_device(hash_weights, x.device, torch.int64)).sum(dim=1)
+    return (blocks * _block_weights(num_blocks, x.device)).sum()
+
+
+def sketch_torch(wide: Tensor) -> Tensor:
+    """Return the eight random-sign sums of finite values and their channel-weighted twins."""
+    channels, inner = channels_of(tuple(wide.shape))
+    index = torch.arange(wide.numel(), device=wide.device)
+    outer, rest = index // (channels * inner), index % (channels * inner)
+    channel = rest // inner
+    is_short = inner < _SHORT_INNER
+    flat = wide.reshape(-1)
+    signed = torch.where(_is_minus(index, channels * inner if is_short else inner), -flat, flat)
+    bucket = (outer + (rest if is_short else channel + rest % inner)) % at.NUM_BUCKETS
+    sums = wide.new_zeros(2, at.NUM_BUCKETS)
+    sums[0].index_add_(0, bucket, signed)
+    sums[1].index_add_(0, bucket, signed * (channel + 1))
+    return sums.reshape(-1)
+
+
+def _is_minus(index: Tensor, row_length: int) -> Tensor:
+    """Say which elements count negatively: each row begins a new scrambled number, 64 places share its bits."""
+    num_rows, words_per_row = -(-index.numel() // row_length), -(-row_length // 64)
+    words = _splitmix64(torch.arange(num_rows * words_per_row, device=index.device) + _FIRST_SIGN_WORD)
+    row, place = index // row_length, index % row_length
+    return ((words[row * words_per_row + place // 64] >> (place % 64)) & 1).bool()
+
+
+def histogram_torch(x: Tensor) -> Tensor:
+    """Count the nonzero finite elements by power of two: bucket b holds |x| in [2^(b-40), 2^(b-39))."""
+    values = _values(x)
+    wide = values.to(_widest(x.device)).reshape(-1).abs()
+    counted = torch.isfinite(wide) & _sizes(values).ne(0).reshape(-1)
+    exponent = torch.frexp(torch.where(counted, wide.clamp(min=2.0**-100), 1)).exponent - 1
+    bucket = (exponent + at.BUCKET_OF_ONE).clamp(0, at.NUM_HISTOGRAM_BUCKETS - 1).long()
+    counts = torch.zeros(at.NUM_HISTOGRAM_BUCKETS, dtype=torch.int64, device=x.device)
+    return counts.index_add_(0, bucket, counted.long())
+
+
+def channels_of(shape: tuple[int, ...]) -> tuple[int, int]:
+    """Return (number of channels, elements of one channel that stand together).
+
+    The channel is the second dimension of four and more, the last of fewer; a long vector is cut into at most 1024
+    stretches of a multiple of 1024 elements.
+    """
+    if len(shape) >= 4:
+        return max(shape[1], 1), max(math.prod(shape[2:]), 1)
+    if len(shape) >= 2:
+        return max(shape[-1], 1), 1
+    total = math.prod(shape)
+    if total <= PERIOD:
+        return max(total, 1), 1
+    stretch = PERIOD * -(-total // PERIOD**2)
+    return -(-total // stretch), stretch
+
+
+def _values(x: Tensor) -> Tensor:
+    if x.is_complex():
+        return torch.view_as_real(x.resolve_conj())
+    if x.is_floating_point() and x.element_size() == 1:
+        return x.float()
+    return x
+
+
+def _words(x: Tensor) -> Tensor:
+    if x.is_complex():
+        x = torch.view_as_real(x.resolve_conj())
+    x = x.resolve_neg().contiguous().as_strided((x.numel(),), (1,))  # one element counts as contiguous at any stride
+    size = x.element_size()
+    words = x.view(_WORD_DTYPES[size]) if x.dtype != torch.bool else x.view(torch.uint8)
+    if size == 8:
+        return words.view(torch.int32).long() & 0xFFFFFFFF
+    return words.long() & ((1 << 8 * size) - 1)
+
+
+def _sizes(values: Tensor) -> Tensor:
+    """Return the bits of the magnitudes as integers: 0 only for 0, also while the processor flushes subnormals."""
+    if not values.is_floating_point():
+        return values
+    words = values.resolve_neg().view(_WORD_DTYPES[values.element_size()])
+    return words & torch.iinfo(words.dtype).max
+
+
+def _num_subnormal(x: Tensor, sizes: Tensor) -> Tensor:
+    if not (x.is_floating_point() or x.is_complex()):
+        return sizes.new_zeros(())
+    dtype = x.dtype.to_real()
+    counted_as = torch.float32 if dtype.itemsize == 1 else dtype
+    exponent = _exponent(torch.finfo(dtype).smallest_normal) - _exponent(torch.finfo(counted_as).smallest_normal) + 1
+    smallest_normal = exponent << -_exponent(torch.finfo(counted_as).eps)
+    return ((sizes > 0) & (sizes < smallest_normal)).sum()
+
+
+def _exponent(power_of_two: float) -> int:
+    return math.frexp(power_of_two)[1] - 1
+
+
+def _widest(device: torch.device) -> torch.dtype:
+    return torch.float32 if device.type == "mps" else torch.float64
+
+
+@functools.cache
+def _on_device(table: Callable[[], npt.NDArray[Any]], device: torch.device, dtype: torch.dtype) -> Tensor:
+    """Return a table on a device; kept there, because sending it again would wait for the device each time."""
+    return torch.from_numpy(table()).to(device=device, dtype=dtype)
+
+
+def _block_weights(num_blocks: int, device: torch.device) -> Tensor:
+    """Return one odd 64-bit weight for each block: SplitMix64 of its number."""
+    return _splitmix64(torch.arange(num_blocks, device=device) + (3 << 32)) | 1
+
+
+def _splitmix64(x: Tensor) -> Tensor:
+    """Scramble 64 bits, as `roundoff.kernels.random_numbers.splitmix64` does; int64 wraps around as uint64 does."""
+    x = x + _as_int64(0x9E3779B97F4A7C15)
+    x = (x ^ _shifted(x, 30)) * _as_int64(0xBF58476D1CE4E5B9)
+    x = (x ^ _shifted(x, 27)) * _as_int64(0x94D049BB133111EB)
+    return x ^ _shifted(x, 31)
+
+
+def _as_int64(value: int) -> int:
+    value %= 1 << 64
+    return value - (1 << 64) if value >= 1 << 63 else value
+
+
+def _shifted(x: Tensor, by: int) -> Tensor:
+    """Shift to the right as if unsigned."""
+    return (x >> by) & ((1 << (64 - by)) - 1)
 
 
 def summarize(x: Tensor) -> np.ndarray:

@@ -6,7 +6,7 @@ import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import overload
+from typing import Any, overload
 
 import torch
 from torch import nn
@@ -14,20 +14,62 @@ from torch.optim import Optimizer
 
 from roundoff.errors import RecipeError
 from roundoff.formats import format_named
-from roundoff.precision.applied import leave_word
-from roundoff.precision.buffers import BufferRollback
-from roundoff.precision.computations import computation_for
-from roundoff.precision.extras import extras_for
-from roundoff.precision.named import find_recipe
-from roundoff.precision.op_overrides import op_overrides
+from roundoff.precision.applied_recipe import AppliedRecipe, BufferRollback, Removable
+from roundoff.precision.compute.choice import computation_for
+from roundoff.precision.compute.op_overrides import op_overrides
+from roundoff.precision.loss_scaler import LossScaler, ScaleLog
 from roundoff.precision.optimizer import RecipeOptimizer, check_optimizers
-from roundoff.precision.recipe import Arithmetic, Recipe
-from roundoff.precision.scale_settings import ScaleSettings, scale_settings
-from roundoff.precision.scaler import LossScaler, ScaleLog
-from roundoff.precision.shared import Shared
-from roundoff.precision.sites import override_sites, overrides_in_environment
-from roundoff.precision.steering import changed, recipe_in_environment
+from roundoff.precision.recipe.loss_scale_settings import ScaleSettings, scale_settings
+from roundoff.precision.recipe.named_recipes import find_recipe
+from roundoff.precision.recipe.recipe import Arithmetic, Recipe
+from roundoff.precision.recipe.recipe_environment import changed, recipe_in_environment, write_applied_recipe
+from roundoff.precision.recipe.site_formats import override_sites, overrides_in_environment
 from roundoff.precision.weights import Weights
+
+# == What a recipe adds to a model besides formats: fixed point and compressed activations.
+
+
+def extras_for(model: nn.Module, recipe: Recipe) -> list[Removable]:
+    """Put onto the model what the recipe adds, and return the handles that take it off again."""
+    extras: list[Removable] = []
+    if recipe.compute == "fixed":
+        extras.append(_convert_to_fixed_point(model, recipe))
+    if recipe.least_activation_bits:
+        from roundoff.precision.activations.compress import ActivationSettings, compress_activations
+
+        extras.append(compress_activations(model, ActivationSettings(bits=_activation_bits(recipe))))
+    return extras
+
+
+def _activation_bits(recipe: Recipe) -> int | dict[str, int]:
+    """Return one number of bits, or a mapping in which that number is for the sites that no pattern matches."""
+    if not recipe.activation_sites:
+        return recipe.activation_bits
+    others = {"*": recipe.activation_bits} if recipe.activation_bits else {}
+    return {**others, **recipe.activation_sites}
+
+
+def _convert_to_fixed_point(model: nn.Module, recipe: Recipe) -> Removable:
+    from roundoff.precision.fixed import FixedPointSettings, convert_to_fixed_point
+
+    plain = {key: value for key, value in recipe.fixed.items() if key != "norms"}
+    plain["sites"] = {**plain.get("sites", {}), **_wide_sites(recipe)}
+    settings = FixedPointSettings.from_dict(plain)
+    return convert_to_fixed_point(model, settings, norms=recipe.fixed.get("norms", "float"))
+
+
+def _wide_sites(recipe: Recipe) -> dict[str, Any]:
+    """Return the overrides as fixed point knows them: a site in fp32 is one whose tensors are left alone."""
+    for pattern, fmt in recipe.overrides.items():
+        if fmt != "fp32":
+            raise RecipeError.explain(
+                f'The override "{pattern}" = "{fmt}" cannot be in fixed point.',
+                why="overrides of this recipe are fp32; other bits are settings of their own.",
+                fix=f'write [fixed.sites."{pattern}".weight] bits = 6, and so on, into a recipe file.',
+            )
+    kinds = ("weight", "bias", "activation", "gradient", "error")
+    return {pattern: {kind: {"method": "none"} for kind in kinds} for pattern in recipe.overrides}
+
 
 _APPLIED = "_roundoff_recipe"
 
@@ -84,25 +126,25 @@ def apply_recipe(
     Raises:
         RecipeError: the recipe does not exist, cannot be, or does not fit the model.
     """
-    chosen = _chosen(recipe, loss_scale, overrides, arithmetic)
+    chosen = _choose_recipe(recipe, loss_scale, overrides, arithmetic)
     optimizers = [optimizer] if isinstance(optimizer, Optimizer) else list(optimizer)
     check_optimizers(optimizers)
     _check_model(model)
     override_sites(model, chosen.overrides)  # a pattern that matches nothing leaves the model untouched
     op_overrides(model, chosen.overrides)
     _warn_of_small_eps(chosen, optimizers)
-    shared = _shared(model, chosen, log)
+    shared = _attach_recipe(model, chosen, log)
     wrapped = tuple(RecipeOptimizer(each, shared) for each in optimizers)
-    leave_word(model, chosen)
+    write_applied_recipe(model, chosen)
     return model, wrapped[0] if isinstance(optimizer, Optimizer) else wrapped
 
 
-def _shared(model: nn.Module, recipe: Recipe, log: ScaleLog | None) -> Shared:
+def _attach_recipe(model: nn.Module, recipe: Recipe, log: ScaleLog | None) -> AppliedRecipe:
     buffers = BufferRollback(model) if recipe.loss_scale.may_skip else None
     computation = computation_for(model, recipe)
     weights = Weights(model, recipe, computation)
     computation.enclose(model)
-    return Shared(
+    return AppliedRecipe(
         recipe,
         computation=computation,
         weights=weights,
@@ -113,7 +155,7 @@ def _shared(model: nn.Module, recipe: Recipe, log: ScaleLog | None) -> Shared:
     )
 
 
-def _chosen(
+def _choose_recipe(
     recipe: str | Path | Recipe,
     loss_scale: str | float | ScaleSettings | None,
     overrides: Mapping[str, str] | None,

@@ -12,12 +12,46 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from roundoff.errors import RecipeError
-from roundoff.precision.closures import Overflowed, Undo
+from roundoff.precision.applied_recipe import AppliedRecipe, Removable
 from roundoff.precision.gradients import agreed_overflow, first_nonfinite, hand_over, unscale, with_gradient
-from roundoff.precision.recipe import Recipe
-from roundoff.precision.shared import Extra, Shared
+from roundoff.precision.recipe.recipe import Recipe
 from roundoff.precision.step_memory import StepMemory, recall, remember, repeating
 from roundoff.precision.weights import Weight
+
+# == Undoing an optimizer's step that turned out bad in the middle, as steps with closures can.
+
+
+class Overflowed(Exception):
+    """A closure's gradients are not finite. It leaves the optimizer's step, and goes no further."""
+
+
+class StepUndo:
+    """Main weights and optimizer state as they are now."""
+
+    def __init__(self, weights: Sequence[Weight], optimizer: Optimizer) -> None:
+        self._optimizer = optimizer
+        self._mains = [weight.main for weight in weights]
+        self._values = [main.detach().clone() for main in self._mains]
+        self._state = {main: _copy_state(state) for main, state in optimizer.state.items()}
+
+    @torch.no_grad()
+    def restore(self) -> None:
+        """Make it as it was."""
+        for main, value in zip(self._mains, self._values, strict=True):
+            main.copy_(value)
+        self._optimizer.state.clear()
+        self._optimizer.state.update(self._state)
+
+
+def _copy_state(value: Any) -> Any:
+    if isinstance(value, Tensor):
+        return value.clone()
+    if isinstance(value, dict):
+        return {key: _copy_state(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_copy_state(item) for item in value]
+    return value
+
 
 _EXTRA = "roundoff"
 
@@ -30,7 +64,7 @@ class RecipeOptimizer(Optimizer):
     finite is skipped, and then the model's buffers are as they were before it.
     """
 
-    def __init__(self, inner: Optimizer, shared: Shared) -> None:
+    def __init__(self, inner: Optimizer, shared: AppliedRecipe) -> None:
         self.inner = inner
         self._shared = shared
         self._weights: list[Weight] = []
@@ -97,7 +131,7 @@ class RecipeOptimizer(Optimizer):
         return self._shared.scaler.num_skips
 
     @property
-    def extras(self) -> tuple[Extra, ...]:
+    def extras(self) -> tuple[Removable, ...]:
         """Handles of what the recipe added: `CompressedActivations`, `FixedPointModel`."""
         return tuple(self._shared.extras)
 
@@ -175,7 +209,7 @@ class RecipeOptimizer(Optimizer):
         return result
 
     def _step_with(self, closure: Callable[[], Any]) -> Any:
-        undo = Undo(self._weights, self.inner) if self._shared.scaler.settings.may_skip else None
+        undo = StepUndo(self._weights, self.inner) if self._shared.scaler.settings.may_skip else None
         loss: Any = None
 
         def evaluate() -> Any:

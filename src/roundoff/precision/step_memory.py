@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor
 
 if TYPE_CHECKING:
-    from roundoff.precision.shared import Shared
+    from roundoff.precision.applied_recipe import AppliedRecipe
     from roundoff.precision.weights import Weight
 
 
@@ -33,7 +33,7 @@ class StepMemory:
     optimizers: list[tuple[list[Weight] | None, str | None]]
 
 
-def remember(shared: Shared) -> StepMemory:
+def remember(shared: AppliedRecipe) -> StepMemory:
     """Return a copy of what the next step starts from."""
     return StepMemory(
         scaler=shared.scaler.remember(),
@@ -46,7 +46,7 @@ def remember(shared: Shared) -> StepMemory:
     )
 
 
-def recall(shared: Shared, memory: StepMemory) -> None:
+def recall(shared: AppliedRecipe, memory: StepMemory) -> None:
     """Go back to a memory; the tensors must be back already, or go back without a new version."""
     shared.scaler.recall(memory.scaler)
     shared.computation.recall(copy.deepcopy(memory.computation))
@@ -61,7 +61,7 @@ def recall(shared: Shared, memory: StepMemory) -> None:
 
 
 @contextlib.contextmanager
-def repeating(shared: Shared, memory: StepMemory) -> Iterator[None]:
+def repeating(shared: AppliedRecipe, memory: StepMemory) -> Iterator[None]:
     """Let the model be where `memory` was inside the block, logging nothing; afterwards it is as it was.
 
     A block that sets back the versions of tensors belongs inside this one.

@@ -11,12 +11,12 @@ from typing import Literal
 from torch import nn
 
 from roundoff.errors import RecordError
-from roundoff.record.environment import describe_process, rank
+from roundoff.record.event_selection import EventSelection, check_sites
+from roundoff.record.loop.sites import Sites
+from roundoff.record.process_info import describe_process, rank
 from roundoff.record.reference import Reference, ReferenceKind
-from roundoff.record.selection import Selection, check_sites
 from roundoff.record.session import Recording
-from roundoff.record.sites import Sites
-from roundoff.record.source import Sources
+from roundoff.record.source_lines import Sources
 from roundoff.runs import JsonValue, RunWriter
 
 Level = Literal["summary", "tensors"]
@@ -121,7 +121,7 @@ def start_recording(
         raise RecordError.explain(
             f"There is no reference '{reference}'.", why="the references are fp64 and cpu.", fix="use one of them."
         )
-    selection = Selection.of(steps=steps, sites=sites, ops=ops, phases=phases)
+    selection = EventSelection.of(steps=steps, sites=sites, ops=ops, phases=phases)
     named = Sites()
     for given in [model] if isinstance(model, nn.Module) else model or ():
         named.add_model(given)

@@ -14,10 +14,10 @@ from pathlib import Path
 from types import TracebackType
 
 from roundoff.errors import RunFolderError, ScriptError
-from roundoff.record.environment import launch_name, rank
+from roundoff.record.process_info import launch_name, rank
 from roundoff.runs import Run, next_free_name
 
-_PATIENCE_SECONDS = 60.0
+_MAX_WAIT_SECONDS = 60.0
 _INTERRUPTED = 130
 
 
@@ -104,7 +104,7 @@ def folder_for(script: Script, *, name: str | None, base: Path) -> Path:
 
 def _folder_of_rank_0(base: Path, stem: str, launch: str) -> Path:
     """Wait until rank 0 of this launch has made its folder."""
-    deadline = time.monotonic() + _PATIENCE_SECONDS
+    deadline = time.monotonic() + _MAX_WAIT_SECONDS
     while time.monotonic() < deadline:
         for folder in sorted(base.glob(f"{stem}*")):
             with contextlib.suppress(RunFolderError):
@@ -114,7 +114,7 @@ def _folder_of_rank_0(base: Path, stem: str, launch: str) -> Path:
         time.sleep(0.05)
     raise RunFolderError.explain(
         f"Rank {rank()} found no run folder of rank 0 in '{base}'.",
-        why=f"none appeared within {_PATIENCE_SECONDS:.0f} s; on several machines the folder must be shared.",
+        why=f"none appeared within {_MAX_WAIT_SECONDS:.0f} s; on several machines the folder must be shared.",
         fix="give every rank the same folder: --name NAME, on a shared disk.",
     )
 
@@ -160,7 +160,7 @@ def _without_our_frames(error: BaseException) -> TracebackType | None:
     return trace
 
 
-def arguments_after(words: Sequence[str], *, is_module: bool, example: str) -> Script:
+def parse_script_command(words: Sequence[str], *, is_module: bool, example: str) -> Script:
     """Split what stands behind our own options into the script and its arguments."""
     if not words:
         raise ScriptError.explain("No script was named.", fix=f"for example: {example}")

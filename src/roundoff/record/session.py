@@ -13,19 +13,18 @@ from weakref import ref
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from roundoff.record.call_detail import learning_rates, plain_detail
-from roundoff.record.loop import OPTIMIZERS_OWN, observing_loop
-from roundoff.record.loss_scale import LossScale
-from roundoff.record.mode_switch import ModeSwitch
-from roundoff.record.named_tensors import NamedTensors
-from roundoff.record.numerics import note_environment
-from roundoff.record.recorder import OpRecorder
-from roundoff.record.reference import Judge
-from roundoff.record.selection import Filter, Selection
-from roundoff.record.sites import Sites
-from roundoff.record.source import Sources
-from roundoff.record.step_writer import StepWriter, grad_norm
-from roundoff.record.steps import StepClock, has_optimizer, leaves_of
+from roundoff.record.event_selection import EventFilter, EventSelection
+from roundoff.record.loop.calls import detail_to_json, learning_rates
+from roundoff.record.loop.loss_scale import LossScale
+from roundoff.record.loop.observer import OPTIMIZERS_OWN, observing_loop
+from roundoff.record.loop.sites import Sites
+from roundoff.record.loop.step_clock import StepClock, find_leaves, has_optimizer
+from roundoff.record.ops.mode_switch import ModeSwitch
+from roundoff.record.ops.recorder import NamedTensors, OpRecorder
+from roundoff.record.ops.step_writer import StepWriter, grad_norm
+from roundoff.record.process_info import note_environment
+from roundoff.record.reference import OpJudge
+from roundoff.record.source_lines import Sources
 from roundoff.record.torch_private import (
     compiler_is_loaded,
     correct_mode_flags,
@@ -45,12 +44,12 @@ class Recording:
         self,
         *,
         writer: RunWriter,
-        selection: Selection,
+        selection: EventSelection,
         sites: Sites,
         with_tensors: bool,
         inputs: bool,
         histograms: bool,
-        reference: Judge | None,
+        reference: OpJudge | None,
         sources: Sources | None,
         strict: bool,
         first_step: int = 0,
@@ -68,7 +67,7 @@ class Recording:
         self._selection = selection
         self._sites = sites
         self._reference = reference
-        self._filter = None if selection.takes_everything else Filter(selection)
+        self._filter = None if selection.takes_everything else EventFilter(selection)
         self._strict = strict
         self._clock = StepClock(self._close_step, has_optimizer=lambda: has_optimizer(self._leaves or ()))
         self._clock.step = first_step
@@ -168,7 +167,7 @@ class Recording:
         self._mode.place()
         if self._leaves is None:
             self.saw_training = True
-            self._leaves = leaves_of(roots)
+            self._leaves = find_leaves(roots)
         if self._mode.is_on:
             self._begin_step()
         if not is_part_of_forward:
@@ -251,7 +250,7 @@ class Recording:
         if call == "load":
             self._sites.refresh()
         with self._unseen():
-            self._call(call, plain_detail(detail))
+            self._call(call, detail_to_json(detail))
 
     def failed(self, error: Exception) -> None:
         """Stop recording with one warning; the training goes on, unless the recording is strict."""

@@ -7,13 +7,13 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from roundoff.report.loss_curve import thinned
+from roundoff.report.loss_curve import thin_curve
 from roundoff.report.markup import Html, tag
 from roundoff.runs import JsonValue
 
-MOST_PARTS = 1000
+MAX_PARTS = 1000
 """Longer curves show the lowest and the highest value of each of so many parts."""
-FEW = 12
+MAX_TICKED_STEPS = 12
 """An axis of no more steps than that has a tick at each; there is nothing between two steps."""
 
 Trace = Mapping[str, JsonValue]
@@ -42,7 +42,7 @@ class Curve:
 def line(curve: Curve) -> Trace:
     """Return the trace of a curve, thinned so that no peak and no gap is lost."""
     numbers = [math.nan if value is None else value for value in curve.values]
-    kept = thinned(numbers, most_parts=MOST_PARTS)
+    kept = thin_curve(numbers, most_parts=MAX_PARTS)
     num_finite = sum(math.isfinite(value) for _, value in kept)
     return {
         "type": "scatter",
@@ -70,7 +70,7 @@ def marks(name: str, points: Sequence[tuple[int, float | None, str]], *, colour:
     }
 
 
-def upright(step: float, words: str, *, colour: str) -> tuple[JsonValue, JsonValue]:
+def vertical_line(step: float, words: str, *, colour: str) -> tuple[JsonValue, JsonValue]:
     """Return a line across the whole height at a step, and the words beside it: a shape and an annotation."""
     paint = f"var({colour})"
     shape: JsonValue = {
@@ -86,7 +86,10 @@ def upright(step: float, words: str, *, colour: str) -> tuple[JsonValue, JsonVal
 
 def figure(traces: Sequence[Trace], *, x: str, y: str, y2: str | None = None, **layout: JsonValue) -> JsonValue:
     """Return what a script hands to plotly: traces, and a layout with titled axes."""
-    across: dict[str, JsonValue] = {"title": {"text": text(x)}, **({"dtick": 1} if _span(traces) <= FEW else {})}
+    across: dict[str, JsonValue] = {
+        "title": {"text": text(x)},
+        **({"dtick": 1} if _span(traces) <= MAX_TICKED_STEPS else {}),
+    }
     axes: dict[str, JsonValue] = {"xaxis": across, "yaxis": {"title": {"text": text(y)}}}
     if y2 is not None:
         axes["yaxis2"] = {"title": {"text": text(y2)}, "overlaying": "y", "side": "right", "showgrid": False}

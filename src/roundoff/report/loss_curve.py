@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from roundoff.report.markup import Html, tag
 
 _WIDTH, _HEIGHT, _MARGIN = 120, 28, 2
-_MOST_PARTS = 80
+_MAX_PARTS = 80
 """Longer curves show the lowest and the highest loss of each of so many parts, so that no spike is lost."""
 
 Point = tuple[int, float]
@@ -22,7 +22,7 @@ def loss_curve(losses: Sequence[float]) -> Html:
     """
     finite = [loss for loss in losses if math.isfinite(loss)]
     low, high = min(finite, default=0.0), max(finite, default=0.0)
-    lines = [_line(points, low=low, high=high, num_steps=len(losses)) for points in _stretches(thinned(losses))]
+    lines = [_line(points, low=low, high=high, num_steps=len(losses)) for points in _stretches(thin_curve(losses))]
     marks = [_mark(losses)] if len(finite) < len(losses) else []
     picture = tag(
         "svg",
@@ -51,7 +51,7 @@ def loss_sentence(losses: Sequence[float]) -> str:
     return f"{ends} {len(losses)} step{'' if len(losses) == 1 else 's'}{where}"
 
 
-def thinned(losses: Sequence[float], *, most_parts: int = _MOST_PARTS) -> list[Point]:
+def thin_curve(losses: Sequence[float], *, most_parts: int = _MAX_PARTS) -> list[Point]:
     """Return the places and losses worth drawing: all, or the extremes of each part and whatever is not finite.
 
     >>> len(thinned([0.0] * 100_000)) <= 2 * 80

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from roundoff.checkpoints.checkpoint import JsonValue
-from roundoff.checkpoints.inventory import Inventory, Item
-from roundoff.report.text import WIDTH
+from roundoff.checkpoints.inventory import Inventory, InventoryItem
+from roundoff.report.findings_text import WIDTH
 
 ORDER = ("parameter", "trainable", "frozen", "buffer", "optimizer", "other")
 MAX_TROUBLE = 10
@@ -36,7 +36,7 @@ def params_text(inventory: Inventory, *, values: bool = False, optimizer: bool =
     return "\n".join(line[:width] for line in lines)
 
 
-def _totals(items: Sequence[Item]) -> list[str]:
+def _totals(items: Sequence[InventoryItem]) -> list[str]:
     rows = []
     for kind in ORDER:
         of_kind = [item for item in items if item.kind == kind]
@@ -44,7 +44,7 @@ def _totals(items: Sequence[Item]) -> list[str]:
             elements = f"{sum(item.num_elements for item in of_kind):,} elements"
             size = _bytes(sum(item.num_bytes for item in of_kind))
             rows.append((f"  {kind}", _counted(len(of_kind), "tensor"), elements, size))
-    return _aligned(rows, right={1, 2, 3}) if rows else []
+    return _align_columns(rows, right={1, 2, 3}) if rows else []
 
 
 def _settings(settings: dict[str, JsonValue], width: int) -> list[str]:
@@ -67,16 +67,16 @@ def _trouble(label: str, names: Sequence[str]) -> list[str]:
     return [*lines, f"  {'':10} and {len(names) - MAX_TROUBLE:,} more"] if len(names) > MAX_TROUBLE else lines
 
 
-def _table(items: Sequence[Item], *, values: bool, width: int) -> list[str]:
+def _table(items: Sequence[InventoryItem], *, values: bool, width: int) -> list[str]:
     header = ("name", "kind", "dtype", "shape", *(("mean", "std", "min", "max") if values else ("elements",)), "")
     rows = [header, *(_cells(item, values=values) for item in items)]
     others = sum(max(len(row[place]) for row in rows) + 2 for place in range(1, len(header)))
     room = max(MIN_NAME, width - others)
-    rows = [(_shortened(row[0], room), *row[1:]) for row in rows]
-    return _aligned(rows, right=set(range(4, len(header) - 1)))
+    rows = [(_shorten_name(row[0], room), *row[1:]) for row in rows]
+    return _align_columns(rows, right=set(range(4, len(header) - 1)))
 
 
-def _cells(item: Item, *, values: bool) -> tuple[str, ...]:
+def _cells(item: InventoryItem, *, values: bool) -> tuple[str, ...]:
     if values:
         numbers = [_number(value) for value in (item.mean, item.std, item.min, item.max)]
     else:
@@ -85,23 +85,23 @@ def _cells(item: Item, *, values: bool) -> tuple[str, ...]:
     return (item.name, item.kind, item.dtype, shape, *numbers, _note(item))
 
 
-def _note(item: Item) -> str:
+def _note(item: InventoryItem) -> str:
     if not item.is_finite:
         return _nonfinite(item)
     return "all zero" if item.is_zero and _is_weight(item) else ""
 
 
-def _is_weight(item: Item) -> bool:
+def _is_weight(item: InventoryItem) -> bool:
     """Say whether zeros are worth a word: buffers and an optimizer's state often begin so."""
     return item.kind in ("parameter", "trainable", "frozen")
 
 
-def _nonfinite(item: Item) -> str:
+def _nonfinite(item: InventoryItem) -> str:
     parts = [f"{item.num_nan:,} NaN"] if item.num_nan else []
     return ", ".join([*parts, f"{item.num_inf:,} inf"] if item.num_inf else parts)
 
 
-def _shortened(name: str, room: int) -> str:
+def _shorten_name(name: str, room: int) -> str:
     """Cut a name in its middle: both ends tell names apart."""
     return name if len(name) <= room else f"{name[: (room - 1) // 2]}…{name[len(name) - room // 2 :]}"
 
@@ -131,7 +131,7 @@ def _bytes(number: float) -> str:
     return f"{number:.1f} {units[place]}" if place else f"{number:.0f} B"
 
 
-def _aligned(rows: Sequence[tuple[str, ...]], *, right: set[int]) -> list[str]:
+def _align_columns(rows: Sequence[tuple[str, ...]], *, right: set[int]) -> list[str]:
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return [
         "  ".join(

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from roundoff.report.html_table import Cell, Column, Mark, TableRow, table
 from roundoff.report.loss_curve import loss_curve
 from roundoff.report.markup import Html, joined, tag
 from roundoff.report.page import facts, page, section
-from roundoff.report.table import Cell, Column, Mark, TableRow, table
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,15 +1,7 @@
 """The run folder: rows, files, version; the only room that reads or writes one."""
 
-from roundoff.runs.anomaly import Anomaly, AnomalyKind
-from roundoff.runs.batch_facts import BatchFacts, TensorFacts
-from roundoff.runs.call import Call
-from roundoff.runs.columns import EventColumns, HashColumns, Interned, ParameterColumns
-from roundoff.runs.ending import Ending
-from roundoff.runs.event import Event, EventKey, shape_from_text, shape_to_text
-from roundoff.runs.finding import Finding, Severity, ordered
-from roundoff.runs.flight import FlightRecorder
-from roundoff.runs.flight_reader import Flight, FlightRecord, read_flight, read_heartbeat
-from roundoff.runs.folder import (
+from roundoff.runs.files.columns import EventColumns, HashColumns, Interned, ParameterColumns
+from roundoff.runs.files.folder import (
     READABLE_BY,
     VERSION,
     batch_path,
@@ -22,20 +14,28 @@ from roundoff.runs.folder import (
     perturbed_path,
     replay_path,
 )
-from roundoff.runs.info import RunInfo, sketches_line_up
-from roundoff.runs.kept_run import KeptRun
-from roundoff.runs.listing import RunSummary, UnreadableRun, list_runs
-from roundoff.runs.memory import MemoryLook
-from roundoff.runs.metrics import Metrics
-from roundoff.runs.mirror import MirrorStoppedWarning
-from roundoff.runs.plain_json import JsonValue, to_json
-from roundoff.runs.reader import Run
-from roundoff.runs.replay_info import Origin, ReplayInfo
-from roundoff.runs.sampled_metrics import sampled_metrics
-from roundoff.runs.schema import EVENTS, HASHES, HISTOGRAM_LENGTH, PARAMETERS, SKETCH_LENGTH, TABLES
-from roundoff.runs.structure import ModuleFacts, OptimizerFacts, ParameterFacts, Structure
-from roundoff.runs.tensor_file import TensorEntry, TensorFile
-from roundoff.runs.tensor_writer import TensorWriter
+from roundoff.runs.files.mirror import MirrorStoppedWarning
+from roundoff.runs.files.plain_json import JsonValue, to_json
+from roundoff.runs.files.schema import EVENTS, HASHES, HISTOGRAM_LENGTH, PARAMETERS, SKETCH_LENGTH, TABLES
+from roundoff.runs.files.tensor_file import TensorEntry, TensorFile
+from roundoff.runs.files.tensor_writer import TensorWriter
+from roundoff.runs.flight import Flight, FlightRecord, FlightRecorder, read_flight, read_heartbeat
+from roundoff.runs.listing import RunSummary, UnreadableRun, list_runs, sampled_metrics
+from roundoff.runs.reader import CachedRun, Run
+from roundoff.runs.records.call import Call
+from roundoff.runs.records.event import Event, EventKey, shape_from_text, shape_to_text
+from roundoff.runs.records.finding import Finding, Severity, order_findings
+from roundoff.runs.records.info import Ending, RunInfo, sketches_line_up
+from roundoff.runs.records.metrics import Anomaly, AnomalyKind, MemoryLook, Metrics
+from roundoff.runs.records.replay_info import Origin, ReplayInfo
+from roundoff.runs.records.training_facts import (
+    BatchFacts,
+    ModuleFacts,
+    OptimizerFacts,
+    ParameterFacts,
+    Structure,
+    TensorFacts,
+)
 from roundoff.runs.writer import RecordingStoppedWarning, RunWriter
 
 __all__ = [
@@ -50,6 +50,7 @@ __all__ = [
     "Anomaly",
     "AnomalyKind",
     "BatchFacts",
+    "CachedRun",
     "Call",
     "Ending",
     "Event",
@@ -62,7 +63,6 @@ __all__ = [
     "HashColumns",
     "Interned",
     "JsonValue",
-    "KeptRun",
     "MemoryLook",
     "Metrics",
     "MirrorStoppedWarning",
@@ -92,7 +92,7 @@ __all__ = [
     "memcheck_path",
     "native_crash_path",
     "next_free_name",
-    "ordered",
+    "order_findings",
     "perturbed_path",
     "read_flight",
     "read_heartbeat",

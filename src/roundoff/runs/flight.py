@@ -7,32 +7,159 @@ import mmap
 import os
 import time
 import weakref
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal, TypeAlias
 
-from roundoff.runs.flight_layout import (
-    COUNT,
-    DEPTH,
-    FLIGHT_VERSION,
-    KINDS,
-    MAGIC,
-    MAGIC_WORD,
-    MAX_DEPTH,
-    MAX_NAME_BYTES,
-    MONOTONIC_NS,
-    NAMES_BYTES,
-    NAMES_OFFSET,
-    NAMES_USED,
-    NUM_RECORDS,
-    OP,
-    PHASE,
-    PID,
-    RING,
-    STACK,
-    STEP,
-    TOTAL_BYTES,
-    UNIX_NS,
-    VERSION_WORD,
-)
+from roundoff.errors import RunFolderError
+
+# == Where things are in the flight recorder's file: 64-bit words of the machine's own byte order, then names.
+
+FLIGHT_VERSION = 1
+FLIGHT_MAGIC = int.from_bytes(b"rndflite", "little")
+
+# One word each.
+MAGIC_WORD, VERSION_WORD, PID, UNIX_NS, MONOTONIC_NS = range(5)
+"""The two clocks are read together when the file is made; records have the monotonic one."""
+COUNT, STEP, PHASE, DEPTH, OP, NAMES_USED = range(5, 11)
+"""Records complete; step or -1; code of the phase; modules running; op (code * 2, + 1 if done); bytes of names."""
+
+STACK = 16
+MAX_DEPTH = 240
+"""The codes of the sites that run, the outermost first; those beyond the depth are counted but not named."""
+
+RING = STACK + MAX_DEPTH
+NUM_RECORDS = 4096
+WORDS_PER_RECORD = 2
+"""When, and what: code + kind * 2**32 + phase's code * 2**40. Record n (from 1) is in slot n % NUM_RECORDS."""
+
+NAMES_OFFSET = 8 * (RING + NUM_RECORDS * WORDS_PER_RECORD)
+NAMES_BYTES = 512 * 1024
+"""Each name is its length in two bytes and its UTF-8; its code is its place, counted from 1. Code 0 is no name."""
+MAX_NAME_BYTES = 400
+
+TOTAL_BYTES = NAMES_OFFSET + NAMES_BYTES
+
+RecordKind: TypeAlias = Literal["enter", "leave", "step", "phase", "op"]
+KINDS: tuple[RecordKind, ...] = ("enter", "leave", "step", "phase", "op")
+
+
+# == Reads what the flight recorder of a process noted, dead or alive.
+
+_BEING_OVERWRITTEN = 64
+"""The oldest records of a full ring are left alone: a living process may be writing over them."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FlightRecord:
+    """One thing that was noted."""
+
+    time: float
+    """Seconds since 1970."""
+    kind: RecordKind
+    name: str
+    """The site, phase or op; the step's number."""
+    phase: str | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Flight:
+    """What a process was doing when it was last heard of."""
+
+    pid: int
+    started: float
+    """Seconds since 1970, as all times here."""
+    heartbeat: float
+    """When it last noted anything."""
+    num_records: int
+    """How many it has noted; the ring holds the last of them."""
+    step: int | None
+    phase: str | None
+    sites: tuple[str, ...]
+    """The modules that were running, the outermost first."""
+    op: str | None
+    """The last op, where ops were noted."""
+    is_op_done: bool
+    records: tuple[FlightRecord, ...]
+    """The last ones, the oldest first."""
+
+    @property
+    def site(self) -> str | None:
+        """The innermost module that was running; None outside of any."""
+        return self.sites[-1] if self.sites else None
+
+
+def read_flight(path: Path) -> Flight:
+    """Read a flight recorder's file; a `RunFolderError` says what is wrong with it."""
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        raise _invalid_flight_error(path, f"{error.strerror}.") from error
+    if len(data) != TOTAL_BYTES:
+        raise _invalid_flight_error(path, f"it has {len(data)} bytes instead of {TOTAL_BYTES}.")
+    words = memoryview(data)[:NAMES_OFFSET].cast("q")
+    if words[MAGIC_WORD] != FLIGHT_MAGIC:
+        raise _invalid_flight_error(
+            path, "it is no flight recorder's file, or was written on a machine of another byte order."
+        )
+    if words[VERSION_WORD] != FLIGHT_VERSION:
+        raise _invalid_flight_error(path, f"its version is {words[VERSION_WORD]}, and {FLIGHT_VERSION} is known.")
+    names = _names(data[NAMES_OFFSET:], words[NAMES_USED])
+    records = _records(words, names)
+    op = words[OP]
+    stack = words[STACK : STACK + min(max(words[DEPTH], 0), MAX_DEPTH)]
+    started = words[UNIX_NS] / 1e9
+    return Flight(
+        pid=words[PID],
+        started=started,
+        heartbeat=records[-1].time if records else started,
+        num_records=words[COUNT],
+        step=None if words[STEP] < 0 else words[STEP],
+        phase=_name(names, words[PHASE]),
+        sites=tuple(_name(names, code) or "?" for code in stack),
+        op=_name(names, op >> 1),
+        is_op_done=bool(op & 1),
+        records=records,
+    )
+
+
+def read_heartbeat(path: Path) -> int:
+    """Return how many records a process has noted so far: it moves as long as the process gets on."""
+    with path.open("rb") as file:
+        return int.from_bytes(os.pread(file.fileno(), 8, 8 * COUNT), "little")
+
+
+def _records(words: memoryview, names: list[str]) -> tuple[FlightRecord, ...]:
+    count = words[COUNT]
+    offset = words[UNIX_NS] - words[MONOTONIC_NS]
+    found = []
+    for number in range(max(1, count - NUM_RECORDS + 1 + _BEING_OVERWRITTEN), count + 1):
+        slot = RING + 2 * (number % NUM_RECORDS)
+        when, what = words[slot], words[slot + 1]
+        kind = KINDS[what >> 32 & 0xFF]
+        code = what & 0xFFFFFFFF
+        name = str(code) if kind == "step" else _name(names, code) or "?"
+        phase = _name(names, what >> 40)
+        found.append(FlightRecord(time=(when + offset) / 1e9, kind=kind, name=name, phase=phase))
+    return tuple(found)
+
+
+def _names(data: bytes, used: int) -> list[str]:
+    found, place = [], 0
+    while place < min(used, NAMES_BYTES):
+        length = int.from_bytes(data[place : place + 2], "little")
+        found.append(data[place + 2 : place + 2 + length].decode(errors="replace"))
+        place += 2 + length
+    return found
+
+
+def _name(names: list[str], code: int) -> str | None:
+    return names[code - 1] if 1 <= code <= len(names) else None
+
+
+def _invalid_flight_error(path: Path, why: str) -> RunFolderError:
+    return RunFolderError.explain(f"'{path}' cannot be read.", why=why, fix="take the file from a copy of the run.")
+
 
 _ENTER, _LEAVE, _STEP, _PHASE, _OP = (kind << 32 for kind in range(len(KINDS)))
 _NO_ROOM = "<unnamed>"
@@ -68,7 +195,7 @@ class FlightRecorder:
         words = recorder._words
         words[VERSION_WORD], words[PID], words[STEP] = FLIGHT_VERSION, os.getpid(), -1
         words[UNIX_NS], words[MONOTONIC_NS] = time.time_ns(), time.monotonic_ns()
-        words[MAGIC_WORD] = MAGIC  # last: a file without it was never begun
+        words[MAGIC_WORD] = FLIGHT_MAGIC  # last: a file without it was never begun
         recorder._leave_file_to_parent()
         return recorder
 

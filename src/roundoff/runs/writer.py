@@ -14,24 +14,20 @@ from types import TracebackType
 from typing import Self
 
 from roundoff.errors import RunFolderError
-from roundoff.runs import folder as names
-from roundoff.runs.anomaly import Anomaly
-from roundoff.runs.atomic import write_atomically
-from roundoff.runs.batch_facts import BatchFacts
-from roundoff.runs.call import Call
-from roundoff.runs.columns import EventColumns, HashColumns, ParameterColumns
-from roundoff.runs.info import RunInfo, Status, write_info
-from roundoff.runs.lines import append_lines
-from roundoff.runs.memory import MemoryLook
-from roundoff.runs.metrics import Metrics
-from roundoff.runs.mirror import Mirror, MirrorStoppedWarning
-from roundoff.runs.parts import PartWriter
-from roundoff.runs.plain_json import JsonValue, to_json
-from roundoff.runs.replay_info import Origin, ReplayInfo
-from roundoff.runs.schema import EVENTS, HASHES, PARAMETERS
-from roundoff.runs.structure import Structure
-from roundoff.runs.tensor_writer import TensorWriter
-from roundoff.runs.typed_json import object_of
+from roundoff.runs.files import folder as names
+from roundoff.runs.files.atomic import write_atomically
+from roundoff.runs.files.columns import EventColumns, HashColumns, ParameterColumns
+from roundoff.runs.files.lines import append_lines
+from roundoff.runs.files.mirror import Mirror, MirrorStoppedWarning
+from roundoff.runs.files.parts import PartWriter
+from roundoff.runs.files.plain_json import JsonValue, object_of, to_json
+from roundoff.runs.files.schema import EVENTS, HASHES, PARAMETERS
+from roundoff.runs.files.tensor_writer import TensorWriter
+from roundoff.runs.records.call import Call
+from roundoff.runs.records.info import RunInfo, Status, write_info
+from roundoff.runs.records.metrics import Anomaly, MemoryLook, Metrics
+from roundoff.runs.records.replay_info import Origin, ReplayInfo
+from roundoff.runs.records.training_facts import BatchFacts, Structure
 
 
 class RecordingStoppedWarning(UserWarning):
@@ -91,7 +87,7 @@ class RunWriter:
                 write_info(folder, info)
             (folder / EVENTS.name).mkdir(exist_ok=True)
         except OSError as error:
-            raise names.unwritable(folder, error) from error
+            raise names.unwritable_error(folder, error) from error
         writer = cls(folder, info, rank=rank, strict=strict, mirror=far)
         if rank == 0:
             writer._send(folder / names.INFO_NAME)
@@ -252,7 +248,7 @@ class RunWriter:
         self._give_up_failed_mirror()
 
     def _stop(self, error: Exception) -> None:
-        reason = _reason(error)
+        reason = _describe(error)
         if self._strict:
             raise RunFolderError.explain(f"The run in '{self.folder}' cannot be written.", why=reason) from error
         self.stopped = reason
@@ -280,7 +276,7 @@ def _refuse_taken(folder: Path, rank: int, *, is_shared: bool) -> None:
         )
 
 
-def _reason(error: Exception) -> str:
+def _describe(error: Exception) -> str:
     if isinstance(error, OSError) and error.filename:
         return f"{error.filename}: {error.strerror}."
     return f"{type(error).__name__}: {error}."

@@ -11,15 +11,14 @@ import torch
 from torch import Tensor
 
 from roundoff.formats import Format
-from roundoff.record.loss_scale import LossScale
+from roundoff.record.loop.loss_scale import LossScale
 from roundoff.record.torch_private import hidden_from_modes
-from roundoff.sensitivity.alone_changes import AloneChanges, weighed
-from roundoff.sensitivity.kept_forward import KeptForward
-from roundoff.sensitivity.ledger import Ledger
-from roundoff.sensitivity.narrow_calls import NarrowCalls
+from roundoff.sensitivity.effects import Sensitivity
+from roundoff.sensitivity.error_sums import ErrorSums
+from roundoff.sensitivity.narrow_calls import PendingCalls
+from roundoff.sensitivity.narrow_shadow_run import NarrowShadowRun
 from roundoff.sensitivity.rounding_points import RoundingPoints
-from roundoff.sensitivity.sensitivity import Sensitivity
-from roundoff.sensitivity.twins import Twins
+from roundoff.sensitivity.single_site_effects import KeptForward, SingleSiteEffects, weighted_loss
 
 
 class MeasuredStep:
@@ -48,12 +47,12 @@ class MeasuredStep:
         self._scale: Tensor | float | None = None
         """Of the gradients that come now; None if they are none of the loss."""
         self._retains_graph = False
-        self._ledger = Ledger(formats)
-        self._calls = NarrowCalls(self._ledger, scale=lambda: self._scale, on_error=on_error)
-        self._twins = Twins(formats, arrived=self._calls.twin_arrived)
+        self._ledger = ErrorSums(formats)
+        self._calls = PendingCalls(self._ledger, scale=lambda: self._scale, on_error=on_error)
+        self._twins = NarrowShadowRun(formats, arrived=self._calls.twin_arrived)
         self._twin_losses: list[list[Tensor]] = []
         self._forward = KeptForward()
-        self._alone = AloneChanges(formats, most=computed_again, first_order=self._ledger.effects)
+        self._alone = SingleSiteEffects(formats, most=computed_again, first_order=self._ledger.effects)
         self._aside: list[Callable[[], None]] = []
         """What is to be computed beside the step when the running backward has ended."""
         self.mode = RoundingPoints(
@@ -76,10 +75,10 @@ class MeasuredStep:
                     scale = self.loss_scale.value
             given = gradients if isinstance(gradients, tuple) else (None,) * len(roots)
             seeds = [_seed(*pair) / scale for pair in zip(roots, given, strict=True)]
-            self._losses.append(weighed(roots, seeds))
+            self._losses.append(weighted_loss(roots, seeds))
             self._scale = scale
             twins = self._twins.losses(roots)
-            self._twin_losses.append([weighed(each, seeds) for each in twins])
+            self._twin_losses.append([weighted_loss(each, seeds) for each in twins])
             self._aside = [
                 partial(self._go_backward, twins, seeds),
                 partial(self._compute_again, list(roots), seeds),

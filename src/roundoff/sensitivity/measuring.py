@@ -3,14 +3,47 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+
+import torch
+from torch import Tensor, nn
 
 from roundoff.errors import SensitivityError
 from roundoff.formats import Format, format_named
-from roundoff.record.loop import observing_loop
-from roundoff.sensitivity.sensitivity import Sensitivity
+from roundoff.precision import apply_recipe
+from roundoff.record.loop.observer import observing_loop
+from roundoff.sensitivity.effects import Sensitivity
 from roundoff.sensitivity.step_measurement import StepMeasurement
+
+# == What rounding one site really does to the loss: the measurement that predictions are held against.
+
+
+def effect_alone(
+    model: nn.Module, run_step: Callable[[nn.Module], Tensor], fmt: str, keys: Sequence[str]
+) -> dict[str, float]:
+    """Return by how much the loss moves if one site, or one op of a site, is rounded and nothing else.
+
+    Every key costs a forward of a copy of the model, in the same state and with the same random numbers.
+
+    Args:
+        model: The model in fp32; it is not changed.
+        run_step: Returns the loss of one batch. Small effects are lost in the rounding of an fp32 loss: compute it from
+            `model(x).double()`.
+        fmt: The format to round to.
+        keys: Sites or ops as overrides name them: `blocks.1.attn` (with what is inside it), `blocks.1.attn:softmax`.
+    """
+    before = loss_with(model, run_step, {})
+    return {key: loss_with(model, run_step, {key: fmt}) - before for key in keys}
+
+
+def loss_with(model: nn.Module, run_step: Callable[[nn.Module], Tensor], overrides: Mapping[str, str]) -> float:
+    """Return the loss of one batch under the overrides of an fp32 recipe, on a copy of the model."""
+    with torch.random.fork_rng(devices=[]):
+        narrow = copy.deepcopy(model)
+        apply_recipe(narrow, torch.optim.SGD(narrow.parameters(), lr=0.0), "fp32", overrides=overrides)
+        return float(run_step(narrow).detach())
 
 
 class NarrowTrainingWarning(UserWarning):
@@ -86,13 +119,13 @@ def measuring_sensitivity(
         raise SensitivityError.explain(
             f"computed_again={computed_again} cannot be.", why="it is a number of sites.", fix="use 0 or more."
         )
-    steps, wanted = _steps(step), _formats(formats)
+    steps, wanted = _check_steps(step), _find_formats(formats)
     measured = Measured(steps)
 
     def done(sensitivity: Sensitivity) -> None:
         measured.sensitivities.append(sensitivity)
         if signs := str(measurement.narrow_signs):
-            _warn(signs)
+            _warn_if_narrow(signs)
         if on_done is not None:
             on_done(sensitivity)
 
@@ -107,7 +140,7 @@ def measuring_sensitivity(
         measured.failure = measurement.failure
 
 
-def _steps(step: int | Sequence[int]) -> list[int]:
+def _check_steps(step: int | Sequence[int]) -> list[int]:
     steps = list(step) if isinstance(step, Iterable) else [step]
     if not steps or not all(isinstance(each, int) and not isinstance(each, bool) and each >= 0 for each in steps):
         raise SensitivityError.explain(
@@ -118,7 +151,7 @@ def _steps(step: int | Sequence[int]) -> list[int]:
     return sorted(steps)
 
 
-def _formats(names: Sequence[str]) -> list[Format]:
+def _find_formats(names: Sequence[str]) -> list[Format]:
     if isinstance(names, str) or not names:
         raise SensitivityError.explain(
             f"formats={names!r} cannot be tried.",
@@ -128,7 +161,7 @@ def _formats(names: Sequence[str]) -> list[Format]:
     return [format_named(name) for name in names]
 
 
-def _warn(signs: str) -> None:
+def _warn_if_narrow(signs: str) -> None:
     warnings.warn(
         f"The training that was measured does not compute in fp32: {signs}. What is narrow already counts as exact, or "
         "is left out. Measure with the recipe fp32 (ROUNDOFF_RECIPE=fp32), without autocast and with weights in fp32.",

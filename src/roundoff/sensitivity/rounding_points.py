@@ -1,4 +1,4 @@
-"""A mode that rounds nothing, and follows where a recipe would round."""
+"""A call under way: what it is given, and what the mode that rounds would do to it."""
 
 from __future__ import annotations
 
@@ -9,32 +9,85 @@ import torch
 from torch import Tensor, nn
 
 from roundoff.formats import Format
-from roundoff.precision.emulated_ops import CASTS, WHOLE, RoundResults, Scope
-from roundoff.precision.op_lists import Function, opened
-from roundoff.precision.op_names import op_name
-from roundoff.record.sites import LOOP
+from roundoff.precision.compute.emulated_ops import CASTS, WHOLE, RoundingScope, RoundResults
+from roundoff.precision.compute.torch_ops import Function, op_name, opened
+from roundoff.record.loop.sites import LOOP
 from roundoff.record.torch_private import (
     WeakIdKeyDictionary,
+    has_no_memory,
     hidden_from_functions,
     never_compiled,
 )
-from roundoff.sensitivity.kept_forward import KeptForward
-from roundoff.sensitivity.ledger import Account, Groups
-from roundoff.sensitivity.narrow_call import NarrowCall, Stage, floats_in, fp32_tensors_in
-from roundoff.sensitivity.narrow_calls import NarrowCalls
-from roundoff.sensitivity.running_call import RunningCall, is_among, known_kinds, writes
-from roundoff.sensitivity.twins import Twins
+from roundoff.sensitivity.error_sums import EffectKey, OpGroups
+from roundoff.sensitivity.narrow_calls import NarrowCall, PendingCalls, Stage, floats_in, fp32_tensors_in, memory_of
+from roundoff.sensitivity.narrow_shadow_run import NarrowShadowRun
+from roundoff.sensitivity.single_site_effects import KeptForward
+
+_PLAIN_TYPES = (Tensor, nn.Parameter)
+_WRITING_OPERATORS = frozenset(
+    f"__{name}__" for name in ("iadd", "isub", "imul", "itruediv", "ipow", "imatmul", "setitem")
+)
+"""Operators that write into their first operand."""
+
+
+class RunningCall:
+    """A call under way: what it is given, and what the mode that rounds would do to it."""
+
+    def __init__(self, site: str, op: str, arguments: list[Tensor], *, writes: bool) -> None:
+        self.site = site
+        self.op = op
+        self.arguments = arguments
+        self.written = arguments[0] if writes and arguments else None
+        self.is_product = False
+        self.rounded: list[Tensor] = []
+        self.wide: list[Tensor] = []
+        self._versions = [x._version for x in arguments]
+
+    def hands_on(self, result: Tensor) -> bool:
+        """Say whether a result is an argument as it was."""
+        pairs = zip(self.arguments, self._versions, strict=True)
+        return any(x is result and x._version == version for x, version in pairs)
+
+    def views(self, result: Tensor) -> bool:
+        """Say whether a result shows what an argument holds."""
+        memory = memory_of(result)
+        return result is not self.written and any(memory_of(x) == memory for x in self.arguments)
+
+    def rounds(self, result: Tensor) -> bool:
+        """Say whether a result is new and would be rounded."""
+        return is_among(result, self.rounded) and not self.views(result)
+
+
+def writes(func: Function, kwargs: dict[str, Any]) -> bool:
+    """Say whether a function writes into its first argument."""
+    name = getattr(func, "__name__", "")
+    if name in ("requires_grad_", "share_memory_"):
+        return False
+    return bool(kwargs.get("inplace")) or name in _WRITING_OPERATORS or (name.endswith("_") and not name.endswith("__"))
+
+
+def known_kinds(tensors: Iterable[Tensor]) -> Iterable[Tensor]:
+    """Give the tensors whose memory can be read as it is."""
+    return (x for x in tensors if type(x) in _PLAIN_TYPES and not has_no_memory(x))
+
+
+def is_among(x: Tensor, tensors: Iterable[Tensor]) -> bool:
+    """Say whether a tensor itself is one of these: comparing them would compare their numbers."""
+    return any(x is each for each in tensors)
+
+
+# == A mode that rounds nothing, and follows where a recipe would round.
 
 _VIEWS = frozenset({"T", "mT", "H", "mH"})
 """Attributes that are tensors of the step."""
-_OUTSIDE: Groups = frozenset({frozenset()})
+_OUTSIDE: OpGroups = frozenset({frozenset()})
 """Nobody has rounded what comes from outside."""
 
 
-class _Tag(NamedTuple):
+class _TensorTag(NamedTuple):
     """What is known of a tensor of the step."""
 
-    rounded_by: Groups
+    rounded_by: OpGroups
     wide_at: str | None = None
     """The site whose code keeps it in fp32 on purpose."""
 
@@ -57,8 +110,8 @@ class RoundingPoints(RoundResults):
 
     def __init__(
         self,
-        calls: NarrowCalls,
-        twins: Twins,
+        calls: PendingCalls,
+        twins: NarrowShadowRun,
         forward: KeptForward,
         *,
         fmt: Format,
@@ -66,7 +119,7 @@ class RoundingPoints(RoundResults):
         in_backward: Callable[[], bool],
         on_error: Callable[[Exception], None],
     ) -> None:
-        scope = Scope()
+        scope = RoundingScope()
         scope.fmt = fmt
         super().__init__(scope, WHOLE)
         self._calls = calls
@@ -86,13 +139,13 @@ class RoundingPoints(RoundResults):
 
     def give(self, values: Any) -> None:
         """Take note of what a module is given: tensors that nothing is known of come from outside."""
-        self._tag_unknown(values, _Tag(_OUTSIDE))
+        self._tag_unknown(values, _TensorTag(_OUTSIDE))
 
     def take(self, values: Any, site: str) -> None:
         """Take note of what a module gives: tensors that nothing is known of are its own."""
-        self._tag_unknown(values, _Tag(frozenset({frozenset({(site, "")})})))
+        self._tag_unknown(values, _TensorTag(frozenset({frozenset({(site, "")})})))
 
-    def _tag_unknown(self, values: Any, tag: _Tag) -> None:
+    def _tag_unknown(self, values: Any, tag: _TensorTag) -> None:
         for x in known_kinds(fp32_tensors_in(values)):
             if x not in self._tags and not isinstance(x, nn.Parameter):
                 self._tags[x] = tag
@@ -159,7 +212,7 @@ class RoundingPoints(RoundResults):
             narrow.stages = self._stages(call, narrow, is_rounded=is_rounded)
             if not is_rounded:
                 narrow.own_places = tuple(self._own_places(call, narrow))
-            narrow.result_account = Account(call.site, call.op, "result") if is_rounded else None
+            narrow.result_account = EffectKey(call.site, call.op, "result") if is_rounded else None
         if narrow is not None and (floats_in(result) or call.written is not None):
             is_narrow = bool(narrow.accounts) and call.site != LOOP
             given = [call.written] if call.written is not None else floats_in(result)
@@ -178,17 +231,17 @@ class RoundingPoints(RoundResults):
         if is_among(x, call.wide):
             # A cast in the model's code hands fp32 tensors on: they are as rounded as they were.
             rounded_by = known.rounded_by if known is not None and call.hands_on(x) else _OUTSIDE
-            self._tags[x] = _Tag(rounded_by, call.site)
+            self._tags[x] = _TensorTag(rounded_by, call.site)
         elif call.rounds(x):
-            self._tags[x] = _Tag(frozenset({frozenset({own})}))
+            self._tags[x] = _TensorTag(frozenset({frozenset({own})}))
         elif not call.hands_on(x):
             # It moves values: who rounded them before has rounded these, or who rounds them on their way in here.
             groups = [self._tags[each].rounded_by for each in call.arguments if each in self._tags]
-            self._tags[x] = _Tag(frozenset(group | {own} for several in groups for group in several) or _OUTSIDE)
+            self._tags[x] = _TensorTag(frozenset(group | {own} for several in groups for group in several) or _OUTSIDE)
 
     def _stages(self, call: RunningCall, narrow: NarrowCall, *, is_rounded: bool) -> list[Stage]:
         """Return which operands would be rounded: what comes from elsewhere first, weights last."""
-        places: dict[Account, list[int]] = {}
+        places: dict[EffectKey, list[int]] = {}
         for place, x in enumerate(narrow.originals):
             account = self._account_of(call, x, is_rounded=is_rounded)
             if account is not None:
@@ -211,22 +264,22 @@ class RoundingPoints(RoundResults):
             if tag is not None and tag.wide_at != call.site and _is_own(tag.rounded_by, call.site):
                 yield place
 
-    def _account_of(self, call: RunningCall, x: Tensor, *, is_rounded: bool) -> Account | None:
+    def _account_of(self, call: RunningCall, x: Tensor, *, is_rounded: bool) -> EffectKey | None:
         if not is_among(x, call.arguments):
             return None
         if isinstance(x, nn.Parameter):
             # Only where the op by itself is narrow are all of its operands.
-            rounded_by: Groups = frozenset() if call.is_product else frozenset({frozenset({(call.site, "")})})
-            return Account(call.site, call.op, "weight", rounded_by) if is_rounded else None
+            rounded_by: OpGroups = frozenset() if call.is_product else frozenset({frozenset({(call.site, "")})})
+            return EffectKey(call.site, call.op, "weight", rounded_by) if is_rounded else None
         tag = self._tags.get(x)
         if tag is None:
             return None
         if tag.wide_at == call.site:
-            return Account(call.site, call.op, "input") if call.is_product else None
+            return EffectKey(call.site, call.op, "input") if call.is_product else None
         return (
             None
             if _is_own(tag.rounded_by, call.site) and not is_rounded
-            else Account(call.site, call.op, "input", tag.rounded_by)
+            else EffectKey(call.site, call.op, "input", tag.rounded_by)
         )
 
     # -- what the mode that rounds would do ----------------------------------------------------------------------------
@@ -275,6 +328,6 @@ def _is_silent(func: Function) -> bool:
     return name in ("__set__", "__delete__") or (name == "__get__" and op_name(func) not in _VIEWS)
 
 
-def _is_own(groups: Groups, site: str) -> bool:
+def _is_own(groups: OpGroups, site: str) -> bool:
     """Say whether what these have rounded needs no rounding where this site is narrow."""
     return bool(groups) and all(any(each == site for each, _ in group) for group in groups)

@@ -1,9 +1,9 @@
-"""Follows a loop, and has the wanted steps measured."""
+"""What shows that a training is narrow already, so that there is less to measure than it seems."""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 from weakref import ref
 
@@ -13,8 +13,9 @@ from torch.autograd.function import BackwardCFunction
 from torch.optim import Optimizer
 
 from roundoff.formats import Format
-from roundoff.record.sites import LOOP, Sites
-from roundoff.record.steps import StepClock, has_optimizer, leaves_of
+from roundoff.precision import Recipe
+from roundoff.record.loop.sites import LOOP, Sites
+from roundoff.record.loop.step_clock import StepClock, find_leaves, has_optimizer
 from roundoff.record.torch_private import (
     autograd_node,
     compiler_is_loaded,
@@ -26,9 +27,46 @@ from roundoff.record.torch_private import (
     push_function_mode,
     remove_function_mode,
 )
+from roundoff.sensitivity.effects import Sensitivity
 from roundoff.sensitivity.measured_step import MeasuredStep
-from roundoff.sensitivity.narrow_signs import NarrowSigns
-from roundoff.sensitivity.sensitivity import Sensitivity
+
+_FP32_BYTES = 4
+
+
+class NarrowSigns:
+    """Collects signs that a training does not compute in fp32."""
+
+    def __init__(self) -> None:
+        self._signs: dict[str, None] = {}
+
+    def see_optimizer(self, optimizer: object) -> None:
+        """Look for a recipe that rounds."""
+        recipe = getattr(optimizer, "recipe", None)
+        if isinstance(recipe, Recipe) and _rounds(recipe):
+            self._signs[f"the recipe '{recipe.name}' is applied"] = None
+
+    def see_autocast(self) -> None:
+        """Take note that autocast is on where something could be measured."""
+        self._signs["torch.autocast is on"] = None
+
+    def see_models(self, models: Iterable[nn.Module]) -> None:
+        """Look for weights that hold fewer bits."""
+        weights = (weight for model in models for weight in model.parameters())
+        narrow = {x.dtype for x in weights if x.is_floating_point() and x.dtype.itemsize < _FP32_BYTES}
+        self._signs.update((f"there are weights in {dtype}", None) for dtype in sorted(narrow, key=str))
+
+    def __str__(self) -> str:
+        """All of them in one sentence; empty if there are none."""
+        return ", ".join(self._signs)
+
+
+def _rounds(recipe: Recipe) -> bool:
+    """Whether a recipe computes in fewer bits somewhere; saved activations in few bits are no computation."""
+    has_narrow_sites = any(fmt != "fp32" for fmt in recipe.overrides.values())
+    return recipe.compute != "plain" or bool(recipe.device_profile) or has_narrow_sites
+
+
+# == Follows a loop, and has the wanted steps measured.
 
 
 class StepMeasurement:
@@ -136,7 +174,7 @@ class StepMeasurement:
         if is_nested:
             return
         if self._leaves is None:
-            self._leaves = leaves_of(roots)
+            self._leaves = find_leaves(roots)
         if self._clock.step not in self._wanted:
             self._measured.forget_calls()
         elif not is_part_of_forward:

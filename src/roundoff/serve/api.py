@@ -10,20 +10,32 @@ from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 
 from roundoff.runs import JsonValue, TensorFile
-from roundoff.runs.typed_json import object_of
-from roundoff.serve.answers import json_answer, json_text
-from roundoff.serve.asked import needed, number, only, text
-from roundoff.serve.npy import npy_chunks, npy_name
-from roundoff.serve.refusals import Refusal
+from roundoff.runs.files.plain_json import object_of
+from roundoff.serve.http import (
+    Refusal,
+    check_query,
+    json_response,
+    json_text_response,
+    query_number,
+    required_query,
+    text,
+)
 from roundoff.serve.run_rows import RunRows
 from roundoff.serve.runs_folder import OpenedRun, RunsFolder
-from roundoff.serve.tensor_groups import KINDS, TensorGroup, open_group, tensor_groups
-from roundoff.serve.tensor_look import look_at
+from roundoff.serve.saved_tensors import (
+    KINDS,
+    TensorGroup,
+    npy_chunks,
+    npy_name,
+    open_group,
+    preview_tensor,
+    tensor_groups,
+)
 
 MOST_ITEMS = 1000
 """So many events or steps are in one answer at most."""
-MOST_NAMES = 16
-MOST_LETTERS = 300
+MAX_NAMES = 16
+MAX_LETTERS = 300
 """A longer pattern is refused."""
 
 
@@ -49,20 +61,20 @@ class Api:
 
     def runs(self, request: Request) -> Response:
         """All runs, one object each, the youngest first."""
-        only(request)
-        return json_text(f'{{"runs": [{", ".join(row.text for row in self.rows.rows())}]}}')
+        check_query(request)
+        return json_text_response(f'{{"runs": [{", ".join(row.text for row in self.rows.rows())}]}}')
 
     def changes(self, request: Request) -> Response:
         """By name: what changes when the row of a run does; of runs that are named, how they are now."""
-        only(request, "run")
+        check_query(request, "run")
         names = request.query_params.getlist("run")
         if names:
-            return json_answer({"runs": {name: self._now(name) for name in names[:MOST_NAMES]}})
-        return json_answer({"runs": {row.name: row.version for row in self.rows.rows()}})
+            return json_response({"runs": {name: self._now(name) for name in names[:MAX_NAMES]}})
+        return json_response({"runs": {row.name: row.version for row in self.rows.rows()}})
 
     def run(self, request: Request) -> Response:
         """One run: what the list says, its findings, and what else it holds; `stamp` changes when any file does."""
-        only(request)
+        check_query(request)
         opened = self._opened(request)
         row, run = self.rows.row(opened.name), opened.run
         told: dict[str, JsonValue] = {
@@ -73,45 +85,45 @@ class Api:
             "replayed_steps": run.replayed_steps,
             "tensors": [group.to_object() for group in tensor_groups(run)],
         }
-        return json_answer(row.to_object() | told)
+        return json_response(row.to_object() | told)
 
     def metrics(self, request: Request) -> Response:
         """What steps came to, from a step on."""
-        only(request, "rank", "from", "limit")
+        check_query(request, "rank", "from", "limit")
         run = self._opened(request).run
-        first, limit = number(request, "from", default=0) or 0, _limit(request)
-        found = (each for each in run.metrics(rank=number(request, "rank", default=0) or 0) if each.step >= first)
+        first, limit = query_number(request, "from", default=0) or 0, _limit(request)
+        found = (each for each in run.metrics(rank=query_number(request, "rank", default=0) or 0) if each.step >= first)
         chosen = list(islice(found, limit + 1))
         following = chosen[limit].step if len(chosen) > limit else None
-        return json_answer({"metrics": [object_of(each) for each in chosen[:limit]], "next": following})
+        return json_response({"metrics": [object_of(each) for each in chosen[:limit]], "next": following})
 
     def events(self, request: Request) -> Response:
         """The events that every filter matches, some at a time."""
-        only(request, "step", "rank", "site", "phase", "op", "offset", "limit")
+        check_query(request, "step", "rank", "site", "phase", "op", "offset", "limit")
         run = self._opened(request).run
-        texts = {name: text(request, name, most=MOST_LETTERS) for name in ("site", "phase", "op")}
-        found = run.iter_events(step=number(request, "step"), rank=number(request, "rank"), **texts)
-        offset, limit = number(request, "offset", default=0) or 0, _limit(request)
+        texts = {name: text(request, name, most=MAX_LETTERS) for name in ("site", "phase", "op")}
+        found = run.iter_events(step=query_number(request, "step"), rank=query_number(request, "rank"), **texts)
+        offset, limit = query_number(request, "offset", default=0) or 0, _limit(request)
         chosen = list(islice(found, offset, offset + limit + 1))
         following = offset + limit if len(chosen) > limit else None
-        return json_answer({"events": [event.to_object() for event in chosen[:limit]], "next": following})
+        return json_response({"events": [event.to_object() for event in chosen[:limit]], "next": following})
 
     def tensors(self, request: Request) -> Response:
         """Where there are whole tensors; of a step, their names."""
-        only(request, "of", "step", "rank")
+        check_query(request, "of", "step", "rank")
         run = self._opened(request).run
         if "step" not in request.query_params:
-            return json_answer({"groups": [group.to_object() for group in tensor_groups(run)]})
-        with open_group(run, asked_group(request)) as file:
+            return json_response({"groups": [group.to_object() for group in tensor_groups(run)]})
+        with open_group(run, requested_group(request)) as file:
             names: list[JsonValue] = [
                 {"name": key, "dtype": file.entry(key).dtype, "shape": list(file.entry(key).shape)} for key in file
             ]
-        return json_answer({"tensors": names})
+        return json_response({"tensors": names})
 
     def tensor(self, request: Request) -> Response:
         """One tensor: its numbers, its first values, and how many elements have which exponent."""
         file, key = self._tensor(request)
-        return json_answer({"name": key, **look_at(file, key).to_object()})
+        return json_response({"name": key, **preview_tensor(file, key).to_object()})
 
     def tensor_npy(self, request: Request) -> Response:
         """One tensor, whole, as a file of numpy."""
@@ -128,27 +140,27 @@ class Api:
         return self.folder.open(request.path_params["name"])
 
     def _tensor(self, request: Request) -> tuple[TensorFile, str]:
-        only(request, "of", "step", "rank", "name")
-        run, key = self._opened(request).run, needed(request, "name")
-        group = asked_group(request)
+        check_query(request, "of", "step", "rank", "name")
+        run, key = self._opened(request).run, required_query(request, "name")
+        group = requested_group(request)
         file = open_group(run, group)
         if key not in file:
             raise Refusal(404, f"There is no tensor '{key}' in {group.title}.", fix="list them: /api/runs/NAME/tensors")
         return file, key
 
 
-def asked_group(request: Request) -> TensorGroup:
+def requested_group(request: Request) -> TensorGroup:
     """Return the group of tensors that a request names."""
     kind = request.query_params.get("of", "step")
     if kind not in KINDS:
         raise Refusal(400, f"of={kind} makes no sense.", why=f"it is one of {', '.join(KINDS)}.")
-    needed(request, "step")
-    step, rank = number(request, "step") or 0, number(request, "rank", default=0) or 0
+    required_query(request, "step")
+    step, rank = query_number(request, "step") or 0, query_number(request, "rank", default=0) or 0
     return TensorGroup(of=kind, step=step, rank=rank)
 
 
 def _limit(request: Request) -> int:
-    limit = number(request, "limit", default=100, most=MOST_ITEMS)
+    limit = query_number(request, "limit", default=100, most=MOST_ITEMS)
     if not limit:
         raise Refusal(400, "limit=0 makes no sense.", why=f"it is a whole number from 1 to {MOST_ITEMS}.")
     return limit

@@ -14,7 +14,7 @@ from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from roundoff.serve.refusals import Refusal, refuse
+from roundoff.serve.http import Refusal, refusal_response
 
 _HOST = re.compile(r"(?:\[(?P<v6>[0-9a-fA-F:.]+)\]|(?P<name>[^\s:/@\[\]]+))(?::\d{1,5})?")
 HEADERS = {
@@ -32,7 +32,7 @@ DATA_POLICY = "default-src 'none'; frame-ancestors 'none'"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Door:
+class AccessPolicy:
     """Where the server listens, and what it wants to see."""
 
     names: frozenset[str]
@@ -57,7 +57,7 @@ class Door:
         return self.token is not None and hmac.compare_digest(token.encode(errors="replace"), self.token.encode())
 
 
-def names_here(host: str, *, is_loopback: bool) -> frozenset[str]:
+def host_names(host: str, *, is_loopback: bool) -> frozenset[str]:
     """Return what a server may be called that listens at `host`; who cannot come from elsewhere needs no other name."""
     elsewhere = () if is_loopback else (socket.gethostname(), socket.getfqdn())
     return frozenset(name.lower() for name in ("localhost", host, *elsewhere))
@@ -66,7 +66,7 @@ def names_here(host: str, *, is_loopback: bool) -> frozenset[str]:
 class Guard:
     """An application behind a door."""
 
-    def __init__(self, app: ASGIApp, door: Door) -> None:
+    def __init__(self, app: ASGIApp, door: AccessPolicy) -> None:
         self._app, self._door = app, door
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -82,7 +82,7 @@ class Guard:
         try:
             answer = self._answer(request)
         except Refusal as refusal:
-            answer = refuse(request, refusal)
+            answer = refusal_response(request, refusal)
         await (self._app if answer is None else answer)(scope, receive, send_with_headers)
 
     def _answer(self, request: Request) -> Response | None:

@@ -9,8 +9,7 @@ from pathlib import Path
 
 from roundoff.report.loss_curve import loss_curve
 from roundoff.report.markup import Html, joined, tag
-from roundoff.serve.run_rows import RunRow
-from roundoff.serve.run_state import STATES
+from roundoff.serve.run_rows import STATES, RunRow
 from roundoff.serve.served_page import run_link, served_page
 
 _COLUMNS = (

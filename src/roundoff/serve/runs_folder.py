@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from roundoff.runs import Run
-from roundoff.runs.folder import INFO_NAME
-from roundoff.serve.refusals import Refusal
+from roundoff.runs.files.folder import INFO_NAME
+from roundoff.serve.http import Refusal
 
 _NOT_SHOWN = ("report.html", "checkpoint.pt")
 """Files beside the run's own: they may change without the run having changed."""

@@ -1,6 +1,6 @@
 """Switches: one thing about how a training computes, changed while everything else stays."""
 
-from roundoff.switches.substitute_listing import Listing, differing_ops, listing_ops, read_listing
+from roundoff.switches.substitute.op_listing import Listing, differing_ops, listing_ops, read_listing
 from roundoff.switches.switched import SWITCHES_VARIABLE, switched, switches_in_environment
 
 __all__ = [

@@ -12,7 +12,7 @@ from weakref import WeakKeyDictionary
 import torch
 
 from roundoff.errors import SwitchError
-from roundoff.precision.steering import freezing_scales
+from roundoff.precision.recipe.recipe_environment import freezing_scales
 
 OPTIONS: Final = frozenset({"loss_scale"})
 
@@ -25,7 +25,7 @@ def switching(value: str, options: Mapping[str, str]) -> AbstractContextManager[
     scales to a number.
     """
     if not value.isdecimal():
-        raise _cannot_be("adaptive", value, "it is a number of steps: 0, 20")
+        raise _value_error("adaptive", value, "it is a number of steps: 0, 20")
     after = int(value)
     loss_scale = _loss_scale(options["loss_scale"]) if "loss_scale" in options else None
     return _freezing(after, loss_scale)
@@ -64,9 +64,9 @@ def _loss_scale(text: str) -> float:
     except ValueError:
         number = math.nan
     if not 0 < number < math.inf:
-        raise _cannot_be("adaptive.loss_scale", text, "it is a number above 0, such as 1024")
+        raise _value_error("adaptive.loss_scale", text, "it is a number above 0, such as 1024")
     return number
 
 
-def _cannot_be(name: str, text: str, why: str) -> SwitchError:
+def _value_error(name: str, text: str, why: str) -> SwitchError:
     return SwitchError.explain(f"The switch {name} = '{text}' cannot be.", why=f"{why}.", fix="correct it.")

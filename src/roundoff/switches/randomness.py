@@ -1,17 +1,183 @@
-"""The switch `randomness`: random numbers that no device, dtype or memory layout has a say in."""
+"""Makes the numbers of every random op of torch on the CPU, from a generator that recomputation finds again."""
 
 from __future__ import annotations
 
+import functools
+import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager
-from typing import Final
+from typing import Any, Final
 
 import torch
+from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils._pytree import tree_flatten, tree_map
 
 from roundoff.errors import SwitchError
-from roundoff.record.torch_private import push_mode, remove_mode
-from roundoff.switches.randomness_ops import DrawOnCpu
+from roundoff.kernels.random_numbers import splitmix64
+from roundoff.record.torch_private import DispatchMode, hidden_from_modes, never_compiled, push_mode, remove_mode
+
+_aten: Final = torch.ops.aten
+_WITHOUT_GENERATOR: Final = {"rand", "randn", "randint", "randperm", "rand_like", "randn_like", "randint_like"}
+_MAKES_FLOATS: Final = {"aten::rand", "aten::randn", "aten::normal"}
+_KEEPING_FORMATS: Final = (torch.contiguous_format, torch.preserve_format)
+_SEED_BITS: Final = 2**63 - 1
+
+
+class DrawOnCpu(DispatchMode):
+    """Seeds every random op, and where it draws elsewhere than on a CPU overwrites what it drew.
+
+    Before each draw one number is taken from torch's default generator; it and the seed decide all the others. So
+    whatever goes back in that generator, as activation checkpointing does to compute a dropout again, finds the same
+    numbers again, and what the draws of the devices use up does not matter.
+    """
+
+    def __init__(self, seed: int) -> None:
+        super().__init__()
+        self._seed = seed
+        self._told: set[str] = set()
+
+    @never_compiled
+    def __torch_dispatch__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
+        """Run an op; if it is random, with our numbers."""
+        kwargs = kwargs or {}
+        # Tensors of a class of their own have no memory, or the ranks' parts of them must differ.
+        if not _is_random(func) or any(kind not in (Tensor, torch.nn.Parameter) for kind in types):
+            return func(*args, **kwargs)
+        if not _is_replaceable(func):
+            self._tell_if_random(func, args, kwargs)
+            return func(*args, **kwargs)
+        generator = _generator_of(args, kwargs)
+        if generator is not None and generator.device.type == "cpu":
+            return func(*args, **kwargs)  # a generator that the code made itself draws alike on every device
+        return self._drawn(func, args, kwargs)
+
+    def _drawn(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        with hidden_from_modes():
+            ticket = int(torch.empty((), dtype=torch.int64).random_())
+        seed = splitmix64(splitmix64(self._seed) ^ ticket) & _SEED_BITS
+        if _is_plain(func, args, kwargs):
+            with _seeded(seed):
+                return func(*args, **kwargs)
+        with hidden_from_modes(), _seeded(seed):
+            results, written = _draw(func, *_on_cpu(func, args, kwargs))
+        with _seeded(seed):
+            answer = func(*args, **kwargs)
+        with hidden_from_modes():
+            for place, drawn in written.items():
+                _argument(func, place, args, kwargs).copy_(drawn)
+            for own, drawn in zip(_tensors(answer), results, strict=True):
+                own.copy_(drawn)
+        return answer
+
+    def _tell_if_random(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Say once of a fused kernel that its dropout cannot be replaced."""
+        names = [argument.name for argument in func._schema.arguments]
+        given = {**dict(zip(names, args, strict=False)), **kwargs}
+        name = str(func)
+        if (given.get("dropout_p") or (given.get("dropout") and given.get("train"))) and name not in self._told:
+            self._told.add(name)
+            warnings.warn(f"{name} draws its dropout inside of a kernel: it does not become repeatable.", stacklevel=4)
+
+
+@functools.cache
+def _is_random(func: Any) -> bool:
+    return torch.Tag.nondeterministic_seeded in getattr(func, "tags", ())
+
+
+@functools.cache
+def _is_replaceable(func: Any) -> bool:
+    name = func._schema.name.partition("::")[2]
+    takes_generator = any(argument.name == "generator" for argument in func._schema.arguments)
+    return takes_generator or name in _WITHOUT_GENERATOR or func is _aten.native_dropout.default
+
+
+@contextmanager
+def _seeded(seed: int) -> Iterator[None]:
+    """Let torch's default generator be another one inside the block."""
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(seed)
+        yield
+
+
+def _generator_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Generator | None:
+    return next((value for value in (*args, *kwargs.values()) if isinstance(value, torch.Generator)), None)
+
+
+def _is_plain(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """Whether the op itself draws on the CPU, in fp32 and into contiguous memory."""
+    if func is _aten.native_dropout.default:
+        return False
+    floats = torch.get_default_dtype() if kwargs.get("dtype") is None else kwargs["dtype"]
+    if floats.is_floating_point and floats is not torch.float32:
+        return False
+    device, memory_format = kwargs.get("device"), kwargs.get("memory_format")
+    device = torch.get_default_device() if device is None and not _tensors((args, kwargs)) else device
+    if (device is not None and device.type != "cpu") or memory_format not in (None, *_KEEPING_FORMATS):
+        return False
+    return all(
+        x.is_cpu and x.is_contiguous() and (not x.is_floating_point() or x.dtype is torch.float32)
+        for x in _tensors((args, kwargs))
+    )
+
+
+def _on_cpu(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Return the call as it would be on a CPU, in fp32 and in contiguous memory."""
+    args, kwargs = tree_map(_plain_value, (args, kwargs))
+    for name in ("layout", "pin_memory", "memory_format"):
+        kwargs.pop(name, None)
+    takes = {argument.name for argument in func._schema.arguments}
+    if "device" in takes:
+        kwargs["device"] = torch.device("cpu")
+    dtype = kwargs.get("dtype")
+    if "dtype" in takes and (dtype.is_floating_point if dtype else func._schema.name in _MAKES_FLOATS):
+        kwargs["dtype"] = torch.float32
+    return args, kwargs
+
+
+def _plain_value(value: Any) -> Any:
+    if isinstance(value, torch.Generator):
+        return None
+    if not isinstance(value, Tensor):
+        return value
+    dtype = torch.float32 if value.is_floating_point() else value.dtype
+    return value.detach().to("cpu", dtype, copy=True, memory_format=torch.contiguous_format)
+
+
+def _draw(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[list[Tensor], dict[int, Tensor]]:
+    """Return what the call gives and, by their places, what it writes into its arguments."""
+    if func is _aten.native_dropout.default:
+        return _dropout(*args), {}
+    results = _tensors(func(*args, **kwargs))
+    places = [place for place, argument in enumerate(func._schema.arguments) if _is_written(argument)]
+    return results, {place: _argument(func, place, args, kwargs) for place in places}
+
+
+def _dropout(x: Tensor, p: float, train: bool | None) -> list[Tensor]:
+    if train is False:
+        return [x, torch.ones_like(x, dtype=torch.bool)]
+    kept = _dropout_mask(x.shape, 1 - p)
+    return [x * (kept / (1 - p)) if p < 1 else torch.zeros_like(x), kept]
+
+
+def _dropout_mask(shape: torch.Size, probability: float) -> Tensor:
+    """Return which elements a dropout keeps: the same whether a device has an op for dropout or composes it."""
+    return torch.empty(shape).bernoulli_(probability) > 0
+
+
+def _is_written(argument: Any) -> bool:
+    return argument.alias_info is not None and argument.alias_info.is_write
+
+
+def _argument(func: Any, place: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    return args[place] if place < len(args) else kwargs[func._schema.arguments[place].name]
+
+
+def _tensors(values: Any) -> list[Tensor]:
+    return [value for value in tree_flatten(values)[0] if isinstance(value, Tensor)]
+
+
+# == The switch `randomness`: random numbers that no device, dtype or memory layout has a say in.
 
 OPTIONS: Final[frozenset[str]] = frozenset()
 _LARGEST_SEED: Final = 2**63 - 1

@@ -13,11 +13,11 @@ from roundoff.errors import SwitchError
 
 SWITCHES_VARIABLE: Final = "ROUNDOFF_SWITCHES"
 
-_HOMES: Final = {
+_SWITCH_MODULES: Final = {
     "widest": "roundoff.switches.widest",
     "adaptive": "roundoff.switches.adaptive",
     "randomness": "roundoff.switches.randomness",
-    "substitute": "roundoff.switches.substitute",
+    "substitute": "roundoff.switches.substitute.switch",
 }
 """Where each switch lives, in the order in which they are turned on."""
 
@@ -47,19 +47,19 @@ def switched(switches: Mapping[str, str | float]) -> AbstractContextManager[None
     Raises:
         SwitchError: a switch, its value or an option does not exist; raised before the block is entered.
     """
-    texts = _texts(switches)
-    asked = _by_switch(texts)
+    texts = _check_and_stringify(switches)
+    asked = _options_by_switch(texts)
     blocks = []
-    for name, home in _HOMES.items():
+    for name, home in _SWITCH_MODULES.items():
         if name in asked:
             switch = cast(Switch, importlib.import_module(home))
             _check_options(name, asked[name], switch.OPTIONS)
             blocks.append(switch.switching(texts[name], asked[name]))
-    return _inside(blocks)
+    return _entering_all(blocks)
 
 
 @contextmanager
-def _inside(blocks: Sequence[AbstractContextManager[Any]]) -> Iterator[None]:
+def _entering_all(blocks: Sequence[AbstractContextManager[Any]]) -> Iterator[None]:
     with ExitStack() as entered:
         for block in blocks:
             entered.enter_context(block)
@@ -78,34 +78,36 @@ def switches_in_environment() -> dict[str, str]:
     try:
         switches = json.loads(text)
     except json.JSONDecodeError as error:
-        raise _bad_variable(text, f"it is not JSON: {error}") from error
+        raise _variable_error(text, f"it is not JSON: {error}") from error
     if not isinstance(switches, dict) or not all(isinstance(value, str) for value in switches.values()):
-        raise _bad_variable(text, "it is not an object of texts")
+        raise _variable_error(text, "it is not an object of texts")
     try:
-        _by_switch(switches)
+        _options_by_switch(switches)
     except SwitchError as error:
         raise SwitchError(f"In the environment variable {SWITCHES_VARIABLE}: {error}") from error
     return switches
 
 
-def _texts(switches: Mapping[str, str | float]) -> dict[str, str]:
+def _check_and_stringify(switches: Mapping[str, str | float]) -> dict[str, str]:
     """Return the switches with numbers as texts; callers without a type checker hand in anything."""
     if not isinstance(switches, Mapping):
-        raise _no_switches(switches, "it is not a mapping from switches to what they are set to")
+        raise _switches_error(switches, "it is not a mapping from switches to what they are set to")
     for name, value in switches.items():
         if not isinstance(name, str) or isinstance(value, bool) or not isinstance(value, str | int | float):
-            raise _no_switches(switches, f"{name!r} is set to {value!r}; names are texts, values texts or numbers")
+            raise _switches_error(switches, f"{name!r} is set to {value!r}; names are texts, values texts or numbers")
     return {name: str(value) for name, value in switches.items()}
 
 
-def _by_switch(switches: Mapping[str, str]) -> dict[str, dict[str, str]]:
+def _options_by_switch(switches: Mapping[str, str]) -> dict[str, dict[str, str]]:
     """Return the options of every switch that is asked for."""
     asked: dict[str, dict[str, str]] = {name: {} for name in switches if "." not in name}
     for key, value in switches.items():
         name, dot, option = key.partition(".")
-        if name not in _HOMES:
+        if name not in _SWITCH_MODULES:
             raise SwitchError.explain(
-                f"No switch '{name}'.", why=f"the switches are {', '.join(sorted(_HOMES))}.", fix="correct the name."
+                f"No switch '{name}'.",
+                why=f"the switches are {', '.join(sorted(_SWITCH_MODULES))}.",
+                fix="correct the name.",
             )
         if dot and name not in asked:
             raise SwitchError.explain(
@@ -127,13 +129,13 @@ def _check_options(name: str, options: Mapping[str, str], allowed: frozenset[str
             )
 
 
-def _no_switches(switches: object, why: str) -> SwitchError:
+def _switches_error(switches: object, why: str) -> SwitchError:
     return SwitchError.explain(
         f"{switches!r} are no switches.", why=f"{why}.", fix="""write them like {"randomness": "0"}."""
     )
 
 
-def _bad_variable(text: str, why: str) -> SwitchError:
+def _variable_error(text: str, why: str) -> SwitchError:
     return SwitchError.explain(
         f"The environment variable {SWITCHES_VARIABLE} = {text!r} cannot be used.",
         why=f"{why}.",

@@ -1,4 +1,4 @@
-"""The switch `widest`: every recipe computes with as many bits as there are, and nothing else is narrow either."""
+"""The mode that makes fp32 of everything that a function of torch would make, or take, in fewer bits."""
 
 from __future__ import annotations
 
@@ -8,17 +8,75 @@ from dataclasses import replace
 from typing import Any, Final
 
 import torch
+from torch import Tensor
 
 from roundoff.errors import SwitchError
 from roundoff.precision import Recipe, recipe_named
-from roundoff.precision.fixed.settings import KINDS
-from roundoff.precision.steering import changing_recipes
-from roundoff.record.torch_private import push_function_mode, remove_function_mode
-from roundoff.switches.widest_mode import NARROW, Widen
+from roundoff.precision.compute.computation import map_floats
+from roundoff.precision.recipe.fixed_point_settings import KINDS
+from roundoff.precision.recipe.recipe_environment import changing_recipes
+from roundoff.record.torch_private import FunctionMode, never_compiled, push_function_mode, remove_function_mode
+
+NARROW: Final = frozenset(
+    {
+        torch.float16,
+        torch.bfloat16,
+        torch.float8_e4m3fn,
+        torch.float8_e5m2,
+        torch.float8_e4m3fnuz,
+        torch.float8_e5m2fnuz,
+    }
+)
+_CASTS: Final = frozenset({Tensor.half, Tensor.bfloat16})
+
+
+class Widen(FunctionMode):
+    """Replaces narrow dtypes among the arguments by fp32, and narrow tensors by their wide copies.
+
+    So `model.half()`, `x.to(torch.bfloat16)` and `torch.zeros(4, dtype=torch.half)` give fp32, and a tensor that came
+    narrow from elsewhere is widened where it is used. A function that writes into its operand writes into it, whatever
+    its dtype.
+    """
+
+    @never_compiled
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Call a function with what is wide."""
+        kwargs = kwargs or {}
+        if func in _CASTS:
+            return args[0].float()
+        if func is Tensor.view or _only_looks(func):
+            return func(*args, **kwargs)
+        args = tuple(map(_widen_dtype, args))
+        kwargs = {name: _widen_dtype(value) for name, value in kwargs.items()}
+        if not _writes_into_operand(func, kwargs):
+            args, kwargs = map_floats((args, kwargs), _widen_tensor)
+        return func(*args, **kwargs)
+
+
+def _widen_dtype(value: Any) -> Any:
+    return torch.float32 if isinstance(value, torch.dtype) and value in NARROW else value
+
+
+def _widen_tensor(x: Tensor) -> Tensor:
+    return x.float() if x.dtype in NARROW else x
+
+
+def _only_looks(func: Callable[..., Any]) -> bool:
+    """Whether it reads or writes an attribute: what a narrow tensor says of itself is true."""
+    return getattr(func, "__name__", "") in ("__get__", "__set__", "__delete__", "is_floating_point", "element_size")
+
+
+def _writes_into_operand(func: Callable[..., Any], kwargs: dict[str, Any]) -> bool:
+    name = getattr(func, "__name__", "")
+    return "out" in kwargs or name == "__setitem__" or (name.endswith("_") and not name.endswith("__"))
+
+
+# == The switch `widest`: every recipe computes with as many bits as there are, and nothing else is narrow
+# == either.
 
 OPTIONS: Final[frozenset[str]] = frozenset()
-_MOST_FIXED_BITS: Final = 24
-_MOST_ACTIVATION_BITS: Final = 8
+_MAX_FIXED_BITS: Final = 24
+_MAX_ACTIVATION_BITS: Final = 8
 
 
 def switching(value: str, options: Mapping[str, str]) -> AbstractContextManager[None]:
@@ -62,7 +120,7 @@ def widest_of_its_kind(recipe: Recipe) -> Recipe:
         compute="fixed" if is_fixed else "plain",
         fixed=_widest_fixed(recipe.fixed) if is_fixed else {},
         loss_scale=recipe.loss_scale,
-        activation_bits=_MOST_ACTIVATION_BITS if recipe.least_activation_bits else 0,
+        activation_bits=_MAX_ACTIVATION_BITS if recipe.least_activation_bits else 0,
     )
 
 
@@ -77,7 +135,7 @@ def _widest_fixed(table: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _with_most_bits(setting: Mapping[str, Any]) -> dict[str, Any]:
-    return {**setting, "bits": _MOST_FIXED_BITS}
+    return {**setting, "bits": _MAX_FIXED_BITS}
 
 
 @contextmanager

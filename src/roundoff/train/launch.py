@@ -19,9 +19,9 @@ from typing import Any
 
 from roundoff.errors import RoundoffError, TrainError
 from roundoff.train.config import TrainConfig
-from roundoff.train.ranks import LostContactError, Place
+from roundoff.train.ranks import LostContactError, RankPlace
 
-TrainRank = Callable[[TrainConfig, Place], Any]
+TrainRank = Callable[[TrainConfig, RankPlace], Any]
 
 _GRACE_SECONDS = 1.0
 """How long to wait, after a rank has lost contact, for news of the one that is to blame."""
@@ -59,7 +59,7 @@ def launch_ranks(config: TrainConfig, train_rank: TrainRank) -> Any:
 
 
 def _start(config: TrainConfig, train_rank: TrainRank, local_rank: int) -> _Rank:
-    place = Place(
+    place = RankPlace(
         rank=config.rank + local_rank, num_ranks=config.num_ranks, local_rank=local_rank, num_local=config.procs
     )
     context = multiprocessing.get_context("spawn")
@@ -77,7 +77,7 @@ def _start(config: TrainConfig, train_rank: TrainRank, local_rank: int) -> _Rank
     return _Rank(number=place.rank, process=process, answer=reader)
 
 
-def _work(config: TrainConfig, place: Place, train_rank: TrainRank, writer: Connection) -> None:
+def _work(config: TrainConfig, place: RankPlace, train_rank: TrainRank, writer: Connection) -> None:
     """Be one rank."""
     try:
         answer = train_rank(replace(config, procs=1, rank=place.rank, world_size=place.num_ranks), place)

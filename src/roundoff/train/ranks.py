@@ -25,7 +25,7 @@ class LostContactError(TrainError):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Place:
+class RankPlace:
     """One rank's place among all."""
 
     rank: int = 0
@@ -34,17 +34,17 @@ class Place:
     num_local: int = 1
 
 
-def place_here(config: TrainConfig) -> Place:
+def place_here(config: TrainConfig) -> RankPlace:
     """Return this process's place: the one torchrun gave it, else the one it was told."""
     if "RANK" not in os.environ or "WORLD_SIZE" not in os.environ:
-        return Place(rank=config.rank, num_ranks=config.num_ranks)
+        return RankPlace(rank=config.rank, num_ranks=config.num_ranks)
     if config.procs > 1:
         raise TrainError.explain(
             f"--procs {config.procs} inside a launcher.",
             why="torchrun has already started the ranks of this machine.",
             fix="leave --procs out, or start without torchrun.",
         )
-    return Place(
+    return RankPlace(
         rank=int(os.environ["RANK"]),
         num_ranks=int(os.environ["WORLD_SIZE"]),
         local_rank=int(os.environ.get("LOCAL_RANK", "0")),
@@ -55,7 +55,7 @@ def place_here(config: TrainConfig) -> Place:
 class Ranks:
     """What one rank says to the others; alone, it says nothing."""
 
-    def __init__(self, place: Place, device: torch.device) -> None:
+    def __init__(self, place: RankPlace, device: torch.device) -> None:
         self.rank, self.num_ranks, self.device = place.rank, place.num_ranks, device
 
     @property
@@ -117,7 +117,7 @@ lock then, and aborts. So they get a moment to finish before the ranks part."""
 
 
 @contextlib.contextmanager
-def joined_ranks(config: TrainConfig, place: Place) -> Iterator[Ranks]:
+def joined_ranks(config: TrainConfig, place: RankPlace) -> Iterator[Ranks]:
     """Meet the other ranks, if there are any, and part from them at the end of the block.
 
     A rank that hears nothing for `timeout_seconds`, or whose neighbour is gone, raises a `TrainError`.

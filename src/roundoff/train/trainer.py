@@ -18,26 +18,33 @@ from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
 from roundoff.errors import TrainError, first_line
-from roundoff.precision import apply_recipe
+from roundoff.precision import RecipeOptimizer, apply_recipe
+from roundoff.precision.activations.compress import CompressedActivations
 from roundoff.runs import Metrics
-from roundoff.train.average import WeightAverage
-from roundoff.train.checkpoint import NAME, Checkpoint
 from roundoff.train.config import TrainConfig
 from roundoff.train.data import Batch, EvalSampler, TrainSampler, load_data, loader_of
-from roundoff.train.data.sampler import seed_from
-from roundoff.train.journal import Journal
+from roundoff.train.data.loader import seed_from
+from roundoff.train.distributed_model import shard, sharded_for, sharded_like, whole, with_synced_batch_norm
 from roundoff.train.launch import launch_ranks
 from roundoff.train.models import build_model
 from roundoff.train.objective import Score, loss_of, num_asked, score_from, tally
-from roundoff.train.optimizers import build_optimizer
+from roundoff.train.optimization import WeightAverage, build_optimizer, lr_at
 from roundoff.train.progress import EpochLines
-from roundoff.train.randomness import random_state, restore_random_state, seed_everything
-from roundoff.train.ranks import Place, Ranks, joined_ranks, place_here
+from roundoff.train.ranks import RankPlace, Ranks, joined_ranks, place_here
 from roundoff.train.result import TrainResult
-from roundoff.train.saved_activations import saved_activation_bytes
-from roundoff.train.schedule import lr_at
-from roundoff.train.sharding import shard, sharded_for, sharded_like, whole
-from roundoff.train.synced_batch_norm import with_synced_batch_norm
+from roundoff.train.run_log import RunLog
+from roundoff.train.training_state import NAME, TrainingState, random_state, restore_random_state, seed_everything
+
+# == How much one forward keeps for its backward, where the recipe compresses that.
+
+
+def saved_activation_bytes(optimizer: RecipeOptimizer) -> int | None:
+    """Return the bytes that the latest training forward kept; None if the recipe does not compress activations."""
+    for extra in optimizer.extras:
+        if isinstance(extra, CompressedActivations):
+            return extra.report().bytes_after
+    return None
+
 
 OnStep = Callable[[Metrics], None]
 
@@ -60,7 +67,7 @@ def train(config: TrainConfig, *, on_step: OnStep | None = None, progress: bool 
     return train_here(config, place)
 
 
-def train_rank(config: TrainConfig, place: Place, *, on_step: OnStep | None, progress: bool) -> TrainResult:
+def train_rank(config: TrainConfig, place: RankPlace, *, on_step: OnStep | None, progress: bool) -> TrainResult:
     """Be one rank of a training, from joining the others to the result."""
     with joined_ranks(config, place) as ranks:
         training = Training(config, ranks)
@@ -70,7 +77,7 @@ def train_rank(config: TrainConfig, place: Place, *, on_step: OnStep | None, pro
             total_steps=training.last_step,
             is_text=config.is_text,
         )
-        with Journal(config, ranks) as journal, shown:
+        with RunLog(config, ranks) as journal, shown:
             return training.run(journal, shown, on_step if ranks.is_first else None)
 
 
@@ -145,10 +152,10 @@ class Training:
         # From here on every rank draws random numbers of its own (dropout, stochastic rounding).
         seed_everything(seed_from(config.seed, rank))
         if config.resume is not None:
-            self._resume(Checkpoint.load(config.resume))
+            self._resume(TrainingState.load(config.resume))
         self.first_step = self.step
 
-    def run(self, journal: Journal, shown: EpochLines, on_step: OnStep | None) -> TrainResult:
+    def run(self, journal: RunLog, shown: EpochLines, on_step: OnStep | None) -> TrainResult:
         """Train epoch after epoch, evaluate and save after each, and say what it came to."""
         for note in self.history.notes:
             shown.say(note)
@@ -172,7 +179,7 @@ class Training:
         journal.finish([*result.notes, self.optimizer.report()])
         return result
 
-    def _train_epoch(self, epoch: int, journal: Journal, shown: EpochLines, on_step: OnStep | None) -> list[float]:
+    def _train_epoch(self, epoch: int, journal: RunLog, shown: EpochLines, on_step: OnStep | None) -> list[float]:
         """Train from the current step to the end of its epoch; return the losses, averaged over the ranks."""
         first_step = self.step
         self.sampler.begin(epoch=epoch, first_step=first_step % self.steps_per_epoch)
@@ -197,7 +204,7 @@ class Training:
         totals = self.ranks.sum(torch.tensor(sums, dtype=torch.float64))
         return (totals[:, 0] / totals[:, 1].clamp(min=1)).tolist()
 
-    def _train_step(self, microbatches: Iterable[Batch], journal: Journal) -> tuple[float, int, Metrics]:
+    def _train_step(self, microbatches: Iterable[Batch], journal: RunLog) -> tuple[float, int, Metrics]:
         """Do one step; return its loss, the number of places it is the mean of, and its metrics."""
         lr = self._lr(self.step)
         for group in self.optimizer.param_groups:
@@ -280,11 +287,11 @@ class Training:
                 sums += tally(self.model(batch.inputs), batch)
         return score_from(self.ranks.sum(sums))
 
-    def _save(self, journal: Journal) -> None:
+    def _save(self, journal: RunLog) -> None:
         """Save everything this training needs to go on from here bit by bit."""
         if journal.folder is None:
             return
-        checkpoint = Checkpoint(
+        checkpoint = TrainingState(
             config=self.config.to_object(),
             num_ranks=self.ranks.num_ranks,
             step=self.step,
@@ -298,7 +305,7 @@ class Training:
         journal.saved(self.step - 1, journal.folder / NAME)
         journal.flush()
 
-    def _resume(self, checkpoint: Checkpoint) -> None:
+    def _resume(self, checkpoint: TrainingState) -> None:
         """Go on from a checkpoint, and note what makes the rest differ from an uninterrupted training."""
         changes = self.config.changes_since(checkpoint.config)
         if checkpoint.num_ranks != self.ranks.num_ranks:
@@ -326,7 +333,7 @@ class Training:
         if changes:
             self.history.notes.append(f"not bit-identical to an uninterrupted training: {'; '.join(changes)}")
 
-    def _result(self, journal: Journal) -> TrainResult:
+    def _result(self, journal: RunLog) -> TrainResult:
         history = self.history
         counts = torch.tensor([history.num_unreadable], dtype=torch.float64)
         (num_unreadable,) = self.ranks.sum(counts).tolist()

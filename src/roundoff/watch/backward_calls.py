@@ -6,13 +6,13 @@ import sys
 import time
 from typing import Any
 
-from roundoff.record.steps import leaves_of
+from roundoff.record.loop.step_clock import find_leaves
 from roundoff.record.torch_private import hidden_from_modes, num_running_modules, num_running_steps
-from roundoff.watch.exception_detail import has_raised_since
+from roundoff.replay.step_tape import BackwardEntry
+from roundoff.watch.exceptions import has_raised_since
 from roundoff.watch.instruments import Instruments
 from roundoff.watch.model_calls import ModelCalls
 from roundoff.watch.step_course import StepCourse
-from roundoff.watch.step_tape import Backward
 
 
 class BackwardCalls:
@@ -41,7 +41,7 @@ class BackwardCalls:
         self._course.begin()
         on.flight.note(step=clock.step, phase="backward")
         if on.leaves is None:
-            on.leaves = leaves_of(roots)
+            on.leaves = find_leaves(roots)
         loss = None if is_part_of_forward else on.lookout.see_loss(roots[0] if roots else None)
         if on.lookout.has_new:
             self._course.handler.ask(clock.step)
@@ -68,7 +68,7 @@ class BackwardCalls:
         if clock.backward_leave():
             on.facts.gradients_ready(clock.step)
         if self._is_taped and not clock.in_backward and has_raised_since(self._error_before):
-            on.tape.raised(Backward)
+            on.tape.raised(BackwardEntry)
         if clock.is_over and not clock.in_step:
             on.tape.is_between = True
         on.tape.release()

@@ -8,7 +8,7 @@ _FREE_SECONDS_PER_STEP = 100e-6
 """A step so short that two empty hooks cost more than its share may still be watched for this long."""
 
 
-class Budget:
+class TimeBudget:
     """Adds up the time the watch takes and says whether there is room for more.
 
     What has to be done whatever it costs (the first steps, replays) is exempt: it counts neither as cost nor as

@@ -13,10 +13,10 @@ from torch import nn
 from torch.optim import Optimizer
 
 from roundoff.errors import UsageError
-from roundoff.record.environment import rank
-from roundoff.record.loop import is_observed
+from roundoff.record.loop.observer import is_observed
+from roundoff.record.process_info import rank
 from roundoff.runs import Finding
-from roundoff.watch.crash import ProcessGuard
+from roundoff.watch.process.process_guard import ProcessGuard
 from roundoff.watch.session import Watch
 from roundoff.watch.settings import OnAnomaly, WatchSettings
 from roundoff.watch.verdict import verdict_of

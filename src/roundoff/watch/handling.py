@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 
+from roundoff.replay.generators import Generators
+from roundoff.replay.rank_consensus import ReplayRequests, all_agree, num_ranks
+from roundoff.replay.snapshots import Snapshot, Snapshots
+from roundoff.replay.step_tape import StepTape
 from roundoff.runs import Anomaly
-from roundoff.watch.generators import Generators
 from roundoff.watch.respond import Responder
 from roundoff.watch.settings import WatchSettings
-from roundoff.watch.snapshots import Snapshot, Snapshots
-from roundoff.watch.step_tape import StepTape
-from roundoff.watch.together import Requests, all_agree, num_ranks
 
 
 class TrainingStopped(SystemExit):
@@ -31,7 +31,7 @@ class StepHandler:
         settings: WatchSettings,
         *,
         snapshots: Snapshots,
-        requests: Requests,
+        requests: ReplayRequests,
         replaying: Callable[[], AbstractContextManager[None]],
     ) -> None:
         self.num_undone = 0

@@ -9,20 +9,20 @@ from weakref import ref
 import torch
 from torch import Tensor
 
-from roundoff.record.sites import Sites
-from roundoff.record.steps import StepClock, has_optimizer
+from roundoff.record.loop.sites import Sites
+from roundoff.record.loop.step_clock import StepClock, has_optimizer
+from roundoff.replay.snapshots import Snapshots
+from roundoff.replay.state import Training
+from roundoff.replay.tape_recorder import TapeRecorder
 from roundoff.report.tensorboard import TensorBoard
 from roundoff.runs import RunWriter
 from roundoff.runs.flight import FlightRecorder
-from roundoff.watch.budget import Budget
-from roundoff.watch.carried import CarriedGradients
-from roundoff.watch.facts import Facts
-from roundoff.watch.journal import Journal
-from roundoff.watch.lookout import Lookout
+from roundoff.watch.budget import TimeBudget
+from roundoff.watch.detector import AnomalyDetector
+from roundoff.watch.facts.collector import FactCollector
+from roundoff.watch.facts.uncleared_gradients import UnclearedGradients
+from roundoff.watch.journal import StepJournal
 from roundoff.watch.settings import WatchSettings
-from roundoff.watch.snapshots import Snapshots
-from roundoff.watch.state import Training
-from roundoff.watch.tape import Tape
 
 
 class Instruments:
@@ -56,14 +56,16 @@ class Instruments:
         self.leaves: list[ref[Tensor]] | None = None
         """What the first backward led to; None before it."""
         self.clock = StepClock(on_close, has_optimizer=lambda: has_optimizer(self.leaves or ()))
-        self.journal = Journal(writer, self.clock, board=board)
-        self.budget = Budget(settings.budget)
+        self.journal = StepJournal(writer, self.clock, board=board)
+        self.budget = TimeBudget(settings.budget)
         self.training = Training()
         self.snapshots = Snapshots(self.training, memory_bytes=settings.snapshot_bytes)
-        self.lookout = Lookout(writer, sites=sites, budget=self.budget)
-        self.facts = Facts(writer, self.training, sites=sites, budget=self.budget, kept_batches=settings.kept_batches)
-        self.carried = CarriedGradients()
-        self.tape = Tape(is_state=self.training.is_state, on_forward=on_forward, on_error=self._tape_failed)
+        self.lookout = AnomalyDetector(writer, sites=sites, budget=self.budget)
+        self.facts = FactCollector(
+            writer, self.training, sites=sites, budget=self.budget, kept_batches=settings.kept_batches
+        )
+        self.carried = UnclearedGradients()
+        self.tape = TapeRecorder(is_state=self.training.is_state, on_forward=on_forward, on_error=self._tape_failed)
         self.tape.on_loss = self._see_loss_function
         self.tape.on_scalar = self.lookout.see_scalar
 

@@ -9,9 +9,9 @@ from typing import Any
 from torch import Tensor
 from torch.optim import Optimizer
 
-from roundoff.record.call_detail import learning_rates
-from roundoff.record.sites import Sites
-from roundoff.record.steps import StepClock
+from roundoff.record.loop.calls import learning_rates
+from roundoff.record.loop.sites import Sites
+from roundoff.record.loop.step_clock import StepClock
 from roundoff.report.tensorboard import TensorBoard, weights_and_gradients
 from roundoff.runs import Call, JsonValue, Metrics, RunWriter
 
@@ -21,7 +21,7 @@ _FLUSH_SECONDS = 5.0
 _STEPS_BETWEEN_HISTOGRAMS = 100
 
 
-class Journal:
+class StepJournal:
     """Writes the calls of every step and one line of metrics for each, and for TensorBoard if there is a board."""
 
     def __init__(self, writer: RunWriter, clock: StepClock, *, board: TensorBoard | None = None) -> None:

@@ -8,10 +8,10 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor
 
-from roundoff.record.call_detail import plain_detail
-from roundoff.record.loop import OPTIMIZERS_OWN
+from roundoff.record.loop.calls import detail_to_json
+from roundoff.record.loop.observer import OPTIMIZERS_OWN
 from roundoff.record.torch_private import hidden_from_modes
-from roundoff.watch.dataset_content import content_of
+from roundoff.watch.facts.dataset_content import dataset_content
 from roundoff.watch.instruments import Instruments
 from roundoff.watch.step_course import StepCourse
 
@@ -84,12 +84,12 @@ class LoopCalls:
         if call == "epoch":
             number = self._loaders.setdefault(owner, len(self._loaders))
             with hidden_from_modes():
-                detail = {"loader": number, **detail, "content": content_of(owner.dataset)}
+                detail = {"loader": number, **detail, "content": dataset_content(owner.dataset)}
         if call == "load":
             on.sites.refresh()
             on.training.refresh()
             on.snapshots.forget()
-        on.journal.call(call, plain_detail(detail))
+        on.journal.call(call, detail_to_json(detail))
 
 
 def _function_of(call: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

@@ -12,14 +12,14 @@ from torch import Tensor
 
 from roundoff.kernels import row as at
 from roundoff.kernels.summaries import summarize
-from roundoff.record.sites import Sites
+from roundoff.record.loop.sites import Sites
 from roundoff.runs import Interned, ParameterColumns
 
 _NO_NUMBER = float("nan")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Seen:
+class ParameterBeforeUpdate:
     """One parameter before its update."""
 
     parameter: Tensor
@@ -47,12 +47,12 @@ def gradient_norm(parameters: Sequence[Tensor]) -> tuple[float, int | None]:
     ) if bad is None else math.inf, bad
 
 
-class Measures:
+class ParameterMeasures:
     """Takes the table of parameters of one step: `begin` before the optimizer steps, `end` after."""
 
     def __init__(self, sites: Sites) -> None:
         self._sites = sites
-        self._seen: list[Seen] = []
+        self._seen: list[ParameterBeforeUpdate] = []
 
     @property
     def has_begun(self) -> bool:
@@ -63,7 +63,7 @@ class Measures:
         """Keep weights as they are before the update, and the gradients it will use."""
         with torch.no_grad():
             self._seen = [
-                Seen(
+                ParameterBeforeUpdate(
                     parameter=p,
                     before=p.detach().clone(),
                     gradient=None if p.grad is None else _dense(p.grad),
@@ -103,7 +103,7 @@ class Measures:
         self._seen = []
 
 
-def _row(seen: Seen) -> list[float]:
+def _row(seen: ParameterBeforeUpdate) -> list[float]:
     after = _dense(seen.parameter)
     weight = summarize(after)
     change = after - seen.before

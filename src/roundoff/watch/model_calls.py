@@ -9,13 +9,13 @@ from typing import Any
 import torch
 from torch import nn
 
-from roundoff.record.steps import PHASES, Phase
+from roundoff.record.loop.step_clock import PHASES, Phase
 from roundoff.record.torch_private import keyword_arguments, num_running_modules, num_running_steps
-from roundoff.watch.batch_facts import is_loss
-from roundoff.watch.exception_detail import has_raised_since
+from roundoff.replay.step_tape import ModelEntry
+from roundoff.watch.exceptions import has_raised_since
+from roundoff.watch.facts.step_batch import is_loss
 from roundoff.watch.instruments import Instruments
 from roundoff.watch.step_course import StepCourse
-from roundoff.watch.step_tape import ModelCall
 
 
 class ModelCalls:
@@ -27,7 +27,7 @@ class ModelCalls:
         self._on = on
         self._course = course
         self._running: list[nn.Module] = []
-        self._call: ModelCall | None = None
+        self._call: ModelEntry | None = None
         self._error_before: BaseException | None = None
         self._awaits_buffers = False
 

@@ -7,24 +7,23 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
-from roundoff.diagnose.origin import find_origin
-from roundoff.record.reference import Judge
-from roundoff.record.selection import Selection
+from roundoff.diagnose.nonfinite.origin import find_origin
+from roundoff.record.event_selection import EventSelection
+from roundoff.record.loop.sites import Sites
+from roundoff.record.reference import OpJudge
 from roundoff.record.session import Recording
-from roundoff.record.sites import Sites
-from roundoff.record.source import Sources
+from roundoff.record.source_lines import Sources
+from roundoff.replay import player as replaying
+from roundoff.replay.generators import Generators
+from roundoff.replay.op_catcher import OpCatcher
+from roundoff.replay.player import ReplayOutcome, is_reproducible, replay, state_before
+from roundoff.replay.rank_consensus import all_agree, exchange, num_ranks
+from roundoff.replay.replayed_step import perturb_parameters_, spike_probe
+from roundoff.replay.saved.step_inputs import StepInputsWriter
+from roundoff.replay.snapshots import Snapshot, Snapshots
+from roundoff.replay.state import Training
+from roundoff.replay.step_tape import StepTape
 from roundoff.runs import Event, ReplayInfo, Run, RunWriter, perturbed_path, replay_path
-from roundoff.watch import replay as replaying
-from roundoff.watch.before import Before
-from roundoff.watch.catch import Catcher
-from roundoff.watch.generators import Generators
-from roundoff.watch.perturb import perturb_
-from roundoff.watch.replay import Outcome, repeats, replay, state_before
-from roundoff.watch.snapshots import Snapshot, Snapshots
-from roundoff.watch.spike_probe import spike_probe
-from roundoff.watch.state import Training
-from roundoff.watch.step_tape import StepTape
-from roundoff.watch.together import all_agree, exchange, num_ranks
 
 
 class Responder:
@@ -39,7 +38,7 @@ class Responder:
         self._snapshots = snapshots
         self._replayed: set[int] = set()
 
-    def record(self, tape: StepTape, *, is_complete: bool) -> Outcome | None:
+    def record(self, tape: StepTape, *, is_complete: bool) -> ReplayOutcome | None:
         """Replay a step into the events of the run itself; None if it cannot be replayed."""
         path = self._snapshots.path_to(tape.step, among=[tape])
         if path is None:
@@ -62,7 +61,7 @@ class Responder:
 
             @contextlib.contextmanager
             def around() -> Iterator[None]:
-                perturb_(self._training.modules())
+                perturb_parameters_(self._training.modules())
                 with session.running():
                     yield
 
@@ -73,14 +72,14 @@ class Responder:
         why = tape.unfit or "no snapshot leads to it"
         self._writer.note(f"Step {tape.step} could not be recorded: {why}.")
 
-    def _check(self, snapshot: Snapshot, tapes: list[StepTape], outcome: Outcome, *, is_complete: bool) -> None:
+    def _check(self, snapshot: Snapshot, tapes: list[StepTape], outcome: ReplayOutcome, *, is_complete: bool) -> None:
         """Say so if a recorded step did not come out as it had: it does not repeat, or something was not kept."""
         if outcome.error is not None:
             raised = f"{type(outcome.error).__name__}: {outcome.error}"
             self._writer.note(f"Step {outcome.step} could not be recorded whole: replaying it raised {raised}.")
         elif outcome.first_difference is None or self.compiles:
             return
-        elif num_ranks() == 1 and not repeats(self._training, snapshot, tapes):
+        elif num_ranks() == 1 and not is_reproducible(self._training, snapshot, tapes):
             self._replay_into_folder(snapshot, tapes, is_complete=is_complete)
         else:
             self._writer.note(f"Step {outcome.step} was recorded from a replay {_not_kept(outcome)}.")
@@ -146,7 +145,7 @@ class Responder:
         )
         sources = Sources(stands_in_for=replaying.__file__)
         session = self._recording(writer, step, sources, inputs=True, histograms=True)
-        before = Before(writer, self._training, self._sites)
+        before = StepInputsWriter(writer, self._training, self._sites)
 
         @contextlib.contextmanager
         def around() -> Iterator[None]:
@@ -157,7 +156,7 @@ class Responder:
         outcome = self._run(snapshot, tapes, around_last=around, sources=sources, is_complete=is_complete)
         before.write_batch(tapes[-1])
         is_fault = outcome.first_difference is None or num_ranks() > 1
-        is_fault = is_fault or not repeats(self._training, snapshot, tapes)
+        is_fault = is_fault or not is_reproducible(self._training, snapshot, tapes)
         writer.write_replay_info(_info(snapshot, outcome, is_eager=self.compiles, is_fault=is_fault))
         place = find_origin(Run.open(folder), step=step, rank=self._writer.rank)
         bad = place.bad if place is not None and place.kind == "op" else None
@@ -170,7 +169,7 @@ class Responder:
             self._run(snapshot, tapes)
             return
         sources = Sources(stands_in_for=replaying.__file__)
-        catcher = Catcher(bad, writer=writer)
+        catcher = OpCatcher(bad, writer=writer)
         session = self._recording(_Nothing(writer), tapes[-1].step, sources, inputs=True, judge=catcher)
         catcher.num_rows = lambda: session.num_rows
         self._run(snapshot, tapes, around_last=session.running, sources=sources)
@@ -183,11 +182,11 @@ class Responder:
         *,
         inputs: bool,
         histograms: bool = False,
-        judge: Judge | None = None,
+        judge: OpJudge | None = None,
     ) -> Recording:
         return Recording(
             writer=writer,
-            selection=Selection.of(steps=None, sites=None, ops=None, phases=None),
+            selection=EventSelection.of(steps=None, sites=None, ops=None, phases=None),
             sites=self._sites,
             with_tensors=False,
             inputs=inputs,
@@ -198,7 +197,7 @@ class Responder:
             first_step=step,
         )
 
-    def _run(self, snapshot: Snapshot, tapes: list[StepTape], **settings: Any) -> Outcome:
+    def _run(self, snapshot: Snapshot, tapes: list[StepTape], **settings: Any) -> ReplayOutcome:
         return replay(self._training, snapshot, tapes, **settings)
 
 
@@ -234,14 +233,14 @@ class _Nothing(_EventsOnly):
         """Nothing."""
 
 
-def _not_kept(outcome: Outcome) -> str:
+def _not_kept(outcome: ReplayOutcome) -> str:
     return (
         f"that came out differently ({outcome.first_difference} differs first), though it repeats: the step depends on "
         "something that is not kept, such as a variable of the script"
     )
 
 
-def _info(snapshot: Snapshot, outcome: Outcome, *, is_eager: bool, is_fault: bool) -> ReplayInfo:
+def _info(snapshot: Snapshot, outcome: ReplayOutcome, *, is_eager: bool, is_fault: bool) -> ReplayInfo:
     note = None if outcome.error is None else f"the replay raised {type(outcome.error).__name__}: {outcome.error}"
     if not is_fault:
         note = f"a replay {_not_kept(outcome)}"

@@ -11,19 +11,19 @@ from typing import Any, Literal
 from torch import nn
 from torch.optim import Optimizer
 
-from roundoff.record.loop import observing_loop
-from roundoff.record.sites import Sites
-from roundoff.record.steps import PHASES
+from roundoff.record.loop.observer import observing_loop
+from roundoff.record.loop.sites import Sites
+from roundoff.record.loop.step_clock import PHASES
+from roundoff.replay.replayed_step import ReplayedStep
 from roundoff.report.tensorboard import TensorBoard
 from roundoff.runs import Anomaly, RecordingStoppedWarning, RunWriter
 from roundoff.runs.flight import FlightRecorder
 from roundoff.watch.backward_calls import BackwardCalls
-from roundoff.watch.bench import Bench
-from roundoff.watch.exception_detail import exception_detail, raising_module
+from roundoff.watch.exceptions import exception_detail, raising_module
 from roundoff.watch.instruments import Instruments
 from roundoff.watch.loop_calls import LoopCalls
 from roundoff.watch.model_calls import ModelCalls
-from roundoff.watch.probes import Probes
+from roundoff.watch.probes.last_step import LastStepProbes
 from roundoff.watch.settings import WatchSettings
 from roundoff.watch.step_calls import StepCalls
 from roundoff.watch.step_course import StepCourse
@@ -251,7 +251,7 @@ class Watch:
             return
         began = time.perf_counter()
         with self._course.replaying():
-            bench = Bench(on.training, *path, on.sites)
-            probes = Probes(on.writer, seconds=settings.probe_seconds)
+            bench = ReplayedStep(on.training, *path, on.sites)
+            probes = LastStepProbes(on.writer, seconds=settings.probe_seconds)
             probes.run(bench, is_suspicious=not on.lookout.loss_has_fallen)
         on.budget.exempt(time.perf_counter() - began)

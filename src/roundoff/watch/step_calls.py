@@ -6,14 +6,14 @@ import time
 
 from torch.optim import Optimizer
 
-from roundoff.record.call_detail import learning_rates
+from roundoff.record.loop.calls import learning_rates
 from roundoff.record.torch_private import num_running_modules, num_running_steps
+from roundoff.replay.step_tape import StepEntry
 from roundoff.runs import JsonValue
 from roundoff.watch.instruments import Instruments
 from roundoff.watch.loop_calls import LoopCalls
 from roundoff.watch.model_calls import ModelCalls
 from roundoff.watch.step_course import StepCourse
-from roundoff.watch.step_tape import StepCall
 
 
 class StepCalls:
@@ -26,7 +26,7 @@ class StepCalls:
         self._course = course
         self._models = models
         self._loop_calls = loop_calls
-        self._call: StepCall | None = None
+        self._call: StepEntry | None = None
 
     def enter(self, optimizer: Optimizer) -> None:
         """Look at the gradients as the optimizer sees them."""

@@ -10,13 +10,13 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from roundoff.record.steps import PHASES
+from roundoff.record.loop.step_clock import PHASES
 from roundoff.record.torch_private import compiler_is_loaded, hidden_from_modes
+from roundoff.replay.rank_consensus import ReplayRequests, num_ranks
 from roundoff.watch.handling import StepHandler
 from roundoff.watch.instruments import Instruments
-from roundoff.watch.memory import MemoryFollower
+from roundoff.watch.process.memory_growth import MemoryFollower
 from roundoff.watch.respond import Responder
-from roundoff.watch.together import Requests, num_ranks
 
 _INTERVAL_OF_RANKS = 8
 """Steps between the snapshots of several ranks: they must be those of the same steps."""
@@ -39,7 +39,7 @@ class StepCourse:
             self.responder,
             on.settings,
             snapshots=on.snapshots,
-            requests=Requests(on.writer.folder),
+            requests=ReplayRequests(on.writer.folder),
             replaying=self.replaying,
         )
         self._on = on

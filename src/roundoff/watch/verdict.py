@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from roundoff.diagnose import diagnose_run
-from roundoff.report import next_commands, saved_line, to_text, watched_text
+from roundoff.report import findings_text, next_commands, saved_line, watched_text
 from roundoff.runs import Finding, Run
 from roundoff.watch.session import Watch
 
@@ -14,7 +14,7 @@ def verdict_of(watch: Watch) -> tuple[tuple[Finding, ...], str]:
     diagnosis = diagnose_run(run)
     run.write_findings(diagnosis.findings)
     watched = watched_text(num_steps=watch.num_steps, seconds=watch.seconds, cost=watch.cost)
-    screen = to_text(
+    screen = findings_text(
         diagnosis.findings,
         saved=saved_line(run, diagnosis),
         next_commands=next_commands(run, diagnosis),

@@ -11,12 +11,12 @@ from torch import nn
 from torch.optim import Optimizer
 
 from roundoff.errors import RecordError
-from roundoff.record.environment import describe_process, rank
+from roundoff.record.loop.sites import Sites
+from roundoff.record.process_info import describe_process, rank
 from roundoff.record.script import Script, folder_for
-from roundoff.record.sites import Sites
 from roundoff.report.tensorboard import TensorBoard
 from roundoff.runs import JsonValue, RunWriter
-from roundoff.watch.crash import ProcessGuard
+from roundoff.watch.process.process_guard import ProcessGuard
 from roundoff.watch.session import Watch
 from roundoff.watch.settings import ON_ANOMALY, OnAnomaly, WatchSettings
 

@@ -1,6 +1,6 @@
 import pytest
 
-from roundoff.kernels.loading import compiled
+from roundoff.kernels.availability import compiled
 
 
 @pytest.fixture(params=["compiled", "torch"])

@@ -4,9 +4,8 @@ import pytest
 import torch
 
 from roundoff.errors import KernelError
-from roundoff.kernels.fixed_point import quantize_fixed, zero_beyond_
-from roundoff.kernels.fixed_point_torch import is_beyond_torch
-from roundoff.kernels.fixed_rule import FixedRule
+from roundoff.kernels.rounding_rules import FixedRule
+from roundoff.kernels.scaled_fixed_point import is_beyond_torch, quantize_fixed, zero_beyond_
 
 EVERY_DTYPE = [torch.float64, torch.float32, torch.bfloat16, torch.float16]
 

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from roundoff.kernels.fixed_point import quantize_fixed
-from roundoff.kernels.fixed_rule import FixedRule
+from roundoff.kernels.rounding_rules import FixedRule
+from roundoff.kernels.scaled_fixed_point import quantize_fixed
 
 pytestmark = pytest.mark.usefixtures("either_kernel")
 

@@ -2,8 +2,7 @@ import numpy as np
 import torch
 
 from roundoff.train.data import Batch, Draw
-from roundoff.train.data.augment import colour_jitter, mixup, random_crop, random_flip
-from roundoff.train.data.pictures import Pictures, Preparation
+from roundoff.train.data.pictures import Pictures, Preparation, colour_jitter, mixup, random_crop, random_flip
 
 
 def random(seed: int = 0) -> np.random.Generator:

@@ -1,10 +1,8 @@
 """Training in fixed point: weights, activations, gradients and errors, each with bits and a scale of its own."""
 
-from roundoff.precision.fixed.model import FixedPointModel, convert_to_fixed_point
-from roundoff.precision.fixed.setting import TensorSetting
-from roundoff.precision.fixed.settings import FixedPointSettings
-from roundoff.precision.fixed.settings_toml import settings_from_toml, settings_to_toml
-from roundoff.precision.fixed.table import TensorRow
+from roundoff.precision.fixed.fixed_point_model import FixedPointModel, TensorRow, convert_to_fixed_point
+from roundoff.precision.recipe.fixed_point_settings import FixedPointSettings, settings_from_toml, settings_to_toml
+from roundoff.precision.recipe.tensor_setting import TensorSetting
 
 __all__ = [
     "FixedPointModel",

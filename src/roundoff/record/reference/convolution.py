@@ -14,12 +14,12 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from roundoff.record.reference.call import Call
+from roundoff.record.reference.op_call import OpCall
 
 _NUM_COLUMN_ELEMENTS = 1 << 21
 
 
-def can_convolve(call: Call) -> bool:
+def can_convolve(call: OpCall) -> bool:
     """Say whether this module can compute the call: plain 2-d convolutions and their gradients on the CPU."""
     return (
         call.signature.name in ("convolution", "convolution_backward")
@@ -31,7 +31,7 @@ def can_convolve(call: Call) -> bool:
     )
 
 
-def convolve(call: Call) -> list[Tensor]:
+def convolve(call: OpCall) -> list[Tensor]:
     """Return what the call computes, in fp64; its tensors may have any float dtype."""
     if call.signature.name == "convolution":
         return [_forward(_Geometry.of(call), call.get("input"), call.get("weight"), call.get("bias"))]
@@ -48,7 +48,7 @@ class _Geometry:
     output: tuple[int, int]
 
     @classmethod
-    def of(cls, call: Call) -> _Geometry:
+    def of(cls, call: OpCall) -> _Geometry:
         kernel = _pair(call.get("weight").shape[2:])
         stride, padding, dilation = (_pair(call.get(name)) for name in ("stride", "padding", "dilation"))
         rows, columns = (
@@ -102,7 +102,7 @@ def _forward(geometry: _Geometry, x: Tensor, weight: Tensor, bias: Tensor | None
     return output.transpose(0, 1)
 
 
-def _backward(geometry: _Geometry, call: Call) -> list[Tensor | None]:
+def _backward(geometry: _Geometry, call: OpCall) -> list[Tensor | None]:
     grad, x, weight = call.get("grad_output"), call.get("input"), call.get("weight")
     needs_input, needs_weight, needs_bias = call.get("output_mask")
     matrix = weight.to(torch.float64).flatten(1).t()

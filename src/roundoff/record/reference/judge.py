@@ -14,25 +14,24 @@ import torch
 from torch import Tensor, nn
 from torch._ops import OpOverload
 
-from roundoff.record.reference.call import Call, Signature, tensors_in
-from roundoff.record.reference.judgeable import has_something_to_judge
-from roundoff.record.reference.rerun import Piece, pieces, run_again, run_in_fp64
-from roundoff.record.reference.scale import scales
-from roundoff.record.reference.tally import Introduced, Tally
+from roundoff.record.reference.error_tally import ErrorTally, IntroducedError
+from roundoff.record.reference.exact_rerun import Piece, has_something_to_judge, pieces, run_again, run_in_fp64
+from roundoff.record.reference.op_call import OpCall, Signature, list_tensors
+from roundoff.record.reference.output_scales import scales
 
-__all__ = ["Introduced", "Judge", "Reference", "ReferenceKind", "Saved"]
+__all__ = ["IntroducedError", "OpJudge", "OverwrittenValues", "Reference", "ReferenceKind"]
 
 ReferenceKind = Literal["fp64", "cpu"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Saved:
+class OverwrittenValues:
     """What a call is about to overwrite, as it is before; by the identity of the tensor."""
 
     overwritten: dict[int, Tensor]
 
 
-class Judge(Protocol):
+class OpJudge(Protocol):
     """Who looks at each op of a recording, before and after."""
 
     not_judged: dict[str, str]
@@ -43,7 +42,7 @@ class Judge(Protocol):
 
     def after(
         self, saved: Any, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any], outputs: Sequence[Tensor]
-    ) -> list[Introduced | None] | None:
+    ) -> list[IntroducedError | None] | None:
         """Look at the results, and say what error is in each of them, if that is known."""
 
 
@@ -57,20 +56,20 @@ class Reference:
     numbers, collectives, fp64 results) are not in it.
     """
 
-    def __init__(self, kind: ReferenceKind, *, run: Callable[[Call], list[Tensor]] | None = None) -> None:
+    def __init__(self, kind: ReferenceKind, *, run: Callable[[OpCall], list[Tensor]] | None = None) -> None:
         """Judge by the same op in fp64 or on the CPU, or by what `run` makes of a call."""
         self.not_judged: dict[str, str] = {}
         self._kind = kind
         self._run_otherwise = run or (run_again if kind == "cpu" else run_in_fp64)
         self._signatures: dict[Any, Signature | None] = {}
 
-    def before(self, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Saved | None:
+    def before(self, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> OverwrittenValues | None:
         """Copy what the op is about to overwrite; None where it cannot be judged or there is nothing to judge."""
         try:
             signature = self._signature(func)
             if signature is None:
                 return None
-            call = Call(signature=signature, args=args, kwargs=kwargs)
+            call = OpCall(signature=signature, args=args, kwargs=kwargs)
             tensors = call.tensors()
             if not tensors or not all(map(_is_plain, tensors)) or call.get("dropout_p") or _changes_device(call):
                 return None
@@ -80,8 +79,13 @@ class Reference:
             return None
 
     def after(
-        self, saved: Saved, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any], outputs: Sequence[Tensor]
-    ) -> list[Introduced | None]:
+        self,
+        saved: OverwrittenValues,
+        func: OpOverload,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        outputs: Sequence[Tensor],
+    ) -> list[IntroducedError | None]:
         """Return the error the op introduced in each of its outputs; None for those that cannot be judged.
 
         Args:
@@ -92,10 +96,10 @@ class Reference:
             outputs: the tensors it returned, lists flattened; or those it wrote to, where it returns nothing.
         """
         signature = self._signature(func)
-        tallies = [Tally(output.dtype) if self._can_judge(output) else None for output in outputs]
+        tallies = [ErrorTally(output.dtype) if self._can_judge(output) else None for output in outputs]
         if signature is None or not any(tallies):
             return [None] * len(outputs)
-        call = Call(signature=signature, args=args, kwargs=kwargs)
+        call = OpCall(signature=signature, args=args, kwargs=kwargs)
         try:
             call = call.change_tensors(lambda tensor: self._home(saved.overwritten.get(id(tensor), tensor)))
             for piece in pieces(self._as_copy(call) if signature.name in _COPIES else call, outputs):
@@ -110,7 +114,7 @@ class Reference:
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         self.not_judged[f"{func.namespace}.{func.overloadpacket.__name__}"] = reason
 
-    def _judge(self, piece: Piece, tallies: Sequence[Tally | None]) -> None:
+    def _judge(self, piece: Piece, tallies: Sequence[ErrorTally | None]) -> None:
         wanted = tallies[piece.first : piece.first + len(piece.outputs)]
         if not any(wanted):
             return
@@ -122,7 +126,7 @@ class Reference:
             if tally is not None:
                 tally.add(output, reference.to(output.dtype) if self._kind == "cpu" else reference, scale)
 
-    def _run(self, call: Call) -> list[Tensor]:
+    def _run(self, call: OpCall) -> list[Tensor]:
         run = self._run_otherwise
         if call.signature.op.namespace == "aten":
             return run(call)
@@ -134,7 +138,7 @@ class Reference:
                 torch.set_rng_state(state)
                 raise ValueError("it draws random numbers")
 
-    def _as_copy(self, call: Call) -> Call:
+    def _as_copy(self, call: OpCall) -> OpCall:
         """Return a cast or copy as the clone of its source: on a wider format nothing more is left of it."""
         source = call.get("self")
         if "src" in call.signature.names:
@@ -142,7 +146,7 @@ class Reference:
         clone = torch.ops.aten.clone.default if isinstance(source, Tensor) else torch.ops.aten._foreach_clone.default
         signature = self._signature(clone)
         assert signature is not None
-        return Call(signature=signature, args=(source,), kwargs={})
+        return OpCall(signature=signature, args=(source,), kwargs={})
 
     def _home(self, tensor: Tensor) -> Tensor:
         """Return the tensor where it can be computed with: on the CPU, if asked for or where its device has no fp64."""
@@ -165,7 +169,7 @@ def _is_plain(tensor: Tensor) -> bool:
     return tensor.layout is torch.strided and not (tensor.is_meta or tensor.is_nested or tensor.is_complex())
 
 
-def _changes_device(call: Call) -> bool:
+def _changes_device(call: OpCall) -> bool:
     if call.signature.name not in _COPIES:
         return False
     devices = {tensor.device for tensor in call.tensors()}
@@ -173,16 +177,16 @@ def _changes_device(call: Call) -> bool:
     return len(devices) > 1 or (asked is not None and torch.device(asked) not in devices)
 
 
-def _save(call: Call, tensors: Sequence[Tensor]) -> Saved | None:
+def _save(call: OpCall, tensors: Sequence[Tensor]) -> OverwrittenValues | None:
     """Copy what the op overwrites and reads, also through another tensor; None where written tensors overlap."""
-    written = [tensor for name in call.signature.written for tensor in tensors_in(call.get(name))]
+    written = [tensor for name in call.signature.written for tensor in list_tensors(call.get(name))]
     storages = {tensor.untyped_storage().data_ptr() for tensor in written}
     if len(storages) < len(written) and _overlap(written):
         return None
     read = tensors
     if call.signature.is_out or call.signature.name in _COPIES:
-        read = [t for name, value in call.items() if name not in call.signature.written for t in tensors_in(value)]
-    return Saved(overwritten={id(t): t.clone() for t in read if t.untyped_storage().data_ptr() in storages})
+        read = [t for name, value in call.items() if name not in call.signature.written for t in list_tensors(value)]
+    return OverwrittenValues(overwritten={id(t): t.clone() for t in read if t.untyped_storage().data_ptr() in storages})
 
 
 def _overlap(tensors: Sequence[Tensor]) -> bool:
@@ -197,6 +201,6 @@ def _overlap(tensors: Sequence[Tensor]) -> bool:
 
 
 _PLAIN = (Tensor, nn.Parameter)
-_SAVED_NOTHING = Saved(overwritten={})
+_SAVED_NOTHING = OverwrittenValues(overwritten={})
 _WITHOUT_FP64 = frozenset({"mps"})
 _COPIES = frozenset({"_to_copy", "clone", "copy"})

@@ -11,18 +11,18 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from roundoff.record.reference.call import Call
+from roundoff.record.reference.op_call import OpCall
 
 _LSTM = 2
 
 
-def can_unroll(call: Call) -> bool:
+def can_unroll(call: OpCall) -> bool:
     """Say whether this module can compute the call: an LSTM layer over whole sequences, forward or backward."""
     names = ("mkldnn_rnn_layer", "mkldnn_rnn_layer_backward")
     return call.signature.name in names and call.get("mode") == _LSTM and not call.get("batch_sizes")
 
 
-def unroll(call: Call) -> list[Tensor]:
+def unroll(call: OpCall) -> list[Tensor]:
     """Return what the call computes, in fp64; the kernel's workspace is left empty."""
     layer = _Layer.of(call)
     if call.signature.name == "mkldnn_rnn_layer":
@@ -53,7 +53,7 @@ class _Layer:
     is_reversed: bool
 
     @classmethod
-    def of(cls, call: Call) -> _Layer:
+    def of(cls, call: OpCall) -> _Layer:
         names = call.signature.names
         weights = [_wide(call.get(name)) for name in names if name.startswith("weight")]
         is_reversed = call.get("reverse")

@@ -1,8 +1,7 @@
 """What a training reads: pictures or text, as batches that depend on nothing but their draw."""
 
 from roundoff.train.data.batch import IGNORED, PADDING, Batch, Draw, Samples
-from roundoff.train.data.loading import loader_of
-from roundoff.train.data.sampler import EvalSampler, TrainSampler
+from roundoff.train.data.loader import EvalSampler, TrainSampler, loader_of
 from roundoff.train.data.sources import Data, load_data
 
 __all__ = [

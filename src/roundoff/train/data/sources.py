@@ -15,7 +15,7 @@ from roundoff.train.data.batch import Samples
 from roundoff.train.data.idx import read_idx_pair
 from roundoff.train.data.image_folder import ImageFolder, find_pictures, import_pillow
 from roundoff.train.data.pictures import Pictures, Preparation
-from roundoff.train.data.text import VOCABULARY, read_text
+from roundoff.train.data.text_file import VOCABULARY, read_text
 from roundoff.train.digits import train_test
 
 FASHION_MNIST = Path("/usr/share/datasets/fashion-mnist")

@@ -1,0 +1,178 @@
+"""What the frameworks call the same thing, under one name."""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+# == Whose optimizer state a tensor is, and which: read from its name.
+
+SLOTS = {
+    **dict.fromkeys(("momentum_buffer", "moments", "accum", "velocity", "momentum"), "momentum_buffer"),
+    **dict.fromkeys(("exp_avg", "moment1", "adam_m"), "exp_avg"),
+    **dict.fromkeys(("exp_avg_sq", "moment2", "adam_v"), "exp_avg_sq"),
+    **dict.fromkeys(("max_exp_avg_sq", "moment2_max", "vhat"), "max_exp_avg_sq"),
+    **dict.fromkeys(("square_avg", "mean_square"), "square_avg"),
+    "step": "step",
+    "beta1_pow_acc": "beta1_power",
+    "beta2_pow_acc": "beta2_power",
+}
+"""What the frameworks call an optimizer's state of one parameter, and what PyTorch calls it."""
+
+_OF_PADDLE = re.compile(rf"(?P<owner>.+)_(?P<slot>{'|'.join(SLOTS)})_\d+")
+_BEFORE_THE_OWNER = frozenset({"optimizer", "optim", "optimizer_state_dict", "optimizer_state", "opt", "state"})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OptimizerName:
+    """Which state of which parameter: `exp_avg` of `fc.weight`."""
+
+    slot: str
+    owner: str
+
+
+def read_optimizer_name(name: str, *, parameters: Sequence[str]) -> OptimizerName | None:
+    """Tell slot and owner from a name, or None; `parameters` are those of its checkpoint, in the order of the file.
+
+    PyTorch numbers the owners in the order of its parameters, and the others write their names out.
+
+    >>> read_optimizer_name("moments.fc.weight", parameters=[])
+    OptimizerName(slot='momentum_buffer', owner='fc.weight')
+    >>> read_optimizer_name("optimizer.state.1.exp_avg", parameters=["fc.weight", "fc.bias"])
+    OptimizerName(slot='exp_avg', owner='fc.bias')
+    >>> read_optimizer_name("linear_0.w_0_moment1_0", parameters=[])
+    OptimizerName(slot='exp_avg', owner='linear_0.w_0')
+    """
+    if of_paddle := _OF_PADDLE.fullmatch(name):
+        return OptimizerName(slot=SLOTS[of_paddle["slot"]], owner=of_paddle["owner"])
+    first, _, rest = name.partition(".")
+    if first in SLOTS and rest:
+        return OptimizerName(slot=SLOTS[first], owner=rest)
+    words = name.split(".")
+    if words[-1] not in SLOTS:
+        return None
+    while len(words) > 2 and words[0] in _BEFORE_THE_OWNER:
+        words.pop(0)
+    owner = ".".join(words[:-1])
+    if owner.isdecimal():
+        owner = parameters[int(owner)] if int(owner) < len(parameters) else owner
+    return OptimizerName(slot=SLOTS[words[-1]], owner=owner) if owner else None
+
+
+WRAPPERS = frozenset({"_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module"})
+"""Added by whoever wraps a module, anywhere in a name."""
+COLLECTIONS = frozenset({"module", "params", "batch_stats", "model_weights", "state_dict"})
+"""Stand before the name of a layer and are no part of it."""
+
+LEAVES = {
+    **dict.fromkeys(("weight", "gamma", "scale", "kernel", "w_0"), "weight"),
+    **dict.fromkeys(("embedding_table", "embedding", "embeddings"), "weight"),
+    **dict.fromkeys(("bias", "beta", "b_0"), "bias"),
+    **dict.fromkeys(("running_mean", "moving_mean", "_mean", "mean", "w_1"), "running_mean"),
+    **dict.fromkeys(("running_var", "moving_variance", "_variance", "variance", "var", "w_2"), "running_var"),
+}
+"""What a layer's tensors are called, and what PyTorch calls them."""
+
+MODULES = {
+    **dict.fromkeys(("q_proj", "query", "query_layer"), "wq"),
+    **dict.fromkeys(("k_proj", "key", "key_layer"), "wk"),
+    **dict.fromkeys(("v_proj", "value", "value_layer"), "wv"),
+    **dict.fromkeys(("o_proj", "out_proj"), "wo"),
+    **dict.fromkeys(("self_attn", "self_attention", "attn"), "attention"),
+    **dict.fromkeys(("mlp", "ffn"), "feed_forward"),
+    "gate_proj": "w1",
+    "down_proj": "w2",
+    "up_proj": "w3",
+    "input_layernorm": "attention_norm",
+    "post_attention_layernorm": "ffn_norm",
+    "embed_tokens": "tok_embeddings",
+    "lm_head": "output",
+    "down_sample_layer": "downsample",
+}
+"""What libraries of models call the same layer, where letters would mislead: the norm after attention is the one before
+the feed-forward network."""
+
+_NUMBER = re.compile(r"_?(\d+)(?!\d|d(?![a-z]))")  # but not the 2 of conv2d
+
+
+def split_name(name: str) -> tuple[tuple[str, ...], str]:
+    """Return the path of the layer and the name of its tensor, without what wrappers add.
+
+    >>> split_name("module.layer1.0.bn1.running_mean")
+    (('layer1', '0', 'bn1'), 'running_mean')
+    >>> split_name("conv2d_1/conv2d_1/kernel:0")
+    (('conv2d_1',), 'kernel')
+    """
+    words = [word for word in re.split(r"[./]", name.removesuffix(":0")) if word and word not in WRAPPERS]
+    while len(words) > 1 and words[0] in COLLECTIONS:
+        words.pop(0)
+    if "/" in name:  # Keras says a layer's name twice
+        words = [word for place, word in enumerate(words) if not place or word != words[place - 1]]
+    return tuple(words[:-1]), words[-1] if words else ""
+
+
+def common_words(path: Sequence[str]) -> tuple[str, ...]:
+    """Return a path in the words that stand for those of all libraries.
+
+    >>> common_words(("layers", "0", "self_attn", "q_proj"))
+    ('layers', '0', 'attention', 'wq')
+    """
+    return tuple(MODULES.get(word, word) for word in path)
+
+
+def skeleton(path: Sequence[str]) -> str:
+    """Return a path without its numbers, in small letters: what all layers of one kind have in common.
+
+    >>> skeleton(("layer1", "0", "conv2")), skeleton(("conv2d_3",)), skeleton(("conv2_block1_0_bn",))
+    ('layer.#.conv', 'conv2d', 'conv_block_bn')
+    """
+    return ".".join((_NUMBER.sub("", word) or "#").lower() for word in path)
+
+
+def numbers_in(path: Sequence[str]) -> tuple[int, ...]:
+    """Return the numbers of a path, which tell layers of one skeleton apart and put them in order.
+
+    A word without a number counts as -1: Keras has `dense`, then `dense_1`.
+
+    >>> numbers_in(("layer1", "0", "conv2")), numbers_in(("sequential_1", "dense"))
+    ((1, 0, 2), (1, -1))
+    """
+    return tuple(number for word in path for number in map(int, _NUMBER.findall(word) or [-1]))
+
+
+def likeness(first: str, second: str) -> float:
+    """Return 1 for equal texts and 0 for texts that share nothing.
+
+    It counts the letters to take out of the one and to put in to make the other of it.
+
+    >>> likeness("attn.query", "attn.q"), likeness("wq", "key")
+    (0.75, 0.0)
+    """
+    above = [0] * (len(second) + 1)
+    for letter in first:
+        row = [0]
+        for column, other in enumerate(second):
+            row.append(above[column] + 1 if letter == other else max(above[column + 1], row[-1]))
+        above = row
+    letters = len(first) + len(second)
+    return 2 * above[-1] / letters if letters else 1.0
+
+
+def telling_parts(names: Sequence[str]) -> dict[str, str]:
+    """Return of each name what is left without the beginning and the end that all have in common.
+
+    >>> telling_parts(["attn.q_proj", "attn.k_proj"])
+    {'attn.q_proj': 'q', 'attn.k_proj': 'k'}
+    """
+    begin = _num_alike(names)
+    rests = [name[begin:] for name in names]
+    end = _num_alike([rest[::-1] for rest in rests])
+    return {name: rest[: len(rest) - end] for name, rest in zip(names, rests, strict=True)}
+
+
+def _num_alike(names: Sequence[str]) -> int:
+    """Count the letters with which all names begin."""
+    letters = zip(*names, strict=False)
+    return sum(1 for _ in itertools.takewhile(lambda column: len(set(column)) == 1, letters))

@@ -1,0 +1,252 @@
+"""Which tensor of one checkpoint is which of another, whatever frameworks wrote them."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from roundoff.checkpoints.checkpoint import Entry, Role
+from roundoff.checkpoints.pair.common_names import LEAVES, OptimizerName, read_optimizer_name
+from roundoff.checkpoints.pair.layer_groups import UNCOUNTED, Axes, CheckpointLayer, Fit, fit, layers_of
+from roundoff.checkpoints.pair.layer_matching import PairedBy, match_layers
+from roundoff.checkpoints.pair.name_map import expand_name_map
+from roundoff.checkpoints.pair.unpaired_tensors import UnpairedTensor, explain_leftovers
+from roundoff.errors import CheckpointError
+
+WEIGHTS = (Role.PARAMETER, Role.BUFFER)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TensorPair:
+    """Two tensors that are the same one, and how the candidate's is laid over the reference's."""
+
+    reference: str
+    candidate: str
+    role: Role
+    by: PairedBy
+    axes: Axes | None = None
+    """For `Tensor.permute` of the candidate's; then it is given the reference's shape, from which it may still differ
+    by axes of one."""
+    is_asked: bool = True
+    """The layouts of the two formats ask for these axes; otherwise only the shapes do."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pairing:
+    """What lined up, in the order of the reference, and what did not."""
+
+    pairs: tuple[TensorPair, ...]
+    only_reference: tuple[UnpairedTensor, ...]
+    only_candidate: tuple[UnpairedTensor, ...]
+
+
+def pair(
+    reference: Mapping[str, Entry],
+    candidate: Mapping[str, Entry],
+    *,
+    reference_format: str = "",
+    candidate_format: str = "",
+    name_map: Mapping[str, str] | None = None,
+) -> Pairing:
+    """Line up two checkpoints one to one.
+
+    First by the map, then by names (each framework's words replaced by PyTorch's, wrappers' prefixes dropped), then
+    layers that have the same shapes: the only ones, those whose names are most alike, and last by their order.
+    Optimizer state goes with the parameter it belongs to.
+    """
+    if reference_format == candidate_format and not name_map and _are_alike(reference, candidate):
+        same = [TensorPair(reference=n, candidate=n, role=e.role, by=PairedBy.SAME_NAME) for n, e in reference.items()]
+        return Pairing(pairs=tuple(same), only_reference=(), only_candidate=())
+    ours, theirs = _Side(reference, reference_format), _Side(candidate, candidate_format)
+    pairs = _mapped(ours, theirs, expand_name_map(name_map or {}, reference, candidate))
+    pairs += _weights(ours, theirs, done=pairs)
+    pairs += _remaining_shapes(ours, theirs, done=pairs)
+    pairs += _optimizer_state(ours, theirs, done=pairs)
+    pairs += _others(ours, theirs, done=pairs)
+    place = {name: number for number, name in enumerate(reference)}
+    pairs.sort(key=lambda found: place[found.reference])
+    left = ours.without(found.reference for found in pairs), theirs.without(found.candidate for found in pairs)
+    only_reference, only_candidate = explain_leftovers(*left, reference=reference, candidate=candidate)
+    return Pairing(pairs=tuple(pairs), only_reference=only_reference, only_candidate=only_candidate)
+
+
+def _are_alike(reference: Mapping[str, Entry], candidate: Mapping[str, Entry]) -> bool:
+    """Say whether two checkpoints have the same names and shapes, as those of one training do."""
+    return reference.keys() == candidate.keys() and all(
+        entry.shape == candidate[name].shape and entry.role is candidate[name].role for name, entry in reference.items()
+    )
+
+
+class _Side:
+    """One checkpoint, seen as layers."""
+
+    def __init__(self, entries: Mapping[str, Entry], format: str) -> None:
+        self.entries = entries
+        self.format = format
+        weights = [entry for entry in entries.values() if entry.role in WEIGHTS]
+        self.layers = layers_of(weights, format=format)
+        self.parameters = [entry.name for entry in weights if entry.role is Role.PARAMETER]
+        self.axes = {entry.name: layer.axes[leaf] for layer in self.layers for leaf, entry in layer.tensors.items()}
+
+    def without(self, names: Iterable[str]) -> list[Entry]:
+        taken = set(names)
+        return [entry for entry in self.entries.values() if entry.name not in taken]
+
+    def layers_without(self, names: Iterable[str]) -> list[CheckpointLayer]:
+        taken = set(names)
+        kept = ((layer, _kept(layer.tensors, taken)) for layer in self.layers)
+        return [replace(layer, tensors=tensors) for layer, tensors in kept if tensors]
+
+    def optimizer_names(self, names: Iterable[str]) -> dict[OptimizerName, str]:
+        found: dict[OptimizerName, str] = {}
+        for entry in self.without(names):
+            if entry.role is Role.OPTIMIZER:
+                read = read_optimizer_name(entry.name, parameters=self.parameters)
+                if read is not None and self._can_own(read.owner, entry):
+                    found.setdefault(read, entry.name)
+        return found
+
+    def _can_own(self, owner: str, state: Entry) -> bool:
+        """Say whether a state has the shape of its owner; numbers of owners mislead where parameters are tied."""
+        is_number = math.prod(state.shape) == 1
+        return is_number or owner not in self.entries or self.entries[owner].shape == state.shape
+
+
+def _kept(tensors: Mapping[str, Entry], taken: set[str]) -> dict[str, Entry]:
+    return {leaf: entry for leaf, entry in tensors.items() if entry.name not in taken}
+
+
+def _laid(ours: _Side, theirs: _Side, reference: str, candidate: str) -> Fit | None:
+    return fit(
+        ours.entries[reference].shape,
+        theirs.entries[candidate].shape,
+        reference_axes=ours.axes.get(reference),
+        candidate_axes=theirs.axes.get(candidate),
+    )
+
+
+def _pair(ours: _Side, theirs: _Side, reference: str, candidate: str, by: PairedBy) -> TensorPair | None:
+    laid = _laid(ours, theirs, reference, candidate)
+    if laid is None:
+        return None
+    by = PairedBy.SAME_NAME if reference == candidate and by is PairedBy.RULES else by
+    role = ours.entries[reference].role
+    return TensorPair(
+        reference=reference, candidate=candidate, role=role, by=by, axes=laid.axes, is_asked=laid.is_asked
+    )
+
+
+def _mapped(ours: _Side, theirs: _Side, names: Mapping[str, str]) -> list[TensorPair]:
+    pairs = []
+    for reference, candidate in names.items():
+        found = _pair(ours, theirs, reference, candidate, PairedBy.MAP)
+        if found is None:
+            shapes = ours.entries[reference].shape, theirs.entries[candidate].shape
+            raise CheckpointError.explain(
+                f"The map puts '{reference}' and '{candidate}' together, which cannot be.",
+                why=f"their shapes are {shapes[0]} and {shapes[1]}.",
+                fix="correct the line of the map.",
+            )
+        pairs.append(found)
+    return pairs
+
+
+def _weights(ours: _Side, theirs: _Side, *, done: Sequence[TensorPair]) -> list[TensorPair]:
+    left = ours.layers_without(found.reference for found in done), theirs.layers_without(f.candidate for f in done)
+    pairs = []
+    for match in match_layers(*left):
+        for leaf, entry in match.reference.tensors.items():
+            if leaf in match.candidate.tensors:
+                pairs.append(_pair(ours, theirs, entry.name, match.candidate.tensors[leaf].name, match.by))
+    return [found for found in pairs if found is not None]
+
+
+def _remaining_shapes(ours: _Side, theirs: _Side, *, done: Sequence[TensorPair]) -> list[TensorPair]:
+    """Pair tensors of layers that did not line up as a whole, where only one of each side has a kind and shape."""
+    left = ours.layers_without(found.reference for found in done), theirs.layers_without(f.candidate for f in done)
+    groups: dict[tuple[str, tuple[int, ...]], tuple[list[str], list[str]]] = defaultdict(lambda: ([], []))
+    for side, layers in enumerate(left):
+        for layer in layers:
+            for leaf, entry in layer.tensors.items():
+                kind = leaf if leaf in LEAVES else ""
+                if leaf != UNCOUNTED and layer.shape(leaf):
+                    groups[kind, layer.shape(leaf)][side].append(entry.name)
+    alone = [(mine[0], other[0]) for mine, other in groups.values() if len(mine) == len(other) == 1]
+    pairs = [_pair(ours, theirs, *names, PairedBy.SHAPE) for names in alone]
+    return [found for found in pairs if found is not None]
+
+
+def _optimizer_state(ours: _Side, theirs: _Side, *, done: Sequence[TensorPair]) -> list[TensorPair]:
+    """Pair the states of paired parameters; those of parameters that are not in the checkpoint by the same rules."""
+    left = (
+        ours.optimizer_names(found.reference for found in done),
+        theirs.optimizer_names(found.candidate for found in done),
+    )
+    owners = {found.reference: found for found in done if found.role in WEIGHTS}
+    pairs = []
+    for name, reference in left[0].items():
+        owner = owners.get(name.owner)
+        candidate = left[1].get(OptimizerName(slot=name.slot, owner=owner.candidate)) if owner else None
+        if owner is not None and candidate is not None:
+            pairs.append(_state_pair(ours, theirs, reference, candidate, owner))
+    return pairs + _states_alone(ours, theirs, left, done=pairs)
+
+
+def _state_pair(ours: _Side, theirs: _Side, reference: str, candidate: str, owner: TensorPair) -> TensorPair:
+    """Lay a state over the other as its parameter is; a counter of steps has no axes."""
+    is_whole = len(theirs.entries[candidate].shape) == len(owner.axes or ())
+    by = PairedBy.RULES if owner.by is PairedBy.SAME_NAME else owner.by
+    return TensorPair(
+        reference=reference,
+        candidate=candidate,
+        role=Role.OPTIMIZER,
+        by=PairedBy.SAME_NAME if reference == candidate else by,
+        axes=owner.axes if is_whole else None,
+        is_asked=owner.is_asked,
+    )
+
+
+def _states_alone(
+    ours: _Side,
+    theirs: _Side,
+    names: tuple[Mapping[OptimizerName, str], Mapping[OptimizerName, str]],
+    *,
+    done: Sequence[TensorPair],
+) -> list[TensorPair]:
+    taken = {found.reference for found in done}, {found.candidate for found in done}
+    pairs: list[TensorPair] = []
+    for slot in dict.fromkeys(name.slot for name in names[0]):
+        owners = [
+            {
+                name.owner: replace(side.entries[entry], name=name.owner, role=Role.PARAMETER)
+                for name, entry in found.items()
+                if name.slot == slot and entry not in gone
+            }
+            for side, found, gone in zip((ours, theirs), names, taken, strict=True)
+        ]
+        if all(owners):
+            found = pair(*owners, reference_format=ours.format, candidate_format=theirs.format)
+            pairs += [
+                replace(
+                    each,
+                    reference=names[0][OptimizerName(slot=slot, owner=each.reference)],
+                    candidate=names[1][OptimizerName(slot=slot, owner=each.candidate)],
+                    role=Role.OPTIMIZER,
+                )
+                for each in found.pairs
+            ]
+    return pairs
+
+
+def _others(ours: _Side, theirs: _Side, *, done: Sequence[TensorPair]) -> list[TensorPair]:
+    """Pair what is no weight, and belongs to no parameter, by name alone."""
+    left = ours.without(found.reference for found in done), theirs.without(found.candidate for found in done)
+    others = {entry.name: entry for entry in left[1]}
+    pairs = [
+        _pair(ours, theirs, entry.name, entry.name, PairedBy.SAME_NAME)
+        for entry in left[0]
+        if entry.role not in WEIGHTS and entry.name in others and others[entry.name].role is entry.role
+    ]
+    return [found for found in pairs if found is not None]

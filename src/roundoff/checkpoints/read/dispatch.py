@@ -1,0 +1,141 @@
+"""Opens a checkpoint of any framework, told by its content."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from roundoff.checkpoints.checkpoint import Checkpoint
+from roundoff.checkpoints.file_bytes import FileBytes, cannot_read
+from roundoff.checkpoints.lazy_tensor import LazyTensor
+from roundoff.checkpoints.read.assembly import assemble
+from roundoff.checkpoints.read.flax import is_flax, read_flax
+from roundoff.checkpoints.read.keras import is_keras_archive, read_keras, read_keras_archive
+from roundoff.checkpoints.read.mindspore import read_mindspore
+from roundoff.checkpoints.read.npz import read_npz
+from roundoff.checkpoints.read.paddle import read_paddle
+from roundoff.checkpoints.read.safetensors_file import is_safetensors, read_safetensors
+from roundoff.checkpoints.read.torch_distributed import METADATA, read_torch_distributed
+from roundoff.checkpoints.read.torch_files import LEGACY_MAGIC, pickle_member, read_torch_legacy, read_torch_zip
+from roundoff.checkpoints.read.zip_archive import LOCAL, ZipArchive
+
+# == Hugging Face's sharded checkpoints: an index in JSON that says which file holds which tensor.
+
+MAX_INDEX_BYTES = 64 * 2**20
+INDEXES = ("model.safetensors.index.json", "pytorch_model.bin.index.json")
+SINGLE_FILES = ("model.safetensors", "pytorch_model.bin")
+
+ReadShard = Callable[[FileBytes], tuple[Any, str]]
+
+
+def is_index(data: FileBytes) -> bool:
+    """Say whether a file could be an index: a JSON object."""
+    return bytes(data.view[:64]).lstrip()[:1] == b"{"
+
+
+def read_sharded(data: FileBytes, read_shard: ReadShard) -> tuple[dict[str, Any], str]:
+    """Return the tensors that an index names, and the format of its shards; `read_shard` gives both for one file."""
+    shards: dict[str, dict[Any, Any]] = {}
+    formats: list[str] = []
+    found: dict[str, Any] = {}
+    for name, file in _weight_map(data).items():
+        if file not in shards:
+            tree, format = read_shard(FileBytes.of_file(_beside(data, file)))
+            shards[file] = tree if isinstance(tree, dict) else {}
+            formats.append(format)
+        if not isinstance(tensor := shards[file].get(name), LazyTensor):
+            raise data.broken(f"'{file}' lacks the tensor {name[:100]!r}")
+        found[name] = tensor
+    if len(set(formats)) != 1:
+        raise data.broken(f"its files are of {len(set(formats))} formats")
+    return found, formats[0]
+
+
+def _weight_map(data: FileBytes) -> dict[str, str]:
+    if len(data) > MAX_INDEX_BYTES:
+        raise data.broken(f"an index of {len(data)} bytes is not read")
+    try:
+        index = json.loads(str(data.view, "utf-8"))
+    except (ValueError, RecursionError) as error:
+        raise data.broken(f"it is not JSON ({error})", at=0) from error
+    match index:
+        case {"weight_map": dict() as files} if all(isinstance(file, str) for file in files.values()):
+            return files
+    raise data.broken("it is JSON, but no index of a sharded checkpoint: it has no weight_map", at=0)
+
+
+def _beside(data: FileBytes, file: str) -> Path:
+    if file in ("", "..") or Path(file).name != file or not file.isprintable():
+        raise data.broken(f"it names the file {file[:100]!a}, which is not beside it")
+    return data.path.parent / file
+
+
+HDF5 = b"\x89HDF\r\n\x1a\n"
+KNOWN = "files of PyTorch, safetensors, numpy (.npz), MindSpore, Paddle, Keras and Flax"
+
+
+def read_checkpoint(path: Path | str) -> Checkpoint:
+    """Open a checkpoint by its content, whatever its suffix says; a `CheckpointError` if it is none.
+
+    A folder is one of torch.distributed, or of Hugging Face. Nothing in a file is executed, and no more memory is taken
+    than its size allows. A file that is cut off or broken is refused here, or where the broken tensor is asked for.
+    """
+    path = Path(path)
+    if path.is_dir():
+        return _read_folder(path)
+    data = FileBytes.of_file(path)
+    tree, format = _read_sharded_too(data)
+    return assemble(tree, data, format=format)
+
+
+def _read_folder(folder: Path) -> Checkpoint:
+    if (folder / METADATA).exists():
+        tree, data = read_torch_distributed(folder)
+        return assemble(tree, data, format="torch-distributed", path=folder)
+    for name in (*INDEXES, *SINGLE_FILES):
+        if (folder / name).is_file():
+            return read_checkpoint(folder / name)
+    raise cannot_read(
+        folder, f"it is a folder without {METADATA}, {', '.join(INDEXES)} or {' or '.join(SINGLE_FILES)}."
+    )
+
+
+def _read_sharded_too(data: FileBytes) -> tuple[Any, str]:
+    return read_sharded(data, _read_file) if is_index(data) and not is_safetensors(data) else _read_file(data)
+
+
+def _read_file(data: FileBytes) -> tuple[Any, str]:
+    """Return what a file holds as a tree, and its format."""
+    start = bytes(data.view[:512])
+    if start.startswith(LOCAL):
+        return _read_zip(data)
+    if start.startswith(HDF5):
+        return read_keras(data), "keras"
+    if start.startswith(LEGACY_MAGIC):
+        return read_torch_legacy(data), "torch-legacy"
+    if is_safetensors(data):
+        return read_safetensors(data), "safetensors"
+    if start[0] == 0x80 and start[1:2] in (b"\x02", b"\x03", b"\x04", b"\x05"):
+        return read_paddle(data), "paddle"
+    if start[0] == 0x0A:
+        return read_mindspore(data), "mindspore"
+    if is_flax(data):
+        return read_flax(data), "flax"
+    if start[257:262] == b"ustar":
+        raise data.broken(
+            "it is a tar, as PyTorch wrote before 0.2 (torch.load, then torch.save renews it) or NeMo does"
+        )
+    raise data.broken(f"it begins with {start[:8]!r}, and none of {KNOWN} does")
+
+
+def _read_zip(data: FileBytes) -> tuple[Any, str]:
+    archive = ZipArchive(data)
+    if pickle_member(archive) is not None:
+        return read_torch_zip(data, archive), "torch-zip"
+    if is_keras_archive(archive):
+        return read_keras_archive(data, archive), "keras"
+    if any(name.endswith(".npy") for name in archive):
+        return read_npz(data, archive), "npz"
+    raise data.broken("it is a zip that holds neither data.pkl (PyTorch), model.weights.h5 (Keras) nor arrays (numpy)")

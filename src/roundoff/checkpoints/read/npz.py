@@ -1,0 +1,87 @@
+"""numpy's `.npz`: a zip of arrays; those that are not compressed are mapped."""
+
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from roundoff.checkpoints.file_bytes import FileBytes
+from roundoff.checkpoints.lazy_tensor import NUM_BYTES, LazyTensor, checked_shape, view_of
+from roundoff.checkpoints.read.pickled_objects import TORCH_NAMES, in_order, swapped
+from roundoff.checkpoints.read.zip_archive import ZipArchive
+
+MAGIC = b"\x93NUMPY"
+MAX_HEADER_BYTES = 10_000
+
+_HEADER = re.compile(
+    r"\{'descr': '([<>|=]?)([a-zA-Z]\d+)', 'fortran_order': (True|False), 'shape': \(([\d, ]*)\), \} *\n?", re.ASCII
+)
+"""What numpy writes, to the letter; arrays of objects or records look different and hold no tensor."""
+
+
+def read_npz(data: FileBytes, archive: ZipArchive) -> dict[str, LazyTensor]:
+    """Return the arrays of an archive by name."""
+    return {name.removesuffix(".npy"): _array(archive, name) for name in archive if name.endswith(".npy")}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ArrayHeader:
+    """What stands before the elements of a saved array."""
+
+    shape: tuple[int, ...]
+    dtype: str
+    """As torch calls it."""
+    is_fortran: bool
+    is_swapped: bool
+    """Whether the bytes of each number stand the other way around."""
+    num_bytes: int
+    """Of the header itself."""
+
+
+def read_array_header(data: FileBytes, name: str) -> ArrayHeader:
+    """Read what numpy wrote before the elements; a `CheckpointError` if it is no header, or not of a tensor."""
+    if data.at(0, 8, "an array")[:6] != MAGIC:
+        raise data.broken(f"{name[:100]!r} is no array", at=0)
+    width = 2 if data.view[6] == 1 else 4
+    begin = 8 + width
+    length = data.number(8, width, "the header of an array")
+    text = str(data.at(begin, length, "the header of an array"), "latin-1")
+    found = _HEADER.fullmatch(text)
+    if found is None or found[2] not in TORCH_NAMES:
+        raise data.broken(f"{name[:100]!r} has the header {text[:80]!r}, which is that of no tensor", at=begin)
+    order, code, fortran, sizes = found.groups()
+    try:
+        shape = checked_shape([int(size) for size in sizes.replace(",", " ").split()], f"the array {name[:100]!r}")
+    except ValueError as error:
+        raise data.broken(str(error), at=begin) from error
+    return ArrayHeader(
+        shape=shape,
+        dtype=TORCH_NAMES[code],
+        is_fortran=fortran == "True",
+        is_swapped=order == ">",
+        num_bytes=begin + length,
+    )
+
+
+def array_of(elements: memoryview, header: ArrayHeader) -> Tensor:
+    """Look at the elements of an array as a tensor."""
+    flat = view_of(elements, header.dtype)
+    return in_order(swapped(flat) if header.is_swapped else flat, header.shape, is_fortran=header.is_fortran)
+
+
+def _array(archive: ZipArchive, name: str) -> LazyTensor:
+    beginning = archive.beginning(name, 12 + MAX_HEADER_BYTES)
+    header = read_array_header(beginning, name)
+    needed = math.prod(header.shape) * NUM_BYTES[header.dtype]
+    there = archive[name].num_bytes - header.num_bytes
+    if needed != there:
+        why = f"{name[:100]!r} of shape {list(header.shape)} needs {needed} bytes and has {there}"
+        raise beginning.broken(why, at=header.num_bytes)
+    return LazyTensor(
+        shape=header.shape,
+        dtype=header.dtype,
+        read=lambda: array_of(archive.stored(name).view[header.num_bytes :], header),
+    )

@@ -1,0 +1,63 @@
+"""Paddle's `.pdparams` and `.pdopt`, and other pickles of numpy arrays."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from roundoff.checkpoints.file_bytes import FileBytes
+from roundoff.checkpoints.lazy_tensor import LazyTensor, checked_shape
+from roundoff.checkpoints.read.pickle_machine import unpickle
+from roundoff.checkpoints.read.pickled_objects import ARRAY_GLOBALS, PLAIN_GLOBALS, Global, PickledArray
+
+INTERNAL_NAMES = "StructuredToParameterName@@"
+DIVIDED = "UnpackBigParamInfor@@"
+"""Under this key stands how arrays beyond 4 GB were divided, and into what."""
+
+
+def read_paddle(data: FileBytes) -> Any:
+    """Return what was pickled, with a `LazyTensor` for each array."""
+    tree, _ = unpickle(data, globals=_find_global)
+    if not isinstance(tree, dict):
+        return tree
+    tree.pop(INTERNAL_NAMES, None)
+    divided = tree.pop(DIVIDED, None)
+    for name, fields in divided.items() if isinstance(divided, dict) else ():
+        try:
+            tree[name] = _join_parts(tree, fields)
+        except ValueError as error:
+            raise data.broken(str(error)) from error
+    return {name: _drop_internal_name(value) for name, value in tree.items()}
+
+
+def _find_global(module: str, name: str) -> Any:
+    return PLAIN_GLOBALS.get((module, name)) or ARRAY_GLOBALS.get((module, name)) or Global(module, name)
+
+
+def _drop_internal_name(value: Any) -> Any:
+    """Let a tensor that comes as (internal name, array) be the array."""
+    match value:
+        case (str(), PickledArray() as array):
+            return array
+    return value
+
+
+def _join_parts(tree: dict[Any, Any], fields: Any) -> LazyTensor:
+    match fields:
+        case {"OriginShape": list() | tuple() as original, "slices": list() | tuple() as names}:
+            shape = checked_shape(original, "a divided array")
+            parts = [tree.pop(name, None) for name in names if isinstance(name, str)]
+            tensors = [part.tensor for part in parts if isinstance(part, PickledArray) and part.tensor is not None]
+            if len({tensor.dtype for tensor in tensors}) != 1 or len(tensors) != len(names):
+                raise ValueError("a divided array lacks a part")
+            if sum(math.prod(tensor.shape) for tensor in tensors) != math.prod(shape):
+                raise ValueError(f"the parts of a divided array do not make the shape {list(shape)}")
+
+            def read() -> Tensor:
+                return torch.cat([tensor.read().reshape(-1) for tensor in tensors]).reshape(shape)
+
+            return LazyTensor(shape=shape, dtype=tensors[0].dtype, read=read)
+    raise ValueError("it does not say how an array was divided")

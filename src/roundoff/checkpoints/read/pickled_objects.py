@@ -1,0 +1,303 @@
+"""What stands in for the classes and functions a pickle names: nothing of it is ever imported or called."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from roundoff.checkpoints.lazy_tensor import NUM_BYTES, LazyTensor, checked_shape, view_of
+
+
+@dataclass(frozen=True, slots=True)
+class Global:
+    """A name that a pickle asks for and that means nothing to us."""
+
+    module: str
+    name: str
+
+    def __str__(self) -> str:
+        return f"{self.module}.{self.name}"[:100]
+
+
+@dataclass(frozen=True, slots=True)
+class Known:
+    """A name with a meaning; `make` gets the arguments a pickle calls it with, and complains with `ValueError`."""
+
+    make: Callable[[tuple[Any, ...]], Any]
+
+
+@dataclass(slots=True, eq=False)
+class PickledObject:
+    """An instance of a class we do not know: where it came from, and the plain data it was given."""
+
+    made_by: Global
+    arguments: tuple[Any, ...] = ()
+    state: Any = None
+    items: dict[Any, Any] | None = None
+    """What it holds as a dict; None, which takes no memory, while that is nothing."""
+
+    def set_state(self, state: Any) -> None:
+        """Keep what the pickle would have put into the object; of (attributes, slots) both."""
+        match state:
+            case (dict() | None as attributes, dict() as slots):
+                self.state = {**(attributes or {}), **slots}
+            case _:
+                self.state = state
+
+    def attribute(self, name: str) -> Any:
+        """Return an attribute the pickle gave it, or None."""
+        return self.state.get(name) if isinstance(self.state, dict) else None
+
+
+DANGEROUS_MODULES = frozenset(
+    {
+        "os",
+        "posix",
+        "nt",
+        "sys",
+        "subprocess",
+        "shutil",
+        "pty",
+        "socket",
+        "builtins",
+        "__builtin__",
+        "importlib",
+        "runpy",
+        "code",
+        "ctypes",
+        "pickle",
+        "marshal",
+        "types",
+        "functools",
+        "operator",
+        "webbrowser",
+        "timeit",
+        "multiprocessing",
+        "asyncio",
+        "commands",
+        "pip",
+        "setuptools",
+        "pydoc",
+        "pdb",
+        "profile",
+        "imp",
+        "http",
+        "urllib",
+    }
+)
+"""A pickle that names one of these is refused. Others are not called either: safety does not rest on this list."""
+
+HARMLESS = frozenset({("functools", "partial"), ("types", "SimpleNamespace")})
+HARMLESS_BUILTINS = frozenset({"object", "set", "frozenset", "slice", "range", "type", "float", "int", "str", "bool"})
+
+
+def is_dangerous(asked: Global) -> bool:
+    """Say whether only a hostile pickle would name it."""
+    module = asked.module.partition(".")[0]
+    if module in ("builtins", "__builtin__"):
+        return asked.name not in HARMLESS_BUILTINS
+    return module in DANGEROUS_MODULES and (asked.module, asked.name) not in HARMLESS
+
+
+def ordered_dict(arguments: tuple[Any, ...]) -> dict[Any, Any]:
+    """Make an OrderedDict of nothing, or of the pairs that Python 2 wrote."""
+    if not arguments:
+        return {}
+    match arguments[0]:
+        case [*pairs] if all(isinstance(pair, list | tuple) and len(pair) == 2 for pair in pairs):
+            if all(isinstance(pair[0], str) for pair in pairs):
+                return {pair[0]: pair[1] for pair in pairs}
+    raise ValueError("the pickle makes a dict of something that is no list of pairs")
+
+
+def first_argument(arguments: tuple[Any, ...]) -> Any:
+    """Let a container be what it is made of: copies could be asked for without end."""
+    return arguments[0] if arguments else []
+
+
+def complex_number(arguments: tuple[Any, ...]) -> complex:
+    """Make a complex number of its two parts."""
+    match arguments:
+        case (float() | int() as real, float() | int() as imaginary):
+            return complex(real, imaginary)
+    raise ValueError("the pickle makes a complex number of something that is none")
+
+
+PLAIN_GLOBALS: Mapping[tuple[str, str], Any] = {
+    ("collections", "OrderedDict"): Known(ordered_dict),
+    ("collections", "defaultdict"): Known(lambda arguments: {}),
+    ("collections", "Counter"): Known(
+        lambda arguments: arguments[0] if arguments and type(arguments[0]) is dict else {}
+    ),
+    **{
+        (module, name): Known(first_argument)
+        for module in ("builtins", "__builtin__")
+        for name in ("tuple", "list", "set", "frozenset")
+    },
+    **{
+        (module, name): Known(lambda arguments: arguments[0] if arguments else memoryview(b""))
+        for module in ("builtins", "__builtin__")
+        for name in ("bytes", "bytearray")
+    },
+    **{(module, "complex"): Known(complex_number) for module in ("builtins", "__builtin__")},
+    **{(module, "dict"): Known(lambda arguments: {}) for module in ("builtins", "__builtin__")},
+}
+"""What pickles of plain data name, in Python 3 and 2."""
+
+
+# == Numpy arrays out of a pickle, without numpy taking part: their bytes stay where they are in the file.
+
+TORCH_NAMES = {
+    "f8": "float64",
+    "f4": "float32",
+    "f2": "float16",
+    "c8": "complex64",
+    "c16": "complex128",
+    "i8": "int64",
+    "i4": "int32",
+    "i2": "int16",
+    "i1": "int8",
+    "u8": "uint64",
+    "u4": "uint32",
+    "u2": "uint16",
+    "u1": "uint8",
+    "b1": "bool",
+    "V2": "bfloat16",
+}
+"""What torch calls the dtypes of numpy; two bytes without a meaning are what bfloat16 becomes where numpy saves it."""
+
+
+@dataclass(frozen=True, slots=True)
+class EncodedText:
+    """Bytes that an old protocol wrote as text; they are made when they are needed."""
+
+    text: str
+
+    def __len__(self) -> int:
+        return len(self.text)
+
+
+class PickledDtype:
+    """`numpy.dtype` in a pickle; its byte order comes with its state."""
+
+    def __init__(self, code: object) -> None:
+        self.code = code if isinstance(code, str) else "?"
+        self.is_big_endian = False
+
+    def set_state(self, state: Any) -> None:
+        """Take the byte order out of the state."""
+        self.is_big_endian = isinstance(state, tuple) and len(state) > 1 and state[1] == ">"
+
+    @property
+    def torch_name(self) -> str:
+        """The dtype as torch calls it; a `ValueError` if torch has none."""
+        code = self.code.lstrip("<>=|")
+        name = TORCH_NAMES.get(code, code if code in NUM_BYTES else None)
+        if name is None:
+            raise ValueError(f"an array has the dtype {self.code[:20]!r}, which no tensor can have,")
+        return name
+
+
+class PickledArray:
+    """`numpy.ndarray` in a pickle; everything about it comes with its state."""
+
+    def __init__(self) -> None:
+        self.tensor: LazyTensor | None = None
+
+    def set_state(self, state: Any) -> None:
+        """Check that the bytes are those of such an array."""
+        match state:
+            case (int(), tuple() as shape, PickledDtype() as dtype, bool() | int() as is_fortran, data):
+                self.tensor = array_tensor(data, dtype, shape, is_fortran=bool(is_fortran))
+            case _:
+                raise ValueError("an array has a state that is none")
+
+
+def array_tensor(data: Any, dtype: PickledDtype, shape: tuple[Any, ...], *, is_fortran: bool) -> LazyTensor:
+    """Describe the tensor in the bytes (or text) of an array; a `ValueError` if they do not fit its shape."""
+    sizes = checked_shape(shape, "an array")
+    name = dtype.torch_name
+    if not isinstance(data, memoryview | EncodedText | str):
+        raise ValueError("an array has something else for its bytes")
+    length = len(data.encode()) if isinstance(data, str) else len(data)
+    if length != math.prod(sizes) * NUM_BYTES[name]:
+        raise ValueError(f"an array of shape {list(sizes)} and dtype {name} has {length} bytes")
+
+    def read() -> Tensor:
+        flat = view_of(_plain_bytes(data), name)
+        if dtype.is_big_endian:
+            flat = swapped(flat)
+        return in_order(flat, sizes, is_fortran=is_fortran)
+
+    return LazyTensor(shape=sizes, dtype=name, read=read)
+
+
+def in_order(flat: Tensor, shape: tuple[int, ...], *, is_fortran: bool) -> Tensor:
+    """Give a flat tensor its shape; in Fortran's order the first index runs fastest."""
+    return (
+        flat.reshape(shape[::-1]).permute(*reversed(range(len(shape)))) if is_fortran and shape else flat.reshape(shape)
+    )
+
+
+def swapped(flat: Tensor) -> Tensor:
+    """Turn the bytes of every number around; of complex ones each part on its own."""
+    size = flat.element_size() // (2 if flat.is_complex() else 1)
+    return flat.view(torch.uint8).reshape(-1, size).flip(1).contiguous().view(-1).view(flat.dtype)
+
+
+def _plain_bytes(data: memoryview | EncodedText | str) -> memoryview:
+    if isinstance(data, EncodedText):
+        return memoryview(data.text.encode("latin-1"))
+    return memoryview(data.encode()) if isinstance(data, str) else data
+
+
+def _encoded(arguments: tuple[Any, ...]) -> EncodedText:
+    match arguments:
+        case (str() as text, "latin1" | "latin-1") if not text or max(text) <= "\xff":
+            return EncodedText(text)
+    raise ValueError("the pickle encodes something that is no bytes")
+
+
+def _scalar(arguments: tuple[Any, ...]) -> Any:
+    """Read a single number of numpy's as a plain one."""
+    match arguments:
+        case (PickledDtype() as dtype, data):
+            return array_tensor(data, dtype, (), is_fortran=False).read().item()
+    raise ValueError("the pickle makes a number of something that is none")
+
+
+def _dtype(arguments: tuple[Any, ...]) -> PickledDtype:
+    return PickledDtype(arguments[0] if arguments else None)
+
+
+def _from_buffer(arguments: tuple[Any, ...]) -> PickledArray:
+    """Make an array as protocol 5 does: `_frombuffer(data, dtype, shape, order)`."""
+    match arguments:
+        case (data, PickledDtype() as dtype, tuple() as shape, "C" | "F" as order):
+            array = PickledArray()
+            array.tensor = array_tensor(data, dtype, shape, is_fortran=order == "F")
+            return array
+    raise ValueError("an array has arguments that are none")
+
+
+ARRAY_GLOBALS: Mapping[tuple[str, str], Any] = {
+    ("numpy", "dtype"): Known(_dtype),
+    ("numpy", "ndarray"): Known(lambda arguments: PickledArray()),
+    ("_codecs", "encode"): Known(_encoded),
+    **{
+        (f"numpy.{core}.{module}", name): Known(make)
+        for core in ("core", "_core")
+        for module, name, make in (
+            ("multiarray", "_reconstruct", lambda arguments: PickledArray()),
+            ("multiarray", "scalar", _scalar),
+            ("numeric", "_frombuffer", _from_buffer),
+        )
+    },
+    **{("ml_dtypes", name): PickledDtype(name) for name in ("bfloat16", "float8_e4m3fn", "float8_e5m2")},
+}
+"""What pickles of numpy arrays name, by numpy 1 and 2."""

@@ -1,0 +1,199 @@
+"""What the other framework calls a model's tensors, where no checkpoint of it shows that."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from roundoff.checkpoints.checkpoint import Checkpoint, Entry, Role, StoredTensor
+from roundoff.checkpoints.pair.common_names import read_optimizer_name
+from roundoff.checkpoints.pair.layer_groups import UNCOUNTED, Axes, CheckpointLayer, layers_of
+from roundoff.checkpoints.pair.pairing import WEIGHTS
+from roundoff.checkpoints.write.checkpoint_writer import Target
+from roundoff.errors import CheckpointError
+
+# == What frameworks count: the optimizer's steps, the batches of norms, powers of Adam's betas.
+
+STEPS = frozenset({"global_step", "step", "iterations"})
+BETA_POWERS = {"beta1_power": 0, "beta2_power": 1}
+"""MindSpore's Adam keeps the power of each beta instead of the step."""
+
+
+def step_of(source: Checkpoint) -> int | None:
+    """Return how many steps the optimizer has made, where the checkpoint tells."""
+    for entry in source.entries.values():
+        is_beside = entry.role in (Role.OPTIMIZER, Role.OTHER) and torch.Size(entry.shape).numel() == 1
+        if is_beside and entry.name.rpartition(".")[2] in STEPS:
+            return int(source.tensor(entry.name).reshape(()).item())
+    return None
+
+
+def betas_of(source: Checkpoint) -> tuple[float, float] | None:
+    """Return Adam's betas, where a checkpoint of PyTorch tells them."""
+    match source.settings.get("optimizer.param_groups.0.betas"):
+        case [float() as first, float() as second]:
+            return first, second
+    return None
+
+
+def one_number(name: str, value: float, *, dtype: str, shape: tuple[int, ...], role: Role) -> StoredTensor:
+    """Return a tensor of one value, to be written."""
+    entry = Entry(name=name, shape=shape, dtype=dtype, role=role)
+    return StoredTensor(entry=entry, read=lambda: torch.full(shape, value, dtype=getattr(torch, dtype)))
+
+
+def counter_like(wanted: Entry, source: Checkpoint) -> StoredTensor | None:
+    """Make a counter that only the other side has of what the source tells; None if `wanted` is none, or it does not.
+
+    Batches are counted as steps: a norm that was trained sees one batch a step. Where no step is known they are 0, as
+    in a norm that is new.
+    """
+    step = step_of(source)
+    last = wanted.name.rpartition(".")[2]
+    betas = betas_of(source)
+    value: float | None = None
+    if last == UNCOUNTED:
+        value = step or 0
+    elif last in STEPS and step is not None:
+        value = step
+    elif last in BETA_POWERS and betas is not None and step is not None:
+        value = betas[BETA_POWERS[last]] ** step
+    if value is None:
+        return None
+    return one_number(wanted.name, value, dtype=wanted.dtype, shape=wanted.shape, role=wanted.role)
+
+
+OF_NORMS = {"weight": "gamma", "bias": "beta", "running_mean": "moving_mean", "running_var": "moving_variance"}
+SLOTS_OF_MINDSPORE = {
+    "exp_avg": "moment1",
+    "exp_avg_sq": "moment2",
+    "momentum_buffer": "moments",
+    "max_exp_avg_sq": "vhat",
+    "square_avg": "mean_square",
+}
+"""What `nn.Adam`, `nn.Momentum` and `nn.RMSProp` call their states."""
+HAVE_TORCH_NAMES = ("torch", "safetensors", "npz")
+
+
+class ForeignNames:
+    """Names and axes of a checkpoint's tensors, as the target has them."""
+
+    def __init__(self, source: Checkpoint, *, target: Target, name_map: Mapping[str, str]) -> None:
+        self._source = source
+        self._is_mindspore = target == "mindspore"
+        self._name_map = name_map
+        weights = [entry for entry in source.entries.values() if entry.role in WEIGHTS]
+        self._parameters = [entry.name for entry in weights if entry.role is Role.PARAMETER]
+        self._names: dict[str, str] = {}
+        self._axes: dict[str, Axes | None] = {}
+        for layer in layers_of(weights, format=source.format):
+            for leaf, entry in layer.tensors.items():
+                word = mindspore_leaf(layer, leaf) if self._is_mindspore else leaf
+                if word is not None:
+                    self._names[entry.name] = self._renamed(entry.name, word)
+                    self._axes[entry.name] = layer.axes[leaf]
+        self._check_map()
+
+    def stored(self, entry: Entry) -> StoredTensor | None:
+        """Return a tensor as it is to be written, or None for what the target does not have."""
+        name, owner = self._name(entry)
+        if name is None:
+            return None
+        axes = self._axes.get(owner)
+        if axes is None or len(axes) != len(entry.shape):
+            return StoredTensor(entry=replace(entry, name=name), read=lambda: self._source.tensor(entry.name))
+        shape = tuple(entry.shape[axis] for axis in axes)
+
+        def read() -> Tensor:
+            return self._source.tensor(entry.name).permute(axes)
+
+        return StoredTensor(entry=replace(entry, name=name, shape=shape), read=read)
+
+    def counters(self) -> list[StoredTensor]:
+        """Make what only the target counts."""
+        step = step_of(self._source)
+        if step is None:
+            return []
+        return self._counters_of_mindspore(step) if self._is_mindspore else self._counters_of_torch(step)
+
+    def _counters_of_mindspore(self, step: int) -> list[StoredTensor]:
+        made = [one_number("global_step", step, dtype="int32", shape=(1,), role=Role.OTHER)]
+        betas = betas_of(self._source)
+        for name, place in BETA_POWERS.items():
+            if betas is not None:
+                made.append(one_number(name, betas[place] ** step, dtype="float32", shape=(), role=Role.OTHER))
+        return [stored for stored in made if stored.entry.name not in self._source.entries]
+
+    def _counters_of_torch(self, step: int) -> list[StoredTensor]:
+        if self._source.format.startswith(HAVE_TORCH_NAMES):
+            return []
+        norms = [name for name in self._names.values() if name.rpartition(".")[2] == "running_mean"]
+        made = [
+            one_number(_with_leaf(name, UNCOUNTED), step, dtype="int64", shape=(), role=Role.BUFFER) for name in norms
+        ]
+        states = [self._name(entry)[0] for entry in self._source.entries.values() if entry.role is Role.OPTIMIZER]
+        owners = dict.fromkeys(name.rpartition(".")[0] for name in states if name)
+        return made + [
+            one_number(f"{owner}.step", step, dtype="float32", shape=(), role=Role.OPTIMIZER) for owner in owners
+        ]
+
+    def _name(self, entry: Entry) -> tuple[str | None, str]:
+        """Return the name in the target, and the parameter whose axes it has."""
+        if entry.role in WEIGHTS:
+            return self._names.get(entry.name), entry.name
+        if entry.role is Role.OPTIMIZER:
+            return self._state_name(entry)
+        is_kept = self._is_mindspore or self._source.format.startswith(HAVE_TORCH_NAMES)
+        return (entry.name if is_kept else None), entry.name
+
+    def _state_name(self, entry: Entry) -> tuple[str | None, str]:
+        read = read_optimizer_name(entry.name, parameters=self._parameters)
+        if read is None or read.owner not in self._names:
+            return None, entry.name
+        if not self._is_mindspore:
+            return f"optimizer.state.{self._parameters.index(read.owner)}.{read.slot}", read.owner
+        slot = SLOTS_OF_MINDSPORE.get(read.slot)
+        return (f"{slot}.{self._names[read.owner]}" if slot else None), read.owner
+
+    def _renamed(self, name: str, word: str) -> str:
+        if name in self._name_map:
+            return self._name_map[name]
+        for left, right in self._name_map.items():
+            if left.endswith("*") and right.endswith("*") and name.startswith(left[:-1]):
+                return _with_leaf(right[:-1] + name[len(left) - 1 :], word)
+        return _with_leaf(name, word)
+
+    def _check_map(self) -> None:
+        for left in self._name_map:
+            if not any(name == left or (left.endswith("*") and name.startswith(left[:-1])) for name in self._names):
+                raise CheckpointError.explain(
+                    f"The map names '{left}', which '{self._source.path}' does not have.",
+                    fix=f"write names as `roundoff params {self._source.path}` prints them.",
+                )
+        names = list(self._names.values())
+        twice = [name for name in names if names.count(name) > 1] if len(set(names)) < len(names) else []
+        if twice:
+            raise CheckpointError.explain(f"Two tensors would be called '{twice[0]}'.", fix="rename one with --map.")
+
+
+def mindspore_leaf(layer: CheckpointLayer, leaf: str) -> str | None:
+    """Return MindSpore's name of a layer's tensor; None for what it does not have.
+
+    A layer whose weight is a vector is taken for a norm, and a matrix without a bias in a layer called `emb...` for an
+    embedding: PyTorch's names do not tell.
+    """
+    if leaf == UNCOUNTED:
+        return None
+    is_norm = "weight" not in layer.tensors or len(layer.tensors["weight"].shape) == 1
+    if is_norm and leaf in OF_NORMS:
+        return OF_NORMS[leaf]
+    is_table = "emb" in ".".join(layer.path).lower() and "bias" not in layer.tensors
+    return "embedding_table" if leaf == "weight" and is_table and len(layer.tensors[leaf].shape) == 2 else leaf
+
+
+def _with_leaf(name: str, leaf: str) -> str:
+    path, dot, _ = name.rpartition(".")
+    return f"{path}{dot}{leaf}"

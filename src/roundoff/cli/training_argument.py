@@ -1,0 +1,112 @@
+"""Reads what to bisect or plan from the words behind the options: train settings, a script, a command, or a run."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from roundoff.errors import UsageError
+
+if TYPE_CHECKING:
+    from roundoff.experiments.trials.trial import TrialTarget
+
+Command = Literal["bisect", "plan"]
+
+_EXAMPLES: dict[Command, str] = {
+    "bisect": "roundoff bisect --bad half train --data digits",
+    "plan": "roundoff plan --base half train --data digits",
+}
+
+
+def training_named(
+    words: Sequence[str], *, command: Command, is_module: bool, with_rules: bool, seed: int
+) -> TrialTarget:
+    """Return the training that the words behind `roundoff COMMAND` name.
+
+    Raises:
+        UsageError: they name none.
+    """
+    if not words:
+        raise UsageError.explain("Which training?", fix=f"for example: {_EXAMPLES[command]}")
+    first, *rest = words
+    if not is_module and (Path(first) / "run.json").is_file():
+        _check_no_more_words(first, rest)
+        return _subject_of_run(Path(first), command=command, with_rules=with_rules, seed=seed)
+    if not is_module and first == "roundoff" and rest:
+        first, *rest = rest
+    if not is_module and first == "train":
+        return _train_subject(_train_settings(rest), words=rest, with_rules=with_rules)
+    if is_module or first.endswith(".py"):
+        return _script_subject(first, rest, is_module=is_module, with_rules=with_rules, seed=seed)
+    return _command_subject(words, command=command)
+
+
+def _train_settings(words: Sequence[str]) -> dict[str, Any]:
+    from roundoff.cli.train import settings_of, train_command
+
+    context = train_command.make_context("roundoff train", list(words))
+    return settings_of({name: value for name, value in context.params.items() if name != "as_json"})
+
+
+def _train_subject(settings: Mapping[str, Any], *, words: Sequence[str] = (), with_rules: bool) -> TrialTarget:
+    from roundoff.experiments.trials.targets import TrainTarget
+    from roundoff.train.config import TrainConfig
+
+    return TrainTarget(config=TrainConfig(**settings), words=tuple(words), with_rules=with_rules)
+
+
+def _script_subject(first: str, rest: Sequence[str], *, is_module: bool, with_rules: bool, seed: int) -> TrialTarget:
+    from roundoff.experiments.trials.targets import ScriptTarget
+    from roundoff.record.script import Script
+
+    script = Script(target=first, args=tuple(rest), is_module=is_module)
+    script.check()
+    return ScriptTarget(script=script, with_rules=with_rules, seed=seed)
+
+
+def _command_subject(words: Sequence[str], *, command: Command) -> TrialTarget:
+    from roundoff.experiments.trials.targets import CommandTarget
+
+    if shutil.which(words[0]) is None:
+        raise UsageError.explain(
+            f"There is nothing to {command} in '{words[0]}'.",
+            why="it is no run folder, no Python script, no command, and not the word train.",
+            fix=f"for example: {_EXAMPLES[command]}, or: roundoff {command} train.py --epochs 1",
+        )
+    return CommandTarget(words=tuple(words))
+
+
+def _subject_of_run(folder: Path, *, command: Command, with_rules: bool, seed: int) -> TrialTarget:
+    """Return the training that a run folder was made by."""
+    from roundoff.runs import Run
+    from roundoff.train.config import TrainConfig
+
+    info = Run.open(folder).info
+    names = TrainConfig.__dataclass_fields__
+    if set(names) <= set(info.settings):
+        settings: dict[str, Any] = {name: info.settings[name] for name in names}
+        augment, runs = settings["augment"], settings["runs"]
+        settings |= {"augment": None if augment is None else tuple(augment), "runs": runs and Path(runs)}
+        settings |= {name: None for name in ("name", "resume", "tensorboard")}
+        return _train_subject(settings, with_rules=with_rules)
+    words = list(info.command)
+    if words[:1] == ["python"]:
+        words = words[1:]
+    is_module = words[:1] == ["-m"]
+    words = words[1:] if is_module else words
+    if not words or not (is_module or words[0].endswith(".py")):
+        raise UsageError.explain(
+            f"Run '{folder}' does not say how it was started.",
+            why=f"its command is {' '.join(info.command) or 'empty'}.",
+            fix=f"name the training itself: roundoff {command} train.py ...",
+        )
+    return _script_subject(words[0], words[1:], is_module=is_module, with_rules=with_rules, seed=seed)
+
+
+def _check_no_more_words(first: str, rest: Sequence[str]) -> None:
+    if rest:
+        raise UsageError.explain(
+            f"'{rest[0]}' does not fit behind the run '{first}'.", why="a run says itself how it was started."
+        )

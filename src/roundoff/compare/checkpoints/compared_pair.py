@@ -1,0 +1,345 @@
+"""What is the matter with one tensor of a candidate."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+import torch
+from torch import Tensor
+
+from roundoff.checkpoints.pair.layer_groups import Axes
+from roundoff.checkpoints.pair.pairing import TensorPair
+from roundoff.kernels.differences import Difference, difference
+from roundoff.runs import JsonValue
+
+# == Whether a tensor still has the values a layer starts with.
+
+MIN_VALUES = 64
+"""Fewer values do not show what they were drawn from."""
+ENOUGH_VALUES = 1 << 20
+MAX_OF_UNIFORM = 1.8
+"""The largest magnitude of uniform values over their standard deviation is at most sqrt(3)."""
+MIN_OF_NORMAL = 2.2
+
+
+def find_initialiser(values: Tensor) -> str | None:
+    """Name the initialiser that values of PyTorch's layout look drawn from, or None.
+
+    What a training has moved far hardly ever looks so; what it has moved little does: hold it against a reference, too.
+
+    >>> fresh_start(torch.full((8,), 1.0))
+    'every value is 1'
+    >>> fresh_start(torch.rand(64, 32, generator=torch.Generator().manual_seed(0)) / 4 - 1 / 8)
+    >>> fresh_start((torch.rand(64, 32, generator=torch.Generator().manual_seed(0)) * 2 - 1) / 32**0.5)
+    'uniform within 1/sqrt(inputs), as PyTorch starts'
+    """
+    constant = constant_value(values)
+    if constant is not None:
+        return f"every value is {constant:g}"
+    if values.ndim < 2 or values.numel() < MIN_VALUES or not values.is_floating_point():
+        return None
+    wide = values.reshape(-1)[:ENOUGH_VALUES].to(torch.float64)
+    std, mean, largest = float(wide.std()), float(wide.mean()), float(wide.abs().max())
+    if not (std and math.isfinite(largest)) or abs(mean) > 5 * std / math.sqrt(wide.numel()):
+        return None
+    tolerance = max(0.01, 3 / math.sqrt(2 * wide.numel()))
+    if largest < MAX_OF_UNIFORM * std:
+        return _nearest(std, _uniform_stds(values), tolerance)
+    return _nearest(std, _normal_stds(values), tolerance) if largest > MIN_OF_NORMAL * std else None
+
+
+def constant_value(values: Tensor) -> float | None:
+    """Return the one value that a tensor has everywhere, or None; a single number is none."""
+    flat = values.reshape(-1)
+    if values.numel() < 2 or bool((flat[:MIN_VALUES] != flat[0]).any()):  # most are told apart by their beginning
+        return None
+    return float(flat[0]) if bool((flat == flat[0]).all()) else None
+
+
+def _nearest(std: float, known: dict[str, float], tolerance: float) -> str | None:
+    name = min(known, key=lambda each: abs(std / known[each] - 1))
+    return name if abs(std / known[name] - 1) < tolerance else None
+
+
+def _uniform_stds(values: Tensor) -> dict[str, float]:
+    inputs, outputs = _fans(values)
+    return {
+        "uniform within 1/sqrt(inputs), as PyTorch starts": 1 / math.sqrt(3 * inputs),
+        "Xavier's uniform start": math.sqrt(2 / (inputs + outputs)),
+        "He's uniform start": math.sqrt(2 / inputs),
+        "LeCun's uniform start": math.sqrt(1 / inputs),
+        "uniform within 0.05, as Keras starts embeddings": 0.05 / math.sqrt(3),
+    }
+
+
+def _normal_stds(values: Tensor) -> dict[str, float]:
+    inputs, outputs = _fans(values)
+    return {
+        "normal of deviation 1, as embeddings start": 1.0,
+        "normal of deviation 0.02": 0.02,
+        "normal of deviation 0.01": 0.01,
+        "Xavier's normal start": math.sqrt(2 / (inputs + outputs)),
+        "He's normal start": math.sqrt(2 / inputs),
+        "He's normal start by outputs": math.sqrt(2 / outputs),
+        "LeCun's normal start": math.sqrt(1 / inputs),
+    }
+
+
+def _fans(values: Tensor) -> tuple[int, int]:
+    """Return how many values one output is made of, and in how many one input goes."""
+    window = math.prod(values.shape[2:])
+    return values.shape[1] * window, values.shape[0] * window
+
+
+# == Whether two tensors of one shape are the same, and whether their formats explain what differs.
+
+CHUNK = 1 << 18
+"""Elements looked at together: what is computed of them stays in the processor's second cache."""
+NUM_SAMPLES = 64
+
+
+class ValueAgreement(StrEnum):
+    """How two tensors agree."""
+
+    EQUAL = "equal"
+    ROUNDED = "rounded"
+    """One is what the other becomes in a narrower format, or within one rounding of it."""
+
+
+def agreement(
+    reference: Tensor, candidate: Tensor, *, found: Difference | None = None
+) -> tuple[ValueAgreement, torch.dtype] | None:
+    """Say whether two tensors are equal, or are after rounding to which dtype; None if they differ beyond that.
+
+    A NaN is equal to itself, and -0 to 0. `found` is their difference, where somebody has measured it already.
+    """
+    found = found or difference(reference, candidate)
+    are_floats = reference.is_floating_point() and candidate.is_floating_point()
+    # Whole numbers are measured as fp64, which does not tell the largest of them apart.
+    is_exact = are_floats or reference.dtype != candidate.dtype
+    if found.is_same_bits or (is_exact and not found.num_different and not found.num_unlike):
+        return ValueAgreement.EQUAL, reference.dtype
+    if not are_floats:
+        return None
+    for dtype in _possible_roundings(reference.dtype, candidate.dtype):
+        if _may_explain(dtype, found, reference.numel()) and _all_within(reference, candidate, dtype):
+            return ValueAgreement.ROUNDED, dtype
+    return None
+
+
+def _may_explain(dtype: torch.dtype, found: Difference, num_elements: int) -> bool:
+    """Say whether a difference is no larger than if every element were one spacing of `dtype` off."""
+    info = torch.finfo(dtype)
+    of_values = info.eps * math.sqrt(max(found.squares))
+    return found.norm <= 1.01 * (of_values + math.sqrt(num_elements) * info.smallest_normal * info.eps)
+
+
+def sample_values(tensor: Tensor) -> Tensor:
+    """Return some values spread over a tensor, in fp64: two tensors whose samples differ differ."""
+    if tensor.is_complex():
+        tensor = torch.view_as_real(tensor.resolve_conj())
+    num, last = min(NUM_SAMPLES, tensor.numel()), tensor.numel() - 1
+    places = torch.arange(num).mul_(last).div_(max(1, num - 1), rounding_mode="floor")
+    if tensor.is_contiguous() or tensor.numel() < CHUNK:
+        return tensor.reshape(-1)[places].double()
+    return tensor[torch.unravel_index(places, tensor.shape)].double()
+
+
+def samples_agree(reference: Tensor, candidate: Tensor, dtype: torch.dtype) -> bool:
+    """Say whether samples of two tensors could be the same values, kept in `dtype`."""
+    return bool(near(reference, candidate, dtype).all())
+
+
+def near(reference: Tensor, candidate: Tensor, dtype: torch.dtype) -> Tensor:
+    """Say of which elements the difference is within one spacing of the numbers of `dtype`, also of the smallest."""
+    info = torch.finfo(dtype if dtype.is_floating_point else torch.float64)
+    return torch.isclose(reference, candidate, rtol=info.eps, atol=info.smallest_normal * info.eps, equal_nan=True)
+
+
+def coarser_dtype(first: torch.dtype, second: torch.dtype) -> torch.dtype:
+    """Return the one with the larger spacing of numbers."""
+    if not (first.is_floating_point and second.is_floating_point):
+        return first
+    return max(first, second, key=lambda dtype: torch.finfo(dtype).eps)
+
+
+def _possible_roundings(reference: torch.dtype, candidate: torch.dtype) -> list[torch.dtype]:
+    """List the formats whose rounding may explain a difference: also one that both are wider than.
+
+    A checkpoint that was saved in fp16 once and widened again has values of fp16.
+    """
+    own = coarser_dtype(reference, candidate)
+    narrower = (torch.float16, torch.bfloat16)
+    return [own, *(dtype for dtype in narrower if torch.finfo(dtype).eps > torch.finfo(own).eps)]
+
+
+def _all_within(reference: Tensor, candidate: Tensor, dtype: torch.dtype) -> bool:
+    """Say whether every element is within one rounding; a format that neither side has must explain it exactly."""
+    foreign = dtype not in (reference.dtype, candidate.dtype)
+    for first, second in zip(_pieces(reference), _pieces(candidate), strict=True):
+        a, b = _wide(first, second)
+        if foreign:
+            if not (torch.equal(a.to(dtype).to(a.dtype), b) or torch.equal(b.to(dtype).to(b.dtype), a)):
+                return False
+        elif not samples_agree(a, b, dtype):
+            return False
+    return True
+
+
+def _pieces(tensor: Tensor) -> Sequence[Tensor]:
+    pieces: Sequence[Tensor] = tensor.reshape(-1).split(CHUNK)
+    return pieces
+
+
+def _wide(first: Tensor, second: Tensor) -> tuple[Tensor, Tensor]:
+    wide = torch.float64 if torch.float64 in (first.dtype, second.dtype) else torch.float32
+    return first.to(wide), second.to(wide)
+
+
+class PairKind(StrEnum):
+    """What can be the matter with a tensor, the most suspicious first."""
+
+    NOT_LOADED = "not loaded"
+    """It looks as a layer starts, and has nothing of the reference."""
+    NOT_UPDATED = "not updated"
+    """It is the same as before, while most others have moved."""
+    TRANSPOSED = "transposed"
+    """It is equal with other axes than the layouts ask for."""
+    SWAPPED = "swapped"
+    """Another tensor of the candidate has these values."""
+    DIFFERENT = "different"
+    ROUNDED = "rounded"
+    """It is equal but for the narrower of the two formats."""
+    EQUAL = "equal"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ComparedPair:
+    """Two tensors, what is the matter, and how far apart they are."""
+
+    pair: TensorPair
+    kind: PairKind
+    shape: tuple[int, ...]
+    dtypes: tuple[str, str]
+    """Of the reference and of the candidate, as torch calls them."""
+    note: str = ""
+    """A few words more."""
+    distance: Difference | None = None
+    """None where the two are equal."""
+    partner: str | None = None
+    """The candidate's tensor that has the values of the reference, where they are swapped."""
+
+    def to_object(self) -> dict[str, JsonValue]:
+        """Return it as JSON has it."""
+        axes = self.pair.axes
+        return {
+            "kind": self.kind.value,
+            "reference": self.pair.reference,
+            "candidate": self.pair.candidate,
+            "role": self.pair.role.value,
+            "paired_by": self.pair.by.value,
+            "axes": None if axes is None else list(axes),
+            "shape": list(self.shape),
+            "dtypes": list(self.dtypes),
+            "note": self.note,
+            "partner": self.partner,
+            "relative": self.distance.relative if self.distance else 0.0,
+            "max_abs": self.distance.largest if self.distance else 0.0,
+            "cosine": self.distance.cosine if self.distance else 1.0,
+        }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MeasuredPair:
+    """A pair after the first look, with samples of the two that differ for whoever looks for swaps."""
+
+    compared: ComparedPair
+    samples: tuple[Tensor, Tensor] | None = None
+
+
+def lay_out_like(candidate: Tensor, pair: TensorPair, shape: tuple[int, ...]) -> Tensor:
+    """Give a candidate's tensor the axes and the shape of its reference."""
+    laid = candidate if pair.axes is None else candidate.permute(pair.axes)
+    return laid.reshape(shape).contiguous()
+
+
+def measure_pair(pair: TensorPair, reference: Tensor, candidate: Tensor) -> MeasuredPair:
+    """Say what is the matter with `candidate`, which is still in its own layout."""
+    laid = lay_out_like(candidate, pair, tuple(reference.shape))
+    far = difference(reference, laid)
+    agreed = agreement(reference, laid, found=far)
+    if agreed is not None and not pair.is_asked:
+        note = "only the shapes ask for it" if pair.axes else "the layouts ask for other axes"
+        return MeasuredPair(compared=_make_compared_pair(pair, reference, laid, PairKind.TRANSPOSED, note=note))
+    if agreed is not None and agreed[0] is ValueAgreement.EQUAL:
+        return MeasuredPair(compared=_make_compared_pair(pair, reference, laid, PairKind.EQUAL))
+    if agreed is not None:
+        note = f"to {_name(agreed[1])}"
+        return MeasuredPair(compared=_make_compared_pair(pair, reference, laid, PairKind.ROUNDED, note=note, far=far))
+    sampled = sample_values(reference), sample_values(laid)
+    for axes in _other_axes(reference, laid, sampled[0]):
+        if agreement(reference, laid.permute(axes)) is not None:
+            note = f"equal with its axes as {axes}"
+            return MeasuredPair(compared=_make_compared_pair(pair, reference, laid, PairKind.TRANSPOSED, note=note))
+    if not (reference.is_floating_point() and laid.is_floating_point()):
+        note = f"{far.num_different} of {reference.numel()} values"
+        return MeasuredPair(compared=_make_compared_pair(pair, reference, laid, PairKind.DIFFERENT, note=note))
+    kind, note = _why_different(reference, laid, far)
+    return MeasuredPair(compared=_make_compared_pair(pair, reference, laid, kind, note=note, far=far), samples=sampled)
+
+
+def _why_different(reference: Tensor, laid: Tensor, far: Difference) -> tuple[PairKind, str]:
+    ours, theirs = far.num_nonfinite
+    if ours != theirs:
+        return PairKind.DIFFERENT, f"{theirs} of its values are not finite, {ours} of the reference's"
+    constants = constant_value(reference), constant_value(laid)
+    if constants[1] is not None and constants[0] is None:
+        return PairKind.NOT_LOADED, f"every value is {constants[1]:g}"
+    is_unrelated = math.isnan(far.cosine) or abs(far.cosine) < 5 / math.sqrt(reference.numel())
+    if not is_unrelated or reference.numel() < MIN_VALUES:
+        return PairKind.DIFFERENT, ""
+    start = find_initialiser(laid)
+    if start is None:
+        return PairKind.DIFFERENT, "the two have nothing in common"
+    if find_initialiser(reference) is not None:
+        return PairKind.DIFFERENT, "both look like start values, of different seeds"
+    return PairKind.NOT_LOADED, f"it looks like {start}"
+
+
+def _other_axes(reference: Tensor, laid: Tensor, sampled: Tensor) -> Iterator[Axes]:
+    """Yield the ways of exchanging two axes that leave the shape as it is, and could give the reference's values."""
+    for first in range(reference.ndim):
+        for second in range(first + 1, reference.ndim):
+            if reference.shape[first] == reference.shape[second] > 1:
+                axes = list(range(reference.ndim))
+                axes[first], axes[second] = second, first
+                if samples_agree(
+                    sampled, sample_values(laid.permute(axes)), coarser_dtype(reference.dtype, laid.dtype)
+                ):
+                    yield tuple(axes)
+
+
+def _make_compared_pair(
+    pair: TensorPair,
+    reference: Tensor,
+    candidate: Tensor,
+    kind: PairKind,
+    *,
+    note: str = "",
+    far: Difference | None = None,
+) -> ComparedPair:
+    return ComparedPair(
+        pair=pair,
+        kind=kind,
+        shape=tuple(reference.shape),
+        dtypes=(_name(reference.dtype), _name(candidate.dtype)),
+        note=note,
+        distance=far,
+    )
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")

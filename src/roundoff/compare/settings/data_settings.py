@@ -1,0 +1,200 @@
+"""What came into two trainings: the loss they meet, batches, samples and their order, targets."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterator, Mapping
+
+from roundoff.compare.settings.setting_difference import SettingDifference, SettingKind, differing_values
+from roundoff.runs import BatchFacts, JsonValue, Run, TensorFacts
+
+_LOADER = {"sampler": 0.6, "replacement": 0.6, "num_samples": 0.8, "batch_size": 0.85, "set_epoch": 0.5, "shuffle": 0.6}
+"""What a DataLoader was told, and how suspicious a difference of it is."""
+_SPREADS_APART = 0.25
+"""Batches are of another kind if their means differ by so much of their spread, or their spreads by so much."""
+
+
+def data_differences(reference: Run, candidate: Run) -> list[SettingDifference]:
+    """Compare what came into the runs of rank 0 from outside."""
+    ours, theirs = ({facts.step: facts for facts in run.inputs()} for run in (reference, candidate))
+    common = sorted(set(ours) & set(theirs))
+    found = [*_loaders(reference, candidate)]
+    if common:
+        first, second = ours[common[0]], theirs[common[0]]
+        found += [*_loss(first, second), *_shapes(first, second)]
+        found += _kinds_of_values([ours[step] for step in common], [theirs[step] for step in common])
+        found += _order(reference, candidate, ours, theirs)
+    else:
+        found += _recorded_inputs(reference, candidate)
+    return found
+
+
+def _loss(ours: BatchFacts, theirs: BatchFacts) -> Iterator[SettingDifference]:
+    if ours.criterion != theirs.criterion:
+        yield _of_loss("loss function", ours.criterion, theirs.criterion)
+        return
+    for name, first, second in differing_values(ours.criterion_settings, theirs.criterion_settings):
+        yield _of_loss(f"{name} of {ours.criterion}", first, second)
+    if ours.num_classes != theirs.num_classes:
+        yield _of_loss(f"classes of {ours.criterion}", ours.num_classes, theirs.num_classes)
+    if ours.rows_sum_to_one != theirs.rows_sum_to_one:
+        yield _of_loss("rows that add up to 1 go into the loss", ours.rows_sum_to_one, theirs.rows_sum_to_one)
+
+
+def _shapes(ours: BatchFacts, theirs: BatchFacts) -> Iterator[SettingDifference]:
+    first, second = _by_place(ours), _by_place(theirs)
+    common = [place for place in first if place in second]
+    sizes = [place for place in common if _is_larger_batch(first[place], second[place])]
+    if sizes:
+        values = (facts[sizes[0]].shape[0] for facts in (first, second))
+        yield _of_data("batch size", *values, suspicion=0.85)
+    for place in common:
+        if first[place].shape != second[place].shape and place not in sizes:
+            yield _of_data(f"shape of {place}", list(first[place].shape), list(second[place].shape), suspicion=0.85)
+        if first[place].dtype != second[place].dtype:
+            yield _of_data(f"dtype of {place}", first[place].dtype, second[place].dtype, suspicion=0.85)
+
+
+def _is_larger_batch(ours: TensorFacts, theirs: TensorFacts) -> bool:
+    """Say whether two tensors differ in their first dimension only."""
+    return bool(ours.shape and theirs.shape) and ours.shape != theirs.shape and ours.shape[1:] == theirs.shape[1:]
+
+
+def _kinds_of_values(ours: list[BatchFacts], theirs: list[BatchFacts]) -> Iterator[SettingDifference]:
+    """Yield tensors whose values are of another kind over all steps together: not normalized, labels from 1 on."""
+    first, second = _ranges(ours), _ranges(theirs)
+    for place in [place for place in first if place in second]:
+        if not _is_like(first[place], second[place]):
+            told = (f"{mean:.3g} +- {std:.3g}" for mean, std in (first[place], second[place]))
+            yield _of_data(f"values of {place}", *told, suspicion=0.8)
+
+
+def _is_like(ours: tuple[float, float], theirs: tuple[float, float]) -> bool:
+    spread = max(ours[1], theirs[1])
+    return abs(ours[0] - theirs[0]) <= _SPREADS_APART * spread and abs(ours[1] - theirs[1]) <= _SPREADS_APART * spread
+
+
+def _ranges(batches: list[BatchFacts]) -> dict[str, tuple[float, float]]:
+    """Return mean and spread of each tensor over all batches."""
+    sums: dict[str, list[tuple[float, float]]] = {}
+    for facts in batches:
+        for place, tensor in _by_place(facts).items():
+            if tensor.mean is not None and tensor.std is not None:
+                sums.setdefault(place, []).append((tensor.mean, tensor.std**2 + tensor.mean**2))
+    found = {}
+    for place, rows in sums.items():
+        mean = sum(row[0] for row in rows) / len(rows)
+        found[place] = (mean, math.sqrt(max(sum(row[1] for row in rows) / len(rows) - mean**2, 0.0)))
+    return found
+
+
+def _order(
+    reference: Run, candidate: Run, ours: Mapping[int, BatchFacts], theirs: Mapping[int, BatchFacts]
+) -> Iterator[SettingDifference]:
+    """Yield the first step whose batch is another one, and whether the samples are the same on the whole."""
+    step = next((step for step in sorted(set(ours) & set(theirs)) if not _same_batch(ours[step], theirs[step])), None)
+    if step is None:
+        return
+    first, second = _samples(reference), _samples(candidate)
+    steps = set(first) & set(second)
+    all_ours = sum((first[at] for at in steps), Counter[int]())
+    all_theirs = sum((second[at] for at in steps), Counter[int]())
+    shared, total = (all_ours & all_theirs).total(), all_ours.total()
+    if first.get(step) and first.get(step) == second.get(step):
+        yield _of_data(f"batch of step {step}", "one order", "the same samples in another order", suspicion=0.4)
+    elif total and shared == total == all_theirs.total():
+        told = f"the same samples over {len(steps)} steps, in another order"
+        yield _of_data(f"batches from step {step} on", "one order", told, suspicion=0.5)
+    else:
+        told = f"other samples: {shared} of {total} in common over {len(steps)} steps" if total else "another one"
+        yield _of_data(f"batches from step {step} on", "one batch", told, suspicion=0.6)
+
+
+def _same_batch(ours: BatchFacts, theirs: BatchFacts) -> bool:
+    """Say whether a batch is the same as far as its tensors have the same form: other forms are told by themselves."""
+    first, second = _by_place(ours), _by_place(theirs)
+    return all(
+        first[place].hash == second[place].hash
+        for place in set(first) & set(second)
+        if (first[place].shape, first[place].dtype) == (second[place].shape, second[place].dtype)
+    )
+
+
+def _samples(run: Run) -> dict[int, Counter[int]]:
+    """Return how often each sample is in the batch of each step, by hash: of the first place that has some."""
+    table = run.hashes(rank=0)
+    rows = zip(*(table[name].to_pylist() for name in ("step", "kind", "name", "hash")), strict=True)
+    found: dict[int, Counter[int]] = {}
+    place: str | None = None
+    for step, kind, name, number in rows:
+        if kind == "sample":
+            place = place or name
+            if name == place:
+                found.setdefault(step, Counter())[number] += 1
+    return found
+
+
+def _loaders(reference: Run, candidate: Run) -> Iterator[SettingDifference]:
+    """Yield what the first DataLoaders were told differently, and data that is not the same."""
+    ours, theirs = (
+        next((call.detail for call in run.calls() if call.call == "epoch"), None) for run in (reference, candidate)
+    )
+    if ours is None or theirs is None:
+        return
+    first, second = ({name: detail.get(name) for name in _LOADER} for detail in (ours, theirs))
+    for name, first_value, second_value in differing_values(first, second):
+        yield _of_data(f"{name} of the DataLoader", first_value, second_value, suspicion=_LOADER[name])
+    contents = _contents(ours), _contents(theirs)
+    for name in [name for name in contents[0] if name in contents[1]]:
+        first_content, second_content = contents[0][name], contents[1][name]
+        if first_content != second_content:
+            yield _of_data(f"{name} of the data set", first_content, second_content, suspicion=0.75)
+
+
+def _contents(detail: Mapping[str, JsonValue]) -> dict[str, str]:
+    """Return what each array of a data set holds, in words that tell it from others."""
+    entries = detail.get("content")
+    return {
+        str(entry.get("name")): f"mean {entry.get('mean')}, std {entry.get('std')}, hash {entry.get('hash')}"
+        for entry in (entries if isinstance(entries, list) else [])
+        if isinstance(entry, dict)
+    }
+
+
+def _recorded_inputs(reference: Run, candidate: Run) -> Iterator[SettingDifference]:
+    """Yield what differs of the inputs that two recordings have of their first common step."""
+    steps = sorted(set(reference.steps) & set(candidate.steps))[:1]
+    if not steps:
+        return
+    ours, theirs = (_inputs_of(run, steps[0]) for run in (reference, candidate))
+    for place in [place for place in ours if place in theirs]:
+        (shape, dtype, number), (other_shape, other_dtype, other) = ours[place], theirs[place]
+        if shape != other_shape:
+            yield _of_data(f"shape of input {place}", shape, other_shape, suspicion=0.85)
+        if dtype != other_dtype:
+            yield _of_data(f"dtype of input {place}", dtype, other_dtype, suspicion=0.85)
+        if number != other and (shape, dtype) == (other_shape, other_dtype):
+            yield _of_data(f"batches from step {steps[0]} on", "one batch", "another one", suspicion=0.6)
+
+
+def _inputs_of(run: Run, step: int) -> dict[str, tuple[str, str, int]]:
+    columns = ["site", "nth", "output", "shape", "dtype", "hash", "phase"]
+    rows = run.events(step=step, op="input", rank=0, phase="forward", columns=columns).to_pylist()
+    return {f"{row['site']}#{row['nth']} {row['output']}": (row["shape"], row["dtype"], row["hash"]) for row in rows}
+
+
+def _by_place(facts: BatchFacts) -> dict[str, TensorFacts]:
+    """Return the tensors and targets of a step by their places."""
+    found = {tensor.place: tensor for tensor in facts.tensors}
+    for nth, tensor in enumerate(facts.targets):
+        found.setdefault(tensor.place if not nth else f"{tensor.place} {nth}", tensor)
+    return found
+
+
+def _of_loss(what: str, ours: JsonValue, theirs: JsonValue) -> SettingDifference:
+    return SettingDifference(what=what, reference=ours, candidate=theirs, kind=SettingKind.LOSS, suspicion=0.95)
+
+
+def _of_data(what: str, ours: JsonValue, theirs: JsonValue, *, suspicion: float) -> SettingDifference:
+    return SettingDifference(what=what, reference=ours, candidate=theirs, kind=SettingKind.DATA, suspicion=suspicion)

@@ -1,0 +1,234 @@
+"""What two runs were made of, and where that differs: the most suspicious first."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Mapping
+from pathlib import PurePath
+
+from roundoff.compare.settings.data_settings import data_differences
+from roundoff.compare.settings.setting_difference import SettingDifference, SettingKind, differing_values
+from roundoff.compare.settings.start_settings import start_differences
+from roundoff.compare.settings.structure_settings import structure_differences
+from roundoff.runs import Call, JsonValue, Run, RunInfo
+
+# == What two loops did: the order of their calls, clipping, schedulers, and the learning rate over the steps.
+
+_CALLS = ("zero_grad", "forward", "backward", "unscale", "clip", "step", "scheduler")
+"""The calls whose order matters; others, such as saving, change nothing."""
+
+
+def loop_differences(reference: Run, candidate: Run) -> list[SettingDifference]:
+    """Compare what the loops of rank 0 did."""
+    ours, theirs = reference.calls(), candidate.calls()
+    return [
+        *_order(ours, theirs),
+        *_clipping(ours, theirs),
+        *_schedulers(ours, theirs),
+        *_learning_rates(ours, theirs, is_told=bool(reference.structures() and candidate.structures())),
+    ]
+
+
+def _order(ours: list[Call], theirs: list[Call]) -> Iterator[SettingDifference]:
+    """Yield the first step whose calls come in another order; the last step of a run may be cut short."""
+    first, second = _by_step(ours), _by_step(theirs)
+    for step in sorted(set(first) & set(second))[:-1][:3]:
+        if first[step] != second[step]:
+            yield SettingDifference(
+                what=f"calls in step {step}",
+                reference=", ".join(first[step]),
+                candidate=", ".join(second[step]),
+                kind=SettingKind.LOOP,
+                suspicion=0.85,
+            )
+            return
+
+
+def _by_step(calls: list[Call]) -> dict[int, list[str]]:
+    """Return the calls of each step in their order, those that follow their like told once."""
+    found: dict[int, list[str]] = {}
+    for step, group in itertools.groupby(calls, key=lambda call: call.step):
+        names = [call.call for call in group if call.call in _CALLS and not call.detail.get("initial")]
+        found.setdefault(step, []).extend(name for name, _ in itertools.groupby(names))
+    return found
+
+
+def _clipping(ours: list[Call], theirs: list[Call]) -> Iterator[SettingDifference]:
+    first, second = (_first_detail(calls, "clip", "max_norm") for calls in (ours, theirs))
+    if first is not None and second is not None and first != second:
+        yield _hyperparameter("max_norm of clipping", first, second)
+
+
+def _schedulers(ours: list[Call], theirs: list[Call]) -> Iterator[SettingDifference]:
+    first, second = (_first_detail(calls, "scheduler", "scheduler") for calls in (ours, theirs))
+    if first != second:
+        yield _hyperparameter("scheduler", first, second)
+
+
+def _first_detail(calls: list[Call], name: str, key: str) -> JsonValue:
+    return next((call.detail[key] for call in calls if call.call == name and key in call.detail), None)
+
+
+def _learning_rates(ours: list[Call], theirs: list[Call], *, is_told: bool) -> Iterator[SettingDifference]:
+    """Yield the first step whose learning rate differs, unless it is the first one and told by the optimizers."""
+    first, second = (
+        {call.step: call.detail["lr"] for call in calls if call.call == "step" and call.detail.get("lr")}
+        for calls in (ours, theirs)
+    )
+    common = sorted(set(first) & set(second))
+    different = next((step for step in common if first[step] != second[step]), None)
+    if different is not None and not (is_told and different == common[0]):
+        yield _hyperparameter(f"learning rate from step {different} on", first[different], second[different])
+
+
+def _hyperparameter(what: str, ours: JsonValue, theirs: JsonValue) -> SettingDifference:
+    kind = SettingKind.HYPERPARAMETER
+    return SettingDifference(what=what, reference=ours, candidate=theirs, kind=kind, suspicion=0.9)
+
+
+# == What two run.json say: recipe, seed, ranks, environment, packages, hardware, command.
+
+_SEED = "torch.seed"
+_TOLD_OTHERWISE = (_SEED, "OMP_NUM_THREADS")
+"""What the environment says a second time: the seed, and by torch.num_threads how many threads that came to."""
+_FLAGS = {
+    "torch.default_dtype": 0.9,
+    "torch.float32_matmul_precision": 0.6,
+    "torch.cuda.matmul.allow_tf32": 0.6,
+    "torch.cudnn.allow_tf32": 0.6,
+    "torch.deterministic_algorithms": 0.3,
+    "torch.num_threads": 0.2,
+    "torch.num_interop_threads": 0.05,
+    "PYTHONHASHSEED": 0.15,
+}
+"""How suspicious a difference of these is; others are as suspicious as `_OTHER_FLAG`."""
+_OTHER_FLAG = 0.3
+_PACKAGES = {"torch": 0.4, "transformers": 0.35, "roundoff": 0.05, "python": 0.1, "pyarrow": 0.02, "safetensors": 0.02}
+_OTHER_PACKAGE = 0.2
+_HARDWARE = {"accelerator": 0.4, "cpu_capability": 0.25, "machine": 0.25, "accelerators": 0.1}
+"""What of the hardware can change a number; the rest says how fast it was."""
+
+
+def run_differences(reference: Run, candidate: Run) -> list[SettingDifference]:
+    """Compare what the runs say about themselves; names, times and paths are left out."""
+    ours, theirs = reference.info, candidate.info
+    return [
+        *_one("recipe", ours.recipe, theirs.recipe, kind=SettingKind.RECIPE, suspicion=0.85),
+        *_one("seed", _seed(ours), _seed(theirs), kind=SettingKind.SEED, suspicion=0.45),
+        *_one("ranks", ours.ranks, theirs.ranks, kind=SettingKind.RANKS, suspicion=0.7),
+        *_environment(ours, theirs),
+        *_mapping("version of ", ours.packages, theirs.packages, kind=SettingKind.PACKAGE, ranks=_PACKAGES),
+        *_hardware(ours, theirs),
+        *_command(ours, theirs),
+        *_one("commit", ours.git_commit, theirs.git_commit, kind=SettingKind.COMMAND, suspicion=0.3),
+    ]
+
+
+def _seed(info: RunInfo) -> JsonValue:
+    """Return the seed as the first step began; what was given at the start may have been overruled by then."""
+    return info.environment.get(_SEED, info.seed)
+
+
+def _environment(ours: RunInfo, theirs: RunInfo) -> Iterator[SettingDifference]:
+    if not ours.environment or not theirs.environment:  # written by an older version, or stopped before a step
+        return
+    for name, first, second in differing_values(ours.environment, theirs.environment, leave_out=_TOLD_OTHERWISE):
+        yield SettingDifference(
+            what=name,
+            reference=first if name in ours.environment else "not set",
+            candidate=second if name in theirs.environment else "not set",
+            kind=SettingKind.ENVIRONMENT,
+            suspicion=_FLAGS.get(name, _OTHER_FLAG),
+        )
+
+
+def _hardware(ours: RunInfo, theirs: RunInfo) -> Iterator[SettingDifference]:
+    first = {name: ours.hardware.get(name) for name in _HARDWARE}
+    second = {name: theirs.hardware.get(name) for name in _HARDWARE}
+    return _mapping("", first, second, kind=SettingKind.HARDWARE, ranks=_HARDWARE)
+
+
+def _mapping(
+    before: str,
+    ours: Mapping[str, JsonValue],
+    theirs: Mapping[str, JsonValue],
+    *,
+    kind: SettingKind,
+    ranks: Mapping[str, float],
+) -> Iterator[SettingDifference]:
+    for name, first, second in differing_values(ours, theirs):
+        suspicion = ranks.get(name, _OTHER_PACKAGE)
+        yield SettingDifference(what=before + name, reference=first, candidate=second, kind=kind, suspicion=suspicion)
+
+
+def _one(
+    what: str, ours: JsonValue, theirs: JsonValue, *, kind: SettingKind, suspicion: float
+) -> Iterator[SettingDifference]:
+    if ours != theirs:
+        yield SettingDifference(what=what, reference=ours, candidate=theirs, kind=kind, suspicion=suspicion)
+
+
+def _command(ours: RunInfo, theirs: RunInfo) -> Iterator[SettingDifference]:
+    """Yield the arguments that differ; where things lie, and how they are called, does not matter."""
+    first, second = _arguments(ours.command), _arguments(theirs.command)
+    for name, first_value, second_value in differing_values(first, second):
+        yield SettingDifference(
+            what=f"argument {name}",
+            reference=first_value if name in first else "not given",
+            candidate=second_value if name in second else "not given",
+            kind=SettingKind.COMMAND,
+            suspicion=0.35,
+        )
+
+
+_NAMES = ("name", "run-name", "to", "out", "output", "output-dir", "log-dir", "logdir", "save", "save-dir", "run-id")
+
+
+def _arguments(command: tuple[str, ...]) -> dict[str, JsonValue]:
+    """Return options by name and the others by place, without those that say where and under which name.
+
+    >>> _arguments(("python", "/home/a/train.py", "--lr", "0.1", "--name", "second", "--fast"))
+    {'--lr': '0.1', '--fast': True}
+    """
+    found: dict[str, JsonValue] = {}
+    words = [word for part in command for word in (part.split("=", 1) if part.startswith("--") else [part])]
+    place = 0
+    while place < len(words):
+        word = words[place]
+        place += 1
+        has_value = place < len(words) and not words[place].startswith("--")
+        if word.startswith("--"):
+            value: JsonValue = words[place] if has_value else True
+            place += has_value
+            if word[2:].replace("_", "-") not in _NAMES and not _is_path(value):
+                found[word] = value
+        elif not _is_path(word) and word not in ("python", "python3", "-m"):
+            found[f"#{len(found)}"] = word
+    return found
+
+
+def _is_path(value: JsonValue) -> bool:
+    return isinstance(value, str) and (
+        len(PurePath(value).parts) > 1 or bool(PurePath(value).suffix.strip(".0123456789e"))
+    )
+
+
+__all__ = ["SettingDifference", "SettingKind", "differing_settings"]
+
+
+def differing_settings(reference: Run, candidate: Run) -> list[SettingDifference]:
+    """Return what differs between two runs, from their folders alone: the most suspicious first.
+
+    Hyperparameters, the loss, modules and their settings, the recipe, the order of calls, data and its order, start
+    values, seeds, ranks, environment, packages, hardware and the command. Names, times and paths are left out. What a
+    run does not tell (a recording has no structure, say) is not compared.
+    """
+    found = [
+        *structure_differences(reference, candidate),
+        *loop_differences(reference, candidate),
+        *data_differences(reference, candidate),
+        *start_differences(reference, candidate),
+        *run_differences(reference, candidate),
+    ]
+    kinds = list(SettingKind)
+    return sorted(found, key=lambda difference: (-difference.suspicion, kinds.index(difference.kind)))

@@ -1,0 +1,232 @@
+"""Inputs whose numbers cannot be meant: far too large, or the same for every sample."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections import Counter
+from collections.abc import Sequence
+
+import numpy as np
+
+from roundoff.diagnose.batches import model_inputs, sample_hashes, site_of, targets_of
+from roundoff.diagnose.parameter_histories import ParameterHistory, parameter_histories
+from roundoff.diagnose.wording import format_short
+from roundoff.runs import Event, Finding, ModuleFacts, Run, Severity, TensorFacts
+from roundoff.runs.records.step_ops import bare_name
+
+# == Embeddings whose padding row is a token of the text: it stays as it was at the start.
+
+_FEWEST = 3
+
+
+def colliding_paddings(run: Run) -> list[Finding]:
+    """Find an embedding whose `padding_idx` occurs in the middle of the rows, between other tokens."""
+    for rank in run.ranks:
+        modules = [module for structure in run.structures(rank=rank) for module in structure.modules]
+        for seen in model_inputs(run, rank).values():
+            tensors = [tensor for _, tensor in seen if tensor.inner_counts]
+            embedding = _embedding(modules, tensors)
+            if embedding is None:
+                continue
+            row = str(embedding.settings["padding_idx"])
+            num_steps = sum(row in tensor.inner_counts for tensor in tensors)
+            inside = sum(tensor.inner_counts.get(row, 0) for tensor in tensors)
+            if inside >= _FEWEST and 2 * num_steps >= len(tensors):
+                return [_finding(embedding, row, tensors, seen[0][0], rank, inside)]
+    return []
+
+
+def _embedding(modules: list[ModuleFacts], tensors: list[TensorFacts]) -> ModuleFacts | None:
+    """Return the first embedding with a padding row that these ids can be looked up in."""
+    if not tensors:
+        return None
+    largest = max(tensor.max or 0.0 for tensor in tensors)
+    for module in modules:
+        size = module.settings.get("num_embeddings")
+        is_large_enough = isinstance(size, int) and size > largest
+        if is_large_enough and isinstance(module.settings.get("padding_idx"), int):
+            return module
+    return None
+
+
+def _finding(
+    embedding: ModuleFacts, row: str, tensors: list[TensorFacts], step: int, rank: int, inside: int
+) -> Finding:
+    counts: Counter[str] = Counter()
+    for tensor in tensors:
+        counts.update(tensor.counts)
+    share = counts[row] / max(sum(counts.values()), 1)
+    site = embedding.site
+    return Finding(
+        rule="padding-collision",
+        severity=Severity.ERROR,
+        confidence=0.85,
+        step=step,
+        rank=rank,
+        phase="forward",
+        site=site,
+        parameter=f"{site}.weight" if not site.startswith("<") else None,
+        title=f"padding_idx {row} is a real token",
+        why=f"row {row} of {site} is never trained, because it is padding_idx; but {100 * share:.2g} % of the tokens "
+        f"are {row}, {inside} of them between other tokens, where no padding is",
+        fix="give padding an id of its own that the tokenizer does not use, or leave padding_idx out",
+        evidence=({"row": int(row), "share": share, "num_inside": inside},),
+    )
+
+
+LARGE, VERY_LARGE = 50.0, 300.0
+"""Root mean squares of an input: raw pixels are large, standardised numbers times a thousand are very large."""
+_PRODUCTS = ("addmm", "mm", "bmm", "baddbmm", "convolution", "linear", "matmul", "mkldnn_rnn_layer", "lstm", "gru")
+Seen = Sequence[tuple[int, TensorFacts]]
+
+
+def large_inputs(run: Run) -> list[Finding]:
+    """Find the input of a model that is far from the size its start values are made for, and is used as it is."""
+    for rank in run.ranks:
+        for place, seen in model_inputs(run, rank).items():
+            first = seen[0][1]
+            if "float" not in first.dtype or len(first.shape) < 2 or _is_mask(seen):
+                continue
+            size = statistics.median(_size(tensor) for _, tensor in seen)
+            if size >= LARGE and _meets_a_weight(run, rank, size, math.prod(first.shape)):
+                return [_large(place, seen, size, rank)]
+    return []
+
+
+def constant_inputs(run: Run) -> list[Finding]:
+    """Find the input of a model that is the same number throughout, or the same for every sample."""
+    for rank in run.ranks:
+        for places in _by_model(model_inputs(run, rank)).values():
+            batch_size = next(iter(places.values()))[0][1].shape[:1]
+            told = [place for place, seen in places.items() if not _says_nothing(run, rank, place, seen, batch_size)]
+            names = list(places)
+            if not told and (_targets_differ(run, rank) or len(next(iter(places.values()))) == 1):
+                return [_constant(names[0], places[names[0]], rank, weight=None)]
+            for place in names:
+                weight = _unmoved_weight(run, rank) if _is_zero(places[place], batch_size) else None
+                if weight is not None:
+                    return [_constant(place, places[place], rank, weight=weight)]
+    return []
+
+
+def _size(tensor: TensorFacts) -> float:
+    return math.hypot(tensor.mean or 0.0, tensor.std or 0.0)
+
+
+def _is_mask(seen: Seen) -> bool:
+    """Say whether it is a mask to be added: 0, and a number that nothing survives."""
+    return all(tensor.max == 0.0 or tensor.num_nonfinite for _, tensor in seen)
+
+
+def _meets_a_weight(run: Run, rank: int, size: float, count: int) -> bool:
+    """Say whether large numbers go into the first product of the forward, or the input itself into any.
+
+    A model may bring its input to another scale first, or use it as ids. Where no step was recorded nobody knows.
+    """
+    step = next(iter(run.steps), None)
+    if step is None:
+        return True
+    events = sorted(run.iter_events(step=step, rank=rank, phase="forward"), key=lambda event: event.order)
+    given = [event for event in events if bare_name(event.op) in _PRODUCTS and event.output.startswith("input")]
+    if not given:
+        return True
+    first = [event for event in given if event.op_name == given[0].op_name and event.site == given[0].site]
+    if any(_rms(event) >= LARGE / 2 for event in first):
+        return True
+    return any(event.num_elements == count and math.isclose(_rms(event), size, rel_tol=0.5) for event in given)
+
+
+def _rms(event: Event) -> float:
+    return event.l2 / math.sqrt(max(event.num_elements, 1))
+
+
+def _by_model(inputs: dict[str, list[tuple[int, TensorFacts]]]) -> dict[str, dict[str, Seen]]:
+    found: dict[str, dict[str, Seen]] = {}
+    for place, seen in inputs.items():
+        found.setdefault(site_of(place), {})[place] = seen
+    return found
+
+
+def _is_one_number(tensor: TensorFacts) -> bool:
+    return tensor.min is not None and tensor.min == tensor.max and not tensor.num_nonfinite
+
+
+def _says_nothing(run: Run, rank: int, place: str, seen: Seen, batch_size: tuple[int, ...]) -> bool:
+    """Say whether an input cannot tell one sample from another: one number, one row, or the same mask in each step."""
+    if all(_is_one_number(tensor) for _, tensor in seen):
+        return True
+    if len(seen) > 1 and seen[0][1].shape[:1] != batch_size and len({tensor.hash for _, tensor in seen}) == 1:
+        return True
+    hashes = sample_hashes(run, rank, place)
+    return len(hashes) > len(seen) > 1 and len(set(hashes)) == 1
+
+
+def _targets_differ(run: Run, rank: int) -> bool:
+    targets = [target for batch in run.inputs(rank=rank) for target in targets_of(batch)]
+    return not targets or len({target.hash for target in targets}) > 1 or any(bool(target.std) for target in targets)
+
+
+def _is_zero(seen: Seen, batch_size: tuple[int, ...]) -> bool:
+    first = seen[0][1]
+    is_alike = len(first.shape) > 1 and first.shape[:1] == batch_size and "float" in first.dtype
+    return is_alike and all(_is_one_number(tensor) and tensor.max == 0.0 for _, tensor in seen)
+
+
+def _unmoved_weight(run: Run, rank: int) -> str | None:
+    """Return the first weight whose gradient is 0 in every step: what multiplies zeros learns nothing."""
+    wide = {p.name for structure in run.structures(rank=rank) for p in structure.parameters if len(p.shape) > 1}
+    histories = parameter_histories(run, rank, names=[name for name in wide if name])
+    return next((name for name, history in histories.items() if _is_unmoved(history)), None)
+
+
+def _is_unmoved(history: ParameterHistory) -> bool:
+    shares = history.zero_share[~np.isnan(history.zero_share)]
+    return bool(shares.size) and bool((shares == 1.0).all())
+
+
+def _large(place: str, seen: Seen, size: float, rank: int) -> Finding:
+    reach = max(max(abs(tensor.min or 0.0), abs(tensor.max or 0.0)) for _, tensor in seen)
+    std = statistics.median(tensor.std or 0.0 for _, tensor in seen)
+    mean = statistics.median(tensor.mean or 0.0 for _, tensor in seen)
+    return Finding(
+        rule="input-scale",
+        severity=Severity.ERROR if size >= VERY_LARGE else Severity.WARNING,
+        confidence=0.9 if size >= VERY_LARGE else 0.7,
+        step=seen[0][0],
+        rank=rank,
+        phase="forward",
+        site=site_of(place),
+        title=f"the input {place} is far too large",
+        why=f"its numbers reach {format_short(reach)}, with mean {format_short(mean)} and std "
+        f"{format_short(std)}, and meet the first "
+        "weights as they are; start values and learning rates are made for numbers around 1",
+        fix="normalise the data: (x - mean) / std with mean and std of the training set, or x / 255 for raw pixels",
+        evidence=({"place": place, "absmax": reach, "mean": mean, "std": std},),
+    )
+
+
+def _constant(place: str, seen: Seen, rank: int, *, weight: str | None) -> Finding:
+    first = seen[0][1]
+    if _is_one_number(first):
+        what = f"every element of it is {format_short(first.min or 0.0)} in all {len(seen)} steps that were looked at"
+    else:
+        what = f"every sample of it is the same in all {len(seen)} steps that were looked at"
+    so = (
+        f"; {weight} meets nothing else and has had no gradient" if weight else "; the output cannot depend on the data"
+    )
+    return Finding(
+        rule="constant-input",
+        severity=Severity.ERROR,
+        confidence=0.95,
+        step=seen[0][0],
+        rank=rank,
+        phase="forward",
+        site=site_of(place),
+        parameter=weight,
+        title=f"the input {place} is constant",
+        why=f"{what}{so}",
+        fix="look at what the data set returns: a sample that was never filled, a transform that clamps or multiplies "
+        "everything away, the wrong column",
+        evidence=({"place": place, "value": first.min, "shape": list(first.shape)},),
+    )

@@ -1,0 +1,99 @@
+"""The rule for training steps in eval mode."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+
+from roundoff.diagnose.loop_calls import LoopStep, first_rank_with, loop_steps
+from roundoff.diagnose.wording import plural
+from roundoff.runs import Finding, Run, Severity
+from roundoff.runs.records.step_ops import bare_name
+
+_LEAST_STEPS = 2
+_RANDOM_OR_BATCH = ("dropout", "bernoulli", "batch_norm", "rrelu")
+"""Ops that do something else in eval mode, or are not there."""
+_KINDS = ("Dropout", "BatchNorm", "InstanceNorm", "RReLU")
+
+
+def training_in_eval_mode(run: Run) -> list[Finding]:
+    """Find steps with a model in eval mode that had been in training mode before, or had only been evaluated."""
+    return first_rank_with(run, _of_rank)
+
+
+def _of_rank(run: Run, rank: int) -> list[Finding]:
+    modes: dict[str, list[tuple[int, bool]]] = defaultdict(list)
+    steps = loop_steps(run, rank)
+    for loop_step in steps:
+        for site, is_training in _modes(loop_step).items():
+            modes[site].append((loop_step.step, is_training))
+    for site, seen in modes.items():
+        first = next((place for place, (_, is_training) in enumerate(seen) if not is_training), None)
+        if first is None or (first == 0 and not _was_evaluated_first(run, rank, steps[0])):
+            continue
+        if not _is_trained(run, rank, site):
+            continue
+        in_eval = [step for step, is_training in seen[first:] if not is_training]
+        if len(in_eval) < min(_LEAST_STEPS, len(seen) - first):
+            continue
+        return [_finding(run, rank, site, in_eval, since_start=first == 0)]
+    return []
+
+
+def _modes(loop_step: LoopStep) -> dict[str, bool]:
+    """Return of each model that a step goes backward through whether it ran in training mode, be it once."""
+    calls = loop_step.calls
+    last = max((place for place, call in enumerate(calls) if call.call == "backward"), default=0)
+    found: dict[str, bool] = {}
+    for call in calls[:last]:
+        if call.call == "forward":
+            site = str(call.detail.get("site"))
+            found[site] = found.get(site, False) or bool(call.detail.get("training"))
+    return found
+
+
+def _is_trained(run: Run, rank: int, site: str) -> bool:
+    """Say whether an optimizer holds a parameter inside a module; one that is frozen may be in any mode."""
+    parameters = [parameter for structure in run.structures(rank=rank) for parameter in structure.parameters]
+    trained = {parameter.site for parameter in parameters if parameter.optimizers}
+    if site == "<model>":
+        return any(":" not in other for other in trained)
+    inside = site if site.endswith(":") else f"{site}."
+    return any(other == site or other.startswith(inside) for other in trained)
+
+
+def _was_evaluated_first(run: Run, rank: int, first: LoopStep) -> bool:
+    """Say whether the loop switched to eval mode and evaluated before it ever trained."""
+    before = [call.call for call in first.calls]
+    before = before[: before.index("backward")] if "backward" in before else before
+    metrics = run.metrics(rank=rank)
+    return "eval" in before and "train" not in before and bool(metrics) and metrics[0].eval_loss is not None
+
+
+def _finding(run: Run, rank: int, site: str, in_eval: list[int], *, since_start: bool) -> Finding:
+    matters = _mode_matters(run, rank)
+    before = "after an evaluation" if since_start else "the steps before were in training mode"
+    effect = (
+        "dropout is off and norms use their running statistics" if matters else "nothing in this model depends on it"
+    )
+    return Finding(
+        rule="eval-mode-training",
+        severity=Severity.ERROR if matters else Severity.NOTE,
+        confidence=0.95,
+        step=in_eval[0],
+        rank=rank,
+        phase="forward",
+        site=site,
+        title="the model trains in eval mode",
+        why=f"{plural(len(in_eval), 'step')} from step {in_eval[0]} on ran with training=False; {before}; {effect}",
+        fix="call model.train() after each evaluation, before the next step",
+        evidence=({"steps": in_eval[:20]},),
+    )
+
+
+def _mode_matters(run: Run, rank: int) -> bool:
+    """Say whether anything in the training behaves differently in eval mode."""
+    kinds = {module.kind for structure in run.structures(rank=rank) for module in structure.modules}
+    ops = {bare_name(op) for op in run.events(step=0, rank=rank, phase="forward", columns=["op"])["op"].to_pylist()}
+    return any(part in op for part in _RANDOM_OR_BATCH for op in ops) or any(
+        part in kind for part in _KINDS for kind in kinds
+    )

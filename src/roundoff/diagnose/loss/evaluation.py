@@ -1,0 +1,178 @@
+"""The same batch in train mode and in eval mode: random in evaluation, or another loss altogether."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Mapping
+from typing import Any
+
+from roundoff.diagnose.wording import format_short, plural
+from roundoff.record.loop.sites import LOOP
+from roundoff.runs import Finding, Metrics, Run, Severity
+from roundoff.runs.records.step_ops import bare_name
+
+# == Losses of evaluations: they turn up while training goes on falling, or are not finite at all.
+
+_FEWEST = 5
+_FEWEST_AFTER = 3
+_RISE = 1.1
+
+
+def rising_eval_losses(run: Run) -> list[Finding]:
+    """Find since when evaluation has been getting worse while training got better; or what broke it."""
+    metrics = run.metrics(rank=0)
+    looks = [metric for metric in metrics if metric.eval_loss is not None]
+    return _broken(run, metrics, looks) or _rising(metrics, looks)
+
+
+def _broken(run: Run, metrics: list[Metrics], looks: list[Metrics]) -> list[Finding]:
+    bad = next((look for look in looks if not math.isfinite(_eval(look))), None)
+    if bad is None or any(not math.isfinite(m.loss) for m in metrics if m.loss is not None and m.step <= bad.step):
+        return []
+    buffers = sorted({str(anomaly.name) for _, anomaly in run.anomalies() if anomaly.kind == "buffer"})
+    why = f"the buffer {buffers[0]} is not finite" if buffers else "all losses of training up to it are finite"
+    return [
+        Finding(
+            rule="eval-loss-rising",
+            severity=Severity.ERROR,
+            confidence=0.9,
+            step=bad.step,
+            phase="eval",
+            title=f"the evaluation loss is {bad.eval_loss}",
+            why=f"{why}: it is the forward in eval mode that breaks, or its data",
+            fix="look for NaN in the evaluation data, and at what the model does in eval mode only: running "
+            "statistics, batches of other lengths",
+            evidence=({"eval_loss": bad.eval_loss, "buffers": [*buffers]},),
+        )
+    ]
+
+
+def _rising(metrics: list[Metrics], looks: list[Metrics]) -> list[Finding]:
+    if len(looks) < _FEWEST:
+        return []
+    best = min(range(len(looks)), key=lambda place: _eval(looks[place]))
+    after = [_eval(look) for look in looks[best + 1 :]]
+    lowest, last = _eval(looks[best]), statistics.median(after[-_FEWEST_AFTER:]) if after else 0.0
+    if len(after) < _FEWEST_AFTER or last <= _RISE * max(lowest, 1e-12):
+        return []
+    turn = looks[best].step
+    before, since = _losses(metrics, until=turn), _losses(metrics, since=turn)
+    if not before or not since or statistics.median(since) >= statistics.median(before):
+        return []
+    return [
+        Finding(
+            rule="eval-loss-rising",
+            severity=Severity.NOTE,
+            confidence=0.8,
+            step=turn,
+            phase="eval",
+            title=f"the evaluation loss has been rising since step {turn}",
+            why=f"it was {format_short(lowest)} then and is {format_short(last)} after "
+            f"{plural(len(after), 'more evaluation')}, "
+            f"while the training loss fell from {format_short(statistics.median(before))} to "
+            f"{format_short(statistics.median(since))}: the model learns the training data by heart",
+            fix=f"stop at step {turn}, or regularise: more data, augmentation, dropout, weight decay",
+            evidence=({"best_step": turn, "best": lowest, "last": last},),
+        )
+    ]
+
+
+def _eval(metric: Metrics) -> float:
+    return math.inf if metric.eval_loss is None else metric.eval_loss
+
+
+def _losses(metrics: list[Metrics], *, since: int = 0, until: float = math.inf) -> list[float]:
+    return [m.loss for m in metrics if m.loss is not None and math.isfinite(m.loss) and since <= m.step <= until]
+
+
+_DROPS = ("dropout", "bernoulli", "attention", "rrelu")
+"""What leaves things out at random, as training does; other random numbers may be the model's purpose."""
+_RATIO, _DIFFERENCE = 3.0, 0.1
+_TIMES_TO_SETTLE = 5.0
+"""Running statistics follow within a few times 1/momentum steps."""
+
+
+def random_evaluations(run: Run) -> list[Finding]:
+    """Find ops that draw random numbers in eval mode and make the loss another one each time."""
+    for probe in _eval_probes(run):
+        ops = [op for op in probe.get("random_ops") or [] if op["site"] != LOOP]  # the loop has no mode
+        dropping = [op for op in ops if any(name in bare_name(op["op"]) for name in _DROPS)]
+        is_random = probe.get("eval_loss") != probe.get("eval_again")
+        if dropping:
+            return [_random(probe, dropping[0], len(dropping), Severity.ERROR)]
+        if ops and is_random:
+            return [_random(probe, ops[0], len(ops), Severity.NOTE)]
+    return []
+
+
+def evaluation_gaps(run: Run) -> list[Finding]:
+    """Find a model that is much worse in eval mode on the very batch it does well on in train mode."""
+    for probe in _eval_probes(run):
+        train, evaluated = probe.get("train_loss"), probe.get("eval_loss")
+        if not isinstance(train, float) or not isinstance(evaluated, float) or not math.isfinite(train):
+            continue
+        is_far = evaluated > _RATIO * abs(train) and evaluated - train > _DIFFERENCE
+        if (is_far or not math.isfinite(evaluated)) and probe["step"] + 1 >= _steps_to_settle(run):
+            return [_gap(probe, train, evaluated)]
+    return []
+
+
+def _eval_probes(run: Run) -> list[Mapping[str, Any]]:
+    return [probe for probe in run.probes() if probe.get("probe") == "eval-mode"]
+
+
+def _steps_to_settle(run: Run) -> float:
+    """Return after how many steps the slowest norm's statistics can be expected to be those of the data."""
+    slowest = 0.0
+    for structure in run.structures():
+        for module in structure.modules:
+            momentum = module.settings.get("momentum")
+            if module.has_start_statistics is not None and isinstance(momentum, float) and momentum > 0:
+                slowest = max(slowest, _TIMES_TO_SETTLE / momentum)
+    return slowest
+
+
+def _random(probe: Mapping[str, Any], op: Mapping[str, Any], count: int, severity: Severity) -> Finding:
+    losses = (
+        f"the same batch gives {_format_loss(probe.get('eval_loss'))} and then {_format_loss(probe.get('eval_again'))}"
+    )
+    more = f"; {count - 1} more ops do so" if count > 1 else ""
+    is_error = severity is Severity.ERROR
+    return Finding(
+        rule="stochastic-eval",
+        severity=severity,
+        confidence=0.95 if is_error else 0.6,
+        step=probe["step"],
+        phase="eval",
+        site=op.get("site"),
+        op=op.get("op"),
+        source=op.get("source"),
+        title=f"{bare_name(op['op'])} draws random numbers in eval mode",
+        why=f"with every module in eval mode {losses}{more}",
+        fix="hand the mode on: F.dropout(x, p, training=self.training), dropout_p=self.p if self.training else 0.0, or "
+        "use nn.Dropout, which knows it"
+        if is_error
+        else "if evaluation is to be repeatable, use the mean instead of a sample in eval mode, or seed a generator",
+        evidence=({"random_ops": [dict(op)], "eval_loss": probe.get("eval_loss"), "again": probe.get("eval_again")},),
+    )
+
+
+def _gap(probe: Mapping[str, Any], train: float, evaluated: float) -> Finding:
+    return Finding(
+        rule="train-eval-gap",
+        severity=Severity.ERROR,
+        confidence=0.8,
+        step=probe["step"],
+        phase="eval",
+        title="the model is another one in eval mode",
+        why=f"the same batch, with the same weights, has the loss {format_short(train)} in train mode and "
+        f"{_format_loss(evaluated)} "
+        "in eval mode; between them lie only norms' running statistics, dropout and code that asks for self.training",
+        fix="look at the running statistics of the norms, and at what the model does only in one of the two modes",
+        evidence=({"train_loss": train, "eval_loss": evaluated},),
+    )
+
+
+def _format_loss(loss: object) -> str:
+    return format_short(loss) if isinstance(loss, float) and math.isfinite(loss) else str(loss)

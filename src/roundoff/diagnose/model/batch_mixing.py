@@ -1,0 +1,44 @@
+"""The rule for samples of a batch that depend on each other."""
+
+from __future__ import annotations
+
+from roundoff.diagnose.layers import first_rank, forward_ops
+from roundoff.diagnose.wording import join_names
+from roundoff.runs import Finding, JsonValue, Run, Severity
+
+
+def mixed_batches(run: Run) -> list[Finding]:
+    """Find models whose output for one sample changes, in eval mode, when another sample does."""
+    for probe in run.probes():
+        changed = probe.get("changed") if probe.get("probe") == "batch-mixing" else None
+        if isinstance(changed, list) and changed and not _is_norm_over_batch(run, probe.get("site")):
+            return [_finding(run, probe, changed)]
+    return []
+
+
+def _is_norm_over_batch(run: Run, site: JsonValue) -> bool:
+    """Say whether the site is a norm that has no statistics but those of the batch, as it was told."""
+    modules = [module for look in run.structures(rank=first_rank(run)) for module in look.modules]
+    return any(module.site == site and module.settings.get("track_running_stats") is False for module in modules)
+
+
+def _finding(run: Run, probe: dict[str, JsonValue], changed: list[JsonValue]) -> Finding:
+    site = probe.get("site")
+    step, sample = probe.get("step"), probe.get("sample")
+    others = join_names([str(place) for place in changed], most=5)
+    lines = [op.first.source for op in forward_ops(run) if op.first.site == site and op.first.source]
+    return Finding(
+        rule="batch-mixing",
+        severity=Severity.ERROR,
+        confidence=0.95,
+        step=step if isinstance(step, int) else None,
+        phase="forward",
+        site=site if isinstance(site, str) else None,
+        source=lines[0] if lines else None,
+        title="samples of a batch depend on each other",
+        why=f"when sample {sample} alone is changed, in eval mode, the outputs of sample {others} change, too; it "
+        f"begins in {site}",
+        fix="look at reshape, view and transpose there: they must leave the dimension of the batch alone (permute "
+        "before reshape); recurrent layers and attention want batch_first=True if samples come first",
+        evidence=({"sample": sample, "changed": changed},),
+    )

@@ -1,0 +1,178 @@
+"""Norms whose running statistics stay as they were: evaluation normalises with numbers that mean nothing."""
+
+from __future__ import annotations
+
+import math
+
+import pyarrow.compute as pc
+
+from roundoff.diagnose.wording import plural
+from roundoff.runs import Event, Finding, ModuleFacts, Run, Severity
+
+# == Norms over too few numbers: their statistics are noise.
+
+_FEWEST_SAMPLES = 2
+_FEWEST_NUMBERS = 4
+
+
+def tiny_norm_batches(run: Run) -> list[Finding]:
+    """Find norms over the batch that take their statistics from two samples, or from a handful of numbers."""
+    for rank in run.ranks:
+        modules = [module for structure in run.structures(rank=rank) for module in structure.modules]
+        norms = {module.site: module.kind for module in modules if module.training and "Norm" in module.kind}
+        tiny = [
+            [event for event in _norm_events(run, rank, step) if _is_tiny(event, norms.get(event.site))]
+            for step in run.steps[:2]
+        ]
+        if tiny and all(tiny):
+            return [_finding(tiny[0], run.steps[0], rank)]
+    return []
+
+
+def _norm_events(run: Run, rank: int, step: int) -> list[Event]:
+    events = [event for event in run.iter_events(step=step, rank=rank, phase="forward") if event.output == "output0"]
+    return sorted((event for event in events if "batch_norm" in event.op), key=lambda event: event.order)
+
+
+def _is_tiny(event: Event, kind: str | None) -> bool:
+    if kind is None or len(event.shape) < 2:
+        return False
+    if kind.startswith("InstanceNorm"):  # the samples are channels to the op
+        return math.prod(event.shape[2:]) <= _FEWEST_SAMPLES
+    return event.shape[0] <= _FEWEST_SAMPLES or _num_numbers(event) <= _FEWEST_NUMBERS
+
+
+def _num_numbers(event: Event) -> int:
+    return event.num_elements // max(event.shape[1], 1)
+
+
+def _finding(events: list[Event], step: int, rank: int) -> Finding:
+    first = events[0]
+    sites = list(dict.fromkeys(event.site for event in events))
+    more = f" (and {plural(len(sites) - 1, 'more norm')})" if len(sites) > 1 else ""
+    return Finding(
+        rule="tiny-norm-batch",
+        severity=Severity.WARNING,
+        confidence=0.85,
+        step=step,
+        rank=rank,
+        phase="forward",
+        site=first.site,
+        op=first.op_name,
+        source=first.source,
+        title=f"{first.site} normalises over {plural(first.shape[0], 'sample')}",
+        why=f"mean and variance of each channel{more} come from {plural(_num_numbers(first), 'number')} of "
+        f"{plural(first.shape[0], 'sample')}: they are noise, and evaluation uses other ones",
+        fix="use a larger batch, SyncBatchNorm over several ranks, or a norm that does not look at other samples: "
+        "GroupNorm, LayerNorm",
+        evidence=({"sites": [*sites], "shape": list(first.shape)},),
+    )
+
+
+_FEWEST_LOOKS = 3
+
+
+def frozen_statistics(run: Run) -> list[Finding]:
+    """Find norms with momentum 0, or in eval mode while the model trains, that never learned any statistics.
+
+    A norm in eval mode whose parameters are frozen, too, is part of a body that is meant to stay as it is.
+    """
+    for rank in run.ranks:
+        for structure in run.structures(rank=rank):
+            norms = [module for module in structure.modules if module.has_start_statistics]
+            is_trained = any(module.training for module in structure.modules)
+            by_momentum = [m for m in norms if m.settings.get("momentum") == 0 and m.training]
+            frozen = {p.site for p in structure.parameters if not p.requires_grad}
+            by_mode = [m for m in norms if not m.training and m.site not in frozen] if is_trained else []
+            found = by_momentum or by_mode
+            if found:
+                return [_frozen(found, structure.step, rank, is_momentum=bool(by_momentum))]
+    return []
+
+
+def lost_statistics(run: Run) -> list[Finding]:
+    """Find norms that run in training mode, and whose statistics are the same again before every forward."""
+    for rank in run.ranks:
+        structures = run.structures(rank=rank)
+        norms = {module.site: module for structure in structures for module in structure.modules if _learns(module)}
+        used = _sites_in_use(run, rank) if norms else set()
+        looks = _hashes_by_buffer(run, rank) if used else {}
+        found = [site for site in norms if site in used and _stays(looks.get(_buffer(site), []))]
+        if found:
+            step = next(step for step, _ in looks[_buffer(found[0])][1:])
+            return [_lost(found, step, len(looks[_buffer(found[0])]), rank)]
+    return []
+
+
+def _learns(module: ModuleFacts) -> bool:
+    if module.has_start_statistics is None or not module.training:
+        return False
+    return module.settings.get("momentum") != 0 and module.settings.get("track_running_stats") is not False
+
+
+def _sites_in_use(run: Run, rank: int) -> set[str]:
+    events = (event for step in run.steps for event in run.iter_events(step=step, rank=rank, phase="forward"))
+    return {event.site for event in events if "batch_norm" in event.op}
+
+
+def _hashes_by_buffer(run: Run, rank: int) -> dict[str, list[tuple[int, int]]]:
+    table = run.hashes(rank=rank)
+    table = table.filter(pc.equal(table["kind"], "buffer"))
+    found: dict[str, list[tuple[int, int]]] = {}
+    for step, name, number in zip(*(table[name].to_pylist() for name in ("step", "name", "hash")), strict=True):
+        found.setdefault(name, []).append((step, number))
+    return found
+
+
+def _buffer(site: str) -> str:
+    """Return the name of the running mean of a norm: its path in the model that it belongs to."""
+    path = site.rpartition(":")[2]
+    return "running_mean" if path.startswith("<") or not path else f"{path}.running_mean"
+
+
+def _stays(looks: list[tuple[int, int]]) -> bool:
+    return len({step for step, _ in looks}) >= _FEWEST_LOOKS and len({number for _, number in looks}) == 1
+
+
+def _frozen(norms: list[ModuleFacts], step: int, rank: int, *, is_momentum: bool) -> Finding:
+    first = norms[0]
+    why = "its momentum is 0" if is_momentum else "it is in eval mode while the model trains"
+    more = f", and so are {len(norms) - 1} more ({_join_sites([m.site for m in norms[1:]])})" if len(norms) > 1 else ""
+    so = "evaluation normalises with them" if is_momentum else "training and evaluation normalise with them"
+    return Finding(
+        rule="running-stats-frozen",
+        severity=Severity.ERROR,
+        confidence=0.95,
+        step=step,
+        rank=rank,
+        phase="forward",
+        site=first.site,
+        title=f"the running statistics of {first.site} never change",
+        why=f"{why}{more}; mean 0 and variance 1, its start values, stay for ever, and {so}",
+        fix="give it a momentum, nn.BatchNorm2d(..., momentum=0.1)"
+        if is_momentum
+        else "call model.train() after everything that calls eval(); freeze only norms whose statistics were learned",
+        evidence=({"sites": [module.site for module in norms], "momentum": first.settings.get("momentum")},),
+    )
+
+
+def _lost(sites: list[str], step: int, num_looks: int, rank: int) -> Finding:
+    more = f" (and {plural(len(sites) - 1, 'more norm')}: {_join_sites(sites[1:])})" if len(sites) > 1 else ""
+    return Finding(
+        rule="running-stats-lost",
+        severity=Severity.ERROR,
+        confidence=0.95,
+        step=step,
+        rank=rank,
+        phase="forward",
+        site=sites[0],
+        title=f"the running statistics of {sites[0]} are lost after every forward",
+        why=f"the norm{more} runs in training mode and updates them, but running_mean was bit for bit the same before "
+        f"each of {num_looks} forwards: somebody writes the old values back, or the forward runs on a copy",
+        fix="keep the buffers that the forward leaves; put them back only when a step is skipped",
+        evidence=({"sites": [*sites], "num_looks": num_looks},),
+    )
+
+
+def _join_sites(sites: list[str]) -> str:
+    return ", ".join(sites[:3]) + (", ..." if len(sites) > 3 else "")

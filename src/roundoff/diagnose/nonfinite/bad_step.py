@@ -1,0 +1,260 @@
+"""Steps in which something was not finite, with everything the run holds about each."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from roundoff.diagnose.nonfinite.origin import Liveness, OriginPlace, find_origin
+from roundoff.diagnose.nonfinite.provenance import MASKS
+from roundoff.errors import RunFolderError
+from roundoff.runs import Anomaly, Metrics, Origin, ReplayInfo, Run, TensorFile
+
+MAX_STEPS = 50
+"""So many steps of a rank are looked into; a run whose every step is bad says nothing new after that."""
+
+_NOT_FINITE = ("loss", "gradient", "weight", "buffer")
+_MASK_OPS = [f"aten.{name}{mark}" for name in sorted(MASKS) for mark in ("", "_")]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BadStep:
+    """One step of one rank in which something was not finite."""
+
+    step: int
+    rank: int
+    anomalies: tuple[Anomaly, ...]
+    metrics: Metrics | None
+    was_skipped: bool
+    """Whether the optimizer's step was left out, as loss scaling does."""
+    was_undone: bool
+    """Whether the watch undid the step, as it was asked to."""
+    events: Run | None
+    """The run that holds the step's events: its replay, or this run if it was recorded."""
+    place: OriginPlace | None
+    origin: Origin | None
+    """The op caught with its inputs, if it is the one at `place`."""
+    events_step: int
+    """The step that those events are of: this one, or an earlier one whose replay broke where it had not."""
+    replay_note: str | None = None
+    """What the replay has to say about itself, such as why it failed."""
+
+    def names_of(self, kind: str) -> list[str]:
+        """Return the parameters or buffers that an anomaly of this kind was seen in."""
+        return [anomaly.name for anomaly in self.anomalies if anomaly.kind == kind and anomaly.name]
+
+    def has(self, kind: str) -> bool:
+        """Say whether the watch saw an anomaly of this kind."""
+        return any(anomaly.kind == kind for anomaly in self.anomalies)
+
+    @property
+    def is_faithful(self) -> bool:
+        """Whether the events show what happened in this very step."""
+        return self.events_step == self.step
+
+    @property
+    def is_refuted(self) -> bool:
+        """Whether the metrics of the step say that it was fine where its replay was not: that came later in truth.
+
+        Code that looks at its own state, such as a counter, may do in a replay what it did only after the step.
+        """
+        if self.place is None or self.metrics is None or self.was_skipped:
+            return False
+        reached, seen = self.place.liveness, self.metrics
+        pairs = [(reached.reaches_loss, seen.loss), (reached.num_bad_gradients > 0, seen.grad_norm)]
+        pairs.append((reached.num_bad_weights > 0, seen.update_norm))
+        return any(is_bad and value is not None and math.isfinite(value) for is_bad, value in pairs)
+
+    @property
+    def loss_is_bad(self) -> bool:
+        """Whether the loss itself is not finite; a scaled one may be too large by design."""
+        if self.metrics is not None and self.metrics.loss is not None:
+            return not math.isfinite(self.metrics.loss)
+        return self.has("loss") or (self.place is not None and self.place.liveness.reaches_loss)
+
+    @property
+    def gradients_are_bad(self) -> bool:
+        """Whether any gradient is not finite."""
+        return self.has("gradient") or (self.place is not None and self.place.liveness.num_bad_gradients > 0)
+
+    @property
+    def is_deliberate(self) -> bool:
+        """Whether loss scaling tried a scale that was too large and left the step out: nothing is wrong then."""
+        return self.was_skipped and not self.loss_is_bad and not self.has("buffer") and not self.has("weight")
+
+    @property
+    def is_lasting(self) -> bool:
+        """Whether weights are bad from here on, so that later steps only tell the same again."""
+        has_bad_weights = self.place is not None and self.place.liveness.num_bad_weights > 0
+        is_bad = self.has("weight") or has_bad_weights or (self.gradients_are_bad and not self.was_skipped)
+        return is_bad and not self.was_undone
+
+
+def bad_steps(run: Run) -> list[BadStep]:
+    """Return, rank by rank, the steps in which something was not finite, up to the one after which everything is.
+
+    They are known from anomalies, from losses, or in a run without a watch from the recorded events. The replayed
+    steps before the first of them are looked into, too: weights may have been bad for a while before it showed, and a
+    script may have raised before anybody else saw it.
+    """
+    return [bad for rank in run.ranks for bad in _of_rank(run, rank)]
+
+
+def _of_rank(run: Run, rank: int) -> Iterator[BadStep]:
+    metrics = {metric.step: metric for metric in run.metrics(rank=rank)}
+    anomalies: dict[int, list[Anomaly]] = {}
+    for _, anomaly in run.anomalies(rank=rank):
+        if anomaly.kind in _NOT_FINITE:
+            anomalies.setdefault(anomaly.step, []).append(anomaly)
+    losses = {step for step, metric in metrics.items() if metric.loss is not None and not math.isfinite(metric.loss)}
+    known = losses | set(anomalies)
+    recorded = _recorded_bad_steps(run, rank)
+    replayed = {step for step in run.replayed_steps if not known or step <= min(known)}
+    calls = run.calls(rank=rank)
+    skipped = {call.step for call in calls if call.call == "step" and call.detail.get("skipped")}
+    undone = {call.step for call in calls if call.call == "undone"}
+    for step in sorted(known | recorded | replayed)[:MAX_STEPS]:
+        bad = _look(run, rank, step, anomalies.get(step, []), metrics.get(step), was_skipped=step in skipped)
+        bad = replace(bad, was_undone=step in undone)
+        if known and step in replayed - known and bad.is_refuted:
+            first = min(known)
+            bad = replace(bad, step=first, anomalies=tuple(anomalies.get(first, [])), metrics=metrics.get(first))
+        if step in known or bad.place is not None:
+            yield bad
+            if bad.is_lasting:
+                return
+
+
+def _look(
+    run: Run, rank: int, step: int, anomalies: list[Anomaly], metrics: Metrics | None, *, was_skipped: bool
+) -> BadStep:
+    events, info = _run_with_events(run, step), _replay_info(run, rank, step)
+    place = find_origin(events, step=step, rank=rank) if events is not None else None
+    origin = events.origin(rank=rank) if events is not None else None
+    return BadStep(
+        step=step,
+        events_step=step,
+        rank=rank,
+        anomalies=tuple(anomalies),
+        metrics=metrics,
+        was_skipped=was_skipped or (metrics is not None and metrics.skipped),
+        was_undone=False,
+        events=events,
+        place=place,
+        origin=origin if origin is not None and place is not None and _is_at(origin, place) else None,
+        replay_note=info.note if info is not None else None,
+    )
+
+
+def _replay_info(run: Run, rank: int, step: int) -> ReplayInfo | None:
+    return run.replay(step).replay_info(rank=rank) if step in run.replayed_steps else None
+
+
+def _is_at(origin: Origin, place: OriginPlace) -> bool:
+    there = (place.phase, place.site, place.bad.op_name, place.microbatch)
+    return (origin.phase, origin.site, origin.op, origin.microbatch) == there
+
+
+def _run_with_events(run: Run, step: int) -> Run | None:
+    if step in run.replayed_steps:
+        replay = run.replay(step)
+        if step in replay.steps:
+            return replay
+    return run if step in run.steps else None
+
+
+def _recorded_bad_steps(run: Run, rank: int) -> set[int]:
+    """Return the recorded steps in which an op or a batch holds something that is not finite and not a mask."""
+    table = run.events(rank=rank, columns=["step", "op", "output", "phase", "num_nan", "num_posinf", "num_neginf"])
+    is_mask = pc.is_in(table["op"], value_set=pa.array(_MASK_OPS))
+    is_wanted = pc.and_(pc.starts_with(table["output"], "output"), pc.not_equal(table["phase"], "eval"))
+    worse = pc.greater(pc.add(table["num_nan"], table["num_posinf"]), 0)
+    negative = pc.and_(pc.greater(table["num_neginf"], 0), pc.invert(is_mask))
+    return set(table.filter(pc.and_(is_wanted, pc.or_(worse, negative)))["step"].unique().to_pylist())
+
+
+# == How far a bad value spread, in a sentence.
+
+
+def spread_of(bad: BadStep, place: OriginPlace) -> str:
+    """Say what the bad value reaches, and up to when everything was fine."""
+    noun = "NaN" if place.bad.num_nan else "infinity"
+    reached = _reached(place.liveness, is_update=place.phase == "optimizer")
+    sentences = [f"The {noun} reaches {_join_reached(reached)}."] if reached else []
+    if not place.liveness.reaches_loss and place.liveness.num_bad_gradients and place.phase == "forward":
+        sentences.append("The loss does not show it: what is masked in forward is 0 times NaN in backward.")
+    if bad.was_skipped:
+        sentences.append("The optimizer's step was skipped, so the weights are as they were.")
+    elif bad.was_undone:
+        sentences.append("The step was undone: the training went on as if its batch had never come.")
+    elif bad.step > 0:
+        sentences.append(f"Loss and weights were fine up to step {bad.step - 1}.")
+    return " ".join(sentences)
+
+
+def _reached(liveness: Liveness, *, is_update: bool) -> list[str]:
+    found = ["the loss"] if liveness.reaches_loss else []
+    if liveness.num_bad_gradients:
+        found.append(_share(liveness.num_bad_gradients, liveness.num_gradients, "gradient"))
+    if is_update and liveness.num_bad_weights:
+        found.append(_share(liveness.num_bad_weights, liveness.num_weights, "weight"))
+    if liveness.reaches_statistics:
+        found.append("the running statistics of a norm")
+    return found
+
+
+def _share(count: int, total: int, thing: str) -> str:
+    if count == total:
+        return f"all {total} {thing}s" if total > 1 else f"the only {thing}"
+    return f"{count} of {total} {thing}s"
+
+
+def _join_reached(parts: list[str]) -> str:
+    return " and ".join([", ".join(parts[:-1]), parts[-1]] if len(parts) > 1 else parts)
+
+
+# == Which sample of the batch a bad value belongs to.
+
+
+def sample_of(bad: BadStep) -> int | None:
+    """Return the sample whose result the caught op spoilt; None where its first dimension is not the batch.
+
+    Attention may fold heads into that dimension: then it is a multiple of the batch's size, the heads of a sample
+    side by side.
+    """
+    if bad.origin is None or bad.place is None or not bad.origin.bad_index or not bad.place.batch_size:
+        return None
+    length, size = bad.place.bad.shape[0], bad.place.batch_size
+    return bad.origin.bad_index[0] // (length // size) if size > 1 and length % size == 0 else None
+
+
+def bad_index_in_batch(bad: BadStep) -> tuple[str, tuple[int, ...]] | None:
+    """Return key and index of the first value of the kept batch that is not finite; None without one."""
+    if bad.events is None:
+        return None
+    try:
+        file = bad.events.replay_batch(rank=bad.rank)
+    except RunFolderError:
+        return None
+    for key in sorted(file):
+        index = _first_bad(_as_floats(file, key))
+        if index is not None:
+            return key, index
+    return None
+
+
+def _as_floats(file: TensorFile, key: str) -> Any:
+    if not file.entry(key).dtype.startswith(("F", "BF")):
+        return np.zeros(())
+    return file[key] if file.entry(key).dtype in ("F16", "F32", "F64") else file.torch(key).float().numpy()
+
+
+def _first_bad(values: Any) -> tuple[int, ...] | None:
+    places = np.argwhere(~np.isfinite(values) & ~np.isneginf(values))
+    return tuple(int(i) for i in places[0]) if len(places) else None

@@ -1,0 +1,314 @@
+"""The finding about the op that made a bad value from good ones."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from roundoff.diagnose.nonfinite.bad_step import BadStep, bad_index_in_batch, sample_of, spread_of
+from roundoff.diagnose.nonfinite.domain import fix_outside, left_its_domain, why_outside
+from roundoff.diagnose.nonfinite.origin import OriginPlace
+from roundoff.diagnose.wording import FORMATS, format_of, format_short, format_whole, largest_of, plural
+from roundoff.runs import Event, Finding, JsonValue, Run, Severity
+from roundoff.runs.records.step_ops import bare_name
+
+# == Where a recipe is emulated, results are rounded by an op of their own: whose result that was, and to which
+# == format.
+
+_ROUNDING = "roundoff.round"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RoundedResult:
+    """The result of an op, finite before it was rounded and not after."""
+
+    result: Event
+    """As the op made it."""
+    inputs: tuple[Event, ...]
+    """What the op made it of."""
+    fmt: str | None
+    """What it was rounded to, where the rounding was caught."""
+
+
+def is_rounding(place: OriginPlace) -> bool:
+    """Whether the op that made the bad value is the rounding of an emulated recipe."""
+    return place.op.startswith(_ROUNDING)
+
+
+def rounded_result(bad: BadStep, place: OriginPlace) -> RoundedResult | None:
+    """Return the result that a rounding made infinite; None if that cannot be told.
+
+    It is known by its hash: what goes into the rounding is bit for bit what came out of the op.
+    """
+    if not is_rounding(place) or bad.events is None or not place.inputs:
+        return None
+    taken = place.inputs[0]
+    events = [
+        event
+        for event in bad.events.iter_events(step=bad.events_step, rank=bad.rank, phase=place.phase)
+        if event.site == place.site and event.microbatch == place.microbatch and not event.op.startswith(_ROUNDING)
+    ]
+    made = [
+        event
+        for event in events
+        if event.output.startswith("output") and event.hash == taken.hash and event.order < place.bad.order
+    ]
+    if not made:
+        return None
+    result = min(made, key=lambda event: event.order)  # others of that hash are views of it
+    inputs = tuple(event for event in events if event.op_name == result.op_name and event.output.startswith("input"))
+    fmt = None if bad.origin is None else bad.origin.arguments.get("format")
+    return RoundedResult(result=result, inputs=inputs, fmt=fmt if isinstance(fmt, str) else None)
+
+
+_PRODUCTS = ("mm", "bmm", "addmm", "baddbmm", "addbmm", "mv", "addmv", "dot", "convolution")
+_NARROW = ("fp16", "bf16", "e4m3", "e5m2")
+
+
+def origin_finding(run: Run, bad: BadStep, place: OriginPlace) -> Finding:
+    """Say what the op did wrong, how far it spread, and what to change."""
+    rule, title, why, fix = _describe_origin(run, bad, place)
+    rounded = rounded_result(bad, place)
+    is_benign = bad.was_skipped or rule == "no-valid-targets"
+    return Finding(
+        rule=rule,
+        severity=Severity.WARNING if is_benign else Severity.ERROR,
+        confidence=_confidence(bad, place),
+        step=bad.step,
+        rank=bad.rank,
+        phase=place.phase,
+        site=place.site,
+        op=place.bad.op_name if rounded is None else rounded.result.op_name,
+        parameter=place.bad.parameter,
+        source=place.bad.source,
+        title=title,
+        why="\n".join(part for part in (why, spread_of(bad, place)) if part),
+        fix=fix,
+        evidence=evidence_of(bad, place),
+    )
+
+
+def evidence_of(bad: BadStep, place: OriginPlace) -> tuple[JsonValue, ...]:
+    """Return the measurements: the tensors of the op, what came out in fp64, and what the bad value reached."""
+    tensors: list[JsonValue] = [
+        {"tensor": event.output, "absmax": event.absmax, "nonfinite": event.num_nonfinite, "dtype": event.dtype,
+         "shape": list(event.shape)}
+        for event in (*place.inputs, place.bad)
+    ]  # fmt: skip
+    reached = place.liveness
+    spread: JsonValue = {
+        "loss": reached.reaches_loss, "gradients": reached.num_bad_gradients, "of_gradients": reached.num_gradients,
+        "weights": reached.num_bad_weights, "of_weights": reached.num_weights,
+    }  # fmt: skip
+    found: list[JsonValue] = [*tensors, {"reaches": spread}]
+    if bad.origin is not None:
+        found.append(
+            {"finite_in_fp64": bad.origin.is_finite_in_fp64, "fp64_absmax": bad.origin.fp64_absmax,
+             "bad_index": None if bad.origin.bad_index is None else list(bad.origin.bad_index)}
+        )  # fmt: skip
+    return tuple(found)
+
+
+def _describe_origin(run: Run, bad: BadStep, place: OriginPlace) -> tuple[str, str, str, str]:
+    """Return rule, title, why and fix."""
+    if _has_no_targets(bad, place):
+        return _no_valid_targets(place)
+    if place.is_masked:
+        return _masked_softmax(bad, place)
+    if place.phase == "optimizer":
+        return _nonfinite_update(bad, place)
+    if left_its_domain(place, bad.origin):
+        forward_ops = _forward_ops(bad, place)
+        why, fix = why_outside(place, bad.origin, forward_ops), fix_outside(place, bad.origin, forward_ops)
+        return "domain-error", f"{_verb(place)} left its domain", why, fix
+    return _overflow(run, bad, place)
+
+
+def _overflow(run: Run, bad: BadStep, place: OriginPlace) -> tuple[str, str, str, str]:
+    if is_rounding(place):
+        return _rounding_overflowed(run, bad, place)
+    name, noun, verb = format_of(place.bad.dtype), "product" if _is_product(place) else "result", _verb(place)
+    title = f"{name} {verb} overflowed"
+    told = _reach(place)
+    limit = format_whole(largest_of(name)) if name in FORMATS.values() else "what it can hold"
+    origin = bad.origin
+    if origin is not None and origin.is_finite_in_fp64 and origin.fp64_absmax is not None:
+        why = f"{told}the {noun} {format_short(origin.fp64_absmax)} is beyond {limit}; in fp64 it is finite"
+    elif origin is not None and origin.is_finite_in_fp64 is False:
+        why = f"{told}the {noun} is beyond {limit}, and fp64 cannot hold it either"
+    else:
+        share = f"{place.bad.num_nonfinite} of {place.bad.num_elements} {noun}s"
+        why = f"{told}{share} are beyond {limit}, {name}'s largest number" if limit[0].isdigit() else f"{told}{share}"
+    return "overflow", title, why + _first_sample(bad), _fix_overflow(run, place, name, verb)
+
+
+def _rounding_overflowed(run: Run, bad: BadStep, place: OriginPlace) -> tuple[str, str, str, str]:
+    """Tell of a result that an emulated recipe could not round: the op that made it is to blame, not the rounding."""
+    rounded = rounded_result(bad, place)
+    if rounded is None:
+        why = f"{_reach(place)}which is beyond what the format can hold{_first_sample(bad)}"
+        title = "a rounding to the recipe's format overflowed"
+        return "overflow", title, why, _fix_overflow(run, place, "the recipe's format", "rounding")
+    maker = replace(place, bad=rounded.result, inputs=rounded.inputs)
+    name, noun, verb = rounded.fmt or "the recipe's format", "product" if _is_product(maker) else "result", _verb(maker)
+    limit = format_whole(largest_of(name)) if name in FORMATS.values() else "what that can hold"
+    reached = f"the {noun} {format_short(rounded.result.absmax)} is beyond {limit}"
+    why = f"{_reach(maker)}{reached}; before it is rounded it is finite{_first_sample(bad)}"
+    title = f"{name} {verb} overflowed" if rounded.fmt is not None else f"{verb} overflowed in {name}"
+    return "overflow", title, why, _fix_overflow(run, maker, name, verb)
+
+
+def _reach(place: OriginPlace) -> str:
+    reach = max((x.absmax for x in place.inputs if x.absmax == x.absmax), default=None)
+    return f"its inputs reach {format_short(reach)}, " if reach is not None else ""
+
+
+def _first_sample(bad: BadStep) -> str:
+    sample = sample_of(bad)
+    return f" (first in sample {sample} of the batch)" if sample is not None else ""
+
+
+def _fix_overflow(run: Run, place: OriginPlace, name: str, verb: str) -> str:
+    at = f" ({place.bad.source})" if place.bad.source else ""
+    if verb == "exp":
+        smaller = f"subtract the largest argument before exp, as softmax does{at}"
+    elif _is_product(place) and place.phase == "forward":
+        smaller = f"scale its factors before the {verb}, not the product after it{at}"
+    elif place.phase == "backward" and run.info.recipe is None:
+        smaller = f"lower the loss scale, or the loss{at}"
+    else:
+        smaller = f"make the inputs of {verb} smaller first{at}"
+    is_narrow = name in _NARROW or name not in FORMATS.values()
+    if not is_narrow or place.site.startswith("<"):
+        return smaller
+    recipe = _applied_recipe(run)
+    if recipe is None:
+        return f"compute it in fp32: cast the inputs of {verb} in {place.site} with .float()\nor {smaller}"
+    override = f'apply_recipe(model, optimizer, {recipe}, overrides={{"{place.site}": "fp32"}})'
+    return f"keep this layer wide:  {override}\nor {smaller}"
+
+
+def _applied_recipe(run: Run) -> str | None:
+    """Return the recipe as it stands in the code, dots where only the script knows that; None if there is none."""
+    if run.info.recipe is not None:
+        return f'"{run.info.recipe}"'
+    is_applied = any(optimizer.recipe for made_of in run.structures() for optimizer in made_of.optimizers)
+    return "..." if is_applied else None
+
+
+def _masked_softmax(bad: BadStep, place: OriginPlace) -> tuple[str, str, str, str]:
+    sample = sample_of(bad)
+    row = f"a row of sample {sample} of the batch" if sample is not None else "a row"
+    why = (
+        f"{row} is masked as a whole, and softmax over nothing but -inf is 0/0: "
+        f"{place.bad.num_nan} of {place.bad.num_elements} results are NaN"
+    )
+    fix = (
+        "leave one position of every row unmasked, mask with a large negative number instead of -inf, or use "
+        "scaled_dot_product_attention with a boolean mask"
+    )
+    return "masked-softmax", "softmax has a fully masked row", why, fix
+
+
+def _has_no_targets(bad: BadStep, place: OriginPlace) -> bool:
+    """Say whether the loss is a mean over no targets: the weights that nll_loss adds up come to 0."""
+    if not bare_name(place.op).startswith("nll_loss") or bad.events is None or not place.bad.num_nan:
+        return False
+    beside = bad.events.iter_events(
+        step=bad.events_step, rank=bad.rank, op=place.bad.op_name, site=_exactly(place.site)
+    )
+    totals = [e for e in beside if e.output == "output1" and e.microbatch == place.microbatch and e.phase == "forward"]
+    return any(total.num_zero == total.num_elements == 1 for total in totals)
+
+
+def _no_valid_targets(place: OriginPlace) -> tuple[str, str, str, str]:
+    why = "every target of the batch is ignore_index, so the mean is 0/0; the gradients are 0 and the weights are fine"
+    fix = "leave such batches out, or divide the sum of the losses by max(1, number of valid targets)"
+    return "no-valid-targets", "the batch has no valid target", why, fix
+
+
+def _nonfinite_update(bad: BadStep, place: OriginPlace) -> tuple[str, str, str, str]:
+    name, bare = format_of(place.bad.dtype), bare_name(place.op)
+    what = place.bad.parameter or "a parameter"
+    divisor = place.inputs[-1] if place.inputs else None
+    divides = "div" in bare and divisor is not None and divisor.num_zero > 0
+    if divides and name in _NARROW:
+        why = f"{bare} divides by 0: the optimizer's eps and the squares of small gradients round to 0 in {name}"
+        fix = (
+            'keep fp32 master weights:  apply_recipe(model, optimizer, "O2")\n'
+            "or give the optimizer an eps that the format can hold, 1e-4"
+        )
+    else:
+        reach = max((x.absmax for x in place.inputs if x.absmax == x.absmax), default=None)
+        told = f"its inputs are finite and reach {format_short(reach)}; " if reach is not None else ""
+        why = f"{told}{place.bad.num_nonfinite} of {place.bad.num_elements} results of {bare} are not finite"
+        fix = f"lower the learning rate, or keep the weights and the optimizer's state wider than {name}"
+    return "nonfinite-update", f"the optimizer's update of {what} is not finite", why, fix
+
+
+def _confidence(bad: BadStep, place: OriginPlace) -> float:
+    if not place.has_inputs or not bad.is_faithful:
+        return 0.7
+    return 0.99 if bad.origin is not None else 0.95
+
+
+def _forward_ops(bad: BadStep, place: OriginPlace) -> list[str]:
+    """Return the bare names of the forward ops that stand on the line of a backward op."""
+    if place.phase != "backward" or bad.events is None or place.bad.source is None:
+        return []
+    events = bad.events.iter_events(step=bad.events_step, rank=bad.rank, phase="forward", site=_exactly(place.site))
+    return list(dict.fromkeys(bare_name(event.op) for event in events if event.source == place.bad.source))
+
+
+def _exactly(site: str) -> str:
+    """Return a pattern that matches this site only."""
+    return site.replace("[", "[[]").replace("*", "[*]").replace("?", "[?]")
+
+
+def _is_product(place: OriginPlace) -> bool:
+    return bare_name(place.op) in _PRODUCTS
+
+
+def _verb(place: OriginPlace) -> str:
+    bare = bare_name(place.op).strip("_")
+    if bare in ("to_copy", "copy"):
+        return "cast"
+    return "matmul" if _is_product(place) and bare != "convolution" else bare
+
+
+# == The finding about values that were bad in the data already.
+
+
+def nonfinite_input(bad: BadStep, place: OriginPlace) -> Finding:
+    """Say which sample of the batch, and which of its features, is not finite."""
+    event = place.bad
+    found = bad_index_in_batch(bad)
+    what = "NaN" if event.num_nan else "infinity"
+    verb = "is" if event.num_nonfinite == 1 else "are"
+    where = f"{event.num_nonfinite} of {event.num_elements} elements {verb} not finite"
+    evidence: list[JsonValue] = list(evidence_of(bad, place))
+    if found is not None:
+        key, index = found
+        sample, feature = index[0] if index else 0, index[1:]
+        where += f", the first in sample {sample} of the batch" + (f", feature {_feature(feature)}" if feature else "")
+        evidence.append({"batch": key, "index": list(index)})
+    return Finding(
+        rule="nonfinite-input",
+        severity=Severity.ERROR,
+        confidence=0.95 if event.op == "input" else 0.85,
+        step=bad.step,
+        rank=bad.rank,
+        phase=event.phase,
+        site=event.site,
+        op=None if event.op == "input" else event.op_name,
+        source=event.source,
+        title=f"the batch holds {what}",
+        why=f"{where}; {plural(max(event.shape[0], 1), 'sample') if event.shape else 'a scalar'} came in"
+        f"\n{spread_of(bad, place)}",
+        fix="look at this sample in the data set; clean it, or leave samples out that are not finite: "
+        "torch.isfinite(x).all()",
+        evidence=tuple(evidence),
+    )
+
+
+def _feature(index: tuple[int, ...]) -> str:
+    return str(index[0]) if len(index) == 1 else str(tuple(index))

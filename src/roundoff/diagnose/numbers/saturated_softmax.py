@@ -1,0 +1,140 @@
+"""The rule for attention that looks at one place only, from the start: nothing can be learnt through it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+from roundoff.diagnose.flow import Flow, recorded_steps
+from roundoff.diagnose.wording import format_short
+from roundoff.runs import Event, Finding, Run, Severity
+from roundoff.runs.records.step_ops import StepOp, ops_of
+
+_SATURATED = 0.97
+"""Of weights whose squares add up to this, nearly everything is in one place."""
+_EMPTY = 0.8
+"""So many places with a weight of exactly 0 had logits far below the largest."""
+_MASKED = -6e4
+"""Logits below this are those of a mask."""
+_FEW_PLACES = 3
+_PRODUCTS = ("bmm", "mm", "baddbmm", "addmm")
+_PASSING = frozenset({"native_dropout", "mul", "_to_copy", "clone", "bernoulli", "div"})
+_FUSED = ("_scaled_dot_product", "_flash_attention", "_efficient_attention")
+_SPREAD_OF_LOGITS = 20.0
+"""Logits that differ so much by their factors' sizes leave all the weight to the largest."""
+
+
+def saturated_softmaxes(run: Run) -> list[Finding]:
+    """Find the first attention of each rank whose weights are all 0 or 1 in a recorded step."""
+    return [finding for rank in run.ranks for finding in _of_rank(run, rank)[:1]]
+
+
+def _of_rank(run: Run, rank: int) -> list[Finding]:
+    found: list[Finding] = []
+    for step, events in recorded_steps(run):
+        if not _has_attention(events, step, rank):
+            continue
+        flow = Flow(ops_of(events.iter_events(step=step, rank=rank, phase="forward")))
+        found.extend(_weights_in_one_place(flow))
+        found.extend(_fused_in_one_place(flow))
+    return sorted(found, key=lambda finding: finding.step or 0)
+
+
+def _has_attention(run: Run, step: int, rank: int) -> bool:
+    names = run.events(step=step, rank=rank, phase="forward", columns=["op"])["op"].unique().to_pylist()
+    return any("_softmax" in name or "attention" in name for name in names)
+
+
+def _weights_in_one_place(flow: Flow) -> Iterator[Finding]:
+    for op in flow.ops:
+        is_softmax = op.bare.endswith("_softmax") and "log" not in op.bare and op.outputs and op.inputs
+        if is_softmax and _is_saturated(op) and flow.first_reader(op.outputs[0], wanted=_multiplies, passing=_PASSING):
+            weights, num_places = op.outputs[0], _num_places(op.outputs[0])
+            entropy = max(-math.log(_sum_of_squares(weights)), 0.0)
+            yield _finding(
+                weights,
+                f"the entropy of its weights is {format_short(entropy)}, where {num_places} equal ones have "
+                f"{format_short(math.log(num_places))}: its logits reach {format_short(op.inputs[0].absmax)}, and "
+                "the largest takes "
+                "everything",
+                {"entropy": entropy, "entropy_of_equal_weights": math.log(num_places)},
+            )
+
+
+def _multiplies(op: StepOp, _: Event) -> bool:
+    return op.bare in _PRODUCTS
+
+
+def _is_saturated(op: StepOp) -> bool:
+    """Say whether nearly all weight of each row is in one place, or all but few of the open places have none at all.
+
+    The second is so where keys repeat: they share the weight.
+    """
+    logits, weights = op.inputs[0], op.outputs[0]
+    num_places, num_open = _num_places(weights), weights.num_elements - logits.num_neginf
+    num_rows = weights.num_elements // max(num_places, 1)
+    if weights.num_nonfinite or num_places < _FEW_PLACES or num_open < 2 * num_rows:
+        return False
+    hides_a_mask = logits.min < _MASKED
+    num_empty = 0 if hides_a_mask else weights.num_zero - logits.num_neginf
+    return _sum_of_squares(weights) > _SATURATED or num_empty > _EMPTY * (num_open - num_rows)
+
+
+def _sum_of_squares(weights: Event) -> float:
+    """Return the mean over rows of the sum of squares: 1 for weight in one place, 1/n for n equal ones."""
+    return min(weights.l2**2 / weights.sum_abs, 1.0) if weights.sum_abs else 1.0
+
+
+def _num_places(weights: Event) -> int:
+    """Return how long the rows are that add up to 1."""
+    return round(1 / weights.mean) if weights.mean > 0 else 0
+
+
+def _fused_in_one_place(flow: Flow) -> Iterator[Finding]:
+    """Judge fused attention by its results, for it keeps its weights to itself.
+
+    The factors say how far apart the logits are, the logarithm of their exponentials' sum that the largest towers over
+    the number of places, and results as large as the values that nothing was averaged.
+    """
+    for op in flow.ops:
+        if not op.bare.startswith(_FUSED) or len(op.inputs) < 3 or len(op.outputs) < 2 or not op.outputs[0].shape:
+            continue
+        q, k, v = op.inputs[:3]
+        mixed, sums = op.outputs[:2]
+        num_places = k.shape[-2]
+        spread = _rms(q) * _rms(k)
+        is_averaged = _rms(mixed) < 0.9 * _rms(v)
+        is_high = sums.mean > math.log(num_places) + _SPREAD_OF_LOGITS / 2
+        if spread > _SPREAD_OF_LOGITS and is_high and not is_averaged and num_places >= _FEW_PLACES:
+            yield _finding(
+                mixed,
+                f"queries of {format_short(_rms(q))} and keys of {format_short(_rms(k))} give logits that differ "
+                "by about "
+                f"{format_short(spread)}, so that the largest takes everything: the results are as large as the "
+                "values, "
+                f"unaveraged ({format_short(_rms(mixed))} and {format_short(_rms(v))})",
+                {"spread_of_logits": spread, "mean_log_sum_exp": sums.mean},
+            )
+
+
+def _rms(event: Event) -> float:
+    return event.l2 / math.sqrt(max(event.num_elements, 1))
+
+
+def _finding(event: Event, why: str, measured: dict[str, float]) -> Finding:
+    return Finding(
+        rule="saturated-softmax",
+        severity=Severity.ERROR,
+        confidence=0.9,
+        step=event.step,
+        rank=event.rank,
+        phase="forward",
+        site=event.site,
+        op=event.op_name,
+        source=event.source,
+        title="attention is saturated: each row has all its weight in one place",
+        why=f"{why}. No gradient comes back through a softmax like that",
+        fix="divide the logits by the root of the head's width, start queries and keys with smaller weights, or "
+        "normalise both before their product",
+        evidence=({**measured},),
+    )

@@ -1,0 +1,200 @@
+"""How near the numbers of each site come to the limits of the formats, from the summaries of its tensors."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from roundoff.diagnose.numbers.format_ranges import ONE, range_of
+from roundoff.diagnose.wording import largest_of
+from roundoff.runs import HISTOGRAM_LENGTH, Run
+
+DEEPEST = 40
+"""What a name has beyond so many dots stays together."""
+NARROW = ("bf16", "fp16", "e5m2", "e4m3")
+"""The formats whose range is looked at, the widest range first."""
+LOSING = ("fp16",)
+"""The formats in which elements are counted that would become 0, where there are histograms; 8 bits need a scale."""
+
+_COLUMNS = (
+    "site", "phase", "output", "dtype", "num_elements", "min", "max", "num_nan", "num_posinf", "num_zero",
+    "num_subnormal", "introduced_ulps", "histogram",
+)  # fmt: skip
+_COUNTED = {name: int(math.log2(range_of(name).smallest / 2)) + ONE for name in LOSING}
+"""The first bucket of a histogram whose elements do not become 0 in a format."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SiteRange:
+    """What the floating-point results of a site, or of everything below it, came to in the steps looked at."""
+
+    num_tensors: int = 0
+    num_nonfinite: int = 0
+    """Tensors that hold NaN or +inf; -inf alone may be a mask's."""
+    num_beyond: Mapping[str, int] = field(default_factory=dict)
+    """By format: tensors with a finite number that is larger than any of the format's."""
+    absmax: float = 0.0
+    """The largest finite magnitude."""
+    num_elements: int = 0
+    num_zero: int = 0
+    num_subnormal: int = 0
+    """Elements that are subnormal in their own format: they have lost digits, and smaller ones become 0."""
+    introduced_ulps: float | None = None
+    """The largest error that an op added to its own inputs'; None where that was not measured."""
+    num_counted: float = 0.0
+    """Elements other than 0 of tensors with a histogram; what optimizers keep is not counted, it is wide anyway."""
+    num_lost: Mapping[str, float] = field(default_factory=dict)
+    """By format: how many of these would become 0."""
+
+    def share_lost(self, format_name: str) -> float | None:
+        """Return the share of the elements other than 0 that would become 0; None where nothing was counted."""
+        return self.num_lost.get(format_name, 0.0) / self.num_counted if self.num_counted else None
+
+    def share_beyond(self, format_name: str) -> float:
+        """Return the share of the tensors that would overflow in a format."""
+        return self.num_beyond.get(format_name, 0) / max(1, self.num_tensors)
+
+    @property
+    def subnormal_share(self) -> float:
+        """The share of the elements that are subnormal."""
+        return self.num_subnormal / max(1, self.num_elements)
+
+    @property
+    def zero_share(self) -> float:
+        """The share of the elements that are 0."""
+        return self.num_zero / max(1, self.num_elements)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SiteNode:
+    """A module in the tree of modules: what it and everything below it came to."""
+
+    name: str
+    """The last part of its path."""
+    site: str
+    total: SiteRange
+    children: tuple[SiteNode, ...] = ()
+
+
+def site_ranges(steps: Iterable[tuple[int, Run]]) -> dict[str, SiteRange]:
+    """Return the range of every site, in the order in which sites first ran.
+
+    Args:
+        steps: the steps to look at, each with the run that holds its events, as `recorded_steps` gives them.
+    """
+    by_holder: dict[int, tuple[Run, list[int]]] = {}
+    for step, holder in steps:
+        by_holder.setdefault(id(holder), (holder, []))[1].append(step)
+    tables = [holder.events(step=found, columns=_COLUMNS) for holder, found in by_holder.values()]
+    if not tables:
+        return {}
+    table = pa.concat_tables(tables)
+    is_result = pc.starts_with(table["output"], "output")
+    is_float = pc.match_substring(table["dtype"], "float")
+    return _by_site(table.filter(pc.and_(is_result, is_float)))
+
+
+def site_tree(ranges: Mapping[str, SiteRange]) -> tuple[SiteNode, ...]:
+    """Return the sites as a tree by the dots in their names, each with what is below it added up."""
+    return _level(list(ranges.items()), prefix="", depth=0)
+
+
+def merge_ranges(ranges: Iterable[SiteRange]) -> SiteRange:
+    """Add ranges up: counts are summed, and the largest of each measure is kept."""
+    known = list(ranges)
+    measured = [each.introduced_ulps for each in known if each.introduced_ulps is not None]
+    return SiteRange(
+        num_tensors=sum(each.num_tensors for each in known),
+        num_nonfinite=sum(each.num_nonfinite for each in known),
+        num_beyond={name: sum(each.num_beyond.get(name, 0) for each in known) for name in NARROW},
+        absmax=max((each.absmax for each in known), default=0.0),
+        num_elements=sum(each.num_elements for each in known),
+        num_zero=sum(each.num_zero for each in known),
+        num_subnormal=sum(each.num_subnormal for each in known),
+        introduced_ulps=max(measured, default=None),
+        num_counted=sum(each.num_counted for each in known),
+        num_lost={name: sum(each.num_lost.get(name, 0.0) for each in known) for name in LOSING},
+    )
+
+
+def _by_site(table: pa.Table) -> dict[str, SiteRange]:
+    nonfinite = pc.add(table["num_nan"], table["num_posinf"])
+    magnitude = pc.max_element_wise(pc.abs(table["min"]), pc.abs(table["max"]))
+    absmax = pc.if_else(pc.is_nan(magnitude), 0.0, magnitude)
+    beyond = {name: pc.cast(pc.greater(absmax, largest_of(name)), pa.int64()) for name in NARROW}
+    columns = {
+        "site": table["site"],
+        "nonfinite": pc.cast(pc.greater(nonfinite, 0), pa.int64()),
+        "absmax": absmax,
+        **{name: table[name] for name in ("num_elements", "num_zero", "num_subnormal", "introduced_ulps")},
+        **beyond,
+        **_lost(table),
+    }
+    sums = ("nonfinite", "num_elements", "num_zero", "num_subnormal", *NARROW, "counted", *_lost_names())
+    asked = [*((name, "sum") for name in sums), ("absmax", "max"), ("introduced_ulps", "max"), ("site", "count")]
+    rows = pa.table(columns).group_by("site", use_threads=False).aggregate(asked).to_pylist()
+    return {
+        row["site"]: SiteRange(
+            num_tensors=row["site_count"],
+            num_nonfinite=row["nonfinite_sum"],
+            num_beyond={name: row[f"{name}_sum"] for name in NARROW},
+            absmax=row["absmax_max"],
+            num_elements=row["num_elements_sum"],
+            num_zero=row["num_zero_sum"],
+            num_subnormal=row["num_subnormal_sum"],
+            introduced_ulps=row["introduced_ulps_max"],
+            num_counted=row["counted_sum"],
+            num_lost={name: row[f"lost {name}_sum"] for name in LOSING},
+        )
+        for row in rows
+    }
+
+
+def _lost_names() -> list[str]:
+    return [f"lost {name}" for name in LOSING]
+
+
+def _lost(table: pa.Table) -> dict[str, npt.NDArray[np.float64]]:
+    """Return for each tensor its elements other than 0, and how many of them become 0 in each format; 0 if unknown."""
+    found = {name: np.zeros(table.num_rows) for name in ("counted", *_lost_names())}
+    is_counted = pc.and_(pc.is_valid(table["histogram"]), pc.not_equal(table["phase"], "optimizer"))
+    places = np.flatnonzero(is_counted.to_numpy())
+    if not len(places):
+        return found
+    chunks = [_counts(chunk) for chunk in table["histogram"].chunks if len(chunk)]
+    counts = np.concatenate(chunks)[places]
+    seen = np.maximum(1, counts.sum(axis=1))  # of large tensors that is a part
+    sizes = pc.subtract(table["num_elements"], table["num_zero"]).to_numpy()[places]
+    found["counted"][places] = sizes
+    for name in LOSING:
+        found[f"lost {name}"][places] = sizes * counts[:, : _COUNTED[name]].sum(axis=1) / seen
+    return found
+
+
+def _counts(histograms: pa.Array) -> npt.NDArray[np.uint16]:
+    """Return a line of counts for each tensor, anything where it has none."""
+    content = histograms.buffers()[1]
+    counts = np.frombuffer(content, dtype="<u2").reshape(-1, HISTOGRAM_LENGTH)
+    return counts[histograms.offset : histograms.offset + len(histograms)]
+
+
+def _level(entries: Sequence[tuple[str, SiteRange]], *, prefix: str, depth: int) -> tuple[SiteNode, ...]:
+    """Make a node of all entries that go on with the same part after the prefix."""
+    groups: dict[str, list[tuple[str, SiteRange]]] = {}
+    for site, total in entries:
+        rest = site[len(prefix) :]
+        name = rest.partition(".")[0] if depth < DEEPEST else rest
+        groups.setdefault(name, []).append((site, total))
+    nodes = []
+    for name, members in groups.items():
+        site = f"{prefix}{name}"
+        below = [member for member in members if member[0] != site]
+        children = _level(below, prefix=f"{site}.", depth=depth + 1) if below else ()
+        nodes.append(SiteNode(name=name, site=site, total=merge_ranges(each for _, each in members), children=children))
+    return tuple(nodes)

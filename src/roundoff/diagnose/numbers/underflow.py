@@ -1,0 +1,184 @@
+"""The rule for gradients that are too small for their format and became 0."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from roundoff.diagnose.parameter_histories import FIRST_STEPS, ParameterHistory, parameter_histories
+from roundoff.diagnose.wording import FORMATS, eps_of, format_short
+from roundoff.runs import Finding, JsonValue, Run, Severity
+
+# == The rule for updates that narrow weights are too coarse to take.
+
+_FEW = 0.08
+"""Fewer weights than this that change, of those that have a gradient, are those close to 0."""
+_NUM_STEPS = 20
+_LEAST_STEPS = 3
+
+
+def updates_below_ulp(run: Run) -> list[Finding]:
+    """Find weights in a narrow format that have gradients and hardly ever change, though the learning rate is not 0.
+
+    Only the first steps count, in which there is something to learn, and of a warm-up the end.
+    """
+    narrow = _narrow_parameters(run)
+    rows = _rows(run, narrow) if narrow else []
+    steps = {row["step"] for row in rows}
+    if len(steps) < _LEAST_STEPS:
+        return []
+    by_name: dict[str, list[dict[str, Any]]] = {}
+    for row in rows:
+        by_name.setdefault(row["parameter"], []).append(row)
+    changed = {name: _changed_share(of_name) for name, of_name in by_name.items()}
+    share = _changed_share(rows)
+    return [_small_update_finding(rows, changed, share, narrow)] if share < _FEW else []
+
+
+def _narrow_parameters(run: Run) -> dict[str, str]:
+    """Return the dtypes of the narrow parameters that an optimizer holds itself."""
+    found: dict[str, str] = {}
+    for structure in run.structures():
+        for fact in structure.parameters:
+            if fact.name is not None and fact.optimizers and fact.dtype in FORMATS and "16" in fact.dtype:
+                found[fact.name] = fact.dtype
+    return found
+
+
+def _rows(run: Run, narrow: dict[str, str]) -> list[dict[str, Any]]:
+    """Return the rows of steps whose learning rate is at least half of the highest."""
+    rates = {metric.step: metric.lr for metric in run.metrics() if metric.lr and not metric.skipped}
+    highest = max(rates.values(), default=0.0)
+    steps = [step for step, rate in rates.items() if rate >= highest / 2][:_NUM_STEPS]
+    table = run.parameters(step=steps, rank=0).to_pylist() if steps else []
+    return [
+        row
+        for row in table
+        if row["parameter"] in narrow and row["changed_fraction"] is not None and math.isfinite(row["grad_l2"])
+    ]
+
+
+def _changed_share(rows: list[dict[str, Any]]) -> float:
+    """Return the share of elements that changed, of those with a gradient, over parameters and steps."""
+    having = [(row["num_elements"] * (1 - row["grad_zero_share"]), row["changed_fraction"]) for row in rows]
+    return math.fsum(count * share for count, share in having) / max(math.fsum(count for count, _ in having), 1.0)
+
+
+def _small_update_finding(
+    rows: list[dict[str, Any]], changed: dict[str, float], share: float, narrow: dict[str, str]
+) -> Finding:
+    sizes = {row["parameter"]: row["num_elements"] for row in rows}
+    worst = max(sizes, key=lambda name: (1 - changed[name]) * sizes[name])
+    first = min((row for row in rows if row["parameter"] == worst), key=lambda row: row["step"])
+    name = FORMATS[narrow[worst]]
+    typical = first["l2"] / math.sqrt(first["num_elements"])
+    gap = typical * eps_of(narrow[worst])
+    evidence: dict[str, JsonValue] = {
+        parameter: changed[parameter] for parameter in sorted(changed, key=changed.__getitem__)
+    }
+    return Finding(
+        rule="update-below-ulp",
+        severity=Severity.ERROR,
+        confidence=0.95,
+        step=first["step"],
+        rank=0,
+        phase="optimizer",
+        site=first["site"],
+        parameter=worst,
+        title=f"updates are too small for {name} weights",
+        why=f"of the weights with a gradient only {share:.1%} change in a step ({changed[worst]:.1%} of {worst}): "
+        f"their typical size is {format_short(typical)}, where {name} has steps of {format_short(gap)}, and "
+        "smaller updates round to "
+        "nothing",
+        fix='keep fp32 master weights:  apply_recipe(model, optimizer, "O2")\n'
+        "or round weights stochastically, or use a larger learning rate",
+        evidence=({"changed_fraction": evidence},),
+    )
+
+
+_MORE_ZEROS = 0.25
+"""So many gradient elements that are 0 here and not in a wide replay are a fault."""
+_MANY_SUBNORMAL = 0.5
+"""Where nobody looked wider: of the elements that are not 0 so many are subnormal, in the first steps."""
+
+
+def underflowing_gradients(run: Run) -> list[Finding]:
+    """Find a training in which many gradient elements are 0 that would not be in a wide format.
+
+    The wide replay decides; without one, gradients that are subnormal for the most part do.
+    """
+    probes = [probe for probe in run.probes() if probe.get("probe") == "wide" and probe.get("parameters")]
+    if probes:
+        return [finding for probe in probes[:1] for finding in _against_wide(run, probe)]
+    return _mostly_subnormal(run)
+
+
+def _against_wide(run: Run, probe: Mapping[str, JsonValue]) -> list[Finding]:
+    step = int(probe.get("step") or 0)  # type: ignore[arg-type]
+    rows: list[Any] = [row for row in probe["parameters"] if isinstance(row, dict)]  # type: ignore[union-attr]
+    histories = parameter_histories(run, 0, names=[row["name"] for row in rows])
+    known = [row for row in rows if row["name"] in histories]
+    total = sum(histories[row["name"]].num_elements for row in known)
+    if not total:
+        return []
+    zero, wide, subnormal = (
+        math.fsum((row[key] or 0.0) * histories[row["name"]].num_elements for row in known) / total
+        for key in ("zero_share", "wide_zero_share", "subnormal_share")
+    )
+    if zero - wide < _MORE_ZEROS:
+        return []
+    worst = max(
+        known, key=lambda row: (row["zero_share"] - row["wide_zero_share"]) * histories[row["name"]].num_elements
+    )
+    history = histories[worst["name"]]
+    why = (
+        f"{zero:.0%} of all gradient elements are 0, and {subnormal:.0%} subnormal; in a wide replay of the same step "
+        f"{wide:.0%} are 0 ({worst['name']}: {worst['zero_share']:.0%}, wide {worst['wide_zero_share']:.0%})"
+    )
+    since = _first_step(history, (worst["zero_share"] + worst["wide_zero_share"]) / 2, step)
+    return [_underflow_finding(since, history.site, history.name, why, 0.95, {"zero": zero, "wide_zero": wide})]
+
+
+def _first_step(history: ParameterHistory, share: float, step: int) -> int:
+    """Return the first measured step in which as large a share of a parameter's gradient was 0 already."""
+    return int(min(history.steps[history.zero_share >= share], default=step))
+
+
+def _mostly_subnormal(run: Run) -> list[Finding]:
+    rows = [
+        row
+        for row in run.parameters(step=FIRST_STEPS, rank=0).to_pylist()
+        if row["grad_subnormal_share"] is not None and row["grad_zero_share"] is not None
+    ]
+    having = math.fsum((1 - row["grad_zero_share"]) * row["num_elements"] for row in rows)
+    subnormal = math.fsum(row["grad_subnormal_share"] * row["num_elements"] for row in rows)
+    if not having or subnormal / having < _MANY_SUBNORMAL:
+        return []
+    total = sum(row["num_elements"] for row in rows)
+    worst = max(rows, key=lambda row: (row["grad_zero_share"] + row["grad_subnormal_share"]) * row["num_elements"])
+    zero = 1 - having / total
+    why = (
+        f"{subnormal / having:.0%} of the gradient elements that are not 0 are subnormal in their format, and "
+        f"{zero:.0%} of all are 0 already"
+    )
+    return [_underflow_finding(worst["step"], worst["site"], worst["parameter"], why, 0.8, {"zero": zero})]
+
+
+def _underflow_finding(
+    step: int, site: str, parameter: str, why: str, confidence: float, measured: dict[str, JsonValue]
+) -> Finding:
+    return Finding(
+        rule="gradient-underflow",
+        severity=Severity.ERROR,
+        confidence=confidence,
+        step=step,
+        rank=0,
+        phase="backward",
+        site=site,
+        parameter=parameter,
+        title="gradients are too small for their format",
+        why=why,
+        fix='scale the loss: torch.amp.GradScaler, or a recipe that does:  apply_recipe(model, optimizer, "O2")',
+        evidence=(measured,),
+    )

@@ -1,0 +1,191 @@
+"""Makes calls on this machine, each in a fresh process: one that crashes hurts no other."""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing
+import os
+import pickle
+import signal
+import sys
+import threading
+import time
+import traceback
+from dataclasses import dataclass
+from multiprocessing.connection import Connection, wait
+from multiprocessing.context import BaseContext
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+
+from roundoff.errors import RoundoffError
+from roundoff.experiments.engine.task import WorkerReply, error_in_one_line
+
+# == What the process of one task does: make the call, send the answer, and end when whoever wants it is gone.
+
+SHUTDOWN_SECONDS = 5.0
+"""How long a process that was told to end may take before it is killed."""
+
+
+def run_task_process(packed: bytes, log: Path | None, writer: Connection) -> None:
+    """Be the process of one task: send its pickled value and None, or None and how the call failed."""
+    # A group of its own, so that what the task starts (ranks, scripts) can be ended with it.
+    os.setpgrp()
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+    if log is not None:
+        _redirect_output(log)
+    writer.send(_call_and_pack(packed))
+
+
+def _call_and_pack(packed: bytes) -> tuple[bytes | None, str | None]:
+    try:
+        call, argument = pickle.loads(packed)
+        value = call(argument)
+    except Exception as error:
+        if not isinstance(error, RoundoffError):
+            traceback.print_exc()
+        return None, error_in_one_line(error)
+    try:
+        return pickle.dumps(value), None
+    except (pickle.PicklingError, AttributeError, TypeError) as error:
+        return None, f"its value cannot be sent to another process: {error}"
+
+
+def end_group(leader: int, number: signal.Signals) -> None:
+    """Send a signal to a task's process and to all that it started; it may be gone already."""
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(leader, number)
+
+
+def _end_with_parent() -> None:
+    """Wait until the parent is gone, however it went, and end this process and what it started."""
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    wait([parent.sentinel])
+    os.killpg(0, signal.SIGTERM)
+    time.sleep(SHUTDOWN_SECONDS)
+    os.killpg(0, signal.SIGKILL)
+
+
+def _redirect_output(path: Path) -> None:
+    """Send what this process prints to a file, what its libraries print included."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o666)
+    for stream in (sys.stdout, sys.stderr):
+        stream.flush()
+    for standard in (1, 2):
+        os.dup2(descriptor, standard)
+    os.close(descriptor)
+
+
+_PRELOADED = ("roundoff.experiments.sweep.row_training", "roundoff.experiments.throughput.timed_training")
+"""What the server that processes are forked from imports. It starts once, so it takes what any task may need."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Running:
+    number: int
+    log: Path | None
+    process: BaseProcess
+    began: float
+
+
+class ProcessPool:
+    """Workers that are processes of this machine, one for each call.
+
+    They are forked from a clean server that has imported the trainer (spawned where there is none), so a fresh one
+    costs milliseconds and inherits nothing from this process. What a task leaves running ends with it, and everything
+    ends with this process.
+    """
+
+    def __init__(self) -> None:
+        self._context = _context()
+        self._running: dict[Connection, _Running] = {}
+        self._num_started = 0
+
+    def start(self, packed: bytes, *, log: Path | None) -> int:
+        """Have a pickled call and its argument called in a fresh process; return a number for this try."""
+        reader, writer = self._context.Pipe(duplex=False)
+        # Not a daemon: a training may start processes of its own.
+        process = self._context.Process(target=run_task_process, args=(packed, log, writer), daemon=False)  # type: ignore[attr-defined]
+        process.start()
+        writer.close()
+        number = self._num_started
+        self._num_started += 1
+        self._running[reader] = _Running(number=number, log=log, process=process, began=time.perf_counter())
+        return number
+
+    def next_answer(self) -> tuple[int, WorkerReply]:
+        """Wait until a try ends; return its number and how it ended."""
+        # The process as well as its pipe: what it has started may hold the pipe open after it has died.
+        ready = wait([*self._running, *(each.process.sentinel for each in self._running.values())])
+        reader = next(pipe for pipe, each in self._running.items() if pipe in ready or each.process.sentinel in ready)
+        done = self._running.pop(reader)
+        return done.number, _collect_reply(done, reader)
+
+    def close(self) -> None:
+        """End what is still running: processes that do not end by themselves are killed."""
+        running = list(self._running.items())
+        self._running.clear()
+        for _, each in running:
+            each.process.terminate()
+            end_group(_leader(each), signal.SIGTERM)
+        deadline = time.monotonic() + SHUTDOWN_SECONDS
+        for reader, each in running:
+            each.process.join(max(0.0, deadline - time.monotonic()))
+            _kill_if_alive(each.process)
+            end_group(_leader(each), signal.SIGKILL)
+            reader.close()
+
+
+def _context() -> BaseContext:
+    if "forkserver" not in multiprocessing.get_all_start_methods():
+        return multiprocessing.get_context("spawn")
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(list(_PRELOADED))
+    return context
+
+
+def _collect_reply(done: _Running, reader: Connection) -> WorkerReply:
+    packed, failure, has_died = None, None, True
+    with contextlib.suppress(EOFError):
+        if reader.poll():
+            packed, failure = reader.recv()
+            has_died = False
+    reader.close()
+    # It may not come to an end of its own: it waits for the processes and threads that its task has left.
+    done.process.join(SHUTDOWN_SECONDS)
+    end_group(_leader(done), signal.SIGTERM)
+    _kill_if_alive(done.process)
+    _remove_if_empty(done.log)
+    if has_died:
+        failure = _describe_death(done.process.exitcode or 0)
+    return WorkerReply(packed=packed, failure=failure, has_died=has_died, seconds=time.perf_counter() - done.began)
+
+
+def _kill_if_alive(process: BaseProcess) -> None:
+    if process.is_alive():
+        process.kill()
+        process.join()
+
+
+def _leader(running: _Running) -> int:
+    assert running.process.pid is not None
+    return running.process.pid
+
+
+def _remove_if_empty(log: Path | None) -> None:
+    with contextlib.suppress(OSError):
+        if log is not None and not log.stat().st_size:
+            log.unlink()
+
+
+def _describe_death(code: int) -> str:
+    """Say how a process ended that did not answer.
+
+    >>> _death(-9)
+    'killed by SIGKILL, perhaps for want of memory'
+    """
+    if code >= 0:
+        return f"the process ended with exit code {code}"
+    name = signal.Signals(-code).name
+    return f"killed by {name}" + (", perhaps for want of memory" if name == "SIGKILL" else "")

@@ -1,0 +1,127 @@
+"""Makes many calls, each in a process of its own, here or on a cluster, and again those whose process died."""
+
+from __future__ import annotations
+
+import pickle
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import closing, contextmanager
+from dataclasses import dataclass, replace
+from typing import Literal, get_args
+
+from roundoff.errors import UsageError
+from roundoff.experiments.engine.process_pool import ProcessPool
+from roundoff.experiments.engine.task import OnOutcome, Task, TaskOutcome, WorkerReply, Workers, error_in_one_line
+
+Backend = Literal["pool", "ray"]
+BACKENDS: tuple[Backend, ...] = get_args(Backend)
+"""Where tasks can run: in processes of this machine, or on a Ray cluster."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Attempt:
+    place: int
+    task: Task
+    number: int = 1
+
+
+_Finish = Callable[[int, TaskOutcome], None]
+
+
+def run_tasks(
+    tasks: Iterable[Task], *, jobs: int = 1, on: Backend = "pool", retries: int = 1, on_result: OnOutcome | None = None
+) -> list[TaskOutcome]:
+    """Make every call, `jobs` at a time, each in a process of its own; return the outcomes in the order of `tasks`.
+
+    A call that raises has failed. A process that dies (killed, crashed, its machine gone) is tried again up to
+    `retries` times, on a cluster perhaps elsewhere. `on_result` is called here, as soon as a task is done. However
+    this ends, no process is left behind.
+
+    0 jobs make the calls in this process, one after another: for debugging, since a crash takes everything with it.
+
+    Raises:
+        UsageError: 0 jobs on a cluster.
+        ClusterError: there is no Ray, or its cluster cannot be reached.
+    """
+    outcomes: dict[int, TaskOutcome] = {}
+
+    def finish(place: int, outcome: TaskOutcome) -> None:
+        outcomes[place] = outcome
+        if on_result is not None:
+            on_result(outcome)
+
+    waiting = deque(_Attempt(place=place, task=task) for place, task in enumerate(tasks))
+    if jobs < 1:
+        _run_in_this_process(waiting, on=on, finish=finish)
+    elif waiting:
+        with closing(_make_workers(on)) as workers:
+            _run_in_workers(waiting, workers, jobs=jobs, retries=retries, finish=finish)
+    return [outcomes[place] for place in sorted(outcomes)]
+
+
+@contextmanager
+def connected(on: Backend) -> Iterator[None]:
+    """Stay connected to the cluster in this block, so that many calls of `run_tasks` share one connection.
+
+    Raises:
+        ClusterError: there is no Ray, or its cluster cannot be reached.
+    """
+    if on == "pool":
+        yield
+        return
+    # Imported here: Ray is an extra.
+    from roundoff.experiments.engine.ray_cluster import connected_to_ray
+
+    with connected_to_ray():
+        yield
+
+
+def _run_in_this_process(waiting: Iterable[_Attempt], *, on: Backend, finish: _Finish) -> None:
+    if on != "pool":
+        raise UsageError.explain(
+            "0 jobs and a cluster do not fit together.", why="0 jobs make all calls in this process.", fix="--jobs 1"
+        )
+    for each in waiting:
+        began = time.perf_counter()
+        try:
+            outcome = TaskOutcome(task=each.task, value=each.task.call(each.task.argument))
+        except Exception as error:
+            outcome = TaskOutcome(task=each.task, failure=error_in_one_line(error))
+        finish(each.place, replace(outcome, seconds=time.perf_counter() - began))
+
+
+def _run_in_workers(waiting: deque[_Attempt], workers: Workers, *, jobs: int, retries: int, finish: _Finish) -> None:
+    running: dict[int, _Attempt] = {}
+    while waiting or running:
+        while waiting and len(running) < jobs:
+            begun = waiting.popleft()
+            packed = pickle.dumps((begun.task.call, begun.task.argument))
+            running[workers.start(packed, log=begun.task.log)] = begun
+        number, answer = workers.next_answer()
+        done = running.pop(number)
+        if answer.has_died and done.number <= retries:
+            waiting.append(replace(done, number=done.number + 1))
+        else:
+            finish(done.place, _make_outcome(done, answer))
+
+
+def _make_workers(on: Backend) -> Workers:
+    if on == "pool":
+        return ProcessPool()
+    from roundoff.experiments.engine.ray_cluster import RayWorkers
+
+    return RayWorkers()
+
+
+def _make_outcome(done: _Attempt, answer: WorkerReply) -> TaskOutcome:
+    failure = answer.failure
+    if failure is not None and done.number > 1:
+        failure += f" ({done.number} tries)"
+    return TaskOutcome(
+        task=done.task,
+        value=None if answer.packed is None else pickle.loads(answer.packed),
+        failure=failure,
+        seconds=answer.seconds,
+        num_tries=done.number,
+    )

@@ -1,0 +1,250 @@
+"""A plan in fixed point: bits and range of every tensor, and the recipe made of them."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Final, Literal
+
+import torch
+from torch import Tensor, nn
+
+from roundoff.experiments.engine.task import Task
+from roundoff.experiments.plan.assignment import FormatChoice, choose_formats
+from roundoff.experiments.plan.paused_training import PausedStep, pausing_training
+from roundoff.experiments.plan.target import Target
+from roundoff.kernels.rounding_rules import RANGES, FixedRule, Range
+from roundoff.kernels.scaled_fixed_point import quantize_fixed
+from roundoff.precision.fixed import FixedPointSettings, TensorSetting
+from roundoff.precision.recipe.fixed_point_settings import covers
+from roundoff.precision.recipe.recipe import Recipe
+from roundoff.precision.recipe.site_formats import is_norm, site_of
+from roundoff.train.config import TrainConfig
+
+PlannedKind = Literal["weight", "activation", "gradient", "error"]
+_PLANNED_KINDS: Final[tuple[PlannedKind, ...]] = ("weight", "activation", "gradient", "error")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FixedChoice:
+    """Bits and range of one kind of tensor at one site."""
+
+    site: str
+    kind: PlannedKind
+    bits: int
+    range: Range
+    error: float
+    """What it moves the loss by; of gradients, the error relative to their length."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FixedPlan:
+    """Bits and ranges of a model, and what they are expected to do."""
+
+    bits: int
+    """What a tensor takes that nothing speaks against."""
+    choices: tuple[FixedChoice, ...]
+    loss: float
+    loss_change: float
+
+    def settings(self) -> FixedPointSettings:
+        """Return the settings: the usual of each kind, and the sites that differ, outer ones first."""
+        usual = {kind: TensorSetting(bits=self.bits, range=self._usual_range(kind)) for kind in _PLANNED_KINDS}
+        sites: dict[str, dict[str, TensorSetting]] = {}
+        for each in sorted(self.choices, key=lambda choice: choice.site.count(".")):
+            around = [
+                table[each.kind] for outer, table in sites.items() if covers(outer, each.site) and each.kind in table
+            ]
+            own = TensorSetting(bits=each.bits, range=each.range)
+            if each.site and own != (around[-1] if around else usual[each.kind]):
+                sites.setdefault(each.site, {})[each.kind] = own
+        return FixedPointSettings(**usual, sites=sites)  # type: ignore[arg-type]
+
+    def recipe(self, *, name: str, description: str = "") -> Recipe:
+        """Return the recipe."""
+        return Recipe(name=name, description=description, compute="fixed", fixed=self.settings().to_dict())
+
+    def evidence(self) -> list[str]:
+        """Say what it rests on, the tensors that matter most first."""
+        wider = Counter(f"{each.bits} bits" for each in self.choices)
+        ranges = Counter(str(each.range) for each in self.choices)
+        share = self.loss_change / abs(self.loss) if self.loss else 0.0
+        worst = sorted((each for each in self.choices if each.kind in ("weight", "activation")), key=_by_error)[:5]
+        return [
+            f"expected  the loss {self.loss:.4g} moves by {self.loss_change:.2g} ({100 * share:.2g} %) in one step",
+            f"widths    {_join_counts(wider)}",
+            f"ranges    {_join_counts(ranges)}",
+            *(f"most      {each.site or '<model>'} {each.kind}: {each.error:.2g}" for each in worst),
+        ]
+
+    def _usual_range(self, kind: PlannedKind) -> Range:
+        counts = Counter(each.range for each in self.choices if each.kind == kind)
+        return max(RANGES, key=lambda name: counts[name])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FixedTask:
+    """What is sent to the process that measures."""
+
+    config: TrainConfig
+    bits: int
+    target: Target
+    step: int
+
+
+def fixed_task(config: TrainConfig, *, bits: int, target: Target, step: int, folder: Path) -> Task:
+    """Return the call that chooses bits and ranges for a training, and whose value is a `FixedPlan`."""
+    argument = FixedTask(config=config, bits=bits, target=target, step=step)
+    return Task(name="fixed", call=measure_and_choose_fixed, argument=argument, log=folder / "log.txt")
+
+
+def measure_and_choose_fixed(task: FixedTask) -> FixedPlan:
+    """Train for a few steps in float, then choose by what quantizing each tensor does to the loss of the next."""
+    # Imported here: choosing makes values of this file.
+    from roundoff.experiments.plan.fixed_bits import choose_fixed
+
+    with pausing_training(task.config, after=task.step) as standing:
+        return choose_fixed(standing, bits=task.bits, target=task.target)
+
+
+def _by_error(each: FixedChoice) -> float:
+    return -each.error
+
+
+def _join_counts(counts: Counter[str]) -> str:
+    return ", ".join(f"{count} at {name}" for name, count in sorted(counts.items()))
+
+
+# == Widths and range methods for fixed point, tensor by tensor, by what they do to the loss of one step.
+
+_EXTRA_BITS: Final = (0, 2, 4, 8)
+_MAX_BITS: Final = 16
+_MIN_GRADIENT_DB: Final = 15.0
+"""Rounding a gradient moves no loss of this step; it takes so many bits that it keeps its direction."""
+
+
+def choose_fixed(standing: PausedStep, *, bits: int, target: Target) -> FixedPlan:
+    """Return bits and ranges for every module: the range that hurts least, and more bits until the target is met."""
+    seen, loss = _observe_step(standing)
+    widths = sorted({min(bits + more, max(bits, _MAX_BITS)) for more in _EXTRA_BITS})
+    forward = [each for each in seen if each.kind in ("weight", "activation")]
+    ranges = [{width: _best_range(each, width) for width in widths} for each in forward]
+    choices = [
+        [
+            FormatChoice(fmt=str(width), squared_change=found[width][1], num_bits=each.num_elements * width)
+            for width in widths
+        ]
+        for each, found in zip(forward, ranges, strict=True)
+    ]
+    picked = choose_formats(choices, target=target, loss=loss)
+    chosen = [
+        FixedChoice(
+            site=each.site,
+            kind=each.kind,
+            bits=int(choice.fmt),
+            range=found[int(choice.fmt)][0],
+            error=math.sqrt(choice.squared_change),
+        )
+        for each, found, choice in zip(forward, ranges, picked, strict=True)
+    ]
+    backward = [_gradient_choice(each, widths) for each in seen if each.kind in ("gradient", "error")]
+    return FixedPlan(
+        bits=bits,
+        choices=(*chosen, *backward),
+        loss=loss,
+        loss_change=math.sqrt(math.fsum(choice.squared_change for choice in picked)),
+    )
+
+
+@dataclass(slots=True, kw_only=True)
+class _SeenTensors:
+    """The tensors of one kind at one site, with dL/dx for those that the forward uses."""
+
+    site: str
+    kind: PlannedKind
+    pairs: list[tuple[Tensor, Tensor | None]]
+
+    @property
+    def num_elements(self) -> int:
+        return sum(x.numel() for x, _ in self.pairs)
+
+
+def _observe_step(standing: PausedStep) -> tuple[list[_SeenTensors], float]:
+    """Run the step once, and return what fixed point would quantize in it, and its loss."""
+    outputs: dict[str, list[Tensor]] = {}
+    made: list[Tensor] = []
+
+    def note(name: str, module: nn.Module, args: object, output: object) -> None:
+        # What a module inside has made passes as it is, and so does a loss.
+        if isinstance(output, Tensor) and output.requires_grad and output.dim() and not any(x is output for x in made):
+            output.retain_grad()
+            made.append(output)
+            outputs.setdefault(name, []).append(output)
+
+    hooks = [
+        module.register_forward_hook(partial(note, site_of(name))) for name, module in standing.model.named_modules()
+    ]
+    standing.model.zero_grad()
+    try:
+        loss = float(standing.run())
+    finally:
+        for hook in hooks:
+            hook.remove()
+    seen = [*_parameters(standing.model), *_outputs(outputs)]
+    standing.model.zero_grad()
+    return seen, loss
+
+
+def _parameters(model: nn.Module) -> Iterator[_SeenTensors]:
+    for name, module in model.named_modules():
+        named = [] if is_norm(module) else module.named_parameters(recurse=False)
+        weights = [(x.detach(), x.grad) for own, x in named if x.grad is not None and "bias" not in own]
+        if weights:
+            yield _SeenTensors(site=site_of(name), kind="weight", pairs=list(weights))
+            yield _SeenTensors(site=site_of(name), kind="gradient", pairs=[(gradient, None) for _, gradient in weights])
+
+
+def _outputs(outputs: Mapping[str, Sequence[Tensor]]) -> Iterator[_SeenTensors]:
+    for site, tensors in outputs.items():
+        with_gradient = [(x.detach(), x.grad) for x in tensors if x.grad is not None]
+        if with_gradient:
+            yield _SeenTensors(site=site, kind="activation", pairs=list(with_gradient))
+            yield _SeenTensors(site=site, kind="error", pairs=[(gradient, None) for _, gradient in with_gradient])
+
+
+def _best_range(seen: _SeenTensors, bits: int) -> tuple[Range, float]:
+    """Return the range that moves the loss least, and the square of that.
+
+    <g, d> is what it moves this loss by; the sum of (g d)^2 beside it is what chance may add in other steps.
+    """
+    errors: dict[Range, float] = {}
+    for name in RANGES:
+        products = [_rounding_error(x, bits, name) * gradient for x, gradient in seen.pairs if gradient is not None]
+        moved = math.fsum(float(each.double().sum()) for each in products)
+        errors[name] = moved**2 + math.fsum(float(each.double().square().sum()) for each in products)
+    best = min(RANGES, key=errors.__getitem__)
+    return best, errors[best]
+
+
+def _gradient_choice(seen: _SeenTensors, widths: Sequence[int]) -> FixedChoice:
+    """Return the fewest bits, and the range, with which a gradient keeps its direction."""
+    length = math.fsum(float(x.double().square().sum()) for x, _ in seen.pairs)
+    for bits in widths:
+        errors = {
+            name: math.fsum(float(_rounding_error(x, bits, name).double().square().sum()) for x, _ in seen.pairs)
+            for name in RANGES
+        }
+        best = min(RANGES, key=errors.__getitem__)
+        relative = errors[best] / length if length else 0.0
+        if relative <= 10 ** (-_MIN_GRADIENT_DB / 10):
+            break
+    return FixedChoice(site=seen.site, kind=seen.kind, bits=bits, range=best, error=math.sqrt(relative))
+
+
+def _rounding_error(x: Tensor, bits: int, name: Range) -> Tensor:
+    scale = torch.zeros((), device=x.device)
+    return quantize_fixed(x, scale, FixedRule(num_bits=bits, range=name), follow="data").values - x

@@ -1,0 +1,287 @@
+"""A format for every site, from one measured step: the proposal that is then tried."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from roundoff.errors import PlanError
+from roundoff.experiments.plan.assignment import FormatChoice, choose_formats, format_choices
+from roundoff.experiments.plan.site_formats import MODEL_SITE, Proposal, SiteOp, SitePlan, site_ops
+from roundoff.experiments.plan.target import Target
+from roundoff.formats import BlockFormat, format_named
+from roundoff.sensitivity.effects import Effect, Rounded, Sensitivity
+
+# == What speaks against a format at one op, whatever the loss says: overflow, and gradients that vanish.
+
+RiskKind = Literal["overflow", "headroom", "lost", "underflow"]
+
+HEADROOM = 4.0
+"""Values grow while a net trains: one that comes as near as this to the largest number is taken to overflow later."""
+_MIN_VALUE_DB = 10.0
+"""A tensor whose rounding error is a third of it (in length) is not the same tensor any more."""
+_MIN_GRADIENT_DB = 20.0
+"""A gradient that is a tenth off (in length), because of what became 0 or subnormal, no longer says where to go."""
+_SCALED_ROOM = 2.0**6
+"""With a loss scale a gradient is safe if its largest number is so far above the smallest normal one."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Risk:
+    """Why an op cannot take a format."""
+
+    kind: RiskKind
+    text: str
+    """`overflow: its result reaches 2.9e+06, fp16 ends at 65504`."""
+
+
+def risk_of(unit: SiteOp, fmt: str, *, loss_scale: float = 1.0) -> Risk | None:
+    """Return what speaks against a format at a unit, the gravest first; None if nothing does."""
+    effects = unit.effects.get(fmt, ())
+    # In a format with scales of its own what is too large is only less exact.
+    has_scales = isinstance(format_named(fmt), BlockFormat)
+    too_large = None if has_scales else _overflow_risk(effects, fmt) or _headroom_risk(effects, fmt)
+    return too_large or _precision_risk(effects, fmt) or _underflow_risk(effects, fmt, loss_scale=loss_scale)
+
+
+def _overflow_risk(effects: Iterable[Effect], fmt: str) -> Risk | None:
+    largest = format_named(fmt).largest
+    for effect in effects:
+        if effect.value.overflow > 0:
+            text = f"overflow: its {effect.part} reaches {effect.absmax:.3g}, {fmt} ends at {largest:g}"
+            return Risk(kind="overflow", text=text)
+        if effect.gradient is not None and effect.gradient.overflow > 0:
+            reached = effect.gradient_absmax or 0.0
+            return Risk(
+                kind="overflow", text=f"overflow: its gradient reaches {reached:.3g}, {fmt} ends at {largest:g}"
+            )
+    return None
+
+
+def _headroom_risk(effects: Iterable[Effect], fmt: str) -> Risk | None:
+    largest = format_named(fmt).largest
+    for effect in effects:
+        # A weight does not grow by that much; what is computed from many of them does.
+        if effect.part != "weight" and effect.absmax * HEADROOM > largest:
+            text = f"near overflow: its {effect.part} reaches {effect.absmax:.3g}, {fmt} ends at {largest:g}"
+            return Risk(kind="headroom", text=text)
+    return None
+
+
+def _precision_risk(effects: Iterable[Effect], fmt: str) -> Risk | None:
+    for effect in effects:
+        if effect.value.snr_db < _MIN_VALUE_DB and effect.gradient is not None:
+            left = f"{effect.value.snr_db:.0f} dB are left"
+            text = f"underflow: of its {effect.part} {_lost_share_text(effect.value)} in {fmt}; {left}"
+            return Risk(kind="lost", text=text)
+    return None
+
+
+def _underflow_risk(effects: Iterable[Effect], fmt: str, *, loss_scale: float) -> Risk | None:
+    smallest = format_named(fmt).smallest_normal
+    for effect in effects:
+        gradient, reached = effect.gradient, effect.gradient_absmax or 0.0
+        if gradient is None or gradient.snr_db >= _MIN_GRADIENT_DB:
+            continue
+        if not gradient.underflow and not gradient.subnormal:
+            continue
+        if loss_scale > 1 and reached * loss_scale >= smallest * _SCALED_ROOM:
+            continue
+        text = f"underflow: of its gradients {_lost_share_text(gradient)} in {fmt}; the largest is {reached:.3g}"
+        return Risk(kind="underflow", text=text)
+    return None
+
+
+def _lost_share_text(rounded: Rounded) -> str:
+    """Say which share of some numbers a format loses.
+
+    >>> _share(Rounded(num_elements=4, overflow=0, underflow=0.25, subnormal=0.5, ulps=0, snr_db=3))
+    '25 % become 0 and 50 % subnormal'
+    """
+    words = [
+        f"{100 * share:.3g} % {word}"
+        for share, word in ((rounded.underflow, "become 0"), (rounded.subnormal, "subnormal"))
+        if share
+    ]
+    return " and ".join(words) or "much"
+
+
+_GLOBAL_SHARE = 0.25
+"""Gradients that vanish at more of the ops than this are a matter of the loss's size, and not of these ops."""
+_LARGEST_SCALE = 2.0**24
+_USUAL_SCALE = 2.0**16
+
+
+def propose(
+    sensitivity: Sensitivity,
+    *,
+    formats: Sequence[str],
+    target: Target,
+    modules_only: bool = False,
+    is_scaled: bool = False,
+    only_ops: frozenset[str] | None = None,
+) -> Proposal:
+    """Give every site the narrowest of `formats` (or fp32) that nothing speaks against and that meets the target.
+
+    Args:
+        sensitivity: one measured step; it must hold all of `formats`.
+        formats: what may be chosen, besides fp32.
+        target: how far the loss may move, or how much room there is.
+        modules_only: let no op of a site take another format than the site.
+        is_scaled: whether the loss is scaled anyway; else that is proposed where gradients vanish everywhere.
+        only_ops: ops that are rounded at all, if not all of them are; others count for nothing.
+
+    Raises:
+        PlanError: a format was not measured, nothing was, or the budget is too small.
+    """
+    _check_measured(sensitivity, formats)
+    units = [unit for unit in site_ops(sensitivity) if _is_planned(unit) and (not only_ops or unit.op in only_ops)]
+    narrowest = min(formats, key=lambda fmt: format_named(fmt).num_bits)
+    scaling = None if is_scaled else _why_scaled(units, narrowest)
+    scale = _loss_scale(units, narrowest) if is_scaled or scaling is not None else 1.0
+    risks = {unit.key: {fmt: risk_of(unit, fmt, loss_scale=scale) for fmt in formats} for unit in units}
+    choices = [format_choices(unit, [fmt for fmt in formats if risks[unit.key][fmt] is None]) for unit in units]
+    picked = choose_formats(choices, target=target, loss=sensitivity.loss)
+    chosen = {unit.key: choice for unit, choice in zip(units, picked, strict=True)}
+    reasons = {unit.key: _reason(unit, chosen[unit.key], risks[unit.key], target) for unit in units}
+    parameters = {site: count for site, count in sensitivity.num_parameters.items() if ":" not in site}
+    by_site: dict[str, list[SiteOp]] = {}
+    for unit in units:
+        by_site.setdefault(unit.site, []).append(unit)
+    sites = [
+        _site_plan(site, own, chosen, reasons, whole=modules_only or not _is_worth_ops(site, own))
+        for site, own in by_site.items()
+    ]
+    base = _most_common(sites, formats=formats, parameters=parameters, default=narrowest)
+    sites += [SitePlan(site=site, fmt=base) for site in parameters if site not in by_site]
+    return Proposal(
+        base_format=base,
+        sites=tuple(replace(each, num_parameters=parameters.get(each.site, 0)) for each in sites),
+        loss=sensitivity.loss,
+        scaling=scaling,
+        first_scale=_first_scale(units, narrowest),
+    )
+
+
+def _check_measured(sensitivity: Sensitivity, formats: Sequence[str]) -> None:
+    missing = [fmt for fmt in formats if fmt not in sensitivity.formats]
+    if missing or not formats:
+        raise PlanError.explain(
+            f"Nothing is known of {', '.join(missing) or 'no format'}.",
+            why=f"the step was measured for {', '.join(sensitivity.formats)}.",
+            fix="measure it again with these formats.",
+        )
+    if not any(_is_planned(unit) for unit in site_ops(sensitivity)):
+        raise PlanError.explain(
+            "The measured step rounds nothing.",
+            why="no op of the model computes something that a narrow format would change.",
+            fix="see that the training calls its model in that step.",
+        )
+
+
+def _is_planned(unit: SiteOp) -> bool:
+    """Whether a recipe reaches it: what the loop computes, and further models (`Critic:0`), it does not."""
+    return unit.site != "<loop>" and ":" not in unit.site
+
+
+def _why_scaled(units: Sequence[SiteOp], fmt: str) -> str | None:
+    """Say why the loss has to be scaled: gradients vanish at many of the ops; None if they do not."""
+    with_gradient = [unit for unit in units if unit.has_gradient]
+    risks = [risk_of(unit, fmt) for unit in with_gradient]
+    num_lost = sum(risk is not None and risk.kind == "underflow" for risk in risks)
+    if num_lost <= _GLOBAL_SHARE * len(with_gradient):
+        return None
+    largest = _largest_gradient(units, fmt)
+    return f"gradients vanish in {fmt} at {num_lost} of {len(with_gradient)} ops: the largest of all is {largest:.3g}"
+
+
+def _loss_scale(units: Sequence[SiteOp], fmt: str) -> float:
+    """Return the scale that a dynamic one comes to: the largest gradient is well within the format."""
+    largest = _largest_gradient(units, fmt)
+    room = format_named(fmt).largest / HEADROOM / largest if largest else 1.0
+    return min(_LARGEST_SCALE, 2.0 ** math.floor(math.log2(max(1.0, room))))
+
+
+def _first_scale(units: Sequence[SiteOp], fmt: str) -> float:
+    """Return where a dynamic scale begins: as usual, or lower where the largest gradient would overflow with that."""
+    return min(_USUAL_SCALE, _loss_scale(units, fmt)) if _largest_gradient(units, fmt) else _USUAL_SCALE
+
+
+def _largest_gradient(units: Sequence[SiteOp], fmt: str) -> float:
+    gradients = (effect.gradient_absmax or 0.0 for unit in units for effect in unit.effects.get(fmt, ()))
+    return max(gradients, default=0.0)
+
+
+def _reason(unit: SiteOp, choice: FormatChoice, risks: Mapping[str, Risk | None], target: Target) -> str | None:
+    """Say why a unit did not take the narrowest format."""
+    bits = format_named(choice.fmt).num_bits
+    narrower = [fmt for fmt in risks if format_named(fmt).num_bits < bits]
+    if not narrower:
+        return None
+    found = [risk.text for fmt in narrower if (risk := risks[fmt])]
+    if found:
+        return f"{unit.op} {found[-1]}"
+    fmt = max(narrower, key=lambda each: format_named(each).num_bits)
+    moved = math.sqrt(unit.squared_change(fmt))
+    why = "and there is room" if target.is_budget else f"the target is {target}"
+    return f"{unit.op} would move the loss by {moved:.2g} in {fmt}; {why}"
+
+
+def _site_plan(
+    site: str,
+    units: Sequence[SiteOp],
+    chosen: Mapping[str, FormatChoice],
+    reasons: Mapping[str, str | None],
+    *,
+    whole: bool,
+) -> SitePlan:
+    """Put the formats of a site's ops together; `whole` gives the site one format, the widest of them."""
+    formats = {unit.op: chosen[unit.key].fmt for unit in units}
+    # Parameters are stored in the format of their site, so that is the one of the ops that use them.
+    weighty = [formats[unit.op] for unit in units if unit.has_weights]
+    fmt = _widest(formats.values()) if whole else _widest(weighty) if weighty else _narrowest(formats.values())
+    bits = format_named(fmt).num_bits
+    plan = SitePlan(
+        site=site,
+        fmt=fmt,
+        ops={op: each for op, each in formats.items() if format_named(each).num_bits > bits},
+        reasons=tuple(reason for unit in units if (reason := reasons[unit.key])),
+        all_ops=tuple(formats),
+    )
+    final = [(unit, plan.ops.get(unit.op, fmt)) for unit in units]
+    return replace(
+        plan,
+        loss_change=math.sqrt(math.fsum(unit.squared_change(fmt) for unit, fmt in final)),
+        num_elements=sum(unit.num_elements for unit in units),
+        num_bits=math.fsum(unit.num_bits(fmt) for unit, fmt in final),
+    )
+
+
+def _is_worth_ops(site: str, units: Sequence[SiteOp]) -> bool:
+    """Whether ops of a site should have formats of their own: its parameters stay narrow, or it has no name but them.
+
+    Elsewhere a whole site is better: no device computes single ops of a narrow site natively.
+    """
+    return site == MODEL_SITE or any(unit.has_weights for unit in units)
+
+
+def _most_common(
+    sites: Sequence[SitePlan], *, formats: Sequence[str], parameters: Mapping[str, int], default: str
+) -> str:
+    """Return the format that most parameters take, of those that may be chosen."""
+    counts = dict.fromkeys(formats, 0)
+    for each in sites:
+        if each.fmt in counts:
+            counts[each.fmt] += parameters.get(each.site, 0) + 1
+    best = max(counts.values())
+    return next(fmt for fmt in (default, *formats) if counts[fmt] == best)
+
+
+def _widest(formats: Iterable[str]) -> str:
+    return max(formats, key=lambda fmt: format_named(fmt).num_bits)
+
+
+def _narrowest(formats: Iterable[str]) -> str:
+    return min(formats, key=lambda fmt: format_named(fmt).num_bits)

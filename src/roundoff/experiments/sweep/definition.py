@@ -1,0 +1,254 @@
+"""A sweep as a value: the trainings it asks for, each with the labels that tell it from the others."""
+
+from __future__ import annotations
+
+import difflib
+import fnmatch
+import hashlib
+import json
+import re
+import tomllib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from roundoff.errors import RecipeError, SweepError
+from roundoff.experiments.sweep.axes import (
+    SWEEP_SETTINGS,
+    Axis,
+    check_names,
+    combinations,
+    make_train_config,
+    merge_settings,
+    read_axes,
+)
+from roundoff.precision import Recipe, find_recipe, recipe_named, to_toml
+from roundoff.precision.recipe.toml import from_toml
+from roundoff.runs import to_json
+from roundoff.train import TrainConfig
+
+# == The sweeps that come with roundoff, found by name.
+
+SHIPPED_FOLDER = Path(__file__).parents[1] / "sweeps"
+
+
+def shipped_sweeps() -> tuple[Path, ...]:
+    """Return the files of the sweeps that come along, by name."""
+    return tuple(sorted(SHIPPED_FOLDER.glob("*.toml")))
+
+
+def find_sweep(name: str) -> Path:
+    """Return the file that is meant: a path, or the name of a sweep that comes along."""
+    path = Path(name)
+    if path.suffix == ".toml" or path.exists():
+        return path
+    names = {shipped.stem: shipped for shipped in shipped_sweeps()}
+    if name not in names:
+        close = difflib.get_close_matches(name, names, n=1)
+        raise SweepError.explain(
+            f"No sweep '{name}'.",
+            why=f"there is no such file, and by name there are {', '.join(names)}.",
+            fix=f"did you mean '{close[0]}'?" if close else None,
+        )
+    return names[name]
+
+
+# == The recipes of a sweep: names, files beside it, or tables that its axes put together.
+
+_TABLE = "table"
+
+
+def resolve_recipe_setting(setting: object, *, folder: Path, where: str) -> tuple[str, str | None]:
+    """Return the name of a recipe, and its whole TOML if the name alone does not say it.
+
+    `setting` is a name, the path of a TOML file (seen from `folder`, where the sweep is), or a table as in such a file.
+
+    Raises:
+        SweepError: it is none of these, or the recipe cannot be.
+    """
+    try:
+        if isinstance(setting, str) and not setting.endswith(".toml"):
+            return recipe_named(setting).name, None
+        if isinstance(setting, str):
+            recipe = find_recipe(folder / setting)
+        elif isinstance(setting, Mapping):
+            recipe = _from_table(setting, folder=folder)
+        else:
+            raise SweepError.explain(
+                f"{where} cannot set recipe = {setting!r}.", why="it must be a name, a TOML file, or a table."
+            )
+    except RecipeError as error:
+        raise SweepError(f"{where} has a recipe that cannot be: {_about_a_table(error)}") from error
+    return recipe.name, to_toml(recipe)
+
+
+def _from_table(table: Mapping[str, Any], *, folder: Path) -> Recipe:
+    base = table.get("base", "fp32")
+    start = folder / base if isinstance(base, str) and base.endswith(".toml") else base
+    name = str(base).removesuffix(".toml")
+    text = "".join(f"{_quote_key(key)} = {_inline_toml(value)}\n" for key, value in {**table, "base": name}.items())
+    return from_toml(text, where=_TABLE, named=lambda _: find_recipe(start), default_name=name)
+
+
+def _about_a_table(error: RecipeError) -> str:
+    """Return what is wrong with a recipe without the file and line it never had."""
+    text = re.sub(rf"^Recipe file '{_TABLE}'(?: line \d+)?:? ", "", str(error))
+    return text.replace("has an unknown", "an unknown", 1) if text.startswith("has ") else text
+
+
+def _inline_toml(value: Any) -> str:
+    """Write a value that came out of a TOML file as TOML again, tables in one line."""
+    if isinstance(value, Mapping):
+        return "{" + ", ".join(f"{_quote_key(key)} = {_inline_toml(item)}" for key, item in value.items()) + "}"
+    if isinstance(value, list):
+        return "[" + ", ".join(map(_inline_toml, value)) + "]"
+    return json.dumps(value, ensure_ascii=False)
+
+
+def _quote_key(key: str) -> str:
+    return json.dumps(key, ensure_ascii=False)
+
+
+_DO_NOT_CHANGE_A_ROW = ("name", "runs", "resume", "recipe", "timeout_seconds", "tensorboard")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlannedTraining:
+    """One training of a sweep, and so one row of its table."""
+
+    labels: Mapping[str, str]
+    """Where it stands on each axis: {"recipe": "O2", "batch_size": "64"}."""
+    config: TrainConfig
+    """`recipe` is a name; with `recipe_toml` it is the name of the file to write that to."""
+    recipe_toml: str | None = None
+    """The whole recipe, if it has no name of its own."""
+
+    @property
+    def name(self) -> str:
+        """The labels in one line, for people."""
+        return ", ".join(self.labels.values())
+
+    @property
+    def key(self) -> str:
+        """A fingerprint of everything that decides the result: equal for equal settings."""
+        settings = {k: v for k, v in self.config.to_object().items() if k not in _DO_NOT_CHANGE_A_ROW}
+        text = to_json([settings, self.recipe_toml or self.config.recipe])
+        return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+    def matches(self, pattern: str) -> bool:
+        """Whether a shell pattern matches the name, a label, or `axis=label`."""
+        words = (self.name, *self.labels.values(), *(f"{axis}={label}" for axis, label in self.labels.items()))
+        return any(fnmatch.fnmatchcase(word, pattern) for word in words)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sweep:
+    """A table of trainings."""
+
+    name: str
+    description: str
+    axes: tuple[str, ...]
+    trainings: tuple[PlannedTraining, ...]
+
+    def only(self, pattern: str) -> Sweep:
+        """Return the sweep with those trainings alone that a pattern matches; a `SweepError` if there is none."""
+        kept = tuple(training for training in self.trainings if training.matches(pattern))
+        if not kept:
+            names = "; ".join(training.name for training in self.trainings[:6])
+            more = len(self.trainings) - 6
+            raise SweepError.explain(
+                f"No training of the sweep '{self.name}' matches '{pattern}'.",
+                why=f"they are: {names}{f'; and {more} more' if more > 0 else ''}.",
+                fix="a pattern matches a label (O2), axis=label (recipe=O2) or all labels ('O2, *').",
+            )
+        return replace(self, trainings=kept)
+
+    def shortened(self, steps: int) -> Sweep:
+        """Return the sweep with every training stopped after so many steps."""
+        short = (replace(each, config=replace(each.config, steps=steps)) for each in self.trainings)
+        return replace(self, trainings=tuple(short))
+
+
+# == Reads a sweep from its TOML file, and refuses what it would not train as its author believes. ```toml name
+# == = "loss-scaling" # of its folder; left out: that of the file [settings] # of every training, named as in
+# == TrainConfig data = "digits" epochs = 3 [axes] # every combination is trained recipe = ["fp32", "O2"] #
+# == values of one setting [axes.batch] # or groups of settings under labels small = { batch_size = 64, lr = 0.1
+# == } large = { batch_size = 512, lr = 0.05 } ```
+
+_KEYS = ("name", "description", "settings", "axes")
+
+
+def read_sweep(path: Path) -> Sweep:
+    """Read a sweep file.
+
+    Raises:
+        SweepError: the file cannot be read, or something in it cannot be; the text names file, key and what is allowed.
+    """
+    try:
+        table = tomllib.loads(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError) as error:
+        why = error.strerror if isinstance(error, OSError) else str(error)
+        fix = "roundoff sweep --list names those that come along."
+        if isinstance(error, IsADirectoryError):
+            fix = f"to see what was trained there: roundoff sweep --show {path}"
+        raise SweepError.explain(f"Sweep file '{path}' cannot be read.", why=f"{why}.", fix=fix) from error
+    except tomllib.TOMLDecodeError as error:
+        raise SweepError.explain(f"Sweep file '{path}' is not TOML.", why=f"{error}.") from error
+    return _parse_sweep(table, path=path)
+
+
+def _parse_sweep(table: Mapping[str, Any], *, path: Path) -> Sweep:
+    for key in table:
+        if key not in _KEYS:
+            raise SweepError.explain(
+                f"'{path}' has an unknown key '{key}'.",
+                why=f"known are {', '.join(_KEYS)}.",
+                fix=f"put settings of the training under [settings]: {key} = ..." if key in SWEEP_SETTINGS else None,
+            )
+    settings = table.get("settings", {})
+    if not isinstance(settings, dict):
+        raise SweepError.explain(f"'settings' of '{path}' cannot be {settings!r}.", why="it is a table: [settings]")
+    check_names(settings, where=f"[settings] of '{path}'")
+    grids = read_axes(table.get("axes"), known=SWEEP_SETTINGS, where=str(path))
+    trainings = [training for axes in grids for training in _expand_axes(axes, settings, path=path)]
+    _check_no_duplicates(trainings, path=path)
+    return Sweep(
+        name=_check_sweep_name(table.get("name", path.stem), path=path),
+        description=str(table.get("description", "")).strip(),
+        axes=tuple(dict.fromkeys(name for axes in grids for name in axes)),
+        trainings=tuple(trainings),
+    )
+
+
+def _expand_axes(axes: Mapping[str, Axis], settings: Mapping[str, Any], *, path: Path) -> Iterator[PlannedTraining]:
+    for name, axis in axes.items():
+        for label, group in axis.items():
+            check_names(group, where=f"Axis {name} = '{label}' of '{path}'")
+    for labels in combinations(axes):
+        values = merge_settings(settings, *(axes[name][label] for name, label in labels.items()))
+        where = f"'{path}' at {', '.join(f'{name} = {label}' for name, label in labels.items())}"
+        recipe, recipe_toml = resolve_recipe_setting(values.get("recipe", "fp32"), folder=path.parent, where=where)
+        config = make_train_config({**values, "recipe": recipe}, where=where)
+        yield PlannedTraining(labels=labels, config=config, recipe_toml=recipe_toml)
+
+
+def _check_no_duplicates(trainings: list[PlannedTraining], *, path: Path) -> None:
+    seen: dict[str, PlannedTraining] = {}
+    for training in trainings:
+        other = seen.setdefault(training.key, training)
+        if other is not training:
+            raise SweepError.explain(
+                f"'{path}' would train the same twice: '{other.name}' and '{training.name}'.",
+                why="their settings are equal once all axes are put together.",
+                fix="remove one, or let a label set something the other does not.",
+            )
+
+
+def _check_sweep_name(name: object, *, path: Path) -> str:
+    if not isinstance(name, str) or not re.fullmatch(r"[\w.-]+", name) or not name.strip("."):
+        raise SweepError.explain(
+            f"'{path}' cannot be named {name!r}.",
+            why="the name is that of a folder: letters, digits, '-', '_' and '.'.",
+        )
+    return name

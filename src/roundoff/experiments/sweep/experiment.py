@@ -1,0 +1,125 @@
+"""Trains a sweep: row by row into its folder, so that an interrupted one goes on where it was."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from roundoff.errors import SweepError
+from roundoff.experiments.engine.scheduler import Backend, run_tasks
+from roundoff.experiments.engine.task import Task, TaskOutcome
+from roundoff.experiments.sweep.definition import PlannedTraining, Sweep
+from roundoff.experiments.sweep.folder import SweepFolder, write_request
+from roundoff.experiments.sweep.results import write_results
+from roundoff.experiments.sweep.sweep_rows import SweepRow, append_row, read_rows
+
+OnRow = Callable[[SweepRow, bool], None]
+"""Gets each row, and whether it was trained now (and not kept from before)."""
+
+
+def run_sweep(
+    sweep: Sweep,
+    *,
+    folder: Path,
+    jobs: int = 1,
+    on: Backend = "pool",
+    resume: bool = False,
+    on_row: OnRow | None = None,
+) -> list[SweepRow]:
+    """Train everything a sweep asks for, `jobs` at a time, here or on a cluster, and return its rows in their order.
+
+    Each row is written to `folder`/rows.jsonl as soon as it is there; however this ends, the rows so far are written
+    as a CSV file and as a page, too. With `resume`, rows that are there and whose settings are unchanged are not
+    trained again; failed ones are. A training that crashes is a row that says so.
+
+    Raises:
+        SweepError: `folder` holds rows already and `resume` is false, or it cannot be written to.
+        ClusterError: there is no Ray, or its cluster cannot be reached.
+    """
+    files = SweepFolder(path=folder)
+    kept = _read_finished_rows(sweep, files, resume=resume)
+    rows: dict[str, SweepRow] = {}
+
+    def done(row: SweepRow, *, is_new: bool) -> None:
+        rows[row.key] = row
+        if is_new:
+            append_row(files.rows, row)
+        if on_row is not None:
+            on_row(row, is_new)
+
+    tasks, planned = [], {}
+    for number, training in enumerate(sweep.trainings):
+        if training.key in kept:
+            done(_relabel(kept[training.key], training), is_new=False)
+        else:
+            task = _row_task(training, number, files)
+            tasks.append(task)
+            planned[task.name] = training
+
+    def finished(outcome: TaskOutcome) -> None:
+        done(_make_row(planned[outcome.task.name], outcome), is_new=True)
+
+    try:
+        run_tasks(tasks, jobs=jobs, on=on, on_result=finished)
+    finally:
+        write_results(files)
+    return [rows[training.key] for training in sweep.trainings]
+
+
+def _read_finished_rows(sweep: Sweep, files: SweepFolder, *, resume: bool) -> Mapping[str, SweepRow]:
+    folder = files.path
+    before = read_rows(files.rows)
+    if before and not resume:
+        held = "1 row" if len(before) == 1 else f"{len(before)} rows"
+        num_done = sum(training.key in before for training in sweep.trainings)
+        raise SweepError.explain(
+            f"'{folder}' already holds a sweep.",
+            why=f"it has {held}, {num_done} of the {len(sweep.trainings)} asked for.",
+            fix="--resume trains what is missing; --name NEW starts in another folder.",
+        )
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        write_request(files, sweep)
+    except OSError as error:
+        raise SweepError.explain(f"'{folder}' cannot be written.", why=f"{error.strerror}.") from error
+    return {key: row for key, row in before.items() if row.failure is None}
+
+
+def _relabel(row: SweepRow, training: PlannedTraining) -> SweepRow:
+    """Return a kept row under the labels of today: a renamed label changes no number."""
+    return replace(row, labels=training.labels)
+
+
+def _row_task(training: PlannedTraining, number: int, files: SweepFolder) -> Task:
+    # Imported here: whoever only reads rows needs no torch.
+    from roundoff.experiments.sweep.row_training import RowTask, train_row
+
+    recipe_file = None
+    if training.recipe_toml is not None:
+        recipe_file = files.recipe(training.key)
+        recipe_file.parent.mkdir(parents=True, exist_ok=True)
+        recipe_file.write_text(training.recipe_toml, encoding="utf-8")
+    return Task(
+        name=training.key,
+        call=train_row,
+        argument=RowTask(config=training.config, recipe_file=recipe_file, metrics_file=files.metrics(training.key)),
+        log=files.log(number),
+    )
+
+
+def _make_row(training: PlannedTraining, outcome: TaskOutcome) -> SweepRow:
+    common: dict[str, Any] = {
+        "key": training.key,
+        "labels": training.labels,
+        "settings": training.config.to_object(),
+        "recipe_toml": training.recipe_toml,
+    }
+    if outcome.failure is not None:
+        log = outcome.task.log
+        where = f" ({log})" if log is not None and log.exists() else ""
+        return SweepRow(
+            **common, failure=outcome.failure, seconds=outcome.seconds, note=f"failed: {outcome.failure}{where}"
+        )
+    return SweepRow(**common, **outcome.value)

@@ -1,0 +1,106 @@
+"""What the process of one training does: train, and return the numbers of its row."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch._dynamo  # noqa: F401  torch's optimizers import it when first used: here it is paid once for all rows
+
+from roundoff.precision import find_recipe
+from roundoff.precision.activations.compress import UNCOMPRESSED, ActivationSettings, compress_activations
+from roundoff.runs import Metrics
+from roundoff.runs.files.lines import append_lines
+from roundoff.train.config import TrainConfig
+from roundoff.train.data import Batch
+from roundoff.train.ranks import joined_ranks, place_here
+from roundoff.train.result import TrainResult
+from roundoff.train.trainer import OnStep, Training, train
+
+# == How many bytes a training keeps between forward and backward.
+
+
+def measure_saved_bytes(config: TrainConfig) -> int | None:
+    """Return what one forward of a first batch saves for its backward, parameters and buffers left out.
+
+    Runs that forward, at the price of one step, in this process; None for several ranks.
+    """
+    if config.num_ranks > 1:
+        return None
+    alone = replace(config, runs=None, resume=None, workers=0)
+    with joined_ranks(alone, place_here(alone)) as ranks:
+        training = Training(alone, ranks)
+        training.sampler.begin(epoch=0, first_step=0)
+        batches: Iterator[Batch] = iter(training.batches)
+        batch = next(batches).to(ranks.device)
+        training.model.train()
+        with compress_activations(training.model, ActivationSettings(bits=UNCOMPRESSED)) as seen:
+            training.model(batch.inputs)
+            report = seen.report()
+    return report.bytes_before
+
+
+_TOLD_BY_OTHER_COLUMNS = "the loss was not finite"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RowTask:
+    """One training, as it is sent to its process."""
+
+    config: TrainConfig
+    recipe_file: Path | None = None
+    """Where the recipe is, if it has no name."""
+    metrics_file: Path | None = None
+    """Where the metrics of every step go; what an earlier try left there goes."""
+
+
+def train_row(task: RowTask) -> dict[str, Any]:
+    """Train, and return the measured fields of a `Row`."""
+    config = task.config
+    if task.recipe_file is not None:
+        config = replace(config, recipe=str(task.recipe_file))
+    with warnings.catch_warnings(record=True) as warned:
+        warnings.simplefilter("default")
+        result = train(config, on_step=_start_metrics_file(task.metrics_file))
+    return {
+        "top1": result.top1,
+        "eval_loss": result.eval_loss,
+        "steps": result.num_steps,
+        "first_nonfinite_step": result.first_nonfinite_step,
+        "ended_nonfinite": result.ended_nonfinite,
+        "skipped": result.num_skipped,
+        "saved_activation_bytes": _saved_activation_bytes(config, result),
+        "seconds": result.seconds,
+        "note": "; ".join(_notes(result, [str(each.message) for each in warned])),
+    }
+
+
+def _start_metrics_file(path: Path | None) -> OnStep | None:
+    """Return what each step is told to, and begin anew."""
+    if path is None:
+        return None
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.unlink(missing_ok=True)
+    return partial(_append_metrics, path)
+
+
+def _append_metrics(path: Path, metrics: Metrics) -> None:
+    append_lines(path, [metrics.to_text()])
+
+
+def _saved_activation_bytes(config: TrainConfig, result: TrainResult) -> int | None:
+    if find_recipe(config.recipe).least_activation_bits and result.saved_activation_bytes is not None:
+        return result.saved_activation_bytes
+    return measure_saved_bytes(config)
+
+
+def _notes(result: TrainResult, warned: list[str]) -> list[str]:
+    notes = [note for note in result.notes if not note.startswith(_TOLD_BY_OTHER_COLUMNS)]
+    if result.ended_nonfinite:
+        notes.insert(0, "ended NaN" if result.losses and result.losses[-1] != result.losses[-1] else "ended non-finite")
+    # Of torch's warnings about itself a reader of the table learns nothing.
+    return [*notes, *dict.fromkeys(text for text in warned if "recipe" in text)]

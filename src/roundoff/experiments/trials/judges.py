@@ -1,0 +1,303 @@
+"""Judges: what makes a trial good or bad, and with which numbers."""
+
+from __future__ import annotations
+
+import difflib
+import math
+import statistics
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from roundoff.errors import BisectError
+from roundoff.experiments.trials.trial import TrialResult
+
+JUDGES = ("auto", "nonfinite", "loss", "accuracy", "rule:CODE", "exit")
+
+_SMOOTHED_SHARE = 0.2
+"""The loss of a training is the mean over this share of its steps, the last ones."""
+_MAX_MARGIN = 0.5
+"""Relative to the reference: where good runs are further apart than this, a run within them tells nothing."""
+_MIN_MARGIN = 0.01
+"""Relative to the reference: what is closer is the same, however little the references vary."""
+_QUANTILES = {2: 6.314, 3: 2.920, 4: 2.353, 5: 2.132, 6: 2.015, 7: 1.943, 8: 1.895, 9: 1.860, 10: 1.833}
+"""Student's t with so many references: one run of another seed in twenty is beyond it by chance. Trials have the seed
+of a reference, so fewer are, and a wider margin would take trainings that learn little for good ones."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verdict:
+    """What a judge says of one trial."""
+
+    is_bad: bool
+    text: str
+    """With its number: `loss 2.31, at most 1.34`."""
+    number: float | None = None
+
+
+class Judge(Protocol):
+    """Says whether a trial is good or bad."""
+
+    @property
+    def name(self) -> str:
+        """As `--judge` takes it."""
+
+    @property
+    def text(self) -> str:
+        """What is bad, and with which numbers: for a reader."""
+
+    def __call__(self, result: TrialResult) -> Verdict:
+        """Judge one trial."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NonFiniteJudge:
+    """A trial is bad if a loss, or the evaluation, is NaN or infinite."""
+
+    name: str = "nonfinite"
+    text: str = "bad is a loss that is not finite"
+
+    def __call__(self, result: TrialResult) -> Verdict:
+        """Judge one trial."""
+        if ended := _ended_early(result):
+            return ended
+        step = result.first_nonfinite_step
+        if step is not None:
+            return Verdict(is_bad=True, text=f"loss {result.losses[step]} in step {step}", number=result.losses[step])
+        if not result.is_finite:
+            return Verdict(is_bad=True, text=f"eval loss {result.eval_loss}", number=result.eval_loss)
+        loss = final_loss(result)
+        return Verdict(is_bad=False, text="finite" if loss is None else f"finite, loss {loss:.4g}", number=loss)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Spread:
+    """What the reference comes to under several seeds."""
+
+    mean: float
+    deviation: float
+    """The sample's standard deviation; 0 if there was one run, or if all were alike."""
+    num_runs: int
+
+    @property
+    def margin(self) -> float:
+        """How far a run may be from the mean: one in twenty is further by chance, or 1 % of the mean."""
+        quantile = _QUANTILES.get(self.num_runs, 1.7)
+        by_chance = quantile * self.deviation * math.sqrt(1 + 1 / self.num_runs)
+        return max(by_chance if self.num_runs > 1 else 0.0, _MIN_MARGIN * abs(self.mean))
+
+    @property
+    def is_too_noisy(self) -> bool:
+        """Whether good runs are so far apart that a bad one may well be among them."""
+        return self.margin > _MAX_MARGIN * abs(self.mean)
+
+    @property
+    def text(self) -> str:
+        """Mean, deviation and number of runs."""
+        runs = "1 run" if self.num_runs == 1 else f"{self.num_runs} runs"
+        return f"{self.mean:.4g} +- {self.deviation:.2g} of {runs}"
+
+    @classmethod
+    def of(cls, numbers: Sequence[float]) -> Spread:
+        """Return mean and deviation of at least one number."""
+        deviation = statistics.stdev(numbers) if len(numbers) > 1 else 0.0
+        return cls(mean=statistics.fmean(numbers), deviation=deviation, num_runs=len(numbers))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LossJudge:
+    """A trial is bad if its loss at the end is higher than the reference's own noise allows, or not finite."""
+
+    reference: Spread
+    name: str = "loss"
+
+    @property
+    def limit(self) -> float:
+        """The highest loss that is good."""
+        return self.reference.mean + self.reference.margin
+
+    @property
+    def text(self) -> str:
+        """What is bad, and with which numbers."""
+        return f"bad is a loss above {self.limit:.4g}; the reference has {self.reference.text}"
+
+    def __call__(self, result: TrialResult) -> Verdict:
+        """Judge one trial."""
+        if ended := _ended_early(result):
+            return ended
+        loss = final_loss(result)
+        if loss is None:
+            raise _judge_error("loss", "no loss was seen in it")
+        is_bad = not loss <= self.limit
+        return Verdict(is_bad=is_bad, text=f"loss {loss:.4g}, {_limit_text(self.limit, 'at most')}", number=loss)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AccuracyJudge:
+    """A trial is bad if its accuracy is lower than the reference's own noise allows."""
+
+    reference: Spread
+    name: str = "accuracy"
+
+    @property
+    def limit(self) -> float:
+        """The lowest accuracy that is good."""
+        return self.reference.mean - self.reference.margin
+
+    @property
+    def text(self) -> str:
+        """What is bad, and with which numbers."""
+        return f"bad is an accuracy below {self.limit:.4g}; the reference has {self.reference.text}"
+
+    def __call__(self, result: TrialResult) -> Verdict:
+        """Judge one trial."""
+        if ended := _ended_early(result):
+            return ended
+        if result.accuracy is None:
+            raise _judge_error("accuracy", "it tells none; roundoff train does")
+        is_bad = not result.accuracy >= self.limit
+        text = f"accuracy {result.accuracy:.4g}, {_limit_text(self.limit, 'at least')}"
+        return Verdict(is_bad=is_bad, text=text, number=result.accuracy)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RuleJudge:
+    """A trial is bad if a rule of the diagnosis finds something in it."""
+
+    code: str
+
+    @property
+    def name(self) -> str:
+        """As `--judge` takes it."""
+        return f"rule:{self.code}"
+
+    @property
+    def text(self) -> str:
+        """What is bad."""
+        return f"bad is a finding of the rule {self.code}"
+
+    def __call__(self, result: TrialResult) -> Verdict:
+        """Judge one trial."""
+        found = ", ".join(result.rules) or "nothing"
+        return Verdict(is_bad=self.code in result.rules, text=f"found {found}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExitJudge:
+    """A trial is bad if its exit status is not 0."""
+
+    name: str = "exit"
+    text: str = "bad is an exit status other than 0"
+
+    def __call__(self, result: TrialResult) -> Verdict:
+        """Judge one trial."""
+        return Verdict(is_bad=result.exit_code != 0, text=f"exit {result.exit_code}", number=result.exit_code)
+
+
+def final_loss(result: TrialResult) -> float | None:
+    """Return the mean loss of the last fifth of the steps, or the evaluation's where no step was seen."""
+    if not result.losses:
+        return result.eval_loss
+    num_last = max(1, round(_SMOOTHED_SHARE * len(result.losses)))
+    return statistics.fmean(result.losses[-num_last:])
+
+
+def loss_judge(references: Sequence[TrialResult]) -> LossJudge:
+    """Return the judge that knows how far the losses of good runs are apart."""
+    return LossJudge(reference=Spread.of(_finite_numbers([final_loss(each) for each in references], "loss")))
+
+
+def accuracy_judge(references: Sequence[TrialResult]) -> AccuracyJudge:
+    """Return the judge that knows how far the accuracies of good runs are apart."""
+    return AccuracyJudge(reference=Spread.of(_finite_numbers([each.accuracy for each in references], "accuracy")))
+
+
+def _finite_numbers(values: Sequence[float | None], what: str) -> list[float]:
+    numbers = [value for value in values if value is not None and math.isfinite(value)]
+    if not numbers or len(numbers) < len(values):
+        raise _judge_error(what, "the reference itself has none, or one that is not finite")
+    return numbers
+
+
+def _ended_early(result: TrialResult) -> Verdict | None:
+    if result.exit_code == 0:
+        return None
+    return Verdict(is_bad=True, text=f"ended with exit code {result.exit_code}")
+
+
+def _limit_text(limit: float, word: str) -> str:
+    return f"{word} {limit:.4g} is good"
+
+
+def _judge_error(what: str, why: str) -> BisectError:
+    return BisectError.explain(
+        f"This training cannot be judged by its {what}.",
+        why=f"{why}.",
+        fix=f"choose another judge: --judge {', '.join(judge for judge in JUDGES if judge != what)}",
+    )
+
+
+# == Chooses who judges a bisection, from a bad run, a good one, and the noise of the reference.
+
+References = Callable[[], Sequence[TrialResult]]
+"""Trains the reference under several seeds, when it is called: most searches need none of that."""
+
+
+def check_judge(asked: str) -> None:
+    """Raise if there is no such judge, or no such rule."""
+    kind, _, code = asked.partition(":")
+    if asked in JUDGES and not code:
+        return
+    if kind != "rule" or not code:
+        raise BisectError.explain(f"There is no judge '{asked}'.", why=f"the judges are {', '.join(JUDGES)}.")
+    # Imported here: few searches ask for findings.
+    from roundoff.diagnose.rules import PROCEDURE
+
+    if code not in PROCEDURE:
+        close = difflib.get_close_matches(code, PROCEDURE, n=1, cutoff=0.5)
+        raise BisectError.explain(
+            f"There is no rule '{code}'.",
+            why="--judge rule:CODE takes the code of a finding.",
+            fix=f"did you mean 'rule:{close[0]}'?" if close else "roundoff diagnose names the codes of a run.",
+        )
+
+
+def choose_judge(asked: str, *, bad: TrialResult, good: TrialResult, references: References) -> Judge:
+    """Return the judge that was asked for; `auto` takes the first that finds the bad run bad.
+
+    Where none does, it is the loss, which then says how little the two are apart.
+    """
+    if asked == "nonfinite":
+        return NonFiniteJudge()
+    if asked == "exit":
+        return ExitJudge()
+    if asked.startswith("rule:"):
+        return RuleJudge(code=asked.removeprefix("rule:"))
+    if asked == "loss":
+        return loss_judge(references())
+    if asked == "accuracy":
+        return accuracy_judge(references())
+    return _first_failing_judge(bad, good, references)
+
+
+def check_noise(judge: Judge, verdict: Verdict) -> None:
+    """Raise if a run that was judged to be good may be bad all the same: good runs are too far apart to tell."""
+    if isinstance(judge, LossJudge | AccuracyJudge) and judge.reference.is_too_noisy and not verdict.is_bad:
+        raise BisectError.explain(
+            f"The runs are too noisy to tell whether anything is bad: {verdict.text}.",
+            why=f"good runs are that far apart: the reference has {judge.reference.text}.",
+            fix="raise --seeds, train for more steps, or judge by something else: --judge",
+        )
+
+
+def _first_failing_judge(bad: TrialResult, good: TrialResult, references: References) -> Judge:
+    for judge in (ExitJudge(), NonFiniteJudge()):
+        if judge(bad).is_bad:
+            return judge
+    by_loss = loss_judge(references()) if good.losses or good.eval_loss is not None else None
+    if by_loss is not None and by_loss(bad).is_bad:
+        return by_loss
+    by_accuracy = accuracy_judge(references()) if good.accuracy is not None else None
+    if by_accuracy is not None and by_accuracy(bad).is_bad:
+        return by_accuracy
+    return by_loss or by_accuracy or ExitJudge()

@@ -1,0 +1,97 @@
+"""What a trial came to, read from the run folder that a watch over it left."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import random
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from roundoff.experiments.trials.trial import TrialResult
+from roundoff.runs import Run
+from roundoff.watch.settings import WatchSettings
+
+# == Another seed for a script that sets its own: what it asks for is shifted, so that trials show its noise.
+
+
+@contextlib.contextmanager
+def shifting_seeds(by: int) -> Iterator[None]:
+    """Add `by` to every whole number that the generators of Python, numpy and torch are seeded with in the block.
+
+    A generator object of the script's own (`torch.Generator`, `numpy.random.default_rng`) stays as it is.
+    """
+    if not by:
+        yield
+        return
+    import numpy as np
+    import torch
+
+    places: list[tuple[Any, str]] = [
+        (random, "seed"),
+        (np.random, "seed"),
+        (torch, "manual_seed"),
+        (torch.random, "manual_seed"),
+    ]
+    with contextlib.ExitStack() as restoring:
+        for module, name in places:
+            original = getattr(module, name)
+            restoring.callback(setattr, module, name, original)
+            setattr(module, name, _shifted(original, by))
+        yield
+
+
+def _shifted(seed: Callable[..., Any], by: int) -> Callable[..., Any]:
+    @functools.wraps(seed)
+    def seed_with_another(*args: Any, **kwargs: Any) -> Any:
+        if args and isinstance(args[0], int):
+            args = ((args[0] + by) % 2**32, *args[1:])
+        kwargs = {key: (value + by) % 2**32 if isinstance(value, int) else value for key, value in kwargs.items()}
+        return seed(*args, **kwargs)
+
+    return seed_with_another
+
+
+RUN_NAME = "run"
+"""The run folder, inside the folder of a trial."""
+
+
+def empty_run_folder(trial_folder: Path) -> Path:
+    """Make the folder of a trial and return where its run goes; what an interrupted try left there goes."""
+    run_folder = trial_folder / RUN_NAME
+    shutil.rmtree(run_folder, ignore_errors=True)
+    trial_folder.mkdir(parents=True, exist_ok=True)
+    return run_folder
+
+
+def watch_settings(*, with_rules: bool) -> WatchSettings:
+    """Return how a trial is watched: its losses alone, or all that rules want to know."""
+    if with_rules:
+        return WatchSettings()
+    return WatchSettings(full_steps=0, recorded_steps=(), probe_seconds=0.0, most_replays=0)
+
+
+def rules_found_in(run_folder: Path) -> tuple[str, ...]:
+    """Diagnose a run, and return the codes of its findings, the verdict first."""
+    # Imported here: most trials are judged by their losses.
+    from roundoff.diagnose import diagnose_run
+
+    run = Run.open(run_folder)
+    diagnosis = diagnose_run(run)
+    run.write_findings(diagnosis.findings)
+    return tuple(finding.rule for finding in diagnosis.findings)
+
+
+def result_of_run(run_folder: Path, *, exit_code: int, with_rules: bool) -> TrialResult:
+    """Return what a script came to that was run under a watch."""
+    metrics = Run.open(run_folder).metrics()
+    eval_losses = [step.eval_loss for step in metrics if step.eval_loss is not None]
+    return TrialResult(
+        losses=tuple(step.loss for step in metrics if step.loss is not None),
+        eval_loss=eval_losses[-1] if eval_losses else None,
+        exit_code=exit_code,
+        rules=rules_found_in(run_folder) if with_rules else (),
+        folder=run_folder.parent,
+    )

@@ -1,0 +1,221 @@
+"""Groups of values as codes of 2, 4 or 8 bits, and back.
+
+Each group has its lowest value and its step in bf16; 256 values of 2 bits take 68 bytes where fp32 takes 1024. Rounding
+is stochastic: the mean over many keys is the value itself. A zero stays exactly zero and a positive value never becomes
+zero in a group without negative ones, because zero has a code of its own where it occurs.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+import torch
+from torch import Tensor
+
+from roundoff.errors import KernelError
+from roundoff.kernels.layout import DTYPE_CODES, compiled_for
+from roundoff.kernels.random_numbers import random_31
+
+# == Groups as codes in torch operations, with the same bits as the compiled loops (csrc/group_codes.cpp).
+
+_SMALLEST_NORMAL = 2.0**-126
+_LARGEST_STEP = 2.0**125
+_LOW_HALF = 0xFFFF
+
+
+def compress_groups_torch(flat: Tensor, *, bits: int, group: int, key: int) -> tuple[Tensor, Tensor]:
+    """Return heads and codes, as `compress_groups` does. A group without codes has a NaN step."""
+    rows = _rows(flat, group)
+    zero = rows.abs() < _SMALLEST_NORMAL
+    has_zero = zero.any(1, keepdim=True)
+    lowest, step = _rulers(rows, zero, has_zero, num_codes=1 << bits)
+    places = torch.arange(rows.numel(), device=flat.device).view(rows.shape)
+    fraction = (random_31(places, key=key) >> 7).float() * 2.0**-24
+    first = has_zero.int()
+    codes = ((rows - lowest) * (1.0 / step) + fraction).to(torch.int32) + first
+    codes = codes.clamp(max=(1 << bits) - 1).masked_fill(zero | step.isnan(), 0)
+    signed = torch.where(has_zero & ~step.isnan(), -step, step)
+    return _upper_halves(torch.cat([lowest, signed], 1)), _in_planes(codes, bits).flatten()
+
+
+def expand_groups_torch(heads: Tensor, codes: Tensor, *, bits: int, group: int, num_values: int) -> Tensor:
+    """Return the values as a flat fp32 tensor; see `roundoff.kernels.group_codes.expand_groups`."""
+    lowest, step = heads.float().unsqueeze(2).unbind(1)
+    rows = codes.view(heads.shape[0], group * bits // 8).to(torch.int32)
+    planes = [rows >> (plane * bits) & ((1 << bits) - 1) for plane in range(8 // bits)]
+    counts = torch.cat(planes, 1) - step.signbit().int()
+    values = counts.float() * step.abs() + lowest
+    return values.masked_fill(counts < 0, 0.0).flatten()[:num_values]
+
+
+def _rows(flat: Tensor, group: int) -> Tensor:
+    """Cut into groups of fp32; the last one is filled up with its first value, which changes no extreme."""
+    missing = -flat.numel() % group
+    if missing:
+        first = flat[flat.numel() - (group - missing)]
+        flat = torch.cat([flat, first.expand(missing)])
+    return flat.float().view(-1, group)
+
+
+def _rulers(rows: Tensor, zero: Tensor, has_zero: Tensor, *, num_codes: int) -> tuple[Tensor, Tensor]:
+    """Return each group's lowest value, rounded down to bf16, and its step, rounded up; 0 and NaN if it has none."""
+    finite = rows.isfinite().all(1, keepdim=True)
+    lowest = rows.masked_fill(zero, torch.inf).amin(1, keepdim=True)
+    highest = rows.masked_fill(zero, -torch.inf).amax(1, keepdim=True)
+    all_zero = lowest > highest
+    lowest = _bf16_below(lowest.masked_fill(all_zero, 0.0))
+    num_steps = (num_codes - 1 - has_zero.int()).float()
+    step = ((highest.masked_fill(all_zero, 0.0) - lowest) / num_steps).clamp(min=_SMALLEST_NORMAL)
+    has_codes = finite & (step <= _LARGEST_STEP)
+    bits = step.view(torch.int32)
+    step = ((bits + _LOW_HALF) & ~_LOW_HALF).view(torch.float32)
+    return lowest.masked_fill(~has_codes, 0.0), step.masked_fill(~has_codes, torch.nan)
+
+
+def _bf16_below(x: Tensor) -> Tensor:
+    bits = x.view(torch.int32)
+    return ((bits + (bits < 0).int() * _LOW_HALF) & ~_LOW_HALF).view(torch.float32)
+
+
+def _upper_halves(x: Tensor) -> Tensor:
+    """Convert to bf16 what it holds exactly; torch's own conversion may give NaN other bits."""
+    return (x.view(torch.int32) >> 16).to(torch.int16).view(torch.bfloat16)
+
+
+def _in_planes(codes: Tensor, bits: int) -> Tensor:
+    """Pack a row of n codes into n * bits / 8 bytes: byte j holds the codes j, j + m, j + 2m ..., lowest bits first."""
+    planes = codes.view(codes.shape[0], 8 // bits, codes.shape[1] * bits // 8)
+    shifts = torch.arange(0, 8, bits, device=codes.device).view(-1, 1)
+    return (planes << shifts).sum(1).to(torch.uint8)
+
+
+CODE_BITS: Final = (2, 4, 8)
+LONGEST_GROUP: Final = 1024
+_BF16, _FP32 = DTYPE_CODES[torch.bfloat16], DTYPE_CODES[torch.float32]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupCodes:
+    """A flat tensor, compressed.
+
+    `heads` has a row (lowest, step) of bf16 a group. A step with its sign bit set says that code 0 means exactly 0 and
+    the other codes lowest, lowest + step, ...; without it code 0 means the lowest value. Groups that have no step,
+    because a value is NaN or infinite or the range is immense, are kept as they were in `plain_values`.
+    """
+
+    heads: Tensor
+    codes: Tensor
+    num_values: int
+    bits: int
+    group: int
+    dtype: torch.dtype
+    plain_groups: Tensor | None = None
+    plain_values: Tensor | None = None
+
+    @property
+    def num_bytes(self) -> int:
+        """All memory that it takes."""
+        tensors = (self.heads, self.codes, self.plain_groups, self.plain_values)
+        return sum(t.numel() * t.element_size() for t in tensors if t is not None)
+
+
+def compress_groups(x: Tensor, *, bits: int, group: int = 256, key: int) -> GroupCodes:
+    """Compress the values of `x` in row-major order; `key` chooses the random numbers (see `draw_key`).
+
+    Values are taken as fp32; those below its smallest normal number count as zero. The last group may be short. On an
+    accelerator this waits for the device once, to learn whether every value is finite.
+    """
+    _check(x, bits=bits, group=group)
+    flat = x.detach().contiguous().view(-1)
+    narrow = flat.float() if flat.dtype == torch.float64 else flat
+    kernels = compiled_for(narrow)
+    if kernels is None:
+        heads, codes = compress_groups_torch(narrow, bits=bits, group=group, key=key)
+        num_plain = int(heads[:, 1].isnan().sum())
+    else:
+        num_groups = -(-flat.numel() // group)
+        heads = torch.empty((num_groups, 2), dtype=torch.bfloat16)
+        codes = torch.empty(num_groups * group * bits // 8, dtype=torch.uint8)
+        num_plain = kernels.compress_groups(
+            narrow.data_ptr(),
+            DTYPE_CODES[narrow.dtype],
+            key,
+            flat.numel(),
+            group,
+            bits,
+            heads.data_ptr(),
+            codes.data_ptr(),
+        )
+    plain = _plain(flat, heads, group=group) if num_plain else (None, None)
+    return GroupCodes(
+        heads=heads,
+        codes=codes,
+        num_values=flat.numel(),
+        bits=bits,
+        group=group,
+        dtype=flat.dtype,
+        plain_groups=plain[0],
+        plain_values=plain[1],
+    )
+
+
+def expand_groups(compressed: GroupCodes) -> Tensor:
+    """Return the values as a flat tensor of the dtype they had.
+
+    A value may come out beyond the largest or below the lowest of its group by up to 1/128 of their distance (the price
+    of a step in bf16), never beyond what the dtype can hold.
+    """
+    c = compressed
+    kernels = compiled_for(c.codes)
+    computed = torch.bfloat16 if c.dtype == torch.bfloat16 else torch.float32
+    if kernels is None:
+        flat = expand_groups_torch(c.heads, c.codes, bits=c.bits, group=c.group, num_values=c.num_values).to(computed)
+    else:
+        flat = torch.empty(c.num_values, dtype=computed)
+        kernels.expand_groups(
+            c.heads.data_ptr(),
+            c.codes.data_ptr(),
+            c.num_values,
+            c.group,
+            c.bits,
+            flat.data_ptr(),
+            _BF16 if computed == torch.bfloat16 else _FP32,
+        )
+    if c.dtype == torch.float16:
+        largest = torch.finfo(torch.float16).max
+        flat = flat.clamp_(-largest, largest)
+    flat = flat.to(c.dtype)
+    if c.plain_groups is not None and c.plain_values is not None:
+        flat[_members(c.plain_groups, group=c.group, num_values=c.num_values)] = c.plain_values
+    return flat
+
+
+def _plain(flat: Tensor, heads: Tensor, *, group: int) -> tuple[Tensor, Tensor]:
+    numbers = heads[:, 1].isnan().nonzero().flatten().to(torch.int32)
+    return numbers, flat[_members(numbers, group=group, num_values=flat.numel())]
+
+
+def _members(numbers: Tensor, *, group: int, num_values: int) -> Tensor:
+    """Return the places of all values of the numbered groups."""
+    places = (numbers.to(torch.int64).unsqueeze(1) * group + torch.arange(group, device=numbers.device)).flatten()
+    return places[places < num_values]
+
+
+def _check(x: Tensor, *, bits: int, group: int) -> None:
+    if x.dtype not in DTYPE_CODES or x.layout != torch.strided:
+        raise KernelError.explain(
+            f"A tensor of {x.dtype}, {x.layout}, cannot be compressed in groups.",
+            why="only dense float64, float32, bfloat16 and float16 tensors can.",
+            fix="convert it first, for example with x.float().",
+        )
+    if bits not in CODE_BITS:
+        raise KernelError.explain(
+            f"Groups have no codes of {bits} bits.", why="a code has 2, 4 or 8 bits.", fix="pass bits=2, 4 or 8."
+        )
+    if group < 64 or group > LONGEST_GROUP or group % 64:
+        raise KernelError.explain(
+            f"A group of {group} values cannot be.",
+            why=f"it has 64, 128, 192 ... {LONGEST_GROUP} values.",
+            fix="pass group=256, or 64 for finer steps.",
+        )

@@ -1,0 +1,116 @@
+"""The words for how a value is rounded, and for what becomes of one that is too large."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from typing import Final, Literal, get_args
+
+import torch
+
+# == How a fixed-point scale is found, as the kernels need to know it.
+
+Range = Literal["max", "3sigma", "sweep", "percentile"]
+"""What the scale covers: the largest magnitude, three standard deviations, the best of three, or most elements."""
+
+Follow = Literal["never", "data", "at_least"]
+"""Whether the stored scale is kept, replaced by that of the data, or replaced only if the data reaches further."""
+
+RANGES: Final[tuple[Range, ...]] = get_args(Range)
+# Places are shared with csrc/fixed_point.h.
+RANGE_CODES: Final = {word: code for code, word in enumerate(RANGES)}
+FOLLOW_CODES: Final = {word: code for code, word in enumerate(get_args(Follow))}
+
+SMALLEST_BOUND: Final = 1e-5
+"""No range is smaller, so that a tensor of zeros has a scale."""
+MAX_EXPONENT: Final = 127
+"""Scales are kept in fp32."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FixedRule:
+    """Codes of `num_bits` bits, and the range that a scale takes from the data.
+
+    The step is 2 * scale / 2**num_bits. Codes are two's complement; with `nics` there is one more above zero. The scale
+    is the power of two that covers the range, or with `float_scale` the range itself.
+    """
+
+    num_bits: int
+    nics: bool = False
+    range: Range = "max"
+    float_scale: bool = False
+    percentile: float = 99.9
+
+    @property
+    def lowest(self) -> int:
+        """The lowest code."""
+        return -(1 << self.num_bits - 1)
+
+    @property
+    def highest(self) -> int:
+        """The highest code."""
+        return (1 << self.num_bits - 1) - (0 if self.nics else 1)
+
+    @property
+    def steps_per_scale(self) -> float:
+        """How many steps make the scale."""
+        return float(2 ** (self.num_bits - 1))
+
+
+Rounding = Literal["nearest", "stochastic", "toward_zero", "up", "down"]
+"""`nearest` sends ties to the even neighbour; `up` and `down` mean towards +infinity and -infinity."""
+
+Overflow = Literal["saturate", "infinity", "nan"]
+"""What a value beyond the largest becomes: the largest with its sign, an infinity, or NaN."""
+
+ROUNDINGS: Final[tuple[Rounding, ...]] = get_args(Rounding)
+OVERFLOWS: Final[tuple[Overflow, ...]] = get_args(Overflow)
+
+# Places are shared with csrc/rounding.h.
+ROUNDING_CODES: Final = {rounding: code for code, rounding in enumerate(ROUNDINGS)}
+OVERFLOW_CODES: Final = {overflow: code for code, overflow in enumerate(OVERFLOWS)}
+
+
+# == The numbers a small float can hold, as the rounding kernels need to know them.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FloatGrid:
+    """Numbers with `mantissa_bits` bits after the leading one down to 2**`min_exponent`, then evenly spaced to zero."""
+
+    mantissa_bits: int
+    min_exponent: int
+    largest: float
+    overflow: Overflow
+    signed_zero: bool = True
+
+
+def _fields(dtype: torch.dtype) -> tuple[int, int, float]:
+    """Return mantissa bits, exponent of the smallest normal number, and the largest number of `dtype`."""
+    info = torch.finfo(dtype)
+    return -round(math.log2(info.eps)), round(math.log2(info.smallest_normal)), float(info.max)
+
+
+def holds(grid: FloatGrid, dtype: torch.dtype) -> bool:
+    """Whether every value of `dtype`, infinities and both zeros included, is on the grid: rounding changes nothing."""
+    mantissa_bits, min_exponent, largest = _fields(dtype)
+    return (
+        grid.mantissa_bits >= mantissa_bits
+        and grid.min_exponent - grid.mantissa_bits <= min_exponent - mantissa_bits
+        and grid.largest >= largest
+        and grid.overflow == "infinity"
+        and grid.signed_zero
+    )
+
+
+def within(grid: FloatGrid, dtype: torch.dtype) -> FloatGrid:
+    """Return the part of the grid that `dtype` holds: `largest` becomes the largest number that both have.
+
+    >>> fp16 = FloatGrid(mantissa_bits=10, min_exponent=-14, largest=65504.0, overflow="infinity")
+    >>> within(fp16, torch.bfloat16).largest
+    65280.0
+    """
+    mantissa_bits, _, largest = _fields(dtype)
+    fraction, exponent = math.frexp(min(grid.largest, largest))
+    kept = 1 + min(grid.mantissa_bits, mantissa_bits)
+    return replace(grid, largest=math.ldexp(math.floor(math.ldexp(fraction, kept)), exponent - kept))

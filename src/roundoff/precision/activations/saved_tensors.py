@@ -1,0 +1,210 @@
+"""Stores what one forward saves, each piece of memory once."""
+
+from __future__ import annotations
+
+import itertools
+import weakref
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.function import BackwardCFunction
+from torch.multiprocessing.reductions import StorageWeakRef
+
+from roundoff.kernels.group_codes import compress_groups
+from roundoff.kernels.random_numbers import splitmix64
+from roundoff.precision.activations.activation_settings import UNCOMPRESSED, ActivationSettings
+from roundoff.precision.activations.stored_forms import (
+    Codes,
+    SavedTensor,
+    StoredForm,
+    UncompressedTensor,
+    group_size,
+    mask_of,
+    narrowed,
+)
+
+# == Tells weights from activations among the tensors that autograd saves.
+
+_MAX_NODES: Final = 16
+"""A weight is few operations away from its parameters."""
+
+
+class WeightFinder:
+    """The parameters and buffers of a model as they are now, and what is made of them alone.
+
+    A tensor is a weight if it shares the memory of a parameter or buffer, or is as large as a parameter and computed
+    from parameters only: cast by autocast, normalised, rounded. Coarse codes of weights would harm all gradients below
+    them, and parameters stay in memory anyway.
+    """
+
+    def __init__(self, model: nn.Module, *, min_elements: int) -> None:
+        tensors = list(itertools.chain(model.parameters(), model.buffers()))
+        # Held weakly, an address is not given away again.
+        refs = [StorageWeakRef(t.untyped_storage()) for t in tensors if _has_storage(t)]
+        self._storages = {ref.cdata: ref for ref in refs}
+        # Small tensors are kept in any case, and statistics of a norm have the shape of its parameters.
+        large = [t for t in tensors if t.numel() >= min_elements]
+        self._numels = {t.numel() for t in large}
+        self._shapes = {tuple(sorted(t.shape)) for t in large}
+        self._dtypes = {t.dtype for t in large}
+
+    def include(self, x: Tensor, storage: StorageWeakRef) -> bool:
+        """Say whether `x`, which lies in `storage`, is a weight."""
+        if storage.cdata in self._storages or is_parameter(x):
+            return True
+        if x.numel() not in self._numels or not x.is_floating_point():
+            return False
+        if x.grad_fn is None:  # a frozen parameter, cast by autocast
+            return tuple(sorted(x.shape)) in self._shapes and x.dtype not in self._dtypes
+        return _comes_from_parameters(x.grad_fn, x.numel())
+
+
+def _comes_from_parameters(node: Any, numel: int) -> bool:
+    """Follow the graph up: every way must end in a parameter, and one of them must be as large.
+
+    An input without gradient is a batch, or, for a `torch.autograd.Function`, may be the scale of a rounded weight.
+    """
+    nodes, num_seen, is_as_large = [node], 0, False
+    while nodes:
+        node = nodes.pop()
+        num_seen += 1
+        if num_seen > _MAX_NODES:
+            return False
+        variable = getattr(node, "variable", None)
+        if variable is not None:
+            if not isinstance(variable, nn.Parameter):
+                return False
+            is_as_large |= variable.numel() == numel
+        above = [node for node, _ in node.next_functions]
+        if None in above and not isinstance(node, BackwardCFunction):
+            return False
+        nodes += [node for node in above if node is not None]
+    return is_as_large
+
+
+def is_parameter(x: Tensor) -> bool:
+    """Say whether `x` is a parameter, or a view of one."""
+    return isinstance(x if x._base is None else x._base, nn.Parameter)
+
+
+def _has_storage(x: Tensor) -> bool:
+    try:
+        x.untyped_storage()
+    except (NotImplementedError, RuntimeError):  # sparse, and subclasses without memory of their own
+        return False
+    return True
+
+
+_FLOATS = frozenset((torch.float32, torch.bfloat16, torch.float16, torch.float64))
+_INTEGERS = frozenset((torch.int64, torch.int32, torch.int16))
+_LARGEST_SHARE = 4
+"""A view is stored with the whole memory it lies in, unless that is over so many times its size."""
+
+
+@dataclass(slots=True, kw_only=True)
+class SavedTally:
+    """What one site has saved so far."""
+
+    num_tensors: int = 0
+    bytes_before: int = 0
+    bytes_after: int = 0
+
+
+@dataclass(slots=True, kw_only=True)
+class _Known:
+    """A piece of memory that was saved: its forms by version and part; watched, so that its address stays its own."""
+
+    storage: StorageWeakRef
+    forms: dict[tuple[object, ...], weakref.ref[StoredForm]] = field(default_factory=dict)
+
+
+class ForwardSaves:
+    """The saved tensors of one forward: `pack` gives what autograd is to hold instead of a tensor."""
+
+    def __init__(self, model: nn.Module, *, settings: ActivationSettings, bits: Mapping[str, int], key: int) -> None:
+        self.tallies: dict[str, SavedTally] = {}
+        self._settings = settings
+        self._bits = bits
+        self._key = key
+        self._weights = WeightFinder(model, min_elements=settings.min_elements)
+        self._known: dict[int, _Known] = {}
+
+    def pack(self, x: Tensor, *, site: str) -> SavedTensor:
+        """Compress `x`, or keep it; `site` is where it was saved."""
+        if type(x) not in (Tensor, nn.Parameter) or x.layout != torch.strided:
+            if not is_parameter(x):
+                size = x.numel() * x.element_size()
+                self._count(site, before=size, after=size)
+            return _save_alone(UncompressedTensor(tensor=x.detach(), version=x._version), x)
+        storage = StorageWeakRef(x.untyped_storage())
+        if self._weights.include(x, storage):
+            return _save_alone(UncompressedTensor(tensor=x.detach(), version=x._version), x)
+        known = self._known.setdefault(storage.cdata, _Known(storage=storage))
+        whole = (x._version, x.dtype)
+        part = (*whole, x.storage_offset(), x.shape, x.stride())
+        for place in (whole, part):
+            reference = known.forms.get(place)
+            form = None if reference is None else reference()
+            if form is not None:
+                return _save_alone(form, x) if place is part else _save_part(form, x)
+        is_whole = _fills_storage(x)
+        form = self._form_of(_storage_of(x) if is_whole else x, like=x, bits=self._bits[site])
+        known.forms[whole if is_whole else part] = weakref.ref(form)
+        before = x.untyped_storage().nbytes() if is_whole else x.numel() * x.element_size()
+        self._count(site, before=before, after=form.num_bytes)
+        return _save_part(form, x) if is_whole else _save_alone(form, x)
+
+    def forget(self) -> None:
+        """End the forward: what comes later is not recognised any more."""
+        self._known.clear()
+
+    def _form_of(self, values: Tensor, *, like: Tensor, bits: int) -> StoredForm:
+        if bits == UNCOMPRESSED or values.numel() < self._settings.min_elements:
+            return _keep_uncompressed(values)
+        if values.dtype in _FLOATS:
+            self._key = splitmix64(self._key)
+            group = self._settings.group or group_size(like)
+            return Codes(groups=compress_groups(values, bits=bits, group=group, key=self._key))
+        flat = values.detach().contiguous().view(-1)
+        if values.dtype == torch.bool:
+            return mask_of(flat)
+        return (narrowed(flat) if values.dtype in _INTEGERS else None) or _keep_uncompressed(values)
+
+    def _count(self, site: str, *, before: int, after: int) -> None:
+        tally = self.tallies.setdefault(site, SavedTally())
+        tally.num_tensors += 1
+        tally.bytes_before += before
+        tally.bytes_after += after
+
+
+def _keep_uncompressed(x: Tensor) -> UncompressedTensor:
+    """Keep `x`; a copy of it if it would keep alive a memory much larger than itself."""
+    size = x.numel() * x.element_size()
+    kept = x.detach()
+    if x.untyped_storage().nbytes() > _LARGEST_SHARE * size:
+        kept = kept.clone()
+    return UncompressedTensor(tensor=kept, version=kept._version)
+
+
+def _save_alone(form: StoredForm, x: Tensor) -> SavedTensor:
+    return SavedTensor(form=form, shape=x.shape, stride=None, offset=0)
+
+
+def _save_part(form: StoredForm, x: Tensor) -> SavedTensor:
+    return SavedTensor(form=form, shape=x.shape, stride=x.stride(), offset=int(x.storage_offset()))
+
+
+def _fills_storage(x: Tensor) -> bool:
+    """Say whether the whole memory that `x` lies in is to be stored with it, for other views of it to share."""
+    if x.is_conj() or x.is_neg():
+        return False
+    return x.untyped_storage().nbytes() <= _LARGEST_SHARE * x.numel() * x.element_size()
+
+
+def _storage_of(x: Tensor) -> Tensor:
+    """Return the memory that `x` lies in as a flat tensor that shares its version."""
+    num_values = x.untyped_storage().nbytes() // x.element_size()
+    return x.detach().as_strided((num_values,), (1,), 0)

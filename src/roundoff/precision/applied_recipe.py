@@ -1,0 +1,185 @@
+"""What all optimizers of one model share: how it computes, its weights, its buffers, and the loss scale."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Protocol
+
+import torch
+from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
+
+from roundoff.precision.compute.computation import Computation
+from roundoff.precision.loss_scaler import LossScaler
+from roundoff.precision.recipe.recipe import Recipe
+from roundoff.precision.weights import Weights
+
+if TYPE_CHECKING:
+    from roundoff.precision.optimizer import RecipeOptimizer
+
+
+# == Buffers as they were before a step, in case the step never happened.
+
+
+class BufferRollback:
+    """Copies a model's buffers before the first forward of a step, and puts them back when the step is skipped.
+
+    Stock AMP skips the weights of a bad step but keeps its batch-norm statistics. Several optimizers may share one.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        self._copies: list[Tensor] = []
+        self._buffers: list[Tensor] = []
+        self._taken = False
+        self._hook = model.register_forward_pre_hook(self._before_forward)
+
+    @property
+    def hook(self) -> RemovableHandle:
+        """What to remove to stop."""
+        return self._hook
+
+    def _before_forward(self, module: nn.Module, args: Any) -> None:
+        if self._taken or not torch.is_grad_enabled() or torch.compiler.is_compiling():
+            return
+        buffers = list(module.buffers())
+        if len(buffers) != len(self._copies) or any(
+            a.shape != b.shape or a.dtype != b.dtype or a.device != b.device
+            for a, b in zip(buffers, self._copies, strict=False)
+        ):
+            self._copies = [buffer.detach().clone() for buffer in buffers]
+        elif buffers:
+            torch._foreach_copy_(self._copies, buffers)
+        self._buffers = buffers
+        self._taken = True
+
+    def restore(self) -> None:
+        """Put the buffers back as they were before the step."""
+        if self._taken and self._buffers:
+            with torch.no_grad():
+                torch._foreach_copy_(self._buffers, self._copies)
+
+    def forget(self) -> None:
+        """The step has happened, or its buffers are back: copy again before the next forward."""
+        self._taken = False
+
+    def remember(self) -> tuple[list[Tensor], list[Tensor], bool]:
+        """Return what it holds, to go back there."""
+        return [copy.clone() for copy in self._copies], list(self._buffers), self._taken
+
+    def recall(self, memory: tuple[list[Tensor], list[Tensor], bool]) -> None:
+        """Go back."""
+        copies, buffers, self._taken = memory
+        self._copies, self._buffers = [copy.clone() for copy in copies], list(buffers)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> BufferRollback:
+        # A copied model has no optimizer that could skip its steps: its hook does nothing.
+        copy = object.__new__(BufferRollback)
+        copy._copies, copy._buffers, copy._taken = [], [], True
+        return copy
+
+
+class Removable(Protocol):
+    """Something a recipe adds to a model: compressed activations, fixed point."""
+
+    def remove(self) -> None:
+        """Take it off the model."""
+
+
+class AppliedRecipe:
+    """One model under one recipe.
+
+    With several optimizers a step of the scaler ends when each has stepped, or at the next backward.
+    """
+
+    def __init__(
+        self,
+        recipe: Recipe,
+        *,
+        computation: Computation,
+        weights: Weights,
+        scaler: LossScaler,
+        buffers: BufferRollback | None,
+        extras: list[Removable],
+        log_losses: bool,
+    ) -> None:
+        self.recipe = recipe
+        self.computation = computation
+        self.weights = weights
+        self.scaler = scaler
+        self.buffers = buffers
+        self.extras = extras
+        self.optimizers: list[RecipeOptimizer] = []
+        self.num_backwards = 0
+        self._log_losses = log_losses
+        self._loss: float | None = None
+        self._overflows: list[str | None] = []
+
+    def note_backward(self, loss: Tensor) -> None:
+        """A loss is about to be scaled."""
+        if self._overflows:
+            self._settle()
+        self.num_backwards += 1
+        if self._log_losses:
+            self._loss = (self._loss or 0.0) + float(loss.detach())
+
+    def note_step(self, overflow: str | None) -> None:
+        """One of the optimizers has stepped, or skipped because of a gradient."""
+        if overflow is not None and self.buffers is not None:
+            self.buffers.restore()
+        self._overflows.append(overflow)
+        if len(self._overflows) >= len(self.optimizers):
+            self._settle()
+
+    def _settle(self) -> None:
+        overflow = next((name for name in self._overflows if name is not None), None)
+        loss, self._loss = self._loss, None
+        self._overflows = []
+        self.num_backwards = 0
+        if self.buffers is not None:
+            self.buffers.forget()
+        self.scaler.update(overflow=overflow, loss=loss)
+
+    def remember_counts(self) -> tuple[int, float | None, list[str | None]]:
+        """Return how far the step of the scaler is."""
+        return self.num_backwards, self._loss, list(self._overflows)
+
+    def recall_counts(self, counts: tuple[int, float | None, list[str | None]]) -> None:
+        """Go back there."""
+        self.num_backwards, self._loss, overflows = counts
+        self._overflows = list(overflows)
+
+    def report(self) -> str:
+        """Say in a few lines how the model trains."""
+        recipe, settings = self.recipe, self.scaler.settings
+        lines = [
+            f"recipe      {recipe.name}: {recipe.description}" if recipe.description else f"recipe      {recipe.name}"
+        ]
+        lines.append(f"arithmetic  {self.computation.arithmetic}, {recipe.compute_format}")
+        if recipe.device_profile:
+            lines.append(f"device      {recipe.device_profile}, emulated")
+        scaling = settings.kind + (f" ({settings.flavour})" if settings.flavour else "")
+        lines.append(f"loss scale  {scaling}, now {self.scaler.scale:g}, {self.scaler.num_skips} skipped")
+        lines += [f"override    {pattern} = {fmt}" for pattern, fmt in recipe.overrides.items()]
+        return "\n".join(lines)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what a resumed training needs besides the optimizer's state."""
+        return {
+            "recipe": self.recipe.name,
+            "scaler": self.scaler.state_dict(),
+            "weights": self.weights.state_dict(),
+            "computation": self.computation.state_dict(),
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on from there; what another recipe remembered and this one does not know is left out."""
+        self.scaler.load_state_dict(state["scaler"])
+        self.weights.load_state_dict(state.get("weights", {}))
+        self.computation.load_state_dict(state.get("computation", {}))
+
+    def remove(self) -> None:
+        """Take every hook off the model."""
+        self.computation.detach()
+        if self.buffers is not None:
+            self.buffers.hook.remove()
+        for extra in self.extras:
+            extra.remove()

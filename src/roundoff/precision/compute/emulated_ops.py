@@ -1,0 +1,257 @@
+"""The mode that rounds what functions of torch return, and lets the model's code believe in the narrow dtype."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Final
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+from torch.overrides import TorchFunctionMode
+
+from roundoff.formats import Format
+from roundoff.precision.compute.computation import map_floats
+from roundoff.precision.compute.graph_rounding import GradientRounder, gradient_rounder, narrowed, round_in_place
+from roundoff.precision.compute.torch_ops import EXACT, PRODUCTS, PROFILES, WIDE, Function, opened
+from roundoff.precision.recipe.site_formats import dtype_of
+
+_GET_DTYPE = Tensor.dtype.__get__  # type: ignore[attr-defined]
+_NORMS = frozenset({F.batch_norm, F.layer_norm, F.group_norm, F.instance_norm, F.rms_norm})
+CASTS: dict[Function, torch.dtype | None] = {
+    Tensor.to: None,
+    Tensor.type: None,
+    Tensor.type_as: None,
+    Tensor.half: torch.float16,
+    Tensor.bfloat16: torch.bfloat16,
+    Tensor.float: torch.float32,
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Policy:
+    """Which functions are narrow. A tensor is narrow or wide; its values tell nothing, so it is marked."""
+
+    narrow: frozenset[Function]
+    """Functions that take narrow operands and give narrow results."""
+    wide: frozenset[Function] = frozenset()
+    """Functions that give wide results, whatever they take."""
+    starts_wide: bool
+    """What a tensor is that nobody marked."""
+    spreads: bool = True
+    """Whether other functions of narrow tensors give narrow results; else their results are wide."""
+
+
+WHOLE: Final = Policy(narrow=PRODUCTS, starts_wide=False)
+"""A model that was cast: everything is narrow, except what its code widens with `.float()`, until a product."""
+LISTS: Final = Policy(narrow=PRODUCTS, wide=WIDE, starts_wide=True)
+"""apex O1: products are narrow, sums and the like wide, everything else takes the widest of its inputs."""
+
+
+def profile_policy(name: str) -> Policy:
+    """Return the policy of a device that has some functions only narrow."""
+    return Policy(narrow=PROFILES[name], starts_wide=True, spreads=False)
+
+
+class RoundingScope(threading.local):
+    """The format that ops are rounded to at this moment, in this thread; None rounds nothing."""
+
+    def __init__(self) -> None:
+        self.fmt: Format | None = None
+        self.dtype: torch.dtype | None = None
+        self.round_gradient: GradientRounder | None = None
+        self.paused = False
+
+    def enter(self, fmt: Format | None) -> None:
+        """Round to `fmt` from now on."""
+        self.fmt = fmt
+        self.dtype = None if fmt is None else dtype_of(fmt.name)
+        self.round_gradient = None if fmt is None else gradient_rounder(fmt)
+
+    @contextmanager
+    def pausing(self) -> Iterator[None]:
+        """Round nothing, and tell the truth about dtypes, for code of ours that runs between two sites."""
+        before, self.paused = self.paused, True
+        try:
+            yield
+        finally:
+            self.paused = before
+
+
+def mark(values: Any, *, wide: bool) -> None:
+    """Note that tensors are wide (hold fp32 on purpose), or narrow."""
+    for item in values if isinstance(values, tuple | list) else (values,):
+        if isinstance(item, Tensor):
+            item._roundoff_wide = wide  # type: ignore[attr-defined]
+
+
+def copy_marks(source: Any, target: Any) -> None:
+    """Mark the tensors of `target` as those in the same places of `source`."""
+    for one, other in zip(_tensors_in(source), _tensors_in(target), strict=True):
+        if one is not other and hasattr(one, "_roundoff_wide"):
+            mark(other, wide=one._roundoff_wide)
+
+
+def _tensors_in(values: Any) -> list[Tensor]:
+    found: list[Tensor] = []
+
+    def note(x: Tensor) -> Tensor:
+        found.append(x)
+        return x
+
+    map_floats(values, note)
+    return found
+
+
+class RoundResults(TorchFunctionMode):
+    """Rounds what functions return in place, and the gradients that come back to it; storage stays fp32.
+
+    A narrow tensor's dtype reads as the emulated one, so that `x.to(y.dtype)` and `torch.finfo(x.dtype)` mean what they
+    would natively. Made anew for each forward: it keeps the rounded copies of wide weights that long.
+    """
+
+    def __init__(self, scope: RoundingScope, policy: Policy, *, norms_narrow: bool = False) -> None:
+        super().__init__()
+        self._scope = scope
+        self._policy = policy
+        self._norms_narrow = norms_narrow
+        self._weights: dict[tuple[Tensor, bool, str], Tensor] = {}
+
+    def __torch_function__(self, func: Function, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Call `func`, and round what it gives."""
+        scope, policy = self._scope, self._policy
+        kwargs = kwargs or {}
+        if scope.fmt is None or scope.paused:
+            return func(*args, **kwargs)
+        if inner := opened(func):
+            with self:
+                return inner(*args, **kwargs)
+        if func in policy.narrow:
+            return self._narrow(func, args, kwargs)
+        if not policy.spreads:
+            return func(*args, **kwargs)
+        if func in EXACT:
+            wide = self._any_wide(args)
+            result = self._stored_wide(func(*args, **kwargs))
+            if wide != policy.starts_wide:
+                self._mark(result, wide=wide)
+            return result
+        if func == _GET_DTYPE:
+            return self._believed_dtype(args[0])
+        if func in CASTS:
+            return self._cast(func, args, kwargs)
+        return self._other(func, args, kwargs)
+
+    def _narrow(self, func: Function, args: Any, kwargs: dict[str, Any]) -> Any:
+        args, kwargs = map_floats((args, kwargs), self._narrow_operand)
+        result = func(*args, **kwargs)
+        self._round_all(result)
+        if self._policy.starts_wide and self._policy.spreads:
+            self._mark(result, wide=False)
+        return result
+
+    def _other(self, func: Function, args: Any, kwargs: dict[str, Any]) -> Any:
+        policy = self._policy
+        wide = (
+            func in policy.wide
+            or kwargs.get("dtype") is torch.float32
+            or self._any_wide(args[:1] if func in _NORMS else args)
+        )
+        result = self._stored_wide(func(*args, **kwargs))
+        if not wide:
+            self._round_all(result)
+        if wide != policy.starts_wide:
+            self._mark(result, wide=wide)
+        if func is F.batch_norm and self._norms_narrow:
+            self._round_all(args[1:3])
+        return result
+
+    def _is_wide(self, x: Tensor) -> bool:
+        return getattr(x, "_roundoff_wide", self._policy.starts_wide)
+
+    def _mark(self, values: Any, *, wide: bool) -> None:
+        mark(values, wide=wide)
+
+    def _any_wide(self, args: Any) -> bool:
+        for x in args:
+            if isinstance(x, Tensor):
+                if self._is_wide(x) and x.dtype is torch.float32 and x.dim():
+                    return True
+            elif isinstance(x, tuple | list) and self._any_wide(x):
+                return True
+        return False
+
+    def _narrow_operand(self, x: Tensor) -> Tensor:
+        fmt = self._scope.fmt
+        assert fmt is not None
+        if x.dtype is not torch.float32 or not self._is_wide(x):
+            return x
+        if not x.is_leaf or not x.requires_grad:
+            return narrowed(x, fmt)
+        key = (x, torch.is_grad_enabled(), fmt.name)
+        if key not in self._weights:
+            self._weights[key] = narrowed(x, fmt)
+        return self._weights[key]
+
+    def _round_all(self, result: Any) -> None:
+        for item in result if isinstance(result, tuple | list) else (result,):
+            # A leaf that requires grad is a parameter that was passed on, not something that was computed.
+            if isinstance(item, Tensor) and item.dtype is torch.float32 and not (item.is_leaf and item.requires_grad):
+                self._round(item)
+
+    def _round(self, result: Tensor) -> None:
+        scope = self._scope
+        assert scope.fmt is not None
+        round_in_place(result, scope.fmt)
+        if result.requires_grad:
+            result.register_hook(scope.round_gradient)
+
+    def _stored_wide(self, result: Any) -> Any:
+        """Return a result that came out in the emulated dtype, say of `torch.zeros(dtype=x.dtype)`, stored as fp32."""
+        if isinstance(result, Tensor) and result.dtype is self._scope.dtype:
+            result = result.float()
+            mark(result, wide=False)
+        return result
+
+    def _believed_dtype(self, x: Tensor) -> torch.dtype:
+        narrow = self._scope.dtype
+        if x.dtype is torch.float32 and narrow and not self._is_wide(x):
+            return narrow
+        return x.dtype
+
+    def _cast(self, func: Function, args: Any, kwargs: dict[str, Any]) -> Any:
+        """Do what a cast in the model's own code means: to the emulated dtype it rounds, to fp32 it widens."""
+        scope, source = self._scope, args[0]
+        assert scope.fmt is not None
+        dtype = CASTS[func] or self._first_dtype((kwargs.get("dtype"), *args[1:]))
+        if dtype is None:
+            return self._marked_like(func(*args, **kwargs), source)
+        if dtype is scope.dtype:
+            if self._believed_dtype(source) is dtype:
+                return source
+            result = narrowed(source.to(torch.float32), scope.fmt)
+            mark(result, wide=False)
+            return result
+        result = func(*args, **kwargs)
+        if dtype is torch.float32:
+            result = result.view_as(result) if result is source else result
+            mark(result, wide=True)
+        return result
+
+    def _marked_like(self, result: Any, source: Tensor) -> Any:
+        if hasattr(source, "_roundoff_wide"):
+            mark(result, wide=source._roundoff_wide)
+        return result
+
+    def _first_dtype(self, values: tuple[Any, ...]) -> torch.dtype | None:
+        return next(self._dtypes(values), None)
+
+    def _dtypes(self, values: tuple[Any, ...]) -> Iterator[torch.dtype]:
+        for value in values:
+            if isinstance(value, torch.dtype):
+                yield value
+            elif isinstance(value, Tensor):
+                yield self._believed_dtype(value)

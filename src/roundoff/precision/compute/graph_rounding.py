@@ -1,0 +1,161 @@
+"""Rounding inside a computation graph: values on the way forward, gradients on the way back."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from roundoff.formats import Format, SmallFloat, format_named
+from roundoff.kernels.availability import compiled
+from roundoff.kernels.layout import DTYPE_CODES
+from roundoff.kernels.rounding_rules import OVERFLOW_CODES, ROUNDING_CODES, holds, within
+from roundoff.precision.compute.sharded_weights import local_part
+
+# == Rounding as an op of torch, so that whoever watches a step sees where emulation makes an infinity.
+
+# Calling the kernel costs a third of calling an op, so the op is for watched steps only. Private: without it, rounding
+# stays right and unseen.
+_num_dispatch_modes: Callable[[], int] = getattr(torch._C, "_len_torch_dispatch_stack", lambda: 0)
+
+
+class _Ops(NamedTuple):
+    library: Any
+    """Keeps the definitions alive."""
+    round_: Callable[[Tensor, str], Tensor]
+    rounded: Callable[[Tensor, str], Tensor]
+
+
+def is_watched() -> bool:
+    """Whether a mode sees every op of this thread."""
+    return _num_dispatch_modes() > 0
+
+
+def round_visibly(x: Tensor, fmt: Format) -> None:
+    """Round in place, as the op `roundoff.round_`."""
+    _FORMATS[fmt.name] = fmt
+    _ops().round_(x, fmt.name)
+
+
+def rounded_visibly(x: Tensor, fmt: Format) -> Tensor:
+    """Return a rounded copy, as the op `roundoff.rounded`."""
+    _FORMATS[fmt.name] = fmt
+    return _ops().rounded(x, fmt.name)
+
+
+_FORMATS: dict[str, Format] = {}
+"""Formats that were used under their name; an op takes no objects."""
+
+
+@functools.cache
+def _ops() -> _Ops:
+    library = torch.library.Library("roundoff", "FRAGMENT")
+    library.define("round_(Tensor(a!) x, str format) -> Tensor(a!)")
+    library.define("rounded(Tensor x, str format) -> Tensor")
+    library.impl("round_", _round_op_, "CompositeExplicitAutograd")
+    library.impl("rounded", _rounded_op, "CompositeExplicitAutograd")
+    return _Ops(library, torch.ops.roundoff.round_.default, torch.ops.roundoff.rounded.default)
+
+
+def _round_op_(x: Tensor, name: str) -> Tensor:
+    return _format(name).rounded(x, rounding="nearest", key=0, overflow=None, out=x)
+
+
+def _rounded_op(x: Tensor, name: str) -> Tensor:
+    return _format(name).rounded(x, rounding="nearest", key=0, overflow=None, out=None)
+
+
+def _format(name: str) -> Format:
+    return _FORMATS.get(name) or format_named(name)
+
+
+GradientRounder = Callable[[Tensor], Tensor]
+
+
+def round_in_place(x: Tensor, fmt: Format) -> None:
+    """Round what `x` holds, unseen by autograd: what an op saved of its own result is rounded too, as on a device."""
+    data = local_part(x).data
+    if is_watched():
+        round_visibly(data, fmt)
+    elif not _round_quickly(data, data, fmt):
+        fmt.rounded(data, rounding="nearest", key=0, overflow=None, out=data)
+
+
+def rounded(x: Tensor, fmt: Format) -> Tensor:
+    """Return `x` rounded to nearest, without a gradient."""
+    if is_watched():
+        return rounded_visibly(x.detach(), fmt)
+    if x.is_contiguous():
+        result = torch.empty_like(x, requires_grad=False)
+        if _round_quickly(x, result, fmt):
+            return result
+    return fmt.rounded(x, rounding="nearest", key=0, overflow=None, out=None)
+
+
+def _round_quickly(x: Tensor, out: Tensor, fmt: Format) -> bool:
+    """Call the compiled kernel itself if the case is plain: a third of what `round_to` costs on small tensors."""
+    call = _quick_call(fmt) if isinstance(fmt, SmallFloat) else None
+    if (
+        call is None
+        or x.dtype is not torch.float32
+        or type(x) not in (Tensor, torch.nn.Parameter)
+        or not x.is_cpu
+        or not x.is_contiguous()
+        or x.is_neg()
+    ):
+        return False
+    call(x.data_ptr(), out.data_ptr(), x.numel())
+    return True
+
+
+@functools.cache
+def _quick_call(fmt: SmallFloat) -> Callable[[int, int, int], None] | None:
+    """Return the compiled rounding of fp32 to nearest, given source, target and length; None if there is none."""
+    kernels = compiled()
+    if kernels is None or holds(fmt.grid, torch.float32):
+        return None
+    grid = within(fmt.grid, torch.float32)
+    code = DTYPE_CODES[torch.float32]
+    numbers = (grid.mantissa_bits, grid.min_exponent, grid.largest, OVERFLOW_CODES[grid.overflow], grid.signed_zero)
+    nearest = ROUNDING_CODES["nearest"]
+
+    def call(source: int, target: int, length: int) -> None:
+        kernels.round_float(source, target, length, code, *numbers, nearest, 0)
+
+    return call
+
+
+def gradient_rounder(fmt: Format) -> GradientRounder:
+    """Return a tensor hook that rounds dense float gradients to a format."""
+
+    def round_gradient(grad: Tensor) -> Tensor:
+        return rounded(grad, fmt) if _can_round(grad) else grad
+
+    return round_gradient
+
+
+def _can_round(x: Tensor) -> bool:
+    return x.layout == torch.strided and x.dtype in (torch.float32, torch.float64)
+
+
+class RoundedCopy(torch.autograd.Function):
+    """A copy rounded to a format, as a cast makes one; the gradient is rounded on its way back."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, fmt: Format) -> Tensor:
+        """Round the values."""
+        ctx.fmt = fmt
+        return rounded(x, fmt)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        """Round the gradient."""
+        return rounded(grad, ctx.fmt) if _can_round(grad) else grad, None
+
+
+def narrowed(x: Tensor, fmt: Format) -> Tensor:
+    """Return a copy of `x` on the format's grid; its gradient is rounded too."""
+    return RoundedCopy.apply(x, fmt)  # type: ignore[no-any-return,no-untyped-call]

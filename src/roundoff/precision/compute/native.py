@@ -1,0 +1,190 @@
+"""The whole model in a narrow dtype, computed by the device itself."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+
+from roundoff.errors import RecipeError
+from roundoff.precision.compute.computation import Computation, cast_floats, map_floats
+from roundoff.precision.compute.torch_ops import PRODUCTS, WIDE, WIDEST, Function, opened
+from roundoff.precision.recipe.site_formats import (
+    Boundary,
+    boundaries,
+    dtype_of,
+    formats_of_modules,
+    formats_of_parameters,
+    native_dtype,
+    norm_boundaries,
+)
+
+# == Casts op by op, as apex O1: products in a narrow dtype, sums and the like in fp32, the device computes.
+
+
+class _ProductDtype(threading.local):
+    """The dtype of products at this moment, in this thread; fp32 casts nothing."""
+
+    def __init__(self) -> None:
+        self.dtype = torch.float32
+
+
+class NativeLists(Computation):
+    """Weights stay fp32; while the model's forward runs, each op gets its operands in the dtype its list says."""
+
+    reenters = True
+
+    def attach(self, model: nn.Module) -> None:
+        """Put brackets around overridden sites."""
+        self._scope = _ProductDtype()
+        for boundary in boundaries(model, self.recipe):
+            self._bracket_site(boundary.module, boundary.fmt)
+
+    def computing(self) -> AbstractContextManager[Any]:
+        """Cast operands inside the model's forward."""
+        return self._casting()
+
+    @contextmanager
+    def _casting(self) -> Iterator[None]:
+        with self._in_format(self.recipe.compute_format), CastOperands(self._scope):
+            yield
+
+    @contextmanager
+    def _in_format(self, fmt: str) -> Iterator[None]:
+        before = self._scope.dtype
+        self._scope.dtype = native_dtype(fmt)
+        try:
+            yield
+        finally:
+            self._scope.dtype = before
+
+    def _bracket_site(self, module: nn.Module, fmt: str) -> None:
+        native_dtype(fmt)
+        self.bracket(
+            module,
+            inputs=lambda values: cast_floats(values, fmt),
+            around=lambda: self._in_format(fmt),
+            outputs=lambda values: values,
+        )
+
+
+class CastOperands(TorchFunctionMode):
+    """Casts what functions take, by their list.
+
+    Made anew for each forward: it keeps the narrow copies of weights that long, so that a shared weight is cast once.
+    """
+
+    def __init__(self, scope: _ProductDtype) -> None:
+        super().__init__()
+        self._scope = scope
+        self._copies: dict[tuple[Tensor, bool, torch.dtype], Tensor] = {}
+
+    def __torch_function__(self, func: Function, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Call `func` on operands of the right dtype."""
+        kwargs = kwargs or {}
+        if self._scope.dtype is torch.float32:
+            return func(*args, **kwargs)
+        if func in PRODUCTS:
+            args, kwargs = map_floats((args, kwargs), self._narrow)
+        elif func in WIDE or (func in WIDEST and _is_mixed(args)):
+            args, kwargs = map_floats((args, kwargs), _widen)
+        elif inner := opened(func):
+            with self:
+                return inner(*args, **kwargs)
+        return func(*args, **kwargs)
+
+    def _narrow(self, x: Tensor) -> Tensor:
+        if x.dtype is not torch.float32:
+            return x
+        dtype = self._scope.dtype
+        if not x.is_leaf or not x.requires_grad:
+            return x.to(dtype)
+        key = (x, torch.is_grad_enabled(), dtype)
+        if key not in self._copies:
+            self._copies[key] = x.to(dtype)
+        return self._copies[key]
+
+
+def _widen(x: Tensor) -> Tensor:
+    return x.float() if x.dtype.itemsize < 4 else x
+
+
+def _is_mixed(values: Any) -> bool:
+    return len({x.dtype for x in _floats(values)}) > 1
+
+
+def _floats(values: Any) -> Iterator[Tensor]:
+    for value in values:
+        if isinstance(value, Tensor) and value.is_floating_point():
+            yield value
+        elif isinstance(value, tuple | list):
+            yield from _floats(value)
+
+
+# == torch.autocast around the model's forward.
+
+
+class Autocast(Computation):
+    """What torch.amp does in the forward; overridden sites run outside of it, in their own format."""
+
+    def attach(self, model: nn.Module) -> None:
+        """Find the model's device, and put brackets around overridden sites."""
+        self._device = next((p.device.type for p in model.parameters()), "cpu")
+        self._dtype = dtype_of(self.recipe.compute_format)
+        for boundary in boundaries(model, self.recipe):
+            self._override(boundary)
+
+    def computing(self) -> AbstractContextManager[Any]:
+        """Autocast, on the device the model was on when the recipe was applied."""
+        return torch.autocast(self._device, dtype=self._dtype)
+
+    def _override(self, boundary: Boundary) -> None:
+        fmt = boundary.fmt
+        dtype = dtype_of(fmt)
+        if dtype not in (torch.float32, torch.float16, torch.bfloat16):
+            raise RecipeError.explain(
+                f"Recipe '{self.recipe.name}' cannot keep a site in '{fmt}'.",
+                why="under autocast a site can be fp32, fp16 or bf16.",
+                fix="for other formats use O1, O2, bf16 or fp32 with overrides; they are emulated.",
+            )
+
+        def around() -> AbstractContextManager[Any]:
+            return torch.autocast(self._device, dtype=dtype, enabled=dtype != torch.float32)
+
+        self.bracket(
+            boundary.module,
+            inputs=lambda values: cast_floats(values, fmt),
+            around=around,
+            outputs=lambda values: cast_floats(values, boundary.around),
+        )
+
+
+class NativeCast(Computation):
+    """Weights and buffers stored narrow; wide sites (norms, overrides) get their inputs cast, and cast back behind."""
+
+    def attach(self, model: nn.Module) -> None:
+        """Cast parameters and buffers, and put brackets around the sites whose format differs."""
+        for parameter, fmt in formats_of_parameters(model, self.recipe).items():
+            if parameter.is_floating_point():
+                parameter.data = parameter.data.to(native_dtype(fmt))
+        formats = formats_of_modules(model, self.recipe)
+        for module, fmt in formats.items():
+            for name, buffer in module.named_buffers(recurse=False):
+                if buffer.is_floating_point():
+                    module._buffers[name] = buffer.to(native_dtype(fmt))
+        for boundary in [*boundaries(model, self.recipe), *norm_boundaries(model, self.recipe)]:
+            self._bracket_site(boundary)
+
+    def _bracket_site(self, boundary: Boundary) -> None:
+        self.bracket(
+            boundary.module,
+            inputs=lambda values: cast_floats(values, boundary.fmt),
+            around=contextlib.nullcontext,
+            outputs=lambda values: cast_floats(values, boundary.around),
+        )

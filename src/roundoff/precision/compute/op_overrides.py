@@ -1,0 +1,186 @@
+"""Formats of single ops of a site: `"blocks.1.attn:softmax" = "fp32"`, and which site's code is running."""
+
+from __future__ import annotations
+
+import fnmatch
+import threading
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from functools import partial
+from typing import Any, Final, NamedTuple
+
+from torch import nn
+
+from roundoff.errors import RecipeError
+from roundoff.precision.compute.computation import Computation
+from roundoff.precision.compute.torch_ops import EXACT, Function, canonical_name, is_op_name, known_op_names, op_name
+from roundoff.precision.recipe.site_formats import names_an_op, no_such_site, site_of
+
+MODEL_SITE: Final = "<model>"
+"""What the code of the model itself is called, outside of all its parts."""
+
+
+class OpOverride(NamedTuple):
+    """An override of ops, as the user wrote it, and taken apart."""
+
+    key: str
+    fmt: str
+    site: str
+    op: str
+
+    @property
+    def is_pattern(self) -> bool:
+        """Whether it speaks of several ops; such a one leaves ops alone that only move values."""
+        return any(letter in self.op for letter in "*?[")
+
+    def covers(self, function: Function, name: str) -> bool:
+        """Whether it speaks of this function."""
+        if self.is_pattern:
+            return function not in EXACT and fnmatch.fnmatchcase(name, self.op)
+        return name == self.op
+
+
+class OpOverrides:
+    """The overrides of ops of one model, for a mode that asks about every call.
+
+    Only calls that a site's own forward makes are its ops, those of the sites inside it are theirs. After the first
+    forward it warns of overrides that speak of no op that was called.
+    """
+
+    def __init__(self, model: nn.Module, overrides: Mapping[str, str]) -> None:
+        self._sites = _sites(model)
+        self._overrides = op_overrides(model, overrides)
+        self._running = _Running()
+        self._called: dict[str, set[str]] | None = {}
+        """What each site has called in the first forward; None after it."""
+
+    def __bool__(self) -> bool:
+        return bool(self._overrides)
+
+    def follow(self, computation: Computation, *, hand_on: Callable[[Any], Any] = lambda values: values) -> None:
+        """Note from now on which site's code is running; what goes into a site or out of it is `hand_on(values)`."""
+        for site, module in self._sites.items():
+            ops = _SiteOps(site, [each for each in self._overrides if fnmatch.fnmatchcase(site, each.site)])
+            leave = partial(self._leave_model, hand_on) if site == MODEL_SITE else hand_on
+            computation.bracket(module, inputs=hand_on, around=partial(self._in_site, ops), outputs=leave)
+
+    def format_of(self, function: Function) -> str | None:
+        """Return the format of this call, made by the running site, or None if nothing is said about it."""
+        site = self._running.site
+        if site is None:
+            return None
+        if self._called is not None:
+            self._called.setdefault(site.name, set()).add(op_name(function))
+        return site.format_of(function)
+
+    @contextmanager
+    def _in_site(self, ops: _SiteOps) -> Iterator[None]:
+        before, self._running.site = self._running.site, ops
+        try:
+            yield
+        finally:
+            self._running.site = before
+
+    def _leave_model(self, hand_on: Callable[[Any], Any], values: Any) -> Any:
+        called, self._called = self._called, None
+        for override in self._overrides if called is not None else ():
+            self._tell_if_idle(override, called or {})
+        return hand_on(values)
+
+    def _tell_if_idle(self, override: OpOverride, called: dict[str, set[str]]) -> None:
+        sites = [site for site in self._sites if fnmatch.fnmatchcase(site, override.site)]
+        names = sorted(set().union(*(called.get(site, set()) for site in sites)))
+        if not any(fnmatch.fnmatchcase(name, override.op) for name in names):
+            computing = sorted(called.get(sites[0], set()) - {op_name(function) for function in EXACT})
+            warnings.warn(
+                f'The override "{override.key}" = "{override.fmt}" changes nothing: in the first forward there was no '
+                f"such call. What {sites[0]} computes with: {', '.join(computing) or 'nothing'}.",
+                stacklevel=2,
+            )
+
+
+class _SiteOps:
+    """What is said about the ops of one site."""
+
+    def __init__(self, name: str, overrides: list[OpOverride]) -> None:
+        self.name = name
+        self._overrides = overrides
+        self._known: dict[Function, str | None] = {}
+
+    def format_of(self, function: Function) -> str | None:
+        if function not in self._known:
+            name = op_name(function)
+            formats = [each.fmt for each in self._overrides if each.covers(function, name)]
+            self._known[function] = formats[-1] if formats else None
+        return self._known[function]
+
+
+class _Running(threading.local):
+    def __init__(self) -> None:
+        self.site: _SiteOps | None = None
+
+
+def op_overrides(model: nn.Module, overrides: Mapping[str, str]) -> list[OpOverride]:
+    """Return the overrides that speak of ops.
+
+    Raises:
+        RecipeError: one of them matches no site of the model, or no function of torch.
+    """
+    found = []
+    for key, fmt in overrides.items():
+        if names_an_op(key):
+            site, _, op = key.rpartition(":")
+            override = OpOverride(key, fmt, site, op)
+            if not override.is_pattern:
+                override = override._replace(op=canonical_name(op))
+            _check(override, model)
+            found.append(override)
+    return found
+
+
+def refuse_op_overrides(overrides: Mapping[str, str], *, recipe: str, why: str) -> None:
+    """Raise if an override speaks of an op."""
+    for key, fmt in overrides.items():
+        if names_an_op(key):
+            raise RecipeError.explain(
+                f'Recipe \'{recipe}\' cannot have the override "{key}" = "{fmt}" of an op.',
+                why=f"{why}.",
+                fix=f'keep the whole site: "{key.rpartition(":")[0]}" = "{fmt}", or use arithmetic = "emulated" with '
+                "O1, O2, O3, half, bf16 or fp32.",
+            )
+
+
+def _check(override: OpOverride, model: nn.Module) -> None:
+    sites = _sites(model)
+    if not any(fnmatch.fnmatchcase(site, override.site) for site in sites):
+        if override.site == type(model).__name__ or ("." not in override.site and not _is_known(override)):
+            raise _recorded_site(override, model)
+        raise no_such_site(override.key, override.fmt, [*sites], model)
+    if _is_known(override):
+        return
+    raise RecipeError.explain(
+        f'The override "{override.key}" = "{override.fmt}" speaks of an op that torch does not have.',
+        why=f"torch has no function '{override.op}'.",
+        fix="write the function that the site's code calls: 'blocks.1.attn:softmax', 'head:linear', 'blocks.1:add'.",
+    )
+
+
+def _is_known(override: OpOverride) -> bool:
+    return bool(fnmatch.filter(known_op_names(), override.op)) if override.is_pattern else is_op_name(override.op)
+
+
+def _recorded_site(override: OpOverride, model: nn.Module) -> RecipeError:
+    """Return the error for `Critic:head`, which names no op of a site but may be a site of a model `Critic`."""
+    path = f'"{override.op}"' if override.op else "the names of its modules"
+    return RecipeError.explain(
+        f'The override "{override.key}" = "{override.fmt}" speaks neither of a site of {type(model).__name__} nor of '
+        "an op of one.",
+        why=f"before the colon stands a site and behind it a function of torch, as in 'blocks.1.attn:softmax'; "
+        f"'{override.key}' is how a recording would call a site of a further model, {override.site}.",
+        fix=f"a recipe knows one model: write {path} in the overrides of the apply_recipe of {override.site}.",
+    )
+
+
+def _sites(model: nn.Module) -> dict[str, nn.Module]:
+    return {site_of(name) or MODEL_SITE: module for name, module in model.named_modules()}

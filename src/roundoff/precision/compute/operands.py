@@ -1,0 +1,279 @@
+"""Rounds what goes into matrix products and convolutions: fp8 and the microscaling formats."""
+
+from __future__ import annotations
+
+import fnmatch
+import threading
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import replace
+from typing import Any, Final
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.overrides import TorchFunctionMode
+
+from roundoff.errors import RecipeError
+from roundoff.formats import BlockFormat, Format, Rounding, format_named, round_to
+from roundoff.kernels.absmax import absmax
+from roundoff.precision.compute.computation import Computation
+from roundoff.precision.compute.op_overrides import OpOverride, OpOverrides, op_overrides
+from roundoff.precision.compute.torch_ops import Function, op_name, opened
+from roundoff.precision.recipe.recipe import OperandScaling, OperandSettings, Recipe
+from roundoff.precision.recipe.recipe_environment import is_frozen
+from roundoff.precision.recipe.site_formats import boundaries, site_of
+
+# == Per-tensor scales of operands: from the tensor itself, or from its largest magnitudes in earlier steps.
+
+_LARGEST_SCALE: Final = 2.0**126
+
+
+class OperandScales:
+    """The scale that brings a tensor's largest magnitude to the format's largest number.
+
+    `delayed` takes the largest magnitude of the last steps, which costs no pass over the tensor before it is rounded
+    on hardware that finds it on the way; the first step has no history and takes its own. Nothing waits for a device.
+    """
+
+    def __init__(self, scaling: OperandScaling, *, amax_history: int) -> None:
+        self._scaling = scaling
+        self._length = amax_history
+        self._histories: dict[str, Tensor] = {}
+        self._num_followed: Counter[str] = Counter()
+        self._kept: dict[str, Tensor] = {}
+        """What scales from the tensor itself are frozen at."""
+
+    def scale(self, x: Tensor, fmt: Format, *, key: str) -> Tensor | None:
+        """Return what to multiply `x` with before it is rounded, or None for 1; `key` names the operand."""
+        if self._scaling == "none" or x.numel() == 0:
+            return None
+        found = absmax(x)
+        amax = found.value.float()
+        frozen = is_frozen(num_steps=self._num_followed[key])
+        if self._scaling == "delayed":
+            amax = self._delayed(amax, key, frozen=frozen)
+        elif frozen:
+            amax = self._kept.setdefault(key, amax)
+        if torch.is_grad_enabled() or key.endswith(".gradient"):
+            self._num_followed[key] += 1
+        scale = torch.where(amax > 0, fmt.largest / amax, torch.ones_like(amax)).clamp_(max=_LARGEST_SCALE)
+        # Rounding would turn infinities into large numbers: a tensor that has any becomes NaN, so that it shows.
+        return scale.masked_fill(found.num_nonfinite > 0, torch.nan)
+
+    def _delayed(self, amax: Tensor, key: str, *, frozen: bool) -> Tensor:
+        history = self._histories.get(key)
+        if history is None:
+            history = self._histories[key] = torch.zeros(self._length, device=amax.device)
+            frozen = False
+        largest = history.max()
+        if not frozen and (torch.is_grad_enabled() or key.endswith(".gradient")):
+            history.copy_(torch.cat([amax.reshape(1), history[:-1]]))
+        return torch.where(largest > 0, largest, amax)
+
+    def forget(self) -> None:
+        """Begin every history anew."""
+        self._histories.clear()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the histories."""
+        return {"amax_histories": dict(self._histories)} if self._histories else {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on from histories of the same length; others begin anew."""
+        for key, history in state.get("amax_histories", {}).items():
+            if len(history) == self._length:
+                self._histories[key] = history.clone()
+
+
+Places = tuple[tuple[int, int], tuple[int, int], int]
+"""Number and contracted axis of both operands, and the axis of blocks in the result's gradient."""
+
+_MATMUL: Final[Places] = ((0, -1), (1, -2), -1)
+_ADDED: Final[Places] = ((1, -1), (2, -2), -1)
+_PRODUCTS: Final[Mapping[Function, Places]] = {
+    F.linear: ((0, -1), (1, -1), -1),
+    **dict.fromkeys((F.conv1d, F.conv2d, F.conv3d), ((0, 1), (1, 1), 1)),
+    **dict.fromkeys((F.conv_transpose1d, F.conv_transpose2d, F.conv_transpose3d), ((0, 1), (1, 0), 1)),
+    **dict.fromkeys((torch.matmul, torch.mm, torch.bmm, Tensor.matmul, Tensor.mm, Tensor.bmm), _MATMUL),
+    Tensor.__matmul__: _MATMUL,
+    **dict.fromkeys((torch.addmm, torch.baddbmm, Tensor.addmm, Tensor.baddbmm), _ADDED),
+}
+
+
+class OperandRounding(Computation):
+    """Inputs and weights of products are rounded forward, the gradient of their result backward; all else is fp32.
+
+    So both products of the backward pass see a rounded gradient and the rounded operands of the forward, as on
+    hardware that keeps these. Fused attention and recurrent layers are left alone.
+    """
+
+    arithmetic = "emulated"
+    reenters = True
+
+    def __init__(self, recipe: Recipe) -> None:
+        super().__init__(recipe)
+        settings = recipe.operands
+        self._scales = OperandScales(settings.scaling, amax_history=settings.amax_history)
+        self._scope = _OperandScope()
+
+    def attach(self, model: nn.Module) -> None:
+        """Name the weights, and put brackets around overridden sites."""
+        self._names = {parameter: site_of(name) for name, parameter in model.named_parameters()}
+        for module, fmt, _ in boundaries(model, self.recipe):
+            formats = None if fmt == "fp32" else replace(self.recipe.operands, forward=fmt, backward=fmt)
+            self.bracket(
+                module,
+                inputs=lambda values: values,
+                around=lambda formats=formats: self._rounding_to(formats),  # type: ignore[misc]
+                outputs=lambda values: values,
+            )
+        self._ops = OpOverrides(model, self.recipe.overrides)
+        if self._ops:
+            _check_products(op_overrides(model, self.recipe.overrides), self.recipe)
+            self._ops.follow(self)
+
+    def computing(self) -> AbstractContextManager[Any]:
+        """Round operands inside the model's forward."""
+        return self._emulating()
+
+    @contextmanager
+    def _emulating(self) -> Iterator[None]:
+        mode = RoundOperands(self._scope, self._scales, self._names, self._ops or None)
+        with self._rounding_to(self.recipe.operands), mode:
+            yield
+
+    @contextmanager
+    def _rounding_to(self, formats: OperandSettings | None) -> Iterator[None]:
+        before, self._scope.formats = self._scope.formats, formats
+        try:
+            yield
+        finally:
+            self._scope.formats = before
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the histories of delayed scaling."""
+        return self._scales.state_dict()
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on from these histories."""
+        self._scales.load_state_dict(state)
+
+    def recall(self, state: dict[str, Any]) -> None:
+        """Go back to these histories; others had not begun."""
+        self._scales.forget()
+        self._scales.load_state_dict(state)
+
+
+class _OperandScope(threading.local):
+    def __init__(self) -> None:
+        self.formats: OperandSettings | None = None
+
+
+class RoundOperands(TorchFunctionMode):
+    """Rounds the two operands of every product, and the gradient that comes back. Made anew for each forward."""
+
+    def __init__(
+        self, scope: _OperandScope, scales: OperandScales, names: Mapping[Any, str], ops: OpOverrides | None = None
+    ) -> None:
+        super().__init__()
+        self._scope = scope
+        self._ops = ops
+        self._scales = scales
+        self._names = names
+        self._calls: Counter[str] = Counter()
+
+    def __torch_function__(self, func: Function, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Call `func` on rounded operands if it is a product."""
+        kwargs = kwargs or {}
+        formats, places = self._scope.formats, _PRODUCTS.get(func)
+        if self._ops is not None:
+            formats = self._overridden(func, formats)
+        if formats is None:
+            return func(*args, **kwargs)
+        if places is None:
+            if inner := opened(func):
+                with self:
+                    return inner(*args, **kwargs)
+            return func(*args, **kwargs)
+        (first, first_axis), (second, second_axis), result_axis = places
+        if len(args) <= second:  # operands by keyword: rare, and torch has several names for them
+            return func(*args, **kwargs)
+        key = self._key(func, args[second])
+        operands = list(args)
+        operands[first] = self._operand(args[first], formats.forward, first_axis, f"{key}.first")
+        operands[second] = self._operand(args[second], formats.forward, second_axis, f"{key}.second")
+        result = func(*operands, **kwargs)
+        if result.requires_grad:
+            result.register_hook(self._gradient_rounder(formats, result_axis, f"{key}.gradient"))
+        return result
+
+    def _overridden(self, func: Function, formats: OperandSettings | None) -> OperandSettings | None:
+        assert self._ops is not None
+        fmt = self._ops.format_of(func)
+        if fmt is None:
+            return formats
+        return None if fmt == "fp32" else replace(formats or OperandSettings(), forward=fmt, backward=fmt)
+
+    def _key(self, func: Function, weight: Any) -> str:
+        """Return the same name for the same product of every step: its weight's, or the number of its call."""
+        base = self._names.get(weight) or func.__name__
+        self._calls[base] += 1
+        return f"{base}#{self._calls[base] - 1}"
+
+    def _operand(self, x: Tensor, name: str, axis: int, key: str) -> Tensor:
+        fmt = _with_axis(format_named(name), axis, x.dim())
+        return _Operand.apply(x, fmt, self._scales.scale(x, fmt, key=key))  # type: ignore[no-any-return,no-untyped-call]
+
+    def _gradient_rounder(self, formats: OperandSettings, axis: int, key: str) -> Any:
+        def round_gradient(grad: Tensor) -> Tensor:
+            fmt = _with_axis(format_named(formats.backward), axis, grad.dim())
+            scale = self._scales.scale(grad, fmt, key=key)
+            return _round_operand(grad, fmt, scale, stochastic=formats.backward_rounding == "stochastic")
+
+        return round_gradient
+
+
+def _check_products(overrides: Sequence[OpOverride], recipe: Recipe) -> None:
+    products = {op_name(function) for function in _PRODUCTS}
+    for override in overrides:
+        if override.fmt != "fp32" and not fnmatch.filter(products, override.op):
+            raise RecipeError.explain(
+                f'Recipe \'{recipe.name}\' cannot have the override "{override.key}" = "{override.fmt}".',
+                why=f"it rounds what goes into products ({', '.join(sorted(products))}) and computes the rest in fp32.",
+                fix="for other ops use O1, O2, bf16, or fp32 with overrides.",
+            )
+
+
+class _Operand(torch.autograd.Function):
+    """A rounded copy whose gradient passes through."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, fmt: Format, scale: Tensor | None) -> Tensor:
+        return _round_operand(x, fmt, scale)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
+        return grad, None, None
+
+
+def _round_operand(x: Tensor, fmt: Format, scale: Tensor | None, *, stochastic: bool = False) -> Tensor:
+    rounding: Rounding = "stochastic" if stochastic else "nearest"
+    stream = _rank() if stochastic else 0
+    if scale is None:
+        return round_to(x, fmt, rounding=rounding, stream=stream)
+    scaled = x.detach() * scale
+    # What outgrew a delayed scale saturates, as on hardware.
+    return round_to(scaled, fmt, rounding=rounding, stream=stream, overflow="saturate", out=scaled).div_(scale)
+
+
+def _with_axis(fmt: Format, axis: int, num_dims: int) -> Format:
+    if not isinstance(fmt, BlockFormat):
+        return fmt
+    return replace(fmt, axis=axis if -num_dims <= axis < num_dims else -1)
+
+
+def _rank() -> int:
+    distributed = torch.distributed
+    return distributed.get_rank() if distributed.is_available() and distributed.is_initialized() else 0

@@ -1,0 +1,165 @@
+"""Which functions of torch are exact, which need few bits, and which need many."""
+
+from __future__ import annotations
+
+import functools
+import types
+from collections.abc import Callable
+from typing import Any, Final
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+from torch.overrides import get_overridable_functions
+
+# == One name for one op: what recipes, tables and searches call a function of torch, however it was called.
+
+_REFLECTED: Final = {
+    f"{letter}{name}": name
+    for letter in "ri"
+    for name in ("add", "sub", "mul", "div", "truediv", "floordiv", "mod", "pow", "matmul")
+}
+"""`1 - x` and `x -= 1` are other methods of a tensor than `x - 1`, and the same op."""
+_SYNONYMS: Final = {
+    "truediv": "div",
+    "divide": "div",
+    "true_divide": "div",
+    "floordiv": "floor_divide",
+    "mod": "remainder",
+    "subtract": "sub",
+    "multiply": "mul",
+    "negative": "neg",
+    "absolute": "abs",
+    "clip": "clamp",
+    "concat": "cat",
+    "concatenate": "cat",
+}
+
+
+@functools.cache
+def op_name(function: Callable[..., Any]) -> str:
+    """Return the name of a function of torch: the same for the function, the method, the operator and the in-place one.
+
+    >>> op_name(torch.softmax), op_name(torch.Tensor.softmax), op_name(torch.nn.functional.softmax)
+    ('softmax', 'softmax', 'softmax')
+    >>> op_name(torch.Tensor.__radd__), op_name(torch.Tensor.add_), op_name(torch.Tensor.__matmul__)
+    ('add', 'add', 'matmul')
+
+    An attribute that is computed has its own name (`T`), an op of a library the name it has there.
+    """
+    name = getattr(function, "__name__", type(function).__name__)
+    if name == "__get__":
+        attribute: Any = function.__self__  # type: ignore[attr-defined]
+        return str(getattr(attribute, "fget", attribute).__name__)
+    return canonical_name(name.partition(".")[0])
+
+
+def canonical_name(name: str) -> str:
+    """Return what `op_name` calls the function that somebody wrote as `__add__`, `add_` or `special_softmax`.
+
+    >>> canonical_name("__rtruediv__")
+    'div'
+    """
+    is_operator = name.startswith("__") and name.endswith("__")
+    plain = name.strip("_") if is_operator else name.removeprefix("special_").rstrip("_")
+    if is_operator:
+        plain = _REFLECTED.get(plain, plain)
+    return _SYNONYMS.get(plain, plain) or name
+
+
+@functools.cache
+def known_op_names() -> frozenset[str]:
+    """Return the names of all functions of torch that a mode can see."""
+    functions = (function for several in get_overridable_functions().values() for function in several)
+    return frozenset(op_name(function) for function in functions)
+
+
+def is_op_name(name: str) -> bool:
+    """Whether torch, or a library of ops that was loaded into it, has a function of this name."""
+    return name in known_op_names() or any(name in dir(getattr(torch.ops, library)) for library in torch.ops)
+
+
+Function = Callable[..., Any]
+
+
+def _named(names: str, *homes: Any) -> frozenset[Function]:
+    """Return the functions of these names, wherever they are: a module, a method of a tensor, or both."""
+    found = {getattr(home, name, None) for name in names.split() for home in homes}
+    return frozenset(function for function in found if function is not None)
+
+
+_HOMES = (torch, F, Tensor)
+
+PRODUCTS: Final = _named(
+    "conv1d conv2d conv3d conv_transpose1d conv_transpose2d conv_transpose3d conv_tbc linear bilinear matmul mm bmm mv "
+    "addmm addmv addbmm baddbmm addr chain_matmul einsum tensordot __matmul__ __rmatmul__ scaled_dot_product_attention "
+    "rnn_tanh_cell rnn_relu_cell lstm_cell gru_cell lstm gru rnn_tanh rnn_relu prelu",
+    *_HOMES,
+)
+"""Matrix products and convolutions: most of the work, and safe in few bits because their sums are wide."""
+
+WIDE: Final = _named(
+    "softmax log_softmax softmin gumbel_softmax softplus logsigmoid layer_norm group_norm "
+    "rms_norm local_response_norm normalize cosine_similarity cross_entropy nll_loss l1_loss mse_loss smooth_l1_loss "
+    "huber_loss kl_div binary_cross_entropy binary_cross_entropy_with_logits poisson_nll_loss gaussian_nll_loss "
+    "ctc_loss cosine_embedding_loss hinge_embedding_loss margin_ranking_loss multi_margin_loss multilabel_margin_loss "
+    "multilabel_soft_margin_loss soft_margin_loss triplet_margin_loss triplet_margin_with_distance_loss pdist cdist "
+    "exp expm1 log log10 log2 log1p pow __pow__ __rpow__ reciprocal rsqrt acos asin cosh sinh tan erfinv logsumexp "
+    "sum prod mean cumsum cumprod std var var_mean std_mean norm renorm dist logcumsumexp",
+    *_HOMES,
+)
+"""Functions that leave fp16's range or lose its bits: norms, losses, exponentials, sums.
+
+Batch norm is not among them because torch computes it in fp32 whatever its input's dtype is.
+"""
+
+EXACT: Final = _named(
+    "relu relu_ threshold threshold_ hardtanh relu6 max_pool1d max_pool2d max_pool3d adaptive_max_pool1d "
+    "adaptive_max_pool2d adaptive_max_pool3d max_unpool2d pad embedding one_hot unfold pixel_shuffle pixel_unshuffle "
+    "channel_shuffle view view_as reshape reshape_as flatten unflatten transpose transpose_ permute movedim moveaxis "
+    "swapaxes swapdims t squeeze squeeze_ unsqueeze unsqueeze_ expand expand_as repeat repeat_interleave tile narrow "
+    "select chunk split tensor_split hsplit vsplit unbind cat concat concatenate stack hstack vstack dstack roll flip "
+    "fliplr flipud rot90 tril triu diagonal diag diag_embed clone contiguous detach detach_ __getitem__ __setitem__ "
+    "gather scatter index_select index_copy masked_select masked_fill masked_fill_ where take take_along_dim "
+    "neg __neg__ negative abs absolute __abs__ sign sgn max min maximum minimum fmax fmin amax amin aminmax sort "
+    "argsort topk kthvalue median mode clamp clamp_ clip clamp_min clamp_max copysign round floor ceil trunc "
+    "as_strided broadcast_to broadcast_tensors meshgrid atleast_1d atleast_2d ravel zeros ones zeros_like ones_like "
+    "empty empty_like zero_ fill_ new_zeros new_ones new_empty requires_grad_ retain_grad register_hook as_tensor "
+    "is_floating_point numel dim size stride data_ptr item tolist backward",
+    *_HOMES,
+)
+"""Functions whose results are among their inputs' values, negated at most: nothing to round."""
+
+WIDEST: Final = _named(
+    "addcmul addcdiv atan2 bilinear cat concat stack cross dot vdot grid_sample index_put index_put_ index_add "
+    "scatter_add where lerp",
+    *_HOMES,
+)
+"""Functions that want all operands in one dtype, which is then the widest."""
+
+POOLING: Final = _named("avg_pool1d avg_pool2d avg_pool3d max_pool1d max_pool2d max_pool3d adaptive_avg_pool1d "
+    "adaptive_avg_pool2d adaptive_avg_pool3d adaptive_max_pool1d adaptive_max_pool2d adaptive_max_pool3d lp_pool2d",
+    *_HOMES,
+)  # fmt: skip
+SORTING: Final = _named("sort argsort topk msort", *_HOMES)
+
+PROFILES: Final = {"ascend-fp16": PRODUCTS | POOLING | SORTING}
+"""What each device profile can only do in fp16 (or does for speed)."""
+
+_COMPOSITES: Final = _named("multi_head_attention_forward", F)
+_CHECKS: Final = ("has_torch_function", "has_torch_function_unary", "has_torch_function_variadic")
+
+
+@functools.cache
+def opened(function: Function) -> Function | None:
+    """Return a composite function whose inner calls a mode can see, or None if `function` is not composite.
+
+    Attention in torch.nn is Python code that, once intercepted as a whole, runs its inner calls unseen. The copy is the
+    same code that does not ask to be intercepted.
+    """
+    if function not in _COMPOSITES or not isinstance(function, types.FunctionType):
+        return None
+    names = {**function.__globals__, **dict.fromkeys(_CHECKS, lambda *_: False)}
+    copy = types.FunctionType(function.__code__, names, function.__name__, function.__defaults__, function.__closure__)
+    copy.__kwdefaults__ = function.__kwdefaults__
+    return copy

@@ -1,0 +1,192 @@
+"""The recipes that have a name, and their combinations."""
+
+from __future__ import annotations
+
+import difflib
+import textwrap
+from dataclasses import replace
+from pathlib import Path
+from typing import Final
+
+from roundoff.errors import RecipeError
+from roundoff.precision.recipe.loss_scale_settings import DYNAMIC, FLAVOURS, ScaleSettings
+from roundoff.precision.recipe.recipe import OperandSettings, Recipe
+from roundoff.precision.recipe.toml import read_recipe
+
+_ONE: Final = ScaleSettings(kind="static", initial=1.0)
+
+
+def _cast(name: str, fmt: str, description: str, *, master_weights: bool = False) -> Recipe:
+    return Recipe(
+        name=name,
+        description=description,
+        compute="cast",
+        compute_format=fmt,
+        weights=fmt,
+        inputs=fmt,
+        outputs="fp32",
+        master_weights=master_weights,
+    )
+
+
+_BF16: Final = _cast("bf16", "bf16", "bf16 weights and compute, norms in fp32: half the memory; small updates vanish")
+
+_KNOWN: Final[tuple[Recipe, ...]] = (
+    Recipe(name="fp32", description="plain fp32, also called O0: the reference to compare with", loss_scale=_ONE),
+    _cast("half", "fp16", "model.half(), norms in fp32, no loss scale: trains at small batch and lr only"),
+    Recipe(
+        name="O1",
+        description="fp16 where it is safe, op by op; weights in fp32: the first thing to try with fp16",
+        compute="lists",
+        compute_format="fp16",
+        outputs="fp32",
+        loss_scale=DYNAMIC,
+    ),
+    replace(
+        _cast("O2", "fp16", "fp16 weights and compute, norms and master weights in fp32: trains as fp32 does"),
+        master_weights=True,
+        loss_scale=DYNAMIC,
+    ),
+    replace(
+        _cast("O3", "fp16", "fp16 everywhere, norms too: the speed to hope for, not a way to train"),
+        norms="fp16",
+        loss_scale=_ONE,
+    ),
+    Recipe(
+        name="amp-fp16",
+        description="torch.autocast in fp16, as torch.amp; a skipped step leaves no trace in buffers",
+        compute="autocast",
+        compute_format="fp16",
+        outputs="fp32",
+        loss_scale=FLAVOURS["torch"],
+    ),
+    Recipe(
+        name="amp-bf16",
+        description="torch.autocast in bf16, no loss scale: the first thing to try where bf16 is fast",
+        compute="autocast",
+        compute_format="bf16",
+        outputs="fp32",
+    ),
+    _BF16,
+    replace(
+        _BF16,
+        name="bf16-master",
+        description="bf16 with fp32 master weights: small updates are kept",
+        master_weights=True,
+    ),
+    replace(
+        _BF16,
+        name="bf16-stochastic",
+        description="bf16 weights, updates rounded at random: small updates count on average",
+        update="stochastic",
+    ),
+    replace(
+        _BF16,
+        name="bf16-kahan",
+        description="bf16 weights, each with a bf16 compensation: small updates add up until they show",
+        update="kahan",
+    ),
+    Recipe(
+        name="fp8",
+        description="operands of products in e4m3, gradients in e5m2, scaled per tensor",
+        compute="operands",
+    ),
+    Recipe(
+        name="fp8-delayed",
+        description="fp8 with scales from the last 16 steps, as Transformer Engine keeps them",
+        compute="operands",
+        operands=OperandSettings(scaling="delayed"),
+    ),
+    Recipe(
+        name="mxfp8",
+        description="operands of products in blocks of 32 e4m3 with a shared scale (OCP MX)",
+        compute="operands",
+        operands=OperandSettings(forward="mxfp8", backward="mxfp8", scaling="none"),
+    ),
+    Recipe(
+        name="mxfp4",
+        description="operands of products in blocks of 32 e2m1, gradients rounded at random",
+        compute="operands",
+        operands=OperandSettings(forward="mxfp4", backward="mxfp4", scaling="none", backward_rounding="stochastic"),
+    ),
+    Recipe(name="fixed", description="fixed point, 8 bits, for weights, activations and gradients", compute="fixed"),
+    *(
+        Recipe(
+            name=f"act{bits}",
+            description=f"saved activations in {bits} bits: less memory; add it to any other: O2+act{bits}",
+            activation_bits=bits,
+        )
+        for bits in (8, 4, 2)
+    ),
+    Recipe(
+        name="ascend-fp16",
+        description="imitates a device with products, pooling, LSTM, sort in fp16 only; add it to any",
+        device_profile="ascend-fp16",
+    ),
+)
+_BY_NAME: Final = {recipe.name: recipe for recipe in _KNOWN}
+_OTHER_NAMES: Final = {"O0": "fp32", "fp16": "half", "bf16-nearest": "bf16"}
+_WIDTH: Final = 90
+"""Of the lines of an error that names all of them."""
+
+
+def known_recipes() -> tuple[Recipe, ...]:
+    """Return the recipes that have a name of their own, in the order of the documentation."""
+    return _KNOWN
+
+
+def recipe_named(name: str) -> Recipe:
+    """Return the recipe of that name, or a combination such as `O2+act4`.
+
+    The parts after the first add what they set and the first does not: saved activations and a device profile.
+
+    >>> recipe_named("O2+act4").activation_bits
+    4
+
+    Raises:
+        RecipeError: no recipe has that name, or its parts contradict each other.
+    """
+    first, *others = (_single(part, whole=name) for part in name.split("+"))
+    recipe = first
+    for other in others:
+        recipe = _combine(recipe, other, whole=name)
+    return recipe
+
+
+def find_recipe(recipe: str | Path | Recipe) -> Recipe:
+    """Return a recipe from its name, the path of its TOML file, or itself."""
+    if isinstance(recipe, Recipe):
+        return recipe
+    if isinstance(recipe, Path) or recipe.endswith(".toml"):
+        return read_recipe(Path(recipe), named=recipe_named)
+    return recipe_named(recipe)
+
+
+def _single(part: str, *, whole: str) -> Recipe:
+    name = _OTHER_NAMES.get(part, part)
+    if known := _BY_NAME.get(name):
+        return known
+    names = [*_BY_NAME, *_OTHER_NAMES]
+    close = difflib.get_close_matches(part, names, n=1, cutoff=0.5)
+    why = f"known recipes are {', '.join(names)}, their combinations (O2+act4) and TOML files (mine.toml)."
+    raise RecipeError.explain(
+        f"No recipe '{whole}'." if part == whole else f"No recipe '{part}' in '{whole}'.",
+        why="\n       ".join(textwrap.wrap(why, _WIDTH, break_on_hyphens=False)),
+        fix=f"did you mean '{close[0]}'?" if close else "see `roundoff recipes`.",
+    )
+
+
+def _combine(recipe: Recipe, other: Recipe, *, whole: str) -> Recipe:
+    bits, profile = other.activation_bits, other.device_profile
+    if not (bits or profile) or (bits and recipe.activation_bits) or (profile and recipe.device_profile):
+        raise RecipeError.explain(
+            f"Recipe '{whole}' cannot be.",
+            why=f"'{other.name}' cannot be added to '{recipe.name}': only act2, act4, act8 and ascend-fp16 add, once.",
+            fix="for everything else write a TOML file: docs/recipes.md",
+        )
+    return replace(
+        recipe,
+        name=f"{recipe.name}+{other.name}",
+        activation_bits=bits or recipe.activation_bits,
+        device_profile=profile or recipe.device_profile,
+    )

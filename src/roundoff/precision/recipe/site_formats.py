@@ -1,0 +1,202 @@
+"""Which format each site and each parameter of a model takes under a recipe."""
+
+from __future__ import annotations
+
+import fnmatch
+import json
+import os
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+import torch
+from torch import nn
+
+from roundoff.errors import FormatError, RecipeError
+from roundoff.formats import SmallFloat, format_named
+from roundoff.precision.recipe.recipe import Recipe
+
+OVERRIDES_VARIABLE = "ROUNDOFF_OVERRIDES"
+_WRAPPERS = ("module.", "_orig_mod.", "_fsdp_wrapped_module.", "_checkpoint_wrapped_module.")
+_NORMS = (
+    nn.BatchNorm1d,
+    nn.BatchNorm2d,
+    nn.BatchNorm3d,
+    nn.SyncBatchNorm,
+    nn.InstanceNorm1d,
+    nn.InstanceNorm2d,
+    nn.InstanceNorm3d,
+    nn.LayerNorm,
+    nn.GroupNorm,
+    nn.RMSNorm,
+    nn.LocalResponseNorm,
+)
+
+
+def site_of(name: str) -> str:
+    """Return a module's name without the prefixes that wrappers add.
+
+    >>> site_of("module.blocks.0._orig_mod.attn")
+    'blocks.0.attn'
+    """
+    for wrapper in _WRAPPERS:
+        name = name.removeprefix(wrapper).replace(f".{wrapper}", ".")
+    return "" if f"{name}." in _WRAPPERS else name
+
+
+def is_norm(module: nn.Module) -> bool:
+    """Whether a module normalises: torch's own classes, and any whose name ends in `Norm`, such as LlamaRMSNorm."""
+    return isinstance(module, _NORMS) or type(module).__name__.endswith("Norm")
+
+
+def is_torch_norm(module: nn.Module) -> bool:
+    """Whether a module is one of torch's norms, which take inputs of any float dtype and sum in fp32."""
+    return isinstance(module, _NORMS)
+
+
+def overrides_in_environment() -> dict[str, str]:
+    """Return the overrides that `ROUNDOFF_OVERRIDES` holds as JSON, so that a tool can steer an unchanged script."""
+    text = os.environ.get(OVERRIDES_VARIABLE, "")
+    if not text:
+        return {}
+    try:
+        overrides = json.loads(text)
+    except json.JSONDecodeError as error:
+        raise _bad_variable(text, f"it is not JSON: {error}") from error
+    if not isinstance(overrides, dict) or not all(isinstance(fmt, str) for fmt in overrides.values()):
+        raise _bad_variable(text, "it is not an object of texts")
+    for fmt in overrides.values():
+        try:
+            format_named(fmt)
+        except FormatError as error:
+            raise _bad_variable(text, str(error)) from error
+    return overrides
+
+
+def override_sites(model: nn.Module, overrides: Mapping[str, str]) -> dict[nn.Module, str]:
+    """Return the modules that patterns match, and all below them, with the format of the last pattern that does.
+
+    A pattern is a site, with `*`, `?` and `[...]`; `*` also matches dots. Overrides of ops are left out.
+
+    Raises:
+        RecipeError: a pattern matches no site; the text lists some that there are.
+    """
+    sites = {site_of(name): module for name, module in model.named_modules() if site_of(name)}
+    formats: dict[nn.Module, str] = {}
+    for pattern, fmt in overrides.items():
+        if names_an_op(pattern):
+            continue
+        matching = [site for site in sites if fnmatch.fnmatchcase(site, pattern)]
+        if not matching:
+            raise no_such_site(pattern, fmt, [*sites], model)
+        formats.update({module: fmt for site in matching for module in sites[site].modules()})
+    return formats
+
+
+def names_an_op(key: str) -> bool:
+    """Whether the key of an override speaks of an op of a site, as `blocks.1.attn:softmax` does."""
+    return ":" in key
+
+
+def no_such_site(key: str, fmt: str, sites: Sequence[str], model: nn.Module) -> RecipeError:
+    """Return the error for an override that matches none of the sites."""
+    return RecipeError.explain(
+        f'The override "{key}" = "{fmt}" matches no site of {type(model).__name__}.',
+        why=f"its sites are {', '.join(sites[:12])}{f' and {len(sites) - 12} more' if len(sites) > 12 else ''}.",
+        fix="sites are the names of named_modules(); * matches anything: 'blocks.*.attn'.",
+    )
+
+
+class Boundary(NamedTuple):
+    """Where a format begins: the module, its format, and the format around it."""
+
+    module: nn.Module
+    fmt: str
+    around: str
+
+
+def boundaries(model: nn.Module, recipe: Recipe) -> list[Boundary]:
+    """Return the modules at which an override begins, because the module around them has another format."""
+    formats = override_sites(model, recipe.overrides)
+    parents = {child: parent for parent in model.modules() for child in parent.children()}
+    found = []
+    for module, fmt in formats.items():
+        if not _is_called(module):
+            continue
+        parent = parents[module]
+        while not _is_called(parent) and parent in parents:
+            parent = parents[parent]
+        around = formats.get(parent)
+        if around != fmt:
+            found.append(Boundary(module, fmt, around or recipe.compute_format))
+    return found
+
+
+def _is_called(module: nn.Module) -> bool:
+    """Whether a module has a forward; a list of modules has none, and a format cannot begin there."""
+    return type(module).forward is not nn.Module.forward
+
+
+def norm_boundaries(model: nn.Module, recipe: Recipe) -> list[Boundary]:
+    """Return the norms of a model that was cast whose format is another than the model's, overrides aside."""
+    if recipe.compute != "cast" or recipe.norms == recipe.compute_format:
+        return []
+    overridden = override_sites(model, recipe.overrides)
+    norms = [module for module in model.modules() if is_norm(module) and module not in overridden]
+    return [Boundary(module, recipe.norms, recipe.compute_format) for module in norms]
+
+
+def formats_of_modules(model: nn.Module, recipe: Recipe) -> dict[nn.Module, str]:
+    """Return the format of every module's own parameters and buffers: override, norms, or weights."""
+    overridden = override_sites(model, recipe.overrides)
+    norms = recipe.norms if recipe.compute == "cast" else recipe.weights
+    return {
+        module: overridden.get(module) or (norms if is_norm(module) else recipe.weights) for module in model.modules()
+    }
+
+
+def formats_of_parameters(model: nn.Module, recipe: Recipe) -> dict[torch.Tensor, str]:
+    """Return the format of every parameter; one that several modules share takes the widest of theirs."""
+    formats: dict[torch.Tensor, str] = {}
+    for module, fmt in formats_of_modules(model, recipe).items():
+        for parameter in module.parameters(recurse=False):
+            if parameter not in formats or _bits(fmt) > _bits(formats[parameter]):
+                formats[parameter] = fmt
+    return formats
+
+
+def dtype_of(name: str) -> torch.dtype | None:
+    """Return the torch dtype that holds exactly the numbers of a format, or None.
+
+    >>> dtype_of("bf16")
+    torch.bfloat16
+    """
+    fmt = format_named(name)
+    return fmt.torch_dtype if isinstance(fmt, SmallFloat) else None
+
+
+def native_dtype(name: str) -> torch.dtype:
+    """Return the torch dtype that a device computes a format in.
+
+    Raises:
+        RecipeError: none does.
+    """
+    dtype = dtype_of(name)
+    if dtype is None or dtype.itemsize < 2:
+        raise RecipeError.explain(
+            f"Format '{name}' cannot be computed natively.",
+            why="native arithmetic has fp32, fp16 and bf16.",
+            fix='use arithmetic="emulated".',
+        )
+    return dtype
+
+
+def _bits(name: str) -> float:
+    return format_named(name).num_bits
+
+
+def _bad_variable(text: str, why: str) -> RecipeError:
+    return RecipeError.explain(
+        f"The environment variable {OVERRIDES_VARIABLE} = {text!r} cannot be used.",
+        why=f"{why}.",
+        fix=f"""write it like {OVERRIDES_VARIABLE}='{{"blocks.*.attn": "fp32"}}', or unset it.""",
+    )

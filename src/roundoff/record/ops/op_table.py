@@ -1,0 +1,127 @@
+"""What the recorder must know about each operator, read from its schema once."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from roundoff.record.torch_private import is_composite
+
+_HOLDS_GARBAGE = frozenset(
+    {"empty", "empty_like", "empty_strided", "empty_permuted", "new_empty", "new_empty_strided", "resize_", "set_"}
+)
+_UNDECLARED_VIEWS = frozenset(
+    {
+        "_unsafe_view", "_reshape_alias", "lift", "lift_fresh", "_conj", "_neg_view",
+        "unsafe_split", "unsafe_split_with_sizes",
+    }
+)  # fmt: skip
+_UNDECLARED_WRITES = {"native_batch_norm": (3, 4), "cudnn_batch_norm": (3, 4), "miopen_batch_norm": (3, 4)}
+"""Running statistics, which no schema says are written to."""
+
+_SCRATCH = {"mkldnn_rnn_layer": (3,), "_cudnn_rnn": (3,), "miopen_rnn": (3,), "cudnn_batch_norm": (3,)}
+"""Returns that are memory for the backward to work with, partly never written to."""
+
+
+class OpKind(Enum):
+    """Where an op leaves what it computed."""
+
+    NOTHING = "nothing"
+    """Views, garbage such as `empty`, and ops without tensors: no event."""
+    RETURNED = "returned"
+    MUTATED = "mutated"
+    """Nothing is returned; arguments were written to (foreach, fused optimizers)."""
+    COMPOSITE = "composite"
+    """It is made of other ops, which torch shows to nobody in inference mode unless it is taken apart."""
+    COLLECTIVE = "collective"
+    """Arguments are written to later, by another thread or device."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OpInfo:
+    """What the recorder must know about one operator."""
+
+    name: str
+    """`aten.addmm`: namespace and name, without the overload, so that `add.Tensor` and `add.Scalar` line up."""
+    kind: OpKind
+    mutated: tuple[int, ...] = ()
+    """Positions of arguments that are written to."""
+    views: tuple[int, ...] = ()
+    """Positions of returns that have no numbers of their own: views of an argument, and scratch memory."""
+    per_tensor: bool = False
+    """Whether the nth tensor of the result belongs to the nth tensor of the first argument (foreach, fused)."""
+    loses_versions: bool = False
+    """Whether torch forgets to count the writing as a new version of the tensors when a mode sees the op."""
+
+
+def describe_op(func: Any) -> OpInfo:
+    """Read an operator's schema; a higher-order operator has none and is taken by what it returns."""
+    schema = getattr(func, "_schema", None)
+    if schema is None:
+        return OpInfo(name=f"higher_order.{func.__name__}", kind=OpKind.RETURNED)
+    namespace, _, bare = schema.name.partition("::")
+    name = f"{namespace}.{bare}"
+    if namespace in ("c10d", "_c10d_functional"):
+        return OpInfo(name=name, kind=_collective_kind(namespace, bare))
+    if bare in _HOLDS_GARBAGE or bare in _UNDECLARED_VIEWS:
+        return OpInfo(name=name, kind=OpKind.NOTHING)
+    if is_composite(func):
+        return OpInfo(name=name, kind=OpKind.COMPOSITE)
+    mutated = tuple(i for i, arg in enumerate(schema.arguments) if arg.alias_info and arg.alias_info.is_write)
+    mutated = mutated or _UNDECLARED_WRITES.get(bare, ())
+    views = tuple(i for i, ret in enumerate(schema.returns) if ret.alias_info and not ret.alias_info.is_write)
+    views += _SCRATCH.get(bare, ())
+    tensors = [i for i, ret in enumerate(schema.returns) if "Tensor" in str(ret.type)]
+    per_tensor = _is_list(schema.arguments[:1]) and (not tensors or _is_list(schema.returns))
+    if not tensors:
+        kind = OpKind.MUTATED if mutated else OpKind.NOTHING
+        loses_versions = bool(mutated) and bare.startswith("_foreach_")
+        return OpInfo(name=name, kind=kind, mutated=mutated, per_tensor=per_tensor, loses_versions=loses_versions)
+    kind = OpKind.NOTHING if len(views) == len(tensors) else OpKind.RETURNED
+    return OpInfo(name=name, kind=kind, mutated=mutated, views=views, per_tensor=per_tensor)
+
+
+def _is_list(arguments: Sequence[Any]) -> bool:
+    return len(arguments) == 1 and str(arguments[0].type) == "List[Tensor]"
+
+
+def _collective_kind(namespace: str, bare: str) -> OpKind:
+    if namespace == "c10d":
+        return OpKind.COLLECTIVE if bare not in ("barrier", "monitored_barrier_", "send") else OpKind.NOTHING
+    return OpKind.RETURNED if bare == "wait_tensor" else OpKind.NOTHING
+
+
+def tensors_in(value: Any) -> Iterator[Tensor]:
+    """Give the tensors of an argument or result, looking into lists and tuples."""
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, (list, tuple)):
+        for item in value:
+            yield from tensors_in(item)
+
+
+def written_arguments(func: Any, info: OpInfo, args: Sequence[Any], kwargs: dict[str, Any]) -> list[Tensor]:
+    """Return the tensors that the op writes to, flattened, in the order of its schema."""
+    found: list[Tensor] = []
+    for position in info.mutated:
+        if position < len(args):
+            found.extend(tensors_in(args[position]))
+        else:
+            found.extend(tensors_in(kwargs.get(func._schema.arguments[position].name)))
+    return found
+
+
+def read_arguments(func: Any, info: OpInfo, args: Sequence[Any], kwargs: dict[str, Any]) -> list[Tensor]:
+    """Return the tensors that go into the op, flattened; not those given by name to take the result (`out=`)."""
+    written = {func._schema.arguments[position].name for position in info.mutated}
+    return list(tensors_in([*args, *(value for name, value in kwargs.items() if name not in written)]))
+
+
+def is_random(func: Any) -> bool:
+    """Say whether the op draws random numbers."""
+    return torch.Tag.nondeterministic_seeded in getattr(func, "tags", ())

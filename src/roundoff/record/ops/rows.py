@@ -1,0 +1,225 @@
+"""Events of one step, gathered without building anything per event but one tuple; made into columns at the end."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from roundoff.kernels import histogram
+from roundoff.kernels import row as at
+from roundoff.kernels.availability import compiled
+from roundoff.kernels.summaries import histogram_torch, summarize_torch
+from roundoff.record.loop.step_clock import PHASES
+from roundoff.record.reference import IntroducedError
+from roundoff.record.torch_private import hidden_from_modes
+from roundoff.runs import EventColumns, Interned, shape_to_text
+
+# == Exponent histograms of the tensors of one step: how their magnitudes are spread over the powers of two.
+
+MAX_ELEMENTS = 2**15
+"""Of a larger tensor slices at even distances are counted: a picture needs no more, and 16 bits hold every count."""
+
+
+class Histograms:
+    """Counts by the place of their events; those of tensors elsewhere than on the CPU are fetched at the end."""
+
+    def __init__(self) -> None:
+        self._counts: dict[int, npt.NDArray[np.uint16]] = {}
+        self._on_device: list[tuple[int, Tensor]] = []
+
+    def add(self, x: Tensor, place: int) -> None:
+        """Count the elements of a tensor of floating-point numbers; others have no exponents."""
+        if not x.is_floating_point() or not x.numel():
+            return
+        with hidden_from_modes():
+            part = sample_slices(x.detach())
+            if part.is_cpu:
+                self._counts[place] = histogram(part).astype(np.uint16)
+            else:
+                self._on_device.append((place, histogram_torch(part)))
+
+    def column(self, num_rows: int) -> npt.NDArray[np.uint16] | None:
+        """Return a line of counts for each event, masked where there are none; None if there are none at all."""
+        self._fetch()
+        if not self._counts:
+            return None
+        values = np.zeros((num_rows, at.NUM_HISTOGRAM_BUCKETS), dtype=np.uint16)
+        missing = np.ones(values.shape, dtype=bool)
+        for place, counts in self._counts.items():
+            values[place], missing[place] = counts, False
+        return np.ma.MaskedArray(values, mask=missing)
+
+    def _fetch(self) -> None:
+        if self._on_device:
+            fetched = torch.stack([counts.to(torch.int64) for _, counts in self._on_device]).cpu().numpy()
+            for (place, _), counts in zip(self._on_device, fetched, strict=True):
+                self._counts[place] = counts.astype(np.uint16)
+            self._on_device.clear()
+
+
+def sample_slices(x: Tensor) -> Tensor:
+    """Return a tensor that is not too large as it is, and of a large one slices of its longest dimensions.
+
+    >>> sampled(torch.zeros(2**20, 2)).shape
+    torch.Size([16384, 2])
+    """
+    while x.numel() > MAX_ELEMENTS:
+        longest = max(range(x.dim()), key=lambda dim: x.shape[dim])
+        every = min(math.ceil(x.numel() / MAX_ELEMENTS), x.shape[longest])
+        x = x[(*(slice(None) for _ in range(longest)), slice(None, None, every))]
+    return x
+
+
+_BLOCK = 1024
+_ROW_BYTES = at.ROW_WIDTH * 8
+
+EventKey = tuple[int, int, int, int, int, int, int, int, torch.dtype, torch.Size, torch.device]
+"""phase, microbatch, site, op, nth, output, parameter, source, dtype, shape, device; -1 where there is none."""
+
+
+class Rows:
+    """Summaries of tensors with the keys they belong to.
+
+    Tensors on the CPU are read at once by the compiled kernel; those elsewhere are reduced on their device, and the
+    results are copied together when the rows are taken.
+    """
+
+    def __init__(self) -> None:
+        self.histograms = Histograms()
+        self._blocks: list[npt.NDArray[np.float64]] = []
+        self._keys: list[EventKey] = []
+        self._errors: dict[int, IntroducedError] = {}
+        self._on_device: dict[torch.device, list[tuple[int, Tensor]]] = {}
+        self._address = 0
+        self._free = 0
+        kernels = compiled()
+        self._summarize = kernels.summarize if kernels else None
+
+    def __len__(self) -> int:
+        return len(self._keys)
+
+    def add(self, x: Tensor, phase: int, microbatch: int, site: int, op: int, nth: int, output: int,
+            parameter: int = -1, source: int = -1) -> int:  # fmt: skip
+        """Summarize a plain, strided tensor and return its place."""
+        if not self._free:
+            block = np.empty((_BLOCK, at.ROW_WIDTH))
+            self._blocks.append(block)
+            self._address = block.ctypes.data
+            self._free = _BLOCK
+        dtype, shape, device = x.dtype, x.shape, x.device
+        code = at.DTYPE_CODES.get(dtype)
+        place = len(self._keys)
+        if code is not None and self._summarize is not None and device.type == "cpu" and not x.is_neg():
+            address = x.data_ptr()
+            if not address and shape.numel():
+                raise RuntimeError("the tensor has no memory")
+            self._summarize(address, code, shape, x.stride(), self._address)
+        else:
+            with hidden_from_modes():
+                numbers = summarize_torch(x.detach())
+            self._on_device.setdefault(device, []).append((place, numbers))
+        self._address += _ROW_BYTES
+        self._free -= 1
+        self._keys.append((phase, microbatch, site, op, nth, output, parameter, source, dtype, shape, device))
+        return place
+
+    def note_introduced(self, place: int, error: IntroducedError) -> None:
+        """Keep the error that the op of an event introduced; it is read when the rows are."""
+        self._errors[place] = error
+
+    def content_hash(self, place: int) -> int:
+        """Return the hash of the event's tensor; waits for its device."""
+        self._fetch()
+        return int(self._blocks[place // _BLOCK][place % _BLOCK, at.HASH : at.HASH + 1].view(np.uint64)[0])
+
+    def numbers(self) -> npt.NDArray[np.float64]:
+        """Return all rows so far, one line each; waits for devices."""
+        self._fetch()
+        if not self._keys:
+            return np.empty((0, at.ROW_WIDTH))
+        return np.concatenate(self._blocks)[: len(self._keys)]
+
+    def keys(self) -> Sequence[EventKey]:
+        """Return the keys of all rows so far."""
+        return self._keys
+
+    def _fetch(self) -> None:
+        for waiting in self._on_device.values():
+            places = [place for place, _ in waiting]
+            numbers = torch.stack([row.to(torch.float64) for _, row in waiting]).cpu().numpy()
+            for place, row in zip(places, numbers, strict=True):
+                self._blocks[place // _BLOCK][place % _BLOCK] = row
+        self._on_device.clear()
+
+    def to_columns(self, step: int, *, sites: Sequence[str], ops: Sequence[str], outputs: Sequence[str],
+                   parameters: Sequence[str], sources: Sequence[str]) -> EventColumns:  # fmt: skip
+        """Turn the rows into columns; the sequences name the codes used in the keys."""
+        numbers = self.numbers()
+        num_rows = len(self._keys)
+        codes = np.array([key[:8] for key in self._keys], dtype=np.int32).reshape(num_rows, 8)
+        counts = numbers[:, at.NUM_NAN : at.NUM_SUBNORMAL + 1].astype(np.int64)
+        num_elements = np.fromiter((key[9].numel() for key in self._keys), dtype=np.int64, count=num_rows)
+        num_finite = num_elements * _numbers_per_element(self._keys) - counts[:, :3].sum(axis=1)
+        with np.errstate(invalid="ignore", divide="ignore"):
+            mean = numbers[:, at.SUM] / num_finite
+        return EventColumns(
+            step=np.full(num_rows, step, dtype=np.int32),
+            microbatch=codes[:, 1],
+            phase=Interned(codes=codes[:, 0], values=PHASES),
+            site=Interned(codes=codes[:, 2], values=sites),
+            op=Interned(codes=codes[:, 3], values=ops),
+            nth=codes[:, 4],
+            output=Interned(codes=codes[:, 5], values=outputs),
+            order=np.arange(num_rows, dtype=np.int32),
+            parameter=Interned(codes=codes[:, 6], values=parameters),
+            source=Interned(codes=codes[:, 7], values=sources),
+            dtype=_intern([key[8] for key in self._keys], lambda dtype: str(dtype).removeprefix("torch.")),
+            shape=_intern([key[9] for key in self._keys], shape_to_text),
+            device=_intern([key[10] for key in self._keys], str),
+            num_elements=num_elements,
+            min=numbers[:, at.MIN],
+            max=numbers[:, at.MAX],
+            mean=mean,
+            sum_abs=numbers[:, at.SUM_ABS],
+            l2=np.sqrt(numbers[:, at.SUM_SQUARES]),
+            num_nan=counts[:, 0],
+            num_posinf=counts[:, 1],
+            num_neginf=counts[:, 2],
+            num_zero=counts[:, 3],
+            num_subnormal=counts[:, 4],
+            hash=np.ascontiguousarray(numbers[:, at.HASH]).view(np.uint64),
+            sketch=_to_float32(numbers[:, at.SKETCH :]),
+            histogram=self.histograms.column(num_rows),
+            introduced_ulps=self._error_column(lambda error: error.max_ulps),
+            introduced_rms_ulps=self._error_column(lambda error: error.rms_ulps),
+        )
+
+    def _error_column(self, number: Callable[[IntroducedError], float]) -> npt.NDArray[np.float32] | None:
+        if not self._errors:
+            return None
+        values, missing = np.zeros(len(self._keys), dtype=np.float32), np.ones(len(self._keys), dtype=bool)
+        for place, error in self._errors.items():
+            values[place], missing[place] = number(error), False
+        return np.ma.MaskedArray(values, mask=missing)
+
+
+def _numbers_per_element(keys: Sequence[EventKey]) -> npt.NDArray[np.int64]:
+    """Numbers per element: two for complex dtypes."""
+    return np.fromiter((2 if key[8].is_complex else 1 for key in keys), dtype=np.int64, count=len(keys))
+
+
+def _to_float32(sketch: npt.NDArray[np.float64]) -> npt.NDArray[np.float32]:
+    with np.errstate(over="ignore", under="ignore"):
+        return sketch.astype(np.float32)
+
+
+def _intern(values: Sequence[Any], to_text: Callable[[Any], str]) -> Interned:
+    codes: dict[Any, int] = {}
+    found = [codes.setdefault(value, len(codes)) for value in values]
+    return Interned(codes=np.array(found, dtype=np.int32), values=[to_text(value) for value in codes])

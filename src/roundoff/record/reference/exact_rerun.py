@@ -1,0 +1,175 @@
+"""Running a call again, exactly: in fp64, piece by piece where the op allows it."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._ops import OpOverload
+
+from roundoff.record.reference.chunks import CHUNK, in_chunks
+from roundoff.record.reference.convolution import can_convolve, convolve
+from roundoff.record.reference.lstm import can_unroll, unroll
+from roundoff.record.reference.op_call import PRODUCTS, OpCall, replace_tensors
+
+# == Which ops have a result that is worth running again.
+
+
+def has_something_to_judge(op: Any) -> bool:
+    """Say whether an op computes numbers that those of a more exact run can be compared with."""
+    if not computes_numbers(op):
+        return False
+    name = op.overloadpacket.__name__
+    return not (_JUMPING.match(name) or _SOLVING.match(name) or op._overloadname.endswith("_mode"))
+
+
+def computes_numbers(op: Any) -> bool:
+    """Say whether an op computes numbers from numbers, the same ones every time, and may run a second time.
+
+    Random ops are left alone, except those that draw numbers only for a `dropout_p` that is not 0.
+    """
+    if not isinstance(op, OpOverload) or op.is_view or op.namespace in _FOREIGN:
+        return False
+    name = op.overloadpacket.__name__
+    if name in _CONSTANT or torch.Tag.inplace_view in op.tags or name.startswith("new_") or name.endswith("_like"):
+        return False
+    takes_dropout = any(argument.name == "dropout_p" for argument in op._schema.arguments)
+    return torch.Tag.nondeterministic_seeded not in op.tags or takes_dropout
+
+
+# fmt: off
+_FOREIGN = frozenset({
+    "_c10d_functional", "_dtensor", "c10d", "c10d_functional", "fsdp", "inductor", "prim", "profiler", "rpc",
+    "streams", "symm_mem",
+})
+"""Namespaces of ops that must not run twice, or that compute nothing."""
+
+_CONSTANT = frozenset({
+    "_amp_update_scale_", "_conj", "_neg_view", "_reshape_alias", "_unsafe_view", "alias", "detach", "empty",
+    "empty_strided", "fill", "fill_", "lift", "lift_fresh", "record_stream", "resize_", "set_", "zero", "zero_",
+})
+# fmt: on
+
+_JUMPING = re.compile(r"floor_divide|remainder|nextafter|nan_to_num|grid_sampler|_?fake_quantize|_fused_moving_avg")
+"""Functions that jump, where a number inside is off by a rounding or with the format; so does `div` with a mode."""
+_SOLVING = re.compile(
+    r"_?linalg_(?!vector_norm)|_?lu_|.*(cholesky|(?<!w)eig|svd|qrf|ormqr|triangular_solve|lstsq)"  # not weight, gelu_
+)
+"""Decompositions and inverses: how far apart two good ones may be depends on the matrix."""
+
+
+_UNCHANGED_ARGUMENTS = frozenset({"grad_scale", "found_inf", "inv_scale"})
+"""Arguments that kernels read as fp32 whatever the rest is."""
+_UNDECLARED_WRITES = frozenset({"running_mean", "running_var"})
+"""Arguments that batch norm updates although its schema does not say so."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Piece:
+    """A part of a call that can be computed alone, with the parts of the results that it gives."""
+
+    call: OpCall
+    first: int  # place of the first of its results
+    outputs: Sequence[Tensor]
+
+
+def pieces(call: OpCall, outputs: Sequence[Tensor]) -> Iterator[Piece]:
+    """Split a call: foreach ops by tensor, elementwise ones into chunks; others stay whole."""
+    signature = call.signature
+    if signature.is_foreach and len(outputs) == len(call.args[0]):
+        for place, output in enumerate(outputs):
+            yield from _chunks(_entry(call, place), place, output)
+    elif signature.is_pointwise and len(outputs) == 1 and not signature.is_out:
+        yield from _chunks(call, 0, outputs[0])
+    else:
+        yield Piece(call=as_computed(call, len(outputs)), first=0, outputs=outputs)
+
+
+def as_computed(call: OpCall, num_results: int) -> OpCall:
+    """Some convolutions compute the gradient of the weight along with that of the bias, whether asked to or not."""
+    mask = call.get("output_mask")
+    if mask is None or sum(mask) == num_results:
+        return call
+    return call.change(lambda name, value: [mask[0], True, *mask[2:]] if name == "output_mask" else value)
+
+
+def _entry(call: OpCall, place: int) -> OpCall:
+    return call.change(lambda _, value: [value[place]] if isinstance(value, (list, tuple)) else value)
+
+
+def _chunks(call: OpCall, place: int, output: Tensor) -> Iterator[Piece]:
+    if output.numel() <= CHUNK or not call.signature.is_pointwise:
+        yield Piece(call=call, first=place, outputs=[output])
+        return
+    for part, *tensors in in_chunks([output, *call.tensors()], output.shape):
+        yield Piece(call=_with_tensors(call, iter(tensors)), first=place, outputs=[part])
+
+
+def _with_tensors(call: OpCall, tensors: Iterator[Tensor]) -> OpCall:
+    return call.change_tensors(lambda _: next(tensors))
+
+
+def run_in_fp64(call: OpCall) -> list[Tensor]:
+    """Return the results of the call with every float argument made fp64; the call's own tensors stay as they are.
+
+    Products of 16-bit numbers are exact in fp32, and their sums are off by less than a thousandth of an ulp of theirs.
+    So on the CPU their matrix products are taken in fp32, at half the price, unless they overflow there.
+    """
+    if call.signature.name in PRODUCTS and all(map(_is_short, call.tensors())) and _fp32_is_exact():
+        results = with_floats_as(call, torch.float32).run()
+        if all(math.isfinite(result.sum()) for result in results):
+            return results
+    if call.signature.name == "embedding":
+        return [call.get("weight")[call.get("indices")].to(torch.float64)]  # the whole table may be large
+    if can_convolve(call):
+        return convolve(call)
+    if can_unroll(call):
+        return unroll(call)
+    return with_floats_as(call, torch.float64).run()
+
+
+def run_again(call: OpCall) -> list[Tensor]:
+    """Return the results of the call in its own formats; the call's own tensors stay as they are."""
+    return with_floats_as(call, None).run()
+
+
+def _is_short(tensor: Tensor) -> bool:
+    return tensor.device.type == "cpu" and tensor.is_floating_point() and tensor.element_size() == 2
+
+
+def _fp32_is_exact() -> bool:
+    """Say whether the user has left fp32 products on the CPU as they are: they can be told to use bf16 inside."""
+    backends: Any = torch.backends
+    settings = (backends, backends.mkldnn.matmul, backends.mkldnn.conv)
+    asked = {setting.fp32_precision for setting in settings}
+    return asked <= {"none", "ieee"}
+
+
+def with_floats_as(call: OpCall, dtype: torch.dtype | None) -> OpCall:
+    """Return the call with every float argument in another format, and with copies of what the op writes into."""
+    known: dict[int, Tensor] = {}
+    written = {*call.signature.written, *_UNDECLARED_WRITES}
+
+    def replace(tensor: Tensor, *, copy: bool) -> Tensor:
+        if id(tensor) not in known:
+            target = dtype if dtype and tensor.is_floating_point() else tensor.dtype
+            known[id(tensor)] = tensor.to(target, copy=copy)
+        return known[id(tensor)]
+
+    def change(name: str, value: Any) -> Any:
+        if name in written and call.signature.is_out:
+            return replace_tensors(value, lambda tensor: tensor.new_empty(0, dtype=dtype))
+        if name in _UNCHANGED_ARGUMENTS:
+            return replace_tensors(value, torch.clone)
+        if dtype and name == "half_to_float":
+            return False
+        if dtype and isinstance(value, torch.dtype):
+            return dtype if value.is_floating_point else value
+        return replace_tensors(value, lambda tensor: replace(tensor, copy=name in written))
+
+    return call.change(change)

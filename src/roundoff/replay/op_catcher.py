@@ -1,0 +1,117 @@
+"""Catches one op of a replayed step with its real inputs, and tries it in fp64: range or domain?"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from roundoff.record.reference import IntroducedError
+from roundoff.record.reference.exact_rerun import run_in_fp64
+from roundoff.record.reference.op_call import OpCall, Signature, list_tensors
+from roundoff.record.tensor_bytes import bytes_of, file_dtype
+from roundoff.runs import JsonValue, Origin, RunWriter, TensorWriter
+from roundoff.runs.records.event import Event
+
+
+class OpCatcher:
+    """Stands where a recording has its reference: it sees each op before and after, and keeps the one it waits for.
+
+    Args:
+        bad: the event of the bad result, from an earlier replay of the same step.
+        writer: of the replayed step's folder.
+    """
+
+    def __init__(self, bad: Event, *, writer: RunWriter) -> None:
+        self.not_judged: dict[str, str] = {}
+        self.num_rows: Callable[[], int] = lambda: -1
+        """How many rows the recording has so far: the op's place in the step."""
+        self._bad = bad
+        self._writer = writer
+        self._is_done = False
+
+    def before(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> OpCall | None:
+        """Keep the arguments as they are now; those that the op writes into are copied."""
+        if self._is_done or not isinstance(func, torch._ops.OpOverload):
+            return None
+        call = OpCall(signature=Signature.of(func), args=tuple(args), kwargs=dict(kwargs))
+        written = call.signature.written
+        return call.change(lambda name, value: _copy_tensors(value) if name in written else value)
+
+    def after(
+        self, call: OpCall, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], found: Sequence[Tensor]
+    ) -> list[IntroducedError | None] | None:
+        """Write the op down if it is the one."""
+        first = self.num_rows()
+        if first <= self._bad.order < first + len(found) and not self._is_done:
+            self._is_done = True
+            self._write(call, list(found), found[self._bad.order - first])
+        return None
+
+    def _write(self, call: OpCall, results: list[Tensor], bad: Tensor) -> None:
+        exact = _in_fp64(call)
+        with self._writer.origin_tensors() as file:
+            arguments = {name: _argument(file, name, value) for name, value in call.items()}
+            for number, x in enumerate(results):
+                _add(file, f"output{number}", x)
+            for number, x in enumerate(exact or ()):
+                _add(file, f"fp64_output{number}", x)
+        event = self._bad
+        nonfinite = (~torch.isfinite(bad)).nonzero()
+        self._writer.write_origin(
+            Origin(
+                step=event.step,
+                phase=event.phase,
+                site=event.site,
+                op=event.op_name,
+                overload=call.signature.op._schema.name + "." + call.signature.op._overloadname,
+                microbatch=event.microbatch,
+                parameter=event.parameter,
+                source=event.source,
+                arguments=arguments,
+                num_outputs=len(results),
+                is_finite_in_fp64=None if exact is None else all(bool(torch.isfinite(x).all()) for x in exact),
+                fp64_absmax=None if exact is None else _absmax(exact),
+                dtype=event.dtype,
+                bad_index=tuple(nonfinite[0].tolist()) if len(nonfinite) else None,
+            )
+        )
+
+
+def _copy_tensors(value: Any) -> Any:
+    if isinstance(value, Tensor):
+        return value.detach().clone()
+    return [_copy_tensors(item) for item in value] if isinstance(value, (list, tuple)) else value
+
+
+def _in_fp64(call: OpCall) -> list[Tensor] | None:
+    try:
+        return [x for x in run_in_fp64(call) if x.is_floating_point()]
+    except Exception:  # an op that has no fp64 version: then it stays open which it is
+        return None
+
+
+def _absmax(results: Sequence[Tensor]) -> float:
+    finite = [x[torch.isfinite(x)].abs() for x in results]
+    return max((float(x.max()) for x in finite if x.numel()), default=0.0)
+
+
+def _argument(file: TensorWriter, name: str, value: Any) -> JsonValue:
+    if isinstance(value, Tensor):
+        _add(file, name, value)
+        return {"tensor": name} if value.is_contiguous() else {"tensor": name, "stride": list(value.stride())}
+    if isinstance(value, (list, tuple)) and list_tensors(value):
+        return [_argument(file, f"{name}.{number}", item) for number, item in enumerate(value)]
+    if isinstance(value, (list, tuple)):
+        return [_argument(file, name, item) for item in value]
+    if value is None or isinstance(value, (bool, int, float, str)):
+        return value
+    return {"repr": repr(value)}
+
+
+def _add(file: TensorWriter, key: str, x: Tensor) -> None:
+    dtype = file_dtype(x)
+    if dtype is not None:
+        file.add(key, bytes_of(x), dtype=dtype, shape=tuple(x.shape))

@@ -1,0 +1,298 @@
+"""Runs steps again from a snapshot and their tapes, without the user's loop, and leaves the training as it was."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from roundoff.record.source_lines import Sources
+from roundoff.record.torch_private import hidden_from_modes, local_tensor, seen_as_in_training
+from roundoff.replay.arguments import EarlierStepTensor, ExternalTensor, fill_in, tensors_of
+from roundoff.replay.generators import restore_torch
+from roundoff.replay.snapshots import Snapshot
+from roundoff.replay.state import Training, TrainingState, same_bits
+from roundoff.replay.step_tape import (
+    Ambient,
+    BackwardEntry,
+    FunctionEntry,
+    LoopEntry,
+    ModelEntry,
+    StepEntry,
+    StepTape,
+    TapeEntry,
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReplayOutcome:
+    """What a replay came to."""
+
+    step: int
+    """The step that was replayed last."""
+    first_difference: str | None
+    """What came out differently than the first time, if anything."""
+    first_bad_step: int | None
+    """The first step that left a weight or buffer that is not finite; None if none did."""
+    error: Exception | None = None
+    """What the replayed step raised, if it did."""
+
+
+def replay(
+    training: Training,
+    snapshot: Snapshot,
+    tapes: Sequence[StepTape],
+    *,
+    around_last: Callable[[], AbstractContextManager[Any]] = contextlib.nullcontext,
+    sources: Sources | None = None,
+    is_complete: bool = False,
+    until_bad: bool = False,
+) -> ReplayOutcome:
+    """Run the steps of `tapes` again from `snapshot`; the training is lent another state and gets its own back.
+
+    Args:
+        training: whose models and optimizers run.
+        snapshot: the state to start from.
+        tapes: the steps from there on; the last is the one of interest.
+        around_last: a block to run the last step in, such as a recording.
+        sources: where to say which of the user's lines is being run.
+        is_complete: the live training is where the last step ended, so compare weights, buffers and optimizer state.
+        until_bad: end with the first step that leaves a weight or buffer that is not finite.
+    """
+    difference: str | None = None
+    bad_step: int | None = None
+    playing = _StepPlayer(tapes)
+    with snapshot.state.lent(training) as own, quietly():
+        for tape in tapes:
+            is_last = tape is tapes[-1]
+            try:
+                with around_last() if is_last else contextlib.nullcontext():
+                    losses = playing.play(tape, sources if is_last else None)
+            except Exception as error:
+                return ReplayOutcome(step=tape.step, first_difference=difference, first_bad_step=bad_step, error=error)
+            if difference is None and not _same_losses(losses, tape.losses):
+                difference = f"the loss of step {tape.step}"
+            if bad_step is None and not all_finite(training.tensors()):
+                bad_step = tape.step
+                if until_bad and not is_last:
+                    return ReplayOutcome(step=tape.step, first_difference=difference, first_bad_step=bad_step)
+        if is_complete and difference is None:
+            difference = own.first_difference()
+    return ReplayOutcome(step=tapes[-1].step, first_difference=difference, first_bad_step=bad_step)
+
+
+def is_reproducible(training: Training, snapshot: Snapshot, tapes: Sequence[StepTape]) -> bool:
+    """Say whether two replays of the same steps agree with each other, whatever the training itself came to."""
+    ends: list[list[Tensor]] = []
+    for _ in range(2):
+        with snapshot.state.lent(training), quietly():
+            playing = _StepPlayer(tapes)
+            losses = [loss for tape in tapes for loss in playing.play(tape)]
+            ends.append([*losses, *(x.detach().clone() for x in training.tensors())])
+    first, second = ends
+    return len(first) == len(second) and all(same_bits(a, b) for a, b in zip(first, second, strict=True))
+
+
+def state_before(training: Training, snapshot: Snapshot, tapes: Sequence[StepTape]) -> TrainingState:
+    """Return the state before the last of the steps, rebuilt from the snapshot where it was not kept."""
+    state = TrainingState()
+    playing = _StepPlayer(tapes)
+    with snapshot.state.lent(training), quietly():
+        for tape in tapes[:-1]:
+            playing.play(tape)
+        state.take(training)
+        state.take_gradients()
+    return state
+
+
+def all_finite(tensors: Sequence[Tensor]) -> bool:
+    """Say whether every float among the tensors is finite, with one transfer from their device."""
+    return first_nonfinite_tensor(tensors) is None
+
+
+def first_nonfinite_tensor(tensors: Sequence[Tensor]) -> int | None:
+    """Return the place of the first tensor with NaN or infinity, or None; one transfer from the device."""
+    own = [x if (local := local_tensor(x)) is None else local for x in tensors]  # of a sharded one, this rank's part
+    places = [place for place, x in enumerate(own) if x.is_floating_point() and x.numel()]
+    if not places:
+        return None
+    with torch.no_grad():
+        norms = torch._foreach_norm([own[place].detach() for place in places], float("inf"))
+        flags = torch.stack([torch.isfinite(norm.float()) for norm in norms])
+    return next((place for place, fine in zip(places, flags.tolist(), strict=True) if not fine), None)
+
+
+class Player:
+    """Makes the calls of one step again, as they were or with one thing changed.
+
+    Args:
+        sources: where to say which of the user's lines is being run.
+        change: gives what a tensor from outside is to be replaced by.
+        is_training: the mode to run every model in, instead of its own.
+        forward_only: stop short of backward, clipping and steps.
+        stops_at_step: go backward, but leave gradients and weights as they are then.
+        keeps_generators: let models draw the random numbers they drew the first time.
+        autocasts: switch autocast on where it was on.
+        earlier: what earlier steps of the same replay computed, where this one goes on with their graphs.
+    """
+
+    def __init__(
+        self,
+        sources: Sources | None = None,
+        *,
+        change: Callable[[Tensor], Tensor] | None = None,
+        is_training: bool | None = None,
+        forward_only: bool = False,
+        stops_at_step: bool = False,
+        keeps_generators: bool = True,
+        autocasts: bool = True,
+        earlier: Mapping[int, Sequence[Tensor]] = MappingProxyType({}),
+    ) -> None:
+        self.losses: list[Tensor] = []
+        self.outputs: list[Any] = []
+        """What the models gave, in order."""
+        self._change = change
+        self._is_training = is_training
+        self.roots: list[Tensor] = []
+        """What backward started from."""
+        self._forward_only = forward_only
+        self._stops_at_step = stops_at_step
+        self._keeps_generators = keeps_generators
+        self._autocasts = autocasts
+        self.results: list[Tensor] = []
+        """What the calls gave."""
+        self._earlier = earlier
+        self._outside: dict[int, Tensor] = {}
+        self._sources = sources
+
+    def play(self, entries: Sequence[TapeEntry]) -> None:
+        """Make the calls."""
+        for entry in entries:
+            if self._sources is not None:
+                self._sources.stand_in = getattr(entry, "line", None)
+            if getattr(entry, "raised", False):
+                with contextlib.suppress(Exception):  # as the loop did; what it had done by then counts
+                    self._make(entry)
+            else:
+                self._make(entry)
+
+    def _make(self, entry: TapeEntry) -> None:
+        if isinstance(entry, ModelEntry):
+            self._call_model(entry)
+        elif isinstance(entry, FunctionEntry):
+            with self._surrounded(entry.ambient):
+                self._keep(entry.function(*self._filled(entry.args), **self._filled(entry.kwargs)), entry.num_results)
+        elif isinstance(entry, BackwardEntry):
+            self._run_backward(entry)
+        elif isinstance(entry, StepEntry) and self._forward_only:
+            for closure in entry.closures[:1]:
+                self.play(closure)
+        elif self._forward_only or self._stops_at_step:
+            return
+        elif isinstance(entry, LoopEntry):
+            entry.function(*self._filled(entry.args), **self._filled(entry.kwargs))
+        else:
+            self._step(entry)
+
+    def _call_model(self, call: ModelEntry) -> None:
+        if self._keeps_generators:
+            restore_torch(call.generators)
+        is_training = call.is_training if self._is_training is None else self._is_training
+        if call.module.training != is_training or self._is_training is not None:
+            call.module.train(is_training)
+        with self._surrounded(call.ambient):
+            output = call.module(*self._filled(call.args), **self._filled(call.kwargs))
+        self.outputs.append(output)
+        self._keep(output, call.num_results)
+
+    def _run_backward(self, call: BackwardEntry) -> None:
+        roots = self._filled(call.roots)
+        given: tuple[Any, ...] = self._filled(call.args)
+        gradients, retain_graph, create_graph, inputs = (*given, None, None, None, None)[:4]
+        if call.loss is not None:
+            self.losses.append(roots[0].detach().clone())
+            self.roots.append(roots[0])
+        if self._forward_only:
+            return
+        torch.autograd.backward(
+            roots, gradients, retain_graph=retain_graph, create_graph=bool(create_graph), inputs=inputs or None
+        )
+
+    def _step(self, call: StepEntry) -> None:
+        for group, settings in zip(call.optimizer.param_groups, call.settings, strict=True):
+            group.update(settings)
+        if not call.closures:
+            call.optimizer.step()
+            return
+        rest = iter(call.closures)
+
+        def closure() -> Any:
+            with torch.enable_grad():
+                self.play(next(rest))
+            return self.losses[-1] if self.losses else None
+
+        call.optimizer.step(closure)
+
+    @contextlib.contextmanager
+    def _surrounded(self, ambient: Ambient) -> Iterator[None]:
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(torch.set_grad_enabled(ambient.gradients))
+            for kind, enabled, dtype in ambient.autocast if self._autocasts else ():
+                stack.enter_context(torch.autocast(kind, enabled=enabled, dtype=dtype))
+            yield
+
+    def _keep(self, result: Any, num_results: int) -> None:
+        found = list(tensors_of(result))
+        if len(found) != num_results:
+            raise RuntimeError(f"a call gave {len(found)} tensors where it had given {num_results}")
+        self.results.extend(found)
+
+    def _filled(self, value: Any) -> Any:
+        return fill_in(value, self.results, self._fresh)
+
+    def _fresh(self, outside: ExternalTensor) -> Tensor:
+        if isinstance(outside, EarlierStepTensor) and outside.step in self._earlier:
+            return self._earlier[outside.step][outside.number]
+        known = self._outside.get(id(outside))
+        if known is None:
+            with hidden_from_modes():  # copying it again is no op of the step
+                known = outside.fresh()
+                if self._change is not None:
+                    known = self._change(known)
+                self._outside[id(outside)] = known
+        return known
+
+
+class _StepPlayer:
+    """Plays one step after the other and keeps what later ones go on with."""
+
+    def __init__(self, tapes: Sequence[StepTape]) -> None:
+        self._reached = {step for tape in tapes for step in tape.reached_steps}
+        self._earlier: dict[int, list[Tensor]] = {}
+
+    def play(self, tape: StepTape, sources: Sources | None = None) -> list[Tensor]:
+        """Play a step and return its losses."""
+        player = Player(sources, earlier=self._earlier)
+        with seen_as_in_training():  # a recipe works through a mode of its own
+            player.play(tape.entries)
+        if tape.step in self._reached:
+            self._earlier[tape.step] = player.results
+        return player.losses
+
+
+def _same_losses(ours: Sequence[Tensor], theirs: Sequence[Tensor]) -> bool:
+    return len(ours) == len(theirs) and all(same_bits(a, b) for a, b in zip(ours, theirs, strict=True))
+
+
+@contextlib.contextmanager
+def quietly() -> Iterator[None]:
+    """Keep what models print during a replay from the user, who has seen it already."""
+    with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
+        yield

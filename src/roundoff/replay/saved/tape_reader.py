@@ -1,0 +1,277 @@
+"""A tape again from JSON, for models and optimizers that were built anew, with or without another recipe."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from roundoff.errors import ReplayError
+from roundoff.precision.optimizer import RecipeOptimizer
+from roundoff.replay.arguments import ExternalTensor, Result
+from roundoff.replay.saved.state_names import ModulePlace, StateNames
+from roundoff.replay.saved.step_inputs import CLIPS, SCALER_METHODS
+from roundoff.replay.saved.torch_functions import function_named
+from roundoff.replay.state import parameters_of
+from roundoff.replay.step_tape import (
+    Ambient,
+    BackwardEntry,
+    FunctionEntry,
+    LoopEntry,
+    ModelEntry,
+    StepEntry,
+    StepTape,
+    TapeEntry,
+)
+from roundoff.runs import TensorFile
+
+_NARROW = (torch.float16, torch.bfloat16)
+
+
+def read_external_tensors(tape: Mapping[str, Any], batch: TensorFile, *, is_wide: bool) -> list[ExternalTensor]:
+    """Return the tensors that came into the step from outside, laid out in memory as they were.
+
+    Args:
+        tape: as it was written.
+        batch: the file of the tensors.
+        is_wide: 16-bit floats become fp32, since a recipe starts from there.
+    """
+    found = []
+    for number, facts in enumerate(tape["outside"]):
+        key = f"outside{number}"
+        if key not in batch:
+            raise _unreadable_error(
+                f"the tensor '{key}' was not saved: it is sparse, or its dtype has no form in a file"
+            )
+        x = batch.torch(key)
+        if is_wide and x.dtype in _NARROW:
+            x = x.float()
+        try:
+            found.append(ExternalTensor(_lay_out(x, facts["stride"]).requires_grad_(facts["requires_grad"])))
+        except (KeyError, TypeError, ValueError, RuntimeError) as error:
+            raise _unreadable_error(f"the tensor '{key}' is not as it is said to be: {error}") from error
+    return found
+
+
+def _lay_out(x: Tensor, stride: Sequence[int]) -> Tensor:
+    """Return a copy with other strides; a file may say how numbers lie, but not spread them over more memory."""
+    extent = 1 + sum((size - 1) * distance for size, distance in zip(x.shape, stride, strict=True))
+    if extent > max(x.numel(), 1):
+        raise ValueError(f"strides {stride} leave gaps in a tensor of {list(x.shape)}")
+    return torch.empty_strided(x.shape, stride, dtype=x.dtype).copy_(x)
+
+
+class TapeReader:
+    """Makes the entries of a tape from JSON, for models and optimizers that have the same names.
+
+    Args:
+        names: of the models and optimizers that were built.
+        outside: the tensors that came from outside.
+        batch: the file with the generators' states.
+        on_loss: called with each loss before backward starts from it.
+        recipes: the optimizers of a recipe, if the step is to be run with one; they scale, unscale and step.
+    """
+
+    def __init__(
+        self,
+        names: StateNames,
+        outside: Sequence[ExternalTensor],
+        batch: TensorFile,
+        *,
+        on_loss: Callable[[Tensor], None],
+        recipes: Sequence[RecipeOptimizer] = (),
+    ) -> None:
+        self._names = names
+        self._outside = outside
+        self._batch = batch
+        self._on_loss = on_loss
+        self._recipes = recipes
+        self._num_models = 0
+        self._scalers: list[torch.amp.GradScaler] = []
+        self._made_by: list[Mapping[str, Any]] = []
+        """The call that each result came from."""
+
+    def read(self, tape: Mapping[str, Any]) -> StepTape:
+        """Return the step, without what needs an optimizer where none was built."""
+        try:
+            self._scalers = [_scaler(facts) for facts in tape["scalers"]]
+            return StepTape(tape["step"], self._entries(tape["calls"]), list(self._outside))
+        except (KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
+            raise _unreadable_error(f"{type(error).__name__}: {error}") from error
+
+    def _entries(self, calls: Sequence[Mapping[str, Any]]) -> list[TapeEntry]:
+        entries: list[TapeEntry] = []
+        for call in calls:
+            if call["call"] == "step" and self._optimizer(call["optimizer"]) is None:
+                for closure in call["closures"]:
+                    entries.extend(self._entries(closure))
+            elif call["call"] != "zero_grad" or self._value(call["of"]) is not None:
+                if call["call"] == "backward" and call["loss"] is not None:
+                    entries.append(LoopEntry(self._on_loss, (self._unscaled(self._value(call["roots"])[0]),), {}, None))
+                entries.append(self._entry(call))
+        return entries
+
+    def _entry(self, call: Mapping[str, Any]) -> TapeEntry:
+        kind = call["call"]
+        self._made_by += [call] * call.get("num_results", 0)
+        if kind == "model":
+            return self._model_call(call)
+        line = tuple(call["line"]) if call["line"] is not None else None
+        if kind == "function":
+            function = function_named(call["name"])
+            if function is None:
+                raise _unreadable_error(f"torch has no function '{call['name']}'")
+            args, kwargs = self._given(call)
+            return FunctionEntry(function, args, kwargs, self._ambient(call["ambient"]), line, call["num_results"])
+        if kind == "backward":
+            return self._backward(call, line)
+        if kind == "step":
+            return self._step(call, line)
+        return self._loop_call(call, line)
+
+    def _model_call(self, call: Mapping[str, Any]) -> ModelEntry:
+        generators = (self._batch.torch(f"generator{self._num_models}"), ())
+        self._num_models += 1
+        args, kwargs = self._given(call)
+        return ModelEntry(
+            self._value(call["module"]), args, kwargs, self._ambient(call["ambient"]), generators,
+            call["is_training"], call["num_results"],
+        )  # fmt: skip
+
+    def _backward(self, call: Mapping[str, Any], line: Any) -> TapeEntry:
+        roots = self._value(call["roots"])
+        if self._recipes:
+            return LoopEntry(self._recipes[0].backward, (self._unscaled(roots[0]),), {}, line)
+        loss = None
+        if call["loss"] is not None:
+            dtype, value = call["loss"]
+            loss = torch.tensor(value, dtype=_torch_constant(dtype, torch.dtype))
+        return BackwardEntry(roots, self._value(call["args"]), {}, line, loss)
+
+    def _step(self, call: Mapping[str, Any], line: Any) -> StepEntry:
+        optimizer = self._optimizer(call["optimizer"])
+        assert optimizer is not None, "steps without an optimizer are left out"
+        settings = [{key: self._value(value) for key, value in group.items()} for group in call["settings"]]
+        return StepEntry(optimizer, settings, line, [self._entries(closure) for closure in call["closures"]])
+
+    def _loop_call(self, call: Mapping[str, Any], line: Any) -> LoopEntry:
+        args, kwargs = self._given(call)
+        if call["call"] == "zero_grad":
+            return LoopEntry(self._value(call["of"]).zero_grad, args, kwargs, line)
+        if call["call"].startswith("scaler."):
+            return self._scaler_call(call, args, kwargs, line)
+        if call["call"] not in CLIPS:
+            raise _unreadable_error(f"it has a call '{call['call']}', which this version does not know")
+        if self._recipes:
+            return LoopEntry(_clipping_with(self._recipes, call["call"]), (args[1],), {}, line)
+        return LoopEntry(CLIPS[call["call"]], args, kwargs, line)
+
+    def _scaler_call(self, call: Mapping[str, Any], args: Any, kwargs: Any, line: Any) -> LoopEntry:
+        method = call["call"].removeprefix("scaler.")
+        if method not in SCALER_METHODS:
+            raise _unreadable_error(f"it has a call '{call['call']}', which this version does not know")
+        if method != "update" and args[0] is None:
+            return LoopEntry(_nothing, (), {}, line)  # no optimizer was built
+        if self._recipes:  # which scale by themselves
+            return LoopEntry(args[0].step if method == "step" else _nothing, (), {}, line)
+        return LoopEntry(getattr(self._scalers[call["scaler"]], method), args, kwargs, line)
+
+    def _unscaled(self, root: Any) -> Any:
+        """Return the loss that a scaler made a backward's root of; the root itself where there is no scaler."""
+        made_by = self._made_by[root.number] if self._scalers and isinstance(root, Result) else None
+        if made_by is None or made_by.get("name") != "torch.Tensor.mul":
+            return root
+        loss, scale = self._value(made_by["args"])[:2]
+        return loss if isinstance(scale, ExternalTensor) and scale.copy.numel() == 1 else root
+
+    def _given(self, call: Mapping[str, Any]) -> tuple[Any, Any]:
+        return self._value(call["args"]), self._value(call["kwargs"])
+
+    def _value(self, value: Any) -> Any:
+        if isinstance(value, list):
+            return [self._value(item) for item in value]
+        if not isinstance(value, dict):
+            return value
+        [(kind, told)] = value.items()
+        return _READERS[kind](self, told)
+
+    def _state(self, key: str) -> Tensor:
+        x = self._names.tensor(key)
+        if x is None:
+            raise _unreadable_error(
+                f"it uses '{key}', which was not built: the builder has to return the optimizer, too"
+            )
+        return x
+
+    def _module(self, told: tuple[int, str]) -> Any:
+        module = self._names.module_at(ModulePlace(*told))
+        if module is None:
+            raise _unreadable_error(f"it calls the module '{told[1]}', which the model that was built has not")
+        return module
+
+    def _optimizer(self, number: int) -> Optimizer | None:
+        optimizers = self._recipes or self._names.optimizers
+        return optimizers[number] if optimizers else None
+
+    def _ambient(self, told: Mapping[str, Any]) -> Ambient:
+        if self._recipes:
+            return Ambient(told["gradients"], ())  # the recipe says what is narrow
+        casts = tuple((kind, enabled, _torch_constant(dtype, torch.dtype)) for kind, enabled, dtype in told["autocast"])
+        return Ambient(told["gradients"], casts)
+
+
+_READERS: dict[str, Callable[[TapeReader, Any], Any]] = {
+    "tuple": lambda reader, told: tuple(reader._value(item) for item in told),
+    "dict": lambda reader, told: {reader._value(key): reader._value(item) for key, item in told},
+    "result": lambda reader, told: Result(told),
+    "outside": lambda reader, told: reader._outside[told],
+    "state": TapeReader._state,
+    "module": TapeReader._module,
+    "optimizer": TapeReader._optimizer,
+    "dtype": lambda reader, told: _torch_constant(told, torch.dtype),
+    "memory_format": lambda reader, told: _torch_constant(told, torch.memory_format),
+    "layout": lambda reader, told: _torch_constant(told, torch.layout),
+    "device": lambda reader, told: torch.device(told),
+    "slice": lambda reader, told: slice(*(reader._value(part) for part in told)),
+    "ellipsis": lambda reader, told: ...,
+}
+"""By the one key of a value that JSON has no word for."""
+
+
+def _torch_constant(name: str, kind: type[Any]) -> Any:
+    found = getattr(torch, name, None)
+    if not isinstance(found, kind):
+        raise _unreadable_error(f"torch has no {kind.__name__} '{name}'")
+    return found
+
+
+def _scaler(facts: Mapping[str, Any]) -> torch.amp.GradScaler:
+    scaler = torch.amp.GradScaler(facts["device"])
+    scaler.load_state_dict({key: value for key, value in facts.items() if key != "device"})
+    scaler.scale(torch.zeros((), device=facts["device"]))  # it makes its tensors when it is first used
+    return scaler
+
+
+def _nothing() -> None:
+    """Do nothing."""
+
+
+def _clipping_with(recipes: Sequence[RecipeOptimizer], how: str) -> Callable[[Any], None]:
+    def clip(limit: float) -> None:
+        for optimizer in recipes:
+            if how == "clip_grad_value":
+                optimizer.unscale_()
+                torch.nn.utils.clip_grad_value_(parameters_of(optimizer), limit)
+            else:
+                optimizer.clip_grad_norm_(limit)
+
+    return clip
+
+
+def _unreadable_error(why: str) -> ReplayError:
+    return ReplayError.explain(
+        "The saved step cannot be read.", why=f"{why}.", fix="let the builder return (model, optimizer, loss)."
+    )

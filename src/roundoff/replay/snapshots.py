@@ -1,0 +1,150 @@
+"""A ring of states and tapes: enough of the last steps to rebuild any of them, within a limit of memory."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+
+from roundoff.replay.state import Training, TrainingState
+from roundoff.replay.step_tape import StepTape
+
+_MAX_INTERVAL = 64
+"""No more steps than this between two snapshots: a replay has to run through them."""
+
+
+@dataclass(slots=True)
+class Snapshot:
+    """The state before a step, and the tapes of the steps from there on."""
+
+    step: int
+    state: TrainingState
+    tapes: list[StepTape] = field(default_factory=list)
+
+
+class Snapshots:
+    """Keeps the state before every kth step, twice, and the tapes since the older one.
+
+    `k` follows from what a copy costs: it grows until copying takes no more than its share of the training's time.
+
+    Args:
+        memory_bytes: the most that copies and tapes may take together.
+        share: of the training's time that copying may take.
+    """
+
+    def __init__(self, training: Training, *, memory_bytes: int, share: float = 0.005) -> None:
+        self.interval = 1
+        self.note: str | None = None
+        """What a user should know: the model is too large for all that was wanted."""
+        self._training = training
+        self._memory_bytes = memory_bytes
+        self._share = share
+        self._ring: list[Snapshot] = []
+        self._spare: TrainingState | None = None
+        self._keeps = 2
+        self._is_off = False
+        self._num_state_bytes = 0
+        self._num_tape_bytes = 0
+
+    @property
+    def latest(self) -> Snapshot | None:
+        """The snapshot that the open step belongs to."""
+        return self._ring[-1] if self._ring else None
+
+    @property
+    def first_step(self) -> int | None:
+        """The earliest step that can be rebuilt."""
+        return self._ring[0].step if self._ring else None
+
+    @property
+    def num_bytes(self) -> int:
+        """How much memory states and tapes took when the last of them came."""
+        return self._num_state_bytes + self._num_tape_bytes
+
+    def is_due(self, step: int) -> bool:
+        """Say whether the state before this step is to be kept."""
+        if self._is_off:
+            return False
+        return not self._ring or step >= self._ring[-1].step + self.interval
+
+    def take(self, step: int) -> None:
+        """Keep the state before `step`, letting the oldest go."""
+        if not self._ring and not self._fits():
+            return
+        if len(self._ring) >= self._keeps:
+            self._spare = self._ring.pop(0).state
+        state, self._spare = self._spare or TrainingState(), None
+        state.take(self._training)
+        self._ring.append(Snapshot(step, state))
+        self._num_state_bytes = sum(snapshot.state.num_bytes for snapshot in self._ring)
+
+    def learn_cost(self, copy_seconds: float, step_seconds: float) -> None:
+        """Set the interval so that copying stays within its share."""
+        if step_seconds > 0:
+            wanted = math.ceil(copy_seconds / (self._share * step_seconds))
+            self.interval = min(max(wanted, 1), _MAX_INTERVAL)
+
+    def add(self, tape: StepTape) -> None:
+        """Keep the tape of a step that closed; a step that cannot be replayed ends what can be rebuilt."""
+        if not self._ring:
+            return
+        self._ring[-1].tapes.append(tape)
+        self._num_tape_bytes = self._tape_bytes()
+        if tape.unfit is not None:
+            self.forget()
+        elif self._num_tape_bytes > self._memory_bytes // 2:
+            self.interval = max(1, self.interval // 2)
+            if len(self._ring) > 1:
+                self._spare = self._ring.pop(0).state
+            else:
+                self.forget()
+
+    def forget(self) -> None:
+        """Start anew at the next step: what was kept does not lead to the present state any more."""
+        if self._ring:
+            self._spare = self._ring[-1].state
+        self._ring.clear()
+
+    def let_go(self) -> None:
+        """Keep nothing of the training alive that has ended."""
+        self._ring.clear()
+        self._spare = None
+
+    def path_to(
+        self, step: int, *, among: list[StepTape], earliest: bool = False
+    ) -> tuple[Snapshot, list[StepTape]] | None:
+        """Return a snapshot to start from, the latest or the earliest, and the tapes from there up to `step`.
+
+        `among` are tapes that were not added yet. None if no snapshot leads there without a gap.
+        """
+        tapes = [tape for snapshot in self._ring for tape in snapshot.tapes] + among
+        by_step = {tape.step: tape for tape in tapes if tape.unfit is None}
+        for snapshot in self._ring if earliest else reversed(self._ring):
+            needed = range(snapshot.step, step + 1)
+            if needed and all(number in by_step for number in needed):
+                path = [by_step[number] for number in needed]
+                if all(reached >= snapshot.step for tape in path for reached in tape.reached_steps):
+                    return snapshot, path
+        return None
+
+    def _tape_bytes(self) -> int:
+        seen = {
+            id(outside): outside.num_bytes
+            for snapshot in self._ring
+            for tape in snapshot.tapes
+            for outside in tape.outside
+        }
+        return sum(seen.values())
+
+    def _fits(self) -> bool:
+        """Decide how many snapshots the memory allows: a state is the weights and about two more for the optimizer."""
+        one = 3 * self._training.num_bytes
+        if 2 * one > self._memory_bytes:
+            self._keeps = 1
+            self.note = f"one snapshot instead of two: a state takes about {one / 2**20:.0f} MB"
+        if one > self._memory_bytes:
+            self._is_off = True
+            self.note = (
+                f"no snapshots, so no replay: a state takes about {one / 2**20:.0f} MB, "
+                f"and --snapshot-memory allows {self._memory_bytes / 2**20:.0f} MB"
+            )
+        return not self._is_off

@@ -1,0 +1,158 @@
+"""One step of the loop as it was taped: what its own code did, with everything needed to do it again."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from roundoff.replay.arguments import ExternalTensor
+
+
+@dataclass(frozen=True, slots=True)
+class Ambient:
+    """What was switched on around a call."""
+
+    gradients: bool
+    autocast: tuple[tuple[str, bool, torch.dtype], ...]
+
+    @classmethod
+    def now(cls) -> Ambient:
+        """Look at the switches."""
+        if not torch.is_autocast_enabled("cpu") and not _accelerator_autocasts():
+            return _PLAIN if torch.is_grad_enabled() else _PLAIN_WITHOUT_GRADIENTS
+        kinds = ["cpu", *([str(_accelerator())] if _accelerator() else [])]
+        casts = tuple((kind, torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)) for kind in kinds)
+        return cls(torch.is_grad_enabled(), casts)
+
+
+_PLAIN = Ambient(True, ())
+_PLAIN_WITHOUT_GRADIENTS = Ambient(False, ())
+
+
+@dataclass(slots=True, eq=False)
+class ModelEntry:
+    """The loop called a model, or any module."""
+
+    module: nn.Module
+    args: Any
+    kwargs: Any
+    ambient: Ambient
+    generators: Any
+    is_training: bool
+    num_results: int = 0
+    raised: bool = False
+    """Whether it ended with an exception, which the loop has caught."""
+    line: tuple[str, int] | None = None
+
+
+@dataclass(slots=True, eq=False)
+class FunctionEntry:
+    """The loop called a torch function."""
+
+    function: Callable[..., Any]
+    args: Any
+    kwargs: Any
+    ambient: Ambient
+    line: tuple[str, int] | None
+    num_results: int = 0
+
+
+@dataclass(slots=True, eq=False)
+class BackwardEntry:
+    """The autograd engine was started."""
+
+    roots: Any
+    args: Any
+    kwargs: Any
+    line: tuple[str, int] | None
+    loss: Tensor | None
+    """What the loss was, to check the replay."""
+    raised: bool = False
+
+
+@dataclass(slots=True, eq=False)
+class LoopEntry:
+    """The loop called zero_grad, clipping, or a method of a scaler."""
+
+    function: Callable[..., Any]
+    args: Any
+    kwargs: Any
+    line: tuple[str, int] | None
+    raised: bool = False
+
+
+@dataclass(slots=True, eq=False)
+class StepEntry:
+    """An optimizer stepped; `closures` are what its closure did, each time it was called."""
+
+    optimizer: Optimizer
+    settings: list[dict[str, Any]]
+    """Learning rates and the like, by group."""
+    line: tuple[str, int] | None
+    closures: list[list[TapeEntry]] = field(default_factory=list)
+
+
+TapeEntry = ModelEntry | FunctionEntry | BackwardEntry | LoopEntry | StepEntry
+
+
+@dataclass(slots=True, eq=False)
+class StepTape:
+    """One step of the loop."""
+
+    step: int
+    entries: list[TapeEntry] = field(default_factory=list)
+    outside: list[ExternalTensor] = field(default_factory=list)
+    reached_steps: frozenset[int] = frozenset()
+    """Earlier steps whose graphs this one goes on with: it can be replayed only together with them."""
+    unfit: str | None = None
+    """Why the step cannot be replayed, if something could not be taped."""
+
+    @property
+    def num_bytes(self) -> int:
+        """How much memory the copies take."""
+        return sum(outside.num_bytes for outside in self.outside)
+
+    @property
+    def losses(self) -> list[Tensor]:
+        """The losses that backward started from, in order."""
+        return [
+            entry.loss
+            for entry in flatten_entries(self.entries)
+            if isinstance(entry, BackwardEntry) and entry.loss is not None
+        ]
+
+
+def flatten_entries(entries: list[TapeEntry]) -> list[TapeEntry]:
+    """Return the entries and those inside closures, in order."""
+    found: list[TapeEntry] = []
+    for entry in entries:
+        found.append(entry)
+        if isinstance(entry, StepEntry):
+            for closure in entry.closures:
+                found.extend(flatten_entries(closure))
+    return found
+
+
+def number_results(entries: list[TapeEntry]) -> list[tuple[TapeEntry, range]]:
+    """Return the entries with the numbers of their results."""
+    found: list[tuple[TapeEntry, range]] = []
+    count = 0
+    for entry in flatten_entries(entries):
+        num_results = entry.num_results if isinstance(entry, (ModelEntry, FunctionEntry)) else 0
+        found.append((entry, range(count, count + num_results)))
+        count += num_results
+    return found
+
+
+def _accelerator() -> str | None:
+    return str(torch.accelerator.current_accelerator()) if torch.accelerator.is_available() else None
+
+
+def _accelerator_autocasts() -> bool:
+    kind = _accelerator()
+    return kind is not None and torch.is_autocast_enabled(kind)

@@ -1,0 +1,137 @@
+"""Blocks in which tensors, gradients, optimizers and modules hold something else; then they have their own again."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+from collections import defaultdict, deque
+from collections.abc import Iterator
+from enum import Enum
+from typing import Any
+
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from roundoff.record.torch_private import local_tensor
+
+_CONTAINERS = (list, dict, deque, set)
+
+
+@contextlib.contextmanager
+def swapped_data(live: list[Tensor], copies: dict[int, Tensor]) -> Iterator[list[tuple[Tensor, Tensor]]]:
+    """Give tensors other memory, with the values of `copies` (by id) or their own; yields them with what they had.
+
+    Whoever shards tensors holds their memory himself: there other values are written into it, and its own come back.
+    """
+    own = [(x, x.data if local_tensor(x) is None else local_part(x).clone()) for x in live]
+    try:
+        for x, data in own:
+            if local_tensor(x) is None:
+                x.data = copies.get(id(x), data).clone()
+            else:
+                local_part(x).copy_(copies.get(id(x), data))
+        yield own
+    finally:
+        for x, data in own:
+            if local_tensor(x) is None:
+                x.data = data
+            else:
+                local_part(x).copy_(data)
+
+
+def local_part(x: Tensor) -> Tensor:
+    """Return a tensor without its graph, or the part of a sharded one that this rank holds."""
+    local = local_tensor(x)
+    return (x if local is None else local).detach()
+
+
+@contextlib.contextmanager
+def swapped_flags(live: list[Tensor], flags: dict[int, bool]) -> Iterator[None]:
+    """Let leaves require gradients as `flags` (by id) say."""
+    own = [(x, x.requires_grad) for x in live if x.is_leaf]
+    try:
+        for x, _ in own:
+            x.requires_grad_(flags.get(id(x), x.requires_grad))
+        yield
+    finally:
+        for x, flag in own:
+            x.requires_grad_(flag)
+
+
+@contextlib.contextmanager
+def swapped_gradients(live: list[Tensor], copies: dict[int, Tensor | None]) -> Iterator[None]:
+    """Give leaves the gradients of `copies` (by id), or none."""
+    own = [(x, x.grad) for x in live if x.is_leaf]
+    try:
+        for x, _ in own:
+            kept = copies.get(id(x))
+            x.grad = None if kept is None else kept.clone()
+        yield
+    finally:
+        for x, grad in own:
+            x.grad = grad
+
+
+@contextlib.contextmanager
+def swapped_optimizer(optimizer: Optimizer, states: dict[Any, dict[str, Any]]) -> Iterator[dict[Any, dict[str, Any]]]:
+    """Give an optimizer other state; yields its own."""
+    own = dict(optimizer.state)
+    settings = [{key: value for key, value in group.items() if key != "params"} for group in optimizer.param_groups]
+    try:
+        optimizer.state.clear()
+        for parameter, state in states.items():
+            optimizer.state[parameter] = {key: copy_value(value) for key, value in state.items()}
+        yield own
+    finally:
+        optimizer.state.clear()
+        optimizer.state.update(own)
+        for group, values in zip(optimizer.param_groups, settings, strict=True):
+            group.update(values)
+
+
+@contextlib.contextmanager
+def swapped_attributes(owner: Any, attributes: dict[str, Any] | None) -> Iterator[None]:
+    """Give an object other plain attributes, if there are any; what it had not made yet (None) it keeps."""
+    own = dict(vars(owner))
+    containers = {key: copy.copy(value) for key, value in own.items() if isinstance(value, _CONTAINERS)}
+    try:
+        if attributes is not None:
+            vars(owner).update({key: copy_value(value) for key, value in attributes.items() if value is not None})
+        yield
+    finally:
+        vars(owner).clear()
+        vars(owner).update(own)
+        _refill(own, containers)
+
+
+def copy_value(value: Any) -> Any:
+    """Copy a value as deep as it holds tensors and plain containers; other objects are shared."""
+    if isinstance(value, Tensor):
+        return value.detach().clone()
+    if type(value) in (list, tuple, deque, set):
+        return type(value)(copy_value(item) for item in value)
+    if type(value) is dict:
+        return {key: copy_value(item) for key, item in value.items()}
+    if type(value) is defaultdict:  # what a GradScaler knows of each optimizer: has it stepped since the last update?
+        return defaultdict(value.default_factory, {key: copy_value(item) for key, item in value.items()})
+    return value
+
+
+def is_plain(value: Any) -> bool:
+    """Say whether an attribute is a value, not a part of the machinery (hooks, models, callbacks)."""
+    if isinstance(value, (type(None), bool, int, float, str, Enum, Tensor)):
+        return not isinstance(value, nn.Parameter)
+    if isinstance(value, (list, tuple, deque, set)):
+        return all(is_plain(item) for item in value)
+    return isinstance(value, dict) and all(is_plain(item) for item in value.values())
+
+
+def _refill(values: dict[str, Any], copies: dict[str, Any]) -> None:
+    """Give containers that may have been changed what they held before, in place."""
+    for key, before in copies.items():
+        value = values[key]
+        if isinstance(value, list):
+            value[:] = before
+        else:
+            value.clear()
+            (value.extend if isinstance(value, deque) else value.update)(before)

@@ -1,0 +1,225 @@
+"""Two compared checkpoints as text: one sentence, then what differs, then what has no partner."""
+
+from __future__ import annotations
+
+import textwrap
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from statistics import median
+
+from roundoff.checkpoints.checkpoint import Role
+from roundoff.checkpoints.pair.unpaired_tensors import UnpairedTensor
+from roundoff.compare.checkpoints.checkpoint_comparison import SUSPICIOUS, CheckpointComparison
+from roundoff.compare.checkpoints.compared_pair import ComparedPair, PairKind
+from roundoff.compare.checkpoints.swaps import GUESSED
+from roundoff.diagnose.wording import format_short, join_names, plural
+from roundoff.report.html_table import Cell, Column, Mark, TableRow, table
+from roundoff.report.markup import tag
+from roundoff.report.page import facts, page, section
+
+WIDTH = 100
+MAX_LINES = 8
+"""So many pairs, and tensors without a partner, get a line of their own."""
+
+HEADER = ("kind", "reference", "candidate", "shape", "dtypes", "paired by", "relative", "max abs", "cosine", "note")
+WORDS = frozenset({"kind", "reference", "candidate", "shape", "dtypes", "paired by", "note"})
+"""Columns that hold words."""
+
+
+def checkpoint_sentence(found: CheckpointComparison) -> str:
+    """Say in one sentence what matters most."""
+    if not found.pairs:
+        return "Nothing lines up: no tensor of the one is one of the other."
+    worst = found.pairs[0]
+    if worst.kind in (PairKind.ROUNDED, PairKind.EQUAL) and any(found.missing):
+        return f"{_agreeing(found)}, but {_missing(found)}."
+    if worst.kind in (PairKind.ROUNDED, PairKind.EQUAL):
+        return f"{_agreeing(found)}.{_nothing_moved(found)}"
+    if found.is_one_training:
+        return _training(found)
+    return f"{_worst(found, worst)}; {_rest(found)}."
+
+
+def checkpoint_text(found: CheckpointComparison, *, width: int = WIDTH) -> str:
+    """Lay out a comparison on one screen, the verdict first."""
+    lines = textwrap.wrap(checkpoint_sentence(found), width, break_long_words=False)
+    suspicious = [each for each in found.of_kind(*SUSPICIOUS) if not _is_progress(each, found)]
+    lines += [_pair_line(each, width) for each in suspicious[:MAX_LINES]]
+    if len(suspicious) > MAX_LINES:
+        lines.append(f"  {len(suspicious) - MAX_LINES} more: --table shows all")
+    lines += _missing_lines(found, width)
+    lines += textwrap.wrap(_how_paired(found), width, initial_indent="  ", subsequent_indent="  ")
+    return "\n".join(lines)
+
+
+def checkpoint_rows(found: CheckpointComparison) -> list[tuple[str, ...]]:
+    """Return everything as lines of cells, under `HEADER`."""
+    rows = [_row(each) for each in found.pairs]
+    for side, unpaired in ("only reference", found.only_reference), ("only candidate", found.only_candidate):
+        for each in unpaired:
+            names = (each.name, each.nearest or "") if side == "only reference" else (each.nearest or "", each.name)
+            rows.append((side, *names, _shape(each.shape), "", "", "", "", "", each.why))
+    return rows
+
+
+def _row(each: ComparedPair) -> tuple[str, ...]:
+    far = each.distance
+    dtypes = each.dtypes[0] if each.dtypes[0] == each.dtypes[1] else " ".join(each.dtypes)
+    numbers = (f"{far.relative:.4g}", f"{far.largest:.4g}", f"{far.cosine:.6f}") if far else ("", "", "")
+    axes = "" if each.pair.axes is None else f"axes {each.pair.axes}"
+    note = "; ".join(text for text in (each.note, axes) if text)
+    names = each.pair.reference, each.pair.candidate
+    return (each.kind.value, *names, _shape(each.shape), dtypes, each.pair.by.value, *numbers, note)
+
+
+def _shape(shape: Sequence[int]) -> str:
+    return "x".join(map(str, shape)) or "-"
+
+
+def _agreeing(found: CheckpointComparison) -> str:
+    num, equal, rounded = len(found.pairs), len(found.of_kind(PairKind.EQUAL)), found.of_kind(PairKind.ROUNDED)
+    laid = sum(each.pair.axes is not None for each in found.pairs)
+    layouts = f", {laid} of them after the layouts' change of axes" if laid else ""
+    all_of_them = "The only tensor" if num == 1 else f"All {num} tensors"
+    if not rounded:
+        return f"{all_of_them} {'is' if num == 1 else 'are'} equal{layouts}"
+    how = Counter(each.note for each in rounded).most_common(1)[0][0]
+    most = max(each.distance.relative for each in rounded if each.distance)
+    are_equal = f"{equal} are equal, " if equal else ""
+    return (
+        f"{all_of_them} {'agrees' if num == 1 else 'agree'}{layouts}: {are_equal}{len(rounded)} after rounding {how}, "
+        f"which moved them by {format_short(most)} of their norm at most"
+    )
+
+
+def _nothing_moved(found: CheckpointComparison) -> str:
+    names_alone = all(each.pair.reference == each.pair.candidate for each in found.pairs)
+    if found.of_kind(PairKind.ROUNDED) or found.formats[0] != found.formats[1] or not names_alone:
+        return ""
+    return " If they are two states of one training, nothing moved between them."
+
+
+def _training(found: CheckpointComparison) -> str:
+    parameters = [each for each in found.pairs if each.pair.role is Role.PARAMETER]
+    still = found.of_kind(PairKind.NOT_UPDATED)
+    far = median([each.distance.relative for each in parameters if each.distance] or [0.0])
+    wrong = found.of_kind(PairKind.NOT_LOADED, PairKind.TRANSPOSED, PairKind.SWAPPED)
+    first = f"{_worst(found, wrong[0])}; of" if wrong else "Of"
+    moved = f"{len(parameters) - len(still)} moved, by {format_short(far)} of their norm in the median"
+    stood = f", and {len(still)} did not: {join_names([each.pair.reference for each in still])}" if still else ""
+    return f"{first} {plural(len(parameters), 'parameter')} {moved}{stood}."
+
+
+def _worst(found: CheckpointComparison, worst: ComparedPair) -> str:
+    name = worst.pair.reference
+    match worst.kind:
+        case PairKind.NOT_LOADED:
+            return f"{name} was not loaded: {worst.note}"
+        case PairKind.TRANSPOSED:
+            return f"{name} is transposed: {worst.note}"
+        case PairKind.SWAPPED:
+            return f"{name} and {worst.partner} are swapped"
+        case _:
+            numbers = _numbers(worst)
+            more = "" if len(found.of_kind(PairKind.DIFFERENT)) == 1 else " most"
+            return f"{name} differs{more}: {worst.note or numbers}"
+
+
+def _rest(found: CheckpointComparison) -> str:
+    counted = Counter(each.kind for each in found.pairs)
+    texts = [f"{counted[kind]} {kind.value}" for kind in PairKind if counted[kind]]
+    missing = f"; {_missing(found)}" if any(found.missing) else ""
+    return f"of {plural(len(found.pairs), 'pair')} {', '.join(texts)}{missing}"
+
+
+def _missing(found: CheckpointComparison) -> str:
+    ours, theirs = found.missing
+    sides = ((ours, "the reference"), (theirs, "the candidate"))
+    parts = [f"{plural(len(left), 'tensor')} of {side}" for left, side in sides if left]
+    return f"{' and '.join(parts)} {'has' if len(ours) + len(theirs) == 1 else 'have'} no partner"
+
+
+def _is_progress(each: ComparedPair, found: CheckpointComparison) -> bool:
+    """Say whether a difference is what a training is for."""
+    is_counter = each.distance is None
+    return found.is_one_training and each.kind is PairKind.DIFFERENT and (is_counter or not each.note)
+
+
+def _numbers(each: ComparedPair) -> str:
+    if each.distance is None:
+        return ""
+    far = each.distance
+    return f"relative {format_short(far.relative)}, max {format_short(far.largest)}, cosine {far.cosine:.4f}"
+
+
+def _pair_line(each: ComparedPair, width: int) -> str:
+    words = [each.note, _numbers(each) if each.kind is PairKind.DIFFERENT else ""]
+    name = each.pair.reference
+    if each.pair.candidate != name:
+        name += f" = {each.pair.candidate}"
+    return _cut(f"  {each.kind.value:12} {name}  {'; '.join(word for word in words if word)}".rstrip(), width)
+
+
+def _missing_lines(found: CheckpointComparison, width: int) -> Iterator[str]:
+    for title, unpaired in zip(("only in REF", "only in CAND"), found.missing, strict=True):
+        for each in unpaired[:MAX_LINES]:
+            yield _cut(f"  {title:12} {each.name} {each.shape}  {_why(each)}", width)
+        if len(unpaired) > MAX_LINES:
+            yield f"  {title:12} and {len(unpaired) - MAX_LINES} more: --table shows all"
+
+
+def _why(each: UnpairedTensor) -> str:
+    near = f"; nearest {each.nearest}" if each.nearest and each.nearest not in each.why else ""
+    return f"{each.why}{near}"
+
+
+def _how_paired(found: CheckpointComparison) -> str:
+    guessed = [each for each in found.pairs if each.pair.by in GUESSED]
+    how = f"{found.formats[0]} against {found.formats[1]}"
+    others = sum(not each.matters for each in (*found.only_reference, *found.only_candidate))
+    if others:
+        how += f"; {plural(others, 'tensor')} beside the weights without a partner (--table)"
+    unequal = [each for each in guessed if each.kind not in (PairKind.EQUAL, PairKind.ROUNDED)]
+    if not unequal:
+        return how
+    return (
+        f"{how}; {plural(len(unequal), 'pair')} that differ{'s' if len(unequal) == 1 else ''} "
+        f"rest{'s' if len(unequal) == 1 else ''} on shape or order alone: --map FILE decides"
+    )
+
+
+def _cut(line: str, width: int) -> str:
+    return line if len(line) <= width else line[: width - 1] + "…"
+
+
+# == Two compared checkpoints as a page.
+
+
+def checkpoint_page(found: CheckpointComparison) -> str:
+    """Return a page with the verdict, and a table of every tensor of the two."""
+    bad = {kind.value for kind in SUSPICIOUS} | {"only reference", "only candidate"}
+    columns = [Column(name=name, is_number=name not in WORDS) for name in HEADER]
+    rows = [
+        TableRow(cells=[_page_cell(name, text) for name, text in zip(HEADER, row, strict=True)], mark=_mark(row, bad))
+        for row in checkpoint_rows(found)
+    ]
+    about = {
+        "reference": f"{found.reference} ({found.formats[0]})",
+        "candidate": f"{found.candidate} ({found.formats[1]})",
+    }
+    return page(
+        "Two checkpoints",
+        tag("p", checkpoint_sentence(found), class_="verdict"),
+        facts(about),
+        section("Tensors", table(columns, rows, noun="tensors")),
+    )
+
+
+def _mark(row: tuple[str, ...], bad: set[str]) -> Mark | None:
+    return "bad" if row[0] in bad else None
+
+
+def _page_cell(name: str, text: str) -> Cell:
+    if name in WORDS or not text:
+        return Cell(shown=text, value=text or None)
+    return Cell(shown=text, value=float(text))

@@ -1,0 +1,233 @@
+"""Two compared sets of saved tensors as text: the first that differs, what came before it, what has no partner."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Callable, Iterator, Mapping, Sequence
+
+from roundoff.compare.tensors.tensor_comparison import TensorPair, TensorsComparison, TensorVerdict
+from roundoff.compare.tensors.tensor_distance import TensorDistance
+from roundoff.compare.tensors.tensor_files import SavedTensor
+from roundoff.diagnose.wording import format_of, format_short, join_names, plural
+from roundoff.report.html_table import Cell, Column, TableRow, table
+from roundoff.report.markup import tag
+from roundoff.report.page import facts, page, section
+from roundoff.runs import JsonValue
+
+WIDTH = 100
+MAX_LINES = 8
+"""So many pairs that differ get a line of their own."""
+
+HEADER = (
+    "verdict", "reference", "candidate", "shape", "dtype", "paired by",
+    "relative", "ulp", "max abs", "cosine", "at", "channel", "not finite",
+)  # fmt: skip
+WORDS = frozenset({"verdict", "reference", "candidate", "shape", "dtype", "paired by", "at", "not finite"})
+"""Columns that hold words."""
+
+
+def tensors_sentence(found: TensorsComparison) -> str:
+    """Say in one sentence which tensor differs first, or that none does."""
+    first = found.first
+    if first is None:
+        return f"{_all_agree(found)}{_but_unpaired(found)}."
+    name = _names(first)
+    if first.distance is None:
+        ours, theirs = map(_shape, first.shapes)
+        return f"{name} is the first that differs: its shape is {theirs} instead of {ours}."
+    return f"{name} is the first that differs: {_how_far(first, first.distance)}."
+
+
+def tensors_text(found: TensorsComparison, *, width: int = WIDTH) -> str:
+    """Lay out a comparison on one screen, the verdict first."""
+    lines = textwrap.wrap(tensors_sentence(found), width, break_long_words=False)
+    for text in _further(found):
+        lines += textwrap.wrap(text, width, initial_indent="  ", subsequent_indent="    ", break_long_words=False)
+    return "\n".join(lines)
+
+
+def tensors_rows(found: TensorsComparison, *, exact: bool = False) -> list[tuple[str, ...]]:
+    """Return everything as lines of cells, under `HEADER`; numbers have few digits unless they are to be `exact`."""
+    rows = [_row(pair, repr if exact else format_short) for pair in found.pairs]
+    empty = ("",) * (len(HEADER) - 5)
+    rows += [("only reference", printable(x.name), "", _shape(x.shape), x.dtype, *empty) for x in found.only_reference]
+    rows += [("only candidate", "", printable(x.name), _shape(x.shape), x.dtype, *empty) for x in found.only_candidate]
+    return rows
+
+
+def printable(name: str) -> str:
+    """Return a name without what would move a terminal's cursor: files are called what somebody called them."""
+    return "".join(letter if letter.isprintable() else "?" for letter in name)
+
+
+def _row(pair: TensorPair, number: Callable[[float], str]) -> tuple[str, ...]:
+    shapes = _shape(pair.shapes[0]) if pair.shapes[0] == pair.shapes[1] else " ".join(map(_shape, pair.shapes))
+    dtypes = pair.dtypes[0] if pair.dtypes[0] == pair.dtypes[1] else " ".join(pair.dtypes)
+    head = (pair.verdict.value, printable(pair.reference), printable(pair.candidate), shapes, dtypes, pair.by)
+    far = pair.distance
+    if far is None:
+        return (*head, "", "", "", "", "", "", "")
+    bad = "" if not any(far.num_nonfinite) else f"{far.num_nonfinite[0]} {far.num_nonfinite[1]}"
+    if far.is_equal:
+        return (*head, "0", "0", "0", "", "", "", bad)
+    channel = "" if far.channel is None else str(far.channel)
+    numbers = number(far.relative), number(far.ulps), number(far.max_abs), f"{far.cosine:.6f}"
+    return (*head, *numbers, _place(far.position), channel, bad)
+
+
+def _all_agree(found: TensorsComparison) -> str:
+    num, equal, largest = len(found.pairs), len(found.of_verdict(TensorVerdict.EQUAL)), found.largest
+    all_of_them = "The only pair agrees" if num == 1 else f"All {num} pairs agree"
+    if largest is None or largest.distance is None:
+        return f"{all_of_them} bit for bit"
+    far = largest.distance
+    some = f"{equal} bit for bit, {num - equal} " if equal else ""
+    most = f"at most {format_short(far.ulps)} ulp ({format_of(far.unit)}) at {_names(largest)}"
+    return f"{all_of_them}: {some}within what their formats explain, {most}"
+
+
+def _but_unpaired(found: TensorsComparison) -> str:
+    sides = ((found.only_reference, "reference"), (found.only_candidate, "candidate"))
+    parts = [f"{plural(len(left), 'tensor')} of the {side}" for left, side in sides if left]
+    num = len(found.only_reference) + len(found.only_candidate)
+    return f", but {' and '.join(parts)} {'has' if num == 1 else 'have'} no partner" if parts else ""
+
+
+def _how_far(pair: TensorPair, far: TensorDistance) -> str:
+    if far.num_unlike:
+        values = "" if far.values is None else f": {far.values[0]:g} against {far.values[1]:g}"
+        are = "1 value is" if far.num_unlike == 1 else f"{far.num_unlike} values are"
+        return f"{are} not finite in one of the two, or in another way, the first at {_place(far.position)}{values}"
+    num = pair.shapes[0][1 if len(pair.shapes[0]) >= 4 else -1] if pair.shapes[0] else 1
+    local = "" if far.channel is None else f", nearly all of it in channel {far.channel} of {num}"
+    where = f"largest {format_short(far.max_abs)}" + (f" at {_place(far.position)}" if far.position else "")
+    values = "" if far.values is None else f" ({far.values[0]:g} against {far.values[1]:g})"
+    return f"{_error(far)}, {where}{values}{local}"
+
+
+def _error(far: TensorDistance) -> str:
+    if far.ulps == float("inf"):
+        return f"{plural(far.num_different, 'value')} differ{'s' if far.num_different == 1 else ''}"
+    return f"relative error {format_short(far.relative)}, {format_short(far.ulps)} ulp of {format_of(far.unit)}"
+
+
+def _further(found: TensorsComparison) -> Iterator[str]:
+    """Yield what else there is to know."""
+    first = found.first
+    if first is not None:
+        place = found.pairs.index(first)
+        yield _before(found.pairs[:place])
+        later = [pair for pair in found.pairs[place + 1 :] if pair.is_mismatch]
+        if later:
+            worst = f": {join_names([_names(pair) for pair in later])}"
+            yield f"{plural(len(later), 'later pair')} differ{'s' if len(later) == 1 else ''} too{worst}"
+        for pair in [pair for pair in later if pair.distance is None][:MAX_LINES]:
+            yield f"{_names(pair)}: shape {_shape(pair.shapes[1])} instead of {_shape(pair.shapes[0])}"
+    for side, left in ("REF", found.only_reference), ("CAND", found.only_candidate):
+        if left:
+            yield f"only in {side}: "
+            f"{join_names([f'{printable(x.name)} {_shape(x.shape)}' for x in left], most=MAX_LINES)}"
+    by_order = [pair for pair in found.pairs if pair.by == "order"]
+    if by_order:
+        rest = "rests" if len(by_order) == 1 else "rest"
+        yield f"{plural(len(by_order), 'pair')} {rest} on order and shape alone: --map FILE decides"
+
+
+def _before(pairs: Sequence[TensorPair]) -> str:
+    if not pairs:
+        return "it is the first of all"
+    equal = sum(pair.verdict is TensorVerdict.EQUAL for pair in pairs)
+    if equal == len(pairs):
+        return f"{plural(len(pairs), 'pair')} before it {'is' if len(pairs) == 1 else 'are'} equal bit for bit"
+    most = max(pair.distance.ulps for pair in pairs if pair.distance)
+    some = f": {equal} of them bit for bit, the others" if equal else ""
+    agree = "agrees" if len(pairs) == 1 else "agree"
+    return f"{plural(len(pairs), 'pair')} before it {agree}{some} within {format_short(most)} ulp"
+
+
+def _names(pair: TensorPair) -> str:
+    ours, theirs = printable(pair.reference), printable(pair.candidate)
+    return ours if ours == theirs else f"{ours} = {theirs}"
+
+
+def _shape(shape: Sequence[int]) -> str:
+    return "x".join(map(str, shape)) or "scalar"
+
+
+def _place(position: Sequence[int] | None) -> str:
+    return "" if position is None else f"[{', '.join(map(str, position))}]"
+
+
+# == Two compared sets of saved tensors as a page, and as JSON.
+
+FINE = frozenset({"equal", "explained"})
+
+
+def tensors_page(found: TensorsComparison) -> str:
+    """Return a page with the verdict and a table of every tensor, in the order of saving."""
+    columns = [Column(name="#", is_number=True), *(Column(name=name, is_number=name not in WORDS) for name in HEADER)]
+    rows = [_page_row(number, row) for number, row in enumerate(tensors_rows(found))]
+    return page(
+        "Saved tensors",
+        tag("p", tensors_sentence(found), class_="verdict"),
+        facts({"reference": found.reference, "candidate": found.candidate}),
+        section("Tensors", table(columns, rows, noun="tensors")),
+    )
+
+
+def tensors_object(found: TensorsComparison) -> Mapping[str, JsonValue]:
+    """Return a comparison as plain JSON."""
+    return {
+        "sentence": tensors_sentence(found),
+        "reference": found.reference,
+        "candidate": found.candidate,
+        "differs": found.differs,
+        "first": None if found.first is None else found.first.reference,
+        "pairs": [_pair(pair) for pair in found.pairs],
+        "only_reference": [_tensor(tensor) for tensor in found.only_reference],
+        "only_candidate": [_tensor(tensor) for tensor in found.only_candidate],
+    }
+
+
+def _page_row(number: int, row: tuple[str, ...]) -> TableRow:
+    cells = [Cell(shown=str(number), value=float(number))]
+    cells += [_cell(name, text) for name, text in zip(HEADER, row, strict=True)]
+    return TableRow(cells=cells, mark=None if row[0] in FINE else "bad")
+
+
+def _cell(name: str, text: str) -> Cell:
+    if name in WORDS or not text:
+        return Cell(shown=text, value=text or None)
+    return Cell(shown=text, value=float(text))
+
+
+def _pair(pair: TensorPair) -> Mapping[str, JsonValue]:
+    return {
+        "reference": pair.reference,
+        "candidate": pair.candidate,
+        "paired_by": pair.by,
+        "verdict": pair.verdict.value,
+        "shapes": [list(shape) for shape in pair.shapes],
+        "dtypes": list(pair.dtypes),
+        **({} if pair.distance is None else _distance(pair.distance)),
+    }
+
+
+def _distance(far: TensorDistance) -> Mapping[str, JsonValue]:
+    return {
+        "max_abs": far.max_abs,
+        "relative": far.relative,
+        "ulps": far.ulps,
+        "unit": far.unit,
+        "cosine": far.cosine,
+        "position": None if far.position is None else list(far.position),
+        "values": None if far.values is None else list(far.values),
+        "channel": far.channel,
+        "num_different": far.num_different,
+        "num_nonfinite": list(far.num_nonfinite),
+        "num_unlike": far.num_unlike,
+    }
+
+
+def _tensor(tensor: SavedTensor) -> Mapping[str, JsonValue]:
+    return {"name": tensor.name, "shape": list(tensor.shape), "dtype": tensor.dtype}

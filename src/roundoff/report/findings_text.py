@@ -1,0 +1,178 @@
+"""Findings as plain text: at most one screen, the verdict first."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from roundoff.runs import Finding, Severity
+
+if TYPE_CHECKING:
+    from roundoff.diagnose import Diagnosis
+    from roundoff.runs import Run
+
+
+# == What to type after a verdict: the commands that lead on from it.
+
+
+def saved_line(run: Run, diagnosis: Diagnosis) -> str | None:
+    """Say what was kept of the step that the verdict is about."""
+    step = diagnosis.findings[0].step if diagnosis.findings else None
+    if step is None or step not in run.replayed_steps:
+        return None
+    return f"the batch and the state before the step:  roundoff replay {run.path}"
+
+
+def next_commands(run: Run, diagnosis: Diagnosis) -> list[str]:
+    """Return the command that makes a page of the run, and the one that shows the events around the verdict, if any."""
+    if diagnosis.is_clean:
+        return []
+    report = f"roundoff report {run.path}"
+    verdict = diagnosis.findings[0]
+    if verdict.step is None or verdict.site is None:
+        return [report]
+    replay = run.path / "replay" / f"step{verdict.step}"
+    folder = replay if verdict.step in run.replayed_steps else run.path
+    has_events = verdict.step in run.replayed_steps or verdict.step in run.steps
+    show = f"roundoff runs show {folder} --step {verdict.step} --site '{verdict.site}'"
+    return [report, show] if has_events else [report]
+
+
+WIDTH = 100
+MAX_OTHERS = 6
+"""So many findings after the first get a line of their own."""
+MAX_RELATED = 3
+
+
+def findings_text(
+    findings: Sequence[Finding],
+    *,
+    saved: str | None = None,
+    next_commands: Sequence[str] = (),
+    watched: str | None = None,
+    width: int = WIDTH,
+) -> str:
+    """Lay out the first finding in full and the others in one line each; say so plainly when there are none.
+
+    Args:
+        findings: the verdict first.
+        saved: what was kept of the bad step, and the command that opens it.
+        next_commands: what to type next.
+        watched: the last line, as `watched_text` writes it.
+        width: of the screen.
+    """
+    told = [finding for finding in findings if finding.severity is not Severity.NOTE]
+    notes = [finding for finding in findings if finding.severity is Severity.NOTE]
+    if not told:
+        return "\n".join([_nothing_found(watched), *_others(notes, width)])
+    lines = _finding_lines(told[0], width)
+    if saved:
+        lines.append(f"  saved  {saved}")
+    lines += _next_lines(next_commands, width)
+    lines += _others([*told[1:], *notes], width)
+    return "\n".join([*lines, watched] if watched else lines)
+
+
+def watched_text(*, num_steps: int, seconds: float, cost: float | None = None) -> str:
+    """Say how long a training was watched and what that cost, as a share of its time.
+
+    >>> watched_text(num_steps=1204, seconds=372.4, cost=0.0137)
+    'watched 1204 steps in 6 min 12 s; cost 1.4 %'
+    >>> watched_text(num_steps=1, seconds=0.25)
+    'watched 1 step in 0.2 s'
+    """
+    steps = "1 step" if num_steps == 1 else f"{num_steps} steps"
+    text = f"watched {steps} in {_duration(seconds)}"
+    return text if cost is None else f"{text}; cost {100 * cost:.1f} %"
+
+
+def explained_text(checked: Sequence[str]) -> str:
+    """List what was looked at and found fine."""
+    return "\n".join(f"  fine   {name}" for name in checked)
+
+
+def place_in_words(finding: Finding) -> str:
+    """Say which rule found it, where, and when, as the first line of a finding does."""
+    place = " / ".join(part for part in (finding.site, finding.op, finding.parameter) if part)
+    when = [f"step {finding.step}"] if finding.step is not None else []
+    when += [finding.phase] if finding.phase else []
+    when += [f"rank {finding.rank}"] if finding.rank else []
+    return "   ".join(part for part in (finding.rule, place, ", ".join(when)) if part)
+
+
+def _nothing_found(watched: str | None) -> str:
+    return f"Nothing found; {watched}" if watched else "Nothing found."
+
+
+def _finding_lines(finding: Finding, width: int) -> list[str]:
+    first, *further = finding.why.split("\n")
+    lines = [
+        _headline(finding, width),
+        *_wrap_indented(_end_sentence(f"{_titled(finding)}: {first}"), "  ", "  ", width),
+    ]
+    for paragraph in further:
+        lines += _wrap_indented(_end_sentence(paragraph), "  ", "  ", width)
+    fixes = finding.fix.split("\n")
+    for place, fix in enumerate(fixes):
+        text = _end_sentence(fix) if place == len(fixes) - 1 else fix
+        lines += _wrap_indented(text, "  fix    " if not place else "         ", "         ", width)
+    for related in finding.related[:MAX_RELATED]:
+        lines += _wrap_indented(_end_sentence(f"{related.rule}: {related.title}"), "  also   ", "         ", width)
+    return lines
+
+
+def _next_lines(commands: Sequence[str], width: int) -> list[str]:
+    """Return the commands side by side, or one below the other where they are too long for that."""
+    together = f"  next   {'     '.join(commands)}"
+    if len(together) <= width or len(commands) == 1:
+        return [together] if commands else []
+    return [f"{'         ' if place else '  next   '}{command}" for place, command in enumerate(commands)]
+
+
+def _others(findings: Sequence[Finding], width: int) -> list[str]:
+    lines = [_one_line(finding, width) for finding in findings[:MAX_OTHERS]]
+    more = len(findings) - MAX_OTHERS
+    return [*lines, f"{more} more in findings.json"] if more > 0 else lines
+
+
+def _one_line(finding: Finding, width: int) -> str:
+    mark = "note: " if finding.severity is Severity.NOTE else ""
+    text = mark + "   ".join(part for part in (place_in_words(finding), finding.title) if part)
+    return text if len(text) <= width else f"{text[: width - 4].rstrip()} ..."
+
+
+def _headline(finding: Finding, width: int) -> str:
+    left = place_in_words(finding)
+    if not finding.source:
+        return left
+    return f"{left}{' ' * max(3, width - len(left) - len(finding.source))}{finding.source}"
+
+
+def _wrap_indented(text: str, first: str, rest: str, width: int) -> list[str]:
+    return textwrap.wrap(
+        text, width, initial_indent=first, subsequent_indent=rest, break_long_words=False, break_on_hyphens=False
+    )
+
+
+def _end_sentence(text: str) -> str:
+    """End a sentence, unless it ends in something to type."""
+    return text if text.endswith((".", ")", "!", "?")) or ":  " in text else f"{text}."
+
+
+def _titled(finding: Finding) -> str:
+    """Return the title as the beginning of a sentence; the name of a site keeps its letters."""
+    is_name = finding.site is not None and finding.title.startswith(finding.site)
+    return finding.title if is_name else _capitalize(finding.title)
+
+
+def _capitalize(text: str) -> str:
+    return text[:1].upper() + text[1:] if not text.startswith(("fp", "bf", "e4", "e5")) else text
+
+
+def _duration(seconds: float) -> str:
+    if seconds < 60:
+        return f"{seconds:.1f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours} h {minutes} min" if hours else f"{minutes} min {rest} s"

@@ -1,0 +1,226 @@
+"""The run against its reference: introduced and inherited error along the steps, and the first divergence."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from statistics import median
+
+from roundoff.compare.runs.divergence import ComparedTensor
+from roundoff.errors import RunFolderError
+from roundoff.report.charts import Trace, chart, figure, text, vertical_line
+from roundoff.report.comparisons.compared_runs import DIVERGENCE, comparison_facts, is_origin, runs_text, tensors_table
+from roundoff.report.markup import Html, joined, tag
+from roundoff.report.run_page.section import Section
+from roundoff.report.run_page.view import RunView
+from roundoff.runs import CachedRun, Finding, JsonValue
+
+# == Two runs side by side: what each of them was and came to.
+
+Tell = Callable[[CachedRun], str]
+
+
+def side_by_side_section(view: RunView) -> Section | None:
+    """Show the reference and the run beside each other; None if there is no reference."""
+    if view.reference is None:
+        return None
+    return Section(key="sides", title="Side by side", body=side_by_side(view.reference, view.run))
+
+
+def side_by_side(reference: CachedRun, candidate: CachedRun) -> Html:
+    """Return a table with a column for each run; what neither of them tells is left out, what differs is marked."""
+    rows = []
+    for name, tell in _FACTS.items():
+        ours, theirs = _describe(tell, reference), _describe(tell, candidate)
+        if ours or theirs:
+            cells = (tag("td", ours or "-"), tag("td", theirs or "-"))
+            rows.append(tag("tr", tag("th", name, scope="row"), *cells, class_="differs" if ours != theirs else None))
+    heads = tag("tr", *(tag("th", name, scope="col") for name in ("", "reference", "candidate")))
+    table = tag("table", tag("thead", heads), tag("tbody", *rows), class_="plain sides")
+    return tag("div", table, class_="scrolling", tabindex=0, role="region", aria_label="the runs side by side")
+
+
+def _describe(tell: Tell, run: CachedRun) -> str:
+    with suppress(RunFolderError):  # the sections about the file tell of it
+        return tell(run)
+    return ""
+
+
+def _losses(run: CachedRun) -> list[float]:
+    return [each.loss for each in run.metrics() if each.loss is not None]
+
+
+def _steps(run: CachedRun) -> str:
+    metrics = run.metrics()
+    return str(metrics[-1].step + 1) if metrics else ""
+
+
+def _first_loss(run: CachedRun) -> str:
+    return "".join(f"{loss:.6g}" for loss in _losses(run)[:1])
+
+
+def _last_loss(run: CachedRun) -> str:
+    return "".join(f"{loss:.6g}" for loss in _losses(run)[-1:])
+
+
+def _lowest_loss(run: CachedRun) -> str:
+    finite = [each for each in run.metrics() if each.loss is not None and math.isfinite(each.loss)]
+    best = min(finite, key=lambda each: each.loss or 0.0, default=None)
+    return "" if best is None else f"{best.loss:.6g} in step {best.step}"
+
+
+def _last_eval_loss(run: CachedRun) -> str:
+    return "".join([f"{each.eval_loss:.6g}" for each in run.metrics() if each.eval_loss is not None][-1:])
+
+
+def _num_nonfinite(run: CachedRun) -> str:
+    return str(sum(not math.isfinite(loss) for loss in _losses(run)) or "")
+
+
+def _num_skipped(run: CachedRun) -> str:
+    return str(sum(each.skipped for each in run.metrics()) or "")
+
+
+def _last_scale(run: CachedRun) -> str:
+    return "".join([f"{each.loss_scale:g}" for each in run.metrics() if each.loss_scale is not None][-1:])
+
+
+def _seconds(run: CachedRun) -> str:
+    known = [each.seconds for each in run.metrics() if each.seconds is not None]
+    return f"{median(known):.2g} s" if known else ""
+
+
+def _verdict(run: CachedRun) -> str:
+    findings = run.findings()
+    return "" if findings is None else findings[0].title if findings else "nothing found"
+
+
+def _recipe(run: CachedRun) -> str:
+    return run.info.recipe or ""
+
+
+_FACTS: dict[str, Tell] = {
+    "status": lambda run: run.info.status,
+    "verdict of its own": _verdict,
+    "recipe": _recipe,
+    "steps": _steps,
+    "first loss": _first_loss,
+    "lowest loss": _lowest_loss,
+    "last loss": _last_loss,
+    "last loss of an evaluation": _last_eval_loss,
+    "losses that are not finite": _num_nonfinite,
+    "skipped steps": _num_skipped,
+    "last loss scale": _last_scale,
+    "median time of a step": _seconds,
+}
+
+
+MAX_POINTS = 3000
+MAX_ROWS = 1000
+
+Placed = tuple[int, ComparedTensor]
+
+
+def compared_section(view: RunView) -> Section | None:
+    """Show the two runs side by side; None if there is no reference."""
+    comparison, reference = view.comparison, view.reference
+    if comparison is None or reference is None:
+        return None
+    finding = view.divergence
+    drawn = _select_drawn(comparison.rows, finding)
+    picture = _figure(drawn, finding) if drawn else None
+    words = (
+        "Each result, from the first op to the last: how far it is from the reference's, and how far its inputs were."
+    )
+    num_differing = sum(map(_is_drawn, comparison.rows))
+    left_out = num_differing - len(drawn)
+    body = joined(
+        *([] if finding is not None and _is_verdict(view, finding) else [tag("pre", runs_text(comparison, finding))]),
+        comparison_facts(comparison, reference=str(reference.path), candidate=str(view.run.path)),
+        _jump(comparison.rows, finding),
+        *([chart("compared", words=words, height=340)] if picture is not None else []),
+        tensors_table(comparison.rows, finding, most=MAX_ROWS) if comparison.rows else Html(),
+    )
+    note = f"{left_out} of {num_differing} differing results are not drawn: those that add nothing."
+    return Section(
+        key="compared",
+        title="Against the reference",
+        short="Reference",
+        body=body,
+        data={} if picture is None else {"compared": picture},
+        thinned=[note] if left_out else [],
+    )
+
+
+def _is_verdict(view: RunView, finding: Finding) -> bool:
+    """Say whether the finding is what the page begins with."""
+    return bool(view.findings) and view.findings[0].rule == finding.rule
+
+
+def _jump(rows: Sequence[ComparedTensor], finding: Finding | None) -> Html:
+    if not any(is_origin(row, finding) for row in rows):
+        return joined()
+    link = tag("a", "Jump to the first divergence", href=f"#{DIVERGENCE}", class_="button", data_reveal=DIVERGENCE)
+    return tag("p", link)
+
+
+def _select_drawn(rows: Sequence[ComparedTensor], finding: Finding | None) -> list[Placed]:
+    """Return the differing results with their places; of too many, those that add something and some of the others."""
+    differing = [(place, row) for place, row in enumerate(rows) if _is_drawn(row)]
+    if len(differing) <= MAX_POINTS:
+        return differing
+    needed = [pair for pair in differing if is_origin(pair[1], finding)]
+    adding = [pair for pair in differing if pair[1].excess > 1][: MAX_POINTS // 2]
+    stride = math.ceil(len(differing) / (MAX_POINTS // 2))
+    return sorted({place: (place, row) for place, row in (*differing[::stride], *adding, *needed)}.values())
+
+
+def _is_drawn(row: ComparedTensor) -> bool:
+    return not row.is_equal and math.isfinite(row.relative) and row.relative > 0
+
+
+def _figure(drawn: Sequence[Placed], finding: Finding | None) -> JsonValue:
+    plain = [pair for pair in drawn if pair[1].excess <= 1]
+    adding = [pair for pair in drawn if pair[1].excess > 1]
+    origin = next((place for place, row in drawn if is_origin(row, finding)), None)
+    shape, note = vertical_line(origin or 0, "first divergence", colour="--bad")
+    return figure(
+        [
+            _trace(
+                "inherited from its inputs", drawn, [row.inherited or None for _, row in drawn], colour="--reference"
+            ),
+            _trace("explained by the formats", plain, [row.relative for _, row in plain], colour="--accent"),
+            *(
+                [_trace("introduced here", adding, [row.relative for _, row in adding], colour="--bad")]
+                if adding
+                else []
+            ),
+        ],
+        x="result, in the order in which the reference ran",
+        y="relative difference",
+        yaxis={"type": "log", "exponentformat": "power"},
+        shapes=[] if origin is None else [shape],
+        annotations=[] if origin is None else [note],
+    )
+
+
+def _trace(name: str, drawn: Sequence[Placed], values: Sequence[float | None], *, colour: str) -> Trace:
+    is_inherited = colour == "--reference"
+    return {
+        "type": "scatter",
+        "mode": "lines" if is_inherited else "markers",
+        "name": name,
+        "x": [place for place, _ in drawn],
+        "y": list(values),
+        "text": [] if is_inherited else [_words(row) for _, row in drawn],
+        "hovertemplate": "inherited %{y:.2e}<extra></extra>" if is_inherited else "%{text}<extra></extra>",
+        "line": {"color": f"var({colour})", "width": 1.4},
+        "marker": {"color": f"var({colour})", "size": 5 if colour == "--accent" else 7},
+    }
+
+
+def _words(row: ComparedTensor) -> str:
+    when = f"step {row.step}, {row.phase}" + (f", rank {row.rank}" if row.rank else "")
+    numbers = f"difference {row.relative:.2g}, inherited {row.inherited:.2g}, {row.excess:.2g} x what formats explain"
+    return f"{text(when)}<br>{text(f'{row.site} / {row.op}')}<br>{numbers}"

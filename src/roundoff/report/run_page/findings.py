@@ -1,0 +1,96 @@
+"""The verdict: every finding as the console words it, with its fix and its evidence."""
+
+from __future__ import annotations
+
+from roundoff.report.findings_text import findings_text, place_in_words
+from roundoff.report.markup import Html, joined, tag
+from roundoff.report.run_page.section import Section
+from roundoff.report.run_page.view import RunView
+from roundoff.runs import Finding, JsonValue, Severity, to_json
+
+MAX_FINDINGS = 60
+MAX_EVIDENCE = 40
+"""So many measurements of a finding are listed."""
+
+
+def verdict_section(view: RunView) -> Section:
+    """Say what is wrong, the first finding unfolded; or that nothing was found."""
+    shown = view.findings[:MAX_FINDINGS]
+    left_out = len(view.findings) - len(shown)
+    is_clean = all(finding.severity is Severity.NOTE for finding in view.findings)
+    words = "Nothing found so far." if view.run.info.status == "running" else findings_text(())
+    nothing = [tag("p", words, class_="verdict clean")] if is_clean else []
+    cards = [_finding(finding, is_first=not place and not is_clean) for place, finding in enumerate(shown)]
+    return Section(
+        key="verdict",
+        title="Verdict",
+        body=joined(*nothing, *cards),
+        thinned=[f"{left_out} more findings are in findings.json."] if left_out else [],
+    )
+
+
+def _finding(finding: Finding, *, is_first: bool) -> Html:
+    head = tag(
+        "summary",
+        tag("span", str(finding.severity), class_=f"severity {finding.severity}"),
+        " ",
+        tag("span", finding.title, class_="finding-title"),
+        " ",
+        tag("span", place_in_words(finding), class_="place"),
+    )
+    return tag("details", head, _body(finding), class_=f"finding {finding.severity}", open=is_first)
+
+
+def _body(finding: Finding) -> Html:
+    return joined(
+        *(tag("p", line) for line in finding.why.split("\n")),
+        *_labelled_line("fix", finding.fix),
+        *_labelled_line("source", finding.source),
+        _jump(finding),
+        _evidence(finding),
+        *(_related(other) for other in finding.related),
+    )
+
+
+def _labelled_line(label: str, words: str | None) -> list[Html]:
+    return [tag("p", tag("strong", label), " ", tag("span", words, class_=label))] if words else []
+
+
+def _jump(finding: Finding) -> Html:
+    """Return a button that shows the step of a finding, where the page has it; scripts uncover it then."""
+    if finding.step is None:
+        return joined()
+    words = f"show step {finding.step} op by op"
+    button = tag("button", words, type="button", data_step=finding.step, data_rank=finding.rank or 0)
+    return tag("p", button, class_="jump", hidden=True)
+
+
+def _evidence(finding: Finding) -> Html:
+    if not finding.evidence:
+        return joined()
+    shown = [tag("li", _measurement(value)) for value in finding.evidence[:MAX_EVIDENCE]]
+    left_out = len(finding.evidence) - len(shown)
+    more = [tag("li", f"and {left_out} more in findings.json")] if left_out else []
+    confidence = f"evidence, confidence {100 * finding.confidence:.0f} %"
+    return tag("details", tag("summary", confidence), tag("ul", *shown, *more), class_="evidence")
+
+
+def _measurement(value: JsonValue) -> str:
+    """Write one measurement as names and values.
+
+    >>> _measurement({"tensor": "input0", "absmax": 1712.0})
+    'tensor: input0, absmax: 1712'
+    """
+    if isinstance(value, dict):
+        return ", ".join(f"{name}: {_value(entry)}" for name, entry in value.items())
+    return _value(value)
+
+
+def _value(value: JsonValue) -> str:
+    if isinstance(value, float):
+        return f"{value:.6g}"
+    return value if isinstance(value, str) else to_json(value)
+
+
+def _related(finding: Finding) -> Html:
+    return tag("p", tag("strong", "also"), f" {place_in_words(finding)}: {finding.title}", class_="related")

@@ -1,0 +1,171 @@
+"""How the model trained: its recipe, site by site, the plan it came from, and its optimizers."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Mapping
+from typing import Any
+
+from roundoff.diagnose.planned_recipe import PlannedRecipe, overrides_of, planned_recipe
+from roundoff.report.comparisons.compared_runs import settings_table
+from roundoff.report.html_table import Cell, Column, TableRow, table
+from roundoff.report.markup import Html, joined, tag
+from roundoff.report.page import facts
+from roundoff.report.run_page.section import Section
+from roundoff.report.run_page.view import RunView
+from roundoff.runs import JsonValue, OptimizerFacts, RunInfo, to_json
+
+# == Environment and configuration, and what the reference was told differently.
+
+
+def settings_section(view: RunView) -> Section:
+    """List what the run says about itself, after what differs from the reference."""
+    info = view.run.info
+    groups = {
+        "Packages": info.packages,
+        "Hardware": info.hardware,
+        "Environment": info.environment,
+        "What was recorded": info.settings,
+    }
+    return Section(
+        key="settings",
+        title="Environment and configuration",
+        short="Environment",
+        body=joined(
+            _differences(view),
+            facts(_plain(info)),
+            *(_group(title, values) for title, values in groups.items() if values),
+            *(tag("p", note, class_="faint") for note in info.notes),
+        ),
+    )
+
+
+def _differences(view: RunView) -> Html:
+    if view.comparison is None:
+        return joined()
+    differences = view.comparison.settings
+    if not differences:
+        return tag("p", "The reference was told the same, as far as both runs say.")
+    return joined(tag("h3", "Different from the reference"), settings_table(differences))
+
+
+def _plain(info: RunInfo) -> dict[str, str]:
+    told = {
+        "command": " ".join(info.command),
+        "status": info.status,
+        "started": info.started,
+        "finished": info.finished,
+        "seed": info.seed,
+        "ranks": info.ranks,
+        "launched by": info.launch,
+        "commit": info.git_commit,
+    }
+    return {name: str(value) for name, value in told.items() if value not in (None, "")}
+
+
+def _group(title: str, values: Mapping[str, JsonValue]) -> Html:
+    named = {name: value if isinstance(value, str) else to_json(value) for name, value in values.items()}
+    return tag("details", tag("summary", f"{title} ({len(values)})"), facts(named), open=len(values) <= 12)
+
+
+MAX_OVERRIDES = 500
+_SETTING_NAMES = {
+    "compute": "computes by",
+    "compute_format": "format",
+    "weights": "weights",
+    "norms": "norms",
+    "inputs": "inputs",
+    "outputs": "outputs",
+    "master_weights": "master weights",
+    "update": "updates rounded",
+    "activation_bits": "bits of saved activations",
+    "device_profile": "imitated device",
+}
+"""The settings that say most about a recipe, in words."""
+
+
+def recipe_section(view: RunView) -> Section:
+    """Show the recipe of each optimizer, or say that the model computes as it was written."""
+    structures = view.run.structures()
+    optimizers = structures[-1].optimizers if structures else ()
+    name = view.run.info.recipe
+    if name is not None:
+        told = f"The model trained by the recipe {name}."
+    elif any(optimizer.recipe for optimizer in optimizers):
+        told = "The model trained by a recipe that the script applied."
+    else:
+        told = "No recipe was applied: the model computes in the formats of its own parameters."
+    return Section(
+        key="recipe",
+        title="Recipe and optimizers",
+        short="Recipe",
+        body=joined(
+            tag("p", told),
+            *(_optimizer(optimizer, view) for optimizer in optimizers),
+        ),
+    )
+
+
+def _optimizer(optimizer: OptimizerFacts, view: RunView) -> Html:
+    groups = [facts({name: _value(value) for name, value in group.items()}) for group in optimizer.groups[:8] if group]
+    recipe = _recipe(optimizer.recipe, view) if optimizer.recipe else Html()
+    return joined(tag("h3", optimizer.name), *groups, recipe)
+
+
+def _recipe(toml: str, view: RunView) -> Html:
+    plan = planned_recipe(view.run.path, toml)
+    return joined(
+        facts(_settings(toml)),
+        _overrides(toml, plan),
+        *([] if plan is None else _evidence(plan)),
+        tag(
+            "details", tag("summary", "the whole recipe, to train with again"), tag("pre", plan.text if plan else toml)
+        ),
+    )
+
+
+def _settings(toml: str) -> dict[str, str]:
+    """Return the most telling settings; those that say nothing are left out."""
+    try:
+        known: Mapping[str, Any] = tomllib.loads(toml)
+    except tomllib.TOMLDecodeError:
+        return {}
+    scale = known.get("loss_scale", {})
+    kind = scale.get("kind", "") if isinstance(scale, Mapping) else ""
+    told = {
+        words: _value(known[key]) for key, words in _SETTING_NAMES.items() if known.get(key) not in (None, "", 0, False)
+    }
+    return {
+        "recipe": str(known.get("name", "")),
+        **told,
+        "loss scale": f"{kind}, from {scale['initial']:g}"
+        if kind not in ("", "none") and "initial" in scale
+        else "none",
+    }
+
+
+def _overrides(toml: str, plan: PlannedRecipe | None) -> Html:
+    found = overrides_of(toml)
+    if not found:
+        return tag("p", "All sites are treated alike: the recipe has no overrides.")
+    reasons = plan.reasons if plan is not None else {}
+    columns = [Column(name="site or op"), Column(name="format"), *([Column(name="why")] if reasons else [])]
+    rows = [
+        TableRow(
+            cells=[Cell(shown=text, value=text) for text in (site, fmt, *([reasons.get(site, "")] if reasons else []))]
+        )
+        for site, fmt in list(found.items())[:MAX_OVERRIDES]
+    ]
+    return joined(tag("h3", "Sites with a format of their own"), table(columns, rows, noun="overrides"))
+
+
+def _evidence(plan: PlannedRecipe) -> list[Html]:
+    return [
+        tag("h3", "What the plan knows about it"),
+        tag("pre", plan.evidence),
+        tag("p", str(plan.path), class_="faint"),
+    ]
+
+
+def _value(value: JsonValue) -> str:
+    return value if isinstance(value, str) else to_json(value)

@@ -1,0 +1,150 @@
+"""The model as a tree, each site coloured by how near its numbers came to the limits of the formats."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+from roundoff.diagnose.numbers.site_ranges import DEEPEST, LOSING, NARROW, SiteNode, SiteRange, site_ranges, site_tree
+from roundoff.report.html_table import percent
+from roundoff.report.markup import Html, joined, tag
+from roundoff.report.run_page.chosen_steps import choose_steps
+from roundoff.report.run_page.section import Section
+from roundoff.report.run_page.view import RunView
+
+MAX_SITES = 1500
+_DIFFERS = (
+    "Differs: how many times the largest difference from the reference is what inputs and formats explain; above 1 "
+    "something else is at work."
+)
+NUM_LEVELS = 5
+UNFOLDED = 40
+"""A tree with no more sites than that is shown whole; of a larger one the first levels."""
+
+_EXPLAINED = (
+    "Each line is a site with everything below it, over the recorded steps. Introduced: the largest error that an op "
+    "added to that of its inputs, in ulp; it is measured by roundoff record --reference fp64. Beyond FORMAT: the share "
+    "of its tensors with a number that the format cannot hold. Lost in FORMAT: the share of its elements that would "
+    "become 0, where histograms were recorded. Subnormal, zero: the share of elements. The stronger the colour, the "
+    "nearer to trouble."
+)
+
+
+def sites_section(view: RunView) -> Section | None:
+    """Show the tree of sites; None if no step was recorded."""
+    steps = {(step.step, id(step.holder)): step for step in choose_steps(view).steps}.values()
+    ranges = site_ranges((step.step, step.holder) for step in steps)
+    if not ranges:
+        return None
+    shown = dict(list(ranges.items())[:MAX_SITES])
+    tree = site_tree(shown)
+    excess = site_excess(view)
+    heads = ["site", "introduced", "absmax", "not finite", *(f"beyond {name}" for name in NARROW)]
+    heads += [*(f"lost in {name}" for name in LOSING), "subnormal", "zero"]
+    if excess is not None:
+        heads.insert(1, "differs")
+    head = tag("div", *(tag("span", name) for name in heads), class_="site-row site-head")
+    depth = DEEPEST if len(shown) <= UNFOLDED else 1
+    box = tag("input", type="search", autocomplete="off", spellcheck="false")
+    filtering = tag("p", tag("label", "Filter ", box), " ", tag("output"), class_="filter", hidden=True)
+    rows = tag("div", *(_node(node, excess, depth=0, unfolded=depth) for node in tree), class_="site-rows")
+    place = tag("div", joined(head, rows), class_="scrolling", tabindex=0, role="region", aria_label="sites")
+    left_out = len(ranges) - len(shown)
+    num_steps = len({*view.run.steps, *view.run.replayed_steps})
+    notes = [f"{left_out} more sites are left out; roundoff runs show lists their events."] if left_out else []
+    if len(steps) < num_steps:
+        notes.append(f"{len(steps)} of {num_steps} recorded steps are counted: those that can be chosen above.")
+    return Section(
+        key="sites",
+        title="Sites",
+        body=joined(
+            tag("p", _EXPLAINED if excess is None else f"{_DIFFERS} {_EXPLAINED}", class_="faint"),
+            tag("div", filtering, place, class_="sites" if excess is None else "sites compared"),
+        ),
+        thinned=notes,
+    )
+
+
+def site_excess(view: RunView) -> dict[str, float] | None:
+    """Return by site, and by what holds it, how many times its largest difference is what inputs and formats explain.
+
+    None where there is no reference.
+    """
+    if view.comparison is None:
+        return None
+    found: dict[str, float] = {}
+    for row in view.comparison.rows:
+        parts = row.site.split(".")
+        for depth in range(1, len(parts) + 1):
+            site = ".".join(parts[:depth])
+            found[site] = max(found.get(site, 0.0), row.excess)
+    return found
+
+
+def _node(node: SiteNode, excess: Mapping[str, float] | None, *, depth: int, unfolded: int) -> Html:
+    row = _row(node, excess, depth=depth)
+    if not node.children:
+        return tag("div", row, class_="site leaf", data_site=node.site)
+    children = [_node(child, excess, depth=depth + 1, unfolded=unfolded) for child in node.children]
+    return tag("details", tag("summary", row), *children, class_="site", data_site=node.site, open=depth < unfolded)
+
+
+def _row(node: SiteNode, excess: Mapping[str, float] | None, *, depth: int) -> Html:
+    total = node.total
+    name = tag("span", node.name, class_="site-name", title=node.site, style=f"--depth:{depth}")
+    beyond = [_share(total.share_beyond(each)) for each in NARROW]
+    return tag(
+        "span",
+        name,
+        *([] if excess is None else [_differs(excess.get(node.site))]),
+        _introduced(total),
+        tag("span", f"{total.absmax:.3g}"),
+        _nonfinite(total),
+        *beyond,
+        *(_lost(total.share_lost(each)) for each in LOSING),
+        _share(total.subnormal_share),
+        tag("span", percent(total.zero_share)),
+        class_="site-row",
+    )
+
+
+def _differs(excess: float | None) -> Html:
+    """Return how far a site is from the reference beyond what is explained; up to 1 nothing is wrong."""
+    if not excess:
+        return tag("span")
+    level = (
+        0 if excess <= 1 else NUM_LEVELS if math.isinf(excess) else _clamp_level(round(math.log10(excess)), lowest=1)
+    )
+    return tag("span", f"{excess:.2g}", class_=_level_class(level))
+
+
+def _lost(share: float | None) -> Html:
+    return tag("span", "-") if share is None else _share(share)
+
+
+def _introduced(total: SiteRange) -> Html:
+    """Return the error in ulp; the colour grows with its exponent, from 10 to a hundred thousand."""
+    error = total.introduced_ulps
+    if error is None:
+        return tag("span", "-")
+    exponent = math.log10(error) if math.isfinite(error) and error > 0 else (0.0 if error == 0 else NUM_LEVELS)
+    return tag("span", f"{error:.2g}", class_=_level_class(_clamp_level(math.floor(exponent))))
+
+
+def _nonfinite(total: SiteRange) -> Html:
+    words = str(total.num_nonfinite) if total.num_nonfinite else ""
+    return tag("span", words, class_=_level_class(NUM_LEVELS if total.num_nonfinite else 0))
+
+
+def _level_class(level: int) -> str | None:
+    return f"level{level}" if level else None
+
+
+def _share(share: float) -> Html:
+    """Return a share of which even a little counts: the colour grows with its logarithm."""
+    level = 0 if share <= 0 else _clamp_level(NUM_LEVELS + round(math.log10(share)), lowest=1)
+    return tag("span", percent(share), class_=_level_class(level))
+
+
+def _clamp_level(level: int, *, lowest: int = 0) -> int:
+    return max(lowest, min(NUM_LEVELS, level))

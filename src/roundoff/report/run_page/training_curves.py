@@ -1,0 +1,189 @@
+"""The loss along the steps, beside the reference's, with everything marked that the watch or a rule saw there."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+
+from roundoff.report.charts import Curve, Trace, chart, figure, line, marks, vertical_line
+from roundoff.report.loss_curve import loss_sentence
+from roundoff.report.markup import Html, joined, tag
+from roundoff.report.run_page.section import Section
+from roundoff.report.run_page.view import RunView
+from roundoff.runs import CachedRun, JsonValue, Metrics, Severity
+
+# == How the training went beside its loss: gradient and update norms, loss scale and skipped steps, learning
+# == rate.
+
+MAX_MARKS_OF_NORMS = 300
+
+
+def norms_section(view: RunView) -> Section | None:
+    """Draw what each step came to, a chart for each kind that the run tells; None if it tells none."""
+    metrics = view.run.metrics()
+    charts: list[tuple[Html, str, JsonValue]] = []
+    for name, words, traces, y, is_log in (
+        ("norms", "Norms of all gradients and of the change of all parameters.", _norms(view), "norm", True),
+        ("scale", "The loss scale, and the steps that were skipped.", _scale(metrics), "loss scale", True),
+        ("rate", "The learning rate of the first group.", _rate(view), "learning rate", False),
+    ):
+        if traces:
+            axis: JsonValue = {"type": "log", "exponentformat": "power"} if is_log else {"rangemode": "tozero"}
+            place = chart(name, words=words, height=260)
+            charts.append((place, name, figure(traces, x="step", y=y, yaxis=axis)))
+    if not charts:
+        return None
+    num_skipped = sum(each.skipped for each in metrics)
+    skipped = [tag("p", f"{num_skipped} of {len(metrics)} steps were skipped.")] if num_skipped else []
+    places = tag("div", *(place for place, _, _ in charts), class_="charts")
+    return Section(
+        key="norms",
+        title="Norms, loss scale and learning rate",
+        short="Norms",
+        body=joined(*skipped, places),
+        data={name: value for _, name, value in charts},
+    )
+
+
+def _norms(view: RunView) -> list[Trace]:
+    metrics, curves = view.run.metrics(), []
+    steps = [each.step for each in metrics]
+    if view.reference is not None:
+        theirs = view.reference.metrics()
+        their_steps, values = [each.step for each in theirs], [each.grad_norm for each in theirs]
+        name = "gradients of the reference"
+        curves.append(Curve(name=name, steps=their_steps, values=values, colour="--reference", dash="dot"))
+    curves.append(Curve(name="gradients", steps=steps, values=[each.grad_norm for each in metrics]))
+    updates = [each.update_norm for each in metrics]
+    curves.append(Curve(name="updates", steps=steps, values=updates, colour="--second"))
+    return [line(curve) for curve in curves if not curve.is_empty]
+
+
+def _scale(metrics: list[Metrics]) -> list[Trace]:
+    curve = Curve(
+        name="loss scale",
+        steps=[each.step for each in metrics],
+        values=[each.loss_scale for each in metrics],
+    )
+    skipped = [each for each in metrics if each.skipped][:MAX_MARKS_OF_NORMS]
+    if curve.is_empty and not skipped:
+        return []
+    points = [(each.step, each.loss_scale or 1.0, f"step {each.step} was skipped") for each in skipped]
+    lines = [] if curve.is_empty else [line(curve)]
+    return [*lines, *([marks("skipped", points, colour="--bad", symbol="x")] if points else [])]
+
+
+def _rate(view: RunView) -> list[Trace]:
+    found = []
+    sides = [("learning rate", view.run, "--accent", "solid")]
+    if view.reference is not None:
+        sides.insert(0, ("reference", view.reference, "--reference", "dot"))
+    for name, run, colour, dash in sides:
+        metrics = run.metrics()
+        values = [each.lr for each in metrics]
+        found.append(Curve(name=name, steps=[each.step for each in metrics], values=values, colour=colour, dash=dash))
+    return [line(curve) for curve in found if not curve.is_empty]
+
+
+MOST_MARKS = 300
+MAX_VERTICAL_LINES = 4
+"""So many findings get a line across the chart; more would hide it."""
+
+
+def loss_section(view: RunView) -> Section | None:
+    """Draw the loss; None if the run tells none."""
+    told = _losses(view.run)
+    if not told:
+        return None
+    values = list(told.values())
+    anomalies = _anomalies(view, told)
+    shapes, notes = _findings(view)
+    return Section(
+        key="loss",
+        title="Loss",
+        body=joined(tag("p", f"{loss_sentence(values).capitalize()}."), chart("loss", words=_words(view), height=360)),
+        data={
+            "loss": figure(
+                [*_curves(view), *anomalies],
+                x="step",
+                y="loss",
+                shapes=shapes,
+                annotations=notes,
+            )
+        },
+        thinned=_omissions(view),
+    )
+
+
+def _losses(run: CachedRun) -> dict[int, float]:
+    return {metrics.step: metrics.loss for metrics in run.metrics() if metrics.loss is not None}
+
+
+def _curves(view: RunView) -> list[Trace]:
+    found = []
+    if view.reference is not None:
+        found.append(_curve("reference", _losses(view.reference), colour="--reference"))
+    found.append(_curve("loss" if view.reference is None else "candidate", _losses(view.run), colour="--accent"))
+    evaluated = {metrics.step: metrics.eval_loss for metrics in view.run.metrics() if metrics.eval_loss is not None}
+    if evaluated:
+        found.append(_curve("evaluation", evaluated, colour="--second"))
+    return [line(curve) for curve in found if not curve.is_empty]
+
+
+def _curve(name: str, values: Mapping[int, float], *, colour: str) -> Curve:
+    return Curve(name=name, steps=list(values), values=list(values.values()), colour=colour)
+
+
+def _anomalies(view: RunView, losses: Mapping[int, float]) -> list[Trace]:
+    """Return the marks of what the watch saw, and of losses that are not finite; those stand above the curves."""
+    above = _above(losses.values(), () if view.reference is None else _losses(view.reference).values())
+    points: list[tuple[int, float | None, str]] = []
+    for rank, anomaly in view.run.anomalies()[:MOST_MARKS]:
+        name = f" {anomaly.name}" if anomaly.name else ""
+        words = f"step {anomaly.step}: {anomaly.kind}{name}{f', rank {rank}' if rank else ''}"
+        points.append((anomaly.step, _height(losses.get(anomaly.step), above), words))
+    seen = {step for step, _, _ in points}
+    bad = [step for step, value in losses.items() if not math.isfinite(value) and step not in seen]
+    points += [(step, above, f"step {step}: loss {losses[step]}") for step in bad[: MOST_MARKS - len(points)]]
+    return [marks("anomaly", points, colour="--bad", symbol="x")] if points else []
+
+
+def _above(*curves: Iterable[float]) -> float:
+    """Return a height above all curves."""
+    finite = [value for curve in curves for value in curve if math.isfinite(value)] or [0.0]
+    return max(finite) + 0.05 * (max(finite) - min(finite))
+
+
+def _height(value: float | None, above: float) -> float:
+    return value if value is not None and math.isfinite(value) else above
+
+
+def _findings(view: RunView) -> tuple[list[JsonValue], list[JsonValue]]:
+    """Return lines at the steps of the first findings, with their rules."""
+    told = {
+        finding.step: finding.rule
+        for finding in reversed(view.findings)
+        if finding.step is not None and finding.severity is not Severity.NOTE
+    }
+    pairs = [
+        vertical_line(step, rule, colour="--bad") for step, rule in list(reversed(told.items()))[:MAX_VERTICAL_LINES]
+    ]
+    return [shape for shape, _ in pairs], [note for _, note in pairs]
+
+
+def _words(view: RunView) -> str:
+    against = " of both runs" if view.reference is not None else ""
+    crosses = "crosses are what cannot be right (above, what is not finite)"
+    return f"The loss{against} along the steps; {crosses}, dotted lines what was found."
+
+
+def _omissions(view: RunView) -> list[str]:
+    notes = []
+    metrics: list[Metrics] = view.run.metrics()
+    if len(metrics) > 2000:
+        notes.append(f"Of {len(metrics)} steps the lowest and the highest value of every stretch is drawn.")
+    if len(view.run.anomalies()) > MOST_MARKS:
+        notes.append(f"Only the first {MOST_MARKS} of {len(view.run.anomalies())} anomalies are marked.")
+    if len(view.run.ranks) > 1:
+        notes.append(f"Curves are those of rank 0; {len(view.run.ranks)} ranks trained.")
+    return notes

@@ -1,0 +1,202 @@
+"""JSON that every parser reads: NaN and the infinities are written as the words "nan", "inf" and "-inf"."""
+
+from __future__ import annotations
+
+import functools
+import json
+import math
+import types
+import typing
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import MISSING, fields, is_dataclass
+from enum import EnumType
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias, TypeVar, cast
+
+import numpy as np
+
+from roundoff.errors import RunFolderError
+
+if TYPE_CHECKING:
+    JsonValue: TypeAlias = "bool | int | float | str | Sequence[JsonValue] | Mapping[str, JsonValue] | None"
+    """What a JSON text can hold; floats may be NaN or infinite."""
+else:
+    JsonValue = object
+
+MAX_JSON_BYTES = 64 * 2**20
+"""A JSON file beyond this size is refused: ours are a few kilobytes."""
+
+_WORDS = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
+
+
+def to_json(value: JsonValue, *, indent: int | None = None) -> str:
+    """Write `value` as standard JSON.
+
+    >>> to_json({"loss": float("nan"), "lr": [0.1, float("-inf")]})
+    '{"loss": "nan", "lr": [0.1, "-inf"]}'
+    """
+    return json.dumps(_without_nonfinite(value), allow_nan=False, indent=indent)
+
+
+def from_json(text: str | bytes) -> JsonValue:
+    """Read what `to_json` wrote; the words "nan", "inf" and "-inf" become numbers again.
+
+    A text that is exactly one of the three words comes back as a number too: that is the price of plain JSON.
+
+    >>> from_json('{"loss": "inf", "note": "infinite"}')
+    {'loss': inf, 'note': 'infinite'}
+    """
+    value: JsonValue = json.loads(text)
+    written = text if isinstance(text, bytes) else text.encode()
+    return _with_nonfinite(value) if b'nan"' in written or b'inf"' in written else value
+
+
+def read_json_object(path: Path) -> dict[str, JsonValue]:
+    """Read a file that holds one JSON object; a `RunFolderError` names the file and what is wrong with it."""
+    try:
+        if (size := path.stat().st_size) > MAX_JSON_BYTES:
+            raise _invalid_json_error(path, f"it has {size} bytes, and no more than {MAX_JSON_BYTES} are read.")
+        value = from_json(path.read_bytes())
+    except OSError as error:
+        raise _invalid_json_error(path, f"{error.strerror}.") from error
+    except (ValueError, RecursionError) as error:
+        raise _invalid_json_error(path, f"it is not JSON ({error}).") from error
+    if not isinstance(value, dict):
+        raise _invalid_json_error(path, "it does not hold a JSON object.")
+    return value
+
+
+def _invalid_json_error(path: Path, why: str) -> RunFolderError:
+    return RunFolderError.explain(f"'{path}' cannot be read.", why=why, fix="take the file from a copy of the run.")
+
+
+def _without_nonfinite(value: Any) -> Any:
+    if isinstance(value, np.generic):
+        value = value.item()
+    if isinstance(value, float):
+        return value if math.isfinite(value) else str(value)
+    if isinstance(value, Mapping):
+        return {key: _without_nonfinite(item) for key, item in value.items()}
+    if isinstance(value, Sequence) and not isinstance(value, str):
+        return [_without_nonfinite(item) for item in value]
+    return value
+
+
+def _with_nonfinite(value: JsonValue) -> JsonValue:
+    if isinstance(value, str):
+        return _WORDS.get(value, value)
+    if isinstance(value, dict):
+        return {key: _with_nonfinite(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_with_nonfinite(item) for item in value]
+    return value
+
+
+# == Dataclasses as JSON objects and back, with every field's type checked: what was read is what it says it is.
+
+T = TypeVar("T")
+Check: TypeAlias = Callable[[JsonValue, str], Any]
+
+
+def object_of(value: Any) -> dict[str, JsonValue]:
+    """Return the fields of a dataclass as a JSON object."""
+    return {field.name: getattr(value, field.name) for field in fields(value)}
+
+
+def object_to_text(value: Any) -> str:
+    """Write a dataclass as one line of JSON."""
+    return to_json(object_of(value))
+
+
+def object_from(cls: type[T], value: JsonValue) -> T:
+    """Build a dataclass from a JSON object; a `ValueError` names the field that is missing or holds something else.
+
+    Fields that `cls` does not know are left out: a newer version may have added them. Fields with a default may be
+    missing.
+    """
+    if not isinstance(value, Mapping):
+        raise ValueError(f"{value!r:.80} stands where an object should")
+    found: dict[str, Any] = {}
+    for name, check, is_required in _fields(cast(Any, cls)):
+        if name in value:
+            found[name] = check(value[name], name)
+        elif is_required:
+            raise ValueError(f"'{name}' is missing")
+    return cls(**found)
+
+
+@functools.cache
+def _fields(cls: Any) -> tuple[tuple[str, Check, bool], ...]:
+    """Return name, check and whether it is required of each field; files have many lines, so hints are read once."""
+    hints = typing.get_type_hints(cls)
+    return tuple(
+        (field.name, _check_of(hints[field.name]), field.default is MISSING and field.default_factory is MISSING)
+        for field in fields(cls)
+    )
+
+
+def _check_of(hint: Any) -> Check:
+    """Return what turns a JSON value into a value of this type, or raises a `ValueError` that names the field."""
+    origin = typing.get_origin(hint) or hint
+    if origin in (typing.Union, types.UnionType):
+        (option,) = (option for option in typing.get_args(hint) if option is not type(None))
+        check = _check_of(option)
+        return lambda value, name: None if value is None else check(value, name)
+    if origin is object:
+        return lambda value, name: value
+    if origin is float:
+        return _float
+    if origin is str:
+        return _str
+    if origin in (int, bool):
+        return lambda value, name: value if type(value) is origin else _raise_wrong_type(value, name)
+    if origin is tuple:
+        return _tuple_of(_check_of(typing.get_args(hint)[0]))
+    if origin is Mapping:
+        return _mapping_of(typing.get_args(hint)[1])
+    if origin is typing.Literal:
+        words = typing.get_args(hint)
+        return lambda value, name: value if value in words else _raise_wrong_type(value, name)
+    if isinstance(origin, EnumType):
+        return lambda value, name: origin(value)
+    assert isinstance(origin, type), f"no check for {hint}"
+    assert is_dataclass(origin), f"no check for {hint}"
+    return lambda value, name: object_from(origin, value) if isinstance(value, dict) else _raise_wrong_type(value, name)
+
+
+def _float(value: JsonValue, name: str) -> float:
+    if type(value) is float:
+        return value
+    return float(value) if type(value) is int else _raise_wrong_type(value, name)
+
+
+def _str(value: JsonValue, name: str) -> str:
+    if type(value) is str:
+        return value
+    if type(value) is float and not math.isfinite(value):
+        return str(value)  # a text that is one of the words by which JSON holds such numbers: a run called nan
+    return _raise_wrong_type(value, name)
+
+
+def _tuple_of(check: Check) -> Check:
+    def check_items(value: JsonValue, name: str) -> tuple[Any, ...]:
+        if not isinstance(value, Sequence) or isinstance(value, str):
+            _raise_wrong_type(value, name)
+        return tuple(check(item, name) for item in value)
+
+    return check_items
+
+
+def _mapping_of(item_hint: Any) -> Check:
+    check = _check_of(item_hint) if item_hint is str else None
+
+    def check_items(value: JsonValue, name: str) -> Mapping[str, Any]:
+        if not isinstance(value, dict):
+            _raise_wrong_type(value, name)
+        return value if check is None else {key: check(item, name) for key, item in value.items()}
+
+    return check_items
+
+
+def _raise_wrong_type(value: JsonValue, name: str) -> NoReturn:
+    raise ValueError(f"'{name}' holds {value!r:.80}")

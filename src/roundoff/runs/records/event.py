@@ -1,0 +1,144 @@
+"""One tensor seen once."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, fields
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from roundoff.runs.files.plain_json import JsonValue
+
+
+class EventKey(NamedTuple):
+    """What lines events of two runs up: everything that says which tensor it was, and nothing about its numbers."""
+
+    step: int
+    microbatch: int
+    rank: int
+    phase: str
+    site: str
+    op: str
+    nth: int
+    output: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Event:
+    """One tensor seen once, with the numbers that were taken of it; docs/run-folder.md explains every field.
+
+    Fields are the columns of the table, except that `shape` is a tuple and that the sketch and the histogram are
+    kept as bytes, with `sketch` and `histogram` giving them as arrays.
+    """
+
+    step: int
+    rank: int
+    microbatch: int
+    phase: str
+    site: str
+    op: str
+    nth: int
+    output: str
+    order: int
+    parameter: str | None
+    source: str | None
+    dtype: str
+    shape: tuple[int, ...]
+    device: str
+    num_elements: int
+    min: float
+    max: float
+    mean: float
+    sum_abs: float
+    l2: float
+    num_nan: int
+    num_posinf: int
+    num_neginf: int
+    num_zero: int
+    num_subnormal: int
+    hash: int
+    sketch_bytes: bytes | None = None
+    histogram_bytes: bytes | None = None
+    introduced_ulps: float | None = None
+    introduced_rms_ulps: float | None = None
+
+    @property
+    def key(self) -> EventKey:
+        """What the event is compared by."""
+        return EventKey(self.step, self.microbatch, self.rank, self.phase, self.site, self.op, self.nth, self.output)
+
+    @property
+    def op_name(self) -> str:
+        """The op as findings and users write it, `aten.bmm#0`."""
+        return f"{self.op}#{self.nth}"
+
+    @property
+    def num_inf(self) -> int:
+        """How many elements are infinite."""
+        return self.num_posinf + self.num_neginf
+
+    @property
+    def num_nonfinite(self) -> int:
+        """How many elements are NaN or infinite."""
+        return self.num_nan + self.num_inf
+
+    @property
+    def absmax(self) -> float:
+        """The largest absolute value of a finite element; NaN if there is none."""
+        return math.nan if math.isnan(self.min) else max(abs(self.min), abs(self.max))
+
+    @property
+    def sketch(self) -> npt.NDArray[np.float32] | None:
+        """Eight random-sign sums, then their channel-weighted twins; None where it was not taken."""
+        return None if self.sketch_bytes is None else np.frombuffer(self.sketch_bytes, dtype="<f4")
+
+    @property
+    def histogram(self) -> npt.NDArray[np.uint16] | None:
+        """How many elements fall in each of the 32 buckets of exponents; None where it was not asked for."""
+        return None if self.histogram_bytes is None else np.frombuffer(self.histogram_bytes, dtype="<u2")
+
+    def to_object(self) -> dict[str, JsonValue]:
+        """Return the event as a JSON object; the hash is in hex, since many parsers round integers above 2**53."""
+        value: dict[str, JsonValue] = {name: getattr(self, name) for name in _FIELD_NAMES if "_bytes" not in name}
+        sketch, histogram = self.sketch, self.histogram
+        return value | {
+            "hash": f"{self.hash:016x}",
+            "sketch": None if sketch is None else sketch.tolist(),
+            "histogram": None if histogram is None else histogram.tolist(),
+        }
+
+
+def shape_to_text(shape: tuple[int, ...]) -> str:
+    """Write a shape as the table keeps it.
+
+    >>> shape_to_text((8, 128)), shape_to_text(())
+    ('8x128', '')
+    """
+    return "x".join(map(str, shape))
+
+
+@functools.lru_cache(maxsize=4096)
+def shape_from_text(text: str) -> tuple[int, ...]:
+    """Read a shape as the table keeps it."""
+    return tuple(map(int, text.split("x"))) if text else ()
+
+
+def events_of(table: pa.Table) -> Iterator[Event]:
+    """Yield the rows of a whole events table (every column, and rank) as events."""
+    for batch in table.to_batches(max_chunksize=8192):
+        columns = [_values(batch, field.name) for field in fields(Event)]
+        for row in zip(*columns, strict=True):
+            yield Event(**dict(zip(_FIELD_NAMES, row, strict=True)))
+
+
+def _values(batch: pa.RecordBatch, field: str) -> list[Any]:
+    values: list[Any] = batch.column(field.removesuffix("_bytes")).to_pylist()
+    return [shape_from_text(text) for text in values] if field == "shape" else values
+
+
+_FIELD_NAMES = tuple(field.name for field in fields(Event))

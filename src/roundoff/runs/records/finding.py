@@ -1,0 +1,93 @@
+"""One thing that is wrong, as data."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+from roundoff.runs.files.plain_json import JsonValue, object_from, object_of
+
+
+class Severity(StrEnum):
+    """How bad it is; a healthy run has no error and no warning."""
+
+    ERROR = "error"
+    WARNING = "warning"
+    NOTE = "note"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finding:
+    """One thing that is wrong: what, where, since when, why, and what to change."""
+
+    rule: str
+    """The code of the rule that found it, `overflow`."""
+    severity: Severity
+    confidence: float
+    """From 0 to 1."""
+    title: str
+    why: str
+    fix: str
+    step: int | None = None
+    rank: int | None = None
+    phase: str | None = None
+    site: str | None = None
+    op: str | None = None
+    """With its number: `aten.bmm#0`."""
+    parameter: str | None = None
+    source: str | None = None
+    """`model.py:41`."""
+    evidence: tuple[JsonValue, ...] = ()
+    """The measurements it rests on, as JSON values."""
+    related: tuple[Finding, ...] = ()
+    """Other findings with the same cause."""
+
+    def to_object(self) -> dict[str, JsonValue]:
+        """Return the finding as a JSON object, its fields in the order of docs/run-folder.md."""
+        value = object_of(self)
+        value |= {"severity": str(self.severity), "related": [finding.to_object() for finding in self.related]}
+        return {name: value[name] for name in FINDING_FIELDS}
+
+    @classmethod
+    def from_object(cls, value: JsonValue) -> Finding:
+        """Read a finding; a `ValueError` names the field that is missing or holds something else."""
+        return object_from(cls, value)
+
+
+FINDING_FIELDS = (
+    "rule",
+    "severity",
+    "confidence",
+    "step",
+    "rank",
+    "phase",
+    "site",
+    "op",
+    "parameter",
+    "source",
+    "title",
+    "why",
+    "fix",
+    "evidence",
+    "related",
+)
+"""The fields of a finding in the order they are written."""
+
+
+def order_findings(findings: Iterable[Finding], *, procedure: Sequence[str] = ()) -> list[Finding]:
+    """Sort findings so that the first is the verdict.
+
+    By severity, then by the place of the rule in `procedure` (the rules in the order in which a diagnosis decides;
+    others come after them), then the earlier step (a finding without one comes last), then the higher confidence.
+    """
+    severities = list(Severity)
+    places = {rule: place for place, rule in enumerate(procedure)}
+
+    def key(finding: Finding) -> tuple[int, int, float, float]:
+        step = math.inf if finding.step is None else finding.step
+        place = places.get(finding.rule, len(places))
+        return severities.index(finding.severity), place, step, -finding.confidence
+
+    return sorted(findings, key=key)

@@ -1,0 +1,128 @@
+"""What a run was: the contents of run.json."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal, TypeAlias
+
+from roundoff.errors import RunFolderError
+from roundoff.runs.files.atomic import write_atomically
+from roundoff.runs.files.folder import INFO_NAME, READABLE_BY, VERSION, ending_path
+from roundoff.runs.files.plain_json import JsonValue, object_from, object_of, read_json_object, to_json
+
+# == How a watched process ended, as its parent saw it.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ending:
+    """How a process ended, or that it hangs; what it was doing is in its flight recorder and its stacks."""
+
+    pid: int
+    exit_code: int | None = None
+    """None while it runs, and if a signal ended it."""
+    signal: int | None = None
+    """The signal that ended it."""
+    forwarded_signal: int | None = None
+    """The last signal that somebody sent to end it: then its end was wanted."""
+    last_rss_bytes: int | None = None
+    """The memory it held when it was last looked at."""
+    peak_rss_bytes: int | None = None
+    """The most it ever held; known when it has ended."""
+    available_bytes: int | None = None
+    """The memory that was left for more, at the last look: the machine's, or below its control group's limit."""
+    memory_bytes: int | None = None
+    """All the memory there is for it: the machine's, or its control group's limit."""
+    num_oom_kills: int | None = None
+    """How many processes the kernel killed for want of memory while it ran; None where the kernel does not say."""
+    seconds_without_progress: float | None = None
+    """Of the longest hang: how long it got nowhere; None if it never hung."""
+    has_gone_on: bool = False
+    """Whether it went on again after the hang."""
+    was_stopped: bool = False
+    """Whether it was ended because it hung."""
+    was_over: bool = False
+    """Whether the training had ended before, and all was said about it: only the process had not."""
+    native_seconds: float | None = None
+    """How long it took to get the native stacks."""
+    is_sync: bool = False
+    """Whether devices ran in synchronous mode."""
+    has_ops: bool = False
+    """Whether the flight recorder noted every op."""
+
+    def write(self, folder: Path, *, rank: int) -> None:
+        """Write it into the run folder, over what was written before. May raise an `OSError`."""
+        write_atomically(ending_path(folder, rank=rank), to_json(object_of(self), indent=1).encode())
+
+
+Status: TypeAlias = Literal["running", "finished", "failed"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunInfo:
+    """What a run was: how it was started, where, and how it ended."""
+
+    version: int = VERSION
+    """That of the folder."""
+    name: str = ""
+    """Empty: the folder's name is taken."""
+    command: tuple[str, ...] = ()
+    recipe: str | None = None
+    seed: int | None = None
+    packages: Mapping[str, str] = field(default_factory=dict)
+    hardware: Mapping[str, JsonValue] = field(default_factory=dict)
+    git_commit: str | None = None
+    ranks: int = 1
+    started: str = ""
+    """ISO 8601 with time zone. Empty: the moment the folder is made."""
+    finished: str | None = None
+    status: Status = "running"
+    notes: tuple[str, ...] = ()
+    launch: str | None = None
+    settings: Mapping[str, JsonValue] = field(default_factory=dict)
+    environment: Mapping[str, JsonValue] = field(default_factory=dict)
+    """What decides how numbers come out: variables of a fixed list, torch's switches and seed, as step 0 began."""
+
+
+def write_info(folder: Path, info: RunInfo) -> None:
+    """Write run.json whole, or leave it as it was."""
+    value = {"version": info.version, "readable_by": READABLE_BY, **object_of(info)}
+    write_atomically(folder / INFO_NAME, to_json(value, indent=1).encode())
+
+
+def read_info(folder: Path) -> RunInfo:
+    """Read run.json; a `RunFolderError` says what is missing, broken or too new."""
+    path = folder / INFO_NAME
+    if not folder.is_dir():
+        what = "is a file, not a run folder" if folder.exists() else "does not exist"
+        raise RunFolderError.explain(f"'{folder}' {what}.", fix="see which runs there are: roundoff runs")
+    if not path.exists():
+        raise RunFolderError.explain(
+            f"'{folder}' is not a run folder.",
+            why=f"it has no {INFO_NAME}.",
+            fix="name the folder of one run, as listed by: roundoff runs",
+        )
+    value = read_json_object(path)
+    _check_version(path, value)
+    try:
+        return object_from(RunInfo, value)
+    except ValueError as error:
+        raise RunFolderError.explain(f"'{path}' cannot be read.", why=f"{error}.") from error
+
+
+def sketches_line_up(a: RunInfo, b: RunInfo) -> bool:
+    """Say whether the sketches of two runs were made with the same signs, so that their difference means something."""
+    return (a.version < 2) == (b.version < 2)
+
+
+def _check_version(path: Path, value: Mapping[str, JsonValue]) -> None:
+    readable_by = value.get("readable_by")
+    if type(readable_by) is not int:
+        raise RunFolderError.explain(f"'{path}' cannot be read.", why="it has no number 'readable_by'.")
+    if readable_by > VERSION:
+        raise RunFolderError.explain(
+            f"'{path}' was written by a newer roundoff.",
+            why=f"its folder needs a reader of version {readable_by}, and this one reads up to version {VERSION}.",
+            fix="pip install --upgrade roundoff",
+        )

@@ -1,0 +1,143 @@
+"""What a training is made of: parameters, modules and optimizers, as they were when training began."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from roundoff.runs.files.plain_json import JsonValue, object_from, object_of
+
+# == What came into a step from outside: inputs, labels, masks.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TensorFacts:
+    """One tensor that came from outside."""
+
+    place: str
+    """Where it went: `<model>[0]`, `cross_entropy[1]`, `model:attention_mask`."""
+    shape: tuple[int, ...]
+    dtype: str
+    min: float | None = None
+    max: float | None = None
+    mean: float | None = None
+    std: float | None = None
+    num_nonfinite: int = 0
+    hash: str = ""
+    """Of its bits, in hex."""
+    counts: Mapping[str, int] = field(default_factory=dict)
+    """How often each value occurs, for whole numbers with few different ones."""
+    inner_counts: Mapping[str, int] = field(default_factory=dict)
+    """The same of rows of whole numbers, without the equal values that a row begins or ends with: no padding."""
+    is_target: bool = False
+    """Whether the loss was computed from it, not by way of a model."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BatchFacts:
+    """Everything that came into one step from outside; the hashes of its samples are in the table of hashes."""
+
+    step: int
+    tensors: tuple[TensorFacts, ...] = ()
+    targets: tuple[TensorFacts, ...] = ()
+    """What the loss functions were given as targets, wherever it came from."""
+    criterion: str | None = None
+    """The last loss function the step called: `cross_entropy`, `MSELoss`."""
+    criterion_settings: Mapping[str, JsonValue] = field(default_factory=dict)
+    """`reduction`, `ignore_index`, `weight`, ... as far as they are plain values."""
+    rows_sum_to_one: bool | None = None
+    """Whether each row of the criterion's first argument adds up to 1; None if it has none."""
+    num_classes: int | None = None
+    """The size of the criterion's class dimension."""
+
+    def to_object(self) -> dict[str, JsonValue]:
+        """Return it as a JSON object."""
+        value = object_of(self)
+        for name in ("tensors", "targets"):
+            value[name] = [object_of(entry) for entry in getattr(self, name)]
+        return value
+
+    @classmethod
+    def from_object(cls, value: Mapping[str, JsonValue]) -> BatchFacts:
+        """Read it; fields that a newer version added are left out."""
+        return object_from(cls, value)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ParameterFacts:
+    """One parameter of a model, or a tensor that an optimizer updates or backward reaches and no model owns."""
+
+    name: str | None
+    """None where no known model owns it."""
+    site: str
+    shape: tuple[int, ...]
+    dtype: str
+    requires_grad: bool
+    optimizers: tuple[str, ...] = ()
+    """The optimizers that hold it, by their names in `Structure.optimizers`."""
+    has_gradient: bool = False
+    """Whether it had a gradient when the first optimizer stepped."""
+    is_reached: bool = False
+    """Whether the first backward led to it."""
+    tied_to: str | None = None
+    """The first other parameter or buffer that lies in the same memory."""
+    mean: float | None = None
+    std: float | None = None
+    absmax: float | None = None
+    equal_rows: bool = False
+    """Whether all its rows (of which there are several) are the same."""
+    num_distinct_rows: int | None = None
+    """How many different rows it has, where its first two are the same."""
+    is_zero: bool = False
+    attribute: str | None = None
+    """The plain attribute of a model that holds it, `body.layers[2].weight`, where no model owns it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModuleFacts:
+    """One module of a model."""
+
+    site: str
+    kind: str
+    """Its class."""
+    training: bool
+    settings: Mapping[str, JsonValue] = field(default_factory=dict)
+    """Plain attributes: `eps`, `momentum`, `p`, `padding_idx`, ..."""
+    has_start_statistics: bool | None = None
+    """Whether its running mean is still 0 and its running variance 1; None if it has none."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OptimizerFacts:
+    """One optimizer."""
+
+    name: str
+    """Its class, and `#2` for a second one of the same."""
+    groups: tuple[Mapping[str, JsonValue], ...] = ()
+    """Settings of each group: `lr`, `betas`, `eps`, `weight_decay`, ..., and `num_parameters`."""
+    has_state: bool = False
+    """Whether it had state before its first step: a resumed training."""
+    recipe: str | None = None
+    """The recipe it trains by, as TOML, where one was applied."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Structure:
+    """What a training was made of at one step."""
+
+    step: int
+    parameters: tuple[ParameterFacts, ...] = ()
+    modules: tuple[ModuleFacts, ...] = ()
+    optimizers: tuple[OptimizerFacts, ...] = ()
+
+    def to_object(self) -> dict[str, JsonValue]:
+        """Return it as a JSON object."""
+        value = object_of(self)
+        for name in ("parameters", "modules", "optimizers"):
+            value[name] = [object_of(entry) for entry in getattr(self, name)]
+        return value
+
+    @classmethod
+    def from_object(cls, value: Mapping[str, JsonValue]) -> Structure:
+        """Read it; fields that a newer version added are left out."""
+        return object_from(cls, value)

@@ -1,0 +1,159 @@
+"""The whole site: which address shows what."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+
+from starlette.applications import Starlette
+from starlette.concurrency import run_in_threadpool
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import HTMLResponse, RedirectResponse, Response
+from starlette.routing import Route
+from starlette.types import ASGIApp
+
+from roundoff.errors import RoundoffError
+from roundoff.serve.api import Api, requested_group
+from roundoff.serve.frame_page import compare_frame, run_frame
+from roundoff.serve.guard import AccessPolicy, Guard
+from roundoff.serve.http import Etags, Refusal, check_query, refusal_response, required_query
+from roundoff.serve.list_page import list_page
+from roundoff.serve.page_cache import PageCache, page_stamp
+from roundoff.serve.run_rows import RunRow, RunRows
+from roundoff.serve.runs_folder import OpenedRun, RunsFolder
+from roundoff.serve.saved_tensors import open_group, preview_tensor, tensor_groups
+from roundoff.serve.saved_tensors_page import tensors_page
+from roundoff.serve.served_page import compare_link
+
+POLL_SECONDS = 2.0
+
+
+class App:
+    """The pages of a folder of runs."""
+
+    def __init__(self, folder: RunsFolder, *, poll_seconds: float = POLL_SECONDS) -> None:
+        self.folder, self.rows, self.pages = folder, RunRows(folder), PageCache()
+        self._etags, self._poll_seconds = Etags(), poll_seconds
+
+    def app(self, door: AccessPolicy) -> ASGIApp:
+        """Return what a server runs."""
+        routes = [
+            Route("/", self.list),
+            Route("/favicon.ico", _nothing),
+            Route("/compare", self.compare),
+            Route("/compare/page", self.compare_page),
+            Route("/runs/{name}", self.run),
+            Route("/runs/{name}/page", self.run_page),
+            Route("/runs/{name}/tensors", self.tensors),
+            *Api(folder=self.folder, rows=self.rows).routes(),
+        ]
+        handlers: dict[type[Exception], Callable[[Request, Exception], Response]] = {
+            Refusal: _refused,
+            RoundoffError: _unreadable,
+            HTTPException: _not_there,
+            Exception: _our_fault,
+        }
+        app = Starlette(routes=routes, exception_handlers=handlers)
+        app.router.redirect_slashes = False  # an address is right or wrong
+        return Guard(app, door)
+
+    def prepare(self) -> int:
+        """Read all runs, so that whoever opens the list first need not wait for it; return how many there are."""
+        return len(self._list()[0])
+
+    def list(self, request: Request) -> Response:
+        """All runs."""
+        check_query(request)
+        return HTMLResponse(self._list()[1])
+
+    def run(self, request: Request) -> Response:
+        """A run, in its frame."""
+        check_query(request)
+        opened = self.folder.open(request.path_params["name"])
+        row, has_tensors = self.rows.row(opened.name), bool(tensor_groups(opened.run))
+        body = run_frame(row, stamp=opened.stamp, has_tensors=has_tensors, poll_seconds=self._poll_seconds)
+        return HTMLResponse(body)
+
+    async def run_page(self, request: Request) -> Response:
+        """The page of a run, as `roundoff report` writes it."""
+        check_query(request)
+        opened = await run_in_threadpool(self.folder.open, request.path_params["name"])
+        return await self._page(request, opened)
+
+    def compare(self, request: Request) -> Response:
+        """Two runs against each other, in a frame; a form that picked them is led to their address."""
+        check_query(request, "run", "reference", "candidate")
+        picked = request.query_params.getlist("run")
+        if picked:
+            if len(picked) != 2:
+                raise Refusal(
+                    400,
+                    f"{len(picked)} {'run is' if len(picked) == 1 else 'runs are'} picked.",
+                    why="two can be compared.",
+                    fix="pick two.",
+                )
+            return RedirectResponse(compare_link(reference=picked[0], candidate=picked[1]), status_code=303)
+        reference, candidate = self._pair(request)
+        stamp = page_stamp(candidate, reference)
+        rows = self.rows.row(reference.name), self.rows.row(candidate.name)
+        return HTMLResponse(compare_frame(*rows, stamp=stamp, poll_seconds=self._poll_seconds))
+
+    async def compare_page(self, request: Request) -> Response:
+        """The page of a run against a reference, as `roundoff report --against` writes it."""
+        check_query(request, "reference", "candidate")
+        reference, candidate = await run_in_threadpool(self._pair, request)
+        return await self._page(request, candidate, reference)
+
+    def tensors(self, request: Request) -> Response:
+        """Whole tensors of a run, and a look at one."""
+        check_query(request, "of", "step", "rank", "name")
+        run = self.folder.open(request.path_params["name"]).run
+        name, groups = request.path_params["name"], tensor_groups(run)
+        chosen = requested_group(request) if "step" in request.query_params else next(iter(groups), None)
+        if chosen is None:
+            return HTMLResponse(tensors_page(name, groups, chosen=None, file=None, look=None))
+        file, key = open_group(run, chosen), request.query_params.get("name")
+        if key is not None and key not in file:
+            raise Refusal(404, f"There is no tensor '{key}' in {chosen.title}.")
+        look = None if key is None else (key, preview_tensor(file, key))
+        return HTMLResponse(tensors_page(name, groups, chosen=chosen, file=file, look=look))
+
+    def _list(self) -> tuple[Sequence[RunRow], bytes]:
+        rows = self.rows.rows()
+        return rows, list_page(rows, folder=self.folder.path, poll_seconds=self._poll_seconds)
+
+    async def _page(self, request: Request, candidate: OpenedRun, reference: OpenedRun | None = None) -> Response:
+        # Who leaves does not take the page along: others may wait for it, and the next one who asks will have it.
+        made = await asyncio.shield(asyncio.wrap_future(self.pages.page(candidate, reference)))
+        return self._etags.page(request, made.stamp, html=made.html, packed=made.packed)
+
+    def _pair(self, request: Request) -> tuple[OpenedRun, OpenedRun]:
+        reference, candidate = required_query(request, "reference"), required_query(request, "candidate")
+        if reference == candidate:
+            raise Refusal(400, f"'{reference}' is picked twice.", why="a run does not differ from itself.")
+        return self.folder.open(reference), self.folder.open(candidate)
+
+
+def _nothing(request: Request) -> Response:
+    """There is no picture for the tab; that is no error."""
+    return Response(status_code=204)
+
+
+def _refused(request: Request, error: Exception) -> Response:
+    assert isinstance(error, Refusal)
+    return refusal_response(request, error)
+
+
+def _unreadable(request: Request, error: Exception) -> Response:
+    return refusal_response(request, Refusal.of_error(422, error))
+
+
+def _not_there(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    return refusal_response(request, Refusal(error.status_code, f"'{request.url.path}' leads nowhere."))
+
+
+def _our_fault(request: Request, error: Exception) -> Response:
+    why = f"{type(error).__name__}: it is told where the server was started."
+    return refusal_response(request, Refusal(500, "This could not be answered, which is a fault of roundoff.", why=why))

@@ -1,0 +1,109 @@
+"""Takes a port and answers there until it is told to stop."""
+
+from __future__ import annotations
+
+import errno
+import ipaddress
+import logging
+import re
+import secrets
+import socket
+from contextlib import suppress
+from types import FrameType
+
+import uvicorn
+from starlette.types import ASGIApp
+
+from roundoff.errors import ServeError
+
+LEAST_TOKEN_LENGTH = 8
+_TOKEN = re.compile(r"[A-Za-z0-9._~-]+")
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """Return a socket that listens; a `ServeError` says why there can be none."""
+    try:
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    except (OSError, UnicodeError) as error:
+        raise ServeError.explain(
+            f"There is no host '{host}'.", why=f"{error}.", fix="--host 127.0.0.1, or 0.0.0.0 for every network."
+        ) from error
+    family, kind, protocol, _, address = found[0]
+    listening = socket.socket(family, kind, protocol)
+    listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # a port that was just left may be taken again
+    try:
+        listening.bind(address)
+        listening.listen(128)
+    except OSError as error:
+        listening.close()
+        raise _bind_error(host, port, error) from error
+    return listening
+
+
+def is_loopback(listening: socket.socket) -> bool:
+    """Say whether only this machine can connect."""
+    return ipaddress.ip_address(listening.getsockname()[0].partition("%")[0]).is_loopback
+
+
+def address_of(listening: socket.socket) -> str:
+    """Return what to open in a browser; where every network may ask, this machine's name."""
+    host, port = listening.getsockname()[:2]
+    address = ipaddress.ip_address(host.partition("%")[0])
+    name = socket.gethostname() if address.is_unspecified else f"[{address}]" if address.version == 6 else str(address)
+    return f"http://{name}:{port}/"
+
+
+def choose_token(given: str | None, *, is_needed: bool) -> str | None:
+    """Return the token to ask for: the one given, a new one if one is needed, else None."""
+    if given is None:
+        return secrets.token_urlsafe(24) if is_needed else None
+    if len(given) < LEAST_TOKEN_LENGTH or not _TOKEN.fullmatch(given):
+        raise ServeError.explain(
+            "The token cannot be used.",
+            why=f"it must have {LEAST_TOKEN_LENGTH} letters, digits or any of ._~- at least, and nothing else.",
+            fix="leave it out, and one is made; or: python -c 'import secrets; print(secrets.token_urlsafe())'",
+        )
+    return given
+
+
+def serve_until_stopped(app: ASGIApp, listening: socket.socket) -> None:
+    """Answer until Ctrl-C, which is the way to end it, or SIGTERM."""
+    with suppress(KeyboardInterrupt):
+        make_server(app).run(sockets=[listening])
+
+
+class QuietServer(uvicorn.Server):
+    """A server that, once it is told to end, complains no more about requests that it did not get to."""
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """Begin to end."""
+        logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL)
+        super().handle_exit(sig, frame)
+
+
+def make_server(app: ASGIApp) -> uvicorn.Server:
+    """Return a server that says nothing of itself, and nothing at all unless something is wrong."""
+    config = uvicorn.Config(
+        app,
+        log_level="warning",
+        access_log=False,
+        lifespan="off",
+        ws="none",
+        http="h11",
+        loop="asyncio",
+        server_header=False,
+        proxy_headers=False,
+        timeout_keep_alive=30,
+        timeout_graceful_shutdown=1,
+    )
+    return QuietServer(config)
+
+
+def _bind_error(host: str, port: int, error: OSError) -> ServeError:
+    if error.errno == errno.EADDRINUSE:
+        fix = f"--port {port + 1 if port < 65535 else 0}, or --port 0 for any that is free."
+        return ServeError.explain(f"Port {port} is in use.", why="another program listens there.", fix=fix)
+    if error.errno == errno.EACCES:
+        return ServeError.explain(f"Port {port} may not be used.", why=f"{error.strerror}.", fix="--port 7007")
+    fix = "--host 127.0.0.1, or 0.0.0.0 for every network."
+    return ServeError.explain(f"'{host}' cannot be listened at.", why=f"{error.strerror}.", fix=fix)

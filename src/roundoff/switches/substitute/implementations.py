@@ -1,0 +1,188 @@
+"""Other implementations of an op: in fp64, on the CPU, made of other ops, or a function of the user's."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import Any, Final
+
+import torch
+from torch import Tensor
+
+from roundoff.errors import SwitchError, first_line
+from roundoff.record.ops.op_table import OpInfo, written_arguments
+from roundoff.record.reference.convolution import can_convolve, convolve
+from roundoff.record.reference.exact_rerun import with_floats_as
+from roundoff.record.reference.lstm import can_unroll, unroll
+from roundoff.record.reference.op_call import OpCall, list_tensors
+from roundoff.record.torch_private import decomposition_of, one_by_one
+from roundoff.switches.substitute.decompositions import ATTENTION, PRODUCTS
+
+# == Finds a function of the user's by its name, `package.module:function` or `file.py:function`.
+
+
+def load_function(name: str) -> Callable[..., Any]:
+    """Import a function; modules in the current folder are found, too.
+
+    Raises:
+        SwitchError: there is no such module or function, or importing it fails.
+    """
+    place, _, function_name = name.rpartition(":")
+    try:
+        function = getattr(_module(place), function_name)
+    except Exception as error:
+        raise SwitchError.explain(
+            f"The function '{name}' cannot be found.",
+            why=f"{type(error).__name__}: {first_line(error)}",
+            fix="write module:function, or file.py:function.",
+        ) from error
+    if not callable(function):
+        raise SwitchError.explain(f"'{name}' is not a function.", why=f"it is a {type(function).__name__}.")
+    found: Callable[..., Any] = function
+    return found
+
+
+def _module(place: str) -> ModuleType:
+    folder = str(Path.cwd())
+    is_new = folder not in sys.path
+    if is_new:
+        sys.path.insert(0, folder)
+    try:
+        return _module_of_file(Path(place)) if place.endswith(".py") else importlib.import_module(place)
+    finally:
+        if is_new:
+            sys.path.remove(folder)
+
+
+def _module_of_file(file: Path) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(file.stem, file)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+_TORCHS_LIBRARIES: Final = frozenset({"aten", "mkl", "mkldnn", "onednn", "prim", "prims", "quantized"})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Results:
+    """The tensors that a call computed."""
+
+    returned: list[Tensor]
+    """Those it returned, without views of its arguments; those it wrote to, where it returns nothing."""
+    written: list[Tensor]
+    """Arguments that it wrote to."""
+
+
+class NotImplementedHereError(Exception):
+    """This implementation has nothing else for the op; its text says why, and is empty where that is no loss."""
+
+
+Implementation = Callable[[OpCall, OpInfo], Results]
+"""Runs a call; its tensors stay as they are.
+
+Raises NotImplementedHereError, or whatever the other implementation raises.
+"""
+
+
+def results_of(call: OpCall, info: OpInfo, result: Any) -> Results:
+    """Return the tensors of a call that gave `result`."""
+    written = written_arguments(call.signature.op, info, call.args, call.kwargs)
+    if info.views and isinstance(result, tuple):
+        result = [entry for place, entry in enumerate(result) if place not in info.views]
+    return Results(returned=written if result is None else list_tensors(result), written=written)
+
+
+def implementation_named(name: str) -> Implementation:
+    """Find an implementation: `fp64`, `cpu`, `decomposed`, or a function, `module:function` or `file.py:function`.
+
+    Raises:
+        SwitchError: there is no such one.
+    """
+    if name in IMPLEMENTATIONS:
+        return IMPLEMENTATIONS[name]
+    if ":" not in name:
+        raise SwitchError.explain(
+            f"There is no implementation '{name}'.",
+            why=f"there are {', '.join(IMPLEMENTATIONS)}, and functions of your own.",
+            fix="use one of them, or module:function.",
+        )
+    return UsersFunction(load_function(name))
+
+
+def is_torchs_own(op: str) -> bool:
+    """Say whether an operator, `aten.gelu`, is one of torch's and not one that somebody registered."""
+    return op.partition(".")[0] in _TORCHS_LIBRARIES
+
+
+def runs_own_kernel(implementation: Implementation, op: Any, name: str) -> bool:
+    """Say whether an operator that somebody registered is computed by its own kernel under an implementation, too.
+
+    Torch has kernels of its own for fp64, and decompositions; what somebody registered is one kernel for all formats,
+    and what is wrong in it, or in its formula for the gradient, stays wrong.
+    """
+    if is_torchs_own(name):
+        return False
+    return implementation is in_fp64 or (implementation is decomposed and decomposition_of(op) is None)
+
+
+def in_fp64(call: OpCall, info: OpInfo) -> Results:
+    """Run the call with every float made fp64."""
+    if not any(x.is_floating_point() and x.dtype != torch.float64 for x in call.tensors()):
+        raise NotImplementedHereError  # in fp64 it is the same
+    if can_convolve(call):
+        return Results(returned=convolve(call), written=[])
+    if can_unroll(call):
+        return results_of(call, info, tuple(unroll(call)))
+    return _run(with_floats_as(call, torch.float64), info)
+
+
+def on_cpu(call: OpCall, info: OpInfo) -> Results:
+    """Run the call on the CPU."""
+    if all(x.device.type == "cpu" for x in call.tensors()):
+        raise NotImplementedHereError  # there it is already
+    cpu = torch.device("cpu")
+    there = call.change(lambda _, value: cpu if isinstance(value, torch.device) else value)
+    return _run(with_floats_as(there.change_tensors(Tensor.cpu), None), info)
+
+
+def decomposed(call: OpCall, info: OpInfo) -> Results:
+    """Run other ops that make up this one: as torch says, or as the files beside this one do."""
+    op, copied = call.signature.op, with_floats_as(call, None)
+    if can_convolve(copied):
+        return Results(returned=convolve(copied), written=[])
+    parts = PRODUCTS.get(op) or ATTENTION.get(op) or decomposition_of(op)
+    if parts is not None:
+        return results_of(copied, info, parts(*copied.args, **copied.kwargs))
+    if not call.signature.is_foreach:
+        raise NotImplementedHereError("torch does not take it apart.")
+    return results_of(copied, info, one_by_one(op)(*copied.args, **copied.kwargs))
+
+
+class UsersFunction:
+    """Asks a function `f(op, *args, **kwargs)`, which returns what the op should, or NotImplemented."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        self.function = function
+
+    def __call__(self, call: OpCall, info: OpInfo) -> Results:
+        """Have the function compute what the op should."""
+        copied = with_floats_as(call, None)
+        result = self.function(info.name, *copied.args, **copied.kwargs)
+        if result is NotImplemented:
+            raise NotImplementedHereError
+        return results_of(copied, info, result)
+
+
+def _run(call: OpCall, info: OpInfo) -> Results:
+    return results_of(call, info, call.signature.op(*call.args, **call.kwargs))
+
+
+IMPLEMENTATIONS: Final[Mapping[str, Implementation]] = {"fp64": in_fp64, "cpu": on_cpu, "decomposed": decomposed}

@@ -1,0 +1,234 @@
+"""The ops of one step in their order, and how far two implementations of each are apart."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from roundoff.errors import SwitchError
+from roundoff.record.ops.interceptor import OpInterceptor, OpPlace
+from roundoff.record.ops.op_table import OpInfo, describe_op
+from roundoff.record.reference import Reference
+from roundoff.record.reference.exact_rerun import computes_numbers
+from roundoff.record.reference.op_call import OpCall, Signature
+from roundoff.record.torch_private import hidden_from_modes
+from roundoff.switches.substitute.implementations import (
+    Implementation,
+    implementation_named,
+    results_of,
+    runs_own_kernel,
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ListedOp:
+    """One op of one site and phase, however often it is called there."""
+
+    key: str
+    """`blocks.1.attn:backward:aten.mm`, as `substitute.ops` takes it."""
+    site: str
+    max_ulps: float | None = None
+    """How far its results are from those of the other implementation on the same inputs, in units of what rounding to
+    their format explains; None where that was not measured or cannot be."""
+    runs_own_kernel: bool = False
+    """Somebody registered it, and the other implementation computes it by its own kernel, too: no difference shows, and
+    none would help."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Listing:
+    """The ops of one step, in the order in which each was first called."""
+
+    ops: tuple[ListedOp, ...] = ()
+
+    @property
+    def keys(self) -> tuple[str, ...]:
+        """Their keys."""
+        return tuple(op.key for op in self.ops)
+
+    @property
+    def own_kernels(self) -> tuple[str, ...]:
+        """The operators, `mylib.gelu`, that the other implementation computes by their own kernels, too."""
+        return tuple(sorted({op.key.rpartition(":")[2] for op in self.ops if op.runs_own_kernel}))
+
+    @property
+    def suspects(self) -> tuple[ListedOp, ...]:
+        """The ops that differ most first; those that were not measured, last."""
+        return tuple(sorted(self.ops, key=lambda op: -1.0 if op.max_ulps is None else op.max_ulps, reverse=True))
+
+    @property
+    def sites(self) -> tuple[str, ...]:
+        """The sites of all ops, the most suspicious first."""
+        return tuple(dict.fromkeys(op.site for op in self.suspects))
+
+
+class Listed:
+    """What a block that lists ops has seen so far."""
+
+    def __init__(self) -> None:
+        self.listing = Listing()
+        """Empty until the step has ended."""
+
+    @property
+    def keys(self) -> tuple[str, ...]:
+        """The keys of all ops of the step, in their order."""
+        return self.listing.keys
+
+
+@contextlib.contextmanager
+def listing_ops(
+    *, step: int = 0, by: str | None = None, on_done: Callable[[Listing], None] | None = None
+) -> Iterator[Listed]:
+    """List the ops of one step of the training in the block that can be substituted, and change nothing.
+
+    Args:
+        step: which step, counted from 0.
+        by: another implementation, as `substitute` takes it: how far it is apart from each op is measured.
+        on_done: is called when the step has ended.
+    """
+    lister = _Lister(by)
+    listed = Listed()
+
+    def end_step(ended: int) -> None:
+        if ended == step:
+            lister.is_done = True
+            listed.listing = lister.listing()
+            if on_done is not None:
+                on_done(listed.listing)
+        lister.is_on = ended + 1 == step
+
+    lister.is_on = step == 0
+    with OpInterceptor(lister, on_step_end=end_step).running():
+        yield listed
+
+
+def differing_ops(run_step: Callable[[], Any], *, by: str = "fp64") -> tuple[ListedOp, ...]:
+    """Return the ops of one training step, those that differ most from another implementation first.
+
+    Both implementations of an op get the same inputs, so that what another op did wrong is not counted. A sound op
+    differs by a few ulps; one that differs by thousands is wrong, or badly conditioned.
+    """
+    with listing_ops(by=by) as listed:
+        run_step()
+    return listed.listing.suspects
+
+
+def write_listing(listing: Listing, file: Path) -> None:
+    """Write a listing as JSON, for `read_listing` in another process."""
+    ops = [
+        {
+            "key": op.key,
+            "site": op.site,
+            "max_ulps": _write_ulps(op.max_ulps),
+            "runs_own_kernel": op.runs_own_kernel,
+        }
+        for op in listing.ops
+    ]
+    file.write_text(json.dumps({"ops": ops}, indent=1) + "\n", encoding="utf-8")
+
+
+def read_listing(file: Path) -> Listing:
+    """Read what `write_listing` wrote.
+
+    Raises:
+        SwitchError: there is no listing.
+    """
+    try:
+        ops = json.loads(file.read_text(encoding="utf-8"))["ops"]
+        return Listing(
+            ops=tuple(
+                ListedOp(
+                    key=op["key"],
+                    site=op["site"],
+                    max_ulps=_read_ulps(op["max_ulps"]),
+                    runs_own_kernel=op.get("runs_own_kernel", False),
+                )
+                for op in ops
+            )
+        )
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise SwitchError.explain(
+            f"'{file}' holds no list of ops.", why=f"{error}.", fix="see that the training made at least one step."
+        ) from error
+
+
+def _write_ulps(ulps: float | None) -> float | str | None:
+    return str(ulps) if ulps == float("inf") else ulps  # JSON has no infinity
+
+
+def _read_ulps(ulps: float | str | None) -> float | None:
+    return None if ulps is None else float(ulps)
+
+
+def _make_reference(by: str, implementation: Implementation) -> Reference:
+    """Return who runs each op again, by another implementation."""
+    if by == "fp64":
+        return Reference("fp64")  # in pieces, which is faster than the whole
+    if by == "cpu":
+        return Reference("cpu")
+
+    def run(call: OpCall) -> list[Tensor]:
+        return implementation(call, describe_op(call.signature.op)).returned
+
+    return Reference("fp64", run=run)
+
+
+class _Lister:
+    """Runs ops as they are, notes their places, and measures how far another implementation is apart."""
+
+    def __init__(self, by: str | None) -> None:
+        self.is_on = True
+        self.is_done = False
+        self._implementation: Implementation | None = None
+        self._reference: Reference | None = None
+        if by is not None:
+            self._implementation = implementation_named(by)
+            self._reference = _make_reference(by, self._implementation)
+        self._computes: dict[Any, bool] = {}
+        self._worst: dict[OpPlace, list[Tensor]] = {}
+        self._own_kernels: set[OpPlace] = set()
+
+    def run_op(self, place: OpPlace, info: OpInfo, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Run an op as it is."""
+        if not self.is_on or self.is_done or not self._can_be_listed(func):
+            return func(*args, **kwargs)
+        worst = self._worst.setdefault(place, [])
+        if self._reference is None or self._implementation is None:
+            return func(*args, **kwargs)
+        if runs_own_kernel(self._implementation, func, place.op):
+            self._own_kernels.add(place)
+        with hidden_from_modes():
+            saved = self._reference.before(func, args, kwargs)
+        result = func(*args, **kwargs)
+        if saved is not None:
+            call = OpCall(signature=Signature.of(func), args=args, kwargs=kwargs)
+            with hidden_from_modes(), torch.no_grad():
+                found = self._reference.after(saved, func, args, kwargs, results_of(call, info, result).returned)
+            worst.extend(error.worst for error in found if error is not None)
+        return result
+
+    def listing(self) -> Listing:
+        """Return what was seen."""
+        return Listing(
+            ops=tuple(
+                ListedOp(
+                    key=place.key,
+                    site=place.site,
+                    max_ulps=max(map(float, worst)) if worst else None,
+                    runs_own_kernel=place in self._own_kernels,
+                )
+                for place, worst in self._worst.items()
+            )
+        )
+
+    def _can_be_listed(self, func: Any) -> bool:
+        if func not in self._computes:
+            self._computes[func] = computes_numbers(func)
+        return self._computes[func]

@@ -1,0 +1,260 @@
+"""Runs chosen ops through another implementation: their results are overwritten with what that gives."""
+
+from __future__ import annotations
+
+import contextlib
+import warnings
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from roundoff.errors import first_line
+from roundoff.record.ops.interceptor import OpInterceptor, OpPlace
+from roundoff.record.ops.op_table import OpInfo, written_arguments
+from roundoff.record.ops.site_tracking import PLAIN
+from roundoff.record.reference.exact_rerun import as_computed, computes_numbers
+from roundoff.record.reference.op_call import OpCall, Signature
+from roundoff.record.torch_private import (
+    FunctionMode,
+    hidden_from_modes,
+    preserved_versions,
+    push_function_mode,
+    remove_function_mode,
+)
+from roundoff.switches.substitute.chosen_ops import ChosenOps
+from roundoff.switches.substitute.implementations import (
+    Implementation,
+    NotImplementedHereError,
+    Results,
+    UsersFunction,
+    implementation_named,
+    is_torchs_own,
+    results_of,
+    runs_own_kernel,
+)
+from roundoff.switches.substitute.op_listing import listing_ops, write_listing
+
+
+class Substituter:
+    """Runs every op as it is and puts the other implementation's numbers into the results of the chosen ones.
+
+    So whatever is particular about a result, its strides, its memory, its being an argument of the op, stays as the
+    op makes it. Views, random ops and ops without numbers are never substituted.
+    """
+
+    def __init__(self, implementation: Implementation, chosen: ChosenOps) -> None:
+        self.num_substituted = 0
+        self.num_left: Counter[str] = Counter()
+        """How often each chosen op ran as it is because the other implementation has none for it."""
+        self.reasons: dict[str, str] = {}
+        """Why, by op."""
+        self.num_own_kernel: Counter[str] = Counter()
+        """How often each chosen op that is not torch's own was computed by the very same kernel, in fp64."""
+        self._implementation = implementation
+        self._chosen = chosen
+        self._signatures: dict[Any, Signature | None] = {}
+        self._is_off = False
+
+    @contextlib.contextmanager
+    def off(self) -> Iterator[None]:
+        """Run the ops of the block as they are."""
+        before, self._is_off = self._is_off, True
+        try:
+            yield
+        finally:
+            self._is_off = before
+
+    def run_op(self, place: OpPlace, info: OpInfo, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Run an op, and the other implementation if it was chosen."""
+        if self._is_off or (signature := self._signature(func)) is None or not self._chosen.has(place):
+            return func(*args, **kwargs)
+        call = OpCall(signature=signature, args=args, kwargs=kwargs)
+        with hidden_from_modes():
+            before = self._before(call, info)
+        result = func(*args, **kwargs)
+        if before is not None:
+            with hidden_from_modes(), torch.no_grad():
+                self._replace(before, info, results_of(call, info, result))
+        return result
+
+    def leave(self, op: str, why: str) -> None:
+        """Note that a chosen op ran as it is."""
+        self.num_left[op] += 1
+        self.reasons.setdefault(op, why)
+
+    def _before(self, call: OpCall, info: OpInfo) -> OpCall | None:
+        """Return the call with copies of what the op is about to overwrite; None where it must run as it is."""
+        tensors = call.tensors()
+        if not tensors or call.get("dropout_p"):
+            return None
+        if not all(map(_is_plain, tensors)):
+            self.leave(info.name, "some of its tensors are sparse, nested or of a class of their own.")
+            return None
+        written = written_arguments(call.signature.op, info, call.args, call.kwargs)
+        if not written:
+            return call
+        memory = {_memory_address(x) for x in written}
+        copies = {id(x): x.clone() for x in tensors if _memory_address(x) in memory}
+        return call.change_tensors(lambda x: copies.get(id(x), x))
+
+    def _replace(self, call: OpCall, info: OpInfo, results: Results) -> None:
+        try:
+            others = self._implementation(as_computed(call, len(results.returned)), info)
+            _check_shapes(results, others)
+        except NotImplementedHereError as error:
+            if str(error):
+                self.leave(info.name, str(error))
+            return
+        except Exception as error:
+            self.leave(info.name, first_line(error))
+            return
+        _overwrite(results.returned, others.returned)
+        returned = set(map(id, results.returned))
+        beside = [pair for pair in zip(results.written, others.written, strict=False) if id(pair[0]) not in returned]
+        _overwrite([ours for ours, _ in beside], [other for _, other in beside])
+        self.num_substituted += 1
+        if runs_own_kernel(self._implementation, call.signature.op, info.name):
+            self.num_own_kernel[info.name] += 1
+
+    def _signature(self, func: Any) -> Signature | None:
+        if func not in self._signatures:
+            self._signatures[func] = Signature.of(func) if computes_numbers(func) else None
+        return self._signatures[func]
+
+
+def _check_shapes(results: Results, others: Results) -> None:
+    """Refuse what does not fit, before anything is overwritten."""
+    if len(results.returned) != len(others.returned):
+        raise ValueError(f"the other implementation gives {len(others.returned)} results, not {len(results.returned)}.")
+    for ours, other in zip(results.returned, others.returned, strict=True):
+        if ours.shape != other.shape:
+            raise ValueError(
+                f"the other implementation gives a result of shape {tuple(other.shape)}, not {tuple(ours.shape)}."
+            )
+
+
+def _overwrite(ours: list[Tensor], others: list[Tensor]) -> None:
+    """Write the other numbers, which is no new version of a tensor: the op has just made this one."""
+    with preserved_versions([x for x in ours if not x.is_inference()]):
+        for x, other in zip(ours, others, strict=True):
+            x.copy_(other)
+
+
+def _memory_address(x: Tensor) -> int:
+    return x.untyped_storage().data_ptr()
+
+
+def _is_plain(x: Tensor) -> bool:
+    if type(x) not in PLAIN and type(x).__torch_dispatch__ is not Tensor.__torch_dispatch__:
+        return False
+    return x.layout is torch.strided and not (x.is_meta or x.is_nested)
+
+
+# == The switch `substitute`: chosen ops run through another implementation, forward, backward and in the
+# == optimizer.
+
+OPTIONS = frozenset({"ops", "list"})
+
+
+class SubstituteWarning(UserWarning):
+    """The block ended, and some of the ops that were chosen ran as they are, or never came."""
+
+
+def switching(value: str, options: Mapping[str, str]) -> contextlib.AbstractContextManager[Any]:
+    """Return the block in which the ops that `options["ops"]` names run through the implementation `value`.
+
+    With `options["list"]`, a file, nothing is substituted: the ops of the first step are listed there instead, with how
+    far the two implementations are apart.
+
+    Raises:
+        SwitchError: the implementation does not exist, or the list of ops is none.
+    """
+    implementation = implementation_named(value)
+    if "list" in options:
+        return _listing_into(Path(options["list"]), value)
+    return substituting(implementation, ChosenOps.from_text(options.get("ops")))
+
+
+@contextlib.contextmanager
+def substituting(implementation: Implementation, chosen: ChosenOps) -> Iterator[Substituter]:
+    """Run the chosen ops of the block through `implementation`; everything else stays bit for bit as it is.
+
+    Compiled models run eagerly inside the block. What could not be substituted is told at its end.
+    """
+    substituter = Substituter(implementation, chosen)
+    following = OpInterceptor(substituter)
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(following.running())
+        if isinstance(implementation, UsersFunction):
+            mode = _UsersOps(implementation, chosen, substituter, following)
+            push_function_mode(mode)
+            stack.callback(remove_function_mode, mode)
+        yield substituter
+    if complaints := _complaints(substituter, chosen, following):
+        text = "\n  ".join(complaints)
+        warnings.warn(f"Not everything was substituted:\n  {text}", SubstituteWarning, stacklevel=4)
+
+
+@contextlib.contextmanager
+def _listing_into(file: Path, implementation: str) -> Iterator[None]:
+    with listing_ops(by=implementation, on_done=lambda listing: write_listing(listing, file)):
+        yield
+
+
+def _complaints(substituter: Substituter, chosen: ChosenOps, following: OpInterceptor) -> list[str]:
+    left = [
+        f"{op} ran as it is ({num}x): {substituter.reasons[op]}" for op, num in sorted(substituter.num_left.items())
+    ]
+    own = [
+        f"{op} ran its own kernel in fp64, too ({num}x): what it or its gradient formula gets wrong in every format "
+        "stays wrong; name another implementation, substitute=module:function."
+        for op, num in sorted(substituter.num_own_kernel.items())
+    ]
+    missing = [f"no op came that '{key}' names." for key in chosen.unused]
+    threads = (
+        ["a thread of its own computed something; its ops ran as they are."] if following.has_other_threads else []
+    )
+    return left + own + missing + threads
+
+
+class _UsersOps(FunctionMode):
+    """Has the user's function take the place of whole operators, above autograd: their gradient is then its gradient.
+
+    An operator of aten has its backward in other ops, which can be chosen by themselves; one that somebody registered
+    has it in a formula of their own, which is no op.
+    """
+
+    def __init__(
+        self, users: UsersFunction, chosen: ChosenOps, substituter: Substituter, following: OpInterceptor
+    ) -> None:
+        super().__init__()
+        self._function = users.function
+        self._chosen = chosen
+        self._substituter = substituter
+        self._following = following
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Ask the user's function where a chosen operator is called that is not torch's own."""
+        op = _registered_op(func)
+        if op is None or not self._chosen.has(self._following.place_of(op)):
+            return func(*args, **(kwargs or {}))
+        with self._substituter.off():
+            result = self._function(op, *args, **(kwargs or {}))
+        if result is NotImplemented:
+            return func(*args, **(kwargs or {}))
+        self._substituter.num_substituted += 1
+        return result
+
+
+def _registered_op(func: Any) -> str | None:
+    """Return the name of an operator that is not one of torch's own, `mine.gelu`."""
+    if isinstance(func, torch._ops.OpOverload):
+        func = func.overloadpacket
+    if not isinstance(func, torch._ops.OpOverloadPacket):
+        return None
+    name = func._qualified_op_name.replace("::", ".")
+    return None if is_torchs_own(name) else name

@@ -1,0 +1,108 @@
+"""What a training writes down while it goes on: the run folder, and TensorBoard if asked for."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from torch import nn
+
+from roundoff.record.process_info import describe_process
+from roundoff.report.tensorboard import TensorBoard, weights_and_gradients
+from roundoff.runs import Call, Metrics, RunWriter, next_free_name
+from roundoff.train.config import TrainConfig
+from roundoff.train.objective import Score
+from roundoff.train.ranks import Ranks
+
+_FLUSH_SECONDS = 5.0
+
+
+class RunLog:
+    """Writes one rank's metrics; the last step's are held back until it is known whether an evaluation follows."""
+
+    def __init__(self, config: TrainConfig, ranks: Ranks) -> None:
+        self.folder = _folder(config, ranks)
+        self._writer = _writer(self.folder, config, ranks) if self.folder is not None else None
+        self._board = TensorBoard(config.tensorboard) if config.tensorboard and ranks.is_first else None
+        self._last: Metrics | None = None
+        self._began = self._flushed = time.monotonic()
+
+    def step(self, metrics: Metrics) -> None:
+        """Take what one step came to."""
+        self._write_last()
+        self._last = metrics
+        if self._board is not None:
+            self._board.metrics(metrics)
+        if time.monotonic() - self._flushed > _FLUSH_SECONDS:
+            self.flush()
+
+    def draw(self, step: int, model: nn.Module) -> None:
+        """Take weights and gradients as they are now, for their histograms."""
+        if self._board is not None:
+            self._board.histograms(step, weights_and_gradients(model.named_parameters()))
+
+    def evaluated(self, step: int, epoch: int, score: Score) -> None:
+        """Take the evaluation after the last step."""
+        if self._last is not None:
+            self._last = replace(self._last, eval_loss=score.loss)
+        self._call(step, "eval", epoch=epoch, loss=score.loss, top1=score.top1, top5=score.top5)
+        if self._board is not None:
+            self._board.scalars(step, {"eval_loss": score.loss, "top1": score.top1, "top5": score.top5})
+
+    def saved(self, step: int, path: Path) -> None:
+        """Take note of a checkpoint."""
+        self._call(step, "save", path=path.name)
+
+    def flush(self) -> None:
+        """Have everything but the last step survive the death of this process."""
+        if self._writer is not None:
+            self._writer.flush()
+        self._flushed = time.monotonic()
+
+    def finish(self, notes: Sequence[str]) -> None:
+        """Write the last step, and what a reader should know."""
+        self._write_last()
+        if self._writer is not None:
+            for note in notes:
+                self._writer.note(note)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._write_last()
+        if self._writer is not None:
+            self._writer.close(status="finished" if kind is None else "failed")
+        if self._board is not None:
+            self._board.close()
+
+    def _write_last(self) -> None:
+        if self._writer is not None and self._last is not None:
+            self._writer.write_metrics(self._last)
+        self._last = None
+
+    def _call(self, step: int, call: str, **detail: Any) -> None:
+        if self._writer is not None:
+            now = time.monotonic() - self._began
+            self._writer.write_call(Call(step=step, call=call, seconds=now, detail=detail))
+
+
+def _folder(config: TrainConfig, ranks: Ranks) -> Path | None:
+    """Return the run folder that all ranks agree on."""
+    if config.runs is None:
+        return None
+    if config.name is not None:
+        return config.runs / config.name
+    folder = ranks.from_first(str(next_free_name(config.runs, "train")) if ranks.is_first else None)
+    return Path(folder)
+
+
+def _writer(folder: Path, config: TrainConfig, ranks: Ranks) -> RunWriter:
+    info = describe_process(seed=config.seed, settings=config.to_object(), command=None)
+    return RunWriter.create(folder, replace(info, recipe=config.recipe, ranks=ranks.num_ranks), rank=ranks.rank)

@@ -1,0 +1,210 @@
+"""Looks at what came into a step from outside, through the tape of the step: inputs, labels, and the loss they meet."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from roundoff.kernels import row as at
+from roundoff.kernels.summaries import summarize
+from roundoff.record.loop.sites import Sites
+from roundoff.record.tensor_bytes import bytes_of, file_dtype
+from roundoff.replay.arguments import ExternalTensor, external_tensors_in
+from roundoff.replay.step_tape import FunctionEntry, ModelEntry, StepTape, TapeEntry, flatten_entries
+from roundoff.replay.tape_recorder import is_loss_name
+from roundoff.runs import BatchFacts, HashColumns, JsonValue, RunWriter, TensorFacts
+from roundoff.watch.facts.tensor_hashes import hash_columns, hash_in, hash_of
+
+_MAX_VALUES = 1000
+"""Whole numbers with more different values than this are not counted: they are ids, not classes."""
+_MAX_HASHED_SAMPLES = 1024
+
+
+def batch_facts_of(
+    tape: StepTape, sites: Sites, *, targets: Sequence[Tensor], criterion_input: dict[str, Any]
+) -> tuple[BatchFacts, HashColumns | None]:
+    """Describe what came into a step, and hash each of its samples.
+
+    Args:
+        tape: the step.
+        sites: names for its models.
+        targets: what loss functions were given as targets.
+        criterion_input: what `criterion_input_facts` says.
+    """
+    tensors: list[TensorFacts] = []
+    hashes: list[tuple[str, int]] = []
+    criterion: FunctionEntry | ModelEntry | None = None
+    with torch.no_grad():
+        for entry in flatten_entries(tape.entries):
+            if is_loss(entry):
+                criterion = entry  # type: ignore[assignment]
+        for place, x, is_target in external_tensors(tape, sites):
+            tensors.append(_tensor_facts(place, x, is_target=is_target))
+            hashes += [(place, number) for number in _sample_hashes(x)]
+        facts = BatchFacts(
+            step=tape.step,
+            tensors=tuple(tensors),
+            targets=tuple(_tensor_facts("target", x.detach(), is_target=True) for x in targets),
+            **_criterion_facts(criterion),
+            **criterion_input,
+        )
+    return facts, hash_columns(tape.step, "sample", hashes) if hashes else None
+
+
+def external_tensors(tape: StepTape, sites: Sites) -> Iterator[tuple[str, Tensor, bool]]:
+    """Yield what came into a step, once each: the place it went to first, its values, whether a loss took it."""
+    met: set[int] = set()
+    for entry in flatten_entries(tape.entries):
+        for place, outside in _external_of(entry, sites):
+            if id(outside) not in met:
+                met.add(id(outside))
+                yield place, outside.copy, is_loss(entry)
+
+
+def is_loss(entry: TapeEntry) -> bool:
+    """Say whether a call computes a loss: a function or module of torch's that is named so."""
+    if isinstance(entry, FunctionEntry):
+        return is_loss_name(entry.function.__name__)
+    return isinstance(entry, ModelEntry) and type(entry.module).__module__ == "torch.nn.modules.loss"
+
+
+def _external_of(entry: TapeEntry, sites: Sites) -> Iterator[tuple[str, ExternalTensor]]:
+    if isinstance(entry, ModelEntry):
+        name = sites.names[sites.of_module(entry.module, 0)]
+    elif isinstance(entry, FunctionEntry):
+        name = entry.function.__name__
+    else:
+        return
+    for index, value in enumerate(entry.args):
+        for outside in external_tensors_in(value):
+            yield f"{name}[{index}]", outside
+    for key, value in entry.kwargs.items():
+        for outside in external_tensors_in(value):
+            yield f"{name}:{key}", outside
+
+
+def _tensor_facts(place: str, x: Tensor, *, is_target: bool) -> TensorFacts:
+    shape, dtype = tuple(x.shape), str(x.dtype).removeprefix("torch.")
+    if not x.numel() or x.is_complex() or x.layout is not torch.strided:
+        return TensorFacts(place=place, shape=shape, dtype=dtype, is_target=is_target)
+    row = summarize(x)
+    bad = int(row[at.NUM_NAN] + row[at.NUM_POSINF] + row[at.NUM_NEGINF])
+    count = max(x.numel() - bad, 1)
+    mean = float(row[at.SUM]) / count
+    return TensorFacts(
+        place=place,
+        shape=shape,
+        dtype=dtype,
+        min=_number(row[at.MIN]),
+        max=_number(row[at.MAX]),
+        mean=mean,
+        std=math.sqrt(max(float(row[at.SUM_SQUARES]) / count - mean * mean, 0.0)),
+        num_nonfinite=bad,
+        hash=f"{hash_in(row):016x}",
+        counts=_counts(x),
+        inner_counts=_inner_counts(x),
+        is_target=is_target,
+    )
+
+
+def _number(value: float) -> float | None:
+    return None if math.isnan(value) else float(value)
+
+
+def _counts(x: Tensor) -> dict[str, int]:
+    if x.is_floating_point() or x.numel() > 2**20:
+        return {}
+    values, counts = torch.unique(x, return_counts=True)
+    if len(values) > _MAX_VALUES:
+        return {}
+    return {str(value): count for value, count in zip(values.tolist(), counts.tolist(), strict=True)}
+
+
+def _inner_counts(x: Tensor) -> dict[str, int]:
+    if x.is_floating_point() or x.dtype is torch.bool or x.dim() != 2 or x.numel() > 2**20:
+        return {}
+    begins = (x == x[:, :1]).cumprod(1)
+    ends = (x == x[:, -1:]).flip(1).cumprod(1).flip(1)
+    return _counts(x[(begins + ends) == 0])
+
+
+def _sample_hashes(x: Tensor) -> list[int]:
+    if x.dim() < 2 or x.shape[0] > _MAX_HASHED_SAMPLES or not x.numel() or x.is_complex():
+        return []
+    return [hash_of(sample) for sample in x]
+
+
+def _criterion_facts(call: FunctionEntry | ModelEntry | None) -> dict[str, Any]:
+    if call is None:
+        return {}
+    settings: dict[str, JsonValue] = {}
+    given = vars(call.module) if isinstance(call, ModelEntry) else call.kwargs
+    for key, value in given.items():
+        if value is None or isinstance(value, (bool, int, float, str)):
+            settings[key] = value
+    name = type(call.module).__name__ if isinstance(call, ModelEntry) else call.function.__name__
+    return {"criterion": name, "criterion_settings": settings}
+
+
+def criterion_input_facts(x: Any) -> dict[str, Any]:
+    """Describe the first argument of a criterion: how many classes, and whether its rows are probabilities already."""
+    if not isinstance(x, Tensor) or x.dim() < 2 or not x.is_floating_point():
+        return {}
+    with torch.no_grad():
+        sums = x.detach().double().sum(1)
+        is_probability = bool(((sums - 1).abs() < 1e-3).all()) and bool((x >= 0).all())
+    return {"rows_sum_to_one": is_probability, "num_classes": x.shape[1]}
+
+
+# == A few samples of the first batches, kept in the run: wrong data is seen, not read.
+
+_MAX_SAMPLES = 8
+_MAX_TENSORS = 4
+_MAX_BYTES = 4 * 2**20
+"""Of one tensor; a sample that is larger than that is not kept."""
+
+
+class BatchSamples:
+    """Writes the first samples of what models and loss functions were given, of the first few steps."""
+
+    def __init__(self, writer: RunWriter, *, sites: Sites, most: int) -> None:
+        self._writer = writer
+        self._sites = sites
+        self._most = most
+        self._next = 0
+
+    def see(self, tape: StepTape, *, targets: Sequence[Tensor]) -> None:
+        """Keep some of a step's batch, if it is among the first; of several microbatches the first."""
+        if self._next >= self._most:
+            return
+        found: dict[str, Tensor] = {}
+        for key, x in self._named(tape, targets):
+            part = _first_samples(x)
+            if part is not None and len(found) < _MAX_TENSORS:
+                found.setdefault(key, part)
+        if not found:
+            return
+        with self._writer.batch(self._next) as file:
+            for key, part in found.items():
+                file.add(key, bytes_of(part), dtype=str(file_dtype(part)), shape=tuple(part.shape))
+        self._next += 1
+
+    def _named(self, tape: StepTape, targets: Sequence[Tensor]) -> Iterator[tuple[str, Tensor]]:
+        """Yield the target of the loss, then the inputs of models by the place they went to."""
+        outside = list(external_tensors(tape, self._sites))
+        given = targets or [x for place, x, is_target in outside if is_target or place.endswith(":labels")]
+        yield from (("target", x.detach()) for x in given[:1])
+        yield from ((f"input/{place}", x) for place, x, is_target in outside if not is_target)
+
+
+def _first_samples(x: Tensor) -> Tensor | None:
+    """Return the first samples, as many as there is room for; None if not even one can be kept."""
+    if not x.dim() or not x.numel() or x.layout is not torch.strided or file_dtype(x) is None:
+        return None
+    sample_bytes = x[0].numel() * x.element_size()
+    num = min(_MAX_SAMPLES, len(x), _MAX_BYTES // max(1, sample_bytes))
+    return x[:num] if num else None

@@ -1,0 +1,260 @@
+"""Looks at what a training is made of: parameters, modules, optimizers, and how they belong together."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
+from torch.optim import Optimizer
+
+from roundoff.kernels import row as at
+from roundoff.kernels.summaries import summarize
+from roundoff.record.loop.sites import LOOP, Sites, named_places
+from roundoff.record.torch_private import has_no_memory
+from roundoff.replay.state import Training, outermost_optimizers, parameters_of
+from roundoff.runs import JsonValue, ModuleFacts, OptimizerFacts, ParameterFacts, Structure
+
+# == Finds what models hold without owning it: tensors and layers in plain attributes, which `parameters()`
+# == leaves out.
+
+_OWN = ("_parameters", "_buffers", "_modules")
+_MAX_DEPTH = 3
+_MAX_ITEMS = 1000
+
+
+def held_by_attributes(models: Iterable[nn.Module]) -> dict[int, str]:
+    """Return where each tensor is that some module holds in a plain attribute, a list or a dict, by identity.
+
+    >>> model = nn.Identity()
+    >>> model.layers = [nn.Linear(2, 2)]
+    >>> list(held_by_attributes([model]).values())
+    ['layers[0].weight', 'layers[0].bias']
+    """
+    found: dict[int, str] = {}
+    for model in models:
+        owned = set(map(id, model.parameters())) | set(map(id, model.buffers()))
+        for path, module in named_places(model):
+            for name, value in vars(module).items():
+                if name not in _OWN:
+                    for place, x in _tensors_in(value, f"{path}.{name}" if path else name, _MAX_DEPTH):
+                        if id(x) not in owned:
+                            found.setdefault(id(x), place)
+    return found
+
+
+def _tensors_in(value: Any, place: str, depth: int) -> Iterator[tuple[str, Tensor]]:
+    # type(), not isinstance: lazy proxies among the values must not be woken up
+    if issubclass(type(value), Tensor):
+        yield place, value
+    elif issubclass(type(value), nn.Module):
+        yield from ((f"{place}.{name}", x) for name, x in value.named_parameters())
+    elif depth and issubclass(type(value), (list, tuple)) and len(value) <= _MAX_ITEMS:
+        for index, item in enumerate(value):
+            yield from _tensors_in(item, f"{place}[{index}]", depth - 1)
+    elif depth and issubclass(type(value), dict) and len(value) <= _MAX_ITEMS:
+        for key, item in value.items():
+            yield from _tensors_in(item, f"{place}[{key!r}]", depth - 1)
+
+
+_MAX_SETTING_ITEMS = 8
+"""Longer lists among the attributes of a module are no settings."""
+
+
+def structure_of(
+    training: Training,
+    *,
+    step: int,
+    sites: Sites,
+    reached: Iterable[Tensor],
+    starts: dict[int, tuple[float, float, float]],
+    resumed: set[int],
+    stepped: set[int],
+) -> Structure:
+    """Describe the training.
+
+    Args:
+        training: its models and optimizers.
+        step: the step that has ended.
+        sites: names for them.
+        reached: the leaves that backward led to.
+        starts: mean, std and absmax of tensors before the first step, by identity.
+        resumed: the identities of optimizers that had state before their first step.
+        stepped: the identities of optimizers that have stepped.
+    """
+    reached = list(reached)
+    ours = {id(x) for x in reached} | {id(p) for model in training.models for p in model.parameters()}
+    optimizers = [o for o in outermost_optimizers(training.optimizers) if id(o) in stepped or _holds_any(o, ours)]
+    names = optimizer_names(optimizers)
+    with torch.no_grad():
+        return Structure(
+            step=step,
+            parameters=tuple(_parameters(training, optimizers, names, sites, reached, starts)),
+            modules=tuple(_modules(training, sites)),
+            optimizers=tuple(
+                OptimizerFacts(
+                    name=names[id(optimizer)],
+                    groups=tuple(_group(group) for group in optimizer.param_groups),
+                    has_state=id(optimizer) in resumed,
+                    recipe=_recipe_of(optimizer),
+                )
+                for optimizer in optimizers
+            ),
+        )
+
+
+def _recipe_of(optimizer: Optimizer) -> str | None:
+    recipe = getattr(optimizer, "recipe", None)
+    if recipe is None:
+        return None
+    from roundoff.precision import Recipe, to_toml  # loaded already, if there is a recipe
+
+    return to_toml(recipe) if isinstance(recipe, Recipe) else None
+
+
+def _holds_any(optimizer: Optimizer, tensors: set[int]) -> bool:
+    return any(
+        id(p) in tensors for p in (*parameters_of(optimizer), *(p for p, _ in getattr(optimizer, "stand_ins", ())))
+    )
+
+
+def optimizer_names(optimizers: Iterable[Optimizer]) -> dict[int, str]:
+    """Give optimizers the names of their classes, numbered from the second of a class on."""
+    counts: dict[str, int] = {}
+    names: dict[int, str] = {}
+    for optimizer in optimizers:
+        kind = type(optimizer).__name__
+        counts[kind] = counts.get(kind, 0) + 1
+        names[id(optimizer)] = kind if counts[kind] == 1 else f"{kind}#{counts[kind]}"
+    return names
+
+
+def start_values(tensors: Iterable[Tensor]) -> dict[int, tuple[float, float, float]]:
+    """Return mean, std and absmax of each tensor, by identity; one pass over their memory."""
+    found: dict[int, tuple[float, float, float]] = {}
+    for x in tensors:
+        if x.is_floating_point() and x.numel() and not x.is_meta and type(x.data) in (Tensor, nn.Parameter):
+            row = summarize(x.detach())
+            mean = float(row[at.SUM]) / x.numel()
+            variance = max(float(row[at.SUM_SQUARES]) / x.numel() - mean * mean, 0.0)
+            found[id(x)] = (mean, variance**0.5, max(abs(float(row[at.MIN])), abs(float(row[at.MAX]))))
+    return found
+
+
+def _parameters(
+    training: Training,
+    optimizers: list[Optimizer],
+    names: dict[int, str],
+    sites: Sites,
+    reached: list[Tensor],
+    starts: dict[int, tuple[float, float, float]],
+) -> Iterable[ParameterFacts]:
+    holders: dict[int, list[str]] = {}
+    stand_ins: dict[int, Tensor] = {}
+    for optimizer in optimizers:
+        for parameter, stand_in in getattr(optimizer, "stand_ins", ()):
+            stand_ins[id(stand_in)] = parameter
+        for held in parameters_of(optimizer):
+            owner = stand_ins.get(id(held), held)
+            holders.setdefault(id(owner), []).append(names[id(optimizer)])
+    is_reached = set(map(id, reached))
+    memory: dict[tuple[int, int], str] = {}
+    seen: set[int] = set()
+    attributes = held_by_attributes(training.models)
+    of_models = [p for model in training.models for p in model.parameters()]
+    of_optimizers = [p for o in optimizers for p in parameters_of(o) if id(p) not in stand_ins]
+    for parameter in (*of_models, *of_optimizers, *reached):
+        if id(parameter) in seen or is_lazy(parameter):
+            continue
+        seen.add(id(parameter))
+        site, name = sites.of_parameter(parameter)
+        tied = memory.setdefault(_memory_of(parameter), name or LOOP) if parameter.numel() else name
+        mean, std, absmax = starts.get(id(parameter), (None, None, None))
+        yield ParameterFacts(
+            name=name,
+            site=sites.names[site],
+            shape=tuple(parameter.shape),
+            dtype=str(parameter.dtype).removeprefix("torch."),
+            requires_grad=parameter.requires_grad,
+            optimizers=tuple(holders.get(id(parameter), ())),
+            has_gradient=parameter.grad is not None,
+            is_reached=id(parameter) in is_reached,
+            tied_to=tied if tied != name and name is not None else None,
+            mean=mean,
+            std=std,
+            absmax=absmax,
+            equal_rows=_num_distinct_rows(parameter) == 1,
+            num_distinct_rows=_num_distinct_rows(parameter),
+            is_zero=absmax == 0.0,
+            attribute=attributes.get(id(parameter)),
+        )
+
+
+def _memory_of(x: Tensor) -> tuple[int, int]:
+    try:
+        return int(x.untyped_storage()._cdata), int(x.storage_offset())
+    except (NotImplementedError, RuntimeError):
+        return id(x), 0
+
+
+def _num_distinct_rows(x: Tensor) -> int | None:
+    if x.dim() < 2 or x.shape[0] < 2 or not x.numel() or x.is_meta or has_no_memory(x):
+        return None
+    if type(x.data) not in (Tensor, nn.Parameter):
+        return None
+    rows = x.detach().flatten(1)
+    if float(rows[0, 0]) != float(rows[1, 0]) or not torch.equal(rows[0], rows[1]):
+        return None  # nearly always
+    return 1 if bool((rows == rows[:1]).all()) else len(torch.unique(rows, dim=0))
+
+
+def _modules(training: Training, sites: Sites) -> Iterable[ModuleFacts]:
+    for module in training.modules():
+        site = sites.names[sites.of_module(module, 0)]
+        yield ModuleFacts(
+            site=site,
+            kind=type(module).__name__,
+            training=module.training,
+            settings=_settings(module),
+            has_start_statistics=_has_start_statistics(module),
+        )
+
+
+def _has_start_statistics(module: nn.Module) -> bool | None:
+    mean, variance = getattr(module, "running_mean", None), getattr(module, "running_var", None)
+    if not isinstance(mean, Tensor) or not isinstance(variance, Tensor) or mean.is_meta or is_lazy(mean):
+        return None
+    return not mean.any() and bool((variance == 1).all())
+
+
+def _settings(module: nn.Module) -> dict[str, JsonValue]:
+    found: dict[str, JsonValue] = {}
+    for name, value in vars(module).items():
+        if name.startswith("_") or name == "training":
+            continue
+        if value is None or isinstance(value, (bool, int, float, str)):
+            found[name] = value
+        elif _is_short_list(value):
+            found[name] = list(value)
+    return found
+
+
+def _is_short_list(value: Any) -> bool:
+    is_list = isinstance(value, (list, tuple)) and len(value) <= _MAX_SETTING_ITEMS
+    return is_list and all(isinstance(item, (bool, int, float, str)) for item in value)
+
+
+def _group(group: dict[str, Any]) -> dict[str, JsonValue]:
+    found: dict[str, JsonValue] = {"num_parameters": len(group["params"])}
+    for key, value in group.items():
+        if key == "params":
+            continue
+        if isinstance(value, Tensor):
+            value = float(value) if value.numel() == 1 else None
+        if value is None or isinstance(value, (bool, int, float, str)):
+            found[key] = value
+        elif isinstance(value, (list, tuple)) and all(isinstance(item, (bool, int, float)) for item in value):
+            found[key] = list(value)
+    return found

@@ -1,0 +1,77 @@
+"""Hashes of tensors' values, as a run keeps them: equal values have equal hashes, on every device and rank."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+import torch.distributed as dist
+from numpy.typing import NDArray
+from torch import Tensor
+
+from roundoff.kernels import row as at
+from roundoff.kernels.summaries import summarize
+from roundoff.record.torch_private import hidden_from_modes, keep_process_group, local_tensor
+from roundoff.replay.rank_consensus import num_ranks
+from roundoff.runs import HashColumns, Interned, RunWriter
+
+
+def hash_of(x: Tensor) -> int:
+    """Return the hash of a tensor's values; one pass over its memory."""
+    return hash_in(summarize(x))
+
+
+def hash_in(row: NDArray[np.float64]) -> int:
+    """Return the hash that a summary holds."""
+    return int(row[at.HASH : at.HASH + 1].view(np.uint64)[0])
+
+
+def hash_columns(step: int, kind: str, hashes: Sequence[tuple[str, int]]) -> HashColumns:
+    """Lay out the hashes of one kind, each with its name, for the run."""
+    return HashColumns(
+        step=np.full(len(hashes), step, dtype=np.int32),
+        microbatch=np.zeros(len(hashes), dtype=np.int16),
+        kind=Interned.of([kind] * len(hashes)),
+        name=Interned.of([name for name, _ in hashes]),
+        hash=np.array([number for _, number in hashes], dtype=np.uint64),
+    )
+
+
+# == Hashes of gradients, weights and buffers, by which ranks that should agree are held against each other
+# == afterwards.
+
+_STEPS_IN_FULL = 20
+_INTERVAL = 10
+_MAX_STEPS = 1000
+
+
+class RankHashes:
+    """Writes hashes in the first steps and in every tenth after; the same steps on every rank."""
+
+    def __init__(self, writer: RunWriter) -> None:
+        self._writer = writer
+        self._num_steps = 0
+        self._last_step = -1
+
+    def wants(self, step: int) -> bool:
+        """Say whether the hashes of this step are to be taken."""
+        if num_ranks() == 1 or (step >= _STEPS_IN_FULL and step % _INTERVAL):
+            return False
+        if step != self._last_step:
+            # Looking at gradients gives them Python objects, and freeing their group could then wait for ever.
+            keep_process_group(dist.group.WORLD)
+            self._last_step = step
+            self._num_steps += 1
+        return self._num_steps <= _MAX_STEPS
+
+    def write(self, step: int, kind: str, tensors: Iterable[tuple[str, Tensor | None]]) -> None:
+        """Write the hashes of named tensors."""
+        found: list[tuple[str, int]] = []
+        with hidden_from_modes():
+            for name, x in tensors:
+                local = None if x is None else local_tensor(x)
+                plain = x if local is None else local
+                if plain is not None and not plain.is_sparse and not plain.is_meta:
+                    found.append((name, hash_of(plain.detach())))
+        if found:
+            self._writer.write_hashes(hash_columns(step, kind, found))

@@ -1,0 +1,60 @@
+"""Gradients that an optimizer uses a second time because nobody cleared them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from weakref import ref
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from roundoff.replay.state import parameters_of
+
+
+class UnclearedGradients:
+    """Counts the parameters whose gradient still holds what an earlier step of their optimizer has used.
+
+    A gradient that was set to None, zeroed, or edited since in any way does not count.
+    """
+
+    def __init__(self) -> None:
+        self._used: list[tuple[ref[Tensor], ref[Tensor], int]] = []
+        self._carried: dict[int, ref[Tensor]] = {}
+
+    def used(self, optimizer: Optimizer) -> None:
+        """Remember the gradients that an optimizer has just stepped on, as they are now."""
+        parameters = parameters_of(optimizer)
+        theirs = {id(p) for p in parameters}
+        others = [one for one in self._used if (p := one[0]()) is not None and id(p) not in theirs]
+        self._used = others + [(ref(p), ref(p.grad), p.grad._version) for p in parameters if p.grad is not None]
+        self._carried.clear()
+
+    def backward_begins(self) -> None:
+        """Look which of them are still as they were, now that a step begins to add to them; one transfer."""
+        kept: list[tuple[int, Tensor]] = []
+        for parameter, gradient, version in self._used:
+            p, grad = parameter(), gradient()
+            if p is None or grad is None or p.grad is not grad or grad._version != version:
+                continue
+            if grad.layout is torch.strided and grad.numel():
+                kept.append((id(p), grad))
+        norms = _norms([grad for _, grad in kept])
+        self._carried = {known: ref(grad) for (known, grad), norm in zip(kept, norms, strict=True) if norm}
+
+    def cleared(self) -> None:
+        """Take note of a zero_grad after the step began."""
+        self._carried.clear()
+
+    def num_in(self, optimizer: Optimizer) -> int:
+        """Return how many parameters of an optimizer have such a gradient; those replaced since do not count."""
+        parameters = parameters_of(optimizer)
+        return sum((kept := self._carried.get(id(p))) is not None and kept() is p.grad for p in parameters)
+
+
+def _norms(gradients: Sequence[Tensor]) -> list[float]:
+    if not gradients:
+        return []
+    with torch.no_grad():
+        norms = torch._foreach_norm([x.detach() for x in gradients], 2)
+        return [float(value) for value in torch.stack([norm.float().to(norms[0].device) for norm in norms]).tolist()]

@@ -1,0 +1,159 @@
+"""Do samples of a batch depend on each other? One is changed, and the others are looked at."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
+
+from roundoff.record.loop.sites import LOOP
+from roundoff.replay.arguments import external_tensors_in, tensors_of
+from roundoff.replay.replayed_step import ReplayedStep
+from roundoff.replay.step_tape import FunctionEntry, ModelEntry, flatten_entries
+from roundoff.runs import JsonValue
+from roundoff.watch.facts.step_batch import is_loss
+
+
+def batch_mixing(bench: ReplayedStep) -> dict[str, JsonValue] | None:
+    """Change one sample, in eval mode, and see whether the outputs of others change."""
+    size = bench.batch_size
+    if size is None or _are_related(bench, size):
+        return None
+    sample = size // 2
+    dependent = _dependent(bench, sample, dim=0, size=size)
+    if not dependent:
+        return {"probe": "batch-mixing", "sample": sample, "changed": [], "site": None}
+    if not _repeats(bench):
+        return None  # what changes by itself tells nothing
+    entries = [entry for entry in flatten_entries(bench.tape.entries) if isinstance(entry, ModelEntry)]
+    inputs = [tensor.copy for entry in entries for tensor in external_tensors_in((entry.args, entry.kwargs))]
+    widths = {copy.shape[1] for copy in inputs if copy.dim() > 1 and copy.shape[0] == size}
+    if len(widths) == 1 and (width := widths.pop()) > 1 and _dependent(bench, width // 2, dim=1, size=width) == []:
+        return None  # time comes first here and samples second
+    changed: list[JsonValue] = [*dependent]
+    return {
+        "probe": "batch-mixing",
+        "sample": sample,
+        "changed": changed,
+        "site": _first_mixing_site(bench, sample, size),
+    }
+
+
+def _dependent(bench: ReplayedStep, sample: int, *, dim: int, size: int) -> list[int] | None:
+    """Return the samples other than `sample` whose outputs change with it; None if the outputs are not by sample."""
+    plain = _outputs(bench, None)
+    other = _outputs(bench, lambda x: _disturb(x, sample, dim, size))
+    gives_losses = not _has_targets(bench)
+    found: set[int] = set()
+    is_by_sample = False
+    for a, b in zip(plain, other, strict=True):
+        if a.shape != b.shape or a.dim() <= dim or a.shape[dim] != size:
+            continue
+        if a.shape == (size, size) or (gives_losses and a.numel() == size):
+            continue  # scores of samples against each other, or losses made of them
+        is_by_sample = True
+        scale = float(a.abs().max()) or 1.0
+        differs = ((a - b).abs() > 1e-5 * scale).transpose(0, dim).reshape(size, -1).any(1)
+        found |= {int(place) for place in differs.nonzero().flatten()} - {sample}
+    return sorted(found) if is_by_sample else None
+
+
+def _are_related(bench: ReplayedStep, size: int) -> bool:
+    """Say whether samples are nodes of a graph: beside them a number, or an edge, for pairs of them goes in."""
+    calls = [entry for entry in flatten_entries(bench.tape.entries) if isinstance(entry, ModelEntry)]
+    given = [x.copy for call in calls for x in external_tensors_in((call.args, call.kwargs))]
+    kept = [buffer for call in calls for buffer in call.module.buffers()]
+    squares = [x for x in (*given[1:], *kept) if x.shape == (size, size) and x.is_floating_point()]
+    if any(bool(x.isfinite().all()) for x in squares):  # with -inf in it, it would be a mask of times
+        return True
+    return any(_are_edges(x, size) for x in given[1:])
+
+
+def _are_edges(x: Tensor, size: int) -> bool:
+    return x.dtype is torch.int64 and x.dim() == 2 and len(x) == 2 and bool(x.numel()) and bool((x < size).all())
+
+
+def _has_targets(bench: ReplayedStep) -> bool:
+    """Say whether anything from outside comes to the outputs of the models before backward."""
+    for entry in flatten_entries(bench.tape.entries):
+        if not isinstance(entry, (FunctionEntry, ModelEntry)) or (isinstance(entry, ModelEntry) and not is_loss(entry)):
+            continue
+        if any(True for _ in external_tensors_in((entry.args, entry.kwargs))):
+            return True
+    return False
+
+
+def _repeats(bench: ReplayedStep) -> bool:
+    """Say whether the outputs are the same when nothing is changed."""
+    return all(torch.equal(a, b) for a, b in zip(_outputs(bench, None), _outputs(bench, None), strict=True))
+
+
+def _outputs(bench: ReplayedStep, change: Callable[[Tensor], Tensor] | None) -> list[Tensor]:
+    with bench.in_state():
+        player = bench.play(forward_only=True, is_training=False, change=change)
+    calls = [entry for entry in flatten_entries(bench.tape.entries) if isinstance(entry, ModelEntry)]
+    pairs = zip(calls, player.outputs, strict=False)
+    outputs = [x for call, output in pairs if not is_loss(call) for x in tensors_of(output)]
+    return [x.detach().double() for x in outputs if x.is_floating_point()]
+
+
+def _disturb(x: Tensor, sample: int, dim: int, size: int) -> Tensor:
+    if x.dim() <= dim or x.shape[dim] != size:
+        return x
+    x = x.clone()
+    chosen = x.select(dim, sample)
+    if x.is_floating_point():
+        chosen += chosen.std().nan_to_num().clamp(min=1e-2) * torch.linspace(0.5, 1.5, chosen.numel()).view_as(chosen)
+    elif x.dtype is not torch.bool and x.dim() > 1:
+        chosen.copy_(x.select(dim, (sample + 1) % size))
+    return x
+
+
+def _first_mixing_site(bench: ReplayedStep, sample: int, size: int) -> str | None:
+    """Return the module in whose own code the values of other samples begin to change with `sample`."""
+    plain = _Trail(size)
+    with plain.following():
+        _outputs(bench, None)
+    other = _Trail(size)
+    with other.following():
+        _outputs(bench, lambda x: _disturb(x, sample, 0, size))
+    others = [place for place in range(size) if place != sample]
+    for (module, a), (_, b) in zip(plain.stops, other.stops, strict=False):
+        if a.shape == b.shape and bool(((a - b).abs()[others] > 1e-5 * (float(a.abs().max()) or 1.0)).any()):
+            return LOOP if module is None else bench.sites.names[bench.sites.of_module(module, 0)]
+    return None
+
+
+class _Trail:
+    """Follows values through the modules of a forward: each stop is a tensor, and whose code has computed it."""
+
+    def __init__(self, size: int) -> None:
+        self.stops: list[tuple[nn.Module | None, Tensor]] = []
+        self._size = size
+        self._running: list[nn.Module] = []
+
+    @contextlib.contextmanager
+    def following(self) -> Iterator[None]:
+        hooks = [register_module_forward_pre_hook(self._enter), register_module_forward_hook(self._leave)]
+        try:
+            yield
+        finally:
+            for hook in hooks:
+                hook.remove()
+
+    def _enter(self, module: nn.Module, args: Any) -> None:
+        self._stop(self._running[-1] if self._running else None, args)
+        self._running.append(module)
+
+    def _leave(self, module: nn.Module, args: Any, output: Any) -> None:
+        self._running.pop()
+        self._stop(module, output)
+
+    def _stop(self, module: nn.Module | None, values: Any) -> None:
+        for x in tensors_of(values):
+            if x.is_floating_point() and x.dim() and x.shape[0] == self._size:
+                self.stops.append((module, x.detach().double()))

@@ -1,0 +1,153 @@
+"""Experiments on a snapshot whose results are written into the run: the step again, with one thing changed."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import time
+from collections.abc import Callable, Iterator
+from types import FrameType
+from typing import Any
+
+import torch
+from torch import nn
+
+from roundoff.record.loop.sites import LOOP, Sites
+from roundoff.record.ops.op_table import describe_op
+from roundoff.record.source_lines import Sources
+from roundoff.record.torch_private import DispatchMode, push_mode, remove_mode
+from roundoff.replay import player as replaying
+from roundoff.replay.replayed_step import ReplayedStep, cut_batch, mean_loss
+from roundoff.runs import JsonValue, RunWriter
+from roundoff.watch.probes.batch_mixing import batch_mixing
+from roundoff.watch.probes.fp64_step import fp64_step, gradient_direction
+
+# == Which ops of a forward draw random numbers, and where.
+
+
+@contextlib.contextmanager
+def noting_random_ops(sites: Sites, sources: Sources) -> Iterator[list[dict[str, JsonValue]]]:
+    """Give the list of random ops inside the block, as it grows: site, op and source of each."""
+    mode = _RandomOps(sites, sources)
+    push_mode(mode)
+    try:
+        yield mode.found
+    finally:
+        remove_mode(mode)
+
+
+class _RandomOps(DispatchMode):
+    def __init__(self, sites: Sites, sources: Sources) -> None:
+        super().__init__()
+        self.found: list[dict[str, JsonValue]] = []
+        self._sites = sites
+        self._sources = sources
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if torch.Tag.nondeterministic_seeded in func.tags and not _draws_nothing(func, args, kwargs or {}):
+            place = self._sources.here()
+            source = self._sources.lines[place] if place >= 0 else None
+            self.found.append({"site": self._site(), "op": describe_op(func).name, "source": source})
+        return func(*args, **kwargs) if kwargs else func(*args)
+
+    def _site(self) -> str:
+        """Return the innermost module whose call is on the stack."""
+        frame: FrameType | None = sys._getframe(1)
+        while frame is not None:
+            module = frame.f_locals.get("self")
+            if isinstance(module, nn.Module) and frame.f_code.co_name in ("_call_impl", "_wrapped_call_impl"):
+                return self._sites.names[self._sites.of_module(module, 0)]
+            frame = frame.f_back
+        return LOOP
+
+
+def _draws_nothing(func: Any, args: Any, kwargs: dict[str, Any]) -> bool:
+    """Say whether an op that could draw random numbers does not: attention and dropout with probability 0."""
+    arguments = func._schema.arguments
+    names = [argument.name for argument in arguments]
+    defaults = {argument.name: argument.default_value for argument in arguments if argument.has_default_value()}
+    given = {**defaults, **dict(zip(names, args, strict=False)), **kwargs}
+    if given.get("train") is False or given.get("training") is False:
+        return True
+    return any(name in names and not given.get(name, 0.0) for name in ("dropout_p", "p"))
+
+
+_OVERFIT_STEPS = 40
+Probe = Callable[[ReplayedStep], dict[str, JsonValue] | None]
+
+
+class LastStepProbes:
+    """Runs the probes on one step, within an allowance of time, and writes down what they give."""
+
+    def __init__(self, writer: RunWriter, *, seconds: float) -> None:
+        self._writer = writer
+        self._seconds = seconds
+
+    def run(self, bench: ReplayedStep, *, is_suspicious: bool) -> None:
+        """Run one probe after another as long as time allows; one that fails is left out.
+
+        Args:
+            bench: the step.
+            is_suspicious: the loss did not go down: also see whether one batch can be learned.
+        """
+        began = time.monotonic()
+        exact: list[Probe] = [] if bench.rounds_on_purpose else [batch_mixing, gradient_direction]
+        probes: list[Probe] = [_eval_mode, _half_batch, *exact, fp64_step]
+        if is_suspicious:
+            probes.insert(2, lambda bench: _overfit(bench, until=began + self._seconds))
+        for probe in probes:
+            if time.monotonic() - began > self._seconds:
+                self._writer.note(f"Probes were cut short after {self._seconds:g} s.")
+                return
+            try:
+                found = probe(bench)
+            except Exception:  # code of the user that takes only what it is used to
+                continue
+            if found is not None:
+                self._writer.write_probe({"step": bench.tape.step, **found})
+
+
+def _half_batch(bench: ReplayedStep) -> dict[str, JsonValue] | None:
+    """Play the step in eval mode with each half of the batch: the mean of a mean stays, a sum halves."""
+    size = bench.batch_size
+    if size is None or size < 4:
+        return None
+    halves: list[JsonValue] = []
+    for part in (slice(0, size // 2), slice(size // 2, size)):
+        with bench.in_state():
+            player = bench.play(
+                forward_only=True, is_training=False, change=lambda x, part=part: cut_batch(x, size, part)
+            )
+            halves.append(mean_loss(player))
+    with bench.in_state():
+        whole = mean_loss(bench.play(forward_only=True, is_training=False))
+    return {"probe": "half-batch", "loss": whole, "halves": halves}
+
+
+def _eval_mode(bench: ReplayedStep) -> dict[str, JsonValue] | None:
+    """Play the same batch in train mode and, twice, in eval mode."""
+    with bench.in_state():
+        train = mean_loss(bench.play(forward_only=True))
+    sources = Sources(stands_in_for=replaying.__file__)
+    with bench.in_state(), noting_random_ops(bench.sites, sources) as random_ops:
+        once = mean_loss(bench.play(forward_only=True, is_training=False, sources=sources))
+        drawn: list[JsonValue] = [*random_ops]  # taken here: a list that grows inside is set back with everything else
+    with bench.in_state():
+        torch.manual_seed(1)
+        again = mean_loss(bench.play(forward_only=True, is_training=False, keeps_generators=False))
+    return {
+        "probe": "eval-mode",
+        "train_loss": train,
+        "eval_loss": once,
+        "eval_again": again,
+        "random_ops": drawn,
+    }
+
+
+def _overfit(bench: ReplayedStep, *, until: float) -> dict[str, JsonValue] | None:
+    """Take the step again and again with the same batch: whatever can learn learns that."""
+    losses: list[JsonValue] = []
+    with bench.in_state():
+        while len(losses) < _OVERFIT_STEPS and time.monotonic() < until:
+            losses.append(mean_loss(bench.play()))
+    return {"probe": "overfit", "losses": losses} if len(losses) > 1 else None

@@ -1,0 +1,324 @@
+"""Follows the memory of the process, and where it grows steadily finds what keeps it."""
+
+from __future__ import annotations
+
+import gc
+import itertools
+import os
+import sys
+from collections import Counter, deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from types import FrameType
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from roundoff.record.torch_private import hidden_from_modes
+from roundoff.runs import JsonValue, MemoryLook, RunWriter
+from roundoff.watch.process.variables import NamedObject, growing_line, name_from_referrers, named_objects, user_frames
+
+# == A census of the process: its containers, its tensors and the graphs they hang on, to be compared with a
+# == later one.
+
+_MIN_LENGTH = 16
+_MAX_NODES = 20_000
+_CONTAINERS = (list, dict, deque, set)
+_TENSORS = (Tensor, torch.nn.Parameter)
+
+
+@dataclass(frozen=True, slots=True)
+class Census:
+    """What there was at one moment; containers by identity, which says nothing once they are gone."""
+
+    lengths: dict[int, int]
+    num_tensors: Counter[str]
+    tensor_bytes: Counter[str]
+    graph_sizes: dict[str, int]
+    """Nodes behind each variable that hangs on a graph."""
+
+
+def take_census(
+    variables: Mapping[str, Any], *, before: Census | None = None, least: int = 2
+) -> tuple[Census, list[tuple[Any, int]]]:
+    """Count containers, tensors and graphs; some 0.2 s, so only where there is reason to.
+
+    Returns the census, and the containers that have at least `least` entries more than before, with how many more.
+
+    Args:
+        variables: what the training's own code can name, by name.
+        before: an earlier census.
+        least: so many more entries count as growth.
+    """
+    lengths: dict[int, int] = {}
+    grown: list[tuple[Any, int]] = []
+    num_tensors: Counter[str] = Counter()
+    tensor_bytes: Counter[str] = Counter()
+    earlier = {} if before is None else before.lengths
+    with hidden_from_modes():
+        for thing in gc.get_objects():
+            kind = type(thing)
+            if kind in _CONTAINERS:
+                length = len(thing)
+                if length >= _MIN_LENGTH and thing is not earlier:
+                    lengths[id(thing)] = length
+                    if before is not None and length - earlier.get(id(thing), 0) >= least:
+                        grown.append((thing, length - earlier.get(id(thing), 0)))
+            elif kind in _TENSORS:
+                name = describe_value(thing)
+                num_tensors[name] += 1
+                tensor_bytes[name] += bytes_of(thing)
+        graphs = {name: graph_size(value) for name, value in variables.items() if has_graph(value, depth=0)}
+    return Census(lengths, num_tensors, tensor_bytes, graphs), grown
+
+
+def last_entry(container: Any) -> Any:
+    """Return what was put in last, as far as the container remembers."""
+    if isinstance(container, dict):
+        return next(reversed(container.values()), None)
+    return next(iter(container), None) if isinstance(container, set) else container[-1]
+
+
+def has_graph(value: Any, *, depth: int = 2) -> bool:
+    """Say whether a tensor hangs on a graph, or one that a list, tuple or dictionary holds."""
+    if type(value) in _TENSORS:
+        return value.grad_fn is not None
+    if depth and isinstance(value, (list, tuple)):
+        return any(has_graph(item, depth=depth - 1) for item in value[:8])
+    if depth and isinstance(value, dict):
+        return any(has_graph(item, depth=depth - 1) for item in list(value.values())[:8])
+    return False
+
+
+def graph_size(x: Tensor) -> int:
+    """Count the nodes of the graph behind a tensor, up to a limit."""
+    seen: set[Any] = set()
+    waiting: list[Any] = [x.grad_fn]
+    while waiting and len(seen) < _MAX_NODES:
+        node = waiting.pop()
+        if node is not None and node not in seen:
+            seen.add(node)
+            waiting.extend(following for following, _ in node.next_functions)
+    return len(seen)
+
+
+def bytes_of(value: Any, *, depth: int = 2) -> int:
+    """Estimate what a value holds: tensors, arrays, bytes and text exactly, containers by their first entries."""
+    if type(value) in _TENSORS:
+        return int(value.numel() * value.element_size())
+    if isinstance(value, np.ndarray):
+        return value.nbytes
+    if depth and isinstance(value, (list, tuple, dict)) and value:
+        entries = list(value.values() if isinstance(value, dict) else value[:8])[:8]
+        return sum(bytes_of(entry, depth=depth - 1) for entry in entries) * len(value) // len(entries)
+    return sys.getsizeof(value)
+
+
+def describe_value(value: Any, *, depth: int = 1) -> str:
+    """Say what a value is, in words that group its kind: `float32 64x10 tensor`, `tuple with float32 64x10 tensor`."""
+    if type(value) in _TENSORS:
+        return f"{str(value.dtype).removeprefix('torch.')} {_shape(value)} tensor"
+    if isinstance(value, np.ndarray):
+        return f"{value.dtype} {_shape(value)} array"
+    if depth and isinstance(value, (list, tuple, dict)) and value:
+        entries = list(value.values()) if isinstance(value, dict) else list(value[:8])
+        return f"{type(value).__name__} with {describe_value(max(entries, key=bytes_of), depth=depth - 1)}"
+    return type(value).__name__
+
+
+def _shape(value: Any) -> str:
+    return "x".join(map(str, value.shape)) or "scalar"
+
+
+MIB = 2**20
+WARM_UP_STEPS = 20
+"""Allocators fill their caches, optimizers make their state."""
+MAX_SAMPLES = 128
+MIN_GROWTH = 16 * MIB
+MIN_GROWTH_PER_STEP = 2048
+"""Less than this a step is a list of numbers, not a leak."""
+MAX_LOOKS = 5
+STEPS_BETWEEN_LOOKS = 8
+"""What grows by one entry a step stands out only after a few."""
+_NUM_SEGMENTS = 8
+_MAX_KEEPERS = 5
+
+
+class MemoryFollower:
+    """Reads the resident memory once a step, about 3 us, and looks closer only where it grows steadily.
+
+    A look costs about 0.2 s, there are at most five, each after twice the growth of the one before. What it finds is
+    written into the run; whether that is a fault is for a diagnosis to say. Does nothing where the system does not tell
+    the memory of a process.
+
+    Args:
+        writer: of the run.
+        model_bytes: growth is measured against the size of the model, too.
+        own_bytes: says what the watch itself keeps, which is no growth of the training.
+    """
+
+    def __init__(self, writer: RunWriter, *, model_bytes: int = 0, own_bytes: Callable[[], int] = lambda: 0) -> None:
+        self._writer = writer
+        self._own_bytes = own_bytes
+        self._most_own_bytes = 0
+        self._file = _open_statm()
+        self._page_bytes = os.sysconf("SC_PAGE_SIZE") if self._file is not None else 0
+        self._least_growth = max(MIN_GROWTH, model_bytes // 10)
+        self._samples: list[tuple[int, int]] = []
+        self._stride = 1
+        self._until_sample = WARM_UP_STEPS
+        self._mark: int | None = None
+        self._num_looks = 0
+        self._next_look = 0
+        self._before: tuple[int, Census] | None = None
+        self._start: tuple[int, int] | None = None
+
+    def step_closed(self, step: int) -> None:
+        """Take a sample now and then, and look closer if memory has grown steadily since the last time."""
+        self._until_sample -= 1
+        if self._until_sample > 0 or self._file is None:
+            return
+        self._until_sample = self._stride
+        resident = self._resident()
+        self._keep(step, resident)
+        if self._mark is None:
+            self._mark = resident + self._least_growth
+        elif resident > self._mark and step >= self._next_look and self._num_looks < MAX_LOOKS:
+            self._look(step, resident, sys._getframe(1))
+
+    def close(self) -> None:
+        """Note what the process held when it was last seen training, if it ever grew."""
+        if self._start is not None and self._file is not None:
+            self._write(*self._samples[-1], is_last=True)
+        if self._file is not None:
+            os.close(self._file)
+            self._file = None
+
+    def _resident(self) -> int:
+        """Return what the process holds beyond the most that the watch has ever kept: memory that is freed stays."""
+        assert self._file is not None
+        self._most_own_bytes = max(self._most_own_bytes, self._own_bytes())
+        return int(os.pread(self._file, 64, 0).split()[1]) * self._page_bytes - self._most_own_bytes
+
+    def _keep(self, step: int, resident: int) -> None:
+        self._samples.append((step, resident))
+        if len(self._samples) > MAX_SAMPLES:
+            del self._samples[::2]
+            self._stride *= 2
+
+    def _look(self, step: int, resident: int, frame: FrameType | None) -> None:
+        start = steady_growth(self._samples[len(self._samples) // 2 :])
+        if start is None:
+            self._mark = resident + self._least_growth // 2
+            return
+        if self._start is None:
+            self._start = self._samples[0] if self._is_steady_from_the_start() else start
+        frames = user_frames(frame)
+        known = list(named_objects(frames))
+        keepers: list[JsonValue] = []
+        tensors: list[JsonValue] = []
+        since, before = self._before or (step, None)
+        num_steps = step - since
+        variables = {named.name: named.value for named in known}
+        census, grown = take_census(variables, before=before, least=max(2, num_steps // 4))
+        if before is not None:
+            keepers = _grown_variables(before, census, known, frames, num_steps=num_steps)
+            keepers += _grown_containers(grown, known, frames, num_steps=num_steps)
+            tensors = _more_tensors(before, census, num_steps=num_steps)
+        self._before = (step, census)
+        self._write(step, resident, keepers=tuple(keepers), tensors=tuple(tensors))
+        growth = self._least_growth // 4 if self._num_looks == 0 else resident - self._start[1]
+        self._mark = resident + growth
+        self._next_look = step + STEPS_BETWEEN_LOOKS
+        self._num_looks += 1
+
+    def _is_steady_from_the_start(self) -> bool:
+        return steady_growth(self._samples) is not None
+
+    def _write(self, step: int, resident: int, **what: Any) -> None:
+        assert self._start is not None
+        start_step, start_bytes = self._start
+        look = MemoryLook(step=step, rss_bytes=resident, start_step=start_step, start_bytes=start_bytes, **what)
+        self._writer.write_memory(look)
+
+
+def steady_growth(samples: list[tuple[int, int]]) -> tuple[int, int] | None:
+    """Return the first (step, bytes) of samples that grow all the way and do not level off; None for others.
+
+    What counts is the least of each of eight segments, which peaks do not raise.
+    """
+    if len(samples) < 2 * _NUM_SEGMENTS:
+        return None
+    bounds = [len(samples) * i // _NUM_SEGMENTS for i in range(_NUM_SEGMENTS + 1)]
+    floors = [min(resident for _, resident in samples[a:b]) for a, b in itertools.pairwise(bounds)]
+    rises = [after - before for before, after in itertools.pairwise(floors)]
+    total = floors[-1] - floors[0]
+    num_steps = samples[-1][0] - samples[0][0]
+    if total < MIN_GROWTH_PER_STEP * num_steps or sum(rise > 0 for rise in rises) < len(rises) - 1:
+        return None
+    late = floors[-1] - floors[_NUM_SEGMENTS // 2]
+    return samples[0] if late > total / 4 else None
+
+
+def _grown_variables(
+    before: Census, now: Census, known: list[NamedObject], frames: list[FrameType], *, num_steps: int
+) -> list[JsonValue]:
+    """Describe the variables whose graph has more nodes with every step."""
+    found: list[JsonValue] = []
+    for name, size in now.graph_sizes.items():
+        more = size - before.graph_sizes.get(name, size)
+        if more >= num_steps:
+            named = next(named for named in known if named.name == name)
+            found.append(_describe_keeper(named, frames, kind="variable", num=size, num_more=more, has_graph=True))
+    return found
+
+
+def _grown_containers(
+    grown: list[tuple[Any, int]], known: list[NamedObject], frames: list[FrameType], *, num_steps: int
+) -> list[JsonValue]:
+    """Describe the containers that grew, those with graphs first, then by size."""
+    names = {id(named.value): named for named in known}
+    found: list[JsonValue] = []
+    for container, more, entry in _heaviest(grown, num_steps):
+        named = names.get(id(container)) or name_from_referrers(container)
+        if named is not None:
+            found.append(
+                _describe_keeper(named, frames, kind=type(container).__name__, num=len(container), num_more=more,
+                           has_graph=has_graph(entry), bytes_more=bytes_of(entry) * more, item=describe_value(entry))
+            )  # fmt: skip
+    return found
+
+
+def _heaviest(grown: list[tuple[Any, int]], num_steps: int) -> list[tuple[Any, int, Any]]:
+    """Return (container, how many more, last entry) of those that matter; names are dear, so only a few."""
+    weighed = [(container, more, last_entry(container)) for container, more in grown]
+    worth = [
+        (container, more, entry)
+        for container, more, entry in weighed
+        if has_graph(entry) or bytes_of(entry) * more >= MIN_GROWTH_PER_STEP * num_steps
+    ]
+    worth.sort(key=lambda grown: (not has_graph(grown[2]), -bytes_of(grown[2]) * grown[1]))
+    return worth[:_MAX_KEEPERS]
+
+
+def _describe_keeper(named: NamedObject, frames: list[FrameType], **facts: JsonValue) -> dict[str, JsonValue]:
+    return {"name": named.name, "source": growing_line(named, frames), **facts}
+
+
+def _more_tensors(before: Census, now: Census, *, num_steps: int) -> list[JsonValue]:
+    found: list[tuple[int, JsonValue]] = []
+    for item, num in now.num_tensors.items():
+        more = num - before.num_tensors[item]
+        grown = now.tensor_bytes[item] - before.tensor_bytes[item]
+        if more >= max(2, num_steps // 4) and grown >= MIN_GROWTH_PER_STEP * num_steps:
+            found.append((grown, {"item": item, "num": num, "num_more": more, "bytes_more": grown}))
+    return [fact for _, fact in sorted(found, key=lambda pair: -pair[0])[:_MAX_KEEPERS]]
+
+
+def _open_statm() -> int | None:
+    try:
+        return os.open("/proc/self/statm", os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return None

@@ -1,0 +1,60 @@
+"""A loss that stays at chance, though one batch is learned by heart: labels and inputs do not belong together."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from roundoff.diagnose.data.labels import independent_labels
+from roundoff.runs import BatchFacts, Run
+from tests.diagnose.facts import labels, losses, only, tensor, write_run
+
+FOUR = labels({"0": 8, "1": 8, "2": 8, "3": 8})
+NUMBERS = tensor("target", (32, 1), std=2.0)
+ANSWERS = tensor("target", (32,), min=0.0, max=1.0, mean=0.25, std=math.sqrt(0.1875))
+
+
+def trained(
+    folder: Path,
+    target: Any = FOUR,
+    criterion: str = "cross_entropy",
+    *,
+    late: float,
+    tried: float,
+    num_steps: int = 200,
+) -> Run:
+    batches = [BatchFacts(step=step, targets=(target,), criterion=criterion) for step in range(20)]
+    probe = {"probe": "overfit", "step": num_steps - 1, "losses": [late, (late + tried) / 2, tried]}
+    return write_run(folder, batches=batches, metrics=losses(*[late] * num_steps), probes=[probe])
+
+
+@pytest.mark.parametrize(
+    ("target", "criterion", "chance"),
+    [
+        (FOUR, "cross_entropy", math.log(4)),
+        (NUMBERS, "MSELoss", 4.0),
+        (ANSWERS, "BCEWithLogitsLoss", -0.25 * math.log(0.25) - 0.75 * math.log(0.75)),
+    ],
+)
+def test_is_named_against_what_knowing_nothing_gives(
+    target: Any, criterion: str, chance: float, tmp_path: Path
+) -> None:
+    finding = only(independent_labels, trained(tmp_path / "run", target, criterion, late=chance, tried=chance / 2))
+    assert finding.rule == "labels-independent"
+    assert finding.evidence[0]["chance"] == pytest.approx(chance)
+
+
+@pytest.mark.parametrize(
+    ("late", "tried", "num_steps"),
+    [
+        (1.0, 0.5, 200),  # something was learned
+        (math.log(4), math.log(4), 200),  # nothing can be learned at all: another fault
+        (math.log(4), 0.5, 60),  # too early to say
+        (5.0, 0.5, 200),  # worse than chance: another fault
+    ],
+)
+def test_anything_else_is_another_matter(late: float, tried: float, num_steps: int, tmp_path: Path) -> None:
+    assert independent_labels(trained(tmp_path / "run", late=late, tried=tried, num_steps=num_steps)) == []

@@ -1,0 +1,37 @@
+"""Two steps on one backward are told; two optimizers, closures and gradients by hand are silent."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from roundoff.diagnose.loop.optimizer_steps import double_steps
+from tests.diagnose.loops import Told, call, written
+
+BACKWARD, CLEAR = call("backward"), call("zero_grad")
+STEP, OTHER = call("step", optimizer="Adam"), call("step", optimizer="SGD")
+
+
+def test_the_second_step_is_named(tmp_path: Path) -> None:
+    by_scaler = call("step", optimizer="Adam", by_scaler=True)
+    (finding,) = double_steps(written(tmp_path / "run", [[CLEAR, BACKWARD, by_scaler], [STEP]] * 4))
+    assert (finding.rule, finding.step) == ("double-step", 1)
+    assert finding.why == (
+        "Adam stepped two times after one backward, by the scaler and by itself, with nothing in between that made new "
+        "gradients; so 4 times, first with step 1"
+    )
+
+
+@pytest.mark.parametrize(
+    "steps",
+    [
+        [[CLEAR, BACKWARD, STEP], [OTHER]],
+        [[STEP, BACKWARD, BACKWARD]],
+        [[STEP]],
+        [[BACKWARD, STEP], [CLEAR, STEP]],
+    ],
+    ids=["two optimizers", "closure", "no backward at all", "cleared in between"],
+)
+def test_other_loops_are_silent(steps: list[list[Told]], tmp_path: Path) -> None:
+    assert double_steps(written(tmp_path / "run", steps * 4)) == []

@@ -1,0 +1,52 @@
+"""An optimizer that never steps is told; without gradients, or without an optimizer, there is silence."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from roundoff.diagnose.loop.optimizer_steps import missing_steps
+from roundoff.runs import Call, Finding, OptimizerFacts, ParameterFacts, Run, RunInfo, RunWriter, Severity, Structure
+from tests.diagnose.loops import Told, call
+
+BACKWARD, CLEAR = call("backward"), call("zero_grad")
+
+
+def parameter(optimizer: str, *, is_reached: bool = True) -> ParameterFacts:
+    return ParameterFacts(
+        name=f"{optimizer}.weight",
+        site="0",
+        shape=(2, 2),
+        dtype="float32",
+        requires_grad=True,
+        optimizers=(optimizer,),
+        is_reached=is_reached,
+    )
+
+
+def found(folder: Path, calls: list[Told], *parameters: ParameterFacts) -> list[Finding]:
+    optimizers = tuple(OptimizerFacts(name=entry.optimizers[0]) for entry in parameters)
+    with RunWriter.create(folder / "run", RunInfo()) as writer:
+        writer.write_structure(Structure(step=0, parameters=parameters, optimizers=optimizers))
+        for step in range(20):
+            for name, detail in calls:
+                writer.write_call(Call(step=step, call=name, detail=detail))
+    return missing_steps(Run.open(folder / "run"))
+
+
+def test_a_loop_without_a_step_is_told(tmp_path: Path) -> None:
+    (finding,) = found(tmp_path, [CLEAR, BACKWARD], parameter("Adam"))
+    assert (finding.rule, finding.step, finding.severity) == ("missing-step", 0, Severity.ERROR)
+    assert finding.title == "Adam never steps"
+
+
+def test_one_of_two_optimizers_that_never_steps_is_a_warning(tmp_path: Path) -> None:
+    stepping = call("step", optimizer="SGD")
+    (finding,) = found(tmp_path, [CLEAR, BACKWARD, stepping], parameter("SGD"), parameter("Adam"))
+    assert (finding.title, finding.severity) == ("Adam never steps", Severity.WARNING)
+
+
+def test_other_loops_are_silent(tmp_path: Path) -> None:
+    stepping = call("step", optimizer="SGD")
+    assert found(tmp_path / "a", [BACKWARD, stepping], parameter("SGD"), parameter("Adam", is_reached=False)) == []
+    assert found(tmp_path / "b", [BACKWARD, stepping], parameter("SGD")) == []
+    assert found(tmp_path / "c", [BACKWARD]) == []

@@ -1,0 +1,46 @@
+"""Steps in eval mode are told from the first on; frozen parts and attacks in eval mode are silent."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from roundoff.diagnose.loop.training_mode import training_in_eval_mode
+from roundoff.runs import Call, Finding, ModuleFacts, ParameterFacts, Run, RunInfo, RunWriter, Severity, Structure
+from tests.diagnose.loops import Told, call
+
+TRAINING = call("forward", site="<model>", training=True)
+EVALUATING = call("forward", site="<model>", training=False)
+BACKWARD = call("backward")
+
+
+def found(
+    folder: Path, steps: list[list[Told]], *, kind: str = "Dropout", optimizers: tuple[str, ...] = ("SGD",)
+) -> list[Finding]:
+    parameter = ParameterFacts(
+        name="0.weight", site="0", shape=(2, 2), dtype="float32", requires_grad=True, optimizers=optimizers
+    )
+    module = ModuleFacts(site="1", kind=kind, training=True)
+    with RunWriter.create(folder / "run", RunInfo()) as writer:
+        writer.write_structure(Structure(step=0, parameters=(parameter,), modules=(module,)))
+        for step, calls in enumerate(steps):
+            for name, detail in calls:
+                writer.write_call(Call(step=step, call=name, detail=detail))
+    return training_in_eval_mode(Run.open(folder / "run"))
+
+
+def test_the_first_step_in_eval_mode_is_named(tmp_path: Path) -> None:
+    steps = [*[[TRAINING, BACKWARD]] * 4, [TRAINING, BACKWARD, call("eval")], *[[EVALUATING, BACKWARD]] * 3]
+    (finding,) = found(tmp_path, steps)
+    assert (finding.rule, finding.step, finding.site) == ("eval-mode-training", 5, "<model>")
+    assert finding.severity is Severity.ERROR
+
+
+def test_a_model_without_modes_is_a_note(tmp_path: Path) -> None:
+    (finding,) = found(tmp_path, [[TRAINING, BACKWARD], *[[EVALUATING, BACKWARD]] * 3], kind="Linear")
+    assert finding.severity is Severity.NOTE
+
+
+def test_eval_mode_from_the_start_or_of_a_frozen_part_or_within_a_step_is_silent(tmp_path: Path) -> None:
+    assert found(tmp_path / "a", [[EVALUATING, BACKWARD]] * 4) == []
+    assert found(tmp_path / "b", [[TRAINING, BACKWARD], *[[EVALUATING, BACKWARD]] * 3], optimizers=()) == []
+    assert found(tmp_path / "c", [[TRAINING, BACKWARD], *[[EVALUATING, BACKWARD, TRAINING, BACKWARD]] * 3]) == []

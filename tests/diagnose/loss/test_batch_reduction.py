@@ -1,0 +1,55 @@
+"""A loss that is the sum of its halves is told; a mean, and a sum that the loop divides, are silent."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from roundoff.diagnose.loss.factor import summed_losses
+from roundoff.record import recording
+from roundoff.runs import Run
+from tests.diagnose.loops import written
+
+
+def half_batch(loss: float, *halves: float) -> dict[str, object]:
+    return {"probe": "half-batch", "step": 9, "loss": loss, "halves": list(halves)}
+
+
+def test_halves_that_add_up_to_the_whole_are_told(tmp_path: Path) -> None:
+    (finding,) = summed_losses(written(tmp_path / "run", probes=[half_batch(12.0, 7.0, 5.0)]))
+    assert (finding.rule, finding.step) == ("loss-sum-reduction", 0)
+    assert finding.why.startswith("step 9 again with half of its batch gives 7 and with the other half 5, which add up")
+
+
+def test_halves_whose_mean_is_the_whole_are_silent(tmp_path: Path) -> None:
+    assert summed_losses(written(tmp_path / "run", probes=[half_batch(6.0, 7.0, 5.0)])) == []
+    assert summed_losses(written(tmp_path / "other", probes=[half_batch(0.0, 0.0, 0.0)])) == []
+
+
+def test_a_sum_that_the_loop_divides_by_a_number_is_silent(tmp_path: Path) -> None:
+    assert [finding.rule for finding in summed_losses(recorded(tmp_path / "a", lambda total: total))] == [
+        "loss-sum-reduction"
+    ]
+    assert summed_losses(recorded(tmp_path / "b", lambda total: total / 16)) == []
+
+
+def test_losses_that_are_divided_one_by_one_are_silent(tmp_path: Path) -> None:
+    assert summed_losses(recorded(tmp_path / "a", lambda losses: losses.sum(), reduction="none"))
+    assert summed_losses(recorded(tmp_path / "b", lambda losses: (losses / 16).sum(), reduction="none")) == []
+
+
+def recorded(folder: Path, loss_of: Callable[[Tensor], Tensor], *, reduction: str = "sum") -> Run:
+    """Record a step whose loss is made of a sum, and write beside it what half of its batch gave."""
+    model = nn.Linear(4, 3)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with recording(model, to=folder, steps=[0], inputs=True):
+        total: Tensor = F.cross_entropy(model(torch.randn(16, 4)), torch.randint(0, 3, (16,)), reduction=reduction)
+        loss_of(total).backward()
+        optimizer.step()
+    with (folder / "probes.jsonl").open("w") as file:
+        file.write('{"probe": "half-batch", "step": 0, "loss": 12.0, "halves": [7.0, 5.0]}\n')
+    return Run.open(folder)

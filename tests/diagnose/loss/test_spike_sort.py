@@ -1,0 +1,76 @@
+"""A jump of the loss is told with its sort: the batch, the state, both, or something outside of the steps."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from roundoff.diagnose.loss.spike import loss_spikes
+from roundoff.runs import Metrics, Severity
+from tests.diagnose.written import write_rank
+
+LOSSES = [1.0 + 0.01 * (step % 7) for step in range(40)] + [8.0, 1.0, 1.0]
+METRICS = [Metrics(step=step, loss=loss) for step, loss in enumerate(LOSSES)]
+
+
+def probe(
+    loss: float, other_batch: float, earlier_state: float, *, step: int = 40, worst_loss: float | None = None
+) -> dict[str, object]:
+    return {
+        "step": step, "probe": "spike", "loss": loss, "other_batch": other_batch, "earlier_state": earlier_state,
+        "batch_size": 16, "worst_sample": 5, "worst_loss": worst_loss,
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("losses", "cause", "fix"),
+    [
+        ((8.0, 1.1, 7.9), "its batch", "look at the batch of this step"),
+        ((8.0, 6.0, 1.2), "the state before it", "look at the update of step 39"),
+        (
+            (8.0, 6.0, 7.9),
+            "its batch, and of the state before it",
+            "look at the batch of this step; and look at the up",
+        ),
+        ((8.0, 1.1, 1.2), "this batch in this state", "clip gradients"),
+        ((1.1, 1.1, 1.1), "the state, changed outside of the steps", "look for code that changes weights"),
+    ],
+    ids=["batch", "state", "both", "together", "outside"],
+)
+def test_the_sort_is_in_the_title_and_in_the_fix(
+    losses: tuple[float, float, float], cause: str, fix: str, tmp_path: Path
+) -> None:
+    (finding,) = loss_spikes(write_rank(tmp_path / "run", metrics=METRICS, probes=[probe(*losses)]))
+    assert finding.title == f"the loss jumped from 1.03 to 8 because of {cause}"
+    assert finding.fix.startswith(fix)
+
+
+def test_the_losses_that_tell_are_in_the_why(tmp_path: Path) -> None:
+    (finding,) = loss_spikes(write_rank(tmp_path / "run", metrics=METRICS, probes=[probe(8.0, 1.1, 7.9)]))
+    assert finding.why == (
+        "the 40 losses before it stay below 2.06\n"
+        "It is the batch: this batch has a loss of 7.9 in the state before step 39, too, and the batch of the step "
+        "before has a loss of 1.1 in the state of this step."
+    )
+
+
+def test_a_loss_that_is_not_finite_counts_as_high(tmp_path: Path) -> None:
+    (finding,) = loss_spikes(write_rank(tmp_path / "run", metrics=METRICS, probes=[probe(8.0, 1.1, float("nan"))]))
+    assert finding.title.endswith("because of its batch")
+
+
+def test_a_single_sample_that_makes_the_jump_is_named_in_a_note(tmp_path: Path) -> None:
+    one = probe(8.0, 1.1, 7.9, worst_loss=110.0)
+    (finding,) = loss_spikes(write_rank(tmp_path / "one", metrics=METRICS, probes=[one]))
+    assert (finding.severity, finding.title[-10:]) == (Severity.NOTE, "one sample")
+    assert "It is sample 5 of the batch, with a loss of 110 by itself" in finding.why
+    many = probe(8.0, 1.1, 7.9, worst_loss=20.0)
+    (finding,) = loss_spikes(write_rank(tmp_path / "many", metrics=METRICS, probes=[many]))
+    assert finding.severity is Severity.WARNING
+
+
+def test_the_probe_of_another_step_tells_nothing(tmp_path: Path) -> None:
+    run = write_rank(tmp_path / "run", metrics=METRICS, probes=[probe(8.0, 1.1, 7.9, step=41)])
+    (finding,) = loss_spikes(run)
+    assert finding.title == "the loss jumped from 1.03 to 8"

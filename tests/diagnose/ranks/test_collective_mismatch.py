@@ -1,0 +1,32 @@
+"""A rank that ended with fewer steps is named, where another fails for want of it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from roundoff.diagnose.ranks.collectives import mismatched_collectives
+from roundoff.runs import Anomaly, Metrics, Run
+from tests.diagnose.written import write_rank
+
+CLOSED = "Connection closed by peer [127.0.0.1]:41154."
+
+
+def write(folder: Path, num_steps: tuple[int, int], messages: tuple[str | None, str | None]) -> Run:
+    for rank in range(2):
+        metrics = [Metrics(step=step, loss=1.0) for step in range(num_steps[rank])]
+        raised = Anomaly(step=num_steps[rank] - 1, kind="exception", detail={"message": messages[rank]})
+        run = write_rank(folder, rank=rank, ranks=2, metrics=metrics, anomalies=[raised] if messages[rank] else [])
+    return run
+
+
+def test_the_rank_that_is_behind_and_the_step_that_has_no_partner_are_named(tmp_path: Path) -> None:
+    (finding,) = mismatched_collectives(write(tmp_path / "run", (12, 11), (CLOSED, None)))
+    assert (finding.rule, finding.rank, finding.step) == ("collective-mismatch", 1, 11)
+
+
+def test_a_rank_that_failed_by_itself_is_no_mismatch(tmp_path: Path) -> None:
+    assert mismatched_collectives(write(tmp_path / "run", (12, 11), (CLOSED, "index out of bounds"))) == []
+
+
+def test_uneven_ranks_that_nobody_waits_for_are_fine(tmp_path: Path) -> None:
+    assert mismatched_collectives(write(tmp_path / "run", (12, 11), (None, None))) == []

@@ -1,0 +1,29 @@
+"""What is told of a plan's trainings while they are made."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from roundoff.experiments.plan.experiment import PlanSession
+from roundoff.experiments.plan.options import PlanOptions
+from roundoff.experiments.trials.targets import CommandTarget
+from roundoff.experiments.trials.trial import TrialSetting
+
+
+def lines_of(num_runs: int, *, options: PlanOptions, folder: Path) -> list[str]:
+    """Return the lines about some runs of a command, the first of which names the folder."""
+    told: list[str] = []
+    place = PlanSession.open(
+        CommandTarget(words=("sleep", "0.6")), options, base=folder, name="here", jobs=0, on="pool", tell=told.append
+    )
+    place.trials.all([TrialSetting(recipe="fp32", seed=seed) for seed in range(num_runs)])
+    return told[1:]
+
+
+def test_every_training_is_counted_and_tells_the_time_left(tmp_path: Path) -> None:
+    first, *_, last, beyond = lines_of(5, options=PlanOptions(seeds=2), folder=tmp_path)
+    assert re.fullmatch(r"\[1/4\] fp32, seed 0: exit code 0 after \d+\.\d s; about \d+ s left", first)
+    assert last.startswith("[4/4] fp32, seed 3:")
+    assert beyond.startswith("[5] fp32, seed 4:")
+    assert "left" not in last + beyond

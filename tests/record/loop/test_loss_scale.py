@@ -1,0 +1,56 @@
+"""Tells a loss from what a scaler, or an optimizer with a scale of its own, makes of it."""
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from roundoff.record.loop.loss_scale import LossScale
+
+
+@pytest.fixture
+def loss() -> torch.Tensor:
+    return torch.tensor(0.5, requires_grad=True) * 3
+
+
+def test_a_loss_that_nobody_scaled_is_itself(loss: torch.Tensor):
+    scale = LossScale()
+    assert scale.without_scale(loss) is loss
+    assert scale.value is None
+    assert not scale.is_scaled([loss])
+
+
+def test_finds_the_loss_that_a_scaler_scaled_until_it_is_forgotten(loss: torch.Tensor):
+    scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
+    scale, scaled = LossScale(), scaler.scale(loss)
+    scale.see_scaler(scaler)
+    scale.see_scaled([scaled], [loss])
+    assert scale.without_scale(scaled) is loss
+    assert scale.is_scaled([scaled])
+    assert float(scale.value) == 8.0
+    scale.forget_losses()
+    assert scale.without_scale(scaled) is scaled
+
+
+def test_keeps_the_scale_as_it_was_when_the_scaler_changes_it(loss: torch.Tensor):
+    scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
+    scaler.scale(loss)
+    scale = LossScale()
+    scale.see_scaler(scaler)
+    scaler.update(2.0)
+    assert float(scale.value) == 8.0
+
+
+@pytest.mark.parametrize("by_name", [True, False])
+def test_an_announced_loss_stands_for_one_backward(loss: torch.Tensor, by_name: bool):
+    scale, optimizer, scaled = LossScale(), SimpleNamespace(scale=4.0), loss * 4
+    scale.see_announced((optimizer,) if by_name else (optimizer, loss), {"loss": loss} if by_name else {})
+    assert float(scale.value) == 4.0
+    assert scale.without_scale(scaled) is loss
+    assert scale.without_scale(scaled) is scaled
+
+
+def test_an_optimizer_that_multiplies_with_one_has_no_scale(loss: torch.Tensor):
+    scale = LossScale()
+    scale.see_announced((SimpleNamespace(scale=1.0), loss), {})
+    assert scale.value is None

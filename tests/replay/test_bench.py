@@ -1,0 +1,80 @@
+"""A step on the bench: played again in the state it started from."""
+
+from __future__ import annotations
+
+from collections import namedtuple
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from roundoff.replay.replayed_step import cut_batch, mean_loss
+from tests.watch.taped import Taped, taped
+
+pytestmark = pytest.mark.usefixtures("only_new_objects")
+
+Pair = namedtuple("Pair", "inputs mask")
+
+
+class Flexible(nn.Linear):
+    def forward(self, given: Any) -> Tensor:
+        if isinstance(given, Pair):
+            return super().forward(given.inputs)
+        return super().forward(given["inputs"] if isinstance(given, dict) else given)
+
+
+def trained(model: nn.Module, given: Any, folder: Path, *, num_steps: int = 1) -> Taped:
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def step() -> None:
+        optimizer.zero_grad()
+        model(given).square().mean().backward()
+        optimizer.step()
+
+    return taped(folder, step, num_steps=num_steps)
+
+
+@pytest.mark.parametrize(
+    ("given", "size"),
+    [
+        (torch.ones(4, 2), 4),
+        ({"inputs": torch.ones(3, 2)}, 3),
+        (Pair(torch.ones(5, 2), torch.ones(5)), 5),
+        (torch.ones(1, 2), None),
+    ],
+    ids=["tensor", "dict", "named tuple", "single sample"],
+)
+def test_the_batch_is_as_large_as_what_the_first_model_was_given(given: Any, size: int | None, tmp_path: Path) -> None:
+    model = Flexible(2, 2)
+    assert trained(model, given, tmp_path / "run").bench().batch_size == size
+
+
+def test_a_step_comes_out_as_it_did_and_leaves_the_training_alone(tmp_path: Path) -> None:
+    model = nn.Linear(2, 2)
+    result = trained(model, torch.ones(4, 2), tmp_path / "run", num_steps=3)
+    now = [p.detach().clone() for p in model.parameters()]
+    bench = result.bench()
+    for _ in range(2):
+        with bench.in_state():
+            assert mean_loss(bench.play()) == result.tape.losses[0].item()
+    assert all(map(torch.equal, now, model.parameters()))
+
+
+def test_a_step_without_losses_has_no_mean(tmp_path: Path) -> None:
+    model = nn.Linear(2, 2)
+    bench = taped(tmp_path / "run", lambda: model(torch.ones(3, 2))).bench()
+    with bench.in_state():
+        assert mean_loss(bench.play()) is None
+
+
+def test_plain_optimizers_do_not_round_on_purpose(tmp_path: Path) -> None:
+    model = nn.Linear(2, 2)
+    assert not trained(model, torch.ones(4, 2), tmp_path / "run").bench().rounds_on_purpose
+
+
+def test_only_what_is_as_long_as_the_batch_is_cut() -> None:
+    assert cut_batch(torch.arange(4), 4, slice(2)).tolist() == [0, 1]
+    assert cut_batch(torch.arange(3), 4, slice(2)).tolist() == [0, 1, 2]
+    assert cut_batch(torch.tensor(4), 4, slice(2)).item() == 4

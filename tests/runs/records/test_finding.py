@@ -1,0 +1,84 @@
+import json
+import math
+from pathlib import Path
+
+import pytest
+
+from roundoff.errors import RunFolderError
+from roundoff.runs import Finding, Run, RunInfo, RunWriter, Severity, order_findings
+
+
+def finding(rule: str = "overflow", severity: Severity = Severity.ERROR, **fields) -> Finding:
+    fields = {"confidence": 0.9, "title": "t", "why": "w", "fix": "f"} | fields
+    return Finding(rule=rule, severity=severity, **fields)
+
+
+WHOLE = finding(
+    step=12,
+    rank=0,
+    phase="forward",
+    site="blocks.3.attn",
+    op="aten.bmm#0",
+    source="model.py:41",
+    evidence=({"absmax": 1.7e3}, "its inputs are finite", math.inf),
+    related=(finding("loss-nonfinite", Severity.NOTE, step=13),),
+)
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Run:
+    RunWriter.create(tmp_path / "a", RunInfo(), strict=True).close()
+    return Run.open(tmp_path / "a")
+
+
+def test_findings_come_back_in_their_order(run: Run):
+    assert run.findings() is None
+    run.write_findings([WHOLE, finding(step=None)])
+    assert run.findings() == [WHOLE, finding(step=None)]
+    run.write_findings([])
+    assert run.findings() == []
+
+
+def test_a_finding_is_written_in_the_documented_shape(run: Run):
+    run.write_findings([WHOLE])
+    written = json.loads((run.path / "findings.json").read_text())["findings"][0]
+    assert list(written) == [
+        "rule", "severity", "confidence", "step", "rank", "phase", "site", "op", "parameter", "source",
+        "title", "why", "fix", "evidence", "related",
+    ]  # fmt: skip
+    assert written["severity"] == "error"
+    assert written["related"][0]["rule"] == "loss-nonfinite"
+
+
+def test_the_first_is_the_worst_then_what_the_procedure_decides_first_then_the_earliest_then_the_surest():
+    note = finding("a", Severity.NOTE, step=0)
+    warning = finding("a", Severity.WARNING, step=0)
+    consequence = finding("loss-nonfinite", step=1)
+    late = finding("overflow", step=9)
+    unsure = finding("overflow", step=3, confidence=0.5)
+    sure = finding("overflow", step=3, confidence=0.8)
+    whenever = finding("overflow", step=None)
+    unknown = finding("not-in-the-procedure", step=0)
+    everything = [note, unknown, late, consequence, warning, whenever, unsure, sure]
+    expected = [sure, unsure, late, whenever, consequence, unknown, warning, note]
+    assert order_findings(everything, procedure=["overflow", "loss-nonfinite"]) == expected
+
+
+def test_without_a_procedure_the_step_decides():
+    assert [f.step for f in order_findings([finding("a", step=5), finding("b", step=2)])] == [2, 5]
+
+
+@pytest.mark.parametrize(
+    ("content", "why"),
+    [
+        ("{}", "it has no list 'findings'"),
+        ('{"findings": [3]}', "3 stands where an object should"),
+        ('{"findings": [{"rule": "overflow"}]}', "'severity' is missing"),
+        ('{"findings": [{"rule": "a", "severity": "bad"}]}', "'bad' is not a valid Severity"),
+        ('{"findings": [', "it is not JSON"),
+    ],
+)
+def test_broken_findings_are_named(run: Run, content: str, why: str):
+    (run.path / "findings.json").write_text(content)
+    with pytest.raises(RunFolderError, match=rf"findings\.json' cannot be read\.\n  why: .*{why}"):
+        run.findings()

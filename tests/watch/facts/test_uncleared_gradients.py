@@ -1,0 +1,77 @@
+"""A gradient that a step used and nobody cleared is counted when the next step adds to it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import nn
+
+from roundoff.watch.facts.uncleared_gradients import UnclearedGradients
+
+MODEL = nn.Linear(3, 2)
+
+
+def carried_after(clearing: Callable[[torch.optim.Optimizer], object]) -> int:
+    optimizer = torch.optim.SGD(MODEL.parameters(), lr=0.1)
+    optimizer.zero_grad()
+    carried = UnclearedGradients()
+    for _ in range(2):
+        carried.backward_begins()
+        MODEL(torch.ones(4, 3)).square().sum().backward()
+        num_carried = carried.num_in(optimizer)
+        optimizer.step()
+        carried.used(optimizer)
+        clearing(optimizer)
+    return num_carried
+
+
+def test_counts_the_parameters_whose_gradient_was_not_cleared() -> None:
+    assert carried_after(lambda optimizer: None) == 2
+
+
+@pytest.mark.parametrize(
+    "clearing",
+    [
+        lambda optimizer: optimizer.zero_grad(),
+        lambda optimizer: optimizer.zero_grad(set_to_none=False),
+        lambda optimizer: [p.grad.data.zero_() for p in MODEL.parameters()],
+        lambda optimizer: [p.grad.mul_(0.5) for p in MODEL.parameters()],
+    ],
+    ids=["none", "zero", "zero by hand", "a decay on purpose"],
+)
+def test_counts_none_that_was_cleared_or_edited(clearing: Callable[[torch.optim.Optimizer], object]) -> None:
+    assert carried_after(clearing) == 0
+
+
+def test_a_zero_grad_after_the_step_began_clears_them() -> None:
+    optimizer = torch.optim.SGD(MODEL.parameters(), lr=0.1)
+    carried = UnclearedGradients()
+    MODEL(torch.ones(4, 3)).sum().backward()
+    carried.used(optimizer)
+    carried.backward_begins()
+    carried.cleared()
+    assert carried.num_in(optimizer) == 0
+
+
+def test_a_gradient_that_the_loop_replaces_does_not_count() -> None:
+    optimizer = torch.optim.SGD(MODEL.parameters(), lr=0.1)
+    carried = UnclearedGradients()
+    MODEL(torch.ones(4, 3)).sum().backward()
+    carried.used(optimizer)
+    carried.backward_begins()
+    for parameter in MODEL.parameters():
+        parameter.grad = torch.ones_like(parameter)
+    assert carried.num_in(optimizer) == 0
+
+
+def test_gradients_of_another_optimizer_do_not_count() -> None:
+    other = nn.Linear(2, 1)
+    mine = torch.optim.SGD(MODEL.parameters(), lr=0.1)
+    theirs = torch.optim.SGD(other.parameters(), lr=0.1)
+    carried = UnclearedGradients()
+    other(MODEL(torch.ones(4, 3))).sum().backward()
+    carried.used(theirs)
+    carried.backward_begins()
+    assert (carried.num_in(mine), carried.num_in(theirs)) == (0, 2)
