@@ -11,7 +11,6 @@ import os
 import platform
 import re
 import shutil
-import textwrap
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -19,6 +18,7 @@ from typing import TYPE_CHECKING
 import click
 
 from roundoff.cli.console.screen import columns
+from roundoff.words import plural, wrap
 
 if TYPE_CHECKING:
     from roundoff.record.torch_private import PrivateCall
@@ -258,7 +258,7 @@ def _verdict(health: Health) -> Iterator[str]:
     if not health.problems:
         yield "roundoff works here."
         return
-    yield f"roundoff does not work here: {_counted(len(health.problems), 'problem')}."
+    yield f"roundoff does not work here: {plural(len(health.problems), 'problem')}."
     for problem in health.problems:
         yield f"  {problem.what}"
         yield f"    fix: {problem.fix}"
@@ -267,7 +267,7 @@ def _verdict(health: Health) -> Iterator[str]:
 def _inventory(health: Health) -> Iterator[str]:
     yield _row("versions", ", ".join(f"{name} {version or 'missing'}" for name, version in health.versions.items()))
     if health.num_threads is not None:
-        yield _row("devices", f"{', '.join(health.devices)} ({_counted(health.num_threads, 'CPU thread')})")
+        yield _row("devices", f"{', '.join(health.devices)} ({plural(health.num_threads, 'CPU thread')})")
     if health.kernels is not None:
         yield _row("kernels", health.kernels)
     if health.kernels_fix is not None:
@@ -289,9 +289,5 @@ def _missing(health: Health) -> Iterator[str]:
 
 
 def _row(label: str, text: str) -> str:
-    lines = textwrap.wrap(text, columns() - 11, break_long_words=False, break_on_hyphens=False) or [""]
+    lines = wrap(text, width=columns() - 11)
     return "\n".join(f"{'' if number else label:<10} {line}" for number, line in enumerate(lines))
-
-
-def _counted(number: int, noun: str) -> str:
-    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"

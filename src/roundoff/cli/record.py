@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import click
 
 from roundoff.cli.console.exit_codes import COULD_NOT_LOOK
+from roundoff.words import plural
 
 if TYPE_CHECKING:
     from roundoff.record import Recording
@@ -124,7 +125,7 @@ def _close(session: Recording, seconds: float, *, as_json: bool) -> None:
             "complaints": session.complaints,
         }))  # fmt: skip
         return
-    steps = "1 step" if session.num_recorded == 1 else f"{session.num_recorded} steps"
+    steps = plural(session.num_recorded, "step")
     click.echo(f"recorded {steps}, {session.num_events} events in {seconds:.1f} s to {session.folder}", err=True)
     if session.num_events:
         click.echo(f"next   roundoff runs show {session.folder} --step {session.first_recorded}", err=True)

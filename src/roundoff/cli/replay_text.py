@@ -8,11 +8,12 @@ from pathlib import Path
 
 import torch
 
-from roundoff.diagnose.wording import format_whole, plural
+from roundoff.diagnose.wording import format_whole
 from roundoff.replay.saved.export import is_exportable
 from roundoff.replay.saved.rerun import Rerun
 from roundoff.replay.saved.saved_step import SavedBatchTensor, SavedStep
 from roundoff.runs import Event, Origin
+from roundoff.words import plural
 
 _MAX_TENSORS = 12
 

@@ -8,6 +8,7 @@ from pathlib import Path
 import click
 
 from roundoff.errors import ServeError
+from roundoff.words import plural
 
 PORT = 7007
 NEEDED = ("starlette", "uvicorn")
@@ -55,6 +56,6 @@ def serve_command(folder: Path, host: str, port: int, token: str | None, as_json
             told = {"address": address, "port": number, "token": asked, "folder": str(folder), "num_runs": num_runs}
             click.echo(to_json(told))
         else:
-            click.echo(f"{address}   {num_runs} run{'' if num_runs == 1 else 's'} in {folder}; Ctrl-C ends it")
+            click.echo(f"{address}   {plural(num_runs, 'run')} in {folder}; Ctrl-C ends it")
         serve_until_stopped(site.app(door), listening)
         site.pages.close()

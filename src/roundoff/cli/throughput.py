@@ -11,6 +11,7 @@ import click
 
 from roundoff.cli.train import train_command
 from roundoff.errors import UsageError
+from roundoff.words import plural
 
 if TYPE_CHECKING:
     from roundoff.experiments.throughput.launches import Speed
@@ -167,7 +168,7 @@ class _Teller:
         self._num_done += 1
         launch = speed.launch
         counts = {"rank": launch.procs, "thread": launch.threads, "worker": launch.workers}
-        what = ", ".join([launch.recipe, *(f"{n} {noun}{'' if n == 1 else 's'}" for noun, n in counts.items())])
+        what = ", ".join([launch.recipe, *(plural(n, noun) for noun, n in counts.items())])
         rate = _number(speed.samples_per_second, ".0f", " samples/s")
         left = (time.monotonic() - self._began) / self._num_done * (self._num_settings - self._num_done)
         ended = f"{speed.failure or rate}{f'; about {left:.0f} s left' if left >= 1 else ''}"

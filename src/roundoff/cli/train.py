@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from roundoff.words import plural
+
 if TYPE_CHECKING:
     from roundoff.runs import Metrics
     from roundoff.train import TrainResult
@@ -134,7 +136,7 @@ def _text(result: TrainResult) -> str:
     else:
         lines = [f"perplexity {result.perplexity:.3f}  eval loss {result.eval_loss:.4f}"]
     if result.num_steps:
-        steps = "1 step" if result.num_steps == 1 else f"{result.num_steps} steps"
+        steps = plural(result.num_steps, "step")
         lines[0] += f"  after {steps} in {result.seconds:.1f} s"
     if result.num_skipped:
         lines.append(f"loss scaling skipped {result.num_skipped} of them")

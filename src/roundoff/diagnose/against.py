@@ -9,8 +9,9 @@ from roundoff.compare.runs.divergence import Divergence
 from roundoff.compare.runs.run_comparison import RunComparison, compare_runs
 from roundoff.compare.settings.setting_comparison import SettingDifference, SettingKind
 from roundoff.diagnose.rules import Rule
-from roundoff.diagnose.wording import format_distinct, format_of, format_short, plural
+from roundoff.diagnose.wording import format_distinct, format_of, format_short
 from roundoff.runs import Finding, JsonValue, Run, Severity
+from roundoff.words import plural
 
 # == The rule for two runs that were not told the same: a list of what differs, the most suspicious first.
 

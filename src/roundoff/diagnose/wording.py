@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from roundoff.formats import SmallFloat, format_named
 
 FORMATS = {
@@ -65,23 +63,3 @@ def format_whole(number: float) -> str:
     ('65504', '3.4e38')
     """
     return f"{number:.0f}" if abs(number) < 1e6 else format_short(number)
-
-
-def plural(count: int, thing: str, things: str | None = None) -> str:
-    """Write a count with its thing.
-
-    >>> plural(1, "step"), plural(3, "step"), plural(2, "entry", "entries")
-    ('1 step', '3 steps', '2 entries')
-    """
-    return f"{count} {thing}" if count == 1 else f"{count} {things or thing + 's'}"
-
-
-def join_names(names: Sequence[str], *, most: int = 4) -> str:
-    """Write a list of names, the later ones as their number.
-
-    >>> listed(["a", "b"]), listed(["a", "b", "c", "d"], most=2)
-    ('a, b', 'a, b and 2 more')
-    """
-    if len(names) <= most:
-        return ", ".join(names)
-    return f"{', '.join(names[:most])} and {len(names) - most} more"

@@ -18,6 +18,7 @@ from roundoff.record.reference import Reference, ReferenceKind
 from roundoff.record.session import Recording
 from roundoff.record.source_lines import Sources
 from roundoff.runs import JsonValue, RunWriter
+from roundoff.words import plural
 
 Level = Literal["summary", "tensors"]
 LEVELS: tuple[Level, ...] = ("summary", "tensors")
@@ -83,7 +84,7 @@ def recording(
         yield session
     if session.complaints:
         text = "\n  ".join(session.complaints)
-        num_steps = "1 step" if session.num_recorded == 1 else f"{session.num_recorded} steps"
+        num_steps = plural(session.num_recorded, "step")
         warnings.warn(
             f"roundoff recorded {num_steps} to '{session.folder}', but\n  {text}",
             IncompleteRecordingWarning,

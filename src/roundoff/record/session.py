@@ -35,6 +35,7 @@ from roundoff.record.torch_private import (
     num_running_steps,
 )
 from roundoff.runs import Call, JsonValue, Metrics, RecordingStoppedWarning, RunWriter
+from roundoff.words import plural
 
 
 class Recording:
@@ -393,12 +394,12 @@ class Recording:
             found.append(f"no training step was seen, so nothing was recorded.{elsewhere}")
         elif missing:
             which = f"step {missing[0]} was" if len(missing) == 1 else f"steps from {missing[0]} on were"
-            taken = "1 step" if self.num_steps == 1 else f"{self.num_steps} steps"
+            taken = plural(self.num_steps, "step")
             found.append(f"{which} never reached: the loop took {taken}.")
         if self._filter is not None and self._recorded:
             found.extend(f"{complaint}." for complaint in self._filter.complaints())
         if unreadable := self._recorder.num_unreadable:
-            tensors = "1 tensor" if unreadable == 1 else f"{unreadable} tensors"
+            tensors = plural(unreadable, "tensor")
             found.append(f"{tensors} could not be read (fake, nested, or of a foreign subclass).")
         if left_out := self._steps.left_out:
             tensors = "1 tensor is" if left_out.total() == 1 else f"{left_out.total()} tensors are"

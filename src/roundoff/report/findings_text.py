@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import textwrap
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from roundoff.runs import Finding, Severity
+from roundoff.words import plural, wrap
 
 if TYPE_CHECKING:
     from roundoff.diagnose import Diagnosis
@@ -82,7 +82,7 @@ def watched_text(*, num_steps: int, seconds: float, cost: float | None = None) -
     >>> watched_text(num_steps=1, seconds=0.25)
     'watched 1 step in 0.2 s'
     """
-    steps = "1 step" if num_steps == 1 else f"{num_steps} steps"
+    steps = plural(num_steps, "step")
     text = f"watched {steps} in {_duration(seconds)}"
     return text if cost is None else f"{text}; cost {100 * cost:.1f} %"
 
@@ -109,16 +109,18 @@ def _finding_lines(finding: Finding, width: int) -> list[str]:
     first, *further = finding.why.split("\n")
     lines = [
         _headline(finding, width),
-        *_wrap_indented(_end_sentence(f"{_titled(finding)}: {first}"), "  ", "  ", width),
+        *wrap(_end_sentence(f"{_titled(finding)}: {first}"), first="  ", rest="  ", width=width),
     ]
     for paragraph in further:
-        lines += _wrap_indented(_end_sentence(paragraph), "  ", "  ", width)
+        lines += wrap(_end_sentence(paragraph), first="  ", rest="  ", width=width)
     fixes = finding.fix.split("\n")
     for place, fix in enumerate(fixes):
         text = _end_sentence(fix) if place == len(fixes) - 1 else fix
-        lines += _wrap_indented(text, "  fix    " if not place else "         ", "         ", width)
+        lines += wrap(text, first="  fix    " if not place else "         ", rest="         ", width=width)
     for related in finding.related[:MAX_RELATED]:
-        lines += _wrap_indented(_end_sentence(f"{related.rule}: {related.title}"), "  also   ", "         ", width)
+        lines += wrap(
+            _end_sentence(f"{related.rule}: {related.title}"), first="  also   ", rest="         ", width=width
+        )
     return lines
 
 
@@ -147,12 +149,6 @@ def _headline(finding: Finding, width: int) -> str:
     if not finding.source:
         return left
     return f"{left}{' ' * max(3, width - len(left) - len(finding.source))}{finding.source}"
-
-
-def _wrap_indented(text: str, first: str, rest: str, width: int) -> list[str]:
-    return textwrap.wrap(
-        text, width, initial_indent=first, subsequent_indent=rest, break_long_words=False, break_on_hyphens=False
-    )
 
 
 def _end_sentence(text: str) -> str:

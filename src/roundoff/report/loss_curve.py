@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterator, Sequence
 
 from roundoff.report.markup import Html, tag
+from roundoff.words import plural
 
 _WIDTH, _HEIGHT, _MARGIN = 120, 28, 2
 _MAX_PARTS = 80
@@ -48,7 +49,7 @@ def loss_sentence(losses: Sequence[float]) -> str:
     ends = f"loss {finite[0]:.3g} to {finite[-1]:.3g} in" if finite else "no finite loss in"
     bad = len(losses) - len(finite)
     where = f", not finite in {bad}, first in step {_first_nonfinite(losses)}" if bad else ""
-    return f"{ends} {len(losses)} step{'' if len(losses) == 1 else 's'}{where}"
+    return f"{ends} {plural(len(losses), 'step')}{where}"
 
 
 def thin_curve(losses: Sequence[float], *, most_parts: int = _MAX_PARTS) -> list[Point]:

@@ -16,6 +16,7 @@ from roundoff.precision import apply_recipe
 from roundoff.record.loop.observer import observing_loop
 from roundoff.sensitivity.effects import Sensitivity
 from roundoff.sensitivity.step_measurement import StepMeasurement
+from roundoff.words import plural
 
 # == What rounding one site really does to the loss: the measurement that predictions are held against.
 
@@ -71,7 +72,7 @@ class Measured:
         """
         if self.sensitivities:
             return self.sensitivities[0]
-        taken = "1 step" if self.num_steps == 1 else f"{self.num_steps} steps"
+        taken = plural(self.num_steps, "step")
         raise SensitivityError.explain(
             f"Step {self._steps[0]} was not measured.",
             why=f"{self.failure or f'the loop took {taken}'}.",

@@ -11,6 +11,7 @@ from typing import NamedTuple
 from roundoff.errors import TrainError
 from roundoff.precision.recipe.loss_scale_settings import FLAVOURS
 from roundoff.runs import JsonValue
+from roundoff.words import plural
 
 # == Which settings of a training go together: a setting that would change nothing is refused, not ignored.
 
@@ -238,7 +239,7 @@ class TrainConfig:
             nearest = max(parts, round(self.batch_size / parts) * parts)
             raise TrainError.explain(
                 f"A batch of {self.batch_size} cannot be divided by {parts}.",
-                why=f"it is shared by {_count(num_ranks, 'rank')} in {_count(self.accumulate, 'microbatch', 'es')}.",
+                why=f"it is shared by {plural(num_ranks, 'rank')} in {plural(self.accumulate, 'microbatch', 'es')}.",
                 fix=f"for example: --batch-size {nearest}",
             )
 
@@ -285,7 +286,7 @@ class TrainConfig:
         if self.rank + self.procs > self.num_ranks:
             raise TrainError.explain(
                 f"There is no rank {self.rank + self.procs - 1} among {self.num_ranks}.",
-                why=f"this machine starts {_count(self.procs, 'rank')}, from rank {self.rank} on.",
+                why=f"this machine starts {plural(self.procs, 'rank')}, from rank {self.rank} on.",
                 fix="--world-size counts the ranks of all machines, --rank is the first one of this machine.",
             )
         if self.num_ranks > self.procs and self.dist_url is None:
@@ -311,10 +312,6 @@ def _check_choice(field: str, value: str, known: Sequence[str]) -> None:
 
 def _wrong(name: str, value: object, why: str) -> TrainError:
     return TrainError.explain(f"--{name.replace('_', '-')} cannot be '{value}'.", why=why)
-
-
-def _count(number: int, noun: str, plural: str = "s") -> str:
-    return f"{number} {noun}" if number == 1 else f"{number} {noun}{plural}"
 
 
 def _plain(value: object) -> JsonValue:

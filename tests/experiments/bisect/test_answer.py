@@ -1,7 +1,8 @@
 from dataclasses import replace
 from pathlib import Path
 
-from roundoff.experiments.bisect.answer import BisectAnswer, bisect_text, join_sites
+from roundoff.experiments.bisect.answer import BisectAnswer, bisect_text
+from roundoff.words import join_words
 
 ANSWER = BisectAnswer(
     subject="train.py --epochs 1",
@@ -87,8 +88,8 @@ def test_lines_fit_into_100_columns_but_for_what_is_copied():
 
 
 def test_a_long_list_is_cut():
-    assert join_sites(tuple("abcdefghijkl")) == "a, b, c, d, e, f, g, h and 4 more"
-    assert join_sites(("a",)) == "a"
+    assert join_words(tuple("abcdefghijkl"), at_most=8) == "a, b, c, d, e, f, g, h and 4 more"
+    assert join_words(("a",), at_most=8) == "a"
 
 
 def test_the_answer_goes_to_json_with_its_paths_as_texts():

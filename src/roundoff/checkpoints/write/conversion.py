@@ -14,6 +14,7 @@ from roundoff.checkpoints.pair.pairing import Pairing, TensorPair, pair
 from roundoff.checkpoints.write.checkpoint_writer import Target
 from roundoff.checkpoints.write.foreign_names import ForeignNames, counter_like
 from roundoff.errors import CheckpointError
+from roundoff.words import plural
 
 MAX_NAMED = 5
 GUESSED = (PairedBy.SHAPE, PairedBy.EDIT_DISTANCE, PairedBy.POSITION)
@@ -136,7 +137,7 @@ def _tensors(count: int, first: str | None = None) -> str:
     >>> _tensors(1), _tensors(3, "fc.bias")
     ('1 tensor', "3 tensors ('fc.bias', ...)")
     """
-    text = "1 tensor" if count == 1 else f"{count} tensors"
+    text = plural(count, "tensor")
     return text if first is None else f"{text} ('{first}'{', ...' if count > 1 else ''})"
 
 

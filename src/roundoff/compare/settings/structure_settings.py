@@ -11,6 +11,7 @@ from roundoff.compare.settings.setting_difference import (
     group_by_place,
 )
 from roundoff.runs import JsonValue, ModuleFacts, OptimizerFacts, ParameterFacts, Run, Structure
+from roundoff.words import join_names
 
 _HOW_NOT_WHAT = ("capturable", "differentiable", "foreach", "fused")
 """Settings of an optimizer that change how it computes, and the result by rounding at most."""
@@ -167,12 +168,12 @@ def _only_in(noun: str, ours: list[str], theirs: list[str]) -> Iterator[SettingD
     first = [name for name in ours if name not in set(theirs)]
     second = [name for name in theirs if name not in set(ours)]
     if first or second:
-        yield _of_model(f"{noun} that only one run has", _join_names(first), _join_names(second), suspicion=0.8)
-
-
-def _join_names(names: list[str]) -> str:
-    more = f" and {len(names) - _MAX_NAMES} more" if len(names) > _MAX_NAMES else ""
-    return f"{', '.join(names[:_MAX_NAMES])}{more}" if names else "none"
+        yield _of_model(
+            f"{noun} that only one run has",
+            (join_names(first, at_most=_MAX_NAMES) or "none"),
+            (join_names(second, at_most=_MAX_NAMES) or "none"),
+            suspicion=0.8,
+        )
 
 
 def _of_model(

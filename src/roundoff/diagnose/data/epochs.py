@@ -8,8 +8,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from roundoff.diagnose.batches import Epoch, first_input, sample_hashes, training_epochs
-from roundoff.diagnose.wording import format_short, plural
+from roundoff.diagnose.wording import format_short
 from roundoff.runs import Finding, Run, Severity, TensorFacts
+from roundoff.words import plural
 
 # == Data sets that change under the training: a transform writes into what it was given.
 

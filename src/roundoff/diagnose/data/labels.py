@@ -18,9 +18,10 @@ from roundoff.diagnose.batches import (
 )
 from roundoff.diagnose.flow import Flow
 from roundoff.diagnose.layers import PRODUCTS
-from roundoff.diagnose.wording import format_short, plural
+from roundoff.diagnose.wording import format_short
 from roundoff.runs import BatchFacts, Finding, JsonValue, Metrics, Run, Severity, TensorFacts
 from roundoff.runs.records.step_ops import ops_of
+from roundoff.words import plural
 
 # == Labels that have nothing to do with their inputs: one batch can be learned by heart, the data set cannot.
 

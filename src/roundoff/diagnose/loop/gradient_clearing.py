@@ -6,8 +6,8 @@ import math
 from collections import defaultdict
 
 from roundoff.diagnose.loop_calls import count, first_rank_with, loop_steps
-from roundoff.diagnose.wording import plural
 from roundoff.runs import Call, Finding, Run, Severity
+from roundoff.words import plural
 
 CLEARING_CODES = ("zero-grad-before-step", "missing-zero-grad")
 _LEAST_STEPS = 2

@@ -11,8 +11,9 @@ from statistics import mean, median, stdev
 import numpy as np
 
 from roundoff.diagnose.loop_calls import first_rank_with, loop_steps, rates
-from roundoff.diagnose.wording import format_short, plural
+from roundoff.diagnose.wording import format_short
 from roundoff.runs import Finding, Metrics, Run, Severity
+from roundoff.words import plural
 
 # == How far each step moved the weights, measured over all of them.
 

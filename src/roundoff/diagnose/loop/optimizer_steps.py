@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections import Counter
 
 from roundoff.diagnose.loop_calls import first_rank_with, loop_steps
-from roundoff.diagnose.wording import plural
 from roundoff.runs import Call, Finding, Run, Severity, Structure
+from roundoff.words import plural
 
 # == The rule for optimizers that never step.
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from roundoff.diagnose.loop_calls import first_rank_with, loop_steps
-from roundoff.diagnose.wording import format_short, format_whole, plural
+from roundoff.diagnose.wording import format_short, format_whole
 from roundoff.runs import Call, Finding, Run, Severity
+from roundoff.words import plural
 
 SCALED_CODES = ("step-on-scaled-gradients", "clip-before-unscale")
 

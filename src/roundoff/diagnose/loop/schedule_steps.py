@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from roundoff.diagnose.loop_calls import LoopStep, first_rank_with, loop_steps
-from roundoff.diagnose.wording import format_short, plural
+from roundoff.diagnose.wording import format_short
 from roundoff.runs import Finding, Run, Severity
+from roundoff.words import plural
 
 SCHEDULE_CODES = ("scheduler-before-step", "scheduler-rate")
 _OFTEN = 0.5

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections import defaultdict
 
 from roundoff.diagnose.loop_calls import LoopStep, first_rank_with, loop_steps
-from roundoff.diagnose.wording import plural
 from roundoff.runs import Finding, Run, Severity
 from roundoff.runs.records.step_ops import bare_name
+from roundoff.words import plural
 
 _LEAST_STEPS = 2
 _RANDOM_OR_BATCH = ("dropout", "bernoulli", "batch_norm", "rrelu")

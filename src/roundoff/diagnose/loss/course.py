@@ -8,8 +8,9 @@ from statistics import median
 
 from roundoff.diagnose.layers import Layer, finding_at, first_rank, forward_ops, layers_of, root_mean_square
 from roundoff.diagnose.loop_calls import first_rank_with
-from roundoff.diagnose.wording import format_short, plural
+from roundoff.diagnose.wording import format_short
 from roundoff.runs import Finding, Run, Severity
+from roundoff.words import plural
 
 # == The rule for a first loss that is far above what guessing gives.
 

@@ -7,10 +7,11 @@ import statistics
 from collections.abc import Mapping
 from typing import Any
 
-from roundoff.diagnose.wording import format_short, plural
+from roundoff.diagnose.wording import format_short
 from roundoff.record.loop.sites import LOOP
 from roundoff.runs import Finding, Metrics, Run, Severity
 from roundoff.runs.records.step_ops import bare_name
+from roundoff.words import plural
 
 # == Losses of evaluations: they turn up while training goes on falling, or are not finite at all.
 

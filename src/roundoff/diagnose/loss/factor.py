@@ -7,9 +7,10 @@ from dataclasses import dataclass
 from statistics import median
 
 from roundoff.diagnose.loop_calls import first_rank_with, loop_steps
-from roundoff.diagnose.wording import format_short, plural
+from roundoff.diagnose.wording import format_short
 from roundoff.runs import Call, Event, Finding, Run, Severity
 from roundoff.runs.records.step_ops import bare_name
+from roundoff.words import plural
 
 # == What reaches the criterion from the end of the graph: the factor that the loop put on its loss.
 

@@ -7,8 +7,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from roundoff.diagnose.loss.spike_detector import MIN_RATIO, WARM_UP, WINDOW, Spike, SpikeDetector
-from roundoff.diagnose.wording import format_short, plural
+from roundoff.diagnose.wording import format_short
 from roundoff.runs import Finding, Metrics, Run, Severity
+from roundoff.words import plural
 
 # == Which sort of jump a loss made: because of its batch, of the state of the training, or of both together.
 

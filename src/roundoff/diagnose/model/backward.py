@@ -6,9 +6,10 @@ from collections.abc import Sequence
 
 from roundoff.diagnose.layers import first_rank, forward_ops
 from roundoff.diagnose.parameter_histories import first_histories
-from roundoff.diagnose.wording import format_short, join_names, plural
+from roundoff.diagnose.wording import format_short
 from roundoff.runs import Finding, JsonValue, ParameterFacts, Run, Severity
 from roundoff.runs.records.step_ops import StepOp
+from roundoff.words import join_names, plural
 
 # == The rule for an autograd function whose backward is not the derivative of its forward.
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from roundoff.diagnose.layers import first_rank, forward_ops
-from roundoff.diagnose.wording import join_names
 from roundoff.runs import Finding, JsonValue, Run, Severity
+from roundoff.words import join_names
 
 
 def mixed_batches(run: Run) -> list[Finding]:
@@ -25,7 +25,7 @@ def _is_norm_over_batch(run: Run, site: JsonValue) -> bool:
 def _finding(run: Run, probe: dict[str, JsonValue], changed: list[JsonValue]) -> Finding:
     site = probe.get("site")
     step, sample = probe.get("step"), probe.get("sample")
-    others = join_names([str(place) for place in changed], most=5)
+    others = join_names([str(place) for place in changed], at_most=5)
     lines = [op.first.source for op in forward_ops(run) if op.first.site == site and op.first.source]
     return Finding(
         rule="batch-mixing",

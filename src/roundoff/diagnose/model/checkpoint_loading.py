@@ -10,8 +10,8 @@ from statistics import median
 
 from roundoff.diagnose.layers import first_rank
 from roundoff.diagnose.loop_calls import rates
-from roundoff.diagnose.wording import join_names
 from roundoff.runs import Call, Finding, Metrics, Run, Severity
+from roundoff.words import join_names
 
 # == The rule for trainings that were resumed without the state of their optimizer.
 
@@ -152,8 +152,8 @@ def _judge(call: Call) -> Finding | None:
     of_keys = f" of its {num_keys}" if num_keys else ""
     why = (
         f"load_state_dict(strict=False) into {call.detail.get('into')}: {num_missing}{of_keys} keys are missing and "
-        f"{_number(call, 'num_unexpected')} unexpected; missing {join_names(missing, most=2)}; unexpected "
-        f"{join_names(unexpected, most=2) or 'none'}"
+        f"{_number(call, 'num_unexpected')} unexpected; missing {join_names(missing, at_most=2)}; unexpected "
+        f"{join_names(unexpected, at_most=2) or 'none'}"
     )
     return Finding(
         rule="checkpoint-not-loaded",

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from roundoff.diagnose.wording import join_names, plural
 from roundoff.runs import Finding, JsonValue, ParameterFacts, Run, Severity, Structure
+from roundoff.words import join_names, plural
 
 COVERAGE_CODES = ("stale-optimizer-parameters", "unregistered-parameter", "not-in-optimizer", "frozen")
 

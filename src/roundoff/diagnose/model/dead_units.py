@@ -8,9 +8,10 @@ import numpy as np
 
 from roundoff.diagnose.layers import PRODUCTS, first_rank, forward_ops
 from roundoff.diagnose.parameter_histories import ParameterHistory, first_histories
-from roundoff.diagnose.wording import format_short, plural
+from roundoff.diagnose.wording import format_short
 from roundoff.runs import Finding, ParameterFacts, Run, Severity
 from roundoff.runs.records.step_ops import StepOp
+from roundoff.words import plural
 
 _GATES = frozenset({"relu", "threshold", "clamp_min", "clamp", "hardtanh", "gelu", "hardswish", "relu6"})
 _LEAST_STEPS = 5

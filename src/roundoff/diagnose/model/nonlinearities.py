@@ -6,9 +6,9 @@ import itertools
 from collections.abc import Sequence
 
 from roundoff.diagnose.layers import Layer, first_rank, forward_ops, layers_of
-from roundoff.diagnose.wording import join_names
 from roundoff.runs import Finding, Run, Severity
 from roundoff.runs.records.step_ops import StepOp
+from roundoff.words import join_names
 
 # == The rule for probabilities that go into a loss which takes logits.
 
@@ -83,7 +83,7 @@ def affine_networks(run: Run) -> list[Finding]:
             site=sites[0],
             source=layers[0].result.source,
             title=f"{len(sites)} layers without a nonlinearity between them",
-            why=f"{join_names(sites, most=6)}: every op from the first to the last of them is affine, so that together "
+            why=f"{join_names(sites, at_most=6)}: every op from the first to the last of them is affine, so together "
             "they can learn no more than a single layer",
             fix="put a nonlinearity between the layers, such as nn.ReLU() or nn.GELU()",
             evidence=({"sites": list(sites)}, {"ops": sorted({op.bare for op in between})}),

@@ -6,8 +6,8 @@ import math
 
 import pyarrow.compute as pc
 
-from roundoff.diagnose.wording import plural
 from roundoff.runs import Event, Finding, ModuleFacts, Run, Severity
+from roundoff.words import plural
 
 # == Norms over too few numbers: their statistics are noise.
 

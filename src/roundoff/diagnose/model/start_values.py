@@ -8,8 +8,9 @@ import numpy as np
 
 from roundoff.diagnose.layers import first_rank
 from roundoff.diagnose.parameter_histories import ParameterHistory, first_histories
-from roundoff.diagnose.wording import format_short, join_names, plural
+from roundoff.diagnose.wording import format_short
 from roundoff.runs import Finding, ParameterFacts, Run, Severity, Structure
+from roundoff.words import join_names, plural
 
 START_CODES = ("zero-init", "symmetric-init")
 _LEAST_COPIES = 4

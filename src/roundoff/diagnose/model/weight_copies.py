@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from roundoff.diagnose.layers import first_rank
-from roundoff.diagnose.wording import format_short, plural
+from roundoff.diagnose.wording import format_short
 from roundoff.runs import Finding, JsonValue, ParameterFacts, Run, Severity, Structure
+from roundoff.words import plural
 
 # == The rule for a head that was to be the embedding and is a copy of it.
 

@@ -15,6 +15,7 @@ from roundoff.diagnose.nonfinite.origin import Liveness, OriginPlace, find_origi
 from roundoff.diagnose.nonfinite.provenance import MASKS
 from roundoff.errors import RunFolderError
 from roundoff.runs import Anomaly, Metrics, Origin, ReplayInfo, Run, TensorFile
+from roundoff.words import join_words
 
 MAX_STEPS = 50
 """So many steps of a rank are looked into; a run whose every step is bad says nothing new after that."""
@@ -186,7 +187,7 @@ def spread_of(bad: BadStep, place: OriginPlace) -> str:
     """Say what the bad value reaches, and up to when everything was fine."""
     noun = "NaN" if place.bad.num_nan else "infinity"
     reached = _reached(place.liveness, is_update=place.phase == "optimizer")
-    sentences = [f"The {noun} reaches {_join_reached(reached)}."] if reached else []
+    sentences = [f"The {noun} reaches {join_words(reached)}."] if reached else []
     if not place.liveness.reaches_loss and place.liveness.num_bad_gradients and place.phase == "forward":
         sentences.append("The loss does not show it: what is masked in forward is 0 times NaN in backward.")
     if bad.was_skipped:
@@ -213,10 +214,6 @@ def _share(count: int, total: int, thing: str) -> str:
     if count == total:
         return f"all {total} {thing}s" if total > 1 else f"the only {thing}"
     return f"{count} of {total} {thing}s"
-
-
-def _join_reached(parts: list[str]) -> str:
-    return " and ".join([", ".join(parts[:-1]), parts[-1]] if len(parts) > 1 else parts)
 
 
 # == Which sample of the batch a bad value belongs to.

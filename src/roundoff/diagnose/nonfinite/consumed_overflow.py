@@ -9,9 +9,10 @@ import pyarrow.compute as pc
 from roundoff.diagnose.flow import recorded_steps
 from roundoff.diagnose.nonfinite.origin import roots_without_effect
 from roundoff.diagnose.nonfinite.provenance import Provenance, Root
-from roundoff.diagnose.wording import FORMATS, format_of, format_short, format_whole, largest_of, plural
+from roundoff.diagnose.wording import FORMATS, format_of, format_short, format_whole, largest_of
 from roundoff.runs import Finding, Run, Severity
 from roundoff.runs.records.step_ops import StepOp, bare_name, ops_of
+from roundoff.words import plural
 
 _GROW = frozenset(
     {

@@ -10,9 +10,10 @@ from roundoff.diagnose.flow import recorded_steps
 from roundoff.diagnose.nonfinite.bad_step import BadStep, spread_of
 from roundoff.diagnose.nonfinite.domain import fix_outside, left_its_domain
 from roundoff.diagnose.nonfinite.origin import OriginPlace, find_origin, losses_of
-from roundoff.diagnose.wording import format_of, format_short, format_whole, largest_of, plural
+from roundoff.diagnose.wording import format_of, format_short, format_whole, largest_of
 from roundoff.runs import Finding, Metrics, Run, Severity
 from roundoff.runs.records.step_ops import StepOp, bare_name, ops_of
+from roundoff.words import plural
 
 _LEAST_SKIPPED = 10
 """So many steps in a row that are skipped although scaling cannot help are no search for a scale any more."""

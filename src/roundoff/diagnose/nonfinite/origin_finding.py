@@ -7,9 +7,10 @@ from dataclasses import dataclass, replace
 from roundoff.diagnose.nonfinite.bad_step import BadStep, bad_index_in_batch, sample_of, spread_of
 from roundoff.diagnose.nonfinite.domain import fix_outside, left_its_domain, why_outside
 from roundoff.diagnose.nonfinite.origin import OriginPlace
-from roundoff.diagnose.wording import FORMATS, format_of, format_short, format_whole, largest_of, plural
+from roundoff.diagnose.wording import FORMATS, format_of, format_short, format_whole, largest_of
 from roundoff.runs import Event, Finding, JsonValue, Run, Severity
 from roundoff.runs.records.step_ops import bare_name
+from roundoff.words import plural
 
 # == Where a recipe is emulated, results are rounded by an op of their own: whose result that was, and to which
 # == format.

@@ -12,8 +12,9 @@ import pyarrow.compute as pc
 from roundoff.diagnose.nonfinite.bad_step import BadStep, bad_steps
 from roundoff.diagnose.nonfinite.loss_scale_collapse import overflow_by_scale
 from roundoff.diagnose.nonfinite.origin_finding import nonfinite_input, origin_finding
-from roundoff.diagnose.wording import format_short, plural
+from roundoff.diagnose.wording import format_short
 from roundoff.runs import Finding, Run, Severity
+from roundoff.words import plural
 
 # == The update that grew the weights before a value overflowed.
 

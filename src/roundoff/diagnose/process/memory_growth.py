@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from roundoff.diagnose.wording import plural
 from roundoff.runs import Finding, JsonValue, MemoryLook, Run, Severity
+from roundoff.words import plural
 
 _MIB = 2**20
 _LEAST_GROWTH = 16 * _MIB

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from roundoff.diagnose.ranks.agreement import is_parallel
-from roundoff.diagnose.wording import plural
 from roundoff.runs import Finding, Run, Severity
+from roundoff.words import plural
 
 # == The rule for parameters of a parallel model that no loss depends on.
 

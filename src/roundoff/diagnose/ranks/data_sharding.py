@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from roundoff.diagnose.wording import plural
 from roundoff.runs import Call, Finding, Run, Severity
+from roundoff.words import plural
 
 RANK_DATA_CODES = ("rank-data-duplicate", "epoch-order-repeated")
 _LEAST_STEPS = 3

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from roundoff.diagnose.ranks.agreement import differing_names, hashes_by_step, is_parallel, is_sharded, odd_rank
-from roundoff.diagnose.wording import plural
 from roundoff.runs import Finding, Run, Severity
+from roundoff.words import join_names, plural
 
 # == The rule for buffers, such as running statistics, that differ between ranks when a forward uses them.
 
@@ -92,7 +92,7 @@ def _init_mismatch(names: list[str]) -> Finding:
         names,
         "ranks start from different weights",
         f"{plural(len(names), 'parameter')} differ between ranks before the first step "
-        f"({_join_first_names(names)}), and "
+        f"({join_names(names)}), and "
         "exchanging gradients does not bring them together",
         "seed every rank alike before the model is made, or broadcast the weights of rank 0, as "
         "DistributedDataParallel does",
@@ -106,7 +106,7 @@ def _replaced(step: int, names: list[str]) -> Finding:
         None,
         names,
         "a part of the model was put in after it was made parallel",
-        f"the gradients of {_join_first_names(names)} are not exchanged between ranks, and all others are: "
+        f"the gradients of {join_names(names)} are not exchanged between ranks, and all others are: "
         "DistributedDataParallel knows only the parameters that were there when it was made",
         "change the model first, and make it parallel and give it to the optimizer then",
     )
@@ -125,7 +125,7 @@ def _not_reduced(run: Run, step: int, names: list[str], num_gradients: int) -> F
         None,
         names,
         "ranks do not exchange their gradients",
-        f"{share} gradients differ between ranks when the optimizer uses them ({_join_first_names(names)}), from "
+        f"{share} gradients differ between ranks when the optimizer uses them ({join_names(names)}), from "
         f"step {step} "
         f"on; {how}",
         "call the DistributedDataParallel model itself, not model.module; or all_reduce every gradient before the step",
@@ -160,7 +160,7 @@ def _changed_after_exchange(
         names,
         f"rank {rank} has another gradient than the others",
         f"after the exchange all ranks have the same gradients; what the optimizer of rank {rank} uses in step {step} "
-        f"differs in {_join_first_names(names)}",
+        f"differs in {join_names(names)}",
         f"look at what rank {rank} does between backward and optimizer.step(): hooks, masks, zeroed gradients",
     )
 
@@ -186,7 +186,3 @@ def _drift_finding(rule: str, step: int, rank: int | None, names: list[str], tit
         fix=fix,
         evidence=({"parameters": list(names)},),
     )
-
-
-def _join_first_names(names: list[str]) -> str:
-    return ", ".join(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")

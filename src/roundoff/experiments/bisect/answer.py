@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import textwrap
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 
 from roundoff.runs import JsonValue
+from roundoff.words import join_words, plural, wrap
 
 _WIDTH = 100
 _LABEL_WIDTH = 11
@@ -82,19 +82,8 @@ def bisect_text(answer: BisectAnswer) -> str:
     facts += [("as it is", answer.as_it_is)] * (not answer.without)
     facts += [("without", f"{site}: {text}") for site, text in [*answer.without.items()][:_MAX_SHOWN]]
     if answer.modules and answer.modules != answer.found:
-        facts.append(("inside", join_sites(answer.modules)))
+        facts.append(("inside", join_words(answer.modules, at_most=_MAX_SHOWN)))
     return _lines(_verdict(answer), [*facts, *_common_facts(answer)])
-
-
-def join_sites(sites: tuple[str, ...], *, most: int = _MAX_SHOWN) -> str:
-    """Write sites as a sentence does.
-
-    >>> listed(("embed", "head", "blocks.1")), listed(("a", "b", "c"), most=2)
-    ('embed, head and blocks.1', 'a, b and 1 more')
-    """
-    if len(sites) > most:
-        return f"{', '.join(sites[:most])} and {len(sites) - most} more"
-    return f"{', '.join(sites[:-1])} and {sites[-1]}" if len(sites) > 1 else "".join(sites)
 
 
 def _verdict(answer: BisectAnswer) -> str:
@@ -102,7 +91,7 @@ def _verdict(answer: BisectAnswer) -> str:
         return answer.verdict
     if not answer.found:
         return f"Nothing to find: {answer.bad} is as good as {answer.good} here."
-    sites, one = join_sites(answer.found), len(answer.found) == 1
+    sites, one = join_words(answer.found, at_most=_MAX_SHOWN), len(answer.found) == 1
     if answer.is_mirror:
         proof = "alone" if one else "together, and not with any one of them left out"
         verdict = f"{sites} {'spoils' if one else 'spoil'} the training {proof}"
@@ -126,10 +115,10 @@ def _verdict(answer: BisectAnswer) -> str:
 
 def _common_facts(answer: BisectAnswer) -> list[tuple[str, str]]:
     order = ", the most suspicious of one measured step first" if answer.is_measured else ""
-    counted = f"{_count(answer.num_runs, 'run')} to search, and {answer.num_other_runs} to know what is good and bad"
+    counted = f"{plural(answer.num_runs, 'run')} to search, and {answer.num_other_runs} to know what is good and bad"
     facts = [("stage", stage) for stage in answer.stages]
     facts += [("judged by", answer.judge)]
-    facts += [("searched", f"{_count(answer.num_sites, 'site')} of `{answer.subject}`{order}")] * bool(answer.num_runs)
+    facts += [("searched", f"{plural(answer.num_sites, 'site')} of `{answer.subject}`{order}")] * bool(answer.num_runs)
     facts += [("took", f"{counted}; {answer.seconds:.0f} s")]
     facts += [("note", note) for note in answer.notes]
     facts += [("recipe", str(answer.recipe_file))] * bool(answer.recipe_file)
@@ -138,22 +127,12 @@ def _common_facts(answer: BisectAnswer) -> list[tuple[str, str]]:
 
 
 def _lines(verdict: str, facts: list[tuple[str, str]]) -> str:
-    lines, before = _wrap(verdict, width=_WIDTH - 2), ""
+    lines, before = wrap(verdict, width=_WIDTH - 2), ""
     lines[1:] = [f"  {line}" for line in lines[1:]]
     for label, text in facts:
         shown = "" if label == before else label
-        first, *more = text.splitlines() if label in _TO_COPY else _wrap(text, width=_WIDTH - _LABEL_WIDTH - 2)
+        first, *more = text.splitlines() if label in _TO_COPY else wrap(text, width=_WIDTH - _LABEL_WIDTH - 2)
         lines.append(f"  {shown:<{_LABEL_WIDTH}}{first}")
         lines += [f"  {'':<{_LABEL_WIDTH}}{line}" for line in more]
         before = label
     return "\n".join(lines)
-
-
-def _wrap(text: str, *, width: int) -> list[str]:
-    """Cut a text into lines between its words; a word that is too long stays whole."""
-    lines = [textwrap.wrap(line, width, break_long_words=False, break_on_hyphens=False) for line in text.splitlines()]
-    return [part for parts in lines for part in parts] or [""]
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Self
 
 from roundoff.errors import BisectError, TrialError
-from roundoff.experiments.bisect.answer import join_sites
 from roundoff.experiments.bisect.changes import SubstitutedSites, WideSites
 from roundoff.experiments.bisect.options import BisectEvent, BisectOptions, OnEvent
 from roundoff.experiments.trials.measurement import measurement_task
@@ -27,6 +26,7 @@ from roundoff.runs.files.atomic import write_atomically
 from roundoff.runs.files.plain_json import read_json_object
 from roundoff.sensitivity.effects import Effect, Sensitivity, most_suspicious
 from roundoff.switches import Listing, read_listing
+from roundoff.words import join_words
 
 MODEL_SITE = "<model>"
 """The code of the model itself, outside of all its parts."""
@@ -76,7 +76,8 @@ class Candidates:
         for pattern in patterns:
             if not any(_matches(site, [pattern]) for site in self.modules):
                 raise BisectError.explain(
-                    f"--sites {pattern} matches no site.", why=f"there are {join_sites(self.modules, most=_MAX_SHOWN)}."
+                    f"--sites {pattern} matches no site.",
+                    why=f"there are {join_words(self.modules, at_most=_MAX_SHOWN)}.",
                 )
         return replace(self, modules=tuple(site for site in self.modules if _matches(site, patterns)))
 

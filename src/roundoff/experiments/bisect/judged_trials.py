@@ -15,6 +15,7 @@ from roundoff.experiments.bisect.smallest import SearchProgress
 from roundoff.experiments.trials.judges import ExitJudge, Judge, NonFiniteJudge, RuleJudge, Verdict, final_loss
 from roundoff.experiments.trials.runner import TrialRunner, quote_log
 from roundoff.experiments.trials.trial import TrialResult, TrialSetting
+from roundoff.words import plural
 
 _FIRST_SEED = 1000
 
@@ -100,7 +101,7 @@ class JudgedTrials:
         left = None if at_most is None else (at_most - self.num_runs) * self._trials.seconds_each
         self._on_event(
             BisectEvent(
-                what=f"{_count_sites(len(chosen))} {self._change.noun}",
+                what=f"{plural(len(chosen), 'site')} {self._change.noun}",
                 verdict=f"{goodness}, {verdict.text}",
                 num_runs=self.num_runs,
                 at_most=at_most,
@@ -122,10 +123,6 @@ class JudgedTrials:
         seconds = time.monotonic() - self._began
         if limit := self._budget.exceeded(num_runs=self.num_runs, seconds=seconds):
             raise OutOfBudget(limit)
-
-
-def _count_sites(number: int) -> str:
-    return "1 site" if number == 1 else f"{number} sites"
 
 
 # == The runs beside a search: the training as it is, with every site changed, and the reference under several

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from roundoff.errors import BisectError
-from roundoff.experiments.bisect.answer import join_sites
 from roundoff.experiments.bisect.candidates import Candidates
 from roundoff.experiments.bisect.changes import Change
 from roundoff.experiments.bisect.judged_trials import BaselineRuns, JudgedTrials
@@ -17,6 +16,7 @@ from roundoff.experiments.bisect.smallest import SmallestSet, smallest_bad, smal
 from roundoff.experiments.trials.judges import Judge, NonFiniteJudge, check_noise, choose_judge, final_loss, loss_judge
 from roundoff.experiments.trials.runner import TrialRunner
 from roundoff.experiments.trials.trial import TrialResult
+from roundoff.words import join_words
 
 _LIMIT_OPTIONS: dict[Limit | None, str | None] = {
     "max_runs": "--max-runs",
@@ -79,7 +79,7 @@ class BisectSearch:
         if not sites:
             raise BisectError.explain("There is nothing to bisect.", why="no site is left to search among.")
         if candidates.own_kernels:
-            self._notes.append(f"{join_sites(candidates.own_kernels)} {_OWN_KERNELS}")
+            self._notes.append(f"{join_words(candidates.own_kernels, at_most=8)} {_OWN_KERNELS}")
         bad, good = self._outer.as_it_is(), self._outer.all_changed(sites)
         judge = judge or choose_judge(self._options.judge, bad=bad, good=good, references=self._outer.references)
         if not judge(bad).is_bad:
@@ -132,7 +132,8 @@ class BisectSearch:
         if len(more.modules) == len(sites):  # the budget ended before anything was learned
             found = replace(found, is_minimal=more.is_minimal, stopped_by=more.stopped_by, num_runs=more.num_runs)
             return replace(found, still_above=saved.text, notes=more.notes)
-        note = f"NaN alone took {join_sites(found.sites)}, which left {saved.text}; so the loss was searched by, too."
+        sites = join_words(found.sites, at_most=8)
+        note = f"NaN alone took {sites}, which left {saved.text}; so the loss was searched by, too."
         return replace(more, notes=(note, *more.notes))
 
     def _searched(

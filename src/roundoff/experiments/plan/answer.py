@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import textwrap
 from collections.abc import Iterator
 
 from roundoff.experiments.plan.options import Plan
 from roundoff.experiments.plan.site_formats import Proposal, SitePlan
 from roundoff.experiments.plan.verification import Verification
 from roundoff.report.precision_loss import sensitivity_text
+from roundoff.words import wrap
 
 _WIDTH = 100
 _MAX_SHOWN = 12
@@ -19,7 +19,7 @@ _MAX_COSTLY = 6
 
 def plan_text(plan: Plan) -> str:
     """Lay out a plan, the verdict first."""
-    lines = [*_wrap(verdict(plan)), *_wide_lines(plan), "", *_fact_lines(plan), "", *_use_lines(plan)]
+    lines = [*wrap(verdict(plan)), *_wide_lines(plan), "", *_fact_lines(plan), "", *_use_lines(plan)]
     where = sensitivity_text(plan.measured, plan.measured.formats[0], num_sites=_MAX_COSTLY)
     return "\n".join([*lines, "", "where the precision goes", where])
 
@@ -74,7 +74,7 @@ def _wide_lines(plan: Plan) -> Iterator[str]:
 
 def _two_columns(name: str, reason: str, *, width: int) -> Iterator[str]:
     """Yield a reason in a column of its own, in as many lines as it takes."""
-    lines = _wrap(reason, width=max(40, _WIDTH - width - 4))
+    lines = wrap(reason, width=max(40, _WIDTH - width - 4))
     yield f"  {name.ljust(width)}  {lines[0]}".rstrip()
     yield from (f"  {''.ljust(width)}  {line}" for line in lines[1:])
 
@@ -110,13 +110,8 @@ def verification_lines(verification: Verification) -> Iterator[str]:
 
 def label_lines(label: str, text: str) -> Iterator[str]:
     """Yield a fact beside its label, in as many lines as it takes."""
-    for number, line in enumerate(_wrap(text, width=_WIDTH - 10)):
+    for number, line in enumerate(wrap(text, width=_WIDTH - 10)):
         yield f"{'' if number else label:<10}{line}"
-
-
-def _wrap(text: str, *, width: int = _WIDTH) -> list[str]:
-    """Cut a text into lines between its words; a word that is too long stays whole."""
-    return textwrap.wrap(text, width, break_long_words=False, break_on_hyphens=False) or [""]
 
 
 def _use_lines(plan: Plan) -> Iterator[str]:

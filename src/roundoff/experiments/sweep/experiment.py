@@ -14,6 +14,7 @@ from roundoff.experiments.sweep.definition import PlannedTraining, Sweep
 from roundoff.experiments.sweep.folder import SweepFolder, write_request
 from roundoff.experiments.sweep.results import write_results
 from roundoff.experiments.sweep.sweep_rows import SweepRow, append_row, read_rows
+from roundoff.words import plural
 
 OnRow = Callable[[SweepRow, bool], None]
 """Gets each row, and whether it was trained now (and not kept from before)."""
@@ -72,7 +73,7 @@ def _read_finished_rows(sweep: Sweep, files: SweepFolder, *, resume: bool) -> Ma
     folder = files.path
     before = read_rows(files.rows)
     if before and not resume:
-        held = "1 row" if len(before) == 1 else f"{len(before)} rows"
+        held = plural(len(before), "row")
         num_done = sum(training.key in before for training in sweep.trainings)
         raise SweepError.explain(
             f"'{folder}' already holds a sweep.",

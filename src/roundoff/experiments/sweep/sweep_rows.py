@@ -12,6 +12,7 @@ from typing import Any
 from roundoff.runs import JsonValue
 from roundoff.runs.files.lines import append_lines, read_lines
 from roundoff.runs.files.plain_json import to_json
+from roundoff.words import plural
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,7 +75,7 @@ def summarize_rows(rows: Sequence[SweepRow], *, num_planned: int) -> str:
     """Say what the rows came to; one that crashed or went non-finite is counted and never the best."""
     if not rows:
         return f"None of the {num_planned} rows is there yet."
-    counted = f"{len(rows)} of {num_planned} rows so far" if len(rows) < num_planned else _count_noun(len(rows), "row")
+    counted = f"{len(rows)} of {num_planned} rows so far" if len(rows) < num_planned else plural(len(rows), "row")
     failed = sum(row.failure is not None for row in rows)
     nonfinite = sum(is_nonfinite(row) for row in rows)
     troubles = [f"{nonfinite} went non-finite" if nonfinite else "", f"{failed} failed" if failed else ""]
@@ -93,12 +94,8 @@ def _best(rows: Sequence[SweepRow]) -> str:
         return "; no row is good"
     most = max(row.top1 or 0.0 for row in good)
     best = [row for row in good if row.top1 == most]
-    others = f", level with {_count_noun(len(best) - 1, 'other')}" if len(best) > 1 else ""
+    others = f", level with {plural(len(best) - 1, 'other')}" if len(best) > 1 else ""
     return f"; best is '{best[0].name}' with top-1 {most:.3f}{others}"
-
-
-def _count_noun(number: int, noun: str) -> str:
-    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
 # == A sweep's rows as cells: for the tables that people read, and for the CSV file that keeps everything.

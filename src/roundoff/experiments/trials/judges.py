@@ -11,6 +11,7 @@ from typing import Protocol
 
 from roundoff.errors import BisectError
 from roundoff.experiments.trials.trial import TrialResult
+from roundoff.words import plural
 
 JUDGES = ("auto", "nonfinite", "loss", "accuracy", "rule:CODE", "exit")
 
@@ -94,7 +95,7 @@ class Spread:
     @property
     def text(self) -> str:
         """Mean, deviation and number of runs."""
-        runs = "1 run" if self.num_runs == 1 else f"{self.num_runs} runs"
+        runs = plural(self.num_runs, "run")
         return f"{self.mean:.4g} +- {self.deviation:.2g} of {runs}"
 
     @classmethod

@@ -15,6 +15,7 @@ from roundoff.replay.saved.builder import Built
 from roundoff.replay.saved.state_names import ModulePlace, StateNames, model_prefix, optimizer_prefix
 from roundoff.replay.state import parameters_of
 from roundoff.runs import JsonValue, Origin, Run, TensorFile
+from roundoff.words import plural
 
 # == The state before a saved step, put into models and optimizers that were built anew.
 
@@ -29,7 +30,7 @@ def models_of(built: Built, tape: Mapping[str, Any], saved: TensorFile) -> list[
     wanted = [entry["class"] for entry in described if entry["attributes"] is None]
     if len(built.models) != len(wanted):
         raise ReplayError.explain(
-            f"The builder returns {_count(len(built.models), 'model')}, and the step has {len(wanted)}.",
+            f"The builder returns {plural(len(built.models), 'model')}, and the step has {len(wanted)}.",
             why=f"its loop calls {', '.join(wanted)}.",
             fix=f"return a list of them, in this order: [{', '.join(wanted)}].",
         )
@@ -98,7 +99,7 @@ def _load_optimizers(names: StateNames, tape: Mapping[str, Any], saved: TensorFi
             place, key = name.removeprefix(prefix).split("/", 1)
             if int(place) >= len(parameters):
                 raise ReplayError.explain(
-                    f"The {type(optimizer).__name__} that was built moves {_count(len(parameters), 'parameter')}.",
+                    f"The {type(optimizer).__name__} that was built moves {plural(len(parameters), 'parameter')}.",
                     why=f"state was saved for one more, at place {place}.",
                     fix="give it the same parameters in the same groups.",
                 )
@@ -150,10 +151,6 @@ def _join_names(keys: Iterable[str]) -> str:
     names = [f"'{_without_prefix(key)}'" for key in keys]
     more = f" and {len(names) - _MAX_NAMED} more" if len(names) > _MAX_NAMED else ""
     return ", ".join(names[:_MAX_NAMED]) + more
-
-
-def _count(number: int, thing: str) -> str:
-    return f"{number} {thing}" if number == 1 else f"{number} {thing}s"
 
 
 _FIELDS: dict[str, type] = {

@@ -12,10 +12,11 @@ from roundoff.checkpoints.pair.unpaired_tensors import UnpairedTensor
 from roundoff.compare.checkpoints.checkpoint_comparison import SUSPICIOUS, CheckpointComparison
 from roundoff.compare.checkpoints.compared_pair import ComparedPair, PairKind
 from roundoff.compare.checkpoints.swaps import GUESSED
-from roundoff.diagnose.wording import format_short, join_names, plural
+from roundoff.diagnose.wording import format_short
 from roundoff.report.html_table import Cell, Column, Mark, TableRow, table
 from roundoff.report.markup import tag
 from roundoff.report.page import facts, page, section
+from roundoff.words import join_names, plural
 
 WIDTH = 100
 MAX_LINES = 8

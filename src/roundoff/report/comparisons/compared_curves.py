@@ -12,6 +12,7 @@ from roundoff.report.loss_curve import loss_curve
 from roundoff.report.page import facts, page, section
 from roundoff.report.sparkline import sparkline
 from roundoff.runs import JsonValue
+from roundoff.words import plural
 
 CURVE_COLUMNS = ("step", "reference", "candidate", "difference", "noise", "apart")
 
@@ -140,7 +141,7 @@ def _spikes(shape: CurveShape) -> str:
 
 
 def _steps(number: int) -> str:
-    return "1 step" if number == 1 else f"{number} steps"
+    return plural(number, "step")
 
 
 def _number(value: float) -> str:

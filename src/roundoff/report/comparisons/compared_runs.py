@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import textwrap
 from collections.abc import Sequence
 from dataclasses import asdict, fields
 from typing import TYPE_CHECKING
@@ -15,6 +14,7 @@ from roundoff.report.loss_curve import loss_curve
 from roundoff.report.markup import Html, joined, tag
 from roundoff.report.page import facts, page, section
 from roundoff.runs import Finding, JsonValue, Severity
+from roundoff.words import wrap
 
 if TYPE_CHECKING:
     from roundoff.compare.runs.run_comparison import RunComparison
@@ -70,7 +70,7 @@ def runs_object(comparison: RunComparison, finding: Finding | None) -> dict[str,
 
 def _finding_lines(finding: Finding, width: int) -> list[str]:
     title = finding.title[:1].upper() + finding.title[1:] if finding.op is None else finding.title
-    head = _wrap(title, "", "  ", width)
+    head = wrap(title, first="", rest="  ", width=width)
     if finding.source:
         fits = len(head[-1]) + len(finding.source) + 3 <= width
         head = (
@@ -78,10 +78,14 @@ def _finding_lines(finding: Finding, width: int) -> list[str]:
             if fits
             else [*head, f"  {finding.source}"]
         )
-    lines = [line for part in finding.why.split("\n") for line in _wrap(f"{part}.", "  ", "  ", width)]
+    lines = [line for part in finding.why.split("\n") for line in wrap(f"{part}.", first="  ", rest="  ", width=width)]
     told = [line for line in _related_lines(finding) if line not in finding.why]
-    also = [line for text in told[:2] for line in _wrap(f"the runs differ in {text}", "  also   ", "         ", width)]
-    return [*head, *lines, *_wrap(finding.fix, "  fix    ", "         ", width), *also]
+    also = [
+        line
+        for text in told[:2]
+        for line in wrap(f"the runs differ in {text}", first="  also   ", rest="         ", width=width)
+    ]
+    return [*head, *lines, *wrap(finding.fix, first="  fix    ", rest="         ", width=width), *also]
 
 
 def _related_lines(finding: Finding) -> list[str]:
@@ -92,7 +96,9 @@ def _related_lines(finding: Finding) -> list[str]:
 
 def _note_lines(finding: Finding, width: int) -> list[str]:
     """Tell the settings that differ without having made a difference, in two lines at most."""
-    return _wrap(f"note   the runs differ in {finding.why.splitlines()[0]}", "  ", "         ", width)[:2]
+    return wrap(f"note   the runs differ in {finding.why.splitlines()[0]}", first="  ", rest="         ", width=width)[
+        :2
+    ]
 
 
 def _agreement(comparison: RunComparison, width: int) -> list[str]:
@@ -101,11 +107,11 @@ def _agreement(comparison: RunComparison, width: int) -> list[str]:
     where = f"{len(comparison.rows)} tensors of {_steps(comparison)}"
     if comparison.is_identical:
         return [f"The runs are identical bit for bit: {where}."]
-    lines = _wrap(f"Nothing differs beyond what the formats explain: {where}.", "", "  ", width)
+    lines = wrap(f"Nothing differs beyond what the formats explain: {where}.", first="", rest="  ", width=width)
     largest = comparison.largest
     if largest is not None:
         text = f"largest difference of a forward pass: {largest.relative:.2g} of the norm, {_formats(largest)}"
-        lines += _wrap(f"{text}, at {largest.site} / {largest.op}.", "  ", "  ", width)
+        lines += wrap(f"{text}, at {largest.site} / {largest.op}.", first="  ", rest="  ", width=width)
     losses = comparison.losses
     if losses is not None and losses.points:
         last = losses.points[-1]
@@ -125,7 +131,7 @@ def _unpaired_lines(unpaired: Sequence[UnpairedOp], width: int) -> list[str]:
     lines: list[str] = []
     for (side, phase, names), sites in list(alike.items())[:MAX_UNPAIRED]:
         text = f"only in the {side}, {phase}: {', '.join(names)} of {_few(sites)}"
-        lines += _wrap(text, "  ", "    ", width)[:3]
+        lines += wrap(text, first="  ", rest="    ", width=width)[:3]
     more = len(alike) - MAX_UNPAIRED
     return [*lines, f"  and {more} more kinds of sites; --json lists them all"] if more > 0 else lines
 
@@ -143,12 +149,6 @@ def _formats(row: ComparedTensor) -> str:
     if row.reference_dtype == row.candidate_dtype:
         return row.reference_dtype
     return f"{row.reference_dtype} against {row.candidate_dtype}"
-
-
-def _wrap(text: str, first: str, rest: str, width: int) -> list[str]:
-    return textwrap.wrap(
-        text, width, initial_indent=first, subsequent_indent=rest, break_long_words=False, break_on_hyphens=False
-    )
 
 
 # == A comparison of two runs as a page: the verdict, the losses, the differences along the steps, and every

@@ -8,11 +8,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from roundoff.compare.tensors.tensor_comparison import TensorPair, TensorsComparison, TensorVerdict
 from roundoff.compare.tensors.tensor_distance import TensorDistance
 from roundoff.compare.tensors.tensor_files import SavedTensor
-from roundoff.diagnose.wording import format_of, format_short, join_names, plural
+from roundoff.diagnose.wording import format_of, format_short
 from roundoff.report.html_table import Cell, Column, TableRow, table
 from roundoff.report.markup import tag
 from roundoff.report.page import facts, page, section
 from roundoff.runs import JsonValue
+from roundoff.words import join_names, plural
 
 WIDTH = 100
 MAX_LINES = 8
@@ -126,7 +127,7 @@ def _further(found: TensorsComparison) -> Iterator[str]:
     for side, left in ("REF", found.only_reference), ("CAND", found.only_candidate):
         if left:
             yield f"only in {side}: "
-            f"{join_names([f'{printable(x.name)} {_shape(x.shape)}' for x in left], most=MAX_LINES)}"
+            f"{join_names([f'{printable(x.name)} {_shape(x.shape)}' for x in left], at_most=MAX_LINES)}"
     by_order = [pair for pair in found.pairs if pair.by == "order"]
     if by_order:
         rest = "rests" if len(by_order) == 1 else "rest"

@@ -6,10 +6,10 @@ import itertools
 from collections.abc import Sequence
 
 from roundoff.diagnose.ranks.agreement import INPUT, Agreement, Stretch, rank_agreement
-from roundoff.diagnose.wording import join_names, plural
 from roundoff.report.markup import Html, joined, tag
 from roundoff.report.run_page.section import Section
 from roundoff.report.run_page.view import RunView
+from roundoff.words import join_names, plural
 
 MOST_COLUMNS = 60
 MOST_RANKS = 32

@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from roundoff.diagnose.batches import model_inputs
 from roundoff.diagnose.data.sample_order import MAX_EPOCHS, EpochSeen, LabelCounts, epochs_seen, label_counts
 from roundoff.diagnose.data.saved_samples import ChannelRange, SavedBatch, SavedInput, channel_ranges, saved_batches
-from roundoff.diagnose.wording import plural
 from roundoff.report.charts import Curve, chart, figure, line
 from roundoff.report.html_table import percent
 from roundoff.report.markup import Html, joined, tag
@@ -16,6 +15,7 @@ from roundoff.report.run_page.sample_pictures import how_drawn, label_text, pict
 from roundoff.report.run_page.section import Section
 from roundoff.report.run_page.view import RunView
 from roundoff.runs import BatchFacts, JsonValue, Run, TensorFacts
+from roundoff.words import plural
 
 # == What is known about the data in numbers: tensors, channels, epochs.
 
