@@ -3,8 +3,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from roundoff.report.run_page.chosen_steps import ChosenStep, choose_steps, room_for
 from roundoff.report.run_page import chosen_steps as room
+from roundoff.report.run_page.chosen_steps import ChosenStep, choose_steps, room_for
 from roundoff.report.run_page.view import RunView
 from roundoff.runs import CachedRun, EventColumns, Finding, Interned, RunInfo, RunWriter, Severity, replay_path
 

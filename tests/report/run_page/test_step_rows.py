@@ -2,9 +2,9 @@ from pathlib import Path
 
 import pytest
 
+from roundoff.report.run_page import chosen_steps as room
 from roundoff.report.run_page.chosen_steps import choose_steps
 from roundoff.report.run_page.recorded_ops import StepRows, step_rows
-from roundoff.report.run_page import chosen_steps as room
 from roundoff.report.run_page.view import RunView, view_of
 from tests.report.sample_runs import BAD_STEP, diagnosed, record_run
 

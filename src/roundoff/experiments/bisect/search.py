@@ -132,8 +132,8 @@ class BisectSearch:
         if len(more.modules) == len(sites):  # the budget ended before anything was learned
             found = replace(found, is_minimal=more.is_minimal, stopped_by=more.stopped_by, num_runs=more.num_runs)
             return replace(found, still_above=saved.text, notes=more.notes)
-        sites = join_words(found.sites, at_most=8)
-        note = f"NaN alone took {sites}, which left {saved.text}; so the loss was searched by, too."
+        names = join_words(found.sites, at_most=8)
+        note = f"NaN alone took {names}, which left {saved.text}; so the loss was searched by, too."
         return replace(more, notes=(note, *more.notes))
 
     def _searched(
