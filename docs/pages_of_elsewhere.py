@@ -1,4 +1,4 @@
-"""Brings pages into the site that do not lie in docs/: one for each rule, the examples, and those beside the README.
+"""Adds pages to the site that are not in docs/: one for each rule and public module, the examples, those next to the README.
 
 mkdocs calls the functions whose names begin with `on_`.
 """
@@ -23,11 +23,13 @@ if TYPE_CHECKING:
     from mkdocs.structure.pages import Page
 
 ROOT = Path(__file__).parents[1]
-BESIDE_THE_README = ("ARCHITECTURE.md", "CHANGELOG.md", "CONTRIBUTING.md")
+NEXT_TO_README = ("ARCHITECTURE.md", "CHANGELOG.md", "CODE_OF_CONDUCT.md", "CONTRIBUTING.md", "SECURITY.md")
 CHECKLIST = "my-training-is-wrong.md"
 BENCHMARKS = "benchmarks.md"
+API = "api.md"
 FIGURES = re.compile(r"<!-- figures -->.*<!-- end of figures -->", re.S)
 PERFORMANCE = re.compile(r"^## Performance\n(.*?)^## ", re.S | re.M)
+PUBLIC_MODULE = re.compile(r"^\| `(roundoff[a-z_.]*)` \|", re.M)
 LINK = re.compile(r"\]\((?!\w+:|#)([^)#\s]+)")
 
 
@@ -36,8 +38,10 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     files.append(File.generated(config, "rules/index.md", content=index_of_rules()))
     for code in EXPLANATIONS:
         files.append(File.generated(config, f"rules/{code}.md", content=page_of_rule(code)))
+    for module in public_modules():
+        files.append(File.generated(config, f"api/{module}.md", content=f"# {module}\n\n::: {module}\n"))
     examples = [path for path in sorted((ROOT / "examples").rglob("*")) if path.suffix in (".md", ".py", ".toml")]
-    for path in [*(ROOT / name for name in BESIDE_THE_README), *examples]:
+    for path in [*(ROOT / name for name in NEXT_TO_README), *examples]:
         name = path.relative_to(ROOT).as_posix()
         files.append(File.generated(config, name, content=path.read_text()))
     return files
@@ -48,12 +52,19 @@ def on_page_markdown(markdown: str, *, page: Page, config: MkDocsConfig, files: 
     uri = page.file.src_uri
     if uri == CHECKLIST:
         markdown = re.sub(r"`([a-z-]+)`", _linked_rule, markdown)
+    if uri == API:
+        markdown = PUBLIC_MODULE.sub(r"| [`\1`](api/\1.md) |", markdown)
     if uri == BENCHMARKS:
         markdown = FIGURES.sub(lambda _: figures_of_readme(), markdown)
-    if uri.startswith("rules/"):
+    if uri.startswith(("rules/", "api/")):
         return markdown
     place = Path(uri) if (ROOT / uri).exists() else Path("docs") / uri
     return LINK.sub(lambda link: f"]({link_in_site(link[1], place)}", markdown)
+
+
+def public_modules() -> list[str]:
+    """Return the modules that docs/api.md declares public."""
+    return PUBLIC_MODULE.findall((ROOT / "docs" / API).read_text())
 
 
 def link_in_site(link: str, page: Path) -> str:
