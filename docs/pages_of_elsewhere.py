@@ -1,4 +1,4 @@
-"""Adds pages to the site that are not in docs/: one for each rule and public module, the examples, those next to the README.
+"""Adds pages to the site that are not in docs/: rules, public modules, examples, and those next to the README.
 
 mkdocs calls the functions whose names begin with `on_`.
 """
