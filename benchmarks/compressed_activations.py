@@ -22,7 +22,7 @@ from torch.utils.data import DataLoader
 
 from models import BasicBlock
 from roundoff.kernels import kernels_in_use
-from roundoff.precision.activations.compress import ActivationSettings, compress_activations
+from roundoff.precision.activations import ActivationSettings, compress_activations
 from roundoff.train.digits import train_test
 
 BITS = (2, 4, 8)

@@ -5,7 +5,7 @@ import sys
 import torch
 from torch import nn
 
-from roundoff.precision.activations.compress import ActivationSettings, compress_activations
+from roundoff.precision.activations import ActivationSettings, compress_activations
 from roundoff.train import load_digits
 
 bits = int(sys.argv[1])

@@ -112,7 +112,7 @@ def test_resuming_a_finished_training_says_that_nothing_is_left(tmp_path: Path):
             ("--recipe", "mine.toml"),
             "RecipeError: Recipe file 'mine.toml' cannot be read.\n"
             "  why: there is no such file.\n"
-            "  fix: to start one: roundoff recipes show O2 > mine.toml\n",
+            "  fix: start from a known recipe: roundoff recipes show O2 > mine.toml\n",
         ),
         (
             ("--eps", "1e-4"),

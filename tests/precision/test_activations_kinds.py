@@ -5,7 +5,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from roundoff.precision.activations.compress import ActivationSettings, compress_activations
+from roundoff.precision.activations import ActivationSettings, compress_activations
 
 EIGHT = ActivationSettings(bits=8)
 

@@ -70,9 +70,9 @@ def test_too_many_skips_in_a_row_name_the_gradient():
         scaler.update(overflow="blocks.3.attn.weight")
     assert str(caught.value) == (
         "3 steps in a row overflowed; the loss scale fell to 0.25.\n"
-        "  why: the gradient of 'blocks.3.attn.weight' is not finite whatever the scale: something before it makes NaN "
-        "or infinity.\n"
-        "  fix: look where it comes from (roundoff run), or keep that layer wide: "
+        "  why: the gradient of 'blocks.3.attn.weight' is not finite at any scale: an earlier op makes NaN or "
+        "infinity.\n"
+        "  fix: find the op with `roundoff run`, or keep that layer wide: "
         'overrides={"blocks.3.attn": "fp32"}'
     )
 
@@ -138,7 +138,7 @@ def test_other_forms_are_errors_that_list_the_allowed(wrong):
 
 
 def test_settings_that_cannot_be_are_errors():
-    with pytest.raises(RecipeError, match=r"growth = 0 cannot be"):
+    with pytest.raises(RecipeError, match=r"growth = 0 is invalid"):
         ScaleSettings(growth=0)
     with pytest.raises(RecipeError, match=r"allowed: none, static, dynamic"):
         ScaleSettings(kind="auto")

@@ -32,7 +32,7 @@ def test_weights_that_fsdp_divides_train_as_copied_ones(tmp_path: Path):
     )
     assert first == second
     native = first.pop("native")
-    assert native.startswith("Recipe 'O2' cannot be computed natively on weights that FSDP divides.\n  why: ")
+    assert native.startswith("Recipe 'O2' cannot be computed natively on weights sharded by FSDP.\n  why: ")
     for recipe in EXACT_WHEN_SHARDED:
         assert first[recipe]["shift"] == 0.0, recipe
     for recipe, tolerance in NARROW_OPTIMIZER.items():

@@ -7,6 +7,7 @@ from torch.nn import functional as F
 
 from roundoff.errors import SwitchError
 from roundoff.precision import apply_recipe, known_recipes, recipe_named
+from roundoff.precision.fixed import FixedPointSettings, TensorSetting
 from roundoff.switches import switched
 from roundoff.switches.widest import widest_of_its_kind
 
@@ -68,11 +69,11 @@ def test_bits_of_types_and_sites_are_widened():
     from dataclasses import replace
 
     table = {"weight": {"bits": 4}, "sites": {"0": {"activation": {"bits": 2, "range": "sweep"}}}, "norms": "quantized"}
-    wide = widest_of_its_kind(replace(recipe_named("fixed"), fixed=table)).fixed
-    assert wide["weight"] == {"bits": 24}
-    assert wide["error"] == {"bits": 24}
-    assert wide["sites"] == {"0": {"activation": {"bits": 24, "range": "sweep"}}}
-    assert wide["norms"] == "quantized"
+    wide = widest_of_its_kind(replace(recipe_named("fixed"), fixed=FixedPointSettings.from_dict(table))).fixed
+    assert wide.weight == TensorSetting(bits=24)
+    assert wide.error == TensorSetting(bits=24)
+    assert wide.sites == {"0": {"activation": TensorSetting(bits=24, range="sweep")}}
+    assert wide.norms == "quantized"
 
 
 def test_saved_activations_take_their_most_bits():

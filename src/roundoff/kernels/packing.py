@@ -8,30 +8,6 @@ from torch import Tensor
 from roundoff.errors import KernelError
 from roundoff.kernels.layout import compiled_for
 
-# == Bit packing in torch operations, with the same bytes as the compiled loops.
-
-
-def pack_bits_torch(codes: Tensor, *, num_bits: int) -> Tensor:
-    """Pack codes; see `roundoff.kernels.packing.pack_bits`."""
-    flat = codes.flatten()
-    num_bytes = -(-flat.numel() * num_bits // 8)
-    # Eight codes fill a 64-bit word up to eight times `num_bits`, which are whole bytes.
-    groups = torch.nn.functional.pad(flat, (0, -flat.numel() % 8)).view(-1, 8).to(torch.int64)
-    places = torch.arange(8, device=flat.device) * num_bits
-    words = ((groups & ((1 << num_bits) - 1)) << places).sum(1, keepdim=True)
-    shifts = torch.arange(num_bits, device=flat.device) * 8
-    return ((words >> shifts) & 0xFF).to(torch.uint8).flatten()[:num_bytes]
-
-
-def unpack_bits_torch(packed: Tensor, *, num_bits: int, num_codes: int) -> Tensor:
-    """Unpack codes; see `roundoff.kernels.packing.unpack_bits`."""
-    flat = packed.flatten()
-    groups = torch.nn.functional.pad(flat, (0, -flat.numel() % num_bits)).view(-1, num_bits).to(torch.int64)
-    shifts = torch.arange(num_bits, device=flat.device) * 8
-    words = (groups << shifts).sum(1, keepdim=True)
-    places = torch.arange(8, device=flat.device) * num_bits
-    return ((words >> places) & ((1 << num_bits) - 1)).to(torch.uint8).flatten()[:num_codes]
-
 
 def pack_bits(codes: Tensor, *, num_bits: int) -> Tensor:
     """Pack uint8 codes of `num_bits` bits each, in row-major order, into ceil(numel * num_bits / 8) bytes.
@@ -89,3 +65,28 @@ def _check(x: Tensor, num_bits: int) -> None:
         raise KernelError.explain(
             f"A tensor of {x.dtype} holds no codes.", why="codes are uint8.", fix="convert with x.to(torch.uint8)."
         )
+
+
+# The same bytes in torch operations, for accelerators and machines without the compiled kernels.
+
+
+def pack_bits_torch(codes: Tensor, *, num_bits: int) -> Tensor:
+    """Pack codes; see `roundoff.kernels.packing.pack_bits`."""
+    flat = codes.flatten()
+    num_bytes = -(-flat.numel() * num_bits // 8)
+    # Eight codes fill a 64-bit word up to eight times `num_bits`, which are whole bytes.
+    groups = torch.nn.functional.pad(flat, (0, -flat.numel() % 8)).view(-1, 8).to(torch.int64)
+    places = torch.arange(8, device=flat.device) * num_bits
+    words = ((groups & ((1 << num_bits) - 1)) << places).sum(1, keepdim=True)
+    shifts = torch.arange(num_bits, device=flat.device) * 8
+    return ((words >> shifts) & 0xFF).to(torch.uint8).flatten()[:num_bytes]
+
+
+def unpack_bits_torch(packed: Tensor, *, num_bits: int, num_codes: int) -> Tensor:
+    """Unpack codes; see `roundoff.kernels.packing.unpack_bits`."""
+    flat = packed.flatten()
+    groups = torch.nn.functional.pad(flat, (0, -flat.numel() % num_bits)).view(-1, num_bits).to(torch.int64)
+    shifts = torch.arange(num_bits, device=flat.device) * 8
+    words = (groups << shifts).sum(1, keepdim=True)
+    places = torch.arange(8, device=flat.device) * num_bits
+    return ((words >> places) & ((1 << num_bits) - 1)).to(torch.uint8).flatten()[:num_codes]

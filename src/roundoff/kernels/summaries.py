@@ -12,17 +12,60 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from roundoff.kernels import row as at
+from roundoff.kernels import row as columns
 from roundoff.kernels.availability import compiled
 from roundoff.kernels.random_numbers import PERIOD, hash_weights
-
-# == The summary in torch operations: for accelerators, for rare dtypes, and where no compiler was at hand.
-# == Counts, extrema and hash equal those of the compiled kernel exactly, sums to about 1e-12 of the sum of
-# == magnitudes. Nothing here waits for the device: the row stays on it until somebody copies it.
 
 _SHORT_INNER = 64
 _FIRST_SIGN_WORD = 1 << 62
 _WORD_DTYPES = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+
+def summarize(x: Tensor) -> np.ndarray:
+    """Return the 27 numbers of `x`; `roundoff.kernels.row` names the places.
+
+    Over finite elements: min, max, sum, sum of magnitudes, sum of squares, all accumulated in fp64; then the counts of
+    NaN, +inf, -inf, zero and subnormal (of the tensor's own dtype), a hash of its bits that sees permutations, and the
+    sketch. An empty or wholly non-finite tensor has NaN as min and max. On an accelerator this waits for the device.
+
+    >>> import torch
+    >>> from roundoff.kernels import row
+    >>> summarize(torch.tensor([3.0, -4.0, 0.0]))[: row.NUM_NAN].tolist()
+    [-4.0, 3.0, -1.0, 7.0, 25.0]
+    """
+    out = np.empty(columns.ROW_WIDTH)
+    if not summarize_at(x, out.ctypes.data):
+        out[:] = summarize_torch(x.detach()).cpu().numpy()
+    return out
+
+
+def summarize_at(x: Tensor, address: int) -> bool:
+    """Write the row of `x` to `address` and return True, or False where only the torch version can read `x`."""
+    kernels = compiled()
+    code = columns.DTYPE_CODES.get(x.dtype)
+    if kernels is None or code is None or not x.is_cpu or x.is_neg():
+        return False
+    kernels.summarize(x.data_ptr(), code, x.shape, x.stride(), address)
+    return True
+
+
+def histogram(x: Tensor) -> np.ndarray:
+    """Count the nonzero finite elements of `x` by power of two, in 64 buckets.
+
+    Bucket b holds |x| in [2^(b-40), 2^(b-39)); the first and the last are open towards 0 and infinity.
+    """
+    kernels = compiled()
+    code = columns.DTYPE_CODES.get(x.dtype)
+    if kernels is None or code is None or not x.is_cpu or x.is_neg():
+        return histogram_torch(x.detach()).cpu().numpy().astype(np.uint32)
+    counts = np.zeros(columns.NUM_HISTOGRAM_BUCKETS, dtype=np.uint32)
+    scratch = np.empty(columns.ROW_WIDTH)
+    kernels.summarize(x.data_ptr(), code, x.shape, x.stride(), scratch.ctypes.data, counts.ctypes.data)
+    return counts
+
+
+# The same in torch operations, for accelerators, rare dtypes and machines without the compiled kernels: counts, extrema
+# and hash are exactly equal, sums to about 1e-12 of the sum of magnitudes. Nothing here waits for the device.
 
 
 def summarize_torch(x: Tensor) -> Tensor:
@@ -72,8 +115,8 @@ def sketch_torch(wide: Tensor) -> Tensor:
     is_short = inner < _SHORT_INNER
     flat = wide.reshape(-1)
     signed = torch.where(_is_minus(index, channels * inner if is_short else inner), -flat, flat)
-    bucket = (outer + (rest if is_short else channel + rest % inner)) % at.NUM_BUCKETS
-    sums = wide.new_zeros(2, at.NUM_BUCKETS)
+    bucket = (outer + (rest if is_short else channel + rest % inner)) % columns.NUM_BUCKETS
+    sums = wide.new_zeros(2, columns.NUM_BUCKETS)
     sums[0].index_add_(0, bucket, signed)
     sums[1].index_add_(0, bucket, signed * (channel + 1))
     return sums.reshape(-1)
@@ -93,8 +136,8 @@ def histogram_torch(x: Tensor) -> Tensor:
     wide = values.to(_widest(x.device)).reshape(-1).abs()
     counted = torch.isfinite(wide) & _sizes(values).ne(0).reshape(-1)
     exponent = torch.frexp(torch.where(counted, wide.clamp(min=2.0**-100), 1)).exponent - 1
-    bucket = (exponent + at.BUCKET_OF_ONE).clamp(0, at.NUM_HISTOGRAM_BUCKETS - 1).long()
-    counts = torch.zeros(at.NUM_HISTOGRAM_BUCKETS, dtype=torch.int64, device=x.device)
+    bucket = (exponent + columns.BUCKET_OF_ONE).clamp(0, columns.NUM_HISTOGRAM_BUCKETS - 1).long()
+    counts = torch.zeros(columns.NUM_HISTOGRAM_BUCKETS, dtype=torch.int64, device=x.device)
     return counts.index_add_(0, bucket, counted.long())
 
 
@@ -187,46 +230,3 @@ def _as_int64(value: int) -> int:
 def _shifted(x: Tensor, by: int) -> Tensor:
     """Shift to the right as if unsigned."""
     return (x >> by) & ((1 << (64 - by)) - 1)
-
-
-def summarize(x: Tensor) -> np.ndarray:
-    """Return the 27 numbers of `x`; `roundoff.kernels.row` names the places.
-
-    Over finite elements: min, max, sum, sum of magnitudes, sum of squares, all accumulated in fp64; then the counts of
-    NaN, +inf, -inf, zero and subnormal (of the tensor's own dtype), a hash of its bits that sees permutations, and the
-    sketch. An empty or wholly non-finite tensor has NaN as min and max. On an accelerator this waits for the device.
-
-    >>> import torch
-    >>> from roundoff.kernels import row
-    >>> summarize(torch.tensor([3.0, -4.0, 0.0]))[: row.NUM_NAN].tolist()
-    [-4.0, 3.0, -1.0, 7.0, 25.0]
-    """
-    out = np.empty(at.ROW_WIDTH)
-    if not summarize_at(x, out.ctypes.data):
-        out[:] = summarize_torch(x.detach()).cpu().numpy()
-    return out
-
-
-def summarize_at(x: Tensor, address: int) -> bool:
-    """Write the row of `x` to `address` and return True, or False where only the torch version can read `x`."""
-    kernels = compiled()
-    code = at.DTYPE_CODES.get(x.dtype)
-    if kernels is None or code is None or not x.is_cpu or x.is_neg():
-        return False
-    kernels.summarize(x.data_ptr(), code, x.shape, x.stride(), address)
-    return True
-
-
-def histogram(x: Tensor) -> np.ndarray:
-    """Count the nonzero finite elements of `x` by power of two, in 64 buckets.
-
-    Bucket b holds |x| in [2^(b-40), 2^(b-39)); the first and the last are open towards 0 and infinity.
-    """
-    kernels = compiled()
-    code = at.DTYPE_CODES.get(x.dtype)
-    if kernels is None or code is None or not x.is_cpu or x.is_neg():
-        return histogram_torch(x.detach()).cpu().numpy().astype(np.uint32)
-    counts = np.zeros(at.NUM_HISTOGRAM_BUCKETS, dtype=np.uint32)
-    scratch = np.empty(at.ROW_WIDTH)
-    kernels.summarize(x.data_ptr(), code, x.shape, x.stride(), scratch.ctypes.data, counts.ctypes.data)
-    return counts

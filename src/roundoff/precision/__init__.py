@@ -1,4 +1,4 @@
-"""Recipes: how a model trains. Formats, loss scaling, master weights, and the sites that are exceptions."""
+"""Recipes: how a model trains. Formats, loss scaling, master weights, and overrides for single sites."""
 
 from roundoff.precision.apply import apply_recipe
 from roundoff.precision.loss_scaler import LossScaler, ScaledStep

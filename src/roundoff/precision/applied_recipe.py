@@ -1,4 +1,4 @@
-"""What all optimizers of one model share: how it computes, its weights, its buffers, and the loss scale."""
+"""A recipe applied to a model: how it computes, its weights, its buffers and the loss scale, for all its optimizers."""
 
 from __future__ import annotations
 
@@ -17,25 +17,27 @@ if TYPE_CHECKING:
     from roundoff.precision.optimizer import RecipeOptimizer
 
 
-# == Buffers as they were before a step, in case the step never happened.
-
-
 class BufferRollback:
-    """Copies a model's buffers before the first forward of a step, and puts them back when the step is skipped.
+    """Copies a model's buffers before the first forward of a step, and restores them if the step is skipped.
 
-    Stock AMP skips the weights of a bad step but keeps its batch-norm statistics. Several optimizers may share one.
+    torch.amp skips the weight update of an overflowed step but keeps its batch-norm statistics.
     """
 
-    def __init__(self, model: nn.Module) -> None:
+    def __init__(self) -> None:
         self._copies: list[Tensor] = []
         self._buffers: list[Tensor] = []
         self._taken = False
+        self._hook: RemovableHandle | None = None
+
+    def attach(self, model: nn.Module) -> None:
+        """Copy the buffers of `model` before the first forward of each step."""
         self._hook = model.register_forward_pre_hook(self._before_forward)
 
-    @property
-    def hook(self) -> RemovableHandle:
-        """What to remove to stop."""
-        return self._hook
+    def detach(self) -> None:
+        """Stop copying."""
+        if self._hook is not None:
+            self._hook.remove()
+            self._hook = None
 
     def _before_forward(self, module: nn.Module, args: Any) -> None:
         if self._taken or not torch.is_grad_enabled() or torch.compiler.is_compiling():
@@ -52,26 +54,26 @@ class BufferRollback:
         self._taken = True
 
     def restore(self) -> None:
-        """Put the buffers back as they were before the step."""
+        """Restore the buffers to their values before the step."""
         if self._taken and self._buffers:
             with torch.no_grad():
                 torch._foreach_copy_(self._buffers, self._copies)
 
     def forget(self) -> None:
-        """The step has happened, or its buffers are back: copy again before the next forward."""
+        """End the step: copy the buffers again before the next forward."""
         self._taken = False
 
     def remember(self) -> tuple[list[Tensor], list[Tensor], bool]:
-        """Return what it holds, to go back there."""
+        """Return the state, for `recall`."""
         return [copy.clone() for copy in self._copies], list(self._buffers), self._taken
 
     def recall(self, memory: tuple[list[Tensor], list[Tensor], bool]) -> None:
-        """Go back."""
+        """Return to an earlier state."""
         copies, buffers, self._taken = memory
         self._copies, self._buffers = [copy.clone() for copy in copies], list(buffers)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> BufferRollback:
-        # A copied model has no optimizer that could skip its steps: its hook does nothing.
+        # A copied model has no optimizer that could skip its steps, so its hook does nothing.
         copy = object.__new__(BufferRollback)
         copy._copies, copy._buffers, copy._taken = [], [], True
         return copy
@@ -81,13 +83,13 @@ class Removable(Protocol):
     """Something a recipe adds to a model: compressed activations, fixed point."""
 
     def remove(self) -> None:
-        """Take it off the model."""
+        """Remove it from the model."""
 
 
 class AppliedRecipe:
-    """One model under one recipe.
+    """One model with one recipe.
 
-    With several optimizers a step of the scaler ends when each has stepped, or at the next backward.
+    With several optimizers, a step of the loss scaler ends when all have stepped, or at the next backward.
     """
 
     def __init__(
@@ -114,22 +116,22 @@ class AppliedRecipe:
         self._overflows: list[str | None] = []
 
     def note_backward(self, loss: Tensor) -> None:
-        """A loss is about to be scaled."""
+        """Note that a loss is about to be scaled."""
         if self._overflows:
-            self._settle()
+            self._end_step()
         self.num_backwards += 1
         if self._log_losses:
             self._loss = (self._loss or 0.0) + float(loss.detach())
 
     def note_step(self, overflow: str | None) -> None:
-        """One of the optimizers has stepped, or skipped because of a gradient."""
+        """Note that one optimizer has stepped, or has skipped its step because of the gradient `overflow`."""
         if overflow is not None and self.buffers is not None:
             self.buffers.restore()
         self._overflows.append(overflow)
         if len(self._overflows) >= len(self.optimizers):
-            self._settle()
+            self._end_step()
 
-    def _settle(self) -> None:
+    def _end_step(self) -> None:
         overflow = next((name for name in self._overflows if name is not None), None)
         loss, self._loss = self._loss, None
         self._overflows = []
@@ -139,16 +141,16 @@ class AppliedRecipe:
         self.scaler.update(overflow=overflow, loss=loss)
 
     def remember_counts(self) -> tuple[int, float | None, list[str | None]]:
-        """Return how far the step of the scaler is."""
+        """Return the counts of the current step, for `recall_counts`."""
         return self.num_backwards, self._loss, list(self._overflows)
 
     def recall_counts(self, counts: tuple[int, float | None, list[str | None]]) -> None:
-        """Go back there."""
+        """Return to earlier counts."""
         self.num_backwards, self._loss, overflows = counts
         self._overflows = list(overflows)
 
     def report(self) -> str:
-        """Say in a few lines how the model trains."""
+        """Describe in a few lines how the model trains."""
         recipe, settings = self.recipe, self.scaler.settings
         lines = [
             f"recipe      {recipe.name}: {recipe.description}" if recipe.description else f"recipe      {recipe.name}"
@@ -162,7 +164,7 @@ class AppliedRecipe:
         return "\n".join(lines)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what a resumed training needs besides the optimizer's state."""
+        """Return the state that a resumed training needs besides that of the optimizer."""
         return {
             "recipe": self.recipe.name,
             "scaler": self.scaler.state_dict(),
@@ -171,15 +173,15 @@ class AppliedRecipe:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from there; what another recipe remembered and this one does not know is left out."""
+        """Continue from a state; state of another recipe that this one does not have is ignored."""
         self.scaler.load_state_dict(state["scaler"])
         self.weights.load_state_dict(state.get("weights", {}))
         self.computation.load_state_dict(state.get("computation", {}))
 
     def remove(self) -> None:
-        """Take every hook off the model."""
+        """Remove all hooks from the model."""
         self.computation.detach()
         if self.buffers is not None:
-            self.buffers.hook.remove()
+            self.buffers.detach()
         for extra in self.extras:
             extra.remove()

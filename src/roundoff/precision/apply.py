@@ -1,4 +1,4 @@
-"""Applying a recipe to a model and its optimizer: the door of this room."""
+"""Applies a recipe to a model and its optimizer."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, overload
+from typing import overload
 
 import torch
 from torch import nn
@@ -19,30 +19,32 @@ from roundoff.precision.compute.choice import computation_for
 from roundoff.precision.compute.op_overrides import op_overrides
 from roundoff.precision.loss_scaler import LossScaler, ScaleLog
 from roundoff.precision.optimizer import RecipeOptimizer, check_optimizers
+from roundoff.precision.recipe.fixed_point_settings import TensorKind
 from roundoff.precision.recipe.loss_scale_settings import ScaleSettings, scale_settings
 from roundoff.precision.recipe.named_recipes import find_recipe
 from roundoff.precision.recipe.recipe import Arithmetic, Recipe
-from roundoff.precision.recipe.recipe_environment import changed, recipe_in_environment, write_applied_recipe
+from roundoff.precision.recipe.recipe_environment import apply_changes, recipe_in_environment, write_applied_recipe
 from roundoff.precision.recipe.site_formats import override_sites, overrides_in_environment
-from roundoff.precision.weights import Weights
+from roundoff.precision.recipe.tensor_setting import TensorSetting
+from roundoff.precision.weights import Weights, copy_master_weights
 
 # == What a recipe adds to a model besides formats: fixed point and compressed activations.
 
 
 def extras_for(model: nn.Module, recipe: Recipe) -> list[Removable]:
-    """Put onto the model what the recipe adds, and return the handles that take it off again."""
+    """Add fixed point and compressed activations to the model if the recipe has them; return handles to remove them."""
     extras: list[Removable] = []
     if recipe.compute == "fixed":
         extras.append(_convert_to_fixed_point(model, recipe))
     if recipe.least_activation_bits:
-        from roundoff.precision.activations.compress import ActivationSettings, compress_activations
+        from roundoff.precision.activations import ActivationSettings, compress_activations
 
         extras.append(compress_activations(model, ActivationSettings(bits=_activation_bits(recipe))))
     return extras
 
 
 def _activation_bits(recipe: Recipe) -> int | dict[str, int]:
-    """Return one number of bits, or a mapping in which that number is for the sites that no pattern matches."""
+    """Return one number of bits, or a mapping whose `*` holds it for the sites that no other pattern matches."""
     if not recipe.activation_sites:
         return recipe.activation_bits
     others = {"*": recipe.activation_bits} if recipe.activation_bits else {}
@@ -50,28 +52,26 @@ def _activation_bits(recipe: Recipe) -> int | dict[str, int]:
 
 
 def _convert_to_fixed_point(model: nn.Module, recipe: Recipe) -> Removable:
-    from roundoff.precision.fixed import FixedPointSettings, convert_to_fixed_point
+    from roundoff.precision.fixed import convert_to_fixed_point
 
-    plain = {key: value for key, value in recipe.fixed.items() if key != "norms"}
-    plain["sites"] = {**plain.get("sites", {}), **_wide_sites(recipe)}
-    settings = FixedPointSettings.from_dict(plain)
-    return convert_to_fixed_point(model, settings, norms=recipe.fixed.get("norms", "float"))
+    sites = {**recipe.fixed.sites, **_float_sites(recipe)}
+    return convert_to_fixed_point(model, replace(recipe.fixed, sites=sites))
 
 
-def _wide_sites(recipe: Recipe) -> dict[str, Any]:
-    """Return the overrides as fixed point knows them: a site in fp32 is one whose tensors are left alone."""
+def _float_sites(recipe: Recipe) -> dict[str, dict[TensorKind, TensorSetting]]:
+    """Return the overrides in terms of fixed point: the tensors of a site in fp32 are not quantized."""
     for pattern, fmt in recipe.overrides.items():
         if fmt != "fp32":
             raise RecipeError.explain(
-                f'The override "{pattern}" = "{fmt}" cannot be in fixed point.',
-                why="overrides of this recipe are fp32; other bits are settings of their own.",
+                f'Invalid override "{pattern}" = "{fmt}" in fixed point.',
+                why="the only format an override can have in this recipe is fp32; bits are set under [fixed].",
                 fix=f'write [fixed.sites."{pattern}".weight] bits = 6, and so on, into a recipe file.',
             )
-    kinds = ("weight", "bias", "activation", "gradient", "error")
-    return {pattern: {kind: {"method": "none"} for kind in kinds} for pattern in recipe.overrides}
-
-
-_APPLIED = "_roundoff_recipe"
+    kinds: tuple[TensorKind, ...] = ("weight", "bias", "activation", "gradient", "error")
+    return {
+        pattern: {kind: replace(getattr(recipe.fixed, kind), method="none") for kind in kinds}
+        for pattern in recipe.overrides
+    }
 
 
 @overload
@@ -106,31 +106,32 @@ def apply_recipe(
     arithmetic: Arithmetic | None = None,
     log: ScaleLog | None = None,
 ) -> tuple[nn.Module, RecipeOptimizer | tuple[RecipeOptimizer, ...]]:
-    """Make a model train by a recipe; return it, changed in place, and the optimizer to use from now on.
+    """Make a model train with a recipe; return the model, changed in place, and the optimizer to use from now on.
 
-    Call it before wrapping the model in DistributedDataParallel. The rest of the loop stays, except that
-    `optimizer.backward(loss)` replaces `loss.backward()`.
+    Call it before wrapping the model in DistributedDataParallel. In the training loop, replace `loss.backward()` by
+    `optimizer.backward(loss)`; nothing else changes.
 
     Args:
         model: The model, in fp32.
-        optimizer: Any optimizer of torch, or several that work on this model; several share one loss scale.
-        recipe: A name (`roundoff recipes` lists them), a combination such as `O2+act4`, a TOML file, or a value. A
-            recipe in `ROUNDOFF_RECIPE` takes its place, and that of `loss_scale`, `overrides` and `arithmetic`.
-        loss_scale: Replaces the recipe's: "dynamic", "dynamic:torch", a number, 0 for dynamic, "none".
-        overrides: Formats of single sites (`blocks.1.attn`) and ops (`blocks.1.attn:softmax`), over those of the
-            recipe; `ROUNDOFF_OVERRIDES` comes last.
+        optimizer: Any torch optimizer, or several for this model; several share one loss scale.
+        recipe: A name (`roundoff recipes` lists them), a combination such as `O2+act4`, a TOML file, or a `Recipe`. A
+            recipe in `ROUNDOFF_RECIPE` replaces it, together with `loss_scale`, `overrides` and `arithmetic`.
+        loss_scale: Replaces that of the recipe: "dynamic", "dynamic:torch", a number, 0 for dynamic, "none".
+        overrides: Formats of single sites (`blocks.1.attn`) and ops (`blocks.1.attn:softmax`), in addition to those of
+            the recipe; those in `ROUNDOFF_OVERRIDES` come last.
         arithmetic: How narrow formats are computed: "native", "emulated" (fp32, rounded), or "auto".
-        log: A function or a file that gets `step, loss, overflow, scale` of every step; reading the loss waits for
+        log: A function or a file that receives `step, loss, overflow, scale` of every step; reading the loss waits for
             the device.
 
     Raises:
-        RecipeError: the recipe does not exist, cannot be, or does not fit the model.
+        RecipeError: the recipe does not exist, is invalid, or does not fit the model.
     """
     chosen = _choose_recipe(recipe, loss_scale, overrides, arithmetic)
     optimizers = [optimizer] if isinstance(optimizer, Optimizer) else list(optimizer)
     check_optimizers(optimizers)
     _check_model(model)
-    override_sites(model, chosen.overrides)  # a pattern that matches nothing leaves the model untouched
+    # Both raise for a pattern that matches nothing, before the model is changed.
+    override_sites(model, chosen.overrides)
     op_overrides(model, chosen.overrides)
     _warn_of_small_eps(chosen, optimizers)
     shared = _attach_recipe(model, chosen, log)
@@ -140,9 +141,14 @@ def apply_recipe(
 
 
 def _attach_recipe(model: nn.Module, recipe: Recipe, log: ScaleLog | None) -> AppliedRecipe:
-    buffers = BufferRollback(model) if recipe.loss_scale.may_skip else None
+    buffers = BufferRollback() if recipe.loss_scale.may_skip else None
+    if buffers is not None:
+        buffers.attach(model)
     computation = computation_for(model, recipe)
-    weights = Weights(model, recipe, computation)
+    master_weights = copy_master_weights(model, recipe)
+    computation.attach(model)
+    weights = Weights(model, recipe, computation, master_weights)
+    weights.attach(model)
     computation.enclose(model)
     return AppliedRecipe(
         recipe,
@@ -161,7 +167,7 @@ def _choose_recipe(
     overrides: Mapping[str, str] | None,
     arithmetic: Arithmetic | None,
 ) -> Recipe:
-    """Return the recipe with what the call changes, or the environment's in its place; then what is asked of both."""
+    """Return the recipe of the environment, or that of the call with its arguments; then apply changes from outside."""
     chosen = recipe_in_environment()
     if chosen is None:
         plain = find_recipe(recipe)
@@ -171,7 +177,7 @@ def _choose_recipe(
             overrides={**plain.overrides, **(overrides or {})},
             arithmetic=arithmetic or plain.arithmetic,
         )
-    return changed(replace(chosen, overrides={**chosen.overrides, **overrides_in_environment()}))
+    return apply_changes(replace(chosen, overrides={**chosen.overrides, **overrides_in_environment()}))
 
 
 def _check_model(model: nn.Module) -> None:
@@ -179,8 +185,8 @@ def _check_model(model: nn.Module) -> None:
     if narrow:
         raise RecipeError.explain(
             f"The model already holds {', '.join(sorted(str(dtype) for dtype in narrow))}.",
-            why="a recipe decides which tensor is narrow, and starts from fp32.",
-            fix="leave out model.half() and the like.",
+            why="the recipe decides which tensors are narrow, and must start from an fp32 model.",
+            fix="remove model.half() and similar calls.",
         )
 
 

@@ -1,4 +1,4 @@
-"""Looks at all gradients at once: are they finite, which is not, and their unscaled values."""
+"""Checks and unscales all gradients at once."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from roundoff.precision.weights import Weight
 
 
 def dense_part(grad: Tensor) -> Tensor:
-    """Return the memory that holds a gradient's numbers: its values if it is sparse, this rank's part if sharded."""
+    """Return the dense values of a gradient: those of a sparse one, or this rank's part of a sharded one."""
     if isinstance(grad, DTensor):
         grad = grad.to_local()
     return grad.coalesce().values() if grad.is_sparse else grad
@@ -25,9 +25,9 @@ def with_gradient(weights: Iterable[Weight]) -> list[Weight]:
 
 
 def hand_over(weights: Iterable[Weight]) -> None:
-    """Give each main weight the gradient of its parameter: the same tensor if it fits, else a copy in its dtype.
+    """Give each main weight the gradient of its parameter: the same tensor if the dtype fits, otherwise a copy.
 
-    Called again, it renews the copies of gradients that were changed in between, by clipping for instance.
+    A second call renews the copies of gradients that were changed in between, for example by clipping.
     """
     for weight in weights:
         if not weight.is_shadowed:
@@ -43,8 +43,8 @@ def hand_over(weights: Iterable[Weight]) -> None:
 def first_nonfinite(weights: Sequence[Weight]) -> str | None:
     """Return the name of the first gradient with NaN or infinity, in the order of the backward pass, or None.
 
-    One pass over the memory and one transfer, however many tensors there are: a sum is finite unless an element is not,
-    or it overflows, and only then the tensors are looked at one by one.
+    It takes one pass over the memory and one transfer, however many tensors there are: if the sum of all is finite, so
+    are the elements. Only if it is not are the tensors checked one by one.
     """
     grads = [_dense_grad(weight) for weight in weights]
     if not grads or _sums_are_finite(grads):
@@ -79,11 +79,12 @@ def _dense_grad(weight: Weight) -> Tensor:
 
 def _sums_are_finite(tensors: Sequence[Tensor]) -> bool:
     sums = [tensor.detach().sum(dtype=torch.float32) for tensor in tensors if tensor.numel()]
-    return not sums or bool(torch.isfinite(torch.stack(sums).sum()))  # a rank's part of sharded weights may be empty
+    # There may be no sums: a rank's part of sharded weights can be empty.
+    return not sums or bool(torch.isfinite(torch.stack(sums).sum()))
 
 
 def agreed_overflow(overflow: str | None, device: torch.device) -> str | None:
-    """Return the overflow that any rank saw: all ranks step, or none does."""
+    """Return the overflow that any rank has found, so that either all ranks step or none does."""
     distributed = torch.distributed
     if not (distributed.is_available() and distributed.is_initialized() and distributed.get_world_size() > 1):
         return overflow

@@ -1,4 +1,4 @@
-"""Decides the loss scale of every step: what it is, whether the step counts, and what comes next."""
+"""The loss scale of every step: its value, whether the step is skipped, and how the scale changes."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from roundoff.precision.recipe.recipe_environment import frozen_loss_scale, is_f
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScaledStep:
-    """One attempted step, as the log gets it."""
+    """One attempted step, as it is logged."""
 
     step: int
     loss: float
     overflow: str | None
     """The first gradient that was not finite, or None."""
     scale: float
-    """What the loss of this step was multiplied with."""
+    """The factor by which the loss of this step was multiplied."""
 
     def line(self) -> str:
         """Return `step, loss, overflow, scale` as one line of CSV.
@@ -35,13 +35,13 @@ class ScaledStep:
 
 
 ScaleLog = Callable[[ScaledStep], None] | str | Path
-"""A function to call, or a file to append lines to; `-` is the standard error."""
+"""A function to call, or a file to append lines to; `-` means standard error."""
 
 
 class LossScaler:
-    """The loss scale, step by step. Knows nothing of tensors: `update` hears whether gradients overflowed.
+    """The loss scale, step by step. It sees no tensors: the caller of `update` says whether gradients overflowed.
 
-    >>> from roundoff.precision.recipe.loss_scale_settings import scale_settings
+    >>> from roundoff.precision import scale_settings
     >>> scaler = LossScaler(scale_settings("dynamic"))
     >>> scaler.update(overflow="head.weight")
     >>> scaler.scale
@@ -60,7 +60,7 @@ class LossScaler:
         self._log = log
 
     def update(self, *, overflow: str | None, loss: float | None = None) -> None:
-        """Take note of one attempted step: its first non-finite gradient, or None if all were finite.
+        """Count one attempted step; `overflow` is its first non-finite gradient, or None if all were finite.
 
         Raises:
             LossScaleError: more steps in a row overflowed than the settings allow.
@@ -80,9 +80,8 @@ class LossScaler:
         if limit and self.num_skips_in_a_row >= limit:
             raise LossScaleError.explain(
                 f"{self.num_skips_in_a_row} steps in a row overflowed; the loss scale fell to {self.scale:g}.",
-                why=f"the gradient of '{overflow}' is not finite whatever the scale: something before it makes NaN or "
-                "infinity.",
-                fix="look where it comes from (roundoff run), or keep that layer wide: "
+                why=f"the gradient of '{overflow}' is not finite at any scale: an earlier op makes NaN or infinity.",
+                fix="find the op with `roundoff run`, or keep that layer wide: "
                 f'overrides={{"{(overflow or "").rpartition(".")[0] or overflow}": "fp32"}}',
             )
 
@@ -90,7 +89,7 @@ class LossScaler:
         settings = self.settings
         self.num_skips_in_a_row = 0
         self.num_clean += 1
-        if self._follows and self.num_clean >= settings.interval:
+        if self._adapts and self.num_clean >= settings.interval:
             self.scale = min(self.scale * settings.growth, settings.largest)
             self.num_clean = 0
 
@@ -99,24 +98,24 @@ class LossScaler:
         self.num_skips += 1
         self.num_skips_in_a_row += 1
         self.num_clean = 0
-        if self._follows:
+        if self._adapts:
             self.scale = max(self.scale * settings.backoff, settings.smallest)
 
     @property
-    def _follows(self) -> bool:
+    def _adapts(self) -> bool:
         return self.settings.kind == "dynamic" and not is_frozen(num_steps=self.step - 1)
 
     def remember(self) -> dict[str, Any]:
-        """Return where it is, to go back there."""
+        """Return the state, for `recall`."""
         return {name: value for name, value in vars(self).items() if name != "_log"}
 
     def recall(self, memory: dict[str, Any]) -> None:
-        """Go back."""
+        """Return to an earlier state."""
         vars(self).update(memory)
 
     @contextlib.contextmanager
     def silenced(self) -> Iterator[None]:
-        """Log nothing inside the block: its steps are in the log already."""
+        """Log nothing inside the block, whose steps are in the log already."""
         log, self._log = self._log, None
         try:
             yield
@@ -124,7 +123,7 @@ class LossScaler:
             self._log = log
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what a resumed training needs."""
+        """Return the state that a resumed training needs."""
         return {
             "kind": self.settings.kind,
             "scale": self.scale,
@@ -135,11 +134,11 @@ class LossScaler:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from there. A static scale stays as it was set; another kind takes over step and skips alone."""
+        """Continue from a state. A static scale keeps its value; from another kind only step and skips are taken."""
         missing = [name for name in ("kind", "scale", "num_clean", "step") if name not in state]
         if missing:
             raise RecipeError.explain(
-                "A checkpoint's loss scale cannot be read.", why=f"it lacks {', '.join(missing)}."
+                "The loss scale in the checkpoint cannot be read.", why=f"{', '.join(missing)} is missing."
             )
         self.step = int(state["step"])
         self.num_skips = int(state.get("num_skips", 0))
@@ -152,7 +151,7 @@ class LossScaler:
 
 
 def write_log(log: ScaleLog, step: ScaledStep) -> None:
-    """Hand a step to a function, or append its line to a file."""
+    """Pass a step to a function, or append its line to a file."""
     if callable(log):
         log(step)
     elif str(log) == "-":

@@ -1,4 +1,4 @@
-"""The optimizer that a recipe gives back: scales the loss, checks gradients, steps or skips."""
+"""The optimizer that `apply_recipe` returns: scales the loss, checks the gradients, and steps or skips."""
 
 from __future__ import annotations
 
@@ -18,15 +18,13 @@ from roundoff.precision.recipe.recipe import Recipe
 from roundoff.precision.step_memory import StepMemory, recall, remember, repeating
 from roundoff.precision.weights import Weight
 
-# == Undoing an optimizer's step that turned out bad in the middle, as steps with closures can.
-
 
 class Overflowed(Exception):
-    """A closure's gradients are not finite. It leaves the optimizer's step, and goes no further."""
+    """A closure's gradients are not finite. Raised through the inner optimizer's step, and caught right after it."""
 
 
 class StepUndo:
-    """Main weights and optimizer state as they are now."""
+    """A copy of the main weights and the optimizer state, to undo a step whose closure overflows halfway."""
 
     def __init__(self, weights: Sequence[Weight], optimizer: Optimizer) -> None:
         self._optimizer = optimizer
@@ -36,7 +34,7 @@ class StepUndo:
 
     @torch.no_grad()
     def restore(self) -> None:
-        """Make it as it was."""
+        """Restore the copied values."""
         for main, value in zip(self._mains, self._values, strict=True):
             main.copy_(value)
         self._optimizer.state.clear()
@@ -57,11 +55,11 @@ _EXTRA = "roundoff"
 
 
 class RecipeOptimizer(Optimizer):
-    """A torch optimizer around another one, for a model under a recipe.
+    """Wraps a torch optimizer, for a model with a recipe.
 
-    `param_groups`, `state` and `defaults` are those of the inner optimizer, so schedulers act on it. With master
-    weights the groups list these. Use `backward(loss)` instead of `loss.backward()`; a step whose gradients are not
-    finite is skipped, and then the model's buffers are as they were before it.
+    `param_groups`, `state` and `defaults` are those of the inner optimizer, so schedulers work. With master weights,
+    the groups contain the master weights. Use `backward(loss)` instead of `loss.backward()`; a step with non-finite
+    gradients is skipped, and the model's buffers are restored to their values before it.
     """
 
     def __init__(self, inner: Optimizer, shared: AppliedRecipe) -> None:
@@ -70,7 +68,8 @@ class RecipeOptimizer(Optimizer):
         self._weights: list[Weight] = []
         self._unscaled: list[Weight] | None = None
         self._overflow: str | None = None
-        self.__setstate__({})  # sets the hook tables of the base class, which has no groups of its own to be given
+        # Makes the hook tables of the base class, whose constructor would need parameter groups of its own.
+        self.__setstate__({})
         for place, group in enumerate(inner.param_groups):
             self._adopt(group, place)
         shared.optimizers.append(self)
@@ -102,22 +101,22 @@ class RecipeOptimizer(Optimizer):
 
     @property
     def stand_ins(self) -> list[tuple[Tensor, Tensor]]:
-        """The parameters that the inner optimizer does not update itself, with what it updates in their place."""
+        """The parameters that the inner optimizer does not update itself, with the tensors it updates instead."""
         return [(weight.parameter, weight.main) for weight in self._weights if weight.is_shadowed]
 
     @property
     def scale(self) -> float:
-        """What the next loss is multiplied with."""
+        """The factor by which the next loss is multiplied."""
         return self._shared.scaler.scale
 
     @property
     def gradient_scale(self) -> float:
-        """What the gradients are multiplied with now: the scale, or 1 once they are unscaled."""
+        """The factor that the gradients contain now: the scale, or 1 once they are unscaled."""
         return self.scale if self._unscaled is None else 1.0
 
     @property
     def may_skip(self) -> bool:
-        """Whether a step is skipped if a gradient is not finite."""
+        """Whether steps with non-finite gradients are skipped."""
         return self._shared.scaler.settings.may_skip
 
     @property
@@ -132,15 +131,15 @@ class RecipeOptimizer(Optimizer):
 
     @property
     def extras(self) -> tuple[Removable, ...]:
-        """Handles of what the recipe added: `CompressedActivations`, `FixedPointModel`."""
+        """Handles of what the recipe has added to the model: `CompressedActivations`, `FixedPointModel`."""
         return tuple(self._shared.extras)
 
     def report(self) -> str:
-        """Say in a few lines how the model trains."""
+        """Describe in a few lines how the model trains."""
         return self._shared.report()
 
     def backward(self, loss: Tensor, **kwargs: Any) -> None:
-        """Scale the loss and add its gradients; the arguments are those of `Tensor.backward`."""
+        """Scale the loss and run its backward; the arguments are those of `Tensor.backward`."""
         if self._unscaled is not None:
             raise RecipeError.explain(
                 "backward() after unscale_() or clip_grad_norm_() would mix scaled and unscaled gradients.",
@@ -151,12 +150,12 @@ class RecipeOptimizer(Optimizer):
         (loss if scale == 1.0 else loss.float() * scale).backward(**kwargs)
 
     def announce(self, loss: Tensor) -> None:
-        """Take note that a loss, not yet scaled, is about to go backward; `backward` does it."""
+        """Announce the backward of an unscaled loss, for code that does not call `backward` of this optimizer."""
         self._shared.note_backward(loss)
         self._shared.weights.expect_gradients()
 
     def unscale_(self) -> None:
-        """Divide the gradients by the loss scale now, to look at them or clip them; `step` will not do it again."""
+        """Divide the gradients by the loss scale now, to read or clip them; `step` will not do it again."""
         if self._unscaled is not None:
             return
         scaler = self._shared.scaler
@@ -166,7 +165,7 @@ class RecipeOptimizer(Optimizer):
             raise RecipeError.explain(
                 "There are gradients, but backward() of this optimizer was not called.",
                 why=f"the loss scale is {scaler.scale:g}, and loss.backward() does not apply it.",
-                fix="write optimizer.backward(loss) instead of loss.backward().",
+                fix="call optimizer.backward(loss) instead of loss.backward().",
             )
         self._overflow = None
         if scaler.settings.may_skip:
@@ -178,9 +177,9 @@ class RecipeOptimizer(Optimizer):
         self._unscaled = having
 
     def clip_grad_norm_(self, max_norm: float, norm_type: float = 2.0) -> Tensor:
-        """Unscale, then scale gradients down so that their norm is at most `max_norm`; return the norm before.
+        """Unscale the gradients and clip their norm to at most `max_norm`; return the norm before clipping.
 
-        In a step that will be skipped nothing is clipped, and the norm is infinite.
+        In a step that will be skipped, nothing is clipped and the norm is infinite.
         """
         self.unscale_()
         if self._overflow is not None:
@@ -191,10 +190,10 @@ class RecipeOptimizer(Optimizer):
         return norm
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Unscale unless that is done, check, and step, or skip if a gradient is not finite.
+        """Unscale the gradients unless that is done already; then step, or skip if one is not finite.
 
-        A closure calls `backward` of this optimizer and may be called several times; it may clip. If any of its
-        gradients overflows, the step never happened, and the closure's loss is returned.
+        A closure must call `backward` of this optimizer, may clip, and may be called several times. If its gradients
+        overflow, the step is undone, and the closure's loss is returned.
         """
         self._shared.weights.take_over_changes(self._weights)
         if closure is not None:
@@ -236,8 +235,9 @@ class RecipeOptimizer(Optimizer):
     def _close_step(self) -> None:
         self._unscaled = None
         for weight in self._weights:
-            weight.grad_version = -1  # the next gradient is another tensor, whose versions begin anew
-        self.inner._opt_called = True  # type: ignore[attr-defined]  # a scheduler made before would warn of a skip
+            weight.grad_version = -1  # the next gradient is another tensor with its own versions
+        # After a skipped step, torch's schedulers would warn that the optimizer was never called.
+        self.inner._opt_called = True  # type: ignore[attr-defined]
         self._shared.note_step(self._overflow)
 
     def zero_grad(self, set_to_none: bool = True) -> None:
@@ -252,51 +252,51 @@ class RecipeOptimizer(Optimizer):
         self._unscaled = None
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Add a group; its parameters get main weights as the recipe says."""
+        """Add a group; its parameters get main weights according to the recipe."""
         self.inner.add_param_group(param_group)
         self._adopt(self.inner.param_groups[-1], len(self.inner.param_groups) - 1)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the inner optimizer's state, and under one key more the loss scale and what the recipe remembers.
+        """Return the inner optimizer's state, and under one more key the loss scale and the state of the recipe.
 
-        The inner optimizer alone can load it, too, and the other way round.
+        The inner optimizer can load it too, and this one can load a plain optimizer's.
         """
         return {**self.inner.state_dict(), _EXTRA: self._shared.state_dict()}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Go on from a checkpoint of this recipe, another one, or a plain optimizer."""
+        """Continue from a checkpoint of this recipe, of another recipe, or of a plain optimizer."""
         self.inner.load_state_dict({key: value for key, value in state_dict.items() if key != _EXTRA})
         if _EXTRA in state_dict:
             self._shared.load_state_dict(state_dict[_EXTRA])
 
     def remember(self) -> StepMemory:
-        """Return what the next step starts from besides tensors: loss scale, counts, histories; see `repeating`."""
+        """Return the state of the next step besides tensors: loss scale, counts, histories; see `repeating`."""
         return remember(self._shared)
 
     def recall(self, memory: StepMemory) -> None:
-        """Go back to a memory, for good: the steps since never happened. Tensors must be back already."""
+        """Return to an earlier state for good. The tensors must be restored already."""
         recall(self._shared, memory)
 
     def repeating(self, memory: StepMemory) -> AbstractContextManager[None]:
-        """Let the recipe be where `memory` was inside the block, to run that step again; then it is as it was."""
+        """Return to an earlier state inside the block, to run that step again; afterwards the present state is back."""
         return repeating(self._shared, memory)
 
     def remember_gradients(self) -> tuple[list[Weight] | None, str | None]:
-        """Return which gradients are unscaled, and the last overflow."""
+        """Return which gradients are unscaled, and the last overflow, for `recall_gradients`."""
         return None if self._unscaled is None else list(self._unscaled), self._overflow
 
     def recall_gradients(self, gradients: tuple[list[Weight] | None, str | None]) -> None:
-        """Go back there; gradients that were copied count as not copied."""
+        """Return to an earlier state; all gradients count as not copied."""
         self._unscaled, self._overflow = gradients
         for weight in self._weights:
             weight.grad_version = -1
 
     def remove(self) -> None:
-        """Take every hook off the model; its weights stay as they are."""
+        """Remove all hooks from the model; its weights stay as they are."""
         self._shared.remove()
 
     def _adopt(self, group: dict[str, Any], place: int) -> None:
-        """Put main weights into a group, in place since LBFGS holds the list, and move their state."""
+        """Put main weights into a group, in place because LBFGS holds the list, and move their state."""
         parameters: list[Tensor] = group["params"]
         for number, parameter in enumerate(parameters):
             weight = self._shared.weights.of(parameter, name=f"param_groups[{place}].params[{number}]")
@@ -314,14 +314,15 @@ def _like(value: Any, main: Tensor) -> Any:
 
 
 def check_optimizers(optimizers: Sequence[object]) -> None:
-    """Raise unless all are torch optimizers that no recipe was applied to."""
+    """Raise unless all are torch optimizers without a recipe."""
     for optimizer in optimizers:
         if isinstance(optimizer, RecipeOptimizer):
             raise RecipeError.explain(
                 f"Recipe '{optimizer.recipe.name}' is already applied to this optimizer.",
-                fix="apply a recipe once; to change it, remove() the first and make the optimizer anew.",
+                fix="apply a recipe once; to change it, call remove() and create a new optimizer.",
             )
         if not isinstance(optimizer, Optimizer):
             raise RecipeError.explain(
-                f"{type(optimizer).__name__} is not a torch.optim.Optimizer.", fix="pass the optimizer, or several."
+                f"{type(optimizer).__name__} is not a torch.optim.Optimizer.",
+                fix="pass one optimizer, or a list of them.",
             )

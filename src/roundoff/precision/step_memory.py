@@ -1,4 +1,4 @@
-"""What a model under a recipe starts a step from, besides its tensors: to run the step again, or to undo it."""
+"""Saves and restores the state of a recipe between steps, apart from tensors, to repeat a step or to undo it."""
 
 from __future__ import annotations
 
@@ -17,10 +17,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepMemory:
-    """The loss scale, counts, histories and rolled-back buffers of a model under a recipe at one moment.
+    """The loss scale, counts, histories and copied buffers of a model with a recipe at one moment.
 
-    Parameters, buffers, main weights and the inner optimizer's state are not in it: those are tensors that whoever
-    keeps a step keeps anyway.
+    Parameters, buffers, main weights and the inner optimizer's state are not included: the caller saves those tensors.
     """
 
     scaler: dict[str, Any]
@@ -34,7 +33,7 @@ class StepMemory:
 
 
 def remember(shared: AppliedRecipe) -> StepMemory:
-    """Return a copy of what the next step starts from."""
+    """Return a copy of the state at the start of the next step."""
     return StepMemory(
         scaler=shared.scaler.remember(),
         computation=copy.deepcopy(shared.computation.state_dict()),
@@ -47,7 +46,7 @@ def remember(shared: AppliedRecipe) -> StepMemory:
 
 
 def recall(shared: AppliedRecipe, memory: StepMemory) -> None:
-    """Go back to a memory; the tensors must be back already, or go back without a new version."""
+    """Return to an earlier state; the tensors must be restored already, or be restored without a new version."""
     shared.scaler.recall(memory.scaler)
     shared.computation.recall(copy.deepcopy(memory.computation))
     shared.weights.load_state_dict(copy.deepcopy(memory.updates))
@@ -62,9 +61,9 @@ def recall(shared: AppliedRecipe, memory: StepMemory) -> None:
 
 @contextlib.contextmanager
 def repeating(shared: AppliedRecipe, memory: StepMemory) -> Iterator[None]:
-    """Let the model be where `memory` was inside the block, logging nothing; afterwards it is as it was.
+    """Return to an earlier state inside the block, without logging; afterwards the present state is back.
 
-    A block that sets back the versions of tensors belongs inside this one.
+    A block that resets the versions of tensors must be inside this one.
     """
     own = remember(shared)
     weights = list(shared.weights.by_parameter.values())

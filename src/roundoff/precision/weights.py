@@ -1,8 +1,8 @@
-"""The weights an optimizer works on, beside those the model computes with."""
+"""The weights that the optimizer updates, and how they are rounded into those the model computes with."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,18 +16,16 @@ from roundoff.precision.compute.sharded_weights import local_part, place_of
 from roundoff.precision.recipe.recipe import Recipe
 from roundoff.precision.recipe.site_formats import dtype_of, formats_of_parameters, site_of
 
-# == How an updated weight is rounded to its format: to nearest, at random, or with its error remembered.
-
 _COMPENSATION = "kahan_compensation"
 
 
 class WeightUpdate:
     """Writes an updated main weight into the model.
 
-    - With master weights, or to nearest, the parameter becomes the rounded main weight.
-    - `stochastic`: the update was computed in fp32; its result is rounded at random, with the same numbers on every
-      rank, so that replicas stay equal.
-    - `kahan`: what rounding takes away is kept, in the same format, and given back at the next update.
+    - `nearest`, and always with master weights: the parameter becomes the rounded main weight.
+    - `stochastic`: the fp32 result of the update is rounded stochastically, with the same random numbers on every rank,
+      so that replicas stay equal.
+    - `kahan`: the rounding error is kept, in the same format, and added to the next update.
     """
 
     def __init__(self, recipe: Recipe) -> None:
@@ -38,9 +36,9 @@ class WeightUpdate:
 
     @torch.no_grad()
     def apply(self, parameter: Tensor, main: Tensor, fmt: Format, states: Any) -> None:
-        """Round `main` into `parameter`; without master weights `main` then holds the same numbers.
+        """Round `main` into `parameter`; without master weights `main` holds the same values afterwards.
 
-        Of sharded weights each rank rounds its own part.
+        Each rank rounds its own part of sharded weights.
         """
         is_shadowed, stream = main is not parameter, place_of(main)
         compensation = local_part(_compensation_in(states[main], main)) if self._kind == "kahan" else None
@@ -58,11 +56,11 @@ class WeightUpdate:
             round_to(parameter.detach(), fmt, out=parameter.detach())
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state of the random numbers."""
+        """Return the state of the random generator."""
         return {"generator": self._generator.get_state()} if self._kind == "stochastic" else {}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on with the random numbers of a checkpoint, if it has any."""
+        """Continue with the random generator of a checkpoint, if it has one."""
         if self._kind == "stochastic" and "generator" in state:
             self._generator.set_state(state["generator"].cpu())
 
@@ -85,7 +83,7 @@ def _compensate(parameter: Tensor, main: Tensor, fmt: Format, compensation: Tens
 
 
 def _shared_seed() -> int:
-    """Return torch's seed, or that of rank 0: ranks that see different data must round their weights alike."""
+    """Return the seed of torch on rank 0: ranks that see different data must round their weights in the same way."""
     seed = torch.initial_seed() % 2**63
     if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
         return seed
@@ -96,52 +94,65 @@ def _shared_seed() -> int:
 
 @dataclass(slots=True)
 class Weight:
-    """One parameter of the model, and what the optimizer updates in its place: maybe itself."""
+    """One parameter of the model, and the tensor that the optimizer updates: a main weight or the parameter itself."""
 
     name: str
     parameter: Tensor
     main: Tensor
     fmt: Format | None
-    """What the parameter is rounded to after an update; None leaves it alone."""
+    """The format to which the parameter is rounded after an update; None for no rounding."""
     version: int = 0
-    """The parameter's version when it was last written here: another means that somebody else wrote it."""
+    """The parameter's version after our last write: any other version means that other code has written to it."""
     grad_version: int = -1
-    """The version of the parameter's gradient that `main` has a copy of."""
+    """The version of the parameter's gradient that was copied to `main`."""
 
     @property
     def is_shadowed(self) -> bool:
-        """Whether the optimizer works on another tensor than the model."""
+        """Whether the optimizer updates another tensor than the model's."""
         return self.main is not self.parameter
 
 
 class Weights:
-    """All weights of a model under a recipe, by parameter.
+    """All weights of a model with a recipe, by parameter.
 
-    With master weights, `main` is fp32 and the model computes with its rounded copy. Without, `main` has the dtype of
-    the format, so that the optimizer's arithmetic is narrow too, or it is the parameter itself.
+    With master weights, `main` is fp32 and the model computes with its rounded copy. Without them, `main` has the
+    dtype of the format, so that the optimizer computes in it too, or is the parameter itself.
+
+    Make it after `computation.attach(model)`, which narrows the weights; `master_weights` are copies from before.
     """
 
-    def __init__(self, model: nn.Module, recipe: Recipe, computation: Computation) -> None:
+    def __init__(
+        self, model: nn.Module, recipe: Recipe, computation: Computation, master_weights: Mapping[Tensor, Tensor]
+    ) -> None:
         self._recipe = recipe
         self._computation = computation
-        self._formats = formats_of_parameters(model, recipe) if recipe.compute == "cast" else {}
         self._update = WeightUpdate(recipe)
         self._wide_sums: list[Tensor] = []
-        """Narrow parameters whose gradients add up in fp32."""
-        originals = self._originals()
-        computation.attach(model)
-        names = {parameter: site_of(name) for name, parameter in model.named_parameters()}
-        self.by_parameter: dict[Tensor, Weight] = {p: self._weight(name, p, originals) for p, name in names.items()}
-        self._add_state_dict_hooks(model)
+        """Narrow parameters whose gradients accumulate in fp32."""
+        self._loaded: dict[Tensor, Tensor] = {}
+        formats = _narrow_formats(model, recipe)
+        self.by_parameter: dict[Tensor, Weight] = {
+            parameter: self._make_weight(site_of(name), parameter, formats.get(parameter), master_weights)
+            for name, parameter in model.named_parameters()
+        }
+
+    def attach(self, model: nn.Module) -> None:
+        """Round the gradients of narrow weights, and put main weights into the model's `state_dict`."""
+        for weight in self.by_parameter.values():
+            if weight.fmt is not None:
+                self._round_gradients(weight.parameter, weight.fmt)
+        self._computation.keep(model.register_state_dict_post_hook(_GiveMain(self)))
+        self._computation.keep(model.register_load_state_dict_pre_hook(self._before_load))
+        self._computation.keep(model.register_load_state_dict_post_hook(self._after_load))
 
     def of(self, parameter: Tensor, *, name: str) -> Weight:
-        """Return the weight of a parameter; one outside the model, say the criterion's, is left as it is."""
+        """Return the weight of a parameter; one outside the model, for example of the loss, is not rounded."""
         if parameter not in self.by_parameter:
             self.by_parameter[parameter] = Weight(name=name, parameter=parameter, main=parameter, fmt=None)
         return self.by_parameter[parameter]
 
     def take_over_changes(self, weights: Iterable[Weight]) -> None:
-        """Let main weights follow parameters that somebody wrote since: a loaded checkpoint, a clamp."""
+        """Update main weights whose parameters were changed by other code, such as a loaded checkpoint or a clamp."""
         for weight in weights:
             if weight.is_shadowed and weight.parameter._version != weight.version:
                 with torch.no_grad():
@@ -149,49 +160,42 @@ class Weights:
                 weight.version = weight.parameter._version
 
     def expect_gradients(self) -> None:
-        """Let gradients arrive in the dtype of their parameter where DistributedDataParallel may exchange them so."""
+        """Let gradients arrive in the dtype of their parameter, so that DistributedDataParallel can exchange them."""
         if _is_distributed():
             for parameter in self._wide_sums:
                 _set_grad_dtype(parameter, parameter.dtype)
 
     def widen_gradients(self) -> None:
-        """Make fp32 of gradients that arrived narrow, before they are unscaled."""
+        """Convert gradients that arrived narrow to fp32, before they are unscaled."""
         for parameter in self._wide_sums:
             _set_grad_dtype(parameter, torch.float32)
 
     def write_back(self, weights: Sequence[Weight], states: Any) -> None:
-        """Bring what the optimizer did to the main weights into the model."""
+        """Write the main weights that the optimizer has updated into the model."""
         for weight in weights:
             if weight.fmt is not None:
                 self._update.apply(weight.parameter, weight.main, weight.fmt, states)
                 weight.version = weight.parameter._version
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what updates must remember besides the optimizer's state."""
+        """Return the state of the updates besides that of the optimizer."""
         return self._update.state_dict()
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from a state."""
+        """Continue from a state."""
         self._update.load_state_dict(state)
 
-    def _originals(self) -> dict[Tensor, Tensor]:
-        """Return fp32 copies of what is about to be narrowed."""
-        if not self._recipe.master_weights:
-            return {}
-        return {p: p.detach().float().clone() for p, fmt in self._formats.items() if fmt != "fp32"}
-
-    def _weight(self, name: str, parameter: Tensor, originals: dict[Tensor, Tensor]) -> Weight:
-        name_of_format = self._formats.get(parameter, "fp32")
-        if name_of_format == "fp32" or not parameter.is_floating_point():
+    def _make_weight(
+        self, name: str, parameter: Tensor, fmt: str | None, master_weights: Mapping[Tensor, Tensor]
+    ) -> Weight:
+        if fmt is None:
             return Weight(name=name, parameter=parameter, main=parameter, fmt=None)
-        fmt = format_named(name_of_format)
-        main = self._main(parameter, originals, dtype_of(name_of_format))
-        self._round_gradients(parameter, fmt)
-        return Weight(name=name, parameter=parameter, main=main, fmt=fmt, version=parameter._version)
+        main = self._main(parameter, master_weights, dtype_of(fmt))
+        return Weight(name=name, parameter=parameter, main=main, fmt=format_named(fmt), version=parameter._version)
 
-    def _main(self, parameter: Tensor, originals: dict[Tensor, Tensor], dtype: torch.dtype | None) -> Tensor:
-        if parameter in originals:
-            value = originals[parameter]
+    def _main(self, parameter: Tensor, master_weights: Mapping[Tensor, Tensor], dtype: torch.dtype | None) -> Tensor:
+        if parameter in master_weights:
+            value = master_weights[parameter]
         elif self._recipe.update != "nearest":
             value = parameter.detach().float().clone()
         elif self._computation.arithmetic == "native" or dtype is None or dtype.itemsize < 2:
@@ -201,7 +205,7 @@ class Weights:
         return nn.Parameter(value, requires_grad=parameter.requires_grad)
 
     def _round_gradients(self, parameter: Tensor, fmt: Format) -> None:
-        """Let gradients arrive as the format makes them, and add up in fp32 where there are fp32 main weights."""
+        """Round gradients to the format; they accumulate in fp32 where the main weights are fp32."""
         if not parameter.requires_grad:
             return
         wide_sums = self._recipe.master_weights or self._recipe.update != "nearest"
@@ -221,14 +225,8 @@ class Weights:
                 parameter, lambda weight: self._computation.keep(weight.register_post_accumulate_grad_hook(round_sum))
             )
 
-    def _add_state_dict_hooks(self, model: nn.Module) -> None:
-        self._loaded: dict[Tensor, Tensor] = {}
-        self._computation.keep(model.register_state_dict_post_hook(_GiveMain(self)))
-        self._computation.keep(model.register_load_state_dict_pre_hook(self._before_load))
-        self._computation.keep(model.register_load_state_dict_post_hook(self._after_load))
-
     def give_main(self, module: nn.Module, state: dict[str, Any], prefix: str) -> None:
-        """Put master weights in place of their rounded copies: a checkpoint is fp32 and loses nothing."""
+        """Replace rounded weights in a state dict by their master weights, so that a checkpoint is fp32 and exact."""
         for name, parameter in module.named_parameters(remove_duplicate=False):
             weight = self.by_parameter.get(parameter)
             if weight is None or prefix + name not in state:
@@ -261,16 +259,29 @@ class Weights:
         self._loaded = {}
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Weights:
-        # A copied model has no optimizer, so no main weights: its own parameters are the truth.
+        # A copied model has no optimizer, hence no main weights.
         copy = object.__new__(Weights)
-        copy._recipe, copy._computation, copy._formats = self._recipe, self._computation, {}
+        copy._recipe, copy._computation = self._recipe, self._computation
         copy.by_parameter, copy._loaded = {}, {}
         return copy
 
 
+def copy_master_weights(model: nn.Module, recipe: Recipe) -> dict[Tensor, Tensor]:
+    """Return fp32 copies of the weights that a recipe is about to narrow; none without master weights."""
+    if not recipe.master_weights:
+        return {}
+    return {parameter: parameter.detach().float().clone() for parameter in _narrow_formats(model, recipe)}
+
+
+def _narrow_formats(model: nn.Module, recipe: Recipe) -> dict[Tensor, str]:
+    """Return the formats of the weights that the recipe keeps narrow."""
+    formats = formats_of_parameters(model, recipe) if recipe.compute == "cast" else {}
+    return {p: fmt for p, fmt in formats.items() if fmt != "fp32" and p.is_floating_point()}
+
+
 @dataclass(frozen=True, slots=True)
 class _RoundSum:
-    """Rounds a parameter's gradient after something was added to it, as narrow storage would."""
+    """Rounds a parameter's gradient after each accumulation, as narrow storage would."""
 
     fmt: Format
 

@@ -13,7 +13,7 @@ from torch import Tensor
 from roundoff.errors import SwitchError
 from roundoff.precision import Recipe, recipe_named
 from roundoff.precision.compute.computation import map_floats
-from roundoff.precision.recipe.fixed_point_settings import KINDS
+from roundoff.precision.recipe.fixed_point_settings import KINDS, FixedPointSettings, Overrides
 from roundoff.precision.recipe.recipe_environment import changing_recipes
 from roundoff.record.torch_private import FunctionMode, never_compiled, push_function_mode, remove_function_mode
 
@@ -118,24 +118,22 @@ def widest_of_its_kind(recipe: Recipe) -> Recipe:
         name=recipe.name,
         description=f"{recipe.name} with the most bits of its kind",
         compute="fixed" if is_fixed else "plain",
-        fixed=_widest_fixed(recipe.fixed) if is_fixed else {},
+        fixed=_widen_fixed_point(recipe.fixed) if is_fixed else FixedPointSettings(),
         loss_scale=recipe.loss_scale,
         activation_bits=_MAX_ACTIVATION_BITS if recipe.least_activation_bits else 0,
     )
 
 
-def _widest_fixed(table: Mapping[str, Any]) -> dict[str, Any]:
-    kinds: dict[str, Any] = {kind: _with_most_bits(table.get(kind, {})) for kind in KINDS}
-    exceptions = {
-        name: {key: {kind: _with_most_bits(each) for kind, each in value.items()} for key, value in table[name].items()}
-        for name in ("types", "sites")
-        if name in table
+def _widen_fixed_point(settings: FixedPointSettings) -> FixedPointSettings:
+    kinds = {kind: replace(getattr(settings, kind), bits=_MAX_FIXED_BITS) for kind in KINDS}
+    return replace(settings, **kinds, types=_widen_overrides(settings.types), sites=_widen_overrides(settings.sites))
+
+
+def _widen_overrides(table: Overrides) -> Overrides:
+    return {
+        key: {kind: replace(setting, bits=_MAX_FIXED_BITS) for kind, setting in overrides.items()}
+        for key, overrides in table.items()
     }
-    return {**table, **kinds, **exceptions}
-
-
-def _with_most_bits(setting: Mapping[str, Any]) -> dict[str, Any]:
-    return {**setting, "bits": _MAX_FIXED_BITS}
 
 
 @contextmanager

@@ -19,7 +19,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from roundoff.errors import TrainError, first_line
 from roundoff.precision import RecipeOptimizer, apply_recipe
-from roundoff.precision.activations.compress import CompressedActivations
+from roundoff.precision.activations import CompressedActivations
 from roundoff.runs import Metrics
 from roundoff.train.config import TrainConfig
 from roundoff.train.data import Batch, EvalSampler, TrainSampler, load_data, loader_of

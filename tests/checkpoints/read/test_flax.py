@@ -19,7 +19,7 @@ from roundoff.checkpoints.read.flax import read_msgpack
 from roundoff.errors import CheckpointError
 from tests.checkpoints.checkpoint_samples import flax_bytes
 
-SAMPLES = Path(__file__).parent / "samples"
+SAMPLES = Path(__file__).parents[1] / "samples"
 VALUES = st.recursive(
     st.one_of(st.none(), st.booleans(), st.integers(-(2**63), 2**64 - 1), st.floats(allow_nan=False), st.text()),
     lambda inner: st.one_of(st.lists(inner, max_size=20), st.dictionaries(st.text(), inner, max_size=20)),

@@ -17,7 +17,7 @@ from roundoff.checkpoints.read import hdf5
 from roundoff.checkpoints.read.dispatch import read_checkpoint
 from roundoff.errors import CheckpointError
 
-SAMPLES = Path(__file__).parent / "samples"
+SAMPLES = Path(__file__).parents[1] / "samples"
 NAMES = [
     *("conv2d.kernel", "conv2d.bias"),
     *(f"batch_normalization.{name}" for name in ("gamma", "beta", "moving_mean", "moving_variance")),

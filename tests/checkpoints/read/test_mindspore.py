@@ -12,7 +12,7 @@ from roundoff.checkpoints.checkpoint import Role
 from roundoff.checkpoints.read.dispatch import read_checkpoint
 from roundoff.errors import CheckpointError
 
-SAMPLES = Path(__file__).parent / "samples"
+SAMPLES = Path(__file__).parents[1] / "samples"
 
 
 def varint(number: int) -> bytes:

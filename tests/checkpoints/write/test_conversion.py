@@ -15,7 +15,7 @@ from roundoff.checkpoints.write.checkpoint_writer import TARGETS, Target, write_
 from roundoff.checkpoints.write.conversion import ConversionPlan, plan_conversion
 from roundoff.errors import CheckpointError
 
-PORTED = Path(__file__).parent / "samples" / "ported"
+PORTED = Path(__file__).parents[1] / "samples" / "ported"
 NETS = ["net.ckpt", "net.pdparams", "net.keras", "nested.weights.h5", "net.msgpack"]
 MINDSPORE_NAMES = {
     "conv.weight": "conv.weight",

@@ -175,7 +175,7 @@ def test_an_unknown_recipe_is_named_with_its_place(tmp_path: Path):
 
 def test_a_misspelt_fixed_point_setting_is_found_before_anything_is_trained(tmp_path: Path):
     text = error_of(tmp_path, '[axes.recipe]\na = { recipe = { base = "fixed", fixed.wieght.bits = 4 } }')
-    assert text.startswith("'my.toml' at recipe = a has a recipe that cannot be: Fixed point has no tensors 'wieght'.")
+    assert text.startswith("'my.toml' at recipe = a has a recipe that cannot be: Unknown fixed-point setting 'wieght'.")
 
 
 def test_a_misspelt_setting_of_a_recipe_is_found_before_anything_is_trained(tmp_path: Path):

@@ -46,8 +46,8 @@ def test_a_pattern_that_matches_no_site_is_an_error_that_names_near_ones():
         bits_by_site(ActivationSettings(bits={"*": 4, "block.0.attn": 8}), SITES)
     assert str(raised.value) == (
         "No site matches 'block.0.attn'.\n"
-        "  why: the model has 9 sites; near are blocks.0.attn, blocks.1.attn, blocks.0.\n"
-        "  fix: correct the pattern; `*` stands for anything, and a site covers all that is inside it."
+        "  why: the model has 9 sites; the closest are blocks.0.attn, blocks.1.attn, blocks.0.\n"
+        "  fix: correct the pattern; `*` matches anything, and a site includes everything inside it."
     )
 
 

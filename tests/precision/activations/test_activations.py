@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 
-from roundoff.precision.activations.compress import ActivationSettings, compress_activations
+from roundoff.precision.activations import ActivationSettings, compress_activations
 
 
 class Block(nn.Module):

@@ -4,7 +4,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from roundoff.errors import RecipeError
-from roundoff.precision.activations.compress import ActivationSettings, choose_bits, compress_activations
+from roundoff.precision.activations import ActivationSettings, choose_bits, compress_activations
 
 
 class Deaf(nn.Module):

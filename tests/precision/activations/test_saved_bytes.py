@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from roundoff.precision.activations.compress import ActivationSettings, compress_activations
+from roundoff.precision.activations import ActivationSettings, compress_activations
 from roundoff.precision.activations.saved_bytes import ActivationReport, SiteBytes
 
 
@@ -55,7 +55,7 @@ def test_says_the_same_as_a_table():
 
 def test_says_so_when_nothing_was_saved():
     with compress_activations(nn.Linear(3, 3)) as compressed:
-        assert str(compressed.report()) == "No training forward has been seen yet: nothing was saved."
+        assert str(compressed.report()) == "Nothing saved yet: no training forward has run."
 
 
 def test_is_about_the_latest_forward():

@@ -5,7 +5,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from roundoff.precision.activations.compress import ActivationSettings
+from roundoff.precision.activations import ActivationSettings
 from roundoff.precision.activations.saved_tensors import ForwardSaves
 from roundoff.precision.activations.stored_forms import (
     Codes,

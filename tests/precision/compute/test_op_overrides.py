@@ -83,7 +83,7 @@ def test_one_op_in_fp32_saves_an_attention_whose_logits_overflow(recipe: str):
 
 def test_what_is_called_in_the_site_itself_is_reached_and_what_its_children_call_is_not():
     plain = output_of("half", {})
-    with pytest.warns(UserWarning, match="changes nothing"):
+    with pytest.warns(UserWarning, match="has no effect"):
         assert torch.equal(output_of("half", {"blocks.1.attn:linear": "fp32"}), plain)
     assert not torch.equal(output_of("half", {"blocks.1.attn.qkv:linear": "e4m3"}), plain)
 
@@ -174,7 +174,7 @@ def test_an_op_may_be_spelt_as_the_code_calls_it_or_as_a_pattern(spelling: str):
     assert not torch.equal(output_of("half", {}), expected)
 
 
-def test_the_last_override_that_speaks_of_an_op_counts_and_it_counts_over_its_site():
+def test_the_last_override_of_an_op_wins_and_wins_over_its_site():
     expected = output_of("half", {"blocks.1.attn": "bf16", "blocks.1.attn:softmax": "e4m3"})
     both = {"*:softmax": "bf16", "blocks.1.attn:softmax": "e4m3", "blocks.1.attn": "bf16"}
     with_both = output_of("half", {**both, "blocks.0.attn:softmax": "fp16"})
@@ -272,8 +272,8 @@ def test_an_op_that_the_site_never_calls_is_told_once_after_the_first_forward():
     with pytest.warns(UserWarning, match="no such call") as told:
         model(batch())
     assert [str(warning.message) for warning in told] == [
-        'The override "blocks.1.attn:sigmoid" = "fp32" changes nothing: in the first forward there was no such call. '
-        "What blocks.1.attn computes with: div, matmul, mul, softmax."
+        'The override "blocks.1.attn:sigmoid" = "fp32" has no effect: the first forward made no such call. '
+        "blocks.1.attn calls: div, matmul, mul, softmax."
     ]
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -289,18 +289,18 @@ def test_a_site_that_does_not_exist_is_an_error():
 @pytest.mark.parametrize(
     ("key", "fix"),
     [
-        ("Critic:head", '"head" in the overrides of the apply_recipe of Critic.'),
-        ("Critic:", "the names of its modules in the overrides of the apply_recipe of Critic."),
-        ("Net:norm", '"norm" in the overrides of the apply_recipe of Net.'),
+        ("Critic:head", '"head" in the overrides of apply_recipe for Critic.'),
+        ("Critic:", "the names of its modules in the overrides of apply_recipe for Critic."),
+        ("Net:norm", '"norm" in the overrides of apply_recipe for Net.'),
     ],
 )
 def test_a_site_as_a_recording_names_it_in_a_further_model_is_told_from_an_op(key: str, fix: str):
     with pytest.raises(RecipeError) as caught:
         under("half", {key: "fp32"})
     what, why, what_to_do = str(caught.value).splitlines()
-    assert what == f'The override "{key}" = "fp32" speaks neither of a site of Net nor of an op of one.'
-    assert f"'{key}' is how a recording would call a site of a further model, {key.partition(':')[0]}." in why
-    assert what_to_do == f"  fix: a recipe knows one model: write {fix}"
+    assert what == f'The override "{key}" = "fp32" matches neither a site of Net nor an op of one.'
+    assert f"'{key}' is what a recording calls a site of another model, {key.partition(':')[0]}." in why
+    assert what_to_do == f"  fix: a recipe applies to one model: use {fix}"
 
 
 @pytest.mark.parametrize("op", ["sofmax", "", "sofm*"])
@@ -309,9 +309,9 @@ def test_an_op_that_torch_does_not_have_is_an_error_and_leaves_the_model_alone(o
     with pytest.raises(RecipeError) as caught:
         apply_recipe(model, sgd(model), "half", overrides={f"blocks.1.attn:{op}": "fp32"})
     assert str(caught.value) == (
-        f'The override "blocks.1.attn:{op}" = "fp32" speaks of an op that torch does not have.\n'
+        f'The override "blocks.1.attn:{op}" = "fp32" names an unknown op.\n'
         f"  why: torch has no function '{op}'.\n"
-        "  fix: write the function that the site's code calls: 'blocks.1.attn:softmax', 'head:linear', 'blocks.1:add'."
+        "  fix: name a function that the site's code calls: 'blocks.1.attn:softmax', 'head:linear', 'blocks.1:add'."
     )
     assert not any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())
 
@@ -319,10 +319,10 @@ def test_an_op_that_torch_does_not_have_is_an_error_and_leaves_the_model_alone(o
 @pytest.mark.parametrize(
     ("recipe", "settings", "why"),
     [
-        ("amp-bf16", {}, "torch.autocast decides about ops by itself."),
-        ("fixed", {}, "fixed point quantizes what modules use and give, not what happens inside of them."),
-        ("half", {"arithmetic": "native"}, "single ops of a site are emulated on every device."),
-        ("O1", {"arithmetic": "native"}, "single ops of a site are emulated on every device."),
+        ("amp-bf16", {}, "torch.autocast chooses the format of each op itself."),
+        ("fixed", {}, "fixed point quantizes the parameters and outputs of modules, not the ops inside them."),
+        ("half", {"arithmetic": "native"}, "overrides of single ops are only available in emulation."),
+        ("O1", {"arithmetic": "native"}, "overrides of single ops are only available in emulation."),
     ],
 )
 def test_where_ops_cannot_be_overridden_it_is_said(recipe: str, settings: dict[str, str], why: str):

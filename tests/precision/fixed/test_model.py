@@ -95,8 +95,8 @@ def test_switched_off_it_is_the_float_model():
 @pytest.mark.parametrize(
     ("words", "arguments"),
     [
-        ("method = 'automatic' cannot be", {"method": "automatic"}),
-        ("tensors = 'weights' cannot be", {"tensors": ["weights"]}),
+        ("method = 'automatic' is invalid", {"method": "automatic"}),
+        ("tensors = 'weights' is invalid", {"tensors": ["weights"]}),
         ("'head' selects no tensor", {"names": ["head"]}),
         ("'Conv3d' selects no tensor", {"types": ["Conv3d"]}),
     ],

@@ -108,7 +108,7 @@ def test_a_wrong_value_is_an_error_with_the_allowed_ones(change, allowed: str):
     [
         ("fp32", {"weights": "fp16"}, "compute = 'plain' keeps them in fp32"),
         ("O2", {"weights": "bf16"}, "one format for both"),
-        ("O2", {"update": "kahan"}, "no fp32 master weights"),
+        ("O2", {"update": "kahan"}, "without fp32 master weights"),
         ("fp8", {"arithmetic": "native"}, "emulated on every device"),
     ],
 )
@@ -131,17 +131,17 @@ def test_a_file_may_start_from_a_named_recipe(tmp_path):
     [
         ('base = "O2"\n\nwieghts = "fp16"\n', "mine.toml' line 3 has an unknown setting 'wieghts'"),
         ('base = "O2"\n[loss_scale]\ninital = 3\n', "mine.toml' line 3 has an unknown setting 'loss_scale.inital'"),
-        ('base = "O2"\ncompute = "fast"\n', "mine.toml' line 2: Recipe setting compute = 'fast' cannot be."),
+        ('base = "O2"\ncompute = "fast"\n', "mine.toml' line 2: Recipe setting compute = 'fast' is invalid."),
         (
             'base = "O2"\n[overrides]\n"a.*" = "e4m4x"\n',
             "mine.toml' line 3: Recipe setting overrides.\"a.*\" = 'e4m4x'",
         ),
         ('base = "O5"\n', "No recipe 'O5'."),
-        ("base = 'O2'\nmaster_weights = 'yes'\n", "line 2: Recipe setting master_weights = 'yes' cannot be."),
+        ("base = 'O2'\nmaster_weights = 'yes'\n", "line 2: Recipe setting master_weights = 'yes' is invalid."),
         ("base = \n", "mine.toml' is not TOML"),
         ("", "mine.toml' is empty"),
         ("# to be written\n", "mine.toml' is empty"),
-        ('base = "O2"\noverrides = 3\n', "line 2: Recipe setting overrides = 3 cannot be."),
+        ('base = "O2"\noverrides = 3\n', "line 2: Recipe setting overrides = 3 is invalid."),
         ('base = "fixed"\n[fixed.wieght]\nbits = 4\n', "wieght"),
     ],
 )

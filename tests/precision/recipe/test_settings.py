@@ -56,15 +56,15 @@ def test_a_field_that_cannot_be_says_what_can(values, words):
 
 
 def test_misspelt_names_are_errors():
-    with pytest.raises(RecipeError, match="no tensors 'wieght'"):
+    with pytest.raises(RecipeError, match="Unknown fixed-point setting 'wieght'"):
         FixedPointSettings.from_dict({"wieght": {"bits": 4}})
     with pytest.raises(RecipeError, match="no field 'bit'"):
         FixedPointSettings.from_dict({"weight": {"bit": 4}})
-    with pytest.raises(RecipeError, match="no tensors 'activations'"):
+    with pytest.raises(RecipeError, match="Unknown kind of tensor 'activations'"):
         FixedPointSettings(types={"Conv2d": {"activations": TensorSetting()}})
-    with pytest.raises(RecipeError, match="no tensors 'x'"):
+    with pytest.raises(RecipeError, match="Unknown kind of tensor 'x'"):
         FixedPointSettings.from_dict({"sites": {"a": {"x": {}}}})
-    with pytest.raises(RecipeError, match="it is a table of"):
+    with pytest.raises(RecipeError, match="it must be a table of"):
         FixedPointSettings.from_dict({"weight": 8})
     with pytest.raises(RecipeError, match="table of tables"):
         FixedPointSettings.from_dict({"sites": {"a": 8}})

@@ -1,1 +1,1 @@
-"""To be described."""
+"""Finds which tensor of one checkpoint is which tensor of another."""

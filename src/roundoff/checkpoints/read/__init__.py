@@ -1,1 +1,1 @@
-"""To be described."""
+"""Reads the checkpoints of all frameworks, without executing anything in them."""

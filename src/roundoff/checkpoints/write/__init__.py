@@ -1,1 +1,1 @@
-"""To be described."""
+"""Converts checkpoints and writes them."""

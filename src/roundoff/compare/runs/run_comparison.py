@@ -18,7 +18,7 @@ from roundoff.compare.settings.setting_comparison import SettingDifference, diff
 from roundoff.errors import CompareError, RoundoffError
 from roundoff.formats import format_named
 from roundoff.precision import Recipe, find_recipe
-from roundoff.precision.recipe.fixed_point_settings import KINDS, FixedPointSettings
+from roundoff.precision.recipe.fixed_point_settings import KINDS
 from roundoff.precision.recipe.toml import from_toml
 from roundoff.runs import Event, Run, sketches_line_up
 from roundoff.runs.records.step_ops import StepOp, ops_of
@@ -54,8 +54,9 @@ def unit_of_recipe(recipe: Recipe) -> float:
         formats = [recipe.operands.forward, recipe.operands.backward]
     units = [format_named(name).eps / 2 for name in formats if name != "fp32"]
     if recipe.compute == "fixed":
-        settings = FixedPointSettings.from_dict({key: value for key, value in recipe.fixed.items() if key != "norms"})
-        units.append(2.0 ** (2 - min(getattr(settings, kind).bits for kind in KINDS)))  # of a tensor's largest number
+        units.append(
+            2.0 ** (2 - min(getattr(recipe.fixed, kind).bits for kind in KINDS))
+        )  # of a tensor's largest number
     if recipe.least_activation_bits:
         units.append(2.0 ** (1 - recipe.least_activation_bits))  # of the range of a group
     return max(units, default=0.0)

@@ -19,7 +19,7 @@ from roundoff.experiments.plan.verification import Verification
 from roundoff.experiments.trials.targets import TrainTarget
 from roundoff.experiments.trials.trial import TrialTarget
 from roundoff.precision import find_recipe, to_toml
-from roundoff.precision.activations.compress import (
+from roundoff.precision.activations import (
     UNCOMPRESSED,
     ActivationSettings,
     choose_bits,

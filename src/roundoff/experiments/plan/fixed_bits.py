@@ -66,7 +66,7 @@ class FixedPlan:
 
     def recipe(self, *, name: str, description: str = "") -> Recipe:
         """Return the recipe."""
-        return Recipe(name=name, description=description, compute="fixed", fixed=self.settings().to_dict())
+        return Recipe(name=name, description=description, compute="fixed", fixed=self.settings())
 
     def evidence(self) -> list[str]:
         """Say what it rests on, the tensors that matter most first."""

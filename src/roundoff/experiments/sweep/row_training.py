@@ -12,7 +12,7 @@ from typing import Any
 import torch._dynamo  # noqa: F401  torch's optimizers import it when first used: here it is paid once for all rows
 
 from roundoff.precision import find_recipe
-from roundoff.precision.activations.compress import UNCOMPRESSED, ActivationSettings, compress_activations
+from roundoff.precision.activations import UNCOMPRESSED, ActivationSettings, compress_activations
 from roundoff.runs import Metrics
 from roundoff.runs.files.lines import append_lines
 from roundoff.train.config import TrainConfig

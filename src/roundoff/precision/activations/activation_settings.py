@@ -1,4 +1,4 @@
-"""What compressed activations can be told: bits per site, the size of a group, and what is too small to bother with."""
+"""Settings of compressed activations: bits per site, the size of a group, and the smallest tensor to compress."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from roundoff.errors import RecipeError
 from roundoff.kernels.group_codes import CODE_BITS, LONGEST_GROUP
 
 UNCOMPRESSED: Final = 32
-"""As many bits mean that what a site saves is kept as it is."""
+"""This number of bits means no compression."""
 
 BITS: Final = (*CODE_BITS, UNCOMPRESSED)
 
@@ -21,12 +21,13 @@ BITS: Final = (*CODE_BITS, UNCOMPRESSED)
 class ActivationSettings:
     """How the tensors that autograd saves are stored.
 
-    `bits` is one number for the whole model (2, 4, 8, or 32 for "as it is"), or a mapping from site patterns to
-    numbers. A pattern such as `blocks.*.attn` covers every site it matches and all sites inside; where several match,
-    the last one counts; sites that no pattern matches are kept as they are.
+    `bits` is one number for the whole model (2, 4, 8, or 32 for no compression), or a mapping from site patterns to
+    numbers. A pattern such as `blocks.*.attn` matches sites and everything inside them; the last match wins, and sites
+    without a match are not compressed.
 
-    `group` values share a lowest value and a step, four bytes together: a multiple of 64 up to 1024, or None for 256
-    where a channel has that many values in a row, else 64. Tensors of fewer than `min_elements` elements are kept.
+    `group` values share a lowest value and a step of four bytes together. It is a multiple of 64 up to 1024; None means
+    256 where a channel has that many contiguous values, otherwise 64. Tensors of fewer than `min_elements` elements are
+    not compressed.
     """
 
     bits: int | Mapping[str, int] = 4
@@ -38,14 +39,14 @@ class ActivationSettings:
             if bits not in BITS:
                 raise RecipeError.explain(
                     f"Activations cannot be stored in {bits} bits.",
-                    why="a saved value takes 2, 4 or 8 bits; 32 keeps it as it is.",
+                    why="a saved value takes 2, 4 or 8 bits; 32 means no compression.",
                     fix="use bits=2, 4, 8 or 32.",
                 )
         if self.group is not None and (self.group % 64 or not 64 <= self.group <= LONGEST_GROUP):
             raise RecipeError.explain(
                 f"Activations cannot be stored in groups of {self.group}.",
                 why=f"a group has 64, 128, 192 ... {LONGEST_GROUP} values.",
-                fix="leave `group` away: 256, or 64 where channels are small, is then chosen for each tensor.",
+                fix="omit `group`: the default is 256, or 64 where channels are small.",
             )
 
 
@@ -68,7 +69,7 @@ def bits_by_site(settings: ActivationSettings, sites: Iterable[str]) -> dict[str
 
 
 def _covers(pattern: str, site: str) -> bool:
-    """Say whether a pattern matches a site, or one that it is inside of."""
+    """Return whether a pattern matches a site, or a site around it."""
     parts = site.split(".")
     around = (".".join(parts[:n]) for n in range(len(parts), 0, -1))
     return any(pattern == outer or fnmatchcase(outer, pattern) for outer in around)
@@ -78,6 +79,6 @@ def _no_such_site(pattern: str, sites: list[str]) -> RecipeError:
     near = difflib.get_close_matches(pattern, sites, n=3, cutoff=0.4) or sites[:5]
     return RecipeError.explain(
         f"No site matches '{pattern}'.",
-        why=f"the model has {len(sites)} sites; near are {', '.join(near)}.",
-        fix="correct the pattern; `*` stands for anything, and a site covers all that is inside it.",
+        why=f"the model has {len(sites)} sites; the closest are {', '.join(near)}.",
+        fix="correct the pattern; `*` matches anything, and a site includes everything inside it.",
     )

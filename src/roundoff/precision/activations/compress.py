@@ -1,12 +1,4 @@
-"""Compressed activations: what autograd saves for the backward, stored in 2, 4 or 8 bits a value.
-
-```python
-compressed = compress_activations(model, ActivationSettings(bits=4))
-loss = criterion(model(x), y)      # an ordinary loop
-loss.backward()
-print(compressed.report())
-```
-"""
+"""Compresses a model's saved activations, and chooses the bits of every site for a memory budget."""
 
 from __future__ import annotations
 
@@ -22,8 +14,6 @@ from roundoff.precision.activations.activation_settings import UNCOMPRESSED, Act
 from roundoff.precision.activations.module_hooks import CompressedActivations, modules_by_site
 from roundoff.precision.activations.saved_bytes import ActivationReport, SiteBytes
 
-# == Chooses the bits of every site under a memory budget, by what compressing it does to the gradient.
-
 _PROBE = min(CODE_BITS)
 _WIDTHS = (UNCOMPRESSED, *sorted(CODE_BITS, reverse=True))
 
@@ -31,15 +21,15 @@ _WIDTHS = (UNCOMPRESSED, *sorted(CODE_BITS, reverse=True))
 def choose_bits(
     model: nn.Module, run_step: Callable[[], object], budget_bytes: int, *, settings: ActivationSettings | None = None
 ) -> Mapping[str, int]:
-    """Return bits per site so that what a forward saves fits into `budget_bytes`, at the least harm to the gradient.
+    """Return bits per site such that the saved activations fit into `budget_bytes`, with the least gradient error.
 
     `run_step` runs one forward and backward on a typical batch and leaves gradients on the parameters; it must not step
-    the optimizer. It is called once plainly, once a width, and once a site with that site alone at 2 bits: the squared
-    error of the gradient is the site's sensitivity; more bits divide it by the square of their steps. From all
-    uncompressed, the width that adds the least error a byte saved is taken until the budget is met. The model's
-    gradients, buffers and the random state are put back after each call.
+    the optimizer. It is called once uncompressed, once for each width, and once for each site with only that site at 2
+    bits: the squared error of the gradient is the sensitivity of the site, and more bits divide it by the square of
+    their number of steps. Starting uncompressed, the width that adds the least error per saved byte is chosen until the
+    budget is met. The model's gradients and buffers and the random state are restored after each call.
 
-    The result serves as `ActivationSettings(bits=...)`. Other fields of `settings` are used as they are.
+    Pass the result as `ActivationSettings(bits=...)`. Other fields of `settings` are used as they are.
 
     Raises:
         RecipeError: even 2 bits everywhere do not fit, or `run_step` does not train the model.
@@ -50,7 +40,7 @@ def choose_bits(
     if not exact or not sizes[UNCOMPRESSED]:
         raise RecipeError.explain(
             "The step saved no activations or left no gradients.",
-            why="bits are chosen by what compression does to the gradients of a call of the model in training mode.",
+            why="bits are chosen by the error of the gradients, which a training step must leave on the parameters.",
             fix="pass a run_step that calls the model, after model.train(), and runs backward, but not zero_grad.",
         )
     sites = [site for site in probe.sites if site in sizes[UNCOMPRESSED]]
@@ -58,8 +48,8 @@ def choose_bits(
     if least > budget_bytes:
         raise RecipeError.explain(
             f"Saved activations do not fit into {budget_bytes} bytes.",
-            why=f"with 2 bits at every site they take {least} bytes, of {plain} uncompressed.",
-            fix="raise the budget, or make the batch smaller.",
+            why=f"with 2 bits at every site they take {least} bytes ({plain} uncompressed).",
+            fix="raise the budget, or use a smaller batch.",
         )
     errors = {site: _distance(exact, probe.gradients(probe.alone(site))) for site in sites}
     return _narrow_until(budget_bytes, sites=sites, sizes=sizes, errors=errors)
@@ -84,14 +74,14 @@ def _narrow_until(
 
 
 def _error(at_probe: float, bits: int) -> float:
-    """Return the squared error at so many bits, from the one measured at 2: it goes with the square of the step."""
+    """Return the squared error with `bits`, from that measured with 2: it is proportional to the squared step."""
     if bits == UNCOMPRESSED:
         return 0.0
     return at_probe * (((1 << _PROBE) - 1) / ((1 << bits) - 1)) ** 2
 
 
 class _Probe:
-    """Runs the step with given bits and puts everything back."""
+    """Runs the step with given bits and restores everything."""
 
     def __init__(self, model: nn.Module, run_step: Callable[[], object], settings: ActivationSettings) -> None:
         self.sites = [site for site, _ in modules_by_site(model)]
@@ -100,11 +90,11 @@ class _Probe:
         self._settings = replace(settings, bits=UNCOMPRESSED)
 
     def alone(self, site: str) -> dict[str, int]:
-        """Compress one site only."""
+        """Return bits that compress only this site."""
         return {**dict.fromkeys(self.sites, UNCOMPRESSED), site: _PROBE}
 
     def sizes(self, bits: int) -> dict[str, int]:
-        """Return the bytes that each site saves with so many bits everywhere."""
+        """Return the bytes that each site saves with `bits` everywhere."""
         report, _ = self._run(dict.fromkeys(self.sites, bits))
         return {site.site: site.bytes_after for site in report.sites}
 
@@ -116,7 +106,7 @@ class _Probe:
         parameters = list(self._model.parameters())
         grads = [p.grad for p in parameters]
         buffers = [(b, b.clone()) for b in self._model.buffers()]
-        # A generator of its own: the step draws the same numbers whatever is compressed.
+        # With a generator of its own, the step draws the same random numbers whatever is compressed.
         generator = torch.Generator().manual_seed(0)
         compressed = CompressedActivations(self._model, settings=self._settings, bits=bits, generator=generator)
         try:
@@ -151,14 +141,14 @@ __all__ = [
 def compress_activations(
     model: nn.Module, settings: ActivationSettings | None = None, *, generator: torch.Generator | None = None
 ) -> CompressedActivations:
-    """Store what the forwards of `model` save for their backwards in few bits, from now on until `remove()`.
+    """Compress the tensors that autograd saves in the forwards of `model`, until `remove()` is called.
 
     No layer is replaced and outputs do not change; gradients become noisy, without bias where a layer's backward is
-    linear in what it saved. Only calls of `model` itself, in training mode and with gradients enabled, are affected.
+    linear in what it saved. Only calls of `model` itself in training mode with gradients enabled are affected.
 
-    Rounding draws one number a forward from `generator`, or from torch's default one: runs with the same seed are
-    equal, also after restoring its state, but later random numbers differ from those of a run without compression. A
-    generator of its own leaves the default one alone. Ranks draw different numbers.
+    Rounding draws one random number per forward from `generator`, by default torch's: runs with the same seed are
+    equal, also after restoring its state, but later random numbers differ from those of a run without compression. Pass
+    a separate generator to leave torch's alone. Ranks draw different numbers.
 
     Raises:
         RecipeError: a pattern of `settings.bits` matches no site.

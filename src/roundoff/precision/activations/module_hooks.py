@@ -1,4 +1,4 @@
-"""Puts compression around a model's forward, by hooks on its modules, and takes it off again."""
+"""Hooks on the modules of a model that compress what autograd saves during its forward."""
 
 from __future__ import annotations
 
@@ -18,14 +18,12 @@ from roundoff.precision.activations.saved_tensors import ForwardSaves, SavedTall
 from roundoff.precision.activations.stored_forms import SavedTensor
 from roundoff.precision.recipe.site_formats import site_of
 
-# == The sites of a model that can save activations, and the one that is running.
-
 MODEL: Final = "<model>"
 """The site of the model's own forward, outside its children."""
 
 
 def modules_by_site(model: nn.Module) -> list[tuple[str, nn.Module]]:
-    """Return every module of a model once, with its site, parents first; wrappers share the site of what they wrap.
+    """Return every module of a model with its site, parents first; a wrapper shares the site of what it wraps.
 
     >>> [site for site, _ in modules_by_site(nn.Sequential(nn.Linear(1, 1), nn.Sequential(nn.ReLU())))]
     ['<model>', '0', '1', '1.0']
@@ -34,9 +32,9 @@ def modules_by_site(model: nn.Module) -> list[tuple[str, nn.Module]]:
 
 
 class RunningModules(threading.local):
-    """What a thread is running: the modules entered, innermost last, and what the outermost forward saves.
+    """The modules that a thread is running, innermost last, and what the outermost forward saves.
 
-    Copies and pickles of a model that holds one start afresh.
+    Copied and unpickled models start with an empty one.
     """
 
     def __init__(self) -> None:
@@ -53,7 +51,7 @@ class RunningModules(threading.local):
         return self.entered[-1][1]
 
     def leave(self, module: nn.Module) -> bool:
-        """Forget a module and all that was entered since; say whether it was the outermost."""
+        """Remove a module and all that were entered after it; return whether it was the outermost."""
         for depth in reversed(range(len(self.entered))):
             if self.entered[depth][0] is module:
                 del self.entered[depth:]
@@ -62,10 +60,9 @@ class RunningModules(threading.local):
 
 
 def is_called_inside_itself(module: nn.Module) -> bool:
-    """Say whether a call of `module` is under way besides the one that a hook is being run for.
+    """Return whether another call of `module` is running besides the one whose hook is being run.
 
-    Torch does not run hooks when a forward is ended by Ctrl-C: what looks like a call inside a call may be the first
-    call after that.
+    Torch does not run hooks when Ctrl-C ends a forward: what looks like a nested call may be the first call after that.
     """
     calls = 0
     frame: Any = sys._getframe(1)
@@ -77,7 +74,7 @@ def is_called_inside_itself(module: nn.Module) -> bool:
 
 
 class CompressedActivations:
-    """The compression of one model's activations: its bytes, and its end. Also a block that ends it by itself."""
+    """Handle of the compressed activations of one model: `report` them, `remove` them; also a context manager."""
 
     def __init__(
         self,
@@ -100,7 +97,7 @@ class CompressedActivations:
             self._handles.append(module.register_forward_hook(hook.leave, always_call=True))
 
     def report(self) -> ActivationReport:
-        """Return what the latest training forward saved, site by site."""
+        """Return the bytes that the latest training forward saved, by site."""
         tallies = dict(self._tallies)
         return ActivationReport(
             sites=tuple(
@@ -117,7 +114,7 @@ class CompressedActivations:
         )
 
     def remove(self) -> None:
-        """Take all hooks off the model; graphs that exist keep their compressed tensors and can still run backward."""
+        """Remove all hooks from the model; existing graphs keep their compressed tensors and can still run backward."""
         for handle in self._handles:
             handle.remove()
         self._handles.clear()
@@ -130,7 +127,7 @@ class CompressedActivations:
         self.remove()
 
     def enter(self, module: nn.Module, *, site: str, is_outermost: bool) -> None:
-        """Note that a module begins; the outermost one begins a forward."""
+        """Note that a module starts; the outermost one starts a forward."""
         running = self._running
         if is_outermost and running.entered and not is_called_inside_itself(module):
             self._end()
@@ -140,7 +137,7 @@ class CompressedActivations:
             running.entered.append((module, site))
 
     def leave(self, module: nn.Module) -> None:
-        """Note that a module ended, by returning or raising."""
+        """Note that a module has returned or raised."""
         if self._running.leave(module):
             self._end()
 
@@ -166,7 +163,7 @@ class CompressedActivations:
 
 
 class _SiteHook:
-    """What the hooks of one module know."""
+    """The hooks of one module."""
 
     def __init__(self, compressed: CompressedActivations, *, site: str, is_outermost: bool) -> None:
         self._compressed = compressed
@@ -183,7 +180,7 @@ class _SiteHook:
 
 
 def _is_training_forward(model: nn.Module) -> bool:
-    """Say whether a forward may be followed by a backward; a traced one is recorded, not trained."""
+    """Return whether a backward may follow this forward; not while torch.jit traces it."""
     is_traced = torch.jit.is_tracing()  # type: ignore[attr-defined, no-untyped-call]
     return model.training and torch.is_grad_enabled() and not is_traced
 

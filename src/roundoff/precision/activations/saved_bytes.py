@@ -1,4 +1,4 @@
-"""How many bytes a forward saved for its backward, per site: before and after compression."""
+"""The bytes that a forward saves for backward, by site, before and after compression."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SiteBytes:
-    """What one site saved. A tensor that several sites save counts where it was saved first."""
+    """What one site saved. A tensor saved by several sites counts only at the first."""
 
     site: str
     bits: int
@@ -18,33 +18,33 @@ class SiteBytes:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ActivationReport:
-    """What the latest training forward saved, parameters and buffers left out.
+    """What the latest training forward saved, without parameters and buffers.
 
-    `bytes_before` is what autograd would have kept without compression, every piece of memory counted once;
-    `bytes_after` is what is kept instead: codes, groups' heads, bit masks, and all that stayed as it was.
+    `bytes_before` is what autograd would have kept without compression, each piece of memory counted once;
+    `bytes_after` is what is kept instead: codes, heads of groups, bit masks, and uncompressed tensors.
     """
 
     sites: tuple[SiteBytes, ...]
 
     @property
     def bytes_before(self) -> int:
-        """What would have been kept."""
+        """The size without compression."""
         return sum(site.bytes_before for site in self.sites)
 
     @property
     def bytes_after(self) -> int:
-        """What is kept."""
+        """The size with compression."""
         return sum(site.bytes_after for site in self.sites)
 
     @property
     def ratio(self) -> float:
-        """How many times less is kept; 1 if nothing was saved."""
+        """The compression ratio; 1 if nothing was saved."""
         return self.bytes_before / self.bytes_after if self.bytes_after else 1.0
 
     def to_text(self) -> str:
-        """Lay out the sites as a table, the total first; say so plainly when there is nothing to show."""
+        """Return the sites as a table, the total first."""
         if not self.sites:
-            return "No training forward has been seen yet: nothing was saved."
+            return "Nothing saved yet: no training forward has run."
         rows = [("site", "bits", "tensors", "before", "after", "ratio"), self._total()]
         rows += [
             (s.site, str(s.bits), str(s.num_tensors), _size(s.bytes_before), _size(s.bytes_after), _ratio(s))

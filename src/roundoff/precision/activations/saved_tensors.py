@@ -1,4 +1,4 @@
-"""Stores what one forward saves, each piece of memory once."""
+"""Compresses what autograd saves during one forward, each piece of memory once; weights are kept as they are."""
 
 from __future__ import annotations
 
@@ -23,36 +23,34 @@ from roundoff.precision.activations.stored_forms import (
     UncompressedTensor,
     group_size,
     mask_of,
-    narrowed,
+    narrow_integers,
 )
 
-# == Tells weights from activations among the tensors that autograd saves.
-
 _MAX_NODES: Final = 16
-"""A weight is few operations away from its parameters."""
+"""A weight is only a few operations away from its parameters."""
 
 
 class WeightFinder:
-    """The parameters and buffers of a model as they are now, and what is made of them alone.
+    """Recognises weights among the tensors that autograd saves.
 
     A tensor is a weight if it shares the memory of a parameter or buffer, or is as large as a parameter and computed
-    from parameters only: cast by autocast, normalised, rounded. Coarse codes of weights would harm all gradients below
-    them, and parameters stay in memory anyway.
+    from parameters only: cast by autocast, normalised, rounded. Compressed weights would harm all gradients below them,
+    and parameters stay in memory anyway.
     """
 
     def __init__(self, model: nn.Module, *, min_elements: int) -> None:
         tensors = list(itertools.chain(model.parameters(), model.buffers()))
-        # Held weakly, an address is not given away again.
+        # While a weak reference exists, the address is not reused.
         refs = [StorageWeakRef(t.untyped_storage()) for t in tensors if _has_storage(t)]
         self._storages = {ref.cdata: ref for ref in refs}
-        # Small tensors are kept in any case, and statistics of a norm have the shape of its parameters.
+        # Small tensors are never compressed, and the statistics of a norm have the shape of its parameters.
         large = [t for t in tensors if t.numel() >= min_elements]
         self._numels = {t.numel() for t in large}
         self._shapes = {tuple(sorted(t.shape)) for t in large}
         self._dtypes = {t.dtype for t in large}
 
     def include(self, x: Tensor, storage: StorageWeakRef) -> bool:
-        """Say whether `x`, which lies in `storage`, is a weight."""
+        """Return whether `x`, whose memory is `storage`, is a weight."""
         if storage.cdata in self._storages or is_parameter(x):
             return True
         if x.numel() not in self._numels or not x.is_floating_point():
@@ -63,9 +61,10 @@ class WeightFinder:
 
 
 def _comes_from_parameters(node: Any, numel: int) -> bool:
-    """Follow the graph up: every way must end in a parameter, and one of them must be as large.
+    """Return whether all paths up the graph end in parameters, one of which has `numel` elements.
 
-    An input without gradient is a batch, or, for a `torch.autograd.Function`, may be the scale of a rounded weight.
+    An input without gradient is a batch, except that of a `torch.autograd.Function`, which may be the scale of a
+    rounded weight.
     """
     nodes, num_seen, is_as_large = [node], 0, False
     while nodes:
@@ -86,14 +85,14 @@ def _comes_from_parameters(node: Any, numel: int) -> bool:
 
 
 def is_parameter(x: Tensor) -> bool:
-    """Say whether `x` is a parameter, or a view of one."""
+    """Return whether `x` is a parameter, or a view of one."""
     return isinstance(x if x._base is None else x._base, nn.Parameter)
 
 
 def _has_storage(x: Tensor) -> bool:
     try:
         x.untyped_storage()
-    except (NotImplementedError, RuntimeError):  # sparse, and subclasses without memory of their own
+    except (NotImplementedError, RuntimeError):  # sparse tensors, and subclasses without storage
         return False
     return True
 
@@ -101,7 +100,7 @@ def _has_storage(x: Tensor) -> bool:
 _FLOATS = frozenset((torch.float32, torch.bfloat16, torch.float16, torch.float64))
 _INTEGERS = frozenset((torch.int64, torch.int32, torch.int16))
 _LARGEST_SHARE = 4
-"""A view is stored with the whole memory it lies in, unless that is over so many times its size."""
+"""A view is stored together with the whole storage it belongs to if that is at most this many times as large."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -115,14 +114,14 @@ class SavedTally:
 
 @dataclass(slots=True, kw_only=True)
 class _Known:
-    """A piece of memory that was saved: its forms by version and part; watched, so that its address stays its own."""
+    """A saved storage and its forms by version and part; while it is referenced, its address is not reused."""
 
     storage: StorageWeakRef
     forms: dict[tuple[object, ...], weakref.ref[StoredForm]] = field(default_factory=dict)
 
 
 class ForwardSaves:
-    """The saved tensors of one forward: `pack` gives what autograd is to hold instead of a tensor."""
+    """The saved tensors of one forward: `pack` returns what autograd holds instead of a tensor."""
 
     def __init__(self, model: nn.Module, *, settings: ActivationSettings, bits: Mapping[str, int], key: int) -> None:
         self.tallies: dict[str, SavedTally] = {}
@@ -133,7 +132,7 @@ class ForwardSaves:
         self._known: dict[int, _Known] = {}
 
     def pack(self, x: Tensor, *, site: str) -> SavedTensor:
-        """Compress `x`, or keep it; `site` is where it was saved."""
+        """Compress `x`, or keep it; `site` is the site that saves it."""
         if type(x) not in (Tensor, nn.Parameter) or x.layout != torch.strided:
             if not is_parameter(x):
                 size = x.numel() * x.element_size()
@@ -158,7 +157,7 @@ class ForwardSaves:
         return _save_part(form, x) if is_whole else _save_alone(form, x)
 
     def forget(self) -> None:
-        """End the forward: what comes later is not recognised any more."""
+        """End the forward: memory that was saved in it is not recognised any more."""
         self._known.clear()
 
     def _form_of(self, values: Tensor, *, like: Tensor, bits: int) -> StoredForm:
@@ -171,7 +170,7 @@ class ForwardSaves:
         flat = values.detach().contiguous().view(-1)
         if values.dtype == torch.bool:
             return mask_of(flat)
-        return (narrowed(flat) if values.dtype in _INTEGERS else None) or _keep_uncompressed(values)
+        return (narrow_integers(flat) if values.dtype in _INTEGERS else None) or _keep_uncompressed(values)
 
     def _count(self, site: str, *, before: int, after: int) -> None:
         tally = self.tallies.setdefault(site, SavedTally())
@@ -181,7 +180,7 @@ class ForwardSaves:
 
 
 def _keep_uncompressed(x: Tensor) -> UncompressedTensor:
-    """Keep `x`; a copy of it if it would keep alive a memory much larger than itself."""
+    """Keep `x`, or a copy if `x` would keep a much larger storage alive."""
     size = x.numel() * x.element_size()
     kept = x.detach()
     if x.untyped_storage().nbytes() > _LARGEST_SHARE * size:
@@ -198,13 +197,13 @@ def _save_part(form: StoredForm, x: Tensor) -> SavedTensor:
 
 
 def _fills_storage(x: Tensor) -> bool:
-    """Say whether the whole memory that `x` lies in is to be stored with it, for other views of it to share."""
+    """Return whether to store the whole storage of `x`, so that other views can share it."""
     if x.is_conj() or x.is_neg():
         return False
     return x.untyped_storage().nbytes() <= _LARGEST_SHARE * x.numel() * x.element_size()
 
 
 def _storage_of(x: Tensor) -> Tensor:
-    """Return the memory that `x` lies in as a flat tensor that shares its version."""
+    """Return the storage of `x` as a flat tensor that shares its version."""
     num_values = x.untyped_storage().nbytes() // x.element_size()
     return x.detach().as_strided((num_values,), (1,), 0)

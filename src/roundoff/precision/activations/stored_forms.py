@@ -1,4 +1,4 @@
-"""The forms that a saved tensor can take: codes, one bit a value, narrower integers, or as it is."""
+"""The forms in which a saved tensor is stored: codes, one bit per value, narrower integers, or uncompressed."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from roundoff.kernels.packing import pack_bits, unpack_bits
 
 
 class StoredForm(Protocol):
-    """Values kept for backward."""
+    """Values stored for backward."""
 
     @property
     def num_bytes(self) -> int:
-        """The memory it takes."""
+        """The size in memory."""
 
     def expand(self) -> Tensor:
         """Return the values as a flat tensor (`UncompressedTensor`: the tensor itself)."""
@@ -32,7 +32,7 @@ class Codes:
 
     @property
     def num_bytes(self) -> int:
-        """Codes, heads and groups that stayed as they were."""
+        """The size of codes, heads and uncompressed groups."""
         return self.groups.num_bytes
 
     def expand(self) -> Tensor:
@@ -42,14 +42,14 @@ class Codes:
 
 @dataclass(frozen=True, slots=True, kw_only=True, weakref_slot=True)
 class Mask:
-    """Booleans in one bit each."""
+    """Booleans, one bit each."""
 
     packed: Tensor
     num_values: int
 
     @property
     def num_bytes(self) -> int:
-        """An eighth of what they took."""
+        """The size of the packed bits."""
         return self.packed.numel()
 
     def expand(self) -> Tensor:
@@ -66,31 +66,31 @@ class NarrowIntegers:
 
     @property
     def num_bytes(self) -> int:
-        """What the narrow ones take."""
+        """The size of the narrow integers."""
         return self.values.numel() * self.values.element_size()
 
     def expand(self) -> Tensor:
-        """Return the integers in the dtype they had."""
+        """Return the integers in their original dtype."""
         return self.values.to(self.dtype)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, weakref_slot=True)
 class UncompressedTensor:
-    """A tensor as it is, and the version it had when it was saved."""
+    """The tensor itself, and its version when it was saved."""
 
     tensor: Tensor
     version: int
 
     @property
     def num_bytes(self) -> int:
-        """The whole memory that it keeps alive."""
+        """The size of the storage that it keeps alive."""
         return self.tensor.untyped_storage().nbytes()
 
     def expand(self) -> Tensor:
         """Return the tensor.
 
         Raises:
-            RuntimeError: it was changed in place since; torch itself cannot notice where saved tensors have hooks.
+            RuntimeError: it was modified in place; torch itself does not notice that for saved tensors with hooks.
         """
         if self.tensor._version != self.version:
             raise RuntimeError(
@@ -104,7 +104,7 @@ class UncompressedTensor:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SavedTensor:
-    """What autograd holds instead of a tensor: its place in a form that others may share."""
+    """What autograd holds instead of a tensor: its place in a form that other tensors may share."""
 
     form: StoredForm
     shape: torch.Size
@@ -126,8 +126,8 @@ def mask_of(flat: Tensor) -> Mask:
     return Mask(packed=pack_bits(flat.view(torch.uint8), num_bits=1), num_values=flat.numel())
 
 
-def narrowed(flat: Tensor) -> NarrowIntegers | None:
-    """Narrow integers, or return None if they fit nothing narrower, or lie where asking for their range would wait."""
+def narrow_integers(flat: Tensor) -> NarrowIntegers | None:
+    """Narrow integers; None if no narrower dtype holds them, or if measuring their range would wait for a device."""
     if not flat.is_cpu or flat.numel() == 0 or flat.element_size() == 1:
         return None
     low, high = (int(value) for value in torch.aminmax(flat))
@@ -140,9 +140,9 @@ def narrowed(flat: Tensor) -> NarrowIntegers | None:
 
 
 def group_size(x: Tensor) -> int:
-    """Return 256 where a channel has that many values next to each other in memory, else 64.
+    """Return 256 if a channel has at least that many contiguous values, otherwise 64.
 
-    The channel is the second dimension if there are four or more, else a value's neighbours along the last one count.
+    The channel is the second dimension if there are four or more; otherwise the last dimension is used.
     """
     if x.dim() >= 4 and not x.is_contiguous():
         return 64

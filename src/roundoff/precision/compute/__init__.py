@@ -1,1 +1,1 @@
-"""To be described."""
+"""How a model computes under a recipe: natively, emulated, or with rounded operands."""

@@ -1,4 +1,4 @@
-"""Which way of computing a recipe needs on a model's device."""
+"""Chooses how a model computes: what the recipe needs on the model's device, and its device profile."""
 
 from __future__ import annotations
 
@@ -20,11 +20,9 @@ from roundoff.precision.compute.operands import OperandRounding
 from roundoff.precision.recipe.recipe import Recipe
 from roundoff.precision.recipe.site_formats import dtype_of, names_an_op
 
-# == Device profiles: functions that a device has only in few bits, imitated whatever else the recipe says.
-
 
 def add_profile(computation: Computation, profile: str) -> None:
-    """Make a computation round what the profile's functions take and give to fp16, in every site."""
+    """Emulate a device that has some functions only in fp16: round their operands and results, at every site."""
     policy = profile_policy(profile)
     scope = RoundingScope()
     fmt = format_named("fp16")
@@ -47,7 +45,7 @@ def add_profile(computation: Computation, profile: str) -> None:
 
 
 class FixedPointComputation(Computation):
-    """Computes in fp32; what is put on the model besides (extras.py) quantizes it."""
+    """Computes in fp32; the quantizers of `roundoff.precision.fixed` are added to the model separately."""
 
     arithmetic = "emulated"
 
@@ -63,16 +61,16 @@ def computation_for(model: nn.Module, recipe: Recipe) -> Computation:
 def _computation_for(model: nn.Module, recipe: Recipe) -> Computation:
     """Return how the model will compute; `auto` is emulated on a CPU and native elsewhere.
 
-    A format that no device computes with (e4m3 as an override, say) is emulated everywhere, and so is a model of which
-    single ops are overridden.
+    Formats that no device computes in (for example e4m3 as an override) are always emulated, and so are models with
+    overrides of single ops.
     """
     _check_op_overrides(recipe)
     if recipe.compute == "autocast":
         if recipe.arithmetic == "emulated":
             raise RecipeError.explain(
                 f"Recipe '{recipe.name}' cannot be emulated.",
-                why="torch.autocast casts by itself.",
-                fix="use O1: the same idea, native or emulated.",
+                why="torch.autocast does the casting itself.",
+                fix="use O1, which works the same way, native or emulated.",
             )
         return Autocast(recipe)
     emulated = recipe.arithmetic == "emulated" or (recipe.arithmetic == "auto" and _emulates(model, recipe))
@@ -93,11 +91,11 @@ def _computation_for(model: nn.Module, recipe: Recipe) -> Computation:
 
 def _check_op_overrides(recipe: Recipe) -> None:
     if recipe.compute == "autocast":
-        why = "torch.autocast decides about ops by itself"
+        why = "torch.autocast chooses the format of each op itself"
     elif recipe.compute == "fixed":
-        why = "fixed point quantizes what modules use and give, not what happens inside of them"
+        why = "fixed point quantizes the parameters and outputs of modules, not the ops inside them"
     elif recipe.arithmetic == "native":
-        why = "single ops of a site are emulated on every device"
+        why = "overrides of single ops are only available in emulation"
     else:
         return
     refuse_op_overrides(recipe.overrides, recipe=recipe.name, why=why)
@@ -106,8 +104,8 @@ def _check_op_overrides(recipe: Recipe) -> None:
 def _check_not_sharded(model: nn.Module, recipe: Recipe) -> None:
     if any(isinstance(parameter, DTensor) for parameter in model.parameters()):
         raise RecipeError.explain(
-            f"Recipe '{recipe.name}' cannot be computed natively on weights that FSDP divides.",
-            why="FSDP2 gathers the weights of a block in the one dtype they had when they were divided, fp32.",
+            f"Recipe '{recipe.name}' cannot be computed natively on weights sharded by FSDP.",
+            why="FSDP2 gathers all weights of a block in the dtype they had when they were sharded, fp32.",
             fix='use arithmetic = "emulated", or a recipe with fp32 weights: amp-bf16, amp-fp16, O1.',
         )
 

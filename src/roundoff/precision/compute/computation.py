@@ -1,4 +1,4 @@
-"""How a model's forward computes under a recipe: the base that every way of computing plugs into."""
+"""The base class of all ways in which a model's forward can compute under a recipe."""
 
 from __future__ import annotations
 
@@ -18,29 +18,30 @@ from roundoff.precision.compute.sharded_weights import Action, Gathering
 from roundoff.precision.recipe.recipe import Recipe
 from roundoff.precision.recipe.site_formats import dtype_of
 
-# == Enters a way of computing again where a part of the model is called by itself.
-
 
 class InsideForward(threading.local):
-    """Whether this thread is inside a model's forward, and which module entered by itself."""
+    """Whether this thread is inside a model's forward, or inside a module that was called on its own."""
 
     def __init__(self) -> None:
         self.depth = 0
         self.owner: nn.Module | None = None
         self.num_calls = 0
-        """Of the owner, inside itself."""
+        """Nested calls of the owner."""
         self.context: AbstractContextManager[Any] | None = None
 
 
 class Reentry:
-    """Two hooks for every module; inside the model's forward they only look and leave."""
+    """Hooks that enter the computation where a part of the model is called on its own.
+
+    Inside the model's forward they do nothing.
+    """
 
     def __init__(self, inside: InsideForward, computing: Callable[[], AbstractContextManager[Any]]) -> None:
         self._inside = inside
         self._computing = computing
 
     def before(self, module: nn.Module, args: Any) -> None:
-        """Enter, unless the thread is inside already."""
+        """Enter the computation, unless this thread is inside already."""
         inside = self._inside
         if inside.depth:
             inside.num_calls += inside.owner is module
@@ -50,7 +51,7 @@ class Reentry:
         inside.depth, inside.owner, inside.num_calls, inside.context = 1, module, 1, context
 
     def after(self, module: nn.Module, args: Any, output: Any) -> None:
-        """Leave, if this module entered."""
+        """Leave the computation if this module entered it."""
         inside = self._inside
         if inside.owner is not module:
             return
@@ -66,15 +67,16 @@ class Reentry:
 
 
 class Computation:
-    """Plain fp32: every hook does nothing. Ways of computing replace the hooks they need.
+    """Plain fp32: every hook does nothing. Subclasses override the hooks they need.
 
-    `attach` changes the model; from then on each call of the model runs `enter_inputs`, its own forward inside
-    `computing`, and `leave_outputs`. `detach` takes all hooks away and leaves the weights as they are.
+    `attach` changes the model, and `enclose` puts hooks around its forward: each call of the model then runs
+    `enter_inputs`, its forward inside `computing`, and `leave_outputs`. `detach` removes all hooks and leaves the
+    weights as they are.
     """
 
     arithmetic = "native"
     reenters = False
-    """Whether `computing` must also be entered by modules that are called outside the model's forward."""
+    """Whether modules that are called outside the model's forward must enter `computing` too."""
 
     def __init__(self, recipe: Recipe) -> None:
         self.recipe = recipe
@@ -83,49 +85,49 @@ class Computation:
         self._on_gathered: dict[Tensor, list[Action]] = {}
 
     def attach(self, model: nn.Module) -> None:
-        """Prepare the model: cast what must be cast, put hooks where formats change."""
+        """Prepare the model: cast weights, and put hooks where formats change."""
 
     def enter_inputs(self, inputs: Any) -> Any:
-        """Return the model's inputs, cast if the recipe says so."""
+        """Return the model's inputs, cast to the format that the recipe sets."""
         return cast_floats(inputs, self.recipe.inputs)
 
     def computing(self) -> AbstractContextManager[Any]:
-        """Return what must be active while the model's forward runs."""
+        """Return the context in which the model's forward runs."""
         return contextlib.nullcontext()
 
     def leave_outputs(self, outputs: Any) -> Any:
-        """Return the model's outputs, cast if the recipe says so."""
+        """Return the model's outputs, cast to the format that the recipe sets."""
         return cast_floats(outputs, self.recipe.outputs)
 
     def pause(self, paused: bool) -> None:
-        """Keep `computing` from changing what FSDP2 does to weights in the middle of the model's forward."""
+        """Keep `computing` from changing what FSDP2 does with weights in the middle of the model's forward."""
 
-    def carry(self, before: Any, behind: Any) -> None:
-        """Let a module's inputs, which FSDP2 has made anew, be what they were before it."""
+    def carry(self, before: Any, after: Any) -> None:
+        """Transfer what is known about a module's inputs to the new tensors that FSDP2 has replaced them with."""
 
     def on_computed(self, parameter: Tensor, action: Action) -> None:
-        """Do something to the tensor that the model computes with: the parameter, or what FSDP2 gathers of it."""
+        """Apply `action` to the tensor that the model computes with: the parameter, or what FSDP2 gathers of it."""
         if isinstance(parameter, DTensor):
             self._on_gathered.setdefault(parameter, []).append(action)
         else:
             action(parameter)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what this way of computing must remember between steps."""
+        """Return the state that must survive between steps."""
         return {}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from a state."""
+        """Continue from a state."""
 
     def recall(self, state: dict[str, Any]) -> None:
-        """Go back to a state of this very training: what came since is forgotten."""
+        """Return to an earlier state of this training and forget everything since."""
         self.load_state_dict(state)
 
     def enclose(self, model: nn.Module) -> None:
-        """Put the hooks around the model's forward.
+        """Put hooks around the model's forward.
 
-        Where that matters, they are on its parts, too: activation checkpointing calls these again in the backward pass,
-        and some loops call `model.features(x)`.
+        With `reenters`, its parts get hooks too: activation checkpointing calls them again in the backward pass, and
+        some training loops call `model.features(x)`.
         """
         self.bracket(model, inputs=self.enter_inputs, around=self._computing_outermost, outputs=self.leave_outputs)
         self._hooks += Gathering(self._on_gathered, pause=self.pause, carry=self.carry).attach(model)
@@ -154,24 +156,24 @@ class Computation:
         around: Callable[[], AbstractContextManager[Any]],
         outputs: Callable[[Any], Any],
     ) -> None:
-        """Run a module's forward on `inputs(args)`, inside `around()`, and give on `outputs(result)`."""
+        """Make a module's forward run on `inputs(args)`, inside `around()`, and return `outputs(result)`."""
         bracket = _Bracket(inputs, around, outputs)
-        # `prepend` on the way out, so that hooks the user had see what the bracket gives on.
+        # `prepend` for the hook after the forward, so that the user's own hooks see the bracket's outputs.
         self._hooks.append(module.register_forward_pre_hook(bracket.before, with_kwargs=True))
         self._hooks.append(module.register_forward_hook(bracket.after, prepend=True, always_call=True))
 
     def keep(self, hook: RemovableHandle) -> None:
-        """Remove this hook, too, when the computation is detached."""
+        """Remove this hook as well when the computation is detached."""
         self._hooks.append(hook)
 
     def detach(self) -> None:
-        """Take every hook away."""
+        """Remove all hooks."""
         while self._hooks:
             self._hooks.pop().remove()
 
 
 class _Bracket:
-    """The two hooks around one module's forward. Calls may nest, and run in several threads at once."""
+    """The two hooks around one module's forward. Calls may nest, and may run in several threads at once."""
 
     def __init__(
         self,
@@ -207,7 +209,7 @@ class _Open(threading.local):
 
 
 def cast_floats(values: Any, fmt: str) -> Any:
-    """Cast the float tensors among `values`, however they are nested, to a format's dtype; `keep` casts nothing."""
+    """Cast the float tensors in `values`, however deeply nested, to a format's dtype; `keep` casts nothing."""
     dtype = None if fmt == "keep" else dtype_of(fmt)
     if dtype is None:
         return values
@@ -215,7 +217,7 @@ def cast_floats(values: Any, fmt: str) -> Any:
 
 
 def map_floats(values: Any, change: Callable[[Tensor], Tensor]) -> Any:
-    """Apply `change` to the float tensors among `values`: in tuples, lists, dicts and data classes, however deep."""
+    """Apply `change` to the float tensors in `values`: in tuples, lists, dicts and dataclasses, at any depth."""
     if isinstance(values, Tensor):
         return change(values) if values.is_floating_point() else values
     if isinstance(values, tuple):

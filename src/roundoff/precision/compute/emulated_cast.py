@@ -1,4 +1,4 @@
-"""Narrow formats emulated in fp32: every result and every gradient is rounded to what the format can hold."""
+"""Emulates narrow formats in fp32: every result and every gradient is rounded to the numbers of the format."""
 
 from __future__ import annotations
 
@@ -34,17 +34,15 @@ from roundoff.precision.recipe.site_formats import (
     norm_boundaries,
 )
 
-# == The mode that rounds what functions return, where single ops of a site have a format of their own.
-
 _BY_OP = "_roundoff_wide_by_op"
 
 
 class RoundChosenOps(RoundResults):
-    """`RoundResults` that asks about every call whether its op is overridden.
+    """`RoundResults` for models in which single ops have a format of their own.
 
-    An op in fp32 takes what there is and gives a wide result, as if the model's code had called `.float()` on its
-    operands; what follows in the site's own code is then wide as well, until a product. An op in a narrow format takes
-    rounded operands, its result is rounded, and goes on in the format of the site.
+    An op in fp32 takes its operands as they are and returns a wide result, as if the model's code had called `.float()`
+    on them; what follows in the site's own code is then wide too, up to the next product. An op in a narrow format gets
+    rounded operands; its result is rounded, and again to the format of the site.
     """
 
     def __init__(self, scope: RoundingScope, policy: Policy, ops: OpOverrides, *, norms_narrow: bool = False) -> None:
@@ -52,7 +50,7 @@ class RoundChosenOps(RoundResults):
         self._ops = ops
 
     def __torch_function__(self, func: Function, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Call `func`, and round what it gives as its override, or else its site, says."""
+        """Call `func`, and round its result to the format of its override, or else of its site."""
         kwargs = kwargs or {}
         if self._scope.paused or func in CASTS or getattr(func, "__name__", "") == "__get__":
             return super().__torch_function__(func, types, args, kwargs)
@@ -80,7 +78,7 @@ class RoundChosenOps(RoundResults):
     def _narrowly(self, func: Function, args: Any, kwargs: dict[str, Any], fmt: Format) -> Any:
         scope = self._scope
         around = scope.fmt
-        # What an op writes into stays the tensor that it is.
+        # A tensor that the op writes to must not be replaced by a rounded copy.
         written = [args[0]] if args and _writes(func) else []
         written += [kwargs["out"]] if "out" in kwargs else []
 
@@ -109,7 +107,7 @@ class RoundChosenOps(RoundResults):
 
 
 def narrow_again(scope: RoundingScope, values: Any) -> Any:
-    """Return what a site hands on, or is handed: wide tensors that are only there because of an op are narrow again."""
+    """Round the inputs or outputs of a site that are wide only because of an override of an op."""
     fmt = scope.fmt
     if fmt is None:
         return values
@@ -129,15 +127,15 @@ def _writes(func: Function) -> bool:
 class EmulatedCast(Computation):
     """Storage and arithmetic are fp32; weights, buffers, results and gradients hold only numbers of the format.
 
-    It serves models that are cast as a whole, models whose ops are cast by lists (there weights stay fp32 and products
-    round them), and fp32 models with narrow sites.
+    Used for models that are cast as a whole, for models whose ops are cast by lists (weights stay fp32, and products
+    round them), and for fp32 models with narrow sites.
     """
 
     arithmetic = "emulated"
     reenters = True
 
     def attach(self, model: nn.Module) -> None:
-        """Round parameters and buffers, and put brackets around the sites whose format differs."""
+        """Round parameters and buffers, and switch the format at the sites where it differs."""
         recipe = self.recipe
         self._scope = RoundingScope()
         self._policy = LISTS if recipe.compute == "lists" else WHOLE
@@ -147,7 +145,7 @@ class EmulatedCast(Computation):
             self._round_weights(model)
         else:
             mark([*model.parameters()], wide=True)
-        # torch's own norms sum in fp32 whatever the dtype: the mode rounds what they give.
+        # torch's own norms sum in fp32 whatever the dtype: the mode rounds their results.
         norms = [found for found in norm_boundaries(model, recipe) if not is_torch_norm(found.module)]
         for boundary in [*boundaries(model, recipe), *norms]:
             self._bracket_site(boundary)
@@ -163,12 +161,12 @@ class EmulatedCast(Computation):
         return map_floats(inputs, lambda x: narrowed(x.float(), fmt))
 
     def computing(self) -> AbstractContextManager[Any]:
-        """Round what every op gives, inside the model's forward."""
+        """Round the results of all ops inside the model's forward."""
         return self._emulating()
 
     @contextmanager
     def _emulating(self) -> Iterator[None]:
-        self._scope.paused = False  # an exception may have ended an earlier forward in a pause
+        self._scope.paused = False  # an exception may have ended an earlier forward while paused
         mode = self._mode()
         with self._in_format(self._base), mode:
             yield
@@ -182,9 +180,9 @@ class EmulatedCast(Computation):
         """Round nothing while paused."""
         self._scope.paused = paused
 
-    def carry(self, before: Any, behind: Any) -> None:
-        """Keep what was wide wide, and what was narrow narrow."""
-        copy_marks(before, behind)
+    def carry(self, before: Any, after: Any) -> None:
+        """Keep wide tensors wide, and narrow ones narrow."""
+        copy_marks(before, after)
 
     @contextmanager
     def _in_format(self, fmt: Format | None) -> Iterator[None]:

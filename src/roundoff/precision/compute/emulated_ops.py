@@ -1,4 +1,4 @@
-"""The mode that rounds what functions of torch return, and lets the model's code believe in the narrow dtype."""
+"""A mode that rounds the results of torch functions, and shows the narrow dtype to the model's code."""
 
 from __future__ import annotations
 
@@ -33,31 +33,31 @@ CASTS: dict[Function, torch.dtype | None] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Policy:
-    """Which functions are narrow. A tensor is narrow or wide; its values tell nothing, so it is marked."""
+    """Which functions are narrow. Whether a tensor is narrow or wide does not show in its values, so it is marked."""
 
     narrow: frozenset[Function]
-    """Functions that take narrow operands and give narrow results."""
+    """Functions that take narrow operands and return narrow results."""
     wide: frozenset[Function] = frozenset()
-    """Functions that give wide results, whatever they take."""
+    """Functions that always return wide results."""
     starts_wide: bool
-    """What a tensor is that nobody marked."""
+    """Whether a tensor without a mark is wide."""
     spreads: bool = True
-    """Whether other functions of narrow tensors give narrow results; else their results are wide."""
+    """Whether other functions of narrow tensors return narrow results; if not, their results are wide."""
 
 
 WHOLE: Final = Policy(narrow=PRODUCTS, starts_wide=False)
-"""A model that was cast: everything is narrow, except what its code widens with `.float()`, until a product."""
+"""A cast model: everything is narrow, except what its code widens with `.float()`, up to the next product."""
 LISTS: Final = Policy(narrow=PRODUCTS, wide=WIDE, starts_wide=True)
-"""apex O1: products are narrow, sums and the like wide, everything else takes the widest of its inputs."""
+"""apex O1: products are narrow, sums and the like wide; everything else is as wide as its widest input."""
 
 
 def profile_policy(name: str) -> Policy:
-    """Return the policy of a device that has some functions only narrow."""
+    """Return the policy of a device that computes some functions only in narrow formats."""
     return Policy(narrow=PROFILES[name], starts_wide=True, spreads=False)
 
 
 class RoundingScope(threading.local):
-    """The format that ops are rounded to at this moment, in this thread; None rounds nothing."""
+    """The format to which ops are rounded in this thread, at this moment; None means no rounding."""
 
     def __init__(self) -> None:
         self.fmt: Format | None = None
@@ -73,7 +73,7 @@ class RoundingScope(threading.local):
 
     @contextmanager
     def pausing(self) -> Iterator[None]:
-        """Round nothing, and tell the truth about dtypes, for code of ours that runs between two sites."""
+        """Round nothing, and show the real dtypes, for our own code that runs between two sites."""
         before, self.paused = self.paused, True
         try:
             yield
@@ -82,14 +82,14 @@ class RoundingScope(threading.local):
 
 
 def mark(values: Any, *, wide: bool) -> None:
-    """Note that tensors are wide (hold fp32 on purpose), or narrow."""
+    """Mark tensors as wide (they hold fp32 on purpose) or narrow."""
     for item in values if isinstance(values, tuple | list) else (values,):
         if isinstance(item, Tensor):
             item._roundoff_wide = wide  # type: ignore[attr-defined]
 
 
 def copy_marks(source: Any, target: Any) -> None:
-    """Mark the tensors of `target` as those in the same places of `source`."""
+    """Copy the marks of the tensors in `source` to those at the same places in `target`."""
     for one, other in zip(_tensors_in(source), _tensors_in(target), strict=True):
         if one is not other and hasattr(one, "_roundoff_wide"):
             mark(other, wide=one._roundoff_wide)
@@ -107,10 +107,10 @@ def _tensors_in(values: Any) -> list[Tensor]:
 
 
 class RoundResults(TorchFunctionMode):
-    """Rounds what functions return in place, and the gradients that come back to it; storage stays fp32.
+    """Rounds the results of functions in place, and their gradients; storage stays fp32.
 
-    A narrow tensor's dtype reads as the emulated one, so that `x.to(y.dtype)` and `torch.finfo(x.dtype)` mean what they
-    would natively. Made anew for each forward: it keeps the rounded copies of wide weights that long.
+    The `dtype` of a narrow tensor reads as the emulated one, so that `x.to(y.dtype)` and `torch.finfo(x.dtype)` mean
+    the same as on a device. There is one for each forward, which caches the rounded copies of wide weights.
     """
 
     def __init__(self, scope: RoundingScope, policy: Policy, *, norms_narrow: bool = False) -> None:
@@ -121,7 +121,7 @@ class RoundResults(TorchFunctionMode):
         self._weights: dict[tuple[Tensor, bool, str], Tensor] = {}
 
     def __torch_function__(self, func: Function, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Call `func`, and round what it gives."""
+        """Call `func`, and round its result."""
         scope, policy = self._scope, self._policy
         kwargs = kwargs or {}
         if scope.fmt is None or scope.paused:
@@ -198,7 +198,7 @@ class RoundResults(TorchFunctionMode):
 
     def _round_all(self, result: Any) -> None:
         for item in result if isinstance(result, tuple | list) else (result,):
-            # A leaf that requires grad is a parameter that was passed on, not something that was computed.
+            # A leaf that requires grad is a parameter that was passed through, not a result.
             if isinstance(item, Tensor) and item.dtype is torch.float32 and not (item.is_leaf and item.requires_grad):
                 self._round(item)
 
@@ -210,7 +210,7 @@ class RoundResults(TorchFunctionMode):
             result.register_hook(scope.round_gradient)
 
     def _stored_wide(self, result: Any) -> Any:
-        """Return a result that came out in the emulated dtype, say of `torch.zeros(dtype=x.dtype)`, stored as fp32."""
+        """Convert a result that has the emulated dtype, for example of `torch.zeros(dtype=x.dtype)`, to fp32."""
         if isinstance(result, Tensor) and result.dtype is self._scope.dtype:
             result = result.float()
             mark(result, wide=False)
@@ -223,7 +223,7 @@ class RoundResults(TorchFunctionMode):
         return x.dtype
 
     def _cast(self, func: Function, args: Any, kwargs: dict[str, Any]) -> Any:
-        """Do what a cast in the model's own code means: to the emulated dtype it rounds, to fp32 it widens."""
+        """Emulate a cast in the model's own code: to the emulated dtype it rounds, to fp32 it widens."""
         scope, source = self._scope, args[0]
         assert scope.fmt is not None
         dtype = CASTS[func] or self._first_dtype((kwargs.get("dtype"), *args[1:]))

@@ -1,4 +1,8 @@
-"""Rounding inside a computation graph: values on the way forward, gradients on the way back."""
+"""Rounds values and gradients inside a computation graph.
+
+While a dispatch mode watches a step, rounding is a torch op of its own, so that the mode sees where emulation makes an
+infinity.
+"""
 
 from __future__ import annotations
 
@@ -15,10 +19,8 @@ from roundoff.kernels.layout import DTYPE_CODES
 from roundoff.kernels.rounding_rules import OVERFLOW_CODES, ROUNDING_CODES, holds, within
 from roundoff.precision.compute.sharded_weights import local_part
 
-# == Rounding as an op of torch, so that whoever watches a step sees where emulation makes an infinity.
-
-# Calling the kernel costs a third of calling an op, so the op is for watched steps only. Private: without it, rounding
-# stays right and unseen.
+# Calling the kernel directly costs a third of calling an op, so only watched steps use the op. The function is private
+# to torch: where it is missing, rounding is still correct, but no longer visible to modes.
 _num_dispatch_modes: Callable[[], int] = getattr(torch._C, "_len_torch_dispatch_stack", lambda: 0)
 
 
@@ -30,7 +32,7 @@ class _Ops(NamedTuple):
 
 
 def is_watched() -> bool:
-    """Whether a mode sees every op of this thread."""
+    """Whether a dispatch mode is active in this thread."""
     return _num_dispatch_modes() > 0
 
 
@@ -47,7 +49,7 @@ def rounded_visibly(x: Tensor, fmt: Format) -> Tensor:
 
 
 _FORMATS: dict[str, Format] = {}
-"""Formats that were used under their name; an op takes no objects."""
+"""Formats by name: an op cannot take objects as arguments."""
 
 
 @functools.cache
@@ -76,7 +78,7 @@ GradientRounder = Callable[[Tensor], Tensor]
 
 
 def round_in_place(x: Tensor, fmt: Format) -> None:
-    """Round what `x` holds, unseen by autograd: what an op saved of its own result is rounded too, as on a device."""
+    """Round `x` without autograd noticing: a result that an op has saved for backward is rounded too."""
     data = local_part(x).data
     if is_watched():
         round_visibly(data, fmt)
@@ -96,7 +98,7 @@ def rounded(x: Tensor, fmt: Format) -> Tensor:
 
 
 def _round_quickly(x: Tensor, out: Tensor, fmt: Format) -> bool:
-    """Call the compiled kernel itself if the case is plain: a third of what `round_to` costs on small tensors."""
+    """Call the compiled kernel directly in simple cases: on small tensors a third of the cost of `round_to`."""
     call = _quick_call(fmt) if isinstance(fmt, SmallFloat) else None
     if (
         call is None
@@ -113,7 +115,7 @@ def _round_quickly(x: Tensor, out: Tensor, fmt: Format) -> bool:
 
 @functools.cache
 def _quick_call(fmt: SmallFloat) -> Callable[[int, int, int], None] | None:
-    """Return the compiled rounding of fp32 to nearest, given source, target and length; None if there is none."""
+    """Return the compiled rounding of fp32 to nearest, a function of source, target and length, or None."""
     kernels = compiled()
     if kernels is None or holds(fmt.grid, torch.float32):
         return None
@@ -142,7 +144,7 @@ def _can_round(x: Tensor) -> bool:
 
 
 class RoundedCopy(torch.autograd.Function):
-    """A copy rounded to a format, as a cast makes one; the gradient is rounded on its way back."""
+    """A copy rounded to a format, like a cast; the gradient is rounded in backward."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, fmt: Format) -> Tensor:
@@ -157,5 +159,5 @@ class RoundedCopy(torch.autograd.Function):
 
 
 def narrowed(x: Tensor, fmt: Format) -> Tensor:
-    """Return a copy of `x` on the format's grid; its gradient is rounded too."""
+    """Return a copy of `x` rounded to the format; its gradient is rounded too."""
     return RoundedCopy.apply(x, fmt)  # type: ignore[no-any-return,no-untyped-call]

@@ -1,4 +1,4 @@
-"""The whole model in a narrow dtype, computed by the device itself."""
+"""Narrow formats computed by the device itself: the whole model cast, op by op as apex O1, or under torch.autocast."""
 
 from __future__ import annotations
 
@@ -25,23 +25,24 @@ from roundoff.precision.recipe.site_formats import (
     norm_boundaries,
 )
 
-# == Casts op by op, as apex O1: products in a narrow dtype, sums and the like in fp32, the device computes.
-
 
 class _ProductDtype(threading.local):
-    """The dtype of products at this moment, in this thread; fp32 casts nothing."""
+    """The dtype of products in this thread, at this moment; with fp32 nothing is cast."""
 
     def __init__(self) -> None:
         self.dtype = torch.float32
 
 
 class NativeLists(Computation):
-    """Weights stay fp32; while the model's forward runs, each op gets its operands in the dtype its list says."""
+    """Weights stay fp32; during the model's forward, each op gets its operands in the dtype of its list.
+
+    As in apex O1, products are narrow, sums and the like fp32.
+    """
 
     reenters = True
 
     def attach(self, model: nn.Module) -> None:
-        """Put brackets around overridden sites."""
+        """Switch the dtype at overridden sites."""
         self._scope = _ProductDtype()
         for boundary in boundaries(model, self.recipe):
             self._bracket_site(boundary.module, boundary.fmt)
@@ -75,9 +76,9 @@ class NativeLists(Computation):
 
 
 class CastOperands(TorchFunctionMode):
-    """Casts what functions take, by their list.
+    """Casts the operands of functions, by their list.
 
-    Made anew for each forward: it keeps the narrow copies of weights that long, so that a shared weight is cast once.
+    There is one for each forward, which caches the narrow copies of weights, so that a shared weight is cast once.
     """
 
     def __init__(self, scope: _ProductDtype) -> None:
@@ -127,14 +128,11 @@ def _floats(values: Any) -> Iterator[Tensor]:
             yield from _floats(value)
 
 
-# == torch.autocast around the model's forward.
-
-
 class Autocast(Computation):
-    """What torch.amp does in the forward; overridden sites run outside of it, in their own format."""
+    """torch.autocast around the model's forward; overridden sites run outside of it, in their own format."""
 
     def attach(self, model: nn.Module) -> None:
-        """Find the model's device, and put brackets around overridden sites."""
+        """Find the model's device, and switch the dtype at overridden sites."""
         self._device = next((p.device.type for p in model.parameters()), "cpu")
         self._dtype = dtype_of(self.recipe.compute_format)
         for boundary in boundaries(model, self.recipe):
@@ -166,10 +164,10 @@ class Autocast(Computation):
 
 
 class NativeCast(Computation):
-    """Weights and buffers stored narrow; wide sites (norms, overrides) get their inputs cast, and cast back behind."""
+    """Stores weights and buffers narrow; at wide sites (norms, overrides) inputs are cast, and outputs cast back."""
 
     def attach(self, model: nn.Module) -> None:
-        """Cast parameters and buffers, and put brackets around the sites whose format differs."""
+        """Cast parameters and buffers, and the inputs and outputs of sites whose format differs."""
         for parameter, fmt in formats_of_parameters(model, self.recipe).items():
             if parameter.is_floating_point():
                 parameter.data = parameter.data.to(native_dtype(fmt))

@@ -1,4 +1,4 @@
-"""Formats of single ops of a site: `"blocks.1.attn:softmax" = "fp32"`, and which site's code is running."""
+"""Overrides of single ops of a site, such as `"blocks.1.attn:softmax" = "fp32"`."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from roundoff.precision.compute.torch_ops import EXACT, Function, canonical_name
 from roundoff.precision.recipe.site_formats import names_an_op, no_such_site, site_of
 
 MODEL_SITE: Final = "<model>"
-"""What the code of the model itself is called, outside of all its parts."""
+"""The site of code in the model's own forward, outside all its parts."""
 
 
 class OpOverride(NamedTuple):
-    """An override of ops, as the user wrote it, and taken apart."""
+    """An override of ops: the key as the user wrote it, and its parts."""
 
     key: str
     fmt: str
@@ -31,21 +31,21 @@ class OpOverride(NamedTuple):
 
     @property
     def is_pattern(self) -> bool:
-        """Whether it speaks of several ops; such a one leaves ops alone that only move values."""
+        """Whether it can match several ops; patterns do not match ops that only move values."""
         return any(letter in self.op for letter in "*?[")
 
     def covers(self, function: Function, name: str) -> bool:
-        """Whether it speaks of this function."""
+        """Whether it matches this function."""
         if self.is_pattern:
             return function not in EXACT and fnmatch.fnmatchcase(name, self.op)
         return name == self.op
 
 
 class OpOverrides:
-    """The overrides of ops of one model, for a mode that asks about every call.
+    """The overrides of ops of one model, for a mode that looks up every call.
 
-    Only calls that a site's own forward makes are its ops, those of the sites inside it are theirs. After the first
-    forward it warns of overrides that speak of no op that was called.
+    A call belongs to the innermost site whose forward makes it. After the first forward there is a warning about
+    overrides that matched no call.
     """
 
     def __init__(self, model: nn.Module, overrides: Mapping[str, str]) -> None:
@@ -53,20 +53,20 @@ class OpOverrides:
         self._overrides = op_overrides(model, overrides)
         self._running = _Running()
         self._called: dict[str, set[str]] | None = {}
-        """What each site has called in the first forward; None after it."""
+        """What each site called in the first forward; None afterwards."""
 
     def __bool__(self) -> bool:
         return bool(self._overrides)
 
     def follow(self, computation: Computation, *, hand_on: Callable[[Any], Any] = lambda values: values) -> None:
-        """Note from now on which site's code is running; what goes into a site or out of it is `hand_on(values)`."""
+        """Track which site is running; the inputs and outputs of each site are replaced by `hand_on(values)`."""
         for site, module in self._sites.items():
             ops = _SiteOps(site, [each for each in self._overrides if fnmatch.fnmatchcase(site, each.site)])
             leave = partial(self._leave_model, hand_on) if site == MODEL_SITE else hand_on
             computation.bracket(module, inputs=hand_on, around=partial(self._in_site, ops), outputs=leave)
 
     def format_of(self, function: Function) -> str | None:
-        """Return the format of this call, made by the running site, or None if nothing is said about it."""
+        """Return the format of this call by the running site, or None if no override matches."""
         site = self._running.site
         if site is None:
             return None
@@ -85,23 +85,23 @@ class OpOverrides:
     def _leave_model(self, hand_on: Callable[[Any], Any], values: Any) -> Any:
         called, self._called = self._called, None
         for override in self._overrides if called is not None else ():
-            self._tell_if_idle(override, called or {})
+            self._warn_if_unused(override, called or {})
         return hand_on(values)
 
-    def _tell_if_idle(self, override: OpOverride, called: dict[str, set[str]]) -> None:
+    def _warn_if_unused(self, override: OpOverride, called: dict[str, set[str]]) -> None:
         sites = [site for site in self._sites if fnmatch.fnmatchcase(site, override.site)]
         names = sorted(set().union(*(called.get(site, set()) for site in sites)))
         if not any(fnmatch.fnmatchcase(name, override.op) for name in names):
             computing = sorted(called.get(sites[0], set()) - {op_name(function) for function in EXACT})
             warnings.warn(
-                f'The override "{override.key}" = "{override.fmt}" changes nothing: in the first forward there was no '
-                f"such call. What {sites[0]} computes with: {', '.join(computing) or 'nothing'}.",
+                f'The override "{override.key}" = "{override.fmt}" has no effect: the first forward made no such call. '
+                f"{sites[0]} calls: {', '.join(computing) or 'nothing'}.",
                 stacklevel=2,
             )
 
 
 class _SiteOps:
-    """What is said about the ops of one site."""
+    """The overrides that apply to the ops of one site."""
 
     def __init__(self, name: str, overrides: list[OpOverride]) -> None:
         self.name = name
@@ -122,10 +122,10 @@ class _Running(threading.local):
 
 
 def op_overrides(model: nn.Module, overrides: Mapping[str, str]) -> list[OpOverride]:
-    """Return the overrides that speak of ops.
+    """Return the overrides of ops.
 
     Raises:
-        RecipeError: one of them matches no site of the model, or no function of torch.
+        RecipeError: one of them matches no site of the model, or no torch function.
     """
     found = []
     for key, fmt in overrides.items():
@@ -140,14 +140,14 @@ def op_overrides(model: nn.Module, overrides: Mapping[str, str]) -> list[OpOverr
 
 
 def refuse_op_overrides(overrides: Mapping[str, str], *, recipe: str, why: str) -> None:
-    """Raise if an override speaks of an op."""
+    """Raise if there is an override of an op."""
     for key, fmt in overrides.items():
         if names_an_op(key):
             raise RecipeError.explain(
                 f'Recipe \'{recipe}\' cannot have the override "{key}" = "{fmt}" of an op.',
                 why=f"{why}.",
-                fix=f'keep the whole site: "{key.rpartition(":")[0]}" = "{fmt}", or use arithmetic = "emulated" with '
-                "O1, O2, O3, half, bf16 or fp32.",
+                fix=f'override the whole site: "{key.rpartition(":")[0]}" = "{fmt}", or use arithmetic = "emulated" '
+                "with O1, O2, O3, half, bf16 or fp32.",
             )
 
 
@@ -160,9 +160,9 @@ def _check(override: OpOverride, model: nn.Module) -> None:
     if _is_known(override):
         return
     raise RecipeError.explain(
-        f'The override "{override.key}" = "{override.fmt}" speaks of an op that torch does not have.',
+        f'The override "{override.key}" = "{override.fmt}" names an unknown op.',
         why=f"torch has no function '{override.op}'.",
-        fix="write the function that the site's code calls: 'blocks.1.attn:softmax', 'head:linear', 'blocks.1:add'.",
+        fix="name a function that the site's code calls: 'blocks.1.attn:softmax', 'head:linear', 'blocks.1:add'.",
     )
 
 
@@ -171,14 +171,14 @@ def _is_known(override: OpOverride) -> bool:
 
 
 def _recorded_site(override: OpOverride, model: nn.Module) -> RecipeError:
-    """Return the error for `Critic:head`, which names no op of a site but may be a site of a model `Critic`."""
+    """Return the error for `Critic:head`, which is not an op of a site but may be a site of another model `Critic`."""
     path = f'"{override.op}"' if override.op else "the names of its modules"
     return RecipeError.explain(
-        f'The override "{override.key}" = "{override.fmt}" speaks neither of a site of {type(model).__name__} nor of '
-        "an op of one.",
-        why=f"before the colon stands a site and behind it a function of torch, as in 'blocks.1.attn:softmax'; "
-        f"'{override.key}' is how a recording would call a site of a further model, {override.site}.",
-        fix=f"a recipe knows one model: write {path} in the overrides of the apply_recipe of {override.site}.",
+        f'The override "{override.key}" = "{override.fmt}" matches neither a site of {type(model).__name__} nor an op '
+        "of one.",
+        why=f"a key is a site, or a site and a torch function, as in 'blocks.1.attn:softmax'; "
+        f"'{override.key}' is what a recording calls a site of another model, {override.site}.",
+        fix=f"a recipe applies to one model: use {path} in the overrides of apply_recipe for {override.site}.",
     )
 
 

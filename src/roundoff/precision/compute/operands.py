@@ -1,4 +1,4 @@
-"""Rounds what goes into matrix products and convolutions: fp8 and the microscaling formats."""
+"""Rounds the operands of matrix products and convolutions: fp8 and the microscaling formats."""
 
 from __future__ import annotations
 
@@ -25,16 +25,14 @@ from roundoff.precision.recipe.recipe import OperandScaling, OperandSettings, Re
 from roundoff.precision.recipe.recipe_environment import is_frozen
 from roundoff.precision.recipe.site_formats import boundaries, site_of
 
-# == Per-tensor scales of operands: from the tensor itself, or from its largest magnitudes in earlier steps.
-
 _LARGEST_SCALE: Final = 2.0**126
 
 
 class OperandScales:
-    """The scale that brings a tensor's largest magnitude to the format's largest number.
+    """Per-tensor scales that map a tensor's largest magnitude to the format's largest number.
 
-    `delayed` takes the largest magnitude of the last steps, which costs no pass over the tensor before it is rounded
-    on hardware that finds it on the way; the first step has no history and takes its own. Nothing waits for a device.
+    `delayed` uses the largest magnitude of the last steps: hardware that measures it while rounding then needs no extra
+    pass over the tensor. The first step has no history and uses its own. Nothing waits for a device.
     """
 
     def __init__(self, scaling: OperandScaling, *, amax_history: int) -> None:
@@ -43,10 +41,10 @@ class OperandScales:
         self._histories: dict[str, Tensor] = {}
         self._num_followed: Counter[str] = Counter()
         self._kept: dict[str, Tensor] = {}
-        """What scales from the tensor itself are frozen at."""
+        """The largest magnitudes at which the scales of `current` are frozen."""
 
     def scale(self, x: Tensor, fmt: Format, *, key: str) -> Tensor | None:
-        """Return what to multiply `x` with before it is rounded, or None for 1; `key` names the operand."""
+        """Return the factor for `x` before rounding, or None for 1; `key` identifies the operand."""
         if self._scaling == "none" or x.numel() == 0:
             return None
         found = absmax(x)
@@ -59,7 +57,7 @@ class OperandScales:
         if torch.is_grad_enabled() or key.endswith(".gradient"):
             self._num_followed[key] += 1
         scale = torch.where(amax > 0, fmt.largest / amax, torch.ones_like(amax)).clamp_(max=_LARGEST_SCALE)
-        # Rounding would turn infinities into large numbers: a tensor that has any becomes NaN, so that it shows.
+        # Rounding would saturate infinities: a tensor that has any becomes NaN instead, so that they are not hidden.
         return scale.masked_fill(found.num_nonfinite > 0, torch.nan)
 
     def _delayed(self, amax: Tensor, key: str, *, frozen: bool) -> Tensor:
@@ -73,7 +71,7 @@ class OperandScales:
         return torch.where(largest > 0, largest, amax)
 
     def forget(self) -> None:
-        """Begin every history anew."""
+        """Clear all histories."""
         self._histories.clear()
 
     def state_dict(self) -> dict[str, Any]:
@@ -81,14 +79,14 @@ class OperandScales:
         return {"amax_histories": dict(self._histories)} if self._histories else {}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from histories of the same length; others begin anew."""
+        """Continue from histories of the same length; others start empty."""
         for key, history in state.get("amax_histories", {}).items():
             if len(history) == self._length:
                 self._histories[key] = history.clone()
 
 
 Places = tuple[tuple[int, int], tuple[int, int], int]
-"""Number and contracted axis of both operands, and the axis of blocks in the result's gradient."""
+"""Argument number and contracted axis of both operands, and the axis of blocks in the result's gradient."""
 
 _MATMUL: Final[Places] = ((0, -1), (1, -2), -1)
 _ADDED: Final[Places] = ((1, -1), (2, -2), -1)
@@ -103,10 +101,10 @@ _PRODUCTS: Final[Mapping[Function, Places]] = {
 
 
 class OperandRounding(Computation):
-    """Inputs and weights of products are rounded forward, the gradient of their result backward; all else is fp32.
+    """Rounds the inputs and weights of products in forward, and the gradient of their result in backward.
 
-    So both products of the backward pass see a rounded gradient and the rounded operands of the forward, as on
-    hardware that keeps these. Fused attention and recurrent layers are left alone.
+    Both products of the backward pass then use the rounded gradient and the rounded operands of the forward, as on
+    hardware. Everything else is fp32; fused attention and recurrent layers are not rounded.
     """
 
     arithmetic = "emulated"
@@ -119,7 +117,7 @@ class OperandRounding(Computation):
         self._scope = _OperandScope()
 
     def attach(self, model: nn.Module) -> None:
-        """Name the weights, and put brackets around overridden sites."""
+        """Name the weights, and switch the formats at overridden sites."""
         self._names = {parameter: site_of(name) for name, parameter in model.named_parameters()}
         for module, fmt, _ in boundaries(model, self.recipe):
             formats = None if fmt == "fp32" else replace(self.recipe.operands, forward=fmt, backward=fmt)
@@ -157,11 +155,11 @@ class OperandRounding(Computation):
         return self._scales.state_dict()
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from these histories."""
+        """Continue from these histories."""
         self._scales.load_state_dict(state)
 
     def recall(self, state: dict[str, Any]) -> None:
-        """Go back to these histories; others had not begun."""
+        """Return to these histories; all others are cleared."""
         self._scales.forget()
         self._scales.load_state_dict(state)
 
@@ -172,7 +170,7 @@ class _OperandScope(threading.local):
 
 
 class RoundOperands(TorchFunctionMode):
-    """Rounds the two operands of every product, and the gradient that comes back. Made anew for each forward."""
+    """Rounds the two operands of every product and the gradient of its result; there is one for each forward."""
 
     def __init__(
         self, scope: _OperandScope, scales: OperandScales, names: Mapping[Any, str], ops: OpOverrides | None = None
@@ -198,7 +196,7 @@ class RoundOperands(TorchFunctionMode):
                     return inner(*args, **kwargs)
             return func(*args, **kwargs)
         (first, first_axis), (second, second_axis), result_axis = places
-        if len(args) <= second:  # operands by keyword: rare, and torch has several names for them
+        if len(args) <= second:  # keyword operands are rare, and torch has several names for them
             return func(*args, **kwargs)
         key = self._key(func, args[second])
         operands = list(args)
@@ -217,7 +215,7 @@ class RoundOperands(TorchFunctionMode):
         return None if fmt == "fp32" else replace(formats or OperandSettings(), forward=fmt, backward=fmt)
 
     def _key(self, func: Function, weight: Any) -> str:
-        """Return the same name for the same product of every step: its weight's, or the number of its call."""
+        """Return a name that is the same in every step: that of the weight or function, with the number of the call."""
         base = self._names.get(weight) or func.__name__
         self._calls[base] += 1
         return f"{base}#{self._calls[base] - 1}"
@@ -241,13 +239,13 @@ def _check_products(overrides: Sequence[OpOverride], recipe: Recipe) -> None:
         if override.fmt != "fp32" and not fnmatch.filter(products, override.op):
             raise RecipeError.explain(
                 f'Recipe \'{recipe.name}\' cannot have the override "{override.key}" = "{override.fmt}".',
-                why=f"it rounds what goes into products ({', '.join(sorted(products))}) and computes the rest in fp32.",
+                why=f"it rounds operands of products ({', '.join(sorted(products))}) and computes the rest in fp32.",
                 fix="for other ops use O1, O2, bf16, or fp32 with overrides.",
             )
 
 
 class _Operand(torch.autograd.Function):
-    """A rounded copy whose gradient passes through."""
+    """A rounded copy with an unchanged gradient."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, fmt: Format, scale: Tensor | None) -> Tensor:
@@ -264,7 +262,7 @@ def _round_operand(x: Tensor, fmt: Format, scale: Tensor | None, *, stochastic: 
     if scale is None:
         return round_to(x, fmt, rounding=rounding, stream=stream)
     scaled = x.detach() * scale
-    # What outgrew a delayed scale saturates, as on hardware.
+    # Values that exceed a delayed scale saturate, as on hardware.
     return round_to(scaled, fmt, rounding=rounding, stream=stream, overflow="saturate", out=scaled).div_(scale)
 
 

@@ -1,4 +1,4 @@
-"""Weights that FSDP2 divides among the ranks: each rank's part, and what a forward gathers of all parts."""
+"""Weights sharded by FSDP2: the part of each rank, and the whole weights that a forward gathers."""
 
 from __future__ import annotations
 
@@ -14,27 +14,27 @@ from torch.utils.hooks import RemovableHandle
 Action = Callable[[Tensor], None]
 
 _Owned = tuple[nn.Module, str, Sequence[Action]]
-"""A module, the name of one of its parameters, and what to do to what is gathered of it."""
+"""A module, the name of one of its parameters, and the actions for the gathered tensor."""
 
 _PREPARED = "_roundoff_prepared"
 
 
 def local_part(x: Tensor) -> Tensor:
-    """Return the memory of a sharded tensor that this rank holds; of any other, the tensor itself."""
+    """Return this rank's part of a sharded tensor; any other tensor is returned as it is."""
     return x.to_local() if isinstance(x, DTensor) else x
 
 
 def place_of(x: Tensor) -> int:
-    """Return the number of this rank among those that share a tensor; 0 if it is not sharded."""
+    """Return the index of this rank among those that share a tensor; 0 if it is not sharded."""
     return x.device_mesh.get_local_rank() if isinstance(x, DTensor) and x.device_mesh.ndim == 1 else 0
 
 
 class Gathering:
-    """Hooks around those of FSDP2: they keep a mode of ours out of its work, and prepare what it hands over.
+    """Hooks around those of FSDP2: they pause our modes while it works, and prepare the tensors it gathers.
 
-    The model computes with gathered tensors, which are others than the optimizer's: a hook on a gradient, or a mark,
-    must go onto them, once they are there. FSDP2 keeps them, so once is enough. A module's inputs are other tensors
-    behind FSDP2's hook, too, each time: `carry(before, behind)` says what the new ones are to take over.
+    The model computes with gathered tensors, not with those of the optimizer: gradient hooks and marks must be put on
+    the gathered ones, once, because FSDP2 keeps them. A module's inputs are new tensors after FSDP2's hook, every time:
+    `carry(before, after)` transfers what is known about them.
     """
 
     def __init__(
@@ -50,7 +50,7 @@ class Gathering:
         self._inputs: Any = None
 
     def attach(self, model: nn.Module) -> list[RemovableHandle]:
-        """Put the hooks on every part of a model that FSDP2 gathers by itself; return them."""
+        """Put the hooks on every part of the model that FSDP2 gathers separately; return them."""
         hooks: list[RemovableHandle] = []
         for module in model.modules():
             if isinstance(module, FSDPModule):
@@ -79,7 +79,7 @@ class Gathering:
         self._inputs = None
         for owner, name, actions in owned:
             gathered = owner._parameters[name]
-            # What a part further inside gathers by itself is not there yet.
+            # Parameters of an inner part that FSDP2 gathers separately are not there yet.
             if gathered is None or isinstance(gathered, DTensor) or hasattr(gathered, _PREPARED):
                 continue
             for action in actions:

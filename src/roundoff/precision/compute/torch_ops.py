@@ -1,4 +1,4 @@
-"""Which functions of torch are exact, which need few bits, and which need many."""
+"""Torch functions: their names in recipes, and which are exact, need few bits, or need many."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.overrides import get_overridable_functions
 
-# == One name for one op: what recipes, tables and searches call a function of torch, however it was called.
+Function = Callable[..., Any]
 
 _REFLECTED: Final = {
     f"{letter}{name}": name
     for letter in "ri"
     for name in ("add", "sub", "mul", "div", "truediv", "floordiv", "mod", "pow", "matmul")
 }
-"""`1 - x` and `x -= 1` are other methods of a tensor than `x - 1`, and the same op."""
+"""`1 - x` and `x -= 1` call other methods than `x - 1`, but are the same op."""
 _SYNONYMS: Final = {
     "truediv": "div",
     "divide": "div",
@@ -37,15 +37,15 @@ _SYNONYMS: Final = {
 
 
 @functools.cache
-def op_name(function: Callable[..., Any]) -> str:
-    """Return the name of a function of torch: the same for the function, the method, the operator and the in-place one.
+def op_name(function: Function) -> str:
+    """Return the name of a torch function, the same for the function, method, operator and in-place version.
 
     >>> op_name(torch.softmax), op_name(torch.Tensor.softmax), op_name(torch.nn.functional.softmax)
     ('softmax', 'softmax', 'softmax')
     >>> op_name(torch.Tensor.__radd__), op_name(torch.Tensor.add_), op_name(torch.Tensor.__matmul__)
     ('add', 'add', 'matmul')
 
-    An attribute that is computed has its own name (`T`), an op of a library the name it has there.
+    A computed attribute has its own name (`T`), an op of a library its name there.
     """
     name = getattr(function, "__name__", type(function).__name__)
     if name == "__get__":
@@ -55,7 +55,7 @@ def op_name(function: Callable[..., Any]) -> str:
 
 
 def canonical_name(name: str) -> str:
-    """Return what `op_name` calls the function that somebody wrote as `__add__`, `add_` or `special_softmax`.
+    """Return the name that `op_name` gives to `__add__`, `add_` or `special_softmax`.
 
     >>> canonical_name("__rtruediv__")
     'div'
@@ -69,21 +69,18 @@ def canonical_name(name: str) -> str:
 
 @functools.cache
 def known_op_names() -> frozenset[str]:
-    """Return the names of all functions of torch that a mode can see."""
+    """Return the names of all torch functions that a mode can see."""
     functions = (function for several in get_overridable_functions().values() for function in several)
     return frozenset(op_name(function) for function in functions)
 
 
 def is_op_name(name: str) -> bool:
-    """Whether torch, or a library of ops that was loaded into it, has a function of this name."""
+    """Whether torch, or a library of ops loaded into it, has a function of this name."""
     return name in known_op_names() or any(name in dir(getattr(torch.ops, library)) for library in torch.ops)
 
 
-Function = Callable[..., Any]
-
-
 def _named(names: str, *homes: Any) -> frozenset[Function]:
-    """Return the functions of these names, wherever they are: a module, a method of a tensor, or both."""
+    """Return the functions with these names in any of the modules or classes `homes`."""
     found = {getattr(home, name, None) for name in names.split() for home in homes}
     return frozenset(function for function in found if function is not None)
 
@@ -96,7 +93,7 @@ PRODUCTS: Final = _named(
     "rnn_tanh_cell rnn_relu_cell lstm_cell gru_cell lstm gru rnn_tanh rnn_relu prelu",
     *_HOMES,
 )
-"""Matrix products and convolutions: most of the work, and safe in few bits because their sums are wide."""
+"""Matrix products and convolutions: most of the arithmetic, and safe in few bits because their sums are wide."""
 
 WIDE: Final = _named(
     "softmax log_softmax softmin gumbel_softmax softplus logsigmoid layer_norm group_norm "
@@ -108,9 +105,9 @@ WIDE: Final = _named(
     "sum prod mean cumsum cumprod std var var_mean std_mean norm renorm dist logcumsumexp",
     *_HOMES,
 )
-"""Functions that leave fp16's range or lose its bits: norms, losses, exponentials, sums.
+"""Functions that exceed the range or the accuracy of fp16: norms, losses, exponentials, sums.
 
-Batch norm is not among them because torch computes it in fp32 whatever its input's dtype is.
+Batch norm is not included because torch computes it in fp32 whatever the dtype of its input.
 """
 
 EXACT: Final = _named(
@@ -128,14 +125,14 @@ EXACT: Final = _named(
     "is_floating_point numel dim size stride data_ptr item tolist backward",
     *_HOMES,
 )
-"""Functions whose results are among their inputs' values, negated at most: nothing to round."""
+"""Functions that only return values of their inputs, perhaps negated: nothing to round."""
 
 WIDEST: Final = _named(
     "addcmul addcdiv atan2 bilinear cat concat stack cross dot vdot grid_sample index_put index_put_ index_add "
     "scatter_add where lerp",
     *_HOMES,
 )
-"""Functions that want all operands in one dtype, which is then the widest."""
+"""Functions that need all operands in one dtype, the widest."""
 
 POOLING: Final = _named("avg_pool1d avg_pool2d avg_pool3d max_pool1d max_pool2d max_pool3d adaptive_avg_pool1d "
     "adaptive_avg_pool2d adaptive_avg_pool3d adaptive_max_pool1d adaptive_max_pool2d adaptive_max_pool3d lp_pool2d",
@@ -144,7 +141,7 @@ POOLING: Final = _named("avg_pool1d avg_pool2d avg_pool3d max_pool1d max_pool2d 
 SORTING: Final = _named("sort argsort topk msort", *_HOMES)
 
 PROFILES: Final = {"ascend-fp16": PRODUCTS | POOLING | SORTING}
-"""What each device profile can only do in fp16 (or does for speed)."""
+"""The functions that each device profile computes in fp16 only."""
 
 _COMPOSITES: Final = _named("multi_head_attention_forward", F)
 _CHECKS: Final = ("has_torch_function", "has_torch_function_unary", "has_torch_function_variadic")
@@ -152,10 +149,10 @@ _CHECKS: Final = ("has_torch_function", "has_torch_function_unary", "has_torch_f
 
 @functools.cache
 def opened(function: Function) -> Function | None:
-    """Return a composite function whose inner calls a mode can see, or None if `function` is not composite.
+    """Return a copy of a composite function whose inner calls a mode can see, or None if it is not composite.
 
-    Attention in torch.nn is Python code that, once intercepted as a whole, runs its inner calls unseen. The copy is the
-    same code that does not ask to be intercepted.
+    Attention in torch.nn is Python code; once a mode has intercepted it as a whole, its inner calls are hidden. The
+    copy is the same code without the checks that offer it for interception.
     """
     if function not in _COMPOSITES or not isinstance(function, types.FunctionType):
         return None

@@ -1,4 +1,4 @@
-"""Training in fixed point: weights, activations, gradients and errors, each with bits and a scale of its own."""
+"""Training in fixed point: weights, activations, gradients and errors, each with its own bits and scale."""
 
 from roundoff.precision.fixed.fixed_point_model import FixedPointModel, TensorRow, convert_to_fixed_point
 from roundoff.precision.recipe.fixed_point_settings import FixedPointSettings, settings_from_toml, settings_to_toml

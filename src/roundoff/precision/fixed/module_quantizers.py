@@ -1,4 +1,4 @@
-"""Quantizes what one module uses and makes: its parameters while it runs, its statistics, its outputs."""
+"""Quantizes the tensors of one module: its parameters while it runs, its running statistics, its outputs."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from torch.distributed.tensor import DTensor
 
 from roundoff.precision.fixed.quantizer import PassCounter, Quantizer, quantize_both_ways
 
-_STACK = "_fixed_point_hidden"  # kept in the module itself: a replica in another thread has its own
+_STACK = "_fixed_point_hidden"  # stored in the module itself, so that a replica in another thread has its own
 
 _Hidden = tuple[dict[str, Any], str, Any]
-"""Where something was put, under which name, and what to put back; None for what hid a parameter or buffer."""
+"""The dict and name of a replaced attribute, and the value to restore; None if it only hid a parameter or buffer."""
 
 
 @dataclass(slots=True, eq=False)
 class QuantizerWithGradient:
-    """A tensor and its gradient. `is_exception`: an override speaks of one of them."""
+    """The quantizers of a tensor and of its gradient. `is_exception`: an override applies to one of them."""
 
     forward: Quantizer
     backward: Quantizer
@@ -33,7 +33,7 @@ class QuantizerWithGradient:
         return self.forward.is_active or self.backward.is_active
 
     def apply(self, owner: nn.Module, x: Tensor) -> Tensor:
-        """Quantize `x` both ways with the scales that `owner`, maybe a replica, holds."""
+        """Quantize `x` and its gradient with the scales of `owner`, which may be a replica."""
         scales = owner._buffers
         forward, backward = scales[self.forward.buffer], scales[self.backward.buffer]
         assert forward is not None
@@ -43,7 +43,7 @@ class QuantizerWithGradient:
 
 @dataclass(slots=True, eq=False)
 class ParameterUse:
-    """A parameter that the module reads; `child` names the child it belongs to if the module reads it there."""
+    """A parameter that the module reads; `child` is the name of the child that owns it, if it is not its own."""
 
     child: str
     name: str
@@ -52,10 +52,10 @@ class ParameterUse:
 
 @dataclass(slots=True, eq=False)
 class ModuleQuantizers:
-    """The hooks of one module. It knows the module by name only, so that copies and replicas of the module can use it.
+    """All quantizers of one module, and its hooks. It has no reference to the module, so that copies can share it.
 
-    While the module runs, its instance dictionary holds the quantized tensors: they hide the parameters, which stay the
-    float master weights that they are.
+    While the module runs, its instance dictionary holds the quantized tensors. They hide the parameters, which remain
+    float master weights.
     """
 
     name: str
@@ -64,44 +64,44 @@ class ModuleQuantizers:
     statistics: dict[str, Quantizer] = field(default_factory=dict)
     outputs: list[QuantizerWithGradient] = field(default_factory=list)
 
-    def slots(self) -> Iterator[tuple[str, Quantizer]]:
-        """Yield every slot with the name of the child whose buffer holds its scale."""
+    def each(self) -> Iterator[tuple[str, Quantizer]]:
+        """Yield every quantizer with the name of the child that owns its scale."""
         for use in self.parameters:
             yield use.child, use.pair.forward
             yield use.child, use.pair.backward
-        for slot in self.statistics.values():
-            yield "", slot
+        for quantizer in self.statistics.values():
+            yield "", quantizer
         for pair in self.outputs:
             yield "", pair.forward
             yield "", pair.backward
 
     def measure_parameters(self, module: nn.Module) -> None:
-        """Take scales that are not set from what the parameters and statistics hold: eval and `fixed` need one."""
+        """Set missing scales from the parameters and statistics: eval and the method `fixed` need them."""
         for use in self.parameters:
             owner = module.get_submodule(use.child)
             use.pair.forward.measure_if_unset(
                 _scale(owner, use.pair.forward), _gather_parameter(owner.get_parameter(use.name))
             )
-        for name, slot in self.statistics.items():
-            slot.measure_if_unset(_scale(module, slot), module.get_buffer(name))
+        for name, quantizer in self.statistics.items():
+            quantizer.measure_if_unset(_scale(module, quantizer), module.get_buffer(name))
 
     def add_output(self, module: nn.Module) -> None:
-        """Make room for one output more, set like the first, and register its scales on the module."""
+        """Add quantizers for one more output, like those of the first, and register their scales on the module."""
         first, place = self.outputs[0], len(self.outputs)
         pair = QuantizerWithGradient(first.forward.another(place), first.backward.another(place), first.is_exception)
         self.outputs.append(pair)
         like = _scale(module, first.forward)
         with torch.inference_mode(False):
-            for slot in (pair.forward, pair.backward):
-                module.register_buffer(slot.buffer, like.new_zeros(()))
+            for quantizer in (pair.forward, pair.backward):
+                module.register_buffer(quantizer.buffer, like.new_zeros(()))
 
     def before(self, module: nn.Module, args: Any) -> None:
-        """Put quantized parameters (and, in eval, statistics) in front of the real ones."""
+        """Hide the parameters (in eval also the statistics) behind quantized ones."""
         self.clock.enter(is_root=not self.name)
         hidden: list[_Hidden] = []
         stack = module.__dict__.setdefault(_STACK, [])
         if stack and stack[-1][0] != self.clock.passes:
-            stack.clear()  # an interrupt ended an earlier pass without a word
+            stack.clear()  # an interrupt ended an earlier pass without running its hooks
         stack.append((self.clock.passes, hidden))
         for use in self.parameters:
             if use.pair.is_active:
@@ -110,22 +110,22 @@ class ModuleQuantizers:
             weights = [getattr(module, name) for name in module._flat_weights_names]
             _replace_attribute(module.__dict__, "_flat_weights", weights, hidden, before=module._flat_weights)
         if not module.training:
-            for name, slot in self.statistics.items():
+            for name, quantizer in self.statistics.items():
                 value = module._buffers.get(name)
-                if value is not None and slot.is_active:
-                    quantized = slot.quantize(_scale(module, slot), value, training=False).values
+                if value is not None and quantizer.is_active:
+                    quantized = quantizer.quantize(_scale(module, quantizer), value, training=False).values
                     _replace_attribute(module.__dict__, name, quantized, hidden)
 
     def after(self, module: nn.Module, args: Any, output: Any) -> Any:
-        """Take the quantized tensors away again, and quantize the output; called after an exception, too."""
+        """Remove the quantized tensors and quantize the output; also called after an exception."""
         if not _restore_attributes(module):
             return None  # a hook before ours failed, and ours did not run
         self.clock.leave()
         if module.training:
-            for name, slot in self.statistics.items():
+            for name, quantizer in self.statistics.items():
                 value = module._buffers.get(name)
                 if value is not None:
-                    slot.follow(_scale(module, slot), value)
+                    quantizer.follow(_scale(module, quantizer), value)
         if not self.outputs or output is None:
             return None
         return _each_tensor(output, _OutputQuantizer(self, module))
@@ -143,35 +143,35 @@ class ModuleQuantizers:
 
 
 class _OutputQuantizer:
-    """Quantizes the tensors of one output, the nth with the nth pair of the site.
+    """Quantizes the tensors of one output, the nth with the nth pair of quantizers.
 
-    A tensor that a module inside has made and dealt with passes, also one it left float, unless an override of this
-    module says something else.
+    A tensor that an inner module has computed is left as that module left it, quantized or float, unless an override of
+    this module sets something else.
     """
 
-    def __init__(self, site: ModuleQuantizers, module: nn.Module) -> None:
-        self.site = site
+    def __init__(self, quantizers: ModuleQuantizers, module: nn.Module) -> None:
+        self.quantizers = quantizers
         self.module = module
         self.place = 0
 
     def __call__(self, x: Tensor) -> Tensor:
         if not x.is_floating_point() or x.dim() == 0:
             return x  # a scalar is a loss, not an activation
-        if self.place == len(self.site.outputs):
-            self.site.add_output(self.module)
-        pair = self.site.outputs[self.place]
+        if self.place == len(self.quantizers.outputs):
+            self.quantizers.add_output(self.module)
+        pair = self.quantizers.outputs[self.place]
         self.place += 1
         settings = (pair.forward.setting, pair.backward.setting)
-        dealt = self.site.clock.marks.get(x)
-        if dealt is not None and (not pair.is_exception or dealt == settings):
+        earlier = self.quantizers.clock.quantized.get(x)
+        if earlier is not None and (not pair.is_exception or earlier == settings):
             return x
         result = pair.apply(self.module, x) if pair.is_active else x
-        self.site.clock.marks.put(result, settings)
+        self.quantizers.clock.quantized.put(result, settings)
         return result
 
 
 def _restore_attributes(module: nn.Module) -> bool:
-    """Take away what the last call put into the module; say whether there was such a call."""
+    """Restore the attributes that the last call replaced; return whether there was such a call."""
     stack: list[tuple[int, list[_Hidden]]] = module.__dict__.get(_STACK, [])
     if not stack:
         return False
@@ -186,12 +186,12 @@ def _restore_attributes(module: nn.Module) -> bool:
 
 
 def _gather_parameter(parameter: Tensor) -> Tensor:
-    """Return a parameter with the parts of all ranks put together, where FSDP2 has divided it."""
+    """Return a whole parameter, gathered from all ranks if FSDP2 has sharded it."""
     return parameter.full_tensor().detach() if isinstance(parameter, DTensor) else parameter
 
 
-def _scale(module: nn.Module, slot: Quantizer) -> Tensor:
-    scale = module._buffers[slot.buffer]
+def _scale(module: nn.Module, quantizer: Quantizer) -> Tensor:
+    scale = module._buffers[quantizer.buffer]
     assert scale is not None
     return scale
 
@@ -204,7 +204,7 @@ def _replace_attribute(
 
 
 def _each_tensor(output: Any, function: _OutputQuantizer) -> Any:
-    """Rebuild an output with its tensors replaced: tensors, and tuples, lists, dicts and dataclasses of them."""
+    """Replace the tensors in an output: a tensor, or tuples, lists, dicts and dataclasses of them."""
     if isinstance(output, Tensor):
         return function(output)
     if isinstance(output, tuple) and hasattr(output, "_fields"):
@@ -223,19 +223,17 @@ def _each_tensor(output: Any, function: _OutputQuantizer) -> Any:
     return output
 
 
-# == Puts a site's hooks on its module and takes them off, and lets scales pass through state_dicts.
-
-SITE = "_fixed_point"
-"""The attribute of a converted module that holds its site."""
+QUANTIZERS = "_fixed_point"
+"""The attribute that holds the quantizers of a converted module."""
 _HANDLES = "_fixed_point_handles"
 
 
-def attach(module: nn.Module, site: ModuleQuantizers) -> None:
-    """Register the hooks. Real hooks, not a wrapped forward: torch leaves its fused paths where it sees them."""
-    module.__dict__[SITE] = site
+def attach(module: nn.Module, quantizers: ModuleQuantizers) -> None:
+    """Register the hooks. They are not a wrapped forward, because torch avoids its fused paths only for hooks."""
+    module.__dict__[QUANTIZERS] = quantizers
     module.__dict__[_HANDLES] = [
-        module.register_forward_pre_hook(site.before),
-        module.register_forward_hook(site.after, always_call=True),
+        module.register_forward_pre_hook(quantizers.before),
+        module.register_forward_hook(quantizers.after, always_call=True),
         module.register_load_state_dict_pre_hook(_before_loading),
         module.register_load_state_dict_post_hook(_after_loading),
     ]
@@ -243,35 +241,35 @@ def attach(module: nn.Module, site: ModuleQuantizers) -> None:
 
 def detach(module: nn.Module) -> None:
     """Remove the hooks and the scales."""
-    site: ModuleQuantizers = module.__dict__.pop(SITE)
+    quantizers: ModuleQuantizers = module.__dict__.pop(QUANTIZERS)
     for handle in module.__dict__.pop(_HANDLES):
         handle.remove()
-    for child, slot in site.slots():
+    for child, quantizer in quantizers.each():
         owner = module.get_submodule(child)
-        owner._buffers.pop(slot.buffer, None)
-        owner._non_persistent_buffers_set.discard(slot.buffer)
+        owner._buffers.pop(quantizer.buffer, None)
+        owner._non_persistent_buffers_set.discard(quantizer.buffer)
 
 
 def _before_loading(module: nn.Module, state: dict[str, Any], prefix: str, *_: Any) -> None:
-    """Give each scale the shape of the one that comes, and keep those that a float checkpoint does not have."""
-    site: ModuleQuantizers = module.__dict__[SITE]
-    while site.outputs and f"{prefix}{site.outputs[0].forward.buffer}{len(site.outputs)}" in state:
-        site.add_output(module)
-    for child, slot in site.slots():
-        key = f"{prefix}{child}{'.' if child else ''}{slot.buffer}"
-        scale = module.get_submodule(child).get_buffer(slot.buffer)
+    """Resize each scale to the shape in the checkpoint, and keep the scales that a float checkpoint does not have."""
+    quantizers: ModuleQuantizers = module.__dict__[QUANTIZERS]
+    while quantizers.outputs and f"{prefix}{quantizers.outputs[0].forward.buffer}{len(quantizers.outputs)}" in state:
+        quantizers.add_output(module)
+    for child, quantizer in quantizers.each():
+        key = f"{prefix}{child}{'.' if child else ''}{quantizer.buffer}"
+        scale = module.get_submodule(child).get_buffer(quantizer.buffer)
         if key not in state:
-            state[key] = scale if slot.kind in ("activation", "error", "gradient") else torch.zeros_like(scale)
+            state[key] = scale if quantizer.kind in ("activation", "error", "gradient") else torch.zeros_like(scale)
         elif isinstance(state[key], Tensor) and state[key].shape != scale.shape:
             scale.resize_(state[key].shape)
 
 
 def _after_loading(module: nn.Module, _: Any) -> None:
-    """Note which scales are there now, and measure parameters that came without one."""
-    site: ModuleQuantizers = module.__dict__[SITE]
-    for child, slot in site.slots():
-        scale = module.get_submodule(child).get_buffer(slot.buffer)
-        slot.last_pass = -1
+    """Note which scales are set now, and measure those of parameters that were loaded without one."""
+    quantizers: ModuleQuantizers = module.__dict__[QUANTIZERS]
+    for child, quantizer in quantizers.each():
+        scale = module.get_submodule(child).get_buffer(quantizer.buffer)
+        quantizer.last_pass = -1
         if scale.device.type != "meta":
-            slot.is_set = bool(torch.all(scale > 0)) and scale.numel() > 0
-    site.measure_parameters(module)
+            quantizer.is_set = bool(torch.all(scale > 0)) and scale.numel() > 0
+    quantizers.measure_parameters(module)

@@ -1,4 +1,4 @@
-"""One quantized tensor of a live model: its setting, where its scale is kept, and what was seen of it."""
+"""Quantizes one tensor of a model, and its gradient: the setting, the scale, and counts of non-finite values."""
 
 from __future__ import annotations
 
@@ -19,71 +19,70 @@ from roundoff.precision.recipe.fixed_point_settings import TensorKind
 from roundoff.precision.recipe.recipe_environment import is_frozen
 from roundoff.precision.recipe.tensor_setting import TensorSetting
 
-# == Remembers which tensors a module has dealt with already, so that the module around it lets them pass.
-
 _TensorSettings = tuple[TensorSetting, TensorSetting]
 """The settings of a tensor and of its gradient."""
 
 
 class QuantizedTensors:
-    """Settings by tensor, for as long as the tensor lives. Nothing is written on the tensor: it may be saved.
+    """Which tensors were quantized already, and how, so that an outer module does not quantize them again.
 
-    Copies and pickles begin empty.
+    Entries live as long as their tensor. Nothing is set on the tensor itself, because the user may save it. Copied and
+    unpickled instances start empty.
     """
 
     def __init__(self) -> None:
         self._found: dict[int, tuple[weakref.ref[Tensor], int, _TensorSettings]] = {}
 
-    def put(self, x: Tensor, dealt: _TensorSettings) -> None:
-        """Note that `x` has been dealt with."""
+    def put(self, x: Tensor, settings: _TensorSettings) -> None:
+        """Note that `x` was quantized with `settings`."""
         key = id(x)
 
         def forget(ref: weakref.ref[Tensor]) -> None:
             if key in self._found and self._found[key][0] is ref:
                 del self._found[key]
 
-        self._found[key] = (weakref.ref(x, forget), _version(x), dealt)
+        self._found[key] = (weakref.ref(x, forget), _version(x), settings)
 
     def get(self, x: Tensor) -> _TensorSettings | None:
-        """Return how this very tensor was dealt with; None if it was not, or has been written into since."""
-        ref, version, dealt = self._found.get(id(x), (None, 0, None))
-        return dealt if ref is not None and ref() is x and version == _version(x) else None
+        """Return the settings of a quantized tensor; None if it was not quantized, or was modified since."""
+        ref, version, settings = self._found.get(id(x), (None, 0, None))
+        return settings if ref is not None and ref() is x and version == _version(x) else None
 
     def __reduce__(self) -> tuple[Any, ...]:
         return QuantizedTensors, ()
 
 
 def _version(x: Tensor) -> int:
-    """Return what changes when somebody writes into `x`; inference tensors do not count that."""
+    """Return the version of `x`, which every write increments; inference tensors have none."""
     return -1 if x.is_inference() else x._version
 
 
 @dataclass(slots=True, eq=False)
 class PassCounter:
-    """Numbers the passes through a model: a new one begins with the outermost call of one of its modules."""
+    """Counts the passes through a model: each outermost call of one of its modules starts a new one."""
 
     passes: int = 0
     depth: int = 0
-    marks: QuantizedTensors = field(default_factory=QuantizedTensors)
+    quantized: QuantizedTensors = field(default_factory=QuantizedTensors)
 
     def enter(self, *, is_root: bool) -> None:
-        """Note that a module begins. The root always begins a pass: an interrupted one may have left the depth."""
+        """Note that a module starts. The root always starts a pass: an interrupted pass may have left a wrong depth."""
         if self.depth == 0 or is_root:
             self.passes += 1
             self.depth = 0
         self.depth += 1
 
     def leave(self) -> None:
-        """Note that a module has ended."""
+        """Note that a module has returned."""
         self.depth = max(self.depth - 1, 0)
 
 
 @dataclass(slots=True, eq=False)
 class Quantizer:
-    """A tensor's live state. The scale itself is a buffer of its module: it moves, saves and replicates with it.
+    """Quantizes one tensor. Its scale is a buffer of its module, so that it is moved, saved and replicated with it.
 
-    A tensor that occurs several times in a pass (a module called twice) gets the largest of its scales, since there is
-    one to keep for evaluation.
+    A tensor that occurs several times in a pass (a module called twice) keeps the largest of its scales, because
+    evaluation uses a single one.
     """
 
     name: str
@@ -91,7 +90,7 @@ class Quantizer:
     setting: TensorSetting
     buffer: str
     clock: PassCounter
-    channel_axis: int | None = None  # None: the second of four or more, else the last
+    channel_axis: int | None = None  # None: the second of four or more axes, otherwise the last
     is_set: bool = False
     was_used: bool = False
     last_pass: int = -1
@@ -104,13 +103,13 @@ class Quantizer:
         self.use(self.setting)
 
     def use(self, setting: TensorSetting) -> None:
-        """Go on with another setting; the scale stays."""
+        """Switch to another setting; the scale stays."""
         self.setting = setting
         self.rule = setting.rule
         self.is_active = setting.method != "none"
 
     def another(self, place: int) -> Quantizer:
-        """Return a fresh slot for another tensor of the same kind and module, the one at `place` of its outputs."""
+        """Return a new quantizer for the output at `place` of the same module."""
         return Quantizer(
             name=f"{self.name}{place}",
             kind=self.kind,
@@ -121,9 +120,9 @@ class Quantizer:
         )
 
     def quantize(self, scale: Tensor, x: Tensor, *, training: bool, wants_beyond: bool = False) -> Quantized:
-        """Round `x`, after `scale` has followed it where the method says so.
+        """Round `x`, after updating `scale` from it where the method says so.
 
-        Outside training every value goes to the nearest code, so that an evaluation can be repeated.
+        Outside training, values are always rounded to nearest, so that an evaluation can be repeated.
         """
         if not x.numel():
             return Quantized(x.clone(), None, 0)
@@ -154,7 +153,7 @@ class Quantizer:
         return found
 
     def follow(self, scale: Tensor, x: Tensor) -> None:
-        """Let the scale follow `x` under the method `auto`, without rounding anything."""
+        """Update the scale from `x` under the method `auto`, without rounding anything."""
         if self.setting.method == "auto" and not self._is_frozen:
             self._measure(scale, x)
 
@@ -165,7 +164,7 @@ class Quantizer:
 
     @property
     def num_nonfinite(self) -> int:
-        """How many NaN and infinities have passed; waits for the devices that counted."""
+        """The number of NaN and infinities so far; reading it waits for the devices that counted."""
         return self.num_counted + sum(int(count.item()) for count in self.counts.values())
 
     @property
@@ -182,9 +181,9 @@ class Quantizer:
         if self.setting.method == "fixed":
             if not self.is_set:
                 raise RecipeError.explain(
-                    f"'{self.name}' has the method 'fixed' and no scale.",
-                    why="no data has been seen under 'auto', no scale was given, and none was loaded.",
-                    fix="train with 'auto' first, give a scale, or load a state_dict that has one.",
+                    f"'{self.name}' has the method 'fixed' but no scale.",
+                    why="it has seen no data under 'auto', no scale was set, and none was loaded.",
+                    fix="train with 'auto' first, set a scale, or load a state_dict that has one.",
                 )
             return "never"
         if self.is_set and (not training or self._is_frozen):
@@ -192,7 +191,7 @@ class Quantizer:
         return "at_least" if self.is_set and self.last_pass == self.clock.passes else "data"
 
     def _axis_for(self, scale: Tensor, x: Tensor) -> int | None:
-        """Return the axis of the channels, and give `scale` one number for each of them."""
+        """Return the axis of the channels, and resize `scale` to one number for each."""
         if self.kind not in ("activation", "error"):
             axis = 0 if x.dim() > 1 else None
         elif self.channel_axis is not None and x.dim() >= -self.channel_axis:
@@ -210,13 +209,9 @@ class Quantizer:
     def _count(self, found: int | Tensor) -> None:
         if isinstance(found, int):
             self.num_counted += found
-        else:  # not in place: the first may have come in inference mode
+        else:  # not in place: the first count may be an inference tensor
             before = self.counts.get(found.device)
             self.counts[found.device] = found if before is None else before + found
-
-
-# == Quantizes a tensor on its way forward and its gradient on the way back, each with its own setting and
-# == scale.
 
 
 class _StraightThrough(torch.autograd.Function):
@@ -226,17 +221,17 @@ class _StraightThrough(torch.autograd.Function):
     def forward(
         ctx: Any,
         x: Tensor,
-        slot: Quantizer,
+        quantizer: Quantizer,
         scale: Tensor,
-        gradient_slot: Quantizer,
+        gradient_quantizer: Quantizer,
         gradient_scale: Tensor,
         training: bool,
     ) -> Tensor:
-        ctx.slot, ctx.scale, ctx.training = gradient_slot, gradient_scale, training
+        ctx.quantizer, ctx.scale, ctx.training = gradient_quantizer, gradient_scale, training
         ctx.beyond = None
-        if not slot.is_active:
+        if not quantizer.is_active:
             return x.view_as(x)
-        found = slot.quantize(scale, x, training=training, wants_beyond=True)
+        found = quantizer.quantize(scale, x, training=training, wants_beyond=True)
         ctx.beyond = found.beyond
         return found.values
 
@@ -244,8 +239,8 @@ class _StraightThrough(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         result = gradient
-        if ctx.slot.is_active:
-            result = _quantize_gradient(ctx.slot, ctx.scale, gradient, training=ctx.training)
+        if ctx.quantizer.is_active:
+            result = _quantize_gradient(ctx.quantizer, ctx.scale, gradient, training=ctx.training)
         if ctx.beyond is not None:
             fresh = result.to_dense() if result.is_sparse else result.contiguous()
             result = zero_beyond_(fresh.clone() if fresh is gradient else fresh, ctx.beyond)
@@ -256,25 +251,31 @@ _apply: Callable[..., Tensor] = _StraightThrough.apply
 
 
 def quantize_both_ways(
-    x: Tensor, slot: Quantizer, scale: Tensor, gradient_slot: Quantizer, gradient_scale: Tensor, *, training: bool
+    x: Tensor,
+    quantizer: Quantizer,
+    scale: Tensor,
+    gradient_quantizer: Quantizer,
+    gradient_scale: Tensor,
+    *,
+    training: bool,
 ) -> Tensor:
-    """Return `x` quantized as `slot` says; its gradient will be quantized as `gradient_slot` says.
+    """Return `x` quantized by `quantizer`; its gradient will be quantized by `gradient_quantizer`.
 
-    Without grad mode, or where `x` needs no gradient, nothing is kept for a backward.
+    Nothing is saved for backward if `x` needs no gradient or grad mode is off.
     """
     if x.requires_grad and torch.is_grad_enabled():
-        return _apply(x, slot, scale, gradient_slot, gradient_scale, training)
-    if not slot.is_active:
+        return _apply(x, quantizer, scale, gradient_quantizer, gradient_scale, training)
+    if not quantizer.is_active:
         return x
-    return slot.quantize(scale, x, training=training).values
+    return quantizer.quantize(scale, x, training=training).values
 
 
-def _quantize_gradient(slot: Quantizer, scale: Tensor, gradient: Tensor, *, training: bool) -> Tensor:
-    """Quantize a gradient; of a sparse one (an embedding's) the rows that are there."""
+def _quantize_gradient(quantizer: Quantizer, scale: Tensor, gradient: Tensor, *, training: bool) -> Tensor:
+    """Quantize a gradient; of a sparse one (of an embedding) only the existing rows."""
     if not gradient.is_sparse:
-        return slot.quantize(scale, gradient, training=training).values
+        return quantizer.quantize(scale, gradient, training=training).values
     gradient = gradient.coalesce()
-    values = slot.quantize(scale, gradient.values(), training=training).values
+    values = quantizer.quantize(scale, gradient.values(), training=training).values
     return torch.sparse_coo_tensor(
         gradient.indices(), values, gradient.shape, is_coalesced=True, check_invariants=False
     )

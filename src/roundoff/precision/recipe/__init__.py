@@ -1,1 +1,1 @@
-"""To be described."""
+"""What a recipe says: its settings, the recipes that have a name, TOML, and which site takes which format."""

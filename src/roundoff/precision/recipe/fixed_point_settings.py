@@ -1,4 +1,4 @@
-"""Fixed-point settings of a whole model: one for each kind of tensor, with overrides by type and by site."""
+"""Fixed-point settings of a model: one for each kind of tensor, with overrides by type and by site, also as TOML."""
 
 from __future__ import annotations
 
@@ -12,14 +12,16 @@ from typing import Any, Final, Literal, Self, get_args
 from torch import nn
 
 from roundoff.errors import RecipeError
-from roundoff.precision.recipe.tensor_setting import TensorSetting, changed
+from roundoff.precision.recipe.tensor_setting import TensorSetting, with_fields
 
 TensorKind = Literal["weight", "bias", "activation", "gradient", "error", "norm", "buffer"]
-"""`gradient` is that of parameters, `error` that of activations; `norm` the parameters of norms, `buffer` their
-running statistics."""
+"""`gradient` is the gradient of parameters, `error` that of activations; `norm` are the parameters of norms, `buffer`
+their running statistics."""
 KINDS: Final[tuple[TensorKind, ...]] = get_args(TensorKind)
+Norms = Literal["float", "quantized"]
 _NARROW: Final = TensorSetting(bits=8)
 _WIDE: Final = TensorSetting(bits=16)
+_TABLES: Final[tuple[str, ...]] = ("types", "sites")
 _HAVE_NO_BATCH: Final[tuple[TensorKind, ...]] = ("weight", "bias", "gradient", "norm", "buffer")
 
 Overrides = Mapping[str, Mapping[TensorKind, TensorSetting]]
@@ -29,9 +31,9 @@ Overrides = Mapping[str, Mapping[TensorKind, TensorSetting]]
 class FixedPointSettings:
     """A setting for each kind of tensor; `types` and `sites` replace them for some modules.
 
-    `types` is keyed by class name (a subclass counts), `sites` by patterns of module names in which `*` also matches
-    dots; what is below a matching module follows it. Sites win over types, later patterns over earlier ones. A name or
-    pattern that matches nothing in the model is an error when it is converted.
+    `types` is keyed by class name (subclasses match too), `sites` by patterns of module names, in which `*` also
+    matches dots; modules below a matching module match too. Sites win over types, later patterns over earlier ones. A
+    name or pattern that matches nothing in the model is an error at conversion.
 
     >>> settings = FixedPointSettings(sites={"head": {"activation": TensorSetting(method="none")}})
     >>> settings.weight.bits
@@ -45,19 +47,26 @@ class FixedPointSettings:
     error: TensorSetting = _NARROW
     norm: TensorSetting = _WIDE
     buffer: TensorSetting = _WIDE
+    norms: Norms = "float"
+    """`float` leaves the parameters and running statistics of norms alone; `quantized` quantizes them on use."""
     types: Overrides = field(default_factory=dict)
     sites: Overrides = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        for table in ("types", "sites"):
+        if self.norms not in get_args(Norms):
+            raise RecipeError.explain(
+                f"The fixed-point setting norms = {self.norms!r} is invalid.",
+                why=f"allowed: {', '.join(get_args(Norms))}.",
+            )
+        for table in _TABLES:
             object.__setattr__(self, table, {key: dict(value) for key, value in getattr(self, table).items()})
         for where, kind, setting in self._each():
             _check(where, kind, setting)
 
     @classmethod
     def uniform(cls, **setting: Any) -> Self:
-        """Return settings in which every kind of tensor has the same: `FixedPointSettings.uniform(bits=6)`."""
-        one = changed(TensorSetting(), setting, where="uniform")
+        """Return settings that are the same for every kind of tensor: `FixedPointSettings.uniform(bits=6)`."""
+        one = with_fields(TensorSetting(), setting, where="uniform")
         return cls(weight=one, bias=one, activation=one, gradient=one, error=one, norm=one, buffer=one)
 
     def of(self, kind: TensorKind, *, site: str, module: nn.Module) -> TensorSetting:
@@ -87,39 +96,48 @@ class FixedPointSettings:
                 raise _matches_nothing(f"site '{pattern}'", f"its sites are {', '.join(sites[:12])}{more}")
 
     def to_dict(self) -> dict[str, Any]:
-        """Return plain dicts that `from_dict` makes the same settings of."""
-        plain: dict[str, Any] = {kind: getattr(self, kind).to_dict() for kind in KINDS}
-        for table in ("types", "sites"):
-            if getattr(self, table):
-                plain[table] = {
-                    key: {kind: setting.to_dict() for kind, setting in overrides.items()}
-                    for key, overrides in getattr(self, table).items()
-                }
-        return plain
+        """Return plain dicts that `from_dict` turns back into the same settings."""
+        tables = {table: _plain_overrides(getattr(self, table)) for table in _TABLES if getattr(self, table)}
+        return {"norms": self.norms, **{kind: getattr(self, kind).to_dict() for kind in KINDS}, **tables}
+
+    def changes(self) -> dict[str, Any]:
+        """Return the part of `to_dict` that differs from the defaults, which is enough for `from_dict`."""
+        plain, default = self.to_dict(), FixedPointSettings().to_dict()
+        norms = {} if self.norms == default["norms"] else {"norms": self.norms}
+        kinds = {kind: _differing(plain[kind], default[kind]) for kind in KINDS}
+        tables = {
+            table: {
+                key: {kind: _differing(values, plain[kind]) for kind, values in overrides.items()}
+                for key, overrides in plain[table].items()
+            }
+            for table in _TABLES
+            if table in plain
+        }
+        return {**norms, **{kind: values for kind, values in kinds.items() if values}, **tables}
 
     @classmethod
     def from_dict(cls, plain: Mapping[str, Any]) -> Self:
-        """Make settings of plain dicts; a field that is left out has its default, in overrides that of its kind.
+        """Make settings from plain dicts; missing fields have their defaults, in overrides those of their kind.
 
         Raises:
-            RecipeError: an unknown name anywhere, or a value that cannot be.
+            RecipeError: a name is unknown, or a value is invalid.
         """
         allowed = [f.name for f in fields(cls)]
         for name in plain:
             if name not in allowed:
                 raise RecipeError.explain(
-                    f"Fixed point has no tensors '{name}'.", why=f"known are {', '.join(allowed)}.", fix="correct it."
+                    f"Unknown fixed-point setting '{name}'.", why=f"known are {', '.join(allowed)}."
                 )
         defaults = cls()
         kinds: dict[str, TensorSetting] = {
-            kind: changed(getattr(defaults, kind), plain.get(kind, {}), where=kind) for kind in KINDS
+            kind: with_fields(getattr(defaults, kind), plain.get(kind, {}), where=kind) for kind in KINDS
         }
-        tables = {table: _overrides(plain.get(table, {}), kinds, where=table) for table in ("types", "sites")}
-        return cls(**kinds, **tables)  # type: ignore[arg-type]
+        tables = {table: _overrides(plain.get(table, {}), kinds, where=table) for table in _TABLES}
+        return cls(norms=plain.get("norms", defaults.norms), **kinds, **tables)  # type: ignore[arg-type]
 
     def _each(self) -> Iterable[tuple[str, str, TensorSetting]]:
         yield from ((kind, kind, getattr(self, kind)) for kind in KINDS)
-        for table in ("types", "sites"):
+        for table in _TABLES:
             for key, overrides in getattr(self, table).items():
                 yield from ((f"{table}.{key}.{kind}", kind, setting) for kind, setting in overrides.items())
 
@@ -133,18 +151,16 @@ def covers(pattern: str, site: str) -> bool:
 def _check(where: str, kind: str, setting: object) -> None:
     if kind not in KINDS:
         raise RecipeError.explain(
-            f"Fixed point has no tensors '{kind}' (in {where}).",
-            why=f"known are {', '.join(KINDS)}.",
-            fix="correct it.",
+            f"Unknown kind of tensor '{kind}' in the fixed-point setting {where}.", why=f"known are {', '.join(KINDS)}."
         )
     if not isinstance(setting, TensorSetting):
         raise RecipeError.explain(
-            f"The fixed-point setting {where} = {setting!r} cannot be.", why="use a TensorSetting."
+            f"The fixed-point setting {where} = {setting!r} is invalid.", why="use a TensorSetting."
         )
     if setting.granularity == "batch" and kind in _HAVE_NO_BATCH:
         raise RecipeError.explain(
             f"The fixed-point setting {where} cannot have the granularity 'batch'.",
-            why="only activations and errors hold one row for each sample.",
+            why="only activations and errors have one row for each sample.",
             fix="use 'tensor' or 'channel'.",
         )
 
@@ -152,34 +168,41 @@ def _check(where: str, kind: str, setting: object) -> None:
 def _overrides(plain: Any, kinds: Mapping[str, TensorSetting], *, where: str) -> dict[str, dict[str, TensorSetting]]:
     if not isinstance(plain, Mapping) or not all(isinstance(table, Mapping) for table in plain.values()):
         raise RecipeError.explain(
-            f"The fixed-point setting {where} = {plain!r} cannot be.",
-            why="it is a table of tables.",
-            fix=f'write [{where}."name".weight] and then bits = 8.',
+            f"The fixed-point setting {where} = {plain!r} is invalid.",
+            why="it must be a table of tables.",
+            fix=f'write [{where}."name".weight], and bits = 8 on the next line.',
         )
     return {
         key: {
-            kind: changed(kinds.get(kind, TensorSetting()), values, where=f"{where}.{key}.{kind}")
+            kind: with_fields(kinds.get(kind, TensorSetting()), values, where=f"{where}.{key}.{kind}")
             for kind, values in table.items()
         }
         for key, table in plain.items()
     }
 
 
+def _plain_overrides(table: Overrides) -> dict[str, dict[str, dict[str, Any]]]:
+    return {key: {kind: setting.to_dict() for kind, setting in overrides.items()} for key, overrides in table.items()}
+
+
+def _differing(values: Mapping[str, Any], usual: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in values.items() if value != usual[name]}
+
+
 def _matches_nothing(what: str, why: str) -> RecipeError:
     return RecipeError.explain(
         f"The fixed-point override for {what} matches nothing in the model.",
         why=f"{why}.",
-        fix="correct it, or leave it away: a misspelt override would train in other numbers than you believe.",
+        fix="correct or remove it.",
     )
 
 
-# == Fixed-point settings as TOML text: what is written reads back as the same value.
-
-
 def settings_to_toml(settings: FixedPointSettings) -> str:
-    """Write every field of every setting, one table for each kind of tensor.
+    """Return the settings as TOML, with every field of every kind of tensor; it reads back as the same value.
 
     >>> print(settings_to_toml(FixedPointSettings()).partition("[bias]")[0])
+    norms = "float"
+    <BLANKLINE>
     [weight]
     bits = 8
     method = "auto"
@@ -195,10 +218,10 @@ def settings_to_toml(settings: FixedPointSettings) -> str:
 
 
 def settings_from_toml(text: str) -> FixedPointSettings:
-    """Read settings from TOML; what is left out has its default.
+    """Read settings from TOML; missing fields have their defaults.
 
     Raises:
-        RecipeError: the text is not TOML, or a name in it is unknown.
+        RecipeError: the text is not TOML, a name is unknown, or a value is invalid.
     """
     try:
         plain = tomllib.loads(text)
@@ -209,7 +232,7 @@ def settings_from_toml(text: str) -> FixedPointSettings:
 
 def _lines(table: Mapping[str, Any], path: tuple[str, ...]) -> Iterator[str]:
     plain = {key: value for key, value in table.items() if not isinstance(value, Mapping)}
-    if plain or not table:
+    if path and (plain or not table):
         yield from ("", f"[{'.'.join(path)}]")
     for key, value in plain.items():
         yield f"{key} = {json.dumps(value, ensure_ascii=False)}"

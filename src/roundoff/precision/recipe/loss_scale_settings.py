@@ -1,4 +1,4 @@
-"""How the loss is scaled: static or dynamic, and the settings of four known dynamic scalers."""
+"""Settings of the loss scale: static or dynamic, with the settings of four well-known dynamic scalers."""
 
 from __future__ import annotations
 
@@ -12,12 +12,14 @@ ScaleKind = Literal["none", "static", "dynamic"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScaleSettings:
-    """Everything a loss scaler needs to know.
+    """How the loss is scaled.
 
-    `dynamic` starts at `initial`, multiplies by `growth` after `interval` clean steps, up to `largest`, and by
-    `backoff` on an overflow, down to `smallest`; the step is skipped. `static` keeps `initial` and skips overflowing
-    steps only with `drop_overflow_update`. `none` scales nothing and checks nothing. `max_skips` steps skipped in a
-    row are an error that names the gradient; 0 means never.
+    - `dynamic` starts at `initial`. After `interval` steps without overflow the scale is multiplied by `growth`, up to
+      `largest`; on an overflow the step is skipped and the scale multiplied by `backoff`, down to `smallest`.
+    - `static` keeps `initial`, and skips overflowing steps only with `drop_overflow_update`.
+    - `none` scales nothing and checks nothing.
+
+    `max_skips` skipped steps in a row raise an error that names the gradient; 0 means no limit.
     """
 
     kind: ScaleKind = "none"
@@ -36,9 +38,9 @@ class ScaleSettings:
             raise _invalid_setting("kind", self.kind, ", ".join(get_args(ScaleKind)))
         for name in ("initial", "growth", "backoff"):
             if not getattr(self, name) > 0:
-                raise _invalid_setting(name, getattr(self, name), "any number above 0")
+                raise _invalid_setting(name, getattr(self, name), "a number above 0")
         if self.interval < 1:
-            raise _invalid_setting("interval", self.interval, "any whole number from 1")
+            raise _invalid_setting("interval", self.interval, "an integer of at least 1")
         if self.max_skips < 0:
             raise _invalid_setting("max_skips", self.max_skips, "0 for no limit, or a number of steps")
         if not 0 <= self.smallest <= self.initial <= self.largest:
@@ -48,12 +50,12 @@ class ScaleSettings:
 
     @property
     def may_skip(self) -> bool:
-        """Whether gradients are checked, and a step with a bad one skipped."""
+        """Whether gradients are checked, and steps with a non-finite one skipped."""
         return self.kind == "dynamic" or (self.kind == "static" and self.drop_overflow_update)
 
 
 def _invalid_setting(name: str, value: object, allowed: str) -> RecipeError:
-    return RecipeError.explain(f"Loss scale setting {name} = {value!r} cannot be.", why=f"allowed: {allowed}.")
+    return RecipeError.explain(f"Loss scale setting {name} = {value!r} is invalid.", why=f"allowed: {allowed}.")
 
 
 FLAVOURS: Final = {
@@ -67,17 +69,17 @@ FLAVOURS: Final = {
         ),
     )
 }
-"""The dynamic scalers users come from: how apex, torch, MindSpore and FP16_Optimizer set theirs."""
+"""The default dynamic scalers of apex, torch, MindSpore and FP16_Optimizer."""
 
 DYNAMIC: Final = FLAVOURS["apex"]
 NONE: Final = ScaleSettings()
 
 
 def scale_settings(loss_scale: str | float | ScaleSettings) -> ScaleSettings:
-    """Return the settings a short form means.
+    """Return the settings that a short form stands for.
 
-    `"dynamic"` and 0 are apex's scaler, `"dynamic:torch"` another flavour, a positive number is a static scale that
-    skips overflowing steps, `"static:1024"` one that checks nothing, and `"none"` no scaling.
+    `"dynamic"` and 0 mean apex's scaler, `"dynamic:torch"` another flavour, a positive number a static scale that
+    skips overflowing steps, `"static:1024"` a static scale without checks, and `"none"` no scaling.
 
     >>> scale_settings("dynamic:mindspore").initial
     16777216.0
@@ -99,10 +101,10 @@ def scale_settings(loss_scale: str | float | ScaleSettings) -> ScaleSettings:
         return DYNAMIC
     if number is None or not 0 < number < float("inf"):
         raise RecipeError.explain(
-            f"No loss scale '{loss_scale}'.",
+            f"Invalid loss scale '{loss_scale}'.",
             why=f"allowed: none, dynamic, {', '.join(f'dynamic:{name}' for name in FLAVOURS)}, 0 (dynamic), a positive "
             "number (static, overflowing steps are skipped), static:NUMBER (never checked).",
-            fix='use "dynamic" unless you know better.',
+            fix='use "dynamic" if unsure.',
         )
     return replace(NONE, kind="static", initial=number, drop_overflow_update=kind != "static")
 

@@ -36,25 +36,25 @@ _KNOWN: Final[tuple[Recipe, ...]] = (
     _cast("half", "fp16", "model.half(), norms in fp32, no loss scale: trains at small batch and lr only"),
     Recipe(
         name="O1",
-        description="fp16 where it is safe, op by op; weights in fp32: the first thing to try with fp16",
+        description="fp16 for the ops where it is safe, weights in fp32: the first to try with fp16",
         compute="lists",
         compute_format="fp16",
         outputs="fp32",
         loss_scale=DYNAMIC,
     ),
     replace(
-        _cast("O2", "fp16", "fp16 weights and compute, norms and master weights in fp32: trains as fp32 does"),
+        _cast("O2", "fp16", "fp16 weights and compute, norms and master weights in fp32: trains like fp32"),
         master_weights=True,
         loss_scale=DYNAMIC,
     ),
     replace(
-        _cast("O3", "fp16", "fp16 everywhere, norms too: the speed to hope for, not a way to train"),
+        _cast("O3", "fp16", "fp16 everywhere, norms too: an upper bound on speed, not for training"),
         norms="fp16",
         loss_scale=_ONE,
     ),
     Recipe(
         name="amp-fp16",
-        description="torch.autocast in fp16, as torch.amp; a skipped step leaves no trace in buffers",
+        description="torch.autocast in fp16, like torch.amp; skipped steps also restore buffers",
         compute="autocast",
         compute_format="fp16",
         outputs="fp32",
@@ -62,7 +62,7 @@ _KNOWN: Final[tuple[Recipe, ...]] = (
     ),
     Recipe(
         name="amp-bf16",
-        description="torch.autocast in bf16, no loss scale: the first thing to try where bf16 is fast",
+        description="torch.autocast in bf16, no loss scale: the first to try where bf16 is fast",
         compute="autocast",
         compute_format="bf16",
         outputs="fp32",
@@ -77,13 +77,13 @@ _KNOWN: Final[tuple[Recipe, ...]] = (
     replace(
         _BF16,
         name="bf16-stochastic",
-        description="bf16 weights, updates rounded at random: small updates count on average",
+        description="bf16 weights, stochastically rounded updates: small updates count on average",
         update="stochastic",
     ),
     replace(
         _BF16,
         name="bf16-kahan",
-        description="bf16 weights, each with a bf16 compensation: small updates add up until they show",
+        description="bf16 weights with Kahan compensation in bf16: small updates add up",
         update="kahan",
     ),
     Recipe(
@@ -93,7 +93,7 @@ _KNOWN: Final[tuple[Recipe, ...]] = (
     ),
     Recipe(
         name="fp8-delayed",
-        description="fp8 with scales from the last 16 steps, as Transformer Engine keeps them",
+        description="fp8 with scales from the last 16 steps, like Transformer Engine",
         compute="operands",
         operands=OperandSettings(scaling="delayed"),
     ),
@@ -105,7 +105,7 @@ _KNOWN: Final[tuple[Recipe, ...]] = (
     ),
     Recipe(
         name="mxfp4",
-        description="operands of products in blocks of 32 e2m1, gradients rounded at random",
+        description="operands of products in blocks of 32 e2m1, gradients rounded stochastically",
         compute="operands",
         operands=OperandSettings(forward="mxfp4", backward="mxfp4", scaling="none", backward_rounding="stochastic"),
     ),
@@ -113,32 +113,32 @@ _KNOWN: Final[tuple[Recipe, ...]] = (
     *(
         Recipe(
             name=f"act{bits}",
-            description=f"saved activations in {bits} bits: less memory; add it to any other: O2+act{bits}",
+            description=f"saved activations in {bits} bits: less memory; add it to any recipe: O2+act{bits}",
             activation_bits=bits,
         )
         for bits in (8, 4, 2)
     ),
     Recipe(
         name="ascend-fp16",
-        description="imitates a device with products, pooling, LSTM, sort in fp16 only; add it to any",
+        description="emulates a device whose products, pooling, LSTM, sort are fp16; add it to any",
         device_profile="ascend-fp16",
     ),
 )
 _BY_NAME: Final = {recipe.name: recipe for recipe in _KNOWN}
 _OTHER_NAMES: Final = {"O0": "fp32", "fp16": "half", "bf16-nearest": "bf16"}
 _WIDTH: Final = 90
-"""Of the lines of an error that names all of them."""
+"""Line width of the error message that lists all names."""
 
 
 def known_recipes() -> tuple[Recipe, ...]:
-    """Return the recipes that have a name of their own, in the order of the documentation."""
+    """Return all named recipes, in the order of the documentation."""
     return _KNOWN
 
 
 def recipe_named(name: str) -> Recipe:
     """Return the recipe of that name, or a combination such as `O2+act4`.
 
-    The parts after the first add what they set and the first does not: saved activations and a device profile.
+    The parts after the first can only add compressed activations (act2, act4, act8) or a device profile.
 
     >>> recipe_named("O2+act4").activation_bits
     4
@@ -154,7 +154,7 @@ def recipe_named(name: str) -> Recipe:
 
 
 def find_recipe(recipe: str | Path | Recipe) -> Recipe:
-    """Return a recipe from its name, the path of its TOML file, or itself."""
+    """Return the recipe that a name or the path of a TOML file means; a `Recipe` is returned as it is."""
     if isinstance(recipe, Recipe):
         return recipe
     if isinstance(recipe, Path) or recipe.endswith(".toml"):
@@ -180,8 +180,8 @@ def _combine(recipe: Recipe, other: Recipe, *, whole: str) -> Recipe:
     bits, profile = other.activation_bits, other.device_profile
     if not (bits or profile) or (bits and recipe.activation_bits) or (profile and recipe.device_profile):
         raise RecipeError.explain(
-            f"Recipe '{whole}' cannot be.",
-            why=f"'{other.name}' cannot be added to '{recipe.name}': only act2, act4, act8 and ascend-fp16 add, once.",
+            f"Invalid recipe '{whole}'.",
+            why=f"'{other.name}' cannot be added to '{recipe.name}': only act2, act4, act8 and ascend-fp16 can, once.",
             fix="for everything else write a TOML file: docs/recipes.md",
         )
     return replace(

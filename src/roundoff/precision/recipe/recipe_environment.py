@@ -1,4 +1,8 @@
-"""What is asked of every recipe from outside the code that applies it: by the environment, or by a block around it."""
+"""Changes recipes from outside the script that applies them: by environment variables, or by a block around it.
+
+A tool that steers a script needs to know that the script applied a recipe at all: `ROUNDOFF_APPLIED_TO` names a file
+that gets a line for every call of `apply_recipe`.
+"""
 
 from __future__ import annotations
 
@@ -19,15 +23,15 @@ from roundoff.precision.recipe.toml import to_toml
 from roundoff.runs import JsonValue, to_json
 from roundoff.runs.files.lines import append_lines, read_lines
 
-# == Leaves word of every `apply_recipe`, so that a tool that steers a script knows that its steering arrived.
-
 APPLIED_VARIABLE = "ROUNDOFF_APPLIED_TO"
-"""Names the file that gets a line for every call."""
+RECIPE_VARIABLE: Final = "ROUNDOFF_RECIPE"
+
+Change = Callable[[Recipe], Recipe]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecipeApplication:
-    """One call of `apply_recipe`: the recipe that came of it, and the model it met."""
+    """One call of `apply_recipe`: the recipe that was applied, and the model."""
 
     recipe_toml: str
     sites: Mapping[str, str]
@@ -35,7 +39,7 @@ class RecipeApplication:
 
 
 def write_applied_recipe(model: nn.Module, recipe: Recipe) -> None:
-    """Write down that a recipe was applied, if somebody asked for it through `ROUNDOFF_APPLIED_TO`."""
+    """Append a line about an applied recipe to the file that `ROUNDOFF_APPLIED_TO` names, if it is set."""
     path = os.environ.get(APPLIED_VARIABLE, "")
     if path:
         sites = {site_of(name): type(module).__name__ for name, module in model.named_modules() if site_of(name)}
@@ -43,25 +47,20 @@ def write_applied_recipe(model: nn.Module, recipe: Recipe) -> None:
 
 
 def read_applied_recipes(path: Path) -> list[RecipeApplication]:
-    """Return the calls that a process left word of, in their order; none if there is no such file."""
+    """Return the calls that a process has written to the file, in order; none if there is no such file."""
     return list(read_lines(path, _application_from_json))
 
 
 def _application_from_json(line: dict[str, JsonValue]) -> RecipeApplication:
     recipe, sites = line.get("recipe"), line.get("sites")
     if not isinstance(recipe, str) or not isinstance(sites, dict):
-        raise ValueError("it does not say which recipe was applied")
+        raise ValueError("the applied recipe is missing")
     return RecipeApplication(recipe_toml=recipe, sites={name: str(kind) for name, kind in sites.items()})
-
-
-RECIPE_VARIABLE: Final = "ROUNDOFF_RECIPE"
-
-Change = Callable[[Recipe], Recipe]
 
 
 @dataclass(slots=True)
 class _OutsideChanges:
-    """Of the whole process: a block surrounds code that applies recipes, and backward passes in threads of torch."""
+    """Global to the process, not to a thread: torch runs backward passes in threads of its own."""
 
     changes: list[Change] = field(default_factory=list)
     frozen_after: int | None = None
@@ -72,10 +71,10 @@ _NOW: Final = _OutsideChanges()
 
 
 def recipe_in_environment() -> Recipe | None:
-    """Return the recipe that `ROUNDOFF_RECIPE` names, to take the place of the one a script applies, or None.
+    """Return the recipe that `ROUNDOFF_RECIPE` names, which replaces the one a script applies, or None.
 
     Raises:
-        RecipeError: there is no such recipe; the text names the variable.
+        RecipeError: there is no such recipe; the message names the variable.
     """
     text = os.environ.get(RECIPE_VARIABLE, "")
     if not text:
@@ -86,8 +85,8 @@ def recipe_in_environment() -> Recipe | None:
         raise RecipeError(f"In the environment variable {RECIPE_VARIABLE}: {error}") from error
 
 
-def changed(recipe: Recipe) -> Recipe:
-    """Return what the blocks around this call make of a recipe."""
+def apply_changes(recipe: Recipe) -> Recipe:
+    """Return the recipe as changed by all `changing_recipes` blocks around this call."""
     for change in _NOW.changes:
         recipe = change(recipe)
     return recipe
@@ -95,7 +94,7 @@ def changed(recipe: Recipe) -> Recipe:
 
 @contextmanager
 def changing_recipes(change: Change) -> Iterator[None]:
-    """Apply what `change` makes of it instead of every recipe that is applied inside the block."""
+    """Inside the block, apply `change(recipe)` instead of every recipe."""
     _NOW.changes.append(change)
     try:
         yield
@@ -105,14 +104,14 @@ def changing_recipes(change: Change) -> Iterator[None]:
 
 @contextmanager
 def freezing_scales(*, after: int, loss_scale: float | None = None) -> Iterator[None]:
-    """Keep scales that follow the data as they are inside the block, once they have followed `after` steps.
+    """Inside the block, freeze the scales that adapt to the data, once they have done so for `after` steps.
 
-    They are dynamic loss scales, the scales of operands, and fixed-point scales of the method `auto`. One that has seen
-    no data yet takes its first.
+    This affects dynamic loss scales, operand scales, and fixed-point scales with the method `auto`. A scale that has
+    seen no data yet is still set from the first data.
 
     Args:
-        after: Steps, counted from the beginning of each training.
-        loss_scale: What dynamic loss scales are from now on; None leaves them where they are.
+        after: A number of steps, counted from the start of each training.
+        loss_scale: The value of dynamic loss scales from now on; None keeps their current value.
     """
     before = _NOW.frozen_after, _NOW.loss_scale
     _NOW.frozen_after, _NOW.loss_scale = after, loss_scale
@@ -123,10 +122,10 @@ def freezing_scales(*, after: int, loss_scale: float | None = None) -> Iterator[
 
 
 def is_frozen(*, num_steps: int) -> bool:
-    """Whether a scale that has followed so many steps stays as it is."""
+    """Whether a scale that has adapted for `num_steps` steps is frozen now."""
     return _NOW.frozen_after is not None and num_steps >= _NOW.frozen_after
 
 
 def frozen_loss_scale() -> float | None:
-    """Return what dynamic loss scales are frozen at, if a number was given."""
+    """Return the value at which dynamic loss scales are frozen, if one was given."""
     return _NOW.loss_scale

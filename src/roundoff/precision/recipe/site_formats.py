@@ -1,4 +1,4 @@
-"""Which format each site and each parameter of a model takes under a recipe."""
+"""Finds the format of each site and each parameter of a model under a recipe."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _NORMS = (
 
 
 def site_of(name: str) -> str:
-    """Return a module's name without the prefixes that wrappers add.
+    """Return a module's name without the prefixes of wrappers such as DistributedDataParallel.
 
     >>> site_of("module.blocks.0._orig_mod.attn")
     'blocks.0.attn'
@@ -44,7 +44,7 @@ def site_of(name: str) -> str:
 
 
 def is_norm(module: nn.Module) -> bool:
-    """Whether a module normalises: torch's own classes, and any whose name ends in `Norm`, such as LlamaRMSNorm."""
+    """Whether a module is a norm: one of torch's classes, or any class named `...Norm`, such as LlamaRMSNorm."""
     return isinstance(module, _NORMS) or type(module).__name__.endswith("Norm")
 
 
@@ -54,7 +54,7 @@ def is_torch_norm(module: nn.Module) -> bool:
 
 
 def overrides_in_environment() -> dict[str, str]:
-    """Return the overrides that `ROUNDOFF_OVERRIDES` holds as JSON, so that a tool can steer an unchanged script."""
+    """Return the overrides in the JSON of `ROUNDOFF_OVERRIDES`, with which a tool changes an unmodified script."""
     text = os.environ.get(OVERRIDES_VARIABLE, "")
     if not text:
         return {}
@@ -63,7 +63,7 @@ def overrides_in_environment() -> dict[str, str]:
     except json.JSONDecodeError as error:
         raise _bad_variable(text, f"it is not JSON: {error}") from error
     if not isinstance(overrides, dict) or not all(isinstance(fmt, str) for fmt in overrides.values()):
-        raise _bad_variable(text, "it is not an object of texts")
+        raise _bad_variable(text, "it must be an object whose values are strings")
     for fmt in overrides.values():
         try:
             format_named(fmt)
@@ -73,12 +73,12 @@ def overrides_in_environment() -> dict[str, str]:
 
 
 def override_sites(model: nn.Module, overrides: Mapping[str, str]) -> dict[nn.Module, str]:
-    """Return the modules that patterns match, and all below them, with the format of the last pattern that does.
+    """Return the modules that patterns match, and all modules below them, with the format of the last match.
 
-    A pattern is a site, with `*`, `?` and `[...]`; `*` also matches dots. Overrides of ops are left out.
+    A pattern is a site, with `*`, `?` and `[...]`; `*` also matches dots. Overrides of ops are ignored.
 
     Raises:
-        RecipeError: a pattern matches no site; the text lists some that there are.
+        RecipeError: a pattern matches no site; the message lists some existing ones.
     """
     sites = {site_of(name): module for name, module in model.named_modules() if site_of(name)}
     formats: dict[nn.Module, str] = {}
@@ -93,12 +93,12 @@ def override_sites(model: nn.Module, overrides: Mapping[str, str]) -> dict[nn.Mo
 
 
 def names_an_op(key: str) -> bool:
-    """Whether the key of an override speaks of an op of a site, as `blocks.1.attn:softmax` does."""
+    """Whether the key of an override names an op of a site, such as `blocks.1.attn:softmax`."""
     return ":" in key
 
 
 def no_such_site(key: str, fmt: str, sites: Sequence[str], model: nn.Module) -> RecipeError:
-    """Return the error for an override that matches none of the sites."""
+    """Return the error for an override that matches no site."""
     return RecipeError.explain(
         f'The override "{key}" = "{fmt}" matches no site of {type(model).__name__}.',
         why=f"its sites are {', '.join(sites[:12])}{f' and {len(sites) - 12} more' if len(sites) > 12 else ''}.",
@@ -107,7 +107,7 @@ def no_such_site(key: str, fmt: str, sites: Sequence[str], model: nn.Module) -> 
 
 
 class Boundary(NamedTuple):
-    """Where a format begins: the module, its format, and the format around it."""
+    """A module whose format differs from the format around it."""
 
     module: nn.Module
     fmt: str
@@ -115,7 +115,7 @@ class Boundary(NamedTuple):
 
 
 def boundaries(model: nn.Module, recipe: Recipe) -> list[Boundary]:
-    """Return the modules at which an override begins, because the module around them has another format."""
+    """Return the modules whose overridden format differs from that of the module around them."""
     formats = override_sites(model, recipe.overrides)
     parents = {child: parent for parent in model.modules() for child in parent.children()}
     found = []
@@ -132,12 +132,12 @@ def boundaries(model: nn.Module, recipe: Recipe) -> list[Boundary]:
 
 
 def _is_called(module: nn.Module) -> bool:
-    """Whether a module has a forward; a list of modules has none, and a format cannot begin there."""
+    """Whether a module has a forward. A list of modules has none, so a format cannot begin there."""
     return type(module).forward is not nn.Module.forward
 
 
 def norm_boundaries(model: nn.Module, recipe: Recipe) -> list[Boundary]:
-    """Return the norms of a model that was cast whose format is another than the model's, overrides aside."""
+    """Return the norms of a cast model whose format is not the model's, except those with an override."""
     if recipe.compute != "cast" or recipe.norms == recipe.compute_format:
         return []
     overridden = override_sites(model, recipe.overrides)
@@ -146,7 +146,7 @@ def norm_boundaries(model: nn.Module, recipe: Recipe) -> list[Boundary]:
 
 
 def formats_of_modules(model: nn.Module, recipe: Recipe) -> dict[nn.Module, str]:
-    """Return the format of every module's own parameters and buffers: override, norms, or weights."""
+    """Return the format of every module's own parameters and buffers: that of its override, of norms, or of weights."""
     overridden = override_sites(model, recipe.overrides)
     norms = recipe.norms if recipe.compute == "cast" else recipe.weights
     return {
@@ -155,7 +155,7 @@ def formats_of_modules(model: nn.Module, recipe: Recipe) -> dict[nn.Module, str]
 
 
 def formats_of_parameters(model: nn.Module, recipe: Recipe) -> dict[torch.Tensor, str]:
-    """Return the format of every parameter; one that several modules share takes the widest of theirs."""
+    """Return the format of every parameter; one shared by several modules takes their widest format."""
     formats: dict[torch.Tensor, str] = {}
     for module, fmt in formats_of_modules(model, recipe).items():
         for parameter in module.parameters(recurse=False):
@@ -175,16 +175,16 @@ def dtype_of(name: str) -> torch.dtype | None:
 
 
 def native_dtype(name: str) -> torch.dtype:
-    """Return the torch dtype that a device computes a format in.
+    """Return the torch dtype in which a device computes a format.
 
     Raises:
-        RecipeError: none does.
+        RecipeError: there is none.
     """
     dtype = dtype_of(name)
     if dtype is None or dtype.itemsize < 2:
         raise RecipeError.explain(
             f"Format '{name}' cannot be computed natively.",
-            why="native arithmetic has fp32, fp16 and bf16.",
+            why="native arithmetic supports fp32, fp16 and bf16.",
             fix='use arithmetic="emulated".',
         )
     return dtype
@@ -196,7 +196,7 @@ def _bits(name: str) -> float:
 
 def _bad_variable(text: str, why: str) -> RecipeError:
     return RecipeError.explain(
-        f"The environment variable {OVERRIDES_VARIABLE} = {text!r} cannot be used.",
+        f"The environment variable {OVERRIDES_VARIABLE} = {text!r} is invalid.",
         why=f"{why}.",
-        fix=f"""write it like {OVERRIDES_VARIABLE}='{{"blocks.*.attn": "fp32"}}', or unset it.""",
+        fix=f"""set it to, for example, {OVERRIDES_VARIABLE}='{{"blocks.*.attn": "fp32"}}', or unset it.""",
     )

@@ -1,4 +1,4 @@
-"""Recipes as TOML: read with the line of every mistake, written so that reading gives the same value."""
+"""Reads and writes recipes as TOML; errors name the line, and what is written reads back as the same value."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from roundoff.errors import RecipeError
+from roundoff.precision.recipe.fixed_point_settings import FixedPointSettings
 from roundoff.precision.recipe.loss_scale_settings import ScaleSettings, scale_settings
 from roundoff.precision.recipe.recipe import OperandSettings, Recipe
 
@@ -21,7 +22,7 @@ _FREE_TABLES = ("fixed", "activation_sites", "overrides")
 def to_toml(recipe: Recipe) -> str:
     """Write every setting of a recipe.
 
-    Tables that the recipe does not use (operands, fixed) are left out unless they differ from their defaults.
+    The tables `operands` and `fixed` are left out where the recipe does not use them and they have their defaults.
     """
     plain, tables = [], []
     for field in dataclasses.fields(recipe):
@@ -31,7 +32,8 @@ def to_toml(recipe: Recipe) -> str:
             unused = field.name == "operands" and recipe.compute != "operands" and value == OperandSettings()
             tables += [] if unused else _table(field.name, values)
         elif field.name in _FREE_TABLES:
-            tables += _table(field.name, value) if value else []
+            entries = value.changes() if isinstance(value, FixedPointSettings) else value
+            tables += _table(field.name, entries) if entries else []
         else:
             plain.append(f"{field.name} = {_toml(value)}")
     return "\n".join([*plain, *tables]) + "\n"
@@ -41,7 +43,7 @@ def read_recipe(path: Path, *, named: Callable[[str], Recipe]) -> Recipe:
     """Read a recipe file; `base = "O2"` starts from a named recipe instead of the defaults.
 
     Raises:
-        RecipeError: the file cannot be read, or a setting cannot be; the text names file and line.
+        RecipeError: the file cannot be read, or a setting is invalid; the message names file and line.
     """
     try:
         text = path.read_text(encoding="utf-8")
@@ -49,7 +51,7 @@ def read_recipe(path: Path, *, named: Callable[[str], Recipe]) -> Recipe:
         raise RecipeError.explain(
             f"Recipe file '{path}' cannot be read.",
             why="there is no such file.",
-            fix="to start one: roundoff recipes show O2 > mine.toml",
+            fix="start from a known recipe: roundoff recipes show O2 > mine.toml",
         ) from error
     except (OSError, UnicodeDecodeError) as error:
         raise RecipeError.explain(f"Recipe file '{path}' cannot be read.", why=f"{error}.") from error
@@ -57,7 +59,7 @@ def read_recipe(path: Path, *, named: Callable[[str], Recipe]) -> Recipe:
 
 
 def from_toml(text: str, *, where: str, named: Callable[[str], Recipe], default_name: str = "") -> Recipe:
-    """Make a recipe from the text of a TOML file; `where` is what errors call it."""
+    """Make a recipe from the text of a TOML file; errors refer to it as `where`."""
     try:
         data = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
@@ -65,8 +67,8 @@ def from_toml(text: str, *, where: str, named: Callable[[str], Recipe], default_
     if not data:
         raise RecipeError.explain(
             f"Recipe file '{where}' is empty.",
-            why="it sets nothing, and would train in plain fp32 without a word.",
-            fix="to start one: roundoff recipes show O2 > mine.toml; for plain fp32 name the recipe fp32.",
+            why="without any setting the model would silently train in plain fp32.",
+            fix="start from a known recipe: roundoff recipes show O2 > mine.toml; for plain fp32 use the recipe fp32.",
         )
     _check_keys(data, {f.name for f in dataclasses.fields(Recipe)} | {"base"}, where=where, text=text)
     try:
@@ -87,11 +89,13 @@ def _build(data: dict[str, Any], base: Recipe | None, *, default_name: str, wher
         values[key] = _settings(key, data[key], before, where=where, text=text)
     for key in _FREE_TABLES:
         if not isinstance(data.get(key, {}), Mapping):
-            raise RecipeError.explain(f"Recipe setting {key} = {data[key]!r} cannot be.", why="it is a table.")
+            raise RecipeError.explain(f"Recipe setting {key} = {data[key]!r} is invalid.", why="it must be a table.")
+    if "fixed" in data:
+        values["fixed"] = FixedPointSettings.from_dict(data["fixed"])
     for field in dataclasses.fields(Recipe):
         if field.name in values and field.type in ("str", "bool") and type(values[field.name]).__name__ != field.type:
             raise RecipeError.explain(
-                f"Recipe setting {field.name} = {values[field.name]!r} cannot be.", why=f"allowed: a {field.type}."
+                f"Recipe setting {field.name} = {values[field.name]!r} is invalid.", why=f"allowed: a {field.type}."
             )
     if base is None:
         return Recipe(**{"name": default_name, **values})
@@ -99,11 +103,11 @@ def _build(data: dict[str, Any], base: Recipe | None, *, default_name: str, wher
 
 
 def _settings(key: str, value: Any, before: Any, *, where: str, text: str) -> Any:
-    """Return a table's settings over those before, or what a short form of the loss scale means."""
+    """Return the settings `before` with those of a table replaced, or the settings that a short loss scale means."""
     if not isinstance(value, Mapping):
         if key == "loss_scale" and isinstance(value, str | int | float):
             return scale_settings(value)
-        raise RecipeError.explain(f"Recipe setting {key} = {value!r} cannot be.", why="it is a table.")
+        raise RecipeError.explain(f"Recipe setting {key} = {value!r} is invalid.", why="it must be a table.")
     fields = {f.name: f for f in dataclasses.fields(before)}
     _check_keys(value, set(fields), where=where, text=text, table=key)
     numbers = {name: float(number) if fields[name].type == "float" else number for name, number in value.items()}
@@ -116,14 +120,14 @@ def _check_keys(data: Mapping[str, Any], allowed: set[str], *, where: str, text:
             what = f"{table}.{key}" if table else key
             raise RecipeError.explain(
                 f"Recipe file '{where}'{_line_of(what, text)} has an unknown setting '{what}'.",
-                why=f"the settings are {', '.join(sorted(allowed))}.",
-                fix="change the line: docs/recipes.md",
+                why=f"known settings are {', '.join(sorted(allowed))}.",
+                fix="correct the name; docs/recipes.md describes the settings.",
             )
 
 
 def _line_of(message: str, text: str) -> str:
-    """Return ` line 12` for the setting that a message speaks of, as well as it can be told."""
-    match = re.match(r"(?:Recipe setting |Loss scale setting )?([\w.]+(?:\".*\")?)", message)
+    """Return ` line 12` for the setting that a message is about, or nothing if it is not found."""
+    match = re.match(r"(?:Recipe setting |Loss scale setting |The fixed-point setting )?([\w.]+(?:\".*\")?)", message)
     key = match[1].rpartition(".")[2] if match and '"' not in match[1] else ""
     quoted = re.search(r'(?:overrides|activation_sites)\."(.*?)"', message)
     pattern = re.escape(json.dumps(quoted[1])) if quoted else rf"\b{re.escape(key)}"
