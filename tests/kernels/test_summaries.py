@@ -321,7 +321,7 @@ SUMMARIZE_ONE = """
 import torch
 from roundoff.kernels import kernels_in_use, summarize
 from roundoff.kernels.summaries import summarize_at
-from roundoff.kernels.summaries_torch import summarize_torch
+from roundoff.kernels.summaries import summarize_torch
 
 x = torch.linspace(-1, 1, 3000).view(3, 1000)
 print(kernels_in_use(), summarize_at(x, 0), summarize(x).tobytes() == summarize_torch(x).numpy().tobytes(), sep="\\n")

@@ -1,4 +1,4 @@
-"""One-pass loops over tensor memory, compiled where possible, in torch operations elsewhere."""
+"""One-pass loops over tensor memory, compiled where possible, otherwise in torch operations."""
 
 from roundoff.kernels.availability import compiled, kernels_in_use
 from roundoff.kernels.summaries import histogram, summarize

@@ -11,16 +11,16 @@ from roundoff.kernels.layout import DTYPE_CODES, check_tensors, compiled_for
 
 
 class AbsMax(NamedTuple):
-    """Two 0-dim tensors on the tensor's device: nothing was waited for."""
+    """Two 0-dim tensors on the tensor's device, so that nothing waits for it."""
 
     value: Tensor
     num_nonfinite: Tensor
 
 
 def absmax(x: Tensor) -> AbsMax:
-    """Return the largest magnitude among the finite elements of `x`, in its dtype, and the count of the others.
+    """Return the largest magnitude of the finite elements of `x`, in its dtype, and the number of the others.
 
-    NaN and infinities are counted, never returned; a tensor without finite elements has the value 0.
+    The value is 0 if there are no finite elements.
 
     >>> absmax(torch.tensor([1.0, -3.0, float("nan"), float("-inf")]))
     AbsMax(value=tensor(3.), num_nonfinite=tensor(2))
@@ -38,7 +38,7 @@ def absmax(x: Tensor) -> AbsMax:
 
 
 def absmax_torch(x: Tensor) -> AbsMax:
-    """The same in torch operations, for accelerators and machines without the compiled kernels."""
+    """Do the same in torch operations, for accelerators and machines without the compiled kernels."""
     is_finite = torch.isfinite(x)
     magnitudes = torch.where(is_finite, x.abs(), torch.zeros((), dtype=x.dtype, device=x.device))
     value = magnitudes.amax() if x.numel() else x.new_zeros(())
@@ -46,7 +46,7 @@ def absmax_torch(x: Tensor) -> AbsMax:
 
 
 def _dense(x: Tensor) -> Tensor:
-    """Return `x` if its elements fill its memory, in whatever order; otherwise a copy that does."""
+    """Return `x` if its elements fill its memory, in any order; otherwise a contiguous copy."""
     if x.is_contiguous() or torch.empty_like(x, device="meta").stride() == x.stride():
         return x
     return x.contiguous()

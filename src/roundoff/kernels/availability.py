@@ -1,4 +1,4 @@
-"""Finds the compiled kernels, or says why they are not in use."""
+"""Imports the compiled kernels if there are any, and says which kernels are in use."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from types import ModuleType
 
 @functools.cache
 def compiled() -> ModuleType | None:
-    """Return the compiled kernels, or None where they were not built or `ROUNDOFF_KERNELS=torch` turns them off."""
+    """Return the compiled kernels, or None if they were not built or `ROUNDOFF_KERNELS=torch` disables them."""
     if os.environ.get("ROUNDOFF_KERNELS") == "torch":
         return None
     try:
@@ -20,7 +20,7 @@ def compiled() -> ModuleType | None:
 
 
 def kernels_in_use() -> str:
-    """Say which kernels serve on the CPU: `compiled (x86-64-v4)`, or `torch` and why."""
+    """Describe the kernels in use on the CPU: `compiled (x86-64-v4)`, or `torch` and why."""
     module = compiled()
     if module is not None:
         return f"compiled ({module.level()})"

@@ -1,4 +1,4 @@
-"""How far two tensors are apart, element by element, in one pass over both."""
+"""Measures the difference of two tensors, element by element, in one pass over both."""
 
 from __future__ import annotations
 
@@ -15,33 +15,33 @@ from roundoff.kernels.layout import DTYPE_CODES, compiled_for
 _WORDS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 WIDTH = 12
-"""Numbers in a row of results; csrc/difference.h names the places."""
+"""Number of results; csrc/difference.h names them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Difference:
-    """How far the second of two tensors is from the first; sums are over the elements that are finite in both."""
+    """The difference of two tensors; sums are over the elements that are finite in both."""
 
     largest: float
     """The magnitude of the largest difference."""
     largest_at: int | None
-    """Where it stands first, counted through the tensor in its logical order; None if nothing differs."""
+    """The first row-major index where it occurs; None if nothing differs."""
     square: float
     """The sum of the squared differences."""
     squares: tuple[float, float]
-    """The sums of the squares of each."""
+    """The sum of squares of each tensor."""
     product: float
-    """The sum of the products of the two."""
+    """The sum of the products of elements."""
     num_different: int
-    """Elements with another value."""
+    """The number of elements with different values."""
     num_nonfinite: tuple[int, int]
-    """NaN and infinities in each."""
+    """The number of NaN and infinities in each tensor."""
     num_unlike: int
-    """Elements of which only one is finite, or of which one is NaN, the other infinite, or that have another sign."""
+    """The number of non-finite elements that differ: finite against not, NaN against infinity, or +inf against -inf."""
     first_unlike: int | None
-    """Where the first of them stands."""
+    """The index of the first of them."""
     is_same_bits: bool
-    """Whether dtype and bits are the same: -0 is not 0, and a NaN is equal to itself."""
+    """Whether dtype and bits are equal: -0 differs from 0, and a NaN equals itself."""
 
     @property
     def norm(self) -> float:
@@ -50,22 +50,22 @@ class Difference:
 
     @property
     def relative(self) -> float:
-        """The norm of the difference over that of the first; infinite if that is 0 and the other is not."""
+        """The norm of the difference divided by that of the first tensor; infinite if only the latter is 0."""
         if not self.square:
             return 0.0
         return math.sqrt(self.square / self.squares[0]) if self.squares[0] else math.inf
 
     @property
     def cosine(self) -> float:
-        """The cosine of the angle between the two; NaN if one of them is 0."""
+        """The cosine of the angle between the two tensors; NaN if one of them is 0."""
         norms = math.sqrt(self.squares[0]) * math.sqrt(self.squares[1])
         return max(-1.0, min(1.0, self.product / norms)) if norms else math.nan
 
 
 def difference(first: Tensor, second: Tensor) -> Difference:
-    """Measure two tensors of one shape, of any dtypes, with sums in fp64.
+    """Compare two tensors of the same shape and any dtypes, with sums in fp64.
 
-    Whole numbers are looked at as fp64, complex ones as pairs of real ones. A `KernelError` if the shapes differ.
+    Integers are converted to fp64, complex numbers to pairs of real ones. Raises a `KernelError` if the shapes differ.
 
     >>> found = difference(torch.tensor([3.0, 4.0]), torch.tensor([3.0, 4.5]))
     >>> found.largest, found.largest_at, found.relative
@@ -73,8 +73,8 @@ def difference(first: Tensor, second: Tensor) -> Difference:
     """
     if first.shape != second.shape:
         raise KernelError.explain(
-            f"Tensors of {tuple(first.shape)} and {tuple(second.shape)} have no difference.",
-            why="there is no second element for each first one.",
+            f"Tensors of the shapes {tuple(first.shape)} and {tuple(second.shape)} cannot be compared.",
+            why="the shapes must be equal.",
             fix="reshape or broadcast one of them.",
         )
     is_same_dtype = first.dtype == second.dtype
@@ -92,7 +92,7 @@ def difference(first: Tensor, second: Tensor) -> Difference:
 
 
 def _plain(x: Tensor) -> Tensor:
-    """Return `x` as dense real numbers of a dtype that the kernel reads."""
+    """Return `x` as dense real numbers of a dtype that the kernel can read."""
     if x.is_complex():
         x = torch.view_as_real(x.resolve_conj())
     if x.dtype not in DTYPE_CODES:
@@ -150,12 +150,12 @@ def difference_torch(first: Tensor, second: Tensor) -> Tensor:
 
 
 def _kind(x: Tensor) -> Tensor:
-    """Return 0 for finite numbers, and another number for NaN, +inf and -inf each."""
+    """Return 0 for finite numbers, and 1, 2, 3 for NaN, +inf and -inf."""
     return x.isnan().to(torch.int8) + 2 * x.isposinf().to(torch.int8) + 3 * x.isneginf().to(torch.int8)
 
 
 def _largest(magnitudes: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the largest, and where it stands first; 0 and -1 where there is none above 0."""
+    """Return the largest magnitude and its first index; 0 and -1 if none is above 0."""
     if not magnitudes.numel():
         return magnitudes.new_zeros(()), magnitudes.new_full((), -1)
     largest = magnitudes.amax()

@@ -1,8 +1,8 @@
-"""Groups of values as codes of 2, 4 or 8 bits, and back.
+"""Compresses groups of values to codes of 2, 4 or 8 bits, and expands them.
 
-Each group has its lowest value and its step in bf16; 256 values of 2 bits take 68 bytes where fp32 takes 1024. Rounding
-is stochastic: the mean over many keys is the value itself. A zero stays exactly zero and a positive value never becomes
-zero in a group without negative ones, because zero has a code of its own where it occurs.
+Each group stores its lowest value and its step in bf16; 256 values of 2 bits take 68 bytes, in fp32 they take 1024.
+Rounding is stochastic: the mean over many keys is the value itself. Zero has a code of its own in groups that contain
+zeros, so that a zero stays exactly zero and a positive value never becomes zero in a group without negative values.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ _BF16, _FP32 = DTYPE_CODES[torch.bfloat16], DTYPE_CODES[torch.float32]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupCodes:
-    """A flat tensor, compressed.
+    """A compressed flat tensor.
 
-    `heads` has a row (lowest, step) of bf16 a group. A step with its sign bit set says that code 0 means exactly 0 and
-    the other codes lowest, lowest + step, ...; without it code 0 means the lowest value. Groups that have no step,
-    because a value is NaN or infinite or the range is immense, are kept as they were in `plain_values`.
+    `heads` has one row (lowest, step) in bf16 for each group. If the sign bit of a step is set, code 0 means exactly 0
+    and the other codes mean lowest, lowest + step, ...; otherwise code 0 means the lowest value. Groups without a step,
+    because a value is NaN or infinite or the range is too large, are stored uncompressed in `plain_values`.
     """
 
     heads: Tensor
@@ -46,16 +46,16 @@ class GroupCodes:
 
     @property
     def num_bytes(self) -> int:
-        """All memory that it takes."""
+        """The size in memory."""
         tensors = (self.heads, self.codes, self.plain_groups, self.plain_values)
         return sum(t.numel() * t.element_size() for t in tensors if t is not None)
 
 
 def compress_groups(x: Tensor, *, bits: int, group: int = 256, key: int) -> GroupCodes:
-    """Compress the values of `x` in row-major order; `key` chooses the random numbers (see `draw_key`).
+    """Compress the values of `x` in row-major order; `key` selects the random numbers (see `draw_key`).
 
-    Values are taken as fp32; those below its smallest normal number count as zero. The last group may be short. On an
-    accelerator this waits for the device once, to learn whether every value is finite.
+    Values are converted to fp32; those below its smallest normal number count as zero. The last group may be short. On
+    an accelerator this waits for the device once, to check whether all values are finite.
     """
     _check(x, bits=bits, group=group)
     flat = x.detach().contiguous().view(-1)
@@ -92,10 +92,10 @@ def compress_groups(x: Tensor, *, bits: int, group: int = 256, key: int) -> Grou
 
 
 def expand_groups(compressed: GroupCodes) -> Tensor:
-    """Return the values as a flat tensor of the dtype they had.
+    """Return the values as a flat tensor of their original dtype.
 
-    A value may come out beyond the largest or below the lowest of its group by up to 1/128 of their distance (the price
-    of a step in bf16), never beyond what the dtype can hold.
+    A value may exceed the range of its group by up to 1/128 of that range, because the step is bf16, but never the
+    range of the dtype.
     """
     c = compressed
     kernels = compiled_for(c.codes)
@@ -128,7 +128,7 @@ def _plain(flat: Tensor, heads: Tensor, *, group: int) -> tuple[Tensor, Tensor]:
 
 
 def _members(numbers: Tensor, *, group: int, num_values: int) -> Tensor:
-    """Return the places of all values of the numbered groups."""
+    """Return the indices of all values in the numbered groups."""
     places = (numbers.to(torch.int64).unsqueeze(1) * group + torch.arange(group, device=numbers.device)).flatten()
     return places[places < num_values]
 
@@ -142,12 +142,12 @@ def _check(x: Tensor, *, bits: int, group: int) -> None:
         )
     if bits not in CODE_BITS:
         raise KernelError.explain(
-            f"Groups have no codes of {bits} bits.", why="a code has 2, 4 or 8 bits.", fix="pass bits=2, 4 or 8."
+            f"Invalid bits={bits} for group codes.", why="a code has 2, 4 or 8 bits.", fix="pass bits=2, 4 or 8."
         )
     if group < 64 or group > LONGEST_GROUP or group % 64:
         raise KernelError.explain(
-            f"A group of {group} values cannot be.",
-            why=f"it has 64, 128, 192 ... {LONGEST_GROUP} values.",
+            f"Invalid group={group}.",
+            why=f"a group has 64, 128, 192 ... {LONGEST_GROUP} values.",
             fix="pass group=256, or 64 for finer steps.",
         )
 
@@ -171,7 +171,7 @@ def compress_groups_torch(flat: Tensor, *, bits: int, group: int, key: int) -> t
 
 
 def expand_groups_torch(heads: Tensor, codes: Tensor, *, bits: int, group: int, num_values: int) -> Tensor:
-    """Return the values as a flat fp32 tensor; see `roundoff.kernels.group_codes.expand_groups`."""
+    """Return the values as a flat fp32 tensor, as `expand_groups` does."""
     lowest, step = heads.float().unsqueeze(2).unbind(1)
     rows = codes.view(heads.shape[0], group * bits // 8).to(torch.int32)
     planes = [rows >> (plane * bits) & ((1 << bits) - 1) for plane in range(8 // bits)]
@@ -181,7 +181,7 @@ def expand_groups_torch(heads: Tensor, codes: Tensor, *, bits: int, group: int, 
 
 
 def _rows(flat: Tensor, group: int) -> Tensor:
-    """Cut into groups of fp32; the last one is filled up with its first value, which changes no extreme."""
+    """Split into groups of fp32; the last one is padded with its first value, which keeps its extremes."""
     missing = -flat.numel() % group
     if missing:
         first = flat[flat.numel() - (group - missing)]
@@ -190,7 +190,7 @@ def _rows(flat: Tensor, group: int) -> Tensor:
 
 
 def _rulers(rows: Tensor, zero: Tensor, has_zero: Tensor, *, num_codes: int) -> tuple[Tensor, Tensor]:
-    """Return each group's lowest value, rounded down to bf16, and its step, rounded up; 0 and NaN if it has none."""
+    """Return the lowest value of each group, rounded down to bf16, and its step, rounded up; without a step 0 and NaN."""
     finite = rows.isfinite().all(1, keepdim=True)
     lowest = rows.masked_fill(zero, torch.inf).amin(1, keepdim=True)
     highest = rows.masked_fill(zero, -torch.inf).amax(1, keepdim=True)
@@ -210,7 +210,7 @@ def _bf16_below(x: Tensor) -> Tensor:
 
 
 def _upper_halves(x: Tensor) -> Tensor:
-    """Convert to bf16 what it holds exactly; torch's own conversion may give NaN other bits."""
+    """Convert values that bf16 holds exactly; torch's own conversion may change the bits of NaN."""
     return (x.view(torch.int32) >> 16).to(torch.int16).view(torch.bfloat16)
 
 

@@ -1,4 +1,4 @@
-"""Brings a tensor and its result into a form the compiled kernels can walk: dense memory, in the same order."""
+"""Prepares tensors for the compiled kernels, which need dense memory in the same order for source and result."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ DTYPE_CODES = {dtype: row.DTYPE_CODES[dtype] for dtype in (torch.float64, torch.
 
 
 def compiled_for(x: Tensor) -> ModuleType | None:
-    """Return the compiled kernels if they can read the memory of `x`, else None.
+    """Return the compiled kernels if they can read the memory of `x`, otherwise None.
 
-    They cannot on an accelerator, nor read a subclass (fake, distributed, ...). Under torch.compile the answer is None,
-    too: the torch versions can be traced.
+    They cannot read tensors on accelerators, nor subclasses (fake, distributed, ...). Under torch.compile the result is
+    None too, because it can trace the torch versions.
     """
     if torch.compiler.is_compiling() or not x.is_cpu or type(x) not in (Tensor, torch.nn.Parameter):
         return None
@@ -28,7 +28,7 @@ def compiled_for(x: Tensor) -> ModuleType | None:
 
 
 def check_tensors(x: Tensor, out: Tensor | None) -> None:
-    """Raise if `x` has no dtype that can be rounded, or `out` cannot take the result."""
+    """Raise if `x` cannot be rounded, or `out` cannot hold the result."""
     if x.dtype not in DTYPE_CODES or x.layout != torch.strided:
         raise KernelError.explain(
             f"A tensor of {x.dtype}, {x.layout}, cannot be rounded.",
@@ -41,21 +41,21 @@ def check_tensors(x: Tensor, out: Tensor | None) -> None:
         raise KernelError.explain(
             f"`out` is {tuple(out.shape)} {out.dtype} on {out.device}.",
             why=f"the result is {tuple(x.shape)} {x.dtype} on {x.device}, like `x`.",
-            fix="pass out=torch.empty_like(x), or leave it away.",
+            fix="pass out=torch.empty_like(x), or omit `out`.",
         )
     if out.requires_grad and torch.is_grad_enabled():
         raise KernelError.explain(
             "`out` requires grad.",
-            why="rounding into it would change a value that autograd may have saved, and gives no gradient.",
+            why="rounding into it could change a value that autograd has saved, and has no gradient.",
             fix="call it under torch.no_grad(), or pass out=parameter.data.",
         )
 
 
 def write_dense(x: Tensor, out: Tensor, kernel: Callable[[Tensor, Tensor], None], *, in_order: bool) -> None:
-    """Call `kernel(source, target)` so that `target`, copied if need be, ends up in `out`.
+    """Call `kernel(source, target)` such that the result ends up in `out`, copied if necessary.
 
-    Source and target are dense and walk their elements in the same order, which is row-major if `in_order`. They are
-    the same memory or do not overlap.
+    Source and target are dense with their elements in the same order, row-major if `in_order`. They are the same memory
+    or do not overlap.
     """
     if _same_walk(x, out, in_order=in_order) and not _overlap_partly(x, out):
         kernel(x, out)
@@ -68,7 +68,7 @@ def write_dense(x: Tensor, out: Tensor, kernel: Callable[[Tensor, Tensor], None]
 
 
 def mark_written(out: Tensor) -> None:
-    """Tell autograd that `out` has changed behind its back."""
+    """Tell autograd that `out` was modified in place."""
     if not out.is_inference():
         torch.autograd.graph.increment_version(out)
 
@@ -80,7 +80,7 @@ def _same_walk(x: Tensor, out: Tensor, *, in_order: bool) -> bool:
         return True
     if in_order or x.stride() != out.stride():
         return False
-    # Only a dense tensor has a twin with the same strides.
+    # `empty_like` preserves the strides of dense tensors only.
     return torch.empty_like(x, device="meta").stride() == x.stride()
 
 

@@ -1,4 +1,4 @@
-"""Codes of 1 to 8 bits in a tensor without gaps."""
+"""Packs codes of 1 to 8 bits into bytes without gaps."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from roundoff.kernels.layout import compiled_for
 def pack_bits(codes: Tensor, *, num_bits: int) -> Tensor:
     """Pack uint8 codes of `num_bits` bits each, in row-major order, into ceil(numel * num_bits / 8) bytes.
 
-    Code i takes the bits from i * num_bits on, the lowest bit of a byte first; left-over bits are 0. Bits of a code
-    beyond `num_bits` are cut off.
+    Code i starts at bit i * num_bits, the lowest bit of a byte first; remaining bits are 0. Bits of a code beyond
+    `num_bits` are ignored.
 
     >>> pack_bits(torch.tensor([1, 2, 3, 0], dtype=torch.uint8), num_bits=2)
     tensor([57], dtype=torch.uint8)
@@ -39,7 +39,7 @@ def unpack_bits(packed: Tensor, *, num_bits: int, num_codes: int) -> Tensor:
     if num_codes < 0 or packed.numel() < needed:
         raise KernelError.explain(
             f"{packed.numel()} bytes do not hold {num_codes} codes of {num_bits} bits.",
-            why=f"that takes {needed} bytes.",
+            why=f"they need {needed} bytes.",
             fix="unpack with the number of codes and bits that were packed.",
         )
     kernels = compiled_for(packed)
@@ -52,7 +52,7 @@ def unpack_bits(packed: Tensor, *, num_bits: int, num_codes: int) -> Tensor:
 
 
 def num_packed_bytes(num_codes: int, *, num_bits: int) -> int:
-    """Return how many bytes so many codes take."""
+    """Return the number of bytes that the codes need."""
     return -(-num_codes * num_bits // 8)
 
 
@@ -63,7 +63,7 @@ def _check(x: Tensor, num_bits: int) -> None:
         )
     if x.dtype != torch.uint8:
         raise KernelError.explain(
-            f"A tensor of {x.dtype} holds no codes.", why="codes are uint8.", fix="convert with x.to(torch.uint8)."
+            f"A tensor of {x.dtype} cannot hold codes.", why="codes are uint8.", fix="convert with x.to(torch.uint8)."
         )
 
 
@@ -71,10 +71,10 @@ def _check(x: Tensor, num_bits: int) -> None:
 
 
 def pack_bits_torch(codes: Tensor, *, num_bits: int) -> Tensor:
-    """Pack codes; see `roundoff.kernels.packing.pack_bits`."""
+    """Pack codes, as `pack_bits` does."""
     flat = codes.flatten()
     num_bytes = -(-flat.numel() * num_bits // 8)
-    # Eight codes fill a 64-bit word up to eight times `num_bits`, which are whole bytes.
+    # Eight codes take 8 * num_bits bits of a 64-bit word, a whole number of bytes.
     groups = torch.nn.functional.pad(flat, (0, -flat.numel() % 8)).view(-1, 8).to(torch.int64)
     places = torch.arange(8, device=flat.device) * num_bits
     words = ((groups & ((1 << num_bits) - 1)) << places).sum(1, keepdim=True)
@@ -83,7 +83,7 @@ def pack_bits_torch(codes: Tensor, *, num_bits: int) -> Tensor:
 
 
 def unpack_bits_torch(packed: Tensor, *, num_bits: int, num_codes: int) -> Tensor:
-    """Unpack codes; see `roundoff.kernels.packing.unpack_bits`."""
+    """Unpack codes, as `unpack_bits` does."""
     flat = packed.flatten()
     groups = torch.nn.functional.pad(flat, (0, -flat.numel() % num_bits)).view(-1, num_bits).to(torch.int64)
     shifts = torch.arange(num_bits, device=flat.device) * 8

@@ -1,4 +1,4 @@
-"""Floating-point values as fp64 bit patterns in int64 tensors, without fp64 arithmetic (some devices have none)."""
+"""Floating-point values as fp64 bit patterns in int64 tensors, without fp64 arithmetic, which some devices lack."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def widen(x: Tensor) -> tuple[Tensor, Tensor]:
     bits = x.float().view(torch.int32)
     a = (bits & 0x7FFFFFFF).to(torch.int64)
     normal = (a << 29) + _REBIAS
-    # A subnormal is a whole number of 2**-149; as a float, that number is normal.
+    # A subnormal is an integer multiple of 2**-149; that integer, as a float, is normal.
     count = a.clamp(max=0x7FFFFF).to(torch.float32).view(torch.int32).to(torch.int64)
     subnormal = torch.where(a == 0, 0, (count << 29) + (_REBIAS - (149 << 52)))
     wide = torch.where(a >= _SINGLE_INFINITY, normal + _REBIAS, normal)

@@ -1,7 +1,7 @@
-"""Random numbers for stochastic rounding: a hash of a key and an element's index.
+"""Random numbers for stochastic rounding and hashing, the same here and in csrc/random.h and csrc/bind_summarize.cpp.
 
-The number of an element depends on nothing else: not on the device, the instruction set, the memory layout or the
-number of threads. csrc/random.h computes the same.
+The random number of an element is a hash of a key and the element's index. It depends on nothing else: not on the
+device, the instruction set, the memory layout or the number of threads.
 """
 
 from __future__ import annotations
@@ -15,26 +15,27 @@ from torch import Tensor
 from roundoff.errors import KernelError
 
 PERIOD = 1024
-"""Hash weights repeat after this many places; a block weight tells the repetitions apart."""
+"""Hash weights repeat after this many words; a weight for each block distinguishes the repetitions."""
 
 _MASK_64 = (1 << 64) - 1
 _MASK_32 = 0xFFFFFFFF
 
 
 def draw_key(generator: torch.Generator | None = None, *, stream: int = 0) -> int:
-    """Draw a 64-bit key from torch's default generator, or from `generator`; it advances by one number.
+    """Draw a 64-bit key from `generator`, by default torch's; it advances by one number.
 
-    After the same `torch.manual_seed`, the same stream gives the same key on every rank: right for weights, which must
-    stay equal. A stream per rank (`stream=rank`) gives each its own numbers: right for activations and gradients.
+    After the same `torch.manual_seed`, the same stream gives the same key on every rank, as needed for weights, which
+    must stay equal. A stream per rank (`stream=rank`) gives each rank its own numbers, as needed for activations and
+    gradients.
 
     Raises:
-        KernelError: `generator` lives on an accelerator; reading it would wait for the device.
+        KernelError: `generator` is on an accelerator; reading it would wait for the device.
     """
     if generator is not None and generator.device.type != "cpu":
         raise KernelError.explain(
             f"Stochastic rounding cannot draw from a generator on {generator.device}.",
-            why="its number would have to be fetched, and that waits for the device.",
-            fix="pass torch.Generator() without a device; it also serves tensors on accelerators.",
+            why="reading its number would wait for the device.",
+            fix="pass torch.Generator() without a device; it can be used for tensors on accelerators too.",
         )
     seed = int(torch.empty((), dtype=torch.int64).random_(generator=generator).item())
     return splitmix64(seed ^ splitmix64(stream & 0xFFFFFFFFFFFFFFFF))
@@ -54,12 +55,12 @@ def random_31(index: Tensor, *, key: int) -> Tensor:
 
 
 def indices_of(x: Tensor) -> Tensor:
-    """Number the elements of `x` in row-major order, whatever its strides."""
+    """Return the row-major index of each element of `x`, whatever its strides."""
     return torch.arange(x.numel(), device=x.device).view(x.shape)
 
 
 def splitmix64(x: int) -> int:
-    """Scramble 64 bits: the next number of the well-known SplitMix64 generator from state `x`."""
+    """Return the next number of the SplitMix64 generator from state `x`."""
     x = (x + 0x9E3779B97F4A7C15) & _MASK_64
     x = ((x ^ (x >> 30)) * 0xBF58476D1CE4E5B9) & _MASK_64
     x = ((x ^ (x >> 27)) * 0x94D049BB133111EB) & _MASK_64
@@ -68,5 +69,5 @@ def splitmix64(x: int) -> int:
 
 @functools.cache
 def hash_weights() -> np.ndarray:
-    """One odd 32-bit weight for each of the 1024 words of a block."""
+    """Return one odd 32-bit weight for each of the 1024 words of a block."""
     return np.array([splitmix64(i) >> 32 | 1 for i in range(PERIOD)], dtype=np.int64)

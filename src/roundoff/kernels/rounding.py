@@ -1,7 +1,7 @@
 """Rounds tensors to a small float, to fixed point, or to blocks with a shared scale.
 
-On the CPU the compiled loops do it in one pass; elsewhere `rounding_torch` gives the same bits. The result keeps the
-dtype and shape of `x` and carries no gradient. Formats with names, checks and defaults are in `roundoff.formats`.
+On the CPU the compiled loops do it in one pass; elsewhere `rounding_torch` gives the same bits. The result has the
+dtype and shape of `x` and no gradient. Named formats, checks and defaults are in `roundoff.formats`.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from roundoff.kernels.rounding_torch import round_blocks_torch, round_fixed_torc
 def round_float(
     x: Tensor, grid: FloatGrid, *, rounding: Rounding = "nearest", key: int = 0, out: Tensor | None = None
 ) -> Tensor:
-    """Move every value of `x` onto `grid`, exactly: no intermediate rounding, subnormals included.
+    """Round every value of `x` to `grid`, without intermediate rounding, subnormals included.
 
-    `key` (see `draw_key`) matters to stochastic rounding only. A grid that holds every value of the dtype copies `x`.
+    `key` (see `draw_key`) is used by stochastic rounding only. A grid that holds every value of the dtype copies `x`.
     """
     check_tensors(x, out)
     x = x.detach().resolve_neg()
@@ -59,11 +59,11 @@ def round_fixed(
     key: int = 0,
     out: Tensor | None = None,
 ) -> Tensor:
-    """Move every value of `x` to a whole multiple of `step`, between `lowest` and `highest` times it.
+    """Round every value of `x` to a multiple of `step`, between `lowest * step` and `highest * step`.
 
     The quotient x / step and the product are computed in fp32 (fp64 for fp64 tensors); ties of the quotient go to the
-    even code. NaN and infinities pass through; a zero is +0. A tensor as `step` broadcasts against `x`; on an
-    accelerator it is not waited for.
+    even code. NaN and infinities are kept; zeros become +0. A tensor as `step` broadcasts against `x`, without waiting
+    for an accelerator.
     """
     check_tensors(x, out)
     x = x.detach().resolve_neg()
@@ -106,9 +106,9 @@ def round_blocks(
 ) -> Tensor:
     """Round blocks of the last axis, each to `grid` times its own power of two; the last block may be short.
 
-    The power is 2**(floor(log2(amax)) - `max_exponent`), clipped to 2**-127 ... 2**127, where amax is the block's
-    largest finite magnitude. What is still too large saturates; NaN and infinities pass through and leave the others
-    alone.
+    The power is 2**(floor(log2(amax)) - `max_exponent`), clamped to 2**-127 ... 2**127, where amax is the block's
+    largest finite magnitude. Values that are still too large saturate; NaN and infinities are kept and do not affect
+    the other elements.
     """
     check_tensors(x, out)
     x = x.detach().resolve_neg()
@@ -154,7 +154,7 @@ def _grid_numbers(grid: FloatGrid, dtype: torch.dtype) -> tuple[int, int, float,
 
 
 def _runs_of(x: Tensor, step: float | Tensor) -> tuple[array[float], int] | None:
-    """Return the steps, and how many elements in a row take the same one; None unless they vary along one axis only."""
+    """Return the steps and the number of consecutive elements that share one; None if they vary along several axes."""
     if not isinstance(step, Tensor):
         return array("d", (step,)), max(x.numel(), 1)
     if not step.is_cpu:

@@ -1,4 +1,4 @@
-"""The words for how a value is rounded, and for what becomes of one that is too large."""
+"""What the rounding kernels take: rounding and overflow modes, the numbers of a small float, the rule of a scale."""
 
 from __future__ import annotations
 
@@ -8,31 +8,30 @@ from typing import Final, Literal, get_args
 
 import torch
 
-# == How a fixed-point scale is found, as the kernels need to know it.
-
 Range = Literal["max", "3sigma", "sweep", "percentile"]
-"""What the scale covers: the largest magnitude, three standard deviations, the best of three, or most elements."""
+"""What a fixed-point scale covers: the largest magnitude, three standard deviations, the best of three, or a
+percentile."""
 
 Follow = Literal["never", "data", "at_least"]
-"""Whether the stored scale is kept, replaced by that of the data, or replaced only if the data reaches further."""
+"""Whether the stored scale is kept, replaced by that of the data, or replaced only by a larger one."""
 
 RANGES: Final[tuple[Range, ...]] = get_args(Range)
-# Places are shared with csrc/fixed_point.h.
+# The codes are those of csrc/fixed_point.h.
 RANGE_CODES: Final = {word: code for code, word in enumerate(RANGES)}
 FOLLOW_CODES: Final = {word: code for code, word in enumerate(get_args(Follow))}
 
 SMALLEST_BOUND: Final = 1e-5
-"""No range is smaller, so that a tensor of zeros has a scale."""
+"""The smallest range, so that a tensor of zeros has a scale."""
 MAX_EXPONENT: Final = 127
-"""Scales are kept in fp32."""
+"""Scales are stored in fp32."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FixedRule:
-    """Codes of `num_bits` bits, and the range that a scale takes from the data.
+    """The bits of fixed-point codes, and how their scale is derived from the data.
 
-    The step is 2 * scale / 2**num_bits. Codes are two's complement; with `nics` there is one more above zero. The scale
-    is the power of two that covers the range, or with `float_scale` the range itself.
+    The step is 2 * scale / 2**num_bits. Codes are two's complement; with `nics` there is one more positive code. The
+    scale is the power of two that covers the range, or with `float_scale` the range itself.
     """
 
     num_bits: int
@@ -53,12 +52,12 @@ class FixedRule:
 
     @property
     def steps_per_scale(self) -> float:
-        """How many steps make the scale."""
+        """The number of steps from 0 to the scale."""
         return float(2 ** (self.num_bits - 1))
 
 
 Rounding = Literal["nearest", "stochastic", "toward_zero", "up", "down"]
-"""`nearest` sends ties to the even neighbour; `up` and `down` mean towards +infinity and -infinity."""
+"""`nearest` rounds ties to even; `up` and `down` mean towards +infinity and -infinity."""
 
 Overflow = Literal["saturate", "infinity", "nan"]
 """What a value beyond the largest becomes: the largest with its sign, an infinity, or NaN."""
@@ -66,17 +65,14 @@ Overflow = Literal["saturate", "infinity", "nan"]
 ROUNDINGS: Final[tuple[Rounding, ...]] = get_args(Rounding)
 OVERFLOWS: Final[tuple[Overflow, ...]] = get_args(Overflow)
 
-# Places are shared with csrc/rounding.h.
+# The codes are those of csrc/rounding.h.
 ROUNDING_CODES: Final = {rounding: code for code, rounding in enumerate(ROUNDINGS)}
 OVERFLOW_CODES: Final = {overflow: code for code, overflow in enumerate(OVERFLOWS)}
 
 
-# == The numbers a small float can hold, as the rounding kernels need to know them.
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FloatGrid:
-    """Numbers with `mantissa_bits` bits after the leading one down to 2**`min_exponent`, then evenly spaced to zero."""
+    """The numbers of a small float: `mantissa_bits` bits down to 2**`min_exponent`, then evenly spaced to zero."""
 
     mantissa_bits: int
     min_exponent: int
@@ -92,7 +88,7 @@ def _fields(dtype: torch.dtype) -> tuple[int, int, float]:
 
 
 def holds(grid: FloatGrid, dtype: torch.dtype) -> bool:
-    """Whether every value of `dtype`, infinities and both zeros included, is on the grid: rounding changes nothing."""
+    """Whether the grid has every value of `dtype`, infinities and both zeros included, so that rounding is a no-op."""
     mantissa_bits, min_exponent, largest = _fields(dtype)
     return (
         grid.mantissa_bits >= mantissa_bits
@@ -104,7 +100,7 @@ def holds(grid: FloatGrid, dtype: torch.dtype) -> bool:
 
 
 def within(grid: FloatGrid, dtype: torch.dtype) -> FloatGrid:
-    """Return the part of the grid that `dtype` holds: `largest` becomes the largest number that both have.
+    """Return the part of the grid that `dtype` can hold: `largest` becomes the largest number in both.
 
     >>> fp16 = FloatGrid(mantissa_bits=10, min_exponent=-14, largest=65504.0, overflow="infinity")
     >>> within(fp16, torch.bfloat16).largest

@@ -1,6 +1,7 @@
-"""The rounding kernels in torch operations: for accelerators, and for machines without the compiled ones.
+"""The rounding kernels in torch operations, for accelerators and machines without the compiled kernels.
 
-Results are bit for bit those of csrc/ (NaN payloads aside), stochastic rounding included. Nothing waits for the device.
+Results are bit for bit those of csrc/ (except NaN payloads), also with stochastic rounding. Nothing waits for the
+device.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ def round_float_torch(x: Tensor, grid: FloatGrid, *, rounding: Rounding, key: in
     )
     largest = patterns.pattern_of(grid.largest)
     over = _overflow_pattern(grid.overflow, largest)
-    # A finite number that is rounded towards zero never leaves the range.
+    # A finite number that is rounded towards zero never overflows.
     over_plus = largest if rounding in ("toward_zero", "down") else over
     over_minus = largest if rounding in ("toward_zero", "up") else over
     beyond = over_plus if over_plus == over_minus else torch.where(negative, over_minus, over_plus)
@@ -87,7 +88,7 @@ def round_fixed_torch(
 ) -> Tensor:
     """Round `x` to whole multiples of `step`; see `roundoff.kernels.rounding.round_fixed`."""
     wide = x if x.dtype == torch.float64 else x.float()
-    # A tensor, not a number: some devices multiply by the inverse of a number instead of dividing.
+    # A tensor, because some devices multiply by the inverse of a Python number instead of dividing.
     step = torch.as_tensor(step).to(wide) if isinstance(step, Tensor) else wide.new_full((), step)
     negative = torch.signbit(wide)
     limit = torch.where(negative, float(-lowest), float(highest)).to(wide.dtype)
@@ -152,18 +153,18 @@ def _overflow_pattern(overflow: Overflow, largest: int) -> int:
 
 
 def _in_blocks(x: Tensor, block_size: int) -> Tensor:
-    """Fold the last axis into blocks; the last block is filled up with zeros."""
+    """Split the last axis into blocks; the last block is padded with zeros."""
     missing = -x.shape[-1] % block_size
     padded = torch.nn.functional.pad(x, (0, missing)) if missing else x
     return padded.reshape(*x.shape[:-1], -1, block_size)
 
 
-# Common small floats in 32-bit operations, several times cheaper than the general way. The steps are those of `Quick` in
-# csrc/small_float.h, and so are the resulting bits.
+# Common small floats in 32-bit operations, several times cheaper than the general case, with the same bits as `Quick`
+# in csrc/small_float.h.
 
 
 def can_be_quick(grid: FloatGrid, dtype: torch.dtype) -> bool:
-    """Whether `round_quickly` serves this grid: not fp64, and no number of it comes near fp32's own smallest."""
+    """Whether `round_quickly` can be used: not for fp64, nor for grids with numbers near the smallest of fp32."""
     last = grid.min_exponent - grid.mantissa_bits
     if dtype == torch.float64 or not 1 <= grid.mantissa_bits <= 22 or grid.largest < 2.0**-126:
         return False
@@ -171,7 +172,7 @@ def can_be_quick(grid: FloatGrid, dtype: torch.dtype) -> bool:
 
 
 def round_quickly(x: Tensor, grid: FloatGrid, *, rounding: Rounding, random: Tensor | None) -> Tensor:
-    """Round `x` to `grid`, whose largest number its dtype holds; `random` are 31 bits each for stochastic rounding."""
+    """Round `x` to `grid`, whose largest number `x.dtype` holds; `random` has 31 bits for each element, or is None."""
     bits = x.float().view(torch.int32)
     a = bits & 0x7FFFFFFF
     negative = bits < 0
@@ -190,7 +191,7 @@ def round_quickly(x: Tensor, grid: FloatGrid, *, rounding: Rounding, random: Ten
 
 
 def _normal(a: Tensor, negative: Tensor, mantissa_bits: int, rounding: Rounding, random: Tensor | None) -> Tensor:
-    """Round off the last bits of the patterns."""
+    """Round the last bits of the patterns away."""
     shift = 23 - mantissa_bits
     low = (1 << shift) - 1
     if rounding == "nearest":
@@ -207,7 +208,7 @@ def _subnormal(small: Tensor, negative: Tensor, last: int, rounding: Rounding, r
     """Round to whole multiples of 2**`last`."""
     values = small.view(torch.float32)
     if rounding == "nearest":
-        magic = math.ldexp(1.0, last + 23)  # adding it rounds to such a multiple
+        magic = math.ldexp(1.0, last + 23)  # adding it rounds to a multiple of 2**last
         return ((values + magic) - magic).view(torch.int32)
     count = values * math.ldexp(1.0, -last)
     whole = count.floor()
@@ -216,14 +217,14 @@ def _subnormal(small: Tensor, negative: Tensor, last: int, rounding: Rounding, r
         carry = (((count - whole) * 2**31).to(torch.int64) + random) >> 31 != 0
         whole = torch.where(carry, whole + 1, whole)
     elif rounding != "toward_zero":
-        # A count that underflowed is still not zero.
+        # A count that underflowed to 0 still counts as more than 0.
         carry = ((count > whole) | ((count == 0) & (small != 0))) & _is_away(negative, rounding)
         whole = torch.where(carry, whole + 1, whole)
     return (whole * math.ldexp(1.0, last)).view(torch.int32)
 
 
 def _beyond(a: Tensor, negative: Tensor, largest: int, grid: FloatGrid, rounding: Rounding) -> Tensor:
-    """Return what numbers beyond the largest become: those rounded towards zero stay at it."""
+    """Return what replaces numbers beyond the largest; those that are rounded towards zero become the largest."""
     over = {"saturate": largest, "infinity": _INFINITY, "nan": _QUIET_NAN}[grid.overflow]
     if rounding in ("nearest", "stochastic"):
         return a.new_full((), over)
@@ -232,7 +233,7 @@ def _beyond(a: Tensor, negative: Tensor, largest: int, grid: FloatGrid, rounding
 
 
 def _is_away(negative: Tensor, rounding: Rounding) -> Tensor:
-    """Where rounding by the sign makes the magnitude grow."""
+    """Where rounding up or down makes the magnitude larger."""
     return ~negative if rounding == "up" else negative
 
 

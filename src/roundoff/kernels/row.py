@@ -1,4 +1,4 @@
-"""The layout of one summary: 27 doubles, the same in C++ (csrc/summarize.h) and in torch."""
+"""The columns of a summary: 27 doubles, the same in C++ (csrc/summarize.h) and in torch."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ import torch
 MIN, MAX, SUM, SUM_ABS, SUM_SQUARES = range(5)
 NUM_NAN, NUM_POSINF, NUM_NEGINF, NUM_ZERO, NUM_SUBNORMAL = range(5, 10)
 HASH = 10
-"""The 64 bits of this place are an integer, not a double."""
+"""The 64 bits of this column are an integer, not a double."""
 SKETCH = 11
-"""Eight sums with random signs, then their twins, weighted by channel; `roundoff.kernels.sketches` reads them."""
+"""Eight sums with random signs, then the same sums weighted by channel; `roundoff.kernels.sketches` reads them."""
 NUM_BUCKETS = 8
 ROW_WIDTH = SKETCH + 2 * NUM_BUCKETS
 NUM_HISTOGRAM_BUCKETS = 64
 BUCKET_OF_ONE = 40
-"""The bucket of the histogram that begins at 1; the next one begins at 2."""
+"""The bucket of the histogram that starts at 1; the next one starts at 2."""
 
 DTYPE_CODES: dict[torch.dtype, int] = {
     torch.float64: 0,
@@ -28,4 +28,4 @@ DTYPE_CODES: dict[torch.dtype, int] = {
     torch.uint8: 8,
     torch.bool: 8,
 }
-"""What the compiled summary reads; other dtypes take the torch version."""
+"""The dtypes that the compiled summary reads; for others the torch version is used."""

@@ -1,7 +1,7 @@
-"""Rounds a tensor to fixed point with a scale that lives in a tensor and may follow the data.
+"""Rounds a tensor to fixed point with a scale that is a tensor itself and can be updated from the data.
 
-On the CPU one compiled call measures, writes the scale in place and rounds; elsewhere `fixed_point_torch` does.
-Neither waits for a device.
+On the CPU one compiled call measures, updates the scale in place and rounds; elsewhere torch operations do. Neither
+waits for a device.
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ from roundoff.kernels.rounding_rules import (
 )
 from roundoff.kernels.rounding_torch import round_fixed_torch
 
-_SHORTEST_RUN = 16  # elements in a row with one scale, for the compiled loops to be worth their call
+_SHORTEST_RUN = 16  # with fewer consecutive elements per scale, the compiled loops are not worth their call
 
 
 class Quantized(NamedTuple):
-    """The rounded tensor, and what there is to know of its elements."""
+    """The rounded tensor, and facts about its elements."""
 
     values: Tensor
     beyond: Tensor | None
-    """Where an element is beyond its scale by more than half a step, for `zero_beyond_`; None: nowhere or not asked."""
+    """Where an element exceeds its scale by more than half a step, for `zero_beyond_`; None if nowhere or unwanted."""
     num_nonfinite: int | Tensor
-    """NaN and infinities, which passed through; a tensor where counting on the host would wait for a device."""
+    """The number of NaN and infinities, which are kept; a tensor if reading the number would wait for a device."""
 
 
 def quantize_fixed(
@@ -50,10 +50,10 @@ def quantize_fixed(
     key: int = 0,
     wants_beyond: bool = False,
 ) -> Quantized:
-    """Let `scale` follow the data as `follow` says, then round `x` to whole steps between the lowest and highest code.
+    """Update `scale` from the data as `follow` says, then round `x` to multiples of the step.
 
-    `scale` is written in place and is measured over finite elements only; if there are none it stays. With an `axis`
-    it has one number for each index of that axis of `x`.
+    `scale` is updated in place, from the finite elements only; if there are none, it stays. With an `axis` it has one
+    number for each index of that axis of `x`.
 
     >>> scale = torch.zeros(())
     >>> rule = FixedRule(num_bits=2, nics=True)
@@ -87,7 +87,7 @@ def quantize_fixed(
 
 
 def follow_data_(scale: Tensor, x: Tensor, rule: FixedRule, *, axis: int | None = None) -> None:
-    """Write the scale of `x` into `scale`, without rounding anything."""
+    """Set `scale` to the scale of `x`, without rounding anything."""
     x = x.detach()
     kernels = _kernels_for(x, scale, rule, follow="data", axis=axis)
     if kernels is None:
@@ -115,7 +115,7 @@ def follow_data_(scale: Tensor, x: Tensor, rule: FixedRule, *, axis: int | None 
 
 
 def zero_beyond_(values: Tensor, beyond: Tensor) -> Tensor:
-    """Write zero into a dense `values` where `beyond`, from `quantize_fixed` of a tensor of this shape, says so."""
+    """Set the elements of a dense `values` to zero where `beyond`, from `quantize_fixed`, is set."""
     if beyond.dtype == torch.bool:
         return values.masked_fill_(beyond, 0.0)
     kernels = compiled_for(values)
@@ -128,7 +128,7 @@ def zero_beyond_(values: Tensor, beyond: Tensor) -> Tensor:
 
 
 def _kernels_for(x: Tensor, scale: Tensor, rule: FixedRule, *, follow: Follow, axis: int | None) -> ModuleType | None:
-    """Return the compiled kernels if they can do this, else None."""
+    """Return the compiled kernels if they support this case, otherwise None."""
     if x.dtype not in DTYPE_CODES or x.layout != torch.strided or scale.dtype != torch.float32 or not x.numel():
         return None
     if follow != "never" and (rule.range == "percentile" or (rule.range == "sweep" and x.dtype != torch.float32)):
@@ -139,7 +139,7 @@ def _kernels_for(x: Tensor, scale: Tensor, rule: FixedRule, *, follow: Follow, a
 
 
 def _walkable(x: Tensor, *, in_order: bool) -> tuple[Tensor, Tensor]:
-    """Return `x` and room for the result, dense and with the same walk; both row-major if `in_order`."""
+    """Return `x` and memory for the result, both dense with the same order of elements, row-major if `in_order`."""
     if x.is_neg():
         x = x.resolve_neg()
     if not x.is_contiguous():
@@ -151,12 +151,12 @@ def _walkable(x: Tensor, *, in_order: bool) -> tuple[Tensor, Tensor]:
 
 
 def _inner(x: Tensor, axis: int) -> int:
-    """Count the elements in a row that share an index of `axis`."""
+    """Return the number of consecutive elements that share an index of `axis`."""
     return x.shape[axis % x.dim() + 1 :].numel()
 
 
 def _beyond(kernels: ModuleType, x: Tensor, runs: tuple[int, int, int, int]) -> Tensor:
-    """Return a bit for each element, in row-major order."""
+    """Return one bit for each element, in row-major order."""
     x = x.contiguous()
     bits = torch.zeros((x.numel() + 7) // 8, dtype=torch.uint8)
     kernels.mark_beyond(x.data_ptr(), x.numel(), *runs, bits.data_ptr())
@@ -189,7 +189,7 @@ def _quantize_torch(
 
 
 def follow_torch(x: Tensor, scale: Tensor, rule: FixedRule, *, follow: Follow, axis: int | None) -> None:
-    """Write the scale of the data into `scale`; one that has no finite elements leaves it, unless it was never set."""
+    """Set `scale` to that of the data; where there are no finite elements it stays, unless it was never set."""
     if follow == "never":
         return
     rows = _rows(x, axis)
@@ -211,7 +211,7 @@ def round_to_scale_torch(
 
 
 def is_beyond_torch(x: Tensor, scale: Tensor, rule: FixedRule, *, axis: int | None) -> Tensor:
-    """Say where a finite element is beyond its scale by more than half a step."""
+    """Return where a finite element exceeds its scale by more than half a step."""
     limit = _along(scale, x, axis) * (1 + 0.5 / rule.steps_per_scale)
     return (x.abs() > limit) & x.isfinite()
 
@@ -223,7 +223,7 @@ def _rows(x: Tensor, axis: int | None) -> Tensor:
 
 
 def _along(scale: Tensor, x: Tensor, axis: int | None) -> Tensor:
-    """Shape `scale` so that it broadcasts against `x`."""
+    """Reshape `scale` so that it broadcasts against `x`."""
     wide = scale.to(x.device, torch.promote_types(x.dtype, torch.float32))
     if axis is None:
         return wide.reshape(())
@@ -252,7 +252,7 @@ def _covering(bound: Tensor, rule: FixedRule) -> Tensor:
 
 
 def _three_sigma(rows: Tensor, num_finite: Tensor) -> Tensor:
-    wide = rows if rows.device.type == "mps" else rows.double()  # which has no fp64
+    wide = rows if rows.device.type == "mps" else rows.double()  # mps has no fp64
     mean = wide.sum(1) / num_finite.clamp(min=1)
     variance = (wide.square().sum(1) - num_finite * mean.square()) / (num_finite - 1).clamp(min=1)
     sigma = torch.where(num_finite > 1, variance.clamp(min=0), 0.0).sqrt()
@@ -260,7 +260,7 @@ def _three_sigma(rows: Tensor, num_finite: Tensor) -> Tensor:
 
 
 def _swept(rows: Tensor, scale: Tensor, rule: FixedRule) -> Tensor:
-    """Return of the scale, its half and its quarter the one that rounding changes the elements least with."""
+    """Return the scale, its half or its quarter: the one with which rounding changes the elements least."""
     candidates = torch.stack([scale, scale / 2, scale / 4])
     changes = [
         (round_to_scale_torch(rows, candidate, rule, axis=0, rounding="nearest", key=0) - rows).abs().double().sum(1)

@@ -1,8 +1,8 @@
-"""What the sketches of two tensors tell: how far apart the tensors are, and in which channel.
+"""Estimates from the sketches of two tensors how far apart the tensors are, and in which channel they differ.
 
-A sketch is the last 16 numbers of a summary, or the same as float32 in a run: eight sums of the elements with random
-signs, then the same sums with each element weighted by the number of its channel, counted from 1. Signs depend on the
-place in the tensor alone, never on dtype or device, so that any two tensors of one shape can be compared.
+A sketch is the last 16 numbers of a summary, in a run stored as float32: eight sums of the elements with random signs,
+then the same sums with each element weighted by the number of its channel, counted from 1. The signs depend only on the
+place in the tensor, not on dtype or device, so that any two tensors of the same shape can be compared.
 """
 
 from __future__ import annotations
@@ -16,31 +16,31 @@ Array = npt.NDArray[np.float64]
 
 
 def difference_norms(a: npt.ArrayLike, b: npt.ArrayLike) -> Array:
-    """Estimate the norm of the difference of tensors from their sketches, N x 16 each; N norms.
+    """Estimate N norms of differences from N x 16 sketches of each side.
 
-    The square of the estimate is right on average, with a standard deviation of half of it: 98 of 100 estimates are
-    within a factor of two of the norm, 9 of 10 between 0.58 and 1.4 of it. Few differing elements are told better, a
-    single one exactly. Sketches kept in float32 do not see differences below about 1e-7 of the tensor's own norm.
-    Elements that are not finite count as 0.
+    The squared estimate is unbiased, with a standard deviation of half its value: 98 of 100 estimates are within a
+    factor of two of the norm, 9 of 10 between 0.58 and 1.4 times it. The fewer elements differ, the better the
+    estimate; a single one is exact. Sketches in float32 do not show differences below about 1e-7 of the tensor's own
+    norm. Non-finite elements count as 0.
     """
     plain, _ = _differences(a, b)
     return np.asarray(np.sqrt(np.square(plain).sum(axis=-1)))
 
 
 def differing_channels(a: npt.ArrayLike, b: npt.ArrayLike) -> tuple[Array, Array]:
-    """Name the channel in which tensors differ most likely, and how sure that is; N of each from sketches of N x 16.
+    """Return the channel in which N pairs of tensors most likely differ, and its certainty, from N x 16 sketches.
 
-    Channels count from 0, and are NaN where the sketches are equal. The certainty is the share of the squared
-    difference that lies in the channel at least, as far as the sketch can tell: 1 if no other channel differs, 0 if
-    many do, or if one differs amid too much noise. The channel is the second dimension of tensors with four and more,
-    the last of those with fewer, and of a vector of more than 1024 elements one of at most 1024 equal stretches.
+    Channels count from 0, and are NaN where the sketches are equal. The certainty is an estimate of the share of the
+    squared difference that lies in the channel: 1 if no other channel differs, 0 if many do, or if one differs amid too
+    much noise. The channel is the second of four or more dimensions, the last of fewer, and of a vector with more than
+    1024 elements one of at most 1024 equal stretches.
     """
     plain, weighted = _differences(a, b)
     squared = np.square(plain).sum(axis=-1)
     differs = squared > 0
     divisor = np.where(differs, squared, 1)
     number = np.round((plain * weighted).sum(axis=-1) / divisor)
-    # Another channel's part of the difference is in the rest with the distance of the two channels as its weight.
+    # The difference in another channel remains in `rest`, weighted by the distance between the two channels.
     rest = np.square(weighted - number[..., None] * plain).sum(axis=-1) / divisor
     certainty = np.where(differs, np.clip(1 - rest, 0, 1), 0)
     return np.where(differs, number - 1, np.nan), certainty

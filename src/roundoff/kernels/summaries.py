@@ -1,4 +1,4 @@
-"""Summaries of tensors in one pass over their memory: numbers, hash, sketch."""
+"""Summarizes a tensor in one pass over its memory: statistics, hash, sketch."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ _WORD_DTYPES = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 def summarize(x: Tensor) -> np.ndarray:
-    """Return the 27 numbers of `x`; `roundoff.kernels.row` names the places.
+    """Return the 27 numbers of `x`; `roundoff.kernels.row` names the columns.
 
     Over finite elements: min, max, sum, sum of magnitudes, sum of squares, all accumulated in fp64; then the counts of
-    NaN, +inf, -inf, zero and subnormal (of the tensor's own dtype), a hash of its bits that sees permutations, and the
-    sketch. An empty or wholly non-finite tensor has NaN as min and max. On an accelerator this waits for the device.
+    NaN, +inf, -inf, zero and subnormal (of the tensor's own dtype), a hash of its bits that detects permutations, and
+    the sketch. A tensor without finite elements has NaN as min and max. On an accelerator this waits for the device.
 
     >>> import torch
     >>> from roundoff.kernels import row
@@ -40,7 +40,7 @@ def summarize(x: Tensor) -> np.ndarray:
 
 
 def summarize_at(x: Tensor, address: int) -> bool:
-    """Write the row of `x` to `address` and return True, or False where only the torch version can read `x`."""
+    """Write the row of `x` to `address` and return True; return False if only the torch version can read `x`."""
     kernels = compiled()
     code = columns.DTYPE_CODES.get(x.dtype)
     if kernels is None or code is None or not x.is_cpu or x.is_neg():
@@ -52,7 +52,7 @@ def summarize_at(x: Tensor, address: int) -> bool:
 def histogram(x: Tensor) -> np.ndarray:
     """Count the nonzero finite elements of `x` by power of two, in 64 buckets.
 
-    Bucket b holds |x| in [2^(b-40), 2^(b-39)); the first and the last are open towards 0 and infinity.
+    Bucket b holds |x| in [2^(b-40), 2^(b-39)); the first extends to 0 and the last to infinity.
     """
     kernels = compiled()
     code = columns.DTYPE_CODES.get(x.dtype)
@@ -69,7 +69,7 @@ def histogram(x: Tensor) -> np.ndarray:
 
 
 def summarize_torch(x: Tensor) -> Tensor:
-    """Return the 27 numbers of `x` as float64 on its own device; place 10 holds the bits of an int64."""
+    """Return the 27 numbers of `x` as float64 on its own device; column 10 holds the bits of an int64."""
     values = _values(x)
     wide = values.to(_widest(x.device))
     finite = torch.isfinite(wide)
@@ -107,7 +107,7 @@ def hash_torch(x: Tensor) -> Tensor:
 
 
 def sketch_torch(wide: Tensor) -> Tensor:
-    """Return the eight random-sign sums of finite values and their channel-weighted twins."""
+    """Return the eight random-sign sums of finite values, and the same sums weighted by channel."""
     channels, inner = channels_of(tuple(wide.shape))
     index = torch.arange(wide.numel(), device=wide.device)
     outer, rest = index // (channels * inner), index % (channels * inner)
@@ -123,7 +123,7 @@ def sketch_torch(wide: Tensor) -> Tensor:
 
 
 def _is_minus(index: Tensor, row_length: int) -> Tensor:
-    """Say which elements count negatively: each row begins a new scrambled number, 64 places share its bits."""
+    """Return which elements get a minus sign: one bit each of a random number for every 64 places of a row."""
     num_rows, words_per_row = -(-index.numel() // row_length), -(-row_length // 64)
     words = _splitmix64(torch.arange(num_rows * words_per_row, device=index.device) + _FIRST_SIGN_WORD)
     row, place = index // row_length, index % row_length
@@ -142,9 +142,9 @@ def histogram_torch(x: Tensor) -> Tensor:
 
 
 def channels_of(shape: tuple[int, ...]) -> tuple[int, int]:
-    """Return (number of channels, elements of one channel that stand together).
+    """Return the number of channels, and the number of contiguous elements of one channel.
 
-    The channel is the second dimension of four and more, the last of fewer; a long vector is cut into at most 1024
+    The channel is the second of four or more dimensions, the last of fewer; a long vector is divided into at most 1024
     stretches of a multiple of 1024 elements.
     """
     if len(shape) >= 4:
@@ -169,7 +169,8 @@ def _values(x: Tensor) -> Tensor:
 def _words(x: Tensor) -> Tensor:
     if x.is_complex():
         x = torch.view_as_real(x.resolve_conj())
-    x = x.resolve_neg().contiguous().as_strided((x.numel(),), (1,))  # one element counts as contiguous at any stride
+    # as_strided, because a single element counts as contiguous at any stride.
+    x = x.resolve_neg().contiguous().as_strided((x.numel(),), (1,))
     size = x.element_size()
     words = x.view(_WORD_DTYPES[size]) if x.dtype != torch.bool else x.view(torch.uint8)
     if size == 8:
@@ -178,7 +179,7 @@ def _words(x: Tensor) -> Tensor:
 
 
 def _sizes(values: Tensor) -> Tensor:
-    """Return the bits of the magnitudes as integers: 0 only for 0, also while the processor flushes subnormals."""
+    """Return the bits of the magnitudes as integers, 0 only for 0 even if the processor flushes subnormals."""
     if not values.is_floating_point():
         return values
     words = values.resolve_neg().view(_WORD_DTYPES[values.element_size()])
@@ -205,17 +206,17 @@ def _widest(device: torch.device) -> torch.dtype:
 
 @functools.cache
 def _on_device(table: Callable[[], npt.NDArray[Any]], device: torch.device, dtype: torch.dtype) -> Tensor:
-    """Return a table on a device; kept there, because sending it again would wait for the device each time."""
+    """Return a table on a device, cached there because every transfer would wait for the device."""
     return torch.from_numpy(table()).to(device=device, dtype=dtype)
 
 
 def _block_weights(num_blocks: int, device: torch.device) -> Tensor:
-    """Return one odd 64-bit weight for each block: SplitMix64 of its number."""
+    """Return one odd 64-bit weight for each block: SplitMix64 of its index."""
     return _splitmix64(torch.arange(num_blocks, device=device) + (3 << 32)) | 1
 
 
 def _splitmix64(x: Tensor) -> Tensor:
-    """Scramble 64 bits, as `roundoff.kernels.random_numbers.splitmix64` does; int64 wraps around as uint64 does."""
+    """Compute `roundoff.kernels.random_numbers.splitmix64`; int64 wraps around as uint64 does."""
     x = x + _as_int64(0x9E3779B97F4A7C15)
     x = (x ^ _shifted(x, 30)) * _as_int64(0xBF58476D1CE4E5B9)
     x = (x ^ _shifted(x, 27)) * _as_int64(0x94D049BB133111EB)
@@ -228,5 +229,5 @@ def _as_int64(value: int) -> int:
 
 
 def _shifted(x: Tensor, by: int) -> Tensor:
-    """Shift to the right as if unsigned."""
+    """Shift right as if unsigned."""
     return (x >> by) & ((1 << (64 - by)) - 1)

@@ -97,8 +97,8 @@ def test_switched_off_it_is_the_float_model():
     [
         ("method = 'automatic' is invalid", {"method": "automatic"}),
         ("tensors = 'weights' is invalid", {"tensors": ["weights"]}),
-        ("'head' selects no tensor", {"names": ["head"]}),
-        ("'Conv3d' selects no tensor", {"types": ["Conv3d"]}),
+        ("'head' matches no tensor", {"names": ["head"]}),
+        ("'Conv3d' matches no tensor", {"types": ["Conv3d"]}),
     ],
 )
 def test_misspelt_selections_are_errors_and_change_nothing(words, arguments):
@@ -115,7 +115,7 @@ def test_live_settings_dump_and_load_exactly():
     other.load(handle.dump())
     assert other.dump() == handle.dump()
     assert methods_of(other) == methods_of(handle)
-    with pytest.raises(RecipeError, match="of another model"):
+    with pytest.raises(RecipeError, match="belong to another model"):
         other.load({"0.weight": {"bits": 4}})
     with pytest.raises(RecipeError, match="no field 'bit'"):
         other.load({name: {"bit": 4} for name in handle.dump()})

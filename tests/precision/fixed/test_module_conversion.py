@@ -237,7 +237,7 @@ def test_remove_gives_the_float_model_back():
 def test_converting_twice_is_an_error():
     model = nn.Linear(2, 2)
     convert_to_fixed_point(model)
-    with pytest.raises(RecipeError, match="converted to fixed point already"):
+    with pytest.raises(RecipeError, match="already converted to fixed point"):
         convert_to_fixed_point(model)
     with pytest.raises(RecipeError, match="is not in fixed point"):
         FixedPointModel.of(nn.Linear(2, 2))

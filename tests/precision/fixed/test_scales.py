@@ -87,7 +87,7 @@ def test_a_bad_value_passes_is_counted_and_harms_no_scale(bad):
 def test_fixed_without_a_scale_says_so_when_it_is_used():
     model = nn.Sequential(nn.Linear(2, 2))
     convert_to_fixed_point(model, FixedPointSettings.uniform(method="fixed"))
-    with pytest.raises(RecipeError, match=r"'0\.activation' has the method 'fixed' and no scale"):
+    with pytest.raises(RecipeError, match=r"'0\.activation' has the method 'fixed' but no scale"):
         model(torch.ones(1, 2))
 
 
