@@ -181,9 +181,9 @@ def test_the_key_alone_decides_the_rounding():
     ("x", "options", "word"),
     [
         (torch.zeros(4, dtype=torch.int32), {"bits": 4}, "int32"),
-        (torch.zeros(4), {"bits": 3}, "3 bits"),
-        (torch.zeros(4), {"bits": 4, "group": 100}, "100 values"),
-        (torch.zeros(4), {"bits": 4, "group": 2048}, "2048 values"),
+        (torch.zeros(4), {"bits": 3}, "bits=3"),
+        (torch.zeros(4), {"bits": 4, "group": 100}, "group=100"),
+        (torch.zeros(4), {"bits": 4, "group": 2048}, "group=2048"),
     ],
 )
 def test_what_cannot_be_compressed_is_refused(x, options, word):

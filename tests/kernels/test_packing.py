@@ -64,7 +64,7 @@ def test_more_codes_than_the_bytes_hold_are_an_error():
         unpack_bits(torch.zeros(3, dtype=torch.uint8), num_bits=4, num_codes=7)
     assert str(caught.value) == (
         "3 bytes do not hold 7 codes of 4 bits.\n"
-        "  why: that takes 4 bytes.\n"
+        "  why: they need 4 bytes.\n"
         "  fix: unpack with the number of codes and bits that were packed."
     )
 
@@ -76,5 +76,5 @@ def test_a_width_beyond_a_byte_is_an_error(num_bits):
 
 
 def test_codes_are_bytes():
-    with pytest.raises(KernelError, match=r"torch\.int64 holds no codes"):
+    with pytest.raises(KernelError, match=r"torch\.int64 cannot hold codes"):
         pack_bits(torch.zeros(3, dtype=torch.int64), num_bits=2)

@@ -190,7 +190,7 @@ def _rows(flat: Tensor, group: int) -> Tensor:
 
 
 def _rulers(rows: Tensor, zero: Tensor, has_zero: Tensor, *, num_codes: int) -> tuple[Tensor, Tensor]:
-    """Return the lowest value of each group, rounded down to bf16, and its step, rounded up; without a step 0 and NaN."""
+    """Return the lowest value of each group, rounded down to bf16, and its step, rounded up, or 0 and NaN."""
     finite = rows.isfinite().all(1, keepdim=True)
     lowest = rows.masked_fill(zero, torch.inf).amin(1, keepdim=True)
     highest = rows.masked_fill(zero, -torch.inf).amax(1, keepdim=True)
