@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from roundoff.kernels import kernels_in_use
-from roundoff.kernels import row as at
+from roundoff.kernels import row as columns
 from roundoff.kernels.summaries import summarize_at
 
 SHAPES = {
@@ -45,7 +45,7 @@ def cpu_seconds(action: Callable[[], object], *, calls: int) -> float:
 def measure(shape: tuple[int, ...], *, repeats: int) -> dict[str, float]:
     """Time the two in turn, so that both see the same noise."""
     x = torch.randn(shape)
-    row = np.empty(at.ROW_WIDTH)
+    row = np.empty(columns.ROW_WIDTH)
     address = row.ctypes.data
 
     def summarize() -> None:
@@ -74,7 +74,7 @@ def main() -> int:
     repeats = max(7, options.repeats)
     torch.set_num_threads(1)
     torch.manual_seed(0)
-    if not summarize_at(torch.ones(1), np.empty(at.ROW_WIDTH).ctypes.data):
+    if not summarize_at(torch.ones(1), np.empty(columns.ROW_WIDTH).ctypes.data):
         print(f"The kernels in use are {kernels_in_use()}: there is nothing to measure.", file=sys.stderr)
         return 2
     if not options.json:

@@ -9,13 +9,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from roundoff.kernels import row as at
+from roundoff.kernels import row as columns
 
 FLOATS = [torch.float64, torch.float32, torch.bfloat16, torch.float16]
 INTEGERS = [torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool]
 DTYPES = FLOATS + INTEGERS
 WORDS = {8: torch.int64, 4: torch.int32, 2: torch.int16, 1: torch.int8}
-COUNTS = slice(at.NUM_NAN, at.NUM_SUBNORMAL + 1)
+COUNTS = slice(columns.NUM_NAN, columns.NUM_SUBNORMAL + 1)
 
 SHAPES = [
     (), (0,), (1,), (7,), (16,), (1000,), (1023,), (1024,), (1025,), (4096,), (5000,), (2**20 + 1500,),
@@ -68,19 +68,19 @@ def plain_summary(x: Tensor) -> Plain:
     values = [float(v) for v in x.reshape(-1).tolist()]
     finite = [v for v in values if math.isfinite(v)]
     smallest_normal = torch.finfo(x.dtype).smallest_normal if x.is_floating_point() else 0
-    out = np.zeros(at.ROW_WIDTH)
-    out[at.MIN] = min(finite, default=math.nan)
-    out[at.MAX] = max(finite, default=math.nan)
-    out[at.SUM] = math.fsum(finite)
-    out[at.SUM_ABS] = math.fsum(abs(v) for v in finite)
-    out[at.SUM_SQUARES] = math.fsum(v * v for v in finite)
-    out[at.NUM_NAN] = sum(math.isnan(v) for v in values)
-    out[at.NUM_POSINF] = sum(v == math.inf for v in values)
-    out[at.NUM_NEGINF] = sum(v == -math.inf for v in values)
-    out[at.NUM_ZERO] = sum(v == 0 for v in values)
-    out[at.NUM_SUBNORMAL] = sum(0 < abs(v) < smallest_normal for v in values)
+    out = np.zeros(columns.ROW_WIDTH)
+    out[columns.MIN] = min(finite, default=math.nan)
+    out[columns.MAX] = max(finite, default=math.nan)
+    out[columns.SUM] = math.fsum(finite)
+    out[columns.SUM_ABS] = math.fsum(abs(v) for v in finite)
+    out[columns.SUM_SQUARES] = math.fsum(v * v for v in finite)
+    out[columns.NUM_NAN] = sum(math.isnan(v) for v in values)
+    out[columns.NUM_POSINF] = sum(v == math.inf for v in values)
+    out[columns.NUM_NEGINF] = sum(v == -math.inf for v in values)
+    out[columns.NUM_ZERO] = sum(v == 0 for v in values)
+    out[columns.NUM_SUBNORMAL] = sum(0 < abs(v) < smallest_normal for v in values)
     num_channels, inner = channels_of(tuple(x.shape))
-    out[at.SKETCH :] = plain_sketch(values, num_channels, inner)
+    out[columns.SKETCH :] = plain_sketch(values, num_channels, inner)
     return Plain(row=out, hash=plain_hash(x), num_channels=num_channels)
 
 
@@ -142,17 +142,17 @@ def splitmix64(state: int) -> int:
 
 def hash_of(row: np.ndarray) -> int:
     """Return the hash that a row holds."""
-    return int(row[at.HASH : at.HASH + 1].view(np.uint64)[0])
+    return int(row[columns.HASH : columns.HASH + 1].view(np.uint64)[0])
 
 
 def assert_same(got: np.ndarray, expected: np.ndarray, num_channels: int) -> None:
     """Demand equal counts and extrema, and sums to 1e-12 of the sum of magnitudes."""
     np.testing.assert_array_equal(got[COUNTS], expected[COUNTS])
-    np.testing.assert_array_equal(got[: at.SUM], expected[: at.SUM])
-    scale = expected[at.SUM_ABS]
-    scales = np.full(at.ROW_WIDTH, scale)
-    scales[at.SUM_SQUARES] = expected[at.SUM_SQUARES]
-    scales[at.SKETCH + at.NUM_BUCKETS :] = scale * num_channels
-    for place in (at.SUM, at.SUM_ABS, at.SUM_SQUARES, *range(at.SKETCH, at.ROW_WIDTH)):
+    np.testing.assert_array_equal(got[: columns.SUM], expected[: columns.SUM])
+    scale = expected[columns.SUM_ABS]
+    scales = np.full(columns.ROW_WIDTH, scale)
+    scales[columns.SUM_SQUARES] = expected[columns.SUM_SQUARES]
+    scales[columns.SKETCH + columns.NUM_BUCKETS :] = scale * num_channels
+    for place in (columns.SUM, columns.SUM_ABS, columns.SUM_SQUARES, *range(columns.SKETCH, columns.ROW_WIDTH)):
         if got[place] != expected[place]:  # both may be infinite
             assert abs(got[place] - expected[place]) <= 1e-12 * scales[place], place

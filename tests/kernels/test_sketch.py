@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from roundoff.kernels import row as at
+from roundoff.kernels import row as columns
 from roundoff.kernels import summarize
 from roundoff.kernels.summaries import summarize_torch
 from tests.kernels.plain_summary import tensor_of
@@ -28,7 +28,7 @@ SHAPES = [
 
 
 def sketch(x: Tensor) -> np.ndarray:
-    return summarize(x)[at.SKETCH :]
+    return summarize(x)[columns.SKETCH :]
 
 
 def as_stored(x: Tensor) -> np.ndarray:
@@ -39,7 +39,7 @@ def as_stored(x: Tensor) -> np.ndarray:
 def channel_that_differs(reference: np.ndarray, candidate: np.ndarray) -> int:
     """Return the channel that the quotient of the differences of twins and buckets names."""
     difference = candidate - reference
-    plain, weighted = difference[: at.NUM_BUCKETS], difference[at.NUM_BUCKETS :]
+    plain, weighted = difference[: columns.NUM_BUCKETS], difference[columns.NUM_BUCKETS :]
     return round(plain @ weighted / (plain @ plain)) - 1
 
 
@@ -60,8 +60,8 @@ def shifted(shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
 def test_the_sketch_is_linear(shape: tuple[int, ...], summarize_: Callable[[Tensor], np.ndarray]):
     generator = torch.Generator().manual_seed(0)
     a, b = (torch.randn(shape, generator=generator, dtype=torch.float64) for _ in range(2))
-    of_a, of_b, of_difference = (summarize_(x)[at.SKETCH :] for x in (a, b, a - 3 * b))
-    tolerance = 1e-12 * float(a.abs().sum() + 3 * b.abs().sum()) * np.repeat([1, a.numel()], at.NUM_BUCKETS)
+    of_a, of_b, of_difference = (summarize_(x)[columns.SKETCH :] for x in (a, b, a - 3 * b))
+    tolerance = 1e-12 * float(a.abs().sum() + 3 * b.abs().sum()) * np.repeat([1, a.numel()], columns.NUM_BUCKETS)
     assert (abs(of_a - 3 * of_b - of_difference) <= tolerance).all()
 
 
@@ -77,7 +77,9 @@ def test_the_squared_length_of_the_eight_sums_estimates_that_of_the_tensor(shape
     ratios = []
     for _ in range(200):
         row = summarize(gauss(shape, generator) * torch.rand(shape, generator=generator))
-        ratios.append((row[at.SKETCH : at.SKETCH + at.NUM_BUCKETS] ** 2).sum() / row[at.SUM_SQUARES])
+        ratios.append(
+            (row[columns.SKETCH : columns.SKETCH + columns.NUM_BUCKETS] ** 2).sum() / row[columns.SUM_SQUARES]
+        )
     assert np.mean(ratios) == pytest.approx(1, abs=0.15)  # one alone has a standard deviation of one half
     assert 0.4 < np.std(ratios) < 0.6
 
@@ -87,7 +89,7 @@ def test_no_element_is_left_out_and_each_counts_once():
         for index in range(int(np.prod(shape))):
             x = torch.zeros(shape)
             x.view(-1)[index] = 3.0
-            plain = sketch(x)[: at.NUM_BUCKETS]
+            plain = sketch(x)[: columns.NUM_BUCKETS]
             assert (np.count_nonzero(plain), abs(plain).sum()) == (1, 3.0)
 
 
@@ -166,6 +168,6 @@ def test_a_memory_format_changes_nothing():
 )
 def test_torch_takes_the_same_sketch_of_large_tensors(view: Callable[[Tensor], Tensor]):
     x = view(torch.randn(3_000_001, generator=torch.Generator().manual_seed(0)))
-    ours, theirs = sketch(x), summarize_torch(x).numpy()[at.SKETCH :]
-    scale = float(x.double().abs().sum()) * np.repeat([1, 1024], at.NUM_BUCKETS)
+    ours, theirs = sketch(x), summarize_torch(x).numpy()[columns.SKETCH :]
+    scale = float(x.double().abs().sum()) * np.repeat([1, 1024], columns.NUM_BUCKETS)
     assert (abs(ours - theirs) <= 1e-12 * scale).all()

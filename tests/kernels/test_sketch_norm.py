@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from roundoff.kernels import row as at
+from roundoff.kernels import row as columns
 from roundoff.kernels import summarize
 from roundoff.kernels.sketches import difference_norms
 
@@ -69,7 +69,7 @@ CHANGES = [constant, proportional, in_one_row, in_one_channel, random]
 
 
 def as_stored(x: Tensor) -> np.ndarray:
-    return summarize(x)[at.SKETCH :].astype(np.float32)
+    return summarize(x)[columns.SKETCH :].astype(np.float32)
 
 
 def ratio(x: Tensor, y: Tensor) -> float:

@@ -5,13 +5,13 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from roundoff.kernels import row as at
+from roundoff.kernels import row as columns
 from roundoff.kernels import summarize
 from roundoff.kernels.sketches import difference_norms, differing_channels
 
 
 def sketches(*tensors: torch.Tensor) -> np.ndarray:
-    return np.stack([summarize(x)[at.SKETCH :] for x in tensors]).astype(np.float32)
+    return np.stack([summarize(x)[columns.SKETCH :] for x in tensors]).astype(np.float32)
 
 
 def test_names_the_channel_of_each_pair_that_differs_in_one():

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from roundoff.kernels import compiled, histogram, summarize
-from roundoff.kernels import row as at
+from roundoff.kernels import row as columns
 from roundoff.kernels.summaries import histogram_torch, summarize_at, summarize_torch
 from tests.kernels.plain_summary import (
     COUNTS,
@@ -77,12 +77,12 @@ def test_large_tensors_give_the_same_in_both_versions(shape: tuple[int, ...], dt
 def test_one_special_value_is_found_at_every_place_of_a_chunk(dtype: torch.dtype):
     clean = torch.linspace(-3, -1, 1100).to(dtype)
     subnormal = torch.ones((), dtype=WORDS[dtype.itemsize]).view(dtype)
-    for value, place in [(math.nan, at.NUM_NAN), (math.inf, at.NUM_POSINF), (-math.inf, at.NUM_NEGINF),
-                         (-0.0, at.NUM_ZERO), (subnormal, at.NUM_SUBNORMAL)]:  # fmt: skip
+    for value, place in [(math.nan, columns.NUM_NAN), (math.inf, columns.NUM_POSINF), (-math.inf, columns.NUM_NEGINF),
+                         (-0.0, columns.NUM_ZERO), (subnormal, columns.NUM_SUBNORMAL)]:  # fmt: skip
         for index in (*range(0, 40), *range(1000, 1100)):
             x = clean.clone()
             x[index] = value
-            expected = [float(i == place) for i in range(at.NUM_NAN, at.NUM_SUBNORMAL + 1)]
+            expected = [float(i == place) for i in range(columns.NUM_NAN, columns.NUM_SUBNORMAL + 1)]
             assert summarize(x)[COUNTS].tolist() == expected
 
 
@@ -91,9 +91,9 @@ def test_one_special_value_is_found_at_every_place_of_a_chunk(dtype: torch.dtype
 def test_nothing_finite_gives_nan_as_extrema_and_zero_as_sums(value: float, num: int):
     x = torch.full((num,), value)
     for row in (summarize(x), by_torch(x)):
-        assert np.isnan(row[: at.SUM]).all()
-        assert not row[at.SUM : at.NUM_NAN].any()
-        assert not row[at.SKETCH :].any()
+        assert np.isnan(row[: columns.SUM]).all()
+        assert not row[columns.SUM : columns.NUM_NAN].any()
+        assert not row[columns.SKETCH :].any()
         assert row[COUNTS].sum() == num
     assert_both_right(x)
 
@@ -103,44 +103,44 @@ def test_squares_of_huge_doubles_overflow_and_nothing_else_does():
     x[7] = -2e200
     x[2500] = math.nan
     assert_both_right(x)
-    assert summarize(x)[at.SUM_SQUARES] == math.inf
-    assert summarize(x)[at.NUM_POSINF] == 0
+    assert summarize(x)[columns.SUM_SQUARES] == math.inf
+    assert summarize(x)[columns.NUM_POSINF] == 0
 
 
 def test_squares_of_tiny_floats_do_not_vanish():
     x = torch.full((1024,), 1e-45)  # the smallest fp32; its square is 2e-90
-    assert summarize(x)[at.SUM_SQUARES] == 1024 * 2.0**-298
+    assert summarize(x)[columns.SUM_SQUARES] == 1024 * 2.0**-298
 
 
 def test_sums_are_accumulated_in_doubles():
     x = torch.cat([torch.full((1,), 2.0**30), torch.full((100_000,), 2.0**-20), torch.full((1,), -(2.0**30))])
-    assert summarize(x)[at.SUM] == 100_000 * 2.0**-20
+    assert summarize(x)[columns.SUM] == 100_000 * 2.0**-20
 
 
 def test_large_integers_are_rounded_once_to_doubles():
     x = torch.tensor([2**63 - 1, -(2**63), 2**53 + 1, 0])
     assert_both_right(x)
-    assert summarize(x)[: at.SUM].tolist() == [-(2.0**63), 2.0**63]
+    assert summarize(x)[: columns.SUM].tolist() == [-(2.0**63), 2.0**63]
 
 
 @needs_compiled
 def test_counts_are_exact_beyond_two_to_the_24():
     num = 2**24 + 3
     zeros = torch.zeros(num, dtype=torch.bool)
-    assert summarize(zeros)[at.NUM_ZERO] == num
-    assert summarize(~zeros)[at.SUM] == num
+    assert summarize(zeros)[columns.NUM_ZERO] == num
+    assert summarize(~zeros)[columns.SUM] == num
     half = torch.full((num,), math.nan, dtype=torch.float16)
-    assert summarize(half)[at.NUM_NAN] == num
+    assert summarize(half)[columns.NUM_NAN] == num
     half[:] = 2.0**-24
-    assert summarize(half)[at.NUM_SUBNORMAL] == num
-    assert summarize(half)[at.SUM] == num * 2.0**-24
+    assert summarize(half)[columns.NUM_SUBNORMAL] == num
+    assert summarize(half)[columns.SUM] == num * 2.0**-24
 
 
 @pytest.mark.slow
 def test_counts_of_the_torch_version_are_exact_beyond_two_to_the_24():
     x = torch.zeros(2**24 + 3, dtype=torch.uint8)
     x[5] = 3
-    assert by_torch(x)[at.NUM_ZERO] == 2**24 + 2
+    assert by_torch(x)[columns.NUM_ZERO] == 2**24 + 2
     assert hash_of(by_torch(x)) == hash_of(summarize(x))
 
 
@@ -187,7 +187,7 @@ def test_a_view_gives_what_its_contiguous_copy_gives(name: str, dtype: torch.dty
 def test_values_under_a_lazy_minus_sign_are_read_with_it():
     x = torch.tensor([1.0 + 2.0j, 3.0 - 4.0j]).conj().imag
     assert x.is_neg()
-    assert summarize(x)[: at.SUM_ABS].tolist() == [-2.0, 4.0, 2.0]
+    assert summarize(x)[: columns.SUM_ABS].tolist() == [-2.0, 4.0, 2.0]
     assert hash_of(summarize(x)) == hash_of(summarize(x.clone()))
 
 
@@ -201,7 +201,7 @@ def test_a_tensor_that_requires_grad_is_summarized_and_left_alone():
     x = torch.randn(5, requires_grad=True)
     before = x.detach().clone()
     summarize(x * 2)
-    assert summarize(x)[at.MAX] == before.max()
+    assert summarize(x)[columns.MAX] == before.max()
     assert x.grad is None
     assert torch.equal(x.detach(), before)
 
@@ -252,7 +252,7 @@ def test_whatever_the_number_of_channels_both_versions_agree(rows: int, channels
 def test_flushing_subnormals_changes_no_count(dtype: torch.dtype):
     x = tensor_of((3000,), dtype)
     before, histogram_before = summarize(x), histogram(x)
-    assert before[at.NUM_SUBNORMAL] > 0
+    assert before[columns.NUM_SUBNORMAL] > 0
     if not torch.set_flush_denormal(True):
         pytest.skip("this processor cannot flush subnormals")
     try:
@@ -301,10 +301,10 @@ def test_every_instruction_set_gives_the_same(level: str, tmp_path: Path):
     text = ""
     for name, x in tensors.items():
         x.reshape(-1).view(WORDS[x.element_size()]).numpy().tofile(tmp_path / name)
-        text += " ".join(map(str, [tmp_path / name, at.DTYPE_CODES[x.dtype], *x.shape])) + "\n"
+        text += " ".join(map(str, [tmp_path / name, columns.DTYPE_CODES[x.dtype], *x.shape])) + "\n"
     module = compiled()
     assert module is not None
-    found = run_python(SUMMARIZE_FILES, str(module.__file__), str(at.ROW_WIDTH), text=text, ROUNDOFF_ISA=level)
+    found = run_python(SUMMARIZE_FILES, str(module.__file__), str(columns.ROW_WIDTH), text=text, ROUNDOFF_ISA=level)
     if level not in found[0]:
         pytest.skip(f"this processor has no {level}")
     assert len(found) == 1 + len(tensors)
@@ -335,9 +335,9 @@ def test_the_torch_version_serves_where_it_is_asked_for():
 
 @needs_compiled
 def test_a_row_is_written_to_the_address_and_nowhere_else():
-    rows = np.full((3, at.ROW_WIDTH), 7.0)
+    rows = np.full((3, columns.ROW_WIDTH), 7.0)
     assert summarize_at(torch.tensor([1.0, 2.0]), rows[1].ctypes.data)
-    assert rows[1, : at.SUM_ABS].tolist() == [1.0, 2.0, 3.0]
+    assert rows[1, : columns.SUM_ABS].tolist() == [1.0, 2.0, 3.0]
     assert (rows[[0, 2]] == 7.0).all()
 
 
@@ -349,9 +349,9 @@ def test_eight_bit_floats_take_the_torch_version(dtype: torch.dtype):
     x = codes.view(dtype)
     assert not summarize_at(x, 0)
     row, plain = summarize(x), plain_summary(x.float())
-    np.testing.assert_array_equal(row[: at.NUM_SUBNORMAL], plain.row[: at.NUM_SUBNORMAL])
+    np.testing.assert_array_equal(row[: columns.NUM_SUBNORMAL], plain.row[: columns.NUM_SUBNORMAL])
     smallest_normal = torch.finfo(dtype).smallest_normal
-    assert row[at.NUM_SUBNORMAL] == sum(0 < abs(v) < smallest_normal for v in x.float().tolist())
+    assert row[columns.NUM_SUBNORMAL] == sum(0 < abs(v) < smallest_normal for v in x.float().tolist())
     assert hash_of(row) == plain_summary(codes).hash
     assert histogram(x).tolist() == histogram(x.float()).tolist()
 
@@ -363,7 +363,7 @@ def test_complex_numbers_count_as_two(dtype: torch.dtype):
     row = summarize(x)
     assert row[:10].tolist() == [-3.0, 2.0, 0.0, 6.0, 14.0, 1.0, 1.0, 0.0, 3.0, 0.0]
     assert hash_of(row) == plain_summary(torch.view_as_real(x)).hash
-    assert summarize(x.conj())[at.MAX] == 3.0
+    assert summarize(x.conj())[columns.MAX] == 3.0
 
 
 @pytest.mark.parametrize("dtype", [torch.uint16, torch.uint32, torch.uint64], ids=str)
@@ -371,7 +371,7 @@ def test_wide_unsigned_integers_take_the_torch_version(dtype: torch.dtype):
     x = torch.tensor([0, 3, torch.iinfo(dtype).max], dtype=dtype)
     assert not summarize_at(x, 0)
     largest = float(torch.iinfo(dtype).max)
-    assert summarize(x)[: at.SUM_SQUARES].tolist() == [0.0, largest, 3.0 + largest, 3.0 + largest]
+    assert summarize(x)[: columns.SUM_SQUARES].tolist() == [0.0, largest, 3.0 + largest, 3.0 + largest]
     assert summarize(x)[COUNTS].tolist() == [0, 0, 0, 1, 0]
 
 
@@ -379,7 +379,7 @@ def test_wide_unsigned_integers_take_the_torch_version(dtype: torch.dtype):
 
 
 def plain_histogram(x: Tensor) -> list[int]:
-    counts = [0] * at.NUM_HISTOGRAM_BUCKETS
+    counts = [0] * columns.NUM_HISTOGRAM_BUCKETS
     for value in x.reshape(-1).tolist():
         if value and math.isfinite(value):
             counts[min(63, max(0, math.frexp(abs(value))[1] - 1 + 40))] += 1

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from roundoff.kernels import row as at
+from roundoff.kernels import row as columns
 from roundoff.kernels.summaries import hash_torch, histogram_torch, summarize_torch
 from tests.kernels.plain_summary import DTYPES, tensor_of
 
@@ -43,8 +43,8 @@ def example(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
 def test_nothing_waits_for_the_device(shape: tuple[int, ...], dtype: torch.dtype):
     x = example(shape, dtype)
     with FailsOnWaiting():
-        assert summarize_torch(x).shape == (at.ROW_WIDTH,)
-        assert histogram_torch(x).shape == (at.NUM_HISTOGRAM_BUCKETS,)
+        assert summarize_torch(x).shape == (columns.ROW_WIDTH,)
+        assert histogram_torch(x).shape == (columns.NUM_HISTOGRAM_BUCKETS,)
 
 
 def test_waiting_would_be_noticed():
@@ -57,7 +57,7 @@ def test_waiting_would_be_noticed():
 def test_a_device_that_holds_no_values_is_enough(shape: tuple[int, ...], dtype: torch.dtype):
     x = torch.empty(shape, dtype=dtype, device="meta")
     row = summarize_torch(x)
-    assert (row.device.type, row.dtype, row.shape) == ("meta", torch.float64, (at.ROW_WIDTH,))
+    assert (row.device.type, row.dtype, row.shape) == ("meta", torch.float64, (columns.ROW_WIDTH,))
     assert hash_torch(x).dtype == torch.int64
     assert histogram_torch(x).device.type == "meta"
 

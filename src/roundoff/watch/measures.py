@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from roundoff.kernels import row as at
+from roundoff.kernels import row as columns
 from roundoff.kernels.summaries import summarize
 from roundoff.record.loop.sites import Sites
 from roundoff.runs import Interned, ParameterColumns
@@ -112,15 +112,15 @@ def _row(seen: ParameterBeforeUpdate) -> list[float]:
         return [*row, *[_NO_NUMBER] * 5, float(torch.linalg.vector_norm(change, dtype=torch.float64))]
     gradient = summarize(seen.gradient)
     count = max(seen.gradient.numel(), 1)
-    with_gradient = count - float(gradient[at.NUM_ZERO])
+    with_gradient = count - float(gradient[columns.NUM_ZERO])
     touched = change if seen.rows is None else change[tuple(seen.rows)]
     moved = float((touched != 0).logical_and_(seen.gradient != 0).sum()) if with_gradient else 0.0
     return [
         *row,
         _l2(gradient),
         _absmax(gradient),
-        float(gradient[at.NUM_ZERO]) / count,
-        float(gradient[at.NUM_SUBNORMAL]) / count,
+        float(gradient[columns.NUM_ZERO]) / count,
+        float(gradient[columns.NUM_SUBNORMAL]) / count,
         moved / with_gradient if with_gradient else _NO_NUMBER,
         float(torch.linalg.vector_norm(change, dtype=torch.float64)),
     ]
@@ -131,11 +131,11 @@ def _with_nulls(values: np.ndarray) -> np.ndarray:
 
 
 def _l2(row: np.ndarray) -> float:
-    return math.sqrt(float(row[at.SUM_SQUARES]))
+    return math.sqrt(float(row[columns.SUM_SQUARES]))
 
 
 def _absmax(row: np.ndarray) -> float:
-    return max(abs(float(row[at.MIN])), abs(float(row[at.MAX])))
+    return max(abs(float(row[columns.MIN])), abs(float(row[columns.MAX])))
 
 
 def _is_readable(x: Tensor | None) -> bool:

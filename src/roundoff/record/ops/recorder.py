@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.autograd.graph import increment_version
 from torch.optim import Optimizer
 
-from roundoff.kernels import row as at
+from roundoff.kernels import row as columns
 from roundoff.record.event_selection import EventFilter
 from roundoff.record.loop.sites import Sites
 from roundoff.record.loop.step_clock import PHASES, Phase, StepClock
@@ -249,7 +249,7 @@ class OpRecorder(SiteTrackingMode):
                 with hidden_from_modes():
                     zeros = torch.zeros(x.shape, dtype=x.dtype, device=x.device)
                 return self._add(zeros, phase, microbatch, site, op, nth, output, parameter, source)
-            if x.dtype in at.DTYPE_CODES and not has_no_memory(x):
+            if x.dtype in columns.DTYPE_CODES and not has_no_memory(x):
                 raise
             self.num_unreadable += 1
             return -1

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from roundoff.kernels import histogram
-from roundoff.kernels import row as at
+from roundoff.kernels import row as columns
 from roundoff.kernels.availability import compiled
 from roundoff.kernels.summaries import histogram_torch, summarize_torch
 from roundoff.record.loop.step_clock import PHASES
@@ -49,7 +49,7 @@ class Histograms:
         self._fetch()
         if not self._counts:
             return None
-        values = np.zeros((num_rows, at.NUM_HISTOGRAM_BUCKETS), dtype=np.uint16)
+        values = np.zeros((num_rows, columns.NUM_HISTOGRAM_BUCKETS), dtype=np.uint16)
         missing = np.ones(values.shape, dtype=bool)
         for place, counts in self._counts.items():
             values[place], missing[place] = counts, False
@@ -77,7 +77,7 @@ def sample_slices(x: Tensor) -> Tensor:
 
 
 _BLOCK = 1024
-_ROW_BYTES = at.ROW_WIDTH * 8
+_ROW_BYTES = columns.ROW_WIDTH * 8
 
 EventKey = tuple[int, int, int, int, int, int, int, int, torch.dtype, torch.Size, torch.device]
 """phase, microbatch, site, op, nth, output, parameter, source, dtype, shape, device; -1 where there is none."""
@@ -108,12 +108,12 @@ class Rows:
             parameter: int = -1, source: int = -1) -> int:  # fmt: skip
         """Summarize a plain, strided tensor and return its place."""
         if not self._free:
-            block = np.empty((_BLOCK, at.ROW_WIDTH))
+            block = np.empty((_BLOCK, columns.ROW_WIDTH))
             self._blocks.append(block)
             self._address = block.ctypes.data
             self._free = _BLOCK
         dtype, shape, device = x.dtype, x.shape, x.device
-        code = at.DTYPE_CODES.get(dtype)
+        code = columns.DTYPE_CODES.get(dtype)
         place = len(self._keys)
         if code is not None and self._summarize is not None and device.type == "cpu" and not x.is_neg():
             address = x.data_ptr()
@@ -136,13 +136,13 @@ class Rows:
     def content_hash(self, place: int) -> int:
         """Return the hash of the event's tensor; waits for its device."""
         self._fetch()
-        return int(self._blocks[place // _BLOCK][place % _BLOCK, at.HASH : at.HASH + 1].view(np.uint64)[0])
+        return int(self._blocks[place // _BLOCK][place % _BLOCK, columns.HASH : columns.HASH + 1].view(np.uint64)[0])
 
     def numbers(self) -> npt.NDArray[np.float64]:
         """Return all rows so far, one line each; waits for devices."""
         self._fetch()
         if not self._keys:
-            return np.empty((0, at.ROW_WIDTH))
+            return np.empty((0, columns.ROW_WIDTH))
         return np.concatenate(self._blocks)[: len(self._keys)]
 
     def keys(self) -> Sequence[EventKey]:
@@ -163,11 +163,11 @@ class Rows:
         numbers = self.numbers()
         num_rows = len(self._keys)
         codes = np.array([key[:8] for key in self._keys], dtype=np.int32).reshape(num_rows, 8)
-        counts = numbers[:, at.NUM_NAN : at.NUM_SUBNORMAL + 1].astype(np.int64)
+        counts = numbers[:, columns.NUM_NAN : columns.NUM_SUBNORMAL + 1].astype(np.int64)
         num_elements = np.fromiter((key[9].numel() for key in self._keys), dtype=np.int64, count=num_rows)
         num_finite = num_elements * _numbers_per_element(self._keys) - counts[:, :3].sum(axis=1)
         with np.errstate(invalid="ignore", divide="ignore"):
-            mean = numbers[:, at.SUM] / num_finite
+            mean = numbers[:, columns.SUM] / num_finite
         return EventColumns(
             step=np.full(num_rows, step, dtype=np.int32),
             microbatch=codes[:, 1],
@@ -183,18 +183,18 @@ class Rows:
             shape=_intern([key[9] for key in self._keys], shape_to_text),
             device=_intern([key[10] for key in self._keys], str),
             num_elements=num_elements,
-            min=numbers[:, at.MIN],
-            max=numbers[:, at.MAX],
+            min=numbers[:, columns.MIN],
+            max=numbers[:, columns.MAX],
             mean=mean,
-            sum_abs=numbers[:, at.SUM_ABS],
-            l2=np.sqrt(numbers[:, at.SUM_SQUARES]),
+            sum_abs=numbers[:, columns.SUM_ABS],
+            l2=np.sqrt(numbers[:, columns.SUM_SQUARES]),
             num_nan=counts[:, 0],
             num_posinf=counts[:, 1],
             num_neginf=counts[:, 2],
             num_zero=counts[:, 3],
             num_subnormal=counts[:, 4],
-            hash=np.ascontiguousarray(numbers[:, at.HASH]).view(np.uint64),
-            sketch=_to_float32(numbers[:, at.SKETCH :]),
+            hash=np.ascontiguousarray(numbers[:, columns.HASH]).view(np.uint64),
+            sketch=_to_float32(numbers[:, columns.SKETCH :]),
             histogram=self.histograms.column(num_rows),
             introduced_ulps=self._error_column(lambda error: error.max_ulps),
             introduced_rms_ulps=self._error_column(lambda error: error.rms_ulps),

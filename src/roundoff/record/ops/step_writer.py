@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import numpy as np
 from torch import Tensor
 
-from roundoff.kernels import row as at
+from roundoff.kernels import row as columns
 from roundoff.record.loop.sites import Sites
 from roundoff.record.loop.step_clock import PHASES
 from roundoff.record.ops.recorder import GRADIENT, OpRecorder
@@ -90,7 +90,7 @@ class StepWriter:
                 microbatch=np.array([key[1] for key in keys], dtype=np.int16),
                 kind=Interned.of([recorder.ops.values[key[3]] for key in keys]),
                 name=Interned.of(names),
-                hash=np.ascontiguousarray(rows.numbers()[places, at.HASH]).view(np.uint64),
+                hash=np.ascontiguousarray(rows.numbers()[places, columns.HASH]).view(np.uint64),
             )
         )
 
@@ -102,4 +102,4 @@ class StepWriter:
 def grad_norm(rows: Rows) -> float | None:
     """Return the norm of all gradients among the rows together, or None where there are none."""
     places = [place for place, key in enumerate(rows.keys()) if key[3] == GRADIENT]
-    return math.sqrt(rows.numbers()[places, at.SUM_SQUARES].sum()) if places else None
+    return math.sqrt(rows.numbers()[places, columns.SUM_SQUARES].sum()) if places else None

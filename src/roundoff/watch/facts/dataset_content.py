@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from roundoff.kernels import row as at
+from roundoff.kernels import row as columns
 from roundoff.kernels.summaries import summarize
 from roundoff.runs import JsonValue
 from roundoff.watch.facts.tensor_hashes import hash_in
@@ -66,6 +66,6 @@ def _address(array: Any) -> int:
 
 def _describe_array(x: Tensor) -> dict[str, JsonValue]:
     row = summarize(x)
-    mean = float(row[at.SUM]) / x.numel()
-    variance = max(float(row[at.SUM_SQUARES]) / x.numel() - mean * mean, 0.0)
+    mean = float(row[columns.SUM]) / x.numel()
+    variance = max(float(row[columns.SUM_SQUARES]) / x.numel() - mean * mean, 0.0)
     return {"hash": f"{hash_in(row):016x}", "mean": mean, "std": variance**0.5}

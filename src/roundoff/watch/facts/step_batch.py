@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from roundoff.kernels import row as at
+from roundoff.kernels import row as columns
 from roundoff.kernels.summaries import summarize
 from roundoff.record.loop.sites import Sites
 from roundoff.record.tensor_bytes import bytes_of, file_dtype
@@ -92,17 +92,17 @@ def _tensor_facts(place: str, x: Tensor, *, is_target: bool) -> TensorFacts:
     if not x.numel() or x.is_complex() or x.layout is not torch.strided:
         return TensorFacts(place=place, shape=shape, dtype=dtype, is_target=is_target)
     row = summarize(x)
-    bad = int(row[at.NUM_NAN] + row[at.NUM_POSINF] + row[at.NUM_NEGINF])
+    bad = int(row[columns.NUM_NAN] + row[columns.NUM_POSINF] + row[columns.NUM_NEGINF])
     count = max(x.numel() - bad, 1)
-    mean = float(row[at.SUM]) / count
+    mean = float(row[columns.SUM]) / count
     return TensorFacts(
         place=place,
         shape=shape,
         dtype=dtype,
-        min=_number(row[at.MIN]),
-        max=_number(row[at.MAX]),
+        min=_number(row[columns.MIN]),
+        max=_number(row[columns.MAX]),
         mean=mean,
-        std=math.sqrt(max(float(row[at.SUM_SQUARES]) / count - mean * mean, 0.0)),
+        std=math.sqrt(max(float(row[columns.SUM_SQUARES]) / count - mean * mean, 0.0)),
         num_nonfinite=bad,
         hash=f"{hash_in(row):016x}",
         counts=_counts(x),

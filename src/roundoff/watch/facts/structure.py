@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 
-from roundoff.kernels import row as at
+from roundoff.kernels import row as columns
 from roundoff.kernels.summaries import summarize
 from roundoff.record.loop.sites import LOOP, Sites, named_places
 from roundoff.record.torch_private import has_no_memory
@@ -137,9 +137,9 @@ def start_values(tensors: Iterable[Tensor]) -> dict[int, tuple[float, float, flo
     for x in tensors:
         if x.is_floating_point() and x.numel() and not x.is_meta and type(x.data) in (Tensor, nn.Parameter):
             row = summarize(x.detach())
-            mean = float(row[at.SUM]) / x.numel()
-            variance = max(float(row[at.SUM_SQUARES]) / x.numel() - mean * mean, 0.0)
-            found[id(x)] = (mean, variance**0.5, max(abs(float(row[at.MIN])), abs(float(row[at.MAX]))))
+            mean = float(row[columns.SUM]) / x.numel()
+            variance = max(float(row[columns.SUM_SQUARES]) / x.numel() - mean * mean, 0.0)
+            found[id(x)] = (mean, variance**0.5, max(abs(float(row[columns.MIN])), abs(float(row[columns.MAX]))))
     return found
 
 

@@ -9,7 +9,7 @@ import torch.distributed as dist
 from numpy.typing import NDArray
 from torch import Tensor
 
-from roundoff.kernels import row as at
+from roundoff.kernels import row as columns
 from roundoff.kernels.summaries import summarize
 from roundoff.record.torch_private import hidden_from_modes, keep_process_group, local_tensor
 from roundoff.replay.rank_consensus import num_ranks
@@ -23,7 +23,7 @@ def hash_of(x: Tensor) -> int:
 
 def hash_in(row: NDArray[np.float64]) -> int:
     """Return the hash that a summary holds."""
-    return int(row[at.HASH : at.HASH + 1].view(np.uint64)[0])
+    return int(row[columns.HASH : columns.HASH + 1].view(np.uint64)[0])
 
 
 def hash_columns(step: int, kind: str, hashes: Sequence[tuple[str, int]]) -> HashColumns:
