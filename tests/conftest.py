@@ -1,7 +1,8 @@
-"""What tests of all rooms share: a server that runs scripts, and which files pytest must not import."""
+"""What tests of all rooms share: a script server, watches that begin fast, and files that pytest must not import."""
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,7 +12,7 @@ from tests.watch.script_server import ScriptServer
 
 _TESTS = Path(__file__).parent
 collect_ignore = [  # scripts that train: looking for doctests in them would run them
-    str(_TESTS / "watch" / "supervised.py"),
+    str(_TESTS / "watch" / "process" / "supervised.py"),
     *(str(path) for path in (_TESTS / "experiments").rglob("planted_*.py")),
     *(str(path) for path in (_TESTS / "watch" / "kinds").glob("*.py")),
     *(str(path) for path in (_TESTS / "flows" / "plans").glob("*.py")),
@@ -24,3 +25,11 @@ def server() -> Iterator[ScriptServer]:
     """Run scripts in forks of one process that has torch loaded."""
     with ScriptServer() as server:
         yield server
+
+
+@pytest.fixture(scope="module")
+def only_new_objects() -> Iterator[None]:
+    """Keep what importing has made out of sight: a watch looks through all objects for optimizers when it begins."""
+    gc.freeze()
+    yield
+    gc.unfreeze()

@@ -25,7 +25,7 @@ def notes(*state: Tensor) -> ArgumentNotes:
 
 
 def again(noted: Any, *results: Tensor) -> Any:
-    return fill_in(noted, list(results), ExternalTensor.fresh)
+    return fill_in(noted, list(results), ExternalTensor.new_copy)
 
 
 def test_values_of_every_kind_come_back_with_copies_of_their_tensors() -> None:

@@ -27,7 +27,7 @@ def test_modules_have_their_old_attributes_inside_the_block_and_their_own_after_
     module.count = 7
     module.queue.append(2)
     hidden, queue = module.hidden, module.queue
-    with kept.lent([module]):
+    with kept.swapped_in([module]):
         assert (module.count, list(module.queue), module.hidden.tolist()) == (0, [1], [0.0, 0.0])
         module.count, module.hidden[0] = 50, 50
         module.queue.append(50)
@@ -40,7 +40,7 @@ def test_they_can_be_lent_again_as_they_were():
     module = Remembers()
     kept = ModuleAttributes([module], is_state=never)
     for _ in range(2):
-        with kept.lent([module]):
+        with kept.swapped_in([module]):
             assert module.hidden.tolist() == [0.0, 0.0]
             module.hidden += 1
 
@@ -49,7 +49,7 @@ def test_what_came_since_is_not_there_inside_the_block():
     module = Remembers()
     kept = ModuleAttributes([module], is_state=never)
     module.cache = torch.ones(1)
-    with kept.lent([module]):
+    with kept.swapped_in([module]):
         assert not hasattr(module, "cache")
     assert module.cache.item() == 1
 
@@ -61,6 +61,6 @@ def test_weights_under_another_name_are_left_alone():
     with torch.no_grad():
         module.weight += 1
     module.hidden += 1
-    with kept.lent([module]):
+    with kept.swapped_in([module]):
         assert module.same_weight[0] is module.weight
         assert module.alias.tolist() == [1.0, 1.0]

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from roundoff.diagnose import diagnose_run
-from roundoff.replay import python_state as surroundings
+from roundoff.replay import python_state
 from roundoff.runs import Run
 from roundoff.watch.session import Watch
 from roundoff.watch.settings import WatchSettings
@@ -29,7 +29,7 @@ COUNTS: dict[str, Any] = {"forwards": 0, "seen": []}
 @pytest.fixture(autouse=True)
 def _only_thread(monkeypatch: pytest.MonkeyPatch) -> None:
     """A thread that another test has left behind must not decide what is put back here."""
-    monkeypatch.setattr(surroundings, "_other_threads_run_users_code", lambda: False)
+    monkeypatch.setattr(python_state, "_other_threads_run_users_code", lambda: False)
 
 
 class Net(nn.Module):

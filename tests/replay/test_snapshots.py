@@ -41,9 +41,9 @@ def test_a_step_that_goes_on_with_an_earlier_graph_is_reached_from_before_that_o
 
 
 def test_a_step_that_could_not_be_taped_ends_what_can_be_rebuilt() -> None:
-    snapshots = ring(step4=StepTape(4, unfit="it is strange"))
+    snapshots = ring(step4=StepTape(4, why_not_replayable="it is strange"))
     assert snapshots.path_to(5, among=[]) is None
-    assert ring().path_to(6, among=[StepTape(6, unfit="it is strange")]) is None
+    assert ring().path_to(6, among=[StepTape(6, why_not_replayable="it is strange")]) is None
 
 
 def test_too_little_memory_means_one_snapshot_or_none_and_is_told() -> None:
@@ -74,6 +74,6 @@ def test_a_snapshot_keeps_the_values_of_its_moment() -> None:
         snapshots.add(StepTape(step))
     found = snapshots.path_to(2, among=[], earliest=True)
     assert found is not None
-    with found[0].state.lent(training):
+    with found[0].state.swapped_in(training):
         assert model.weight.item() == 1
     assert model.weight.item() == 2

@@ -104,7 +104,7 @@ def test_the_training_is_in_the_old_state_inside_the_block_and_in_its_own_behind
     model.eval()
     step(model, optimizer)
     now, drawn = numbers(model, optimizer), torch.get_rng_state()
-    with contextlib.suppress(RuntimeError), state.lent(training) as own:
+    with contextlib.suppress(RuntimeError), state.swapped_in(training) as own:
         assert equal(numbers(model, optimizer), then)
         assert model.training
         assert own.first_difference() == "a weight"
@@ -118,7 +118,7 @@ def test_the_first_difference_is_told_in_order_of_weights_buffers_and_optimizer_
     training, model, optimizer = trained()
     state = TrainingState()
     state.take(training)
-    with state.lent(training) as own:
+    with state.swapped_in(training) as own:
         assert own.first_difference() is None
         optimizer.state[model[0].weight]["exp_avg"].add_(1)
         assert own.first_difference() == "the optimizer's exp_avg"
@@ -163,7 +163,7 @@ def test_a_model_that_comes_later_joins_with_what_it_has() -> None:
     with torch.no_grad():
         later.weight.add_(1)
     later.train()
-    with state.lent(training):
+    with state.swapped_in(training):
         assert torch.equal(later.weight, start)
         assert not later.training
 

@@ -61,6 +61,8 @@ def test_losses_are_those_that_backward_started_from() -> None:
 
 def test_the_bytes_are_those_of_the_copies() -> None:
     assert (
-        StepTape(0, outside=[ExternalTensor(torch.ones(3)), ExternalTensor(torch.ones(2, dtype=torch.int64))]).num_bytes
+        StepTape(
+            0, external=[ExternalTensor(torch.ones(3)), ExternalTensor(torch.ones(2, dtype=torch.int64))]
+        ).num_bytes
         == 28
     )

@@ -1,4 +1,4 @@
-"""What the loop's own code did, noted as it happens; that it can be played again is in tests/watch/test_replay.py."""
+"""What the loop's own code did, noted as it happens; that it can be played again is in test_player.py."""
 
 from __future__ import annotations
 
@@ -90,8 +90,8 @@ def test_what_is_computed_without_gradients_comes_from_outside(taping: Taping) -
     taping.weight * mask
     (call,) = taping.tape.so_far().entries
     assert isinstance(call, FunctionEntry)
-    (outside,) = taping.tape.step.outside
-    assert outside.copy.tolist() == [2, 2]
+    (external,) = taping.tape.step.external
+    assert external.copy.tolist() == [2, 2]
 
 
 def test_writing_into_state_without_gradients_is_noted_also_through_an_alias(taping: Taping) -> None:

@@ -66,7 +66,7 @@ def test_a_tape_that_failed_makes_its_step_unfit_to_be_played_again(tmp_path: Pa
     on.tape.begin()
     F.mse_loss(weight, torch.zeros(2))
     on.tape.hold()
-    assert on.tape.so_far().unfit == "ValueError: cannot look"
+    assert on.tape.so_far().why_not_replayable == "ValueError: cannot look"
 
 
 def test_a_bad_number_that_the_loop_reads_becomes_a_suspect(tmp_path: Path) -> None:

@@ -107,6 +107,6 @@ def test_loaders_are_numbered_and_the_content_of_their_data_is_told(watch: Watch
 def test_a_scaler_is_known_from_its_first_call_on(watch: Watch, model: nn.Module) -> None:
     scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
     scaler.scale(model(torch.ones(2, 2)).mean()).backward()
-    assert scaler in watch._on.training.helpers
+    assert scaler in watch._on.training.scalers
     assert "scale" not in noted(watch)
     assert watch._on.lookout.loss_scale.value is not None

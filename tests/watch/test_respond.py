@@ -14,7 +14,7 @@ from roundoff.replay.state import Training
 from roundoff.replay.step_tape import StepTape
 from roundoff.runs import Run, RunInfo, RunWriter, perturbed_path, replay_path
 from roundoff.watch.respond import Responder
-from tests.watch.taped import Taped, taped
+from tests.replay.taped import Taped, taped
 
 pytestmark = pytest.mark.usefixtures("only_new_objects")
 
@@ -56,9 +56,11 @@ def test_a_step_that_no_snapshot_leads_to_is_neither_recorded_nor_investigated_n
 
 
 @pytest.mark.parametrize(("unfit", "why"), [(None, "no snapshot leads to it"), ("it is strange", "it is strange")])
-def test_a_step_that_was_not_recorded_is_noted_with_the_reason(unfit: str | None, why: str, tmp_path: Path) -> None:
+def test_a_step_that_was_not_recorded_is_noted_with_the_reason(
+    why_not_replayable: str | None, why: str, tmp_path: Path
+) -> None:
     nothing = with_nothing(tmp_path / "run")
-    nothing.note_missing(StepTape(4, unfit=unfit))
+    nothing.note_missing(StepTape(4, why_not_replayable=why_not_replayable))
     assert nothing._writer.info.notes == (f"Step 4 could not be recorded: {why}.",)
 
 

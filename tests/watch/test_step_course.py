@@ -46,7 +46,7 @@ def test_the_state_before_a_step_is_kept_before_anything_is_computed(watch: Watc
     step(model, torch.optim.SGD(model.parameters(), lr=0.1))
     latest = watch._on.snapshots.latest
     assert latest is not None
-    with latest.state.lent(watch._on.training):
+    with latest.state.swapped_in(watch._on.training):
         assert torch.equal(model.weight, before)
 
 

@@ -1,4 +1,4 @@
-"""What went into a call, noted so that the call can be made again: copies of tensors, not the tensors themselves."""
+"""The arguments of a call, noted so that the call can be made again: copies of tensors, not the tensors themselves."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _ATOMS = (type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.
 
 
 class Result:
-    """Stands for a tensor that an earlier call of the same step gave."""
+    """Stands for a tensor that an earlier call of the same step returned."""
 
     __slots__ = ("number",)
 
@@ -25,7 +25,7 @@ class Result:
 
 
 class ExternalTensor:
-    """A tensor that came into the step from outside: a batch, a mask, something computed without gradients."""
+    """A copy of a tensor that no call of the step computed: a batch, a mask, something computed without gradients."""
 
     __slots__ = ("copy", "cuts_graph", "requires_grad")
 
@@ -35,8 +35,8 @@ class ExternalTensor:
         self.requires_grad = x.requires_grad
         self.cuts_graph = x.grad_fn is not None
 
-    def fresh(self) -> Tensor:
-        """Return the tensor once more, for one replay: calls may write into it."""
+    def new_copy(self) -> Tensor:
+        """Return a copy for one replay, whose calls may write into it."""
         return self.copy.clone().requires_grad_(self.requires_grad)
 
     @property
@@ -46,7 +46,7 @@ class ExternalTensor:
 
 
 class EarlierStepTensor(ExternalTensor):
-    """A tensor with a graph that an earlier step made, such as a generator's output: a backward goes on into it."""
+    """A tensor whose graph an earlier step built, such as a generator's output: a backward continues into that step."""
 
     __slots__ = ("number", "step")
 
@@ -67,14 +67,14 @@ class Container:
 
 
 class ArgumentNotes:
-    """Knows, during one step, which tensor is which call's result, and which came from outside."""
+    """Knows, during one step, which tensor is the result of which call, and which are external."""
 
     def __init__(self, is_state: Callable[[Tensor], bool]) -> None:
-        self.outside: list[ExternalTensor] = []
-        """Everything that came from outside, in the order it was first met."""
+        self.external: list[ExternalTensor] = []
+        """The external tensors, in the order in which they were first used."""
         self._is_state = is_state
         self.reached_steps: set[int] = set()
-        """Earlier steps whose graphs this one goes on with."""
+        """Earlier steps into whose graphs this one continues."""
         self._results: dict[int, tuple[ref[Tensor], Result]] = {}
         self._carried: dict[int, tuple[ref[Tensor], int, int]] = {}
         self._met: dict[int, tuple[ref[Tensor], int, ExternalTensor]] = {}
@@ -82,8 +82,8 @@ class ArgumentNotes:
         self._num_results = 0
 
     def new_step(self, ended: int) -> None:
-        """Forget the results, but for graphs that are still there; tensors from outside are copied only once."""
-        self.outside, self.reached_steps = [], set()
+        """Forget the results, except those with a live graph. A tensor that is used in every step is copied once."""
+        self.external, self.reached_steps = [], set()
         live = {key: (x, ended, result.number) for key, (x, result) in self._results.items()}
         self._carried = {
             key: made
@@ -95,7 +95,7 @@ class ArgumentNotes:
         self._num_results = 0
 
     def note(self, value: Any) -> Any:
-        """Return a value with its tensors replaced by what stands for them; state stands for itself."""
+        """Return a value with its tensors replaced by placeholders; parameters and other state stay as they are."""
         if isinstance(value, Tensor):
             return self._note_tensor(value)
         if isinstance(value, _ATOMS):
@@ -117,32 +117,34 @@ class ArgumentNotes:
         return count
 
     def now_state(self) -> dict[ExternalTensor, Tensor]:
-        """Return the tensors that came from outside, unchanged, and have turned out to be state after all."""
-        met = ((made(), version, outside) for made, version, outside in self._met.values())
+        """Return the unchanged external tensors that have become state since: a model was made of them."""
+        met = ((made(), version, external) for made, version, external in self._met.values())
         return {
-            outside: x for x, version, outside in met if x is not None and self._is_state(x) and version == _version(x)
+            external: x
+            for x, version, external in met
+            if x is not None and self._is_state(x) and version == _version(x)
         }
 
     def live_graphs(self) -> set[int]:
-        """Return the numbers of results that are still there and that a backward may go through."""
+        """Return the numbers of the results that are still alive and that a backward may go through."""
         live = ((reference(), result) for reference, result in self._results.values())
         return {result.number for x, result in live if x is not None and x.grad_fn is not None}
 
     def keep_only(self, numbers: Mapping[int, int], noted: Iterable[Any]) -> None:
-        """Keep the results of these numbers, under the new numbers given, and what else `noted` calls went in with.
+        """Keep the results with these numbers, renumbered as given, and the external tensors that `noted` calls use.
 
-        Other tensors, if they come again, come from outside.
+        Any other tensor is external if it is used again.
         """
         self._results = {key: found for key, found in self._results.items() if found[1].number in numbers}
         used = set(references(list(noted)))
         for result in {found[1] for found in self._results.values()} | {r for r in used if isinstance(r, Result)}:
             result.number = numbers[result.number]
         self._num_results = len(numbers)
-        self.outside = [outside for outside in self.outside if outside in used]
+        self.external = [external for external in self.external if external in used]
         self._met = {key: met for key, met in self._met.items() if met[2] in used}
 
     def written(self, value: Any) -> None:
-        """Take note that a call that will be made again has written into these tensors."""
+        """Note that a call that a replay makes again has written into these tensors: their copies stay valid."""
         for x in tensors_of(value):
             known = self._met.get(id(x))
             if known is not None and known[0]() is x:
@@ -156,20 +158,20 @@ class ArgumentNotes:
             return x
         if x.grad_fn is not None and (made := self._carried.get(id(x))) is not None and made[0]() is x:
             self.reached_steps.add(made[1])
-            self.outside.append(EarlierStepTensor(x, step=made[1], number=made[2]))
-            return self.outside[-1]
+            self.external.append(EarlierStepTensor(x, step=made[1], number=made[2]))
+            return self.external[-1]
         for met in (self._met, self._met_before):
             known = met.get(id(x))
             if known is not None and known[0]() is x and known[1] == _version(x) >= 0:
-                outside = known[2]
+                external = known[2]
                 if met is self._met_before:
-                    self.outside.append(outside)
+                    self.external.append(external)
                 break
         else:
-            outside = ExternalTensor(x)
-            self.outside.append(outside)
-        self._met[id(x)] = (ref(x), _version(x), outside)
-        return outside
+            external = ExternalTensor(x)
+            self.external.append(external)
+        self._met[id(x)] = (ref(x), _version(x), external)
+        return external
 
     def _note_other(self, value: Any) -> Any:
         if isinstance(value, tuple) and hasattr(value, "_fields"):
@@ -188,7 +190,7 @@ class ArgumentNotes:
 
 
 def references(value: Any) -> Iterator[Result | ExternalTensor]:
-    """Give what stands for tensors in a noted value."""
+    """Yield the placeholders in a noted value."""
     if isinstance(value, (Result, ExternalTensor)):
         yield value
     elif isinstance(value, (list, tuple)):
@@ -202,28 +204,28 @@ def references(value: Any) -> Iterator[Result | ExternalTensor]:
 
 
 def external_tensors_in(value: Any) -> Iterator[ExternalTensor]:
-    """Give the tensors from outside that a noted value holds."""
+    """Yield the external tensors in a noted value."""
     return (found for found in references(value) if isinstance(found, ExternalTensor))
 
 
-def fill_in(value: Any, results: list[Tensor], fresh: Callable[[ExternalTensor], Tensor]) -> Any:
-    """Return a noted value with tensors again: those of this replay."""
+def fill_in(value: Any, results: list[Tensor], tensor_for: Callable[[ExternalTensor], Tensor]) -> Any:
+    """Return a noted value with the tensors of this replay in place of the placeholders."""
     kind = type(value)
     if kind is Result:
         return results[value.number]
     if kind is ExternalTensor or kind is EarlierStepTensor:
-        return fresh(value)
+        return tensor_for(value)
     if kind is list or kind is tuple:
-        return kind([fill_in(item, results, fresh) for item in value])
+        return kind([fill_in(item, results, tensor_for) for item in value])
     if kind is dict:
-        return {key: fill_in(item, results, fresh) for key, item in value.items()}
+        return {key: fill_in(item, results, tensor_for) for key, item in value.items()}
     if kind is Container:
-        return value.make(fill_in(value.parts, results, fresh))
+        return value.make(fill_in(value.parts, results, tensor_for))
     return value
 
 
 def adopt_state(value: Any, known: Mapping[ExternalTensor, Tensor]) -> Any:
-    """Return a noted value in which some tensors from outside stand for themselves."""
+    """Return a noted value in which the `known` external tensors are replaced by their live originals."""
     kind = type(value)
     if kind is ExternalTensor:
         return known.get(value, value)
@@ -237,7 +239,7 @@ def adopt_state(value: Any, known: Mapping[ExternalTensor, Tensor]) -> Any:
 
 
 def tensors_of(value: Any) -> Iterator[Tensor]:
-    """Give the tensors of a value, looking into lists, tuples, mappings and dataclasses, always in the same order."""
+    """Yield the tensors in a value, looking into lists, tuples, mappings and dataclasses, always in the same order."""
     if isinstance(value, Tensor):
         yield value
     elif isinstance(value, (list, tuple)):

@@ -45,7 +45,7 @@ class ReplayOutcome:
     """What the replayed step raised, if it did."""
 
 
-def replay(
+def replay_steps(
     training: Training,
     snapshot: Snapshot,
     tapes: Sequence[StepTape],
@@ -69,7 +69,7 @@ def replay(
     difference: str | None = None
     bad_step: int | None = None
     playing = _StepPlayer(tapes)
-    with snapshot.state.lent(training) as own, quietly():
+    with snapshot.state.swapped_in(training) as own, silenced():
         for tape in tapes:
             is_last = tape is tapes[-1]
             try:
@@ -88,11 +88,16 @@ def replay(
     return ReplayOutcome(step=tapes[-1].step, first_difference=difference, first_bad_step=bad_step)
 
 
+def replay_sources() -> Sources:
+    """Return sources that report the taped line of the user's code, which a replay runs from this file instead."""
+    return Sources(stands_in_for=__file__)
+
+
 def is_reproducible(training: Training, snapshot: Snapshot, tapes: Sequence[StepTape]) -> bool:
     """Say whether two replays of the same steps agree with each other, whatever the training itself came to."""
     ends: list[list[Tensor]] = []
     for _ in range(2):
-        with snapshot.state.lent(training), quietly():
+        with snapshot.state.swapped_in(training), silenced():
             playing = _StepPlayer(tapes)
             losses = [loss for tape in tapes for loss in playing.play(tape)]
             ends.append([*losses, *(x.detach().clone() for x in training.tensors())])
@@ -104,7 +109,7 @@ def state_before(training: Training, snapshot: Snapshot, tapes: Sequence[StepTap
     """Return the state before the last of the steps, rebuilt from the snapshot where it was not kept."""
     state = TrainingState()
     playing = _StepPlayer(tapes)
-    with snapshot.state.lent(training), quietly():
+    with snapshot.state.swapped_in(training), silenced():
         for tape in tapes[:-1]:
             playing.play(tape)
         state.take(training)
@@ -169,7 +174,7 @@ class Player:
         self.results: list[Tensor] = []
         """What the calls gave."""
         self._earlier = earlier
-        self._outside: dict[int, Tensor] = {}
+        self._external: dict[int, Tensor] = {}
         self._sources = sources
 
     def play(self, entries: Sequence[TapeEntry]) -> None:
@@ -187,8 +192,8 @@ class Player:
         if isinstance(entry, ModelEntry):
             self._call_model(entry)
         elif isinstance(entry, FunctionEntry):
-            with self._surrounded(entry.ambient):
-                self._keep(entry.function(*self._filled(entry.args), **self._filled(entry.kwargs)), entry.num_results)
+            with self._in_ambient(entry.ambient):
+                self._keep(entry.function(*self._fill_in(entry.args), **self._fill_in(entry.kwargs)), entry.num_results)
         elif isinstance(entry, BackwardEntry):
             self._run_backward(entry)
         elif isinstance(entry, StepEntry) and self._forward_only:
@@ -197,7 +202,7 @@ class Player:
         elif self._forward_only or self._stops_at_step:
             return
         elif isinstance(entry, LoopEntry):
-            entry.function(*self._filled(entry.args), **self._filled(entry.kwargs))
+            entry.function(*self._fill_in(entry.args), **self._fill_in(entry.kwargs))
         else:
             self._step(entry)
 
@@ -207,14 +212,14 @@ class Player:
         is_training = call.is_training if self._is_training is None else self._is_training
         if call.module.training != is_training or self._is_training is not None:
             call.module.train(is_training)
-        with self._surrounded(call.ambient):
-            output = call.module(*self._filled(call.args), **self._filled(call.kwargs))
+        with self._in_ambient(call.ambient):
+            output = call.module(*self._fill_in(call.args), **self._fill_in(call.kwargs))
         self.outputs.append(output)
         self._keep(output, call.num_results)
 
     def _run_backward(self, call: BackwardEntry) -> None:
-        roots = self._filled(call.roots)
-        given: tuple[Any, ...] = self._filled(call.args)
+        roots = self._fill_in(call.roots)
+        given: tuple[Any, ...] = self._fill_in(call.args)
         gradients, retain_graph, create_graph, inputs = (*given, None, None, None, None)[:4]
         if call.loss is not None:
             self.losses.append(roots[0].detach().clone())
@@ -241,7 +246,7 @@ class Player:
         call.optimizer.step(closure)
 
     @contextlib.contextmanager
-    def _surrounded(self, ambient: Ambient) -> Iterator[None]:
+    def _in_ambient(self, ambient: Ambient) -> Iterator[None]:
         with contextlib.ExitStack() as stack:
             stack.enter_context(torch.set_grad_enabled(ambient.gradients))
             for kind, enabled, dtype in ambient.autocast if self._autocasts else ():
@@ -254,19 +259,19 @@ class Player:
             raise RuntimeError(f"a call gave {len(found)} tensors where it had given {num_results}")
         self.results.extend(found)
 
-    def _filled(self, value: Any) -> Any:
-        return fill_in(value, self.results, self._fresh)
+    def _fill_in(self, value: Any) -> Any:
+        return fill_in(value, self.results, self._tensor_for)
 
-    def _fresh(self, outside: ExternalTensor) -> Tensor:
-        if isinstance(outside, EarlierStepTensor) and outside.step in self._earlier:
-            return self._earlier[outside.step][outside.number]
-        known = self._outside.get(id(outside))
+    def _tensor_for(self, external: ExternalTensor) -> Tensor:
+        if isinstance(external, EarlierStepTensor) and external.step in self._earlier:
+            return self._earlier[external.step][external.number]
+        known = self._external.get(id(external))
         if known is None:
             with hidden_from_modes():  # copying it again is no op of the step
-                known = outside.fresh()
+                known = external.new_copy()
                 if self._change is not None:
                     known = self._change(known)
-                self._outside[id(outside)] = known
+                self._external[id(external)] = known
         return known
 
 
@@ -292,7 +297,7 @@ def _same_losses(ours: Sequence[Tensor], theirs: Sequence[Tensor]) -> bool:
 
 
 @contextlib.contextmanager
-def quietly() -> Iterator[None]:
+def silenced() -> Iterator[None]:
     """Keep what models print during a replay from the user, who has seen it already."""
     with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
         yield

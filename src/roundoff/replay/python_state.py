@@ -251,7 +251,7 @@ class ModuleAttributes:
         self._kept = [(module, dict(_plain_attributes(module, is_state)), _names(module)) for module in modules]
 
     @contextlib.contextmanager
-    def lent(self, modules: Iterable[nn.Module]) -> Iterator[None]:
+    def swapped_in(self, modules: Iterable[nn.Module]) -> Iterator[None]:
         """Give the modules these attributes inside the block; `modules` may have come since: they keep theirs."""
         known = {id(module): module for module, _, _ in self._kept} | {id(module): module for module in modules}
         own = [(module, dict(vars(module))) for module in known.values()]

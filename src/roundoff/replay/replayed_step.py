@@ -14,7 +14,7 @@ from roundoff.precision.optimizer import RecipeOptimizer
 from roundoff.record.loop.sites import Sites
 from roundoff.record.torch_private import local_tensor, seen_as_in_training
 from roundoff.replay.arguments import external_tensors_in
-from roundoff.replay.player import Player, quietly, state_before
+from roundoff.replay.player import Player, silenced, state_before
 from roundoff.replay.snapshots import Snapshot
 from roundoff.replay.state import Training, parameters_of
 from roundoff.replay.step_tape import ModelEntry, StepTape, flatten_entries
@@ -73,7 +73,7 @@ class ReplayedStep:
     @contextlib.contextmanager
     def in_state(self) -> Iterator[None]:
         """Have the training in the state before the step, inside the block."""
-        with self._state.lent(self.training), quietly(), seen_as_in_training():
+        with self._state.swapped_in(self.training), silenced(), seen_as_in_training():
             yield
 
     def play(self, **changes: Any) -> Player:
@@ -128,31 +128,31 @@ def spike_probe(
     }
 
 
-def _worst_sample(bench: ReplayedStep) -> dict[str, JsonValue]:
+def _worst_sample(step: ReplayedStep) -> dict[str, JsonValue]:
     """Find the sample with the largest loss by halving the batch, in eval mode, and how large it is by itself."""
-    found: dict[str, JsonValue] = {"batch_size": bench.batch_size, "worst_sample": None, "worst_loss": None}
-    if bench.batch_size is None:
+    found: dict[str, JsonValue] = {"batch_size": step.batch_size, "worst_sample": None, "worst_loss": None}
+    if step.batch_size is None:
         return found
-    first, end, loss = 0, bench.batch_size, 0.0
+    first, end, loss = 0, step.batch_size, 0.0
     with contextlib.suppress(Exception):  # code of the user that takes batches of one size only
         while end - first > 1:
             middle = (first + end) // 2
-            halves = [_loss_of(bench, slice(*bounds)) for bounds in ((first, middle), (middle, end))]
+            halves = [_loss_of(step, slice(*bounds)) for bounds in ((first, middle), (middle, end))]
             first, end = (first, middle) if halves[0] >= halves[1] else (middle, end)
             loss = max(halves)
         found.update({"worst_sample": first, "worst_loss": loss})
     return found
 
 
-def _loss_of(bench: ReplayedStep, part: slice) -> float:
-    size = bench.batch_size or 0
-    with bench.in_state():
-        player = bench.play(forward_only=True, is_training=False, change=lambda x: cut_batch(x, size, part))
+def _loss_of(step: ReplayedStep, part: slice) -> float:
+    size = step.batch_size or 0
+    with step.in_state():
+        player = step.play(forward_only=True, is_training=False, change=lambda x: cut_batch(x, size, part))
     return mean_loss(player) or 0.0
 
 
-def _loss(bench: ReplayedStep, batch: StepTape) -> float | None:
+def _loss(step: ReplayedStep, batch: StepTape) -> float | None:
     player = Player(forward_only=True)
-    with bench.in_state():
+    with step.in_state():
         player.play(batch.entries)
     return mean_loss(player)

@@ -89,7 +89,7 @@ class Snapshots:
             return
         self._ring[-1].tapes.append(tape)
         self._num_tape_bytes = self._tape_bytes()
-        if tape.unfit is not None:
+        if tape.why_not_replayable is not None:
             self.forget()
         elif self._num_tape_bytes > self._memory_bytes // 2:
             self.interval = max(1, self.interval // 2)
@@ -104,7 +104,7 @@ class Snapshots:
             self._spare = self._ring[-1].state
         self._ring.clear()
 
-    def let_go(self) -> None:
+    def drop_references(self) -> None:
         """Keep nothing of the training alive that has ended."""
         self._ring.clear()
         self._spare = None
@@ -117,7 +117,7 @@ class Snapshots:
         `among` are tapes that were not added yet. None if no snapshot leads there without a gap.
         """
         tapes = [tape for snapshot in self._ring for tape in snapshot.tapes] + among
-        by_step = {tape.step: tape for tape in tapes if tape.unfit is None}
+        by_step = {tape.step: tape for tape in tapes if tape.why_not_replayable is None}
         for snapshot in self._ring if earliest else reversed(self._ring):
             needed = range(snapshot.step, step + 1)
             if needed and all(number in by_step for number in needed):
@@ -128,10 +128,10 @@ class Snapshots:
 
     def _tape_bytes(self) -> int:
         seen = {
-            id(outside): outside.num_bytes
+            id(external): external.num_bytes
             for snapshot in self._ring
             for tape in snapshot.tapes
-            for outside in tape.outside
+            for external in tape.external
         }
         return sum(seen.values())
 

@@ -35,7 +35,7 @@ class Training:
     def __init__(self) -> None:
         self.models: WeakSet[nn.Module] = WeakSet()
         self.optimizers: WeakSet[Optimizer] = WeakSet()
-        self.helpers: WeakSet[Any] = WeakSet()
+        self.scalers: WeakSet[Any] = WeakSet()
         """Scalers."""
         self._generators: list[Any] | None = None
         self._known: dict[int, Tensor] = {}
@@ -66,7 +66,7 @@ class Training:
             if issubclass(type(found), Optimizer) and hasattr(found, "param_groups") and not self._is_left_over(found):
                 self.add_optimizer(found)
             elif issubclass(type(found), torch.amp.GradScaler):
-                self.helpers.add(found)
+                self.scalers.add(found)
 
     def _is_left_over(self, optimizer: Optimizer) -> bool:
         """Say whether an optimizer is that of an earlier training that broke, as a notebook keeps it."""
@@ -142,9 +142,9 @@ class OriginalState:
         for optimizer, own in self.states:
             for parameter, state in own.items():
                 for key, value in state.items():
-                    lent = optimizer.state.get(parameter, {}).get(key)
+                    swapped_in = optimizer.state.get(parameter, {}).get(key)
                     if isinstance(value, Tensor) and not (
-                        isinstance(lent, Tensor) and same_bits(local_part(value), local_part(lent))
+                        isinstance(swapped_in, Tensor) and same_bits(local_part(value), local_part(swapped_in))
                     ):
                         return f"the optimizer's {key}"
         return None
@@ -190,7 +190,7 @@ class TrainingState:
                 (optimizer, _copy_states(optimizer.state, before.get(id(optimizer), {})))
                 for optimizer in outermost_optimizers(training.optimizers)
             ]
-            self._helpers = [(helper, _plain_attributes(helper)) for helper in training.helpers]
+            self._helpers = [(helper, _plain_attributes(helper)) for helper in training.scalers]
             self._recipes = [(optimizer, optimizer.remember()) for optimizer in training.recipes()]
             self._own_generators = [save_generator(generator) for generator in training.generators()]
             self._attributes = ModuleAttributes(training.modules(), is_state=training.is_state)
@@ -234,7 +234,7 @@ class TrainingState:
                 recipe.recall(memory)
 
     @contextlib.contextmanager
-    def lent(self, training: Training) -> Iterator[OriginalState]:
+    def swapped_in(self, training: Training) -> Iterator[OriginalState]:
         """Let the training be in this state inside the block; afterwards it is as it was, to the bit.
 
         Nothing is copied over the live memory: models and optimizers get other memory for the time of the block, so
@@ -251,7 +251,7 @@ class TrainingState:
             parts = [part for x in live if (part := local_tensor(x)) is not None]
             stack.enter_context(preserved_versions([*live, *parts]))
             if self._attributes is not None:
-                stack.enter_context(self._attributes.lent(training.modules()))
+                stack.enter_context(self._attributes.swapped_in(training.modules()))
             own = OriginalState(stack.enter_context(swapped_data(live, {id(x): kept for x, kept in self.tensors})))
             stack.enter_context(swapped_flags(live, self._flags))
             stack.enter_context(swapped_gradients(live, {id(x): kept for x, kept in self.gradients}))
@@ -260,7 +260,7 @@ class TrainingState:
                 states = stack.enter_context(swapped_optimizer(optimizer, kept.get(id(optimizer), {})))
                 own.states.append((optimizer, states))
             attributes = {id(helper): values for helper, values in self._helpers}
-            for helper in training.helpers:
+            for helper in training.scalers:
                 stack.enter_context(swapped_attributes(helper, attributes.get(id(helper))))
             for module, is_training in self._is_training:
                 module.training = is_training

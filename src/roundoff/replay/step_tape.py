@@ -106,16 +106,16 @@ class StepTape:
 
     step: int
     entries: list[TapeEntry] = field(default_factory=list)
-    outside: list[ExternalTensor] = field(default_factory=list)
+    external: list[ExternalTensor] = field(default_factory=list)
     reached_steps: frozenset[int] = frozenset()
     """Earlier steps whose graphs this one goes on with: it can be replayed only together with them."""
-    unfit: str | None = None
+    why_not_replayable: str | None = None
     """Why the step cannot be replayed, if something could not be taped."""
 
     @property
     def num_bytes(self) -> int:
         """How much memory the copies take."""
-        return sum(outside.num_bytes for outside in self.outside)
+        return sum(external.num_bytes for external in self.external)
 
     @property
     def losses(self) -> list[Tensor]:

@@ -148,7 +148,7 @@ class TapeRecorder(FunctionMode):
 
     def so_far(self) -> StepTape:
         """Return the tape of the step under way."""
-        self.step.outside = self._notes.outside
+        self.step.external = self._notes.external
         self.step.reached_steps = frozenset(self._notes.reached_steps)
         return self.step
 

@@ -1,4 +1,4 @@
-"""Runs somebody's training under observation: tape, snapshots, replay, crashes.
+"""Runs a user's training under observation: anomalies, facts, probes, crashes.
 
-Nothing is imported here: `supervise` must be at hand before torch is loaded.
+Nothing is imported here: `supervise` must be available before torch is loaded.
 """

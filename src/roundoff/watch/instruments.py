@@ -81,4 +81,4 @@ class Instruments:
             self.facts.see_criterion(args)
 
     def _tape_failed(self, error: Exception) -> None:
-        self.tape.step.unfit = f"{type(error).__name__}: {error}"
+        self.tape.step.why_not_replayable = f"{type(error).__name__}: {error}"

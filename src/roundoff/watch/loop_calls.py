@@ -73,7 +73,7 @@ class LoopCalls:
         if call in ("compile", "update", *OPTIMIZERS_OWN):
             return
         if call in ("scale", "unscale"):
-            on.training.helpers.add(owner)
+            on.training.scalers.add(owner)
             on.lookout.loss_scale.see_scaler(owner)
         if call == "scale":
             on.lookout.loss_scale.see_scaled(detail["scaled"], detail["outputs"])

@@ -13,10 +13,16 @@ from roundoff.record.loop.sites import Sites
 from roundoff.record.reference import OpJudge
 from roundoff.record.session import Recording
 from roundoff.record.source_lines import Sources
-from roundoff.replay import player as replaying
 from roundoff.replay.generators import Generators
 from roundoff.replay.op_catcher import OpCatcher
-from roundoff.replay.player import ReplayOutcome, is_reproducible, replay, state_before
+from roundoff.replay.player import (
+    ReplayOutcome,
+    all_finite,
+    is_reproducible,
+    replay_sources,
+    replay_steps,
+    state_before,
+)
 from roundoff.replay.rank_consensus import all_agree, exchange, num_ranks
 from roundoff.replay.replayed_step import perturb_parameters_, spike_probe
 from roundoff.replay.saved.step_inputs import StepInputsWriter
@@ -43,7 +49,7 @@ class Responder:
         path = self._snapshots.path_to(tape.step, among=[tape])
         if path is None:
             return None
-        sources = Sources(stands_in_for=replaying.__file__)
+        sources = replay_sources()
         session = self._recording(_EventsOnly(self._writer), tape.step, sources, inputs=True, histograms=True)
         outcome = self._run(*path, around_last=session.running, sources=sources, is_complete=is_complete)
         self._check(*path, outcome, is_complete=is_complete)
@@ -69,7 +75,7 @@ class Responder:
 
     def note_missing(self, tape: StepTape) -> None:
         """Say in the run that a step was not recorded, and why."""
-        why = tape.unfit or "no snapshot leads to it"
+        why = tape.why_not_replayable or "no snapshot leads to it"
         self._writer.note(f"Step {tape.step} could not be recorded: {why}.")
 
     def _check(self, snapshot: Snapshot, tapes: list[StepTape], outcome: ReplayOutcome, *, is_complete: bool) -> None:
@@ -94,7 +100,7 @@ class Responder:
         if path is None:
             return None
         snapshot, tapes = path
-        is_fine = replaying.all_finite([kept for _, kept in snapshot.state.tensors])
+        is_fine = all_finite([kept for _, kept in snapshot.state.tensors])
         if not all_agree(f"fine-{step}", str(is_fine)) or not is_fine:
             return None  # it began before anything that is still known
         first = self._first_bad_step(snapshot, tapes)
@@ -143,7 +149,7 @@ class Responder:
         writer = RunWriter.create(
             folder, replace(self._writer.info, name=f"step{step}"), rank=self._writer.rank, writes_info=True
         )
-        sources = Sources(stands_in_for=replaying.__file__)
+        sources = replay_sources()
         session = self._recording(writer, step, sources, inputs=True, histograms=True)
         before = StepInputsWriter(writer, self._training, self._sites)
 
@@ -168,7 +174,7 @@ class Responder:
         if bad is None:
             self._run(snapshot, tapes)
             return
-        sources = Sources(stands_in_for=replaying.__file__)
+        sources = replay_sources()
         catcher = OpCatcher(bad, writer=writer)
         session = self._recording(_Nothing(writer), tapes[-1].step, sources, inputs=True, judge=catcher)
         catcher.num_rows = lambda: session.num_rows
@@ -198,7 +204,7 @@ class Responder:
         )
 
     def _run(self, snapshot: Snapshot, tapes: list[StepTape], **settings: Any) -> ReplayOutcome:
-        return replay(self._training, snapshot, tapes, **settings)
+        return replay_steps(self._training, snapshot, tapes, **settings)
 
 
 class _EventsOnly:

@@ -123,8 +123,8 @@ class Watch:
         finally:
             on.tape.hold()
             on.tape.new_step(on.clock.step)
-            on.snapshots.let_go()
-            on.facts.let_go()
+            on.snapshots.drop_references()
+            on.facts.drop_references()
             self._course.last_optimizer = None
             on.writer.close(status=status)
 

@@ -1,4 +1,4 @@
-"""What a step started from, written; that it comes back is in tests/watch/test_saved_state.py."""
+"""What a step started from, written; that it comes back is in test_saved_state.py."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ class Written:
 def test_tensors_without_a_form_in_the_file_are_left_out_and_the_rest_is_there(tmp_path: Path) -> None:
     model = nn.Linear(2, 2)
     model.register_buffer("sparse", torch.eye(2).to_sparse())
-    outside = [ExternalTensor(torch.eye(2).to_sparse()), ExternalTensor(torch.ones(3))]
-    written = Written(tmp_path / "run", [model], outside=outside)
+    external = [ExternalTensor(torch.eye(2).to_sparse()), ExternalTensor(torch.ones(3))]
+    written = Written(tmp_path / "run", [model], external=external)
     assert sorted(key for key in written.run.replay_state() if key.startswith("model")) == [
         "model/bias",
         "model/weight",
@@ -81,8 +81,8 @@ def test_a_step_that_cannot_be_told_says_why_and_keeps_its_batch(tmp_path: Path)
     def own(x: Any) -> Any:
         return x
 
-    outside = ExternalTensor(torch.ones(2))
-    call = FunctionEntry(own, (outside,), {}, Ambient(True, ()), None)
-    written = Written(tmp_path / "run", [nn.Linear(2, 1)], entries=[call], outside=[outside])
+    external = ExternalTensor(torch.ones(2))
+    call = FunctionEntry(own, (external,), {}, Ambient(True, ()), None)
+    written = Written(tmp_path / "run", [nn.Linear(2, 1)], entries=[call], external=[external])
     assert (written.tape["calls"], written.tape["untold"]) == ([], "the step uses the function own")
     assert written.run.replay_batch()["outside0"].tolist() == [1, 1]

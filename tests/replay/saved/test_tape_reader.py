@@ -1,4 +1,4 @@
-"""A tape again from JSON: what is not there, or unknown, is refused; whole steps are in tests/watch/test_rerun.py."""
+"""A tape again from JSON: what is not there, or unknown, is refused; whole steps are in test_rerun.py."""
 
 from __future__ import annotations
 
@@ -27,7 +27,9 @@ PLAIN = {"gradients": True, "autocast": []}
 def batch(tmp_path: Path) -> TensorFile:
     """The file of a step that was given a transposed matrix and a narrow one."""
     writer, training = RunWriter.create(tmp_path / "run", RunInfo()), Training()
-    tape = StepTape(0, outside=[ExternalTensor(torch.arange(6.0).view(2, 3).t()), ExternalTensor(torch.ones(2).half())])
+    tape = StepTape(
+        0, external=[ExternalTensor(torch.arange(6.0).view(2, 3).t()), ExternalTensor(torch.ones(2).half())]
+    )
     StepInputsWriter(writer, training, Sites()).write_batch(tape)
     return Run.open(tmp_path / "run").replay_batch()
 

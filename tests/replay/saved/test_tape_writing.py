@@ -1,4 +1,4 @@
-"""A tape as JSON and back, and what has no form there; whole steps are in tests/watch/test_rerun.py."""
+"""A tape as JSON and back, and what has no form there; whole steps are in test_rerun.py."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ class Told:
     """A training of one layer, and a writer of its steps."""
 
     def __init__(
-        self, *entries: TapeEntry, outside: tuple[ExternalTensor, ...] = (), scalers: tuple[Any, ...] = ()
+        self, *entries: TapeEntry, external: tuple[ExternalTensor, ...] = (), scalers: tuple[Any, ...] = ()
     ) -> None:
         self.model = nn.Sequential(nn.Linear(2, 2))
         self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.5)
-        self.tape = StepTape(0, list(entries), list(outside))
+        self.tape = StepTape(0, list(entries), list(external))
         self.writer = TapeWriter(self.tape, StateNames([self.model], [self.optimizer]), scalers)
 
 
@@ -69,13 +69,13 @@ def test_every_value_that_a_call_may_get_is_told_in_json() -> None:
 
 
 def test_tensors_modules_and_optimizers_are_told_by_name_or_number() -> None:
-    outside = ExternalTensor(torch.ones(2))
-    told = Told(outside=(outside,))
+    external = ExternalTensor(torch.ones(2))
+    told = Told(external=(external,))
     value = told.writer.value
     assert value(told.model[0].weight) == {"state": "model/0.weight"}
     assert value(told.model[0]) == {"module": [0, "0"]}
     assert value(told.optimizer) == {"optimizer": 0}
-    assert value(outside) == {"outside": 0}
+    assert value(external) == {"outside": 0}
     assert value(Result(7)) == {"result": 7}
     assert value(Container(lambda parts: Pair(*parts), [1, Result(2)])) == {"tuple": [1, {"result": 2}]}
 
@@ -107,7 +107,7 @@ def test_a_batch_is_what_models_and_functions_were_given() -> None:
     used, weights, gradient = (ExternalTensor(torch.ones(2)) for _ in range(3))
     backward = BackwardEntry((Result(0),), (gradient,), {}, None, None)
     told = Told(
-        function(F.relu, used), function(torch.mul, Result(0), weights), backward, outside=(used, weights, gradient)
+        function(F.relu, used), function(torch.mul, Result(0), weights), backward, external=(used, weights, gradient)
     )
     told.writer.calls()
     assert told.writer.in_batch == {0, 1}

@@ -1,4 +1,4 @@
-"""What came into a step, described; tests/watch/test_facts.py sees it written by a watch."""
+"""What came into a step, described; test_collector.py sees it written by a watch."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from roundoff.runs import BatchFacts
 from roundoff.watch.facts.step_batch import batch_facts_of, criterion_input_facts, external_tensors
-from tests.watch.taped import Taped, taped
+from tests.replay.taped import Taped, taped
 
 pytestmark = pytest.mark.usefixtures("only_new_objects")
 

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from roundoff.runs import Run
-from roundoff.watch.facts import step_batch as kept_batches
+from roundoff.watch.facts import step_batch
 from roundoff.watch.watching import watching
 
 
@@ -45,10 +45,10 @@ def test_none_is_kept_where_none_is_wanted(tmp_path: Path):
 
 
 def test_as_many_samples_are_kept_as_there_is_room_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(kept_batches, "_MOST_BYTES", 3 * 48 + 1)
+    monkeypatch.setattr(step_batch, "_MAX_BYTES", 3 * 48 + 1)
     first, _ = kept(tmp_path / "a")
     assert {key: len(rows) for key, rows in first.items()} == {"target": 8, "input/<model>[0]": 3}
-    monkeypatch.setattr(kept_batches, "_MOST_BYTES", 47)
+    monkeypatch.setattr(step_batch, "_MAX_BYTES", 47)
     first, _ = kept(tmp_path / "b")
     assert {key: len(rows) for key, rows in first.items()} == {"target": 5}
 

@@ -1,4 +1,4 @@
-"""What a training is made of; tests/watch/test_facts.py sees it written by a watch."""
+"""What a training is made of; test_collector.py sees it written by a watch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whether samples of a batch depend on each other; tests/watch/test_probes.py has whole trainings that mix them."""
+"""Whether samples of a batch depend on each other; test_last_step.py has whole trainings that mix them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from roundoff.runs import JsonValue
 from roundoff.watch.probes.batch_mixing import batch_mixing
-from tests.watch.taped import taped
+from tests.replay.taped import taped
 
 pytestmark = pytest.mark.usefixtures("only_new_objects")
 
@@ -30,7 +30,7 @@ class Calls(nn.Module):
 def mixing(function: Callable[..., Tensor], folder: Path, *beside: Tensor) -> dict[str, JsonValue] | None:
     torch.manual_seed(0)
     model, x, y = Calls(function), torch.randn(6, 4), torch.randn(6, 4)
-    return batch_mixing(taped(folder, lambda: F.mse_loss(model(x, *beside), y).backward()).bench())
+    return batch_mixing(taped(folder, lambda: F.mse_loss(model(x, *beside), y).backward()).replayed_step())
 
 
 def test_samples_that_keep_to_themselves_change_nobody(tmp_path: Path) -> None:
@@ -61,4 +61,6 @@ def test_what_changes_by_itself_tells_nothing(tmp_path: Path) -> None:
 
 def test_a_single_sample_has_nobody_to_mix_with(tmp_path: Path) -> None:
     model = nn.Linear(4, 4)
-    assert batch_mixing(taped(tmp_path / "run", lambda: model(torch.ones(1, 4)).sum().backward()).bench()) is None
+    assert (
+        batch_mixing(taped(tmp_path / "run", lambda: model(torch.ones(1, 4)).sum().backward()).replayed_step()) is None
+    )

@@ -1,4 +1,4 @@
-"""The same step in fp64; tests/watch/test_probes.py has whole trainings with planted faults."""
+"""The same step in fp64; test_last_step.py has whole trainings with planted faults."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from roundoff.watch.probes.fp64_step import fp64_step, gradient_direction
-from tests.watch.taped import Taped, taped
+from tests.replay.taped import Taped, taped
 
 pytestmark = pytest.mark.usefixtures("only_new_objects")
 
@@ -49,7 +49,7 @@ def step(model: nn.Module, folder: Path, *, scale: float = 1.0, autocasts: bool 
 def test_the_loss_changes_as_the_gradient_of_a_healthy_step_says(tmp_path: Path) -> None:
     torch.manual_seed(0)
     model = Calls(torch.tanh)
-    found = gradient_direction(step(model, tmp_path / "run").bench())
+    found = gradient_direction(step(model, tmp_path / "run").replayed_step())
     assert found is not None
     assert found["ratio"] == pytest.approx(1, abs=1e-3)
     assert found["functions"] == []
@@ -59,7 +59,7 @@ def test_the_loss_changes_as_the_gradient_of_a_healthy_step_says(tmp_path: Path)
 def test_a_wrong_gradient_is_measured_parameter_by_parameter(tmp_path: Path) -> None:
     torch.manual_seed(0)
     model = Calls(Doubled.apply)
-    found: Any = gradient_direction(step(model, tmp_path / "run").bench())
+    found: Any = gradient_direction(step(model, tmp_path / "run").replayed_step())
     assert found["functions"] == ["Doubled"]
     ratios = {one["parameter"]: one["ratio"] for one in found["by_site"]}
     assert ratios["first.weight"] == pytest.approx(2, abs=1e-2)
@@ -68,19 +68,19 @@ def test_a_wrong_gradient_is_measured_parameter_by_parameter(tmp_path: Path) -> 
 
 def test_nothing_is_said_where_there_is_no_gradient(tmp_path: Path) -> None:
     model = Calls(torch.tanh)
-    assert gradient_direction(step(model, tmp_path / "run", scale=0.0).bench()) is None
+    assert gradient_direction(step(model, tmp_path / "run", scale=0.0).replayed_step()) is None
 
 
 def test_a_step_under_autocast_has_no_direction_and_one_in_fp32_no_wide_twin(tmp_path: Path) -> None:
     model = Calls(torch.tanh)
-    assert gradient_direction(step(model, tmp_path / "a", autocasts=True).bench()) is None
-    assert fp64_step(step(model, tmp_path / "b").bench()) is None
+    assert gradient_direction(step(model, tmp_path / "a", autocasts=True).replayed_step()) is None
+    assert fp64_step(step(model, tmp_path / "b").replayed_step()) is None
 
 
 def test_zeros_that_only_the_format_made_are_counted(tmp_path: Path) -> None:
     torch.manual_seed(0)
     model = Calls(torch.tanh).half()
-    found: Any = fp64_step(step(model, tmp_path / "run", scale=1e-7).bench())
+    found: Any = fp64_step(step(model, tmp_path / "run", scale=1e-7).replayed_step())
     shares = {one["name"]: (one["zero_share"], one["wide_zero_share"]) for one in found["parameters"]}
     assert shares["first.weight"][0] > 0.5
     assert shares["first.weight"][1] == 0
@@ -94,9 +94,9 @@ def test_formats_and_gradients_are_the_trainings_own_again_also_where_a_probe_ra
         return x
 
     model = Calls(narrow_only)
-    bench = step(model, tmp_path / "run").bench()
+    replayed = step(model, tmp_path / "run").replayed_step()
     gradients = [p.grad for p in model.parameters()]
     with pytest.raises(TypeError, match="no fp64 here"):
-        gradient_direction(bench)
+        gradient_direction(replayed)
     assert {p.dtype for p in model.parameters()} == {torch.float32}
     assert all(p.grad is own for p, own in zip(model.parameters(), gradients, strict=True))

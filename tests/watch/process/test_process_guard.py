@@ -16,7 +16,7 @@ PROGRAM = Path(__file__).parent / "supervised.py"
 def test_python_stacks_of_a_crash_are_kept(supervised):
     outcome = supervised("null")
     assert outcome.code == -signal.SIGSEGV
-    assert [told["signal"] for told in outcome.told] == [signal.SIGSEGV]
+    assert [ending["signal"] for ending in outcome.reported] == [signal.SIGSEGV]
     stacks = Run.open(outcome.folder).python_stacks()
     assert "Segmentation fault" in stacks
     assert 'supervised.py", line' in stacks
@@ -46,18 +46,18 @@ def test_a_crash_on_an_overflown_stack_is_caught(supervised):
     assert " in __repr__" in Run.open(outcome.folder).python_stacks()
 
 
-def test_a_crash_while_the_process_ends_is_told_of(supervised):
+def test_a_crash_while_the_process_ends_is_reported(supervised):
     outcome = supervised("crashes-at-its-end")
     assert outcome.code == -signal.SIGSEGV
-    assert [(told["signal"], told["was_over"]) for told in outcome.told] == [(signal.SIGSEGV, True)]
+    assert [(ending["signal"], ending["was_over"]) for ending in outcome.reported] == [(signal.SIGSEGV, True)]
 
 
 @pytest.mark.usefixtures("needs_gdb")
 def test_native_stacks_of_a_crash_name_the_op(supervised):
     outcome = supervised("op", gdb=True)
     assert outcome.code == -signal.SIGBUS
-    (told,) = outcome.told
-    assert 0 < told["native_seconds"] < 30
+    (ending,) = outcome.reported
+    assert 0 < ending["native_seconds"] < 30
     run = Run.open(outcome.folder)
     assert run.native_stacks().startswith("== crash: signal 7 in thread ")
     (finding,) = process_deaths(run)
@@ -65,7 +65,7 @@ def test_native_stacks_of_a_crash_name_the_op(supervised):
     assert place == ("native-crash", 3, "forward", "blocks.1", "aten.mm", 0)
     lines = PROGRAM.read_text().splitlines()
     line = next(number for number, text in enumerate(lines, 1) if "# the line that crashes" in text)
-    assert finding.source == f"tests/watch/supervised.py:{line}"
+    assert finding.source == f"tests/watch/process/supervised.py:{line}"
 
 
 @pytest.mark.usefixtures("needs_gdb")
@@ -79,7 +79,7 @@ def test_a_guard_without_a_parent_keeps_python_stacks_only(tmp_path: Path):
     code = f"""
 import ctypes, sys
 from pathlib import Path
-from roundoff.watch.crash import ProcessGuard
+from roundoff.watch.process.process_guard import ProcessGuard
 guard = ProcessGuard()
 guard.start(Path({str(tmp_path)!r}), rank=2)
 guard.flight.note(step=1, phase="eval")

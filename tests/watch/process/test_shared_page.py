@@ -23,7 +23,7 @@ def test_what_a_child_tells_reaches_its_parent():
     assert page.is_closed
 
 
-def test_a_path_too_long_for_the_page_is_not_told():
+def test_a_path_too_long_for_the_page_is_not_announced():
     page = SharedPage()
     page.tell(RunLocation(folder="x" * 20_000, rank=0))
     assert page.where() is None

@@ -16,7 +16,7 @@ Command = Callable[[str], list[str]]
 
 def test_the_parent_ends_with_the_childs_exit_code(supervised):
     outcome = supervised("returns")
-    assert (outcome.code, outcome.told) == (7, [])
+    assert (outcome.code, outcome.reported) == (7, [])
 
 
 def test_an_exception_of_the_child_is_the_childs(supervised):
@@ -27,21 +27,21 @@ def test_an_exception_of_the_child_is_the_childs(supervised):
 
 def test_a_run_that_ends_well_leaves_an_ending_and_no_stacks(supervised):
     outcome = supervised("worker-crashes")
-    assert (outcome.code, outcome.told) == (0, [])
+    assert (outcome.code, outcome.reported) == (0, [])
     ending = Run.open(outcome.folder).ending()
     assert ending is not None
     assert (ending.exit_code, ending.signal, ending.seconds_without_progress) == (0, None, None)
     assert not (outcome.folder / "crash-rank0.txt").exists()
 
 
-def test_a_killed_child_is_told_of_with_its_memory_and_the_parent_dies_the_same_way(supervised):
+def test_a_killed_child_is_reported_with_its_memory_and_the_parent_dies_the_same_way(supervised):
     outcome = supervised("killed")
     assert outcome.code == -signal.SIGKILL
-    (told,) = outcome.told
-    assert (told["signal"], told["exit_code"], told["rank"]) == (signal.SIGKILL, None, 0)
-    assert told["folder"] == str(outcome.folder)
-    assert told["peak_rss_bytes"] > 50e6
-    assert told["memory_bytes"] > told["available_bytes"] > 0
+    (ending,) = outcome.reported
+    assert (ending["signal"], ending["exit_code"], ending["rank"]) == (signal.SIGKILL, None, 0)
+    assert ending["folder"] == str(outcome.folder)
+    assert ending["peak_rss_bytes"] > 50e6
+    assert ending["memory_bytes"] > ending["available_bytes"] > 0
     run = Run.open(outcome.folder)
     flight = run.flight()
     assert flight is not None
@@ -51,15 +51,15 @@ def test_a_killed_child_is_told_of_with_its_memory_and_the_parent_dies_the_same_
     assert ending.signal == signal.SIGKILL
 
 
-def test_an_end_without_a_word_is_told_of(supervised):
+def test_an_end_without_a_word_is_reported(supervised):
     outcome = supervised("exits-without-a-word")
     assert outcome.code == 3
-    assert [told["exit_code"] for told in outcome.told] == [3]
+    assert [ending["exit_code"] for ending in outcome.reported] == [3]
 
 
 def test_a_child_that_dies_before_there_is_a_folder_ends_the_parent_the_same_way(supervised):
     outcome = supervised("ends-before-the-folder")
-    assert (outcome.code, outcome.told) == (-signal.SIGSEGV, [])
+    assert (outcome.code, outcome.reported) == (-signal.SIGSEGV, [])
 
 
 @pytest.mark.parametrize(("what", "code"), [("waits", -signal.SIGTERM), ("handles-sigterm", 5)])

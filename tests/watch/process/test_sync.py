@@ -4,12 +4,12 @@ import sys
 from roundoff.watch.process.native_debugging import SWITCHES, set_synchronous
 
 
-def test_every_vendors_switch_is_set_and_told():
+def test_every_vendors_switch_is_set_and_returned():
     environment: dict[str, str] = {}
-    told = set_synchronous(environment)
+    settings = set_synchronous(environment)
     assert environment == SWITCHES
-    assert told == [f"{name}={value}" for name, value in SWITCHES.items()]
-    assert {"CUDA_LAUNCH_BLOCKING=1", "ASCEND_LAUNCH_BLOCKING=1", "CATCH_ASYNC_DISABLE=1"} <= set(told)
+    assert settings == [f"{name}={value}" for name, value in SWITCHES.items()]
+    assert {"CUDA_LAUNCH_BLOCKING=1", "ASCEND_LAUNCH_BLOCKING=1", "CATCH_ASYNC_DISABLE=1"} <= set(settings)
 
 
 def test_what_the_user_has_set_stays():

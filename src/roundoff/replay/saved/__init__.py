@@ -1,1 +1,1 @@
-"""To be described."""
+"""A step on disk: written by the process that trained, run again or exported by another one."""

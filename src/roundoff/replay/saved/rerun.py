@@ -22,11 +22,9 @@ from roundoff.precision.optimizer import RecipeOptimizer
 from roundoff.record.event_selection import EventSelection
 from roundoff.record.loop.sites import Sites
 from roundoff.record.session import Recording
-from roundoff.record.source_lines import Sources
 from roundoff.record.torch_private import hidden_from_modes
-from roundoff.replay import player as replaying
 from roundoff.replay.arguments import ExternalTensor
-from roundoff.replay.player import ReplayOutcome, replay
+from roundoff.replay.player import ReplayOutcome, replay_sources, replay_steps
 from roundoff.replay.saved.builder import Built
 from roundoff.replay.saved.saved_step import load_state, models_of, read_saved_tape
 from roundoff.replay.saved.state_names import StateNames
@@ -136,18 +134,18 @@ class _Attempt:
         # It never steps; that there is one tells a recording that several backwards can make one step.
         self._idle = None if built.optimizers else torch.optim.SGD(_parameters(self._names.models), lr=0.0)
         self._recipes = self._with_recipe(loss_scale)
-        outside = read_external_tensors(tape, batch, is_wide=recipe is not None)
+        external = read_external_tensors(tape, batch, is_wide=recipe is not None)
         if built.loss is None:
             if tape["untold"] is not None:
                 raise _loss_needed_error(tape["untold"])
-            reader = TapeReader(self._names, outside, batch, on_loss=self._keep_loss, recipes=self._recipes)
+            reader = TapeReader(self._names, external, batch, on_loss=self._keep_loss, recipes=self._recipes)
             self._step = reader.read(tape)
             scale = tape["scalers"][0]["scale"] if tape["scalers"] else 1.0
             self.saved_losses = tuple(loss / scale for loss in _losses_in(tape["calls"]))
         else:
-            in_batch = [x for x, facts in zip(outside, tape["outside"], strict=True) if facts["in_batch"]]
+            in_batch = [x for x, facts in zip(external, tape["outside"], strict=True) if facts["in_batch"]]
             call = LoopEntry(lambda: self._step_with_loss(in_batch), (), {}, None)
-            self._step = StepTape(tape["step"], [call], outside)
+            self._step = StepTape(tape["step"], [call], external)
             self.saved_losses = ()
 
     @property
@@ -169,7 +167,7 @@ class _Attempt:
         state.take(training)
         state.take_gradients()
         writer = RunWriter.create(folder, self._replayed.info)
-        sources = Sources(stands_in_for=replaying.__file__)
+        sources = replay_sources()
         session = Recording(
             writer=writer, selection=EventSelection.of(steps=None, sites=None, ops=None, phases=None), sites=sites,
             with_tensors=False, inputs=True, histograms=False, reference=None, sources=sources, strict=False,
@@ -182,7 +180,9 @@ class _Attempt:
                 yield
             self.was_skipped = self.scale > 1 and any(optimizer.num_skips for optimizer in self._recipes)
 
-        return replay(training, Snapshot(self._step.step, state), [self._step], around_last=around, sources=sources)
+        return replay_steps(
+            training, Snapshot(self._step.step, state), [self._step], around_last=around, sources=sources
+        )
 
     def compared(self, *, keep_in: Path | None) -> Rerun:
         """Say what came out, and how it differs from what was saved; the recording may be kept in a folder."""
@@ -230,7 +230,7 @@ class _Attempt:
         """Make the step with the builder's loss."""
         assert self._built.loss is not None
         with hidden_from_modes():  # copying it is no op of the step
-            tensors = [x.fresh() for x in batch]
+            tensors = [x.new_copy() for x in batch]
         loss = self._built.loss(self._names.models[0], *tensors)
         self._keep_loss(loss)
         scaling = [o for o in (*self._recipes, *self._names.optimizers) if isinstance(o, RecipeOptimizer)]

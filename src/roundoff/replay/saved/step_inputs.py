@@ -60,7 +60,7 @@ class TapeWriter:
         self._tape = tape
         self._names = names
         self._scalers = {id(scaler): number for number, scaler in enumerate(scalers)}
-        self._outside = {id(outside): number for number, outside in enumerate(tape.outside)}
+        self._external = {id(external): number for number, external in enumerate(tape.external)}
         self._is_computing = False
 
     def calls(self) -> list[JsonValue]:
@@ -136,7 +136,7 @@ class TapeWriter:
         if isinstance(value, Result):
             return {"result": value.number}
         if isinstance(value, ExternalTensor):
-            number = self._outside[id(value)]
+            number = self._external[id(value)]
             if self._is_computing:
                 self.in_batch.add(number)
             return {"outside": number}
@@ -198,7 +198,7 @@ class StepInputsWriter:
         self._training = training
         self._sites = sites
         self._facts: dict[str, JsonValue] = {}
-        self._scalers = [helper for helper in training.helpers if type(helper) is torch.amp.GradScaler]
+        self._scalers = [helper for helper in training.scalers if type(helper) is torch.amp.GradScaler]
 
     def write_state(self) -> None:
         """Write parameters, buffers, gradients, optimizer state and generators as they are now."""
@@ -242,22 +242,22 @@ class StepInputsWriter:
         except Exception as error:  # a mistake of ours costs the replay elsewhere, not the watch
             untold = f"{type(error).__name__}: {error}"
         with self._writer.replay_batch() as file:
-            for number, outside in enumerate(tape.outside):
-                _add(file, f"outside{number}", outside.copy)
+            for number, external in enumerate(tape.external):
+                _add(file, f"outside{number}", external.copy)
             for number, state in enumerate(told.generators):
                 _add(file, f"generator{number}", state)
-        outside_facts: list[JsonValue] = [
+        external_facts: list[JsonValue] = [
             {
-                "requires_grad": outside.requires_grad,
-                "stride": list(outside.copy.stride()) if outside.copy.layout is torch.strided else [],
+                "requires_grad": external.requires_grad,
+                "stride": list(external.copy.stride()) if external.copy.layout is torch.strided else [],
                 "in_batch": number in told.in_batch,
             }
-            for number, outside in enumerate(tape.outside)
+            for number, external in enumerate(tape.external)
         ]
         if not self._facts:
             return  # without the state there is nothing to go on from
         self._writer.write_replay_tape(
-            {"step": tape.step, **self._facts, "outside": outside_facts, "calls": calls, "untold": untold}
+            {"step": tape.step, **self._facts, "outside": external_facts, "calls": calls, "untold": untold}
         )
 
     def _names(self) -> StateNames:

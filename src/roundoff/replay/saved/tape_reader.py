@@ -78,14 +78,14 @@ class TapeReader:
     def __init__(
         self,
         names: StateNames,
-        outside: Sequence[ExternalTensor],
+        external: Sequence[ExternalTensor],
         batch: TensorFile,
         *,
         on_loss: Callable[[Tensor], None],
         recipes: Sequence[RecipeOptimizer] = (),
     ) -> None:
         self._names = names
-        self._outside = outside
+        self._external = external
         self._batch = batch
         self._on_loss = on_loss
         self._recipes = recipes
@@ -98,7 +98,7 @@ class TapeReader:
         """Return the step, without what needs an optimizer where none was built."""
         try:
             self._scalers = [_scaler(facts) for facts in tape["scalers"]]
-            return StepTape(tape["step"], self._entries(tape["calls"]), list(self._outside))
+            return StepTape(tape["step"], self._entries(tape["calls"]), list(self._external))
         except (KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
             raise _unreadable_error(f"{type(error).__name__}: {error}") from error
 
@@ -227,7 +227,7 @@ _READERS: dict[str, Callable[[TapeReader, Any], Any]] = {
     "tuple": lambda reader, told: tuple(reader._value(item) for item in told),
     "dict": lambda reader, told: {reader._value(key): reader._value(item) for key, item in told},
     "result": lambda reader, told: Result(told),
-    "outside": lambda reader, told: reader._outside[told],
+    "outside": lambda reader, told: reader._external[told],
     "state": TapeReader._state,
     "module": TapeReader._module,
     "optimizer": TapeReader._optimizer,

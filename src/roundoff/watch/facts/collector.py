@@ -50,7 +50,7 @@ class FactCollector:
         self._stepped: dict[int, Optimizer] = {}
         self._targets: list[Tensor] = []
 
-    def let_go(self) -> None:
+    def drop_references(self) -> None:
         """Keep nothing of the training alive that has ended."""
         self._stepped.clear()
 

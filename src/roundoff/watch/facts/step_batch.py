@@ -59,10 +59,10 @@ def external_tensors(tape: StepTape, sites: Sites) -> Iterator[tuple[str, Tensor
     """Yield what came into a step, once each: the place it went to first, its values, whether a loss took it."""
     met: set[int] = set()
     for entry in flatten_entries(tape.entries):
-        for place, outside in _external_of(entry, sites):
-            if id(outside) not in met:
-                met.add(id(outside))
-                yield place, outside.copy, is_loss(entry)
+        for place, external in _external_of(entry, sites):
+            if id(external) not in met:
+                met.add(id(external))
+                yield place, external.copy, is_loss(entry)
 
 
 def is_loss(entry: TapeEntry) -> bool:
@@ -80,11 +80,11 @@ def _external_of(entry: TapeEntry, sites: Sites) -> Iterator[tuple[str, External
     else:
         return
     for index, value in enumerate(entry.args):
-        for outside in external_tensors_in(value):
-            yield f"{name}[{index}]", outside
+        for external in external_tensors_in(value):
+            yield f"{name}[{index}]", external
     for key, value in entry.kwargs.items():
-        for outside in external_tensors_in(value):
-            yield f"{name}:{key}", outside
+        for external in external_tensors_in(value):
+            yield f"{name}:{key}", external
 
 
 def _tensor_facts(place: str, x: Tensor, *, is_target: bool) -> TensorFacts:
@@ -195,10 +195,10 @@ class BatchSamples:
 
     def _named(self, tape: StepTape, targets: Sequence[Tensor]) -> Iterator[tuple[str, Tensor]]:
         """Yield the target of the loss, then the inputs of models by the place they went to."""
-        outside = list(external_tensors(tape, self._sites))
-        given = targets or [x for place, x, is_target in outside if is_target or place.endswith(":labels")]
+        external = list(external_tensors(tape, self._sites))
+        given = targets or [x for place, x, is_target in external if is_target or place.endswith(":labels")]
         yield from (("target", x.detach()) for x in given[:1])
-        yield from ((f"input/{place}", x) for place, x, is_target in outside if not is_target)
+        yield from ((f"input/{place}", x) for place, x, is_target in external if not is_target)
 
 
 def _first_samples(x: Tensor) -> Tensor | None:

@@ -1,1 +1,1 @@
-"""To be described."""
+"""Experiments on the last step of a training: the step again, with one thing changed."""

@@ -18,36 +18,36 @@ from roundoff.runs import JsonValue
 from roundoff.watch.facts.step_batch import is_loss
 
 
-def batch_mixing(bench: ReplayedStep) -> dict[str, JsonValue] | None:
+def batch_mixing(step: ReplayedStep) -> dict[str, JsonValue] | None:
     """Change one sample, in eval mode, and see whether the outputs of others change."""
-    size = bench.batch_size
-    if size is None or _are_related(bench, size):
+    size = step.batch_size
+    if size is None or _are_related(step, size):
         return None
     sample = size // 2
-    dependent = _dependent(bench, sample, dim=0, size=size)
+    dependent = _dependent(step, sample, dim=0, size=size)
     if not dependent:
         return {"probe": "batch-mixing", "sample": sample, "changed": [], "site": None}
-    if not _repeats(bench):
+    if not _repeats(step):
         return None  # what changes by itself tells nothing
-    entries = [entry for entry in flatten_entries(bench.tape.entries) if isinstance(entry, ModelEntry)]
+    entries = [entry for entry in flatten_entries(step.tape.entries) if isinstance(entry, ModelEntry)]
     inputs = [tensor.copy for entry in entries for tensor in external_tensors_in((entry.args, entry.kwargs))]
     widths = {copy.shape[1] for copy in inputs if copy.dim() > 1 and copy.shape[0] == size}
-    if len(widths) == 1 and (width := widths.pop()) > 1 and _dependent(bench, width // 2, dim=1, size=width) == []:
+    if len(widths) == 1 and (width := widths.pop()) > 1 and _dependent(step, width // 2, dim=1, size=width) == []:
         return None  # time comes first here and samples second
     changed: list[JsonValue] = [*dependent]
     return {
         "probe": "batch-mixing",
         "sample": sample,
         "changed": changed,
-        "site": _first_mixing_site(bench, sample, size),
+        "site": _first_mixing_site(step, sample, size),
     }
 
 
-def _dependent(bench: ReplayedStep, sample: int, *, dim: int, size: int) -> list[int] | None:
+def _dependent(step: ReplayedStep, sample: int, *, dim: int, size: int) -> list[int] | None:
     """Return the samples other than `sample` whose outputs change with it; None if the outputs are not by sample."""
-    plain = _outputs(bench, None)
-    other = _outputs(bench, lambda x: _disturb(x, sample, dim, size))
-    gives_losses = not _has_targets(bench)
+    plain = _outputs(step, None)
+    other = _outputs(step, lambda x: _disturb(x, sample, dim, size))
+    gives_losses = not _has_targets(step)
     found: set[int] = set()
     is_by_sample = False
     for a, b in zip(plain, other, strict=True):
@@ -62,9 +62,9 @@ def _dependent(bench: ReplayedStep, sample: int, *, dim: int, size: int) -> list
     return sorted(found) if is_by_sample else None
 
 
-def _are_related(bench: ReplayedStep, size: int) -> bool:
+def _are_related(step: ReplayedStep, size: int) -> bool:
     """Say whether samples are nodes of a graph: beside them a number, or an edge, for pairs of them goes in."""
-    calls = [entry for entry in flatten_entries(bench.tape.entries) if isinstance(entry, ModelEntry)]
+    calls = [entry for entry in flatten_entries(step.tape.entries) if isinstance(entry, ModelEntry)]
     given = [x.copy for call in calls for x in external_tensors_in((call.args, call.kwargs))]
     kept = [buffer for call in calls for buffer in call.module.buffers()]
     squares = [x for x in (*given[1:], *kept) if x.shape == (size, size) and x.is_floating_point()]
@@ -77,9 +77,9 @@ def _are_edges(x: Tensor, size: int) -> bool:
     return x.dtype is torch.int64 and x.dim() == 2 and len(x) == 2 and bool(x.numel()) and bool((x < size).all())
 
 
-def _has_targets(bench: ReplayedStep) -> bool:
+def _has_targets(step: ReplayedStep) -> bool:
     """Say whether anything from outside comes to the outputs of the models before backward."""
-    for entry in flatten_entries(bench.tape.entries):
+    for entry in flatten_entries(step.tape.entries):
         if not isinstance(entry, (FunctionEntry, ModelEntry)) or (isinstance(entry, ModelEntry) and not is_loss(entry)):
             continue
         if any(True for _ in external_tensors_in((entry.args, entry.kwargs))):
@@ -87,15 +87,15 @@ def _has_targets(bench: ReplayedStep) -> bool:
     return False
 
 
-def _repeats(bench: ReplayedStep) -> bool:
+def _repeats(step: ReplayedStep) -> bool:
     """Say whether the outputs are the same when nothing is changed."""
-    return all(torch.equal(a, b) for a, b in zip(_outputs(bench, None), _outputs(bench, None), strict=True))
+    return all(torch.equal(a, b) for a, b in zip(_outputs(step, None), _outputs(step, None), strict=True))
 
 
-def _outputs(bench: ReplayedStep, change: Callable[[Tensor], Tensor] | None) -> list[Tensor]:
-    with bench.in_state():
-        player = bench.play(forward_only=True, is_training=False, change=change)
-    calls = [entry for entry in flatten_entries(bench.tape.entries) if isinstance(entry, ModelEntry)]
+def _outputs(step: ReplayedStep, change: Callable[[Tensor], Tensor] | None) -> list[Tensor]:
+    with step.in_state():
+        player = step.play(forward_only=True, is_training=False, change=change)
+    calls = [entry for entry in flatten_entries(step.tape.entries) if isinstance(entry, ModelEntry)]
     pairs = zip(calls, player.outputs, strict=False)
     outputs = [x for call, output in pairs if not is_loss(call) for x in tensors_of(output)]
     return [x.detach().double() for x in outputs if x.is_floating_point()]
@@ -113,18 +113,18 @@ def _disturb(x: Tensor, sample: int, dim: int, size: int) -> Tensor:
     return x
 
 
-def _first_mixing_site(bench: ReplayedStep, sample: int, size: int) -> str | None:
+def _first_mixing_site(step: ReplayedStep, sample: int, size: int) -> str | None:
     """Return the module in whose own code the values of other samples begin to change with `sample`."""
     plain = _Trail(size)
     with plain.following():
-        _outputs(bench, None)
+        _outputs(step, None)
     other = _Trail(size)
     with other.following():
-        _outputs(bench, lambda x: _disturb(x, sample, 0, size))
+        _outputs(step, lambda x: _disturb(x, sample, 0, size))
     others = [place for place in range(size) if place != sample]
     for (module, a), (_, b) in zip(plain.stops, other.stops, strict=False):
         if a.shape == b.shape and bool(((a - b).abs()[others] > 1e-5 * (float(a.abs().max()) or 1.0)).any()):
-            return LOOP if module is None else bench.sites.names[bench.sites.of_module(module, 0)]
+            return LOOP if module is None else step.sites.names[step.sites.of_module(module, 0)]
     return None
 
 

@@ -21,67 +21,67 @@ _IS_OFF = 0.02
 """A derivative that is off by more than this is measured parameter by parameter."""
 
 
-def gradient_direction(bench: ReplayedStep) -> dict[str, JsonValue] | None:
+def gradient_direction(step: ReplayedStep) -> dict[str, JsonValue] | None:
     """Walk along the gradient in fp64 and see whether the loss changes as much as the gradient says."""
-    if _is_narrow(bench.tape):
+    if _is_narrow(step.tape):
         return None
-    with bench.in_state(), _in_fp64(bench.training):
-        player = bench.play(change=_widen, stops_at_step=True)
+    with step.in_state(), _in_fp64(step.training):
+        player = step.play(change=_widen, stops_at_step=True)
         known = _custom_functions(player.roots)
         with _noting_identities(known) as identities:
-            bench.play(change=_widen, forward_only=True)
+            step.play(change=_widen, forward_only=True)
         functions = sorted({kind.__name__ for kind in known - identities})
-        parameters = [p for p in bench.training.tensors() if p.requires_grad and p.grad is not None]
+        parameters = [p for p in step.training.tensors() if p.requires_grad and p.grad is not None]
         gradients = [p.grad.detach().clone() for p in parameters if p.grad is not None]
         norm = math.sqrt(math.fsum(float(g.square().sum()) for g in gradients))
         if not norm or not math.isfinite(norm):
             return None
-        measured = _slope(bench, parameters, [g / norm for g in gradients])
+        measured = _slope(step, parameters, [g / norm for g in gradients])
         ratio = measured / norm
         found: dict[str, JsonValue] = {
             "probe": "direction", "expected": norm, "measured": measured, "ratio": ratio, "functions": list(functions),
         }  # fmt: skip
         if functions or abs(ratio - 1) > _IS_OFF:  # what is wrong before a function may drown in what is right after it
-            found["by_site"] = [_slope_of(bench, p, g) for p, g in zip(parameters, gradients, strict=True)]
+            found["by_site"] = [_slope_of(step, p, g) for p, g in zip(parameters, gradients, strict=True)]
         return found
 
 
-def _slope_of(bench: ReplayedStep, parameter: Tensor, gradient: Tensor) -> dict[str, JsonValue]:
+def _slope_of(step: ReplayedStep, parameter: Tensor, gradient: Tensor) -> dict[str, JsonValue]:
     norm = float(gradient.norm())
-    site, name = bench.sites.of_parameter(parameter)
+    site, name = step.sites.of_parameter(parameter)
     ratio, further = (
-        _slope(bench, [parameter], [gradient / norm], length=length) / norm if norm else None
+        _slope(step, [parameter], [gradient / norm], length=length) / norm if norm else None
         for length in (_STEP_LENGTH, 3 * _STEP_LENGTH)
     )
-    return {"site": bench.sites.names[site], "parameter": name, "ratio": ratio, "ratio_further": further}
+    return {"site": step.sites.names[site], "parameter": name, "ratio": ratio, "ratio_further": further}
 
 
 def _slope(
-    bench: ReplayedStep, parameters: Sequence[Tensor], directions: Sequence[Tensor], *, length: float = _STEP_LENGTH
+    step: ReplayedStep, parameters: Sequence[Tensor], directions: Sequence[Tensor], *, length: float = _STEP_LENGTH
 ) -> float:
     losses = []
     for sign in (1, -1):
         with torch.no_grad():
             for p, d in zip(parameters, directions, strict=True):
                 p.add_(d, alpha=sign * length)
-        losses.append(mean_loss(bench.play(change=_widen, forward_only=True)) or 0.0)
+        losses.append(mean_loss(step.play(change=_widen, forward_only=True)) or 0.0)
         with torch.no_grad():
             for p, d in zip(parameters, directions, strict=True):
                 p.sub_(d, alpha=sign * length)
     return (losses[0] - losses[1]) / (2 * length)
 
 
-def fp64_step(bench: ReplayedStep) -> dict[str, JsonValue] | None:
+def fp64_step(step: ReplayedStep) -> dict[str, JsonValue] | None:
     """Compute the gradients of a narrow step wide, and count the zeros that only the format made."""
-    if not _is_narrow(bench.tape) and all(x.dtype in (torch.float32, torch.float64) or not x.is_floating_point()
-                                          for x in bench.training.tensors()):  # fmt: skip
+    if not _is_narrow(step.tape) and all(x.dtype in (torch.float32, torch.float64) or not x.is_floating_point()
+                                          for x in step.training.tensors()):  # fmt: skip
         return None
-    with bench.in_state():
-        narrow_loss = mean_loss(bench.play(stops_at_step=True))
-        narrow = _zero_shares(bench)
-    with bench.in_state(), _in_fp64(bench.training):
-        wide_loss = mean_loss(bench.play(change=_widen, stops_at_step=True, autocasts=False))
-        wide = _zero_shares(bench)
+    with step.in_state():
+        narrow_loss = mean_loss(step.play(stops_at_step=True))
+        narrow = _zero_shares(step)
+    with step.in_state(), _in_fp64(step.training):
+        wide_loss = mean_loss(step.play(change=_widen, stops_at_step=True, autocasts=False))
+        wide = _zero_shares(step)
     return {
         "probe": "wide",
         "loss": narrow_loss,
@@ -94,10 +94,10 @@ def fp64_step(bench: ReplayedStep) -> dict[str, JsonValue] | None:
     }
 
 
-def _zero_shares(bench: ReplayedStep) -> dict[str, tuple[float, float]]:
+def _zero_shares(step: ReplayedStep) -> dict[str, tuple[float, float]]:
     shares: dict[str, tuple[float, float]] = {}
-    for p in bench.training.tensors():
-        name = bench.sites.of_parameter(p)[1]
+    for p in step.training.tensors():
+        name = step.sites.of_parameter(p)[1]
         if p.grad is not None and name is not None and p.numel():
             tiny = torch.finfo(p.grad.dtype).tiny
             zeros = float((p.grad == 0).double().mean())

@@ -16,7 +16,7 @@ from roundoff.record.loop.sites import LOOP, Sites
 from roundoff.record.ops.op_table import describe_op
 from roundoff.record.source_lines import Sources
 from roundoff.record.torch_private import DispatchMode, push_mode, remove_mode
-from roundoff.replay import player as replaying
+from roundoff.replay.player import replay_sources
 from roundoff.replay.replayed_step import ReplayedStep, cut_batch, mean_loss
 from roundoff.runs import JsonValue, RunWriter
 from roundoff.watch.probes.batch_mixing import batch_mixing
@@ -83,58 +83,58 @@ class LastStepProbes:
         self._writer = writer
         self._seconds = seconds
 
-    def run(self, bench: ReplayedStep, *, is_suspicious: bool) -> None:
+    def run(self, step: ReplayedStep, *, is_suspicious: bool) -> None:
         """Run one probe after another as long as time allows; one that fails is left out.
 
         Args:
-            bench: the step.
+            step: the last step of the training.
             is_suspicious: the loss did not go down: also see whether one batch can be learned.
         """
         began = time.monotonic()
-        exact: list[Probe] = [] if bench.rounds_on_purpose else [batch_mixing, gradient_direction]
+        exact: list[Probe] = [] if step.rounds_on_purpose else [batch_mixing, gradient_direction]
         probes: list[Probe] = [_eval_mode, _half_batch, *exact, fp64_step]
         if is_suspicious:
-            probes.insert(2, lambda bench: _overfit(bench, until=began + self._seconds))
+            probes.insert(2, lambda step: _overfit(step, until=began + self._seconds))
         for probe in probes:
             if time.monotonic() - began > self._seconds:
                 self._writer.note(f"Probes were cut short after {self._seconds:g} s.")
                 return
             try:
-                found = probe(bench)
+                found = probe(step)
             except Exception:  # code of the user that takes only what it is used to
                 continue
             if found is not None:
-                self._writer.write_probe({"step": bench.tape.step, **found})
+                self._writer.write_probe({"step": step.tape.step, **found})
 
 
-def _half_batch(bench: ReplayedStep) -> dict[str, JsonValue] | None:
+def _half_batch(step: ReplayedStep) -> dict[str, JsonValue] | None:
     """Play the step in eval mode with each half of the batch: the mean of a mean stays, a sum halves."""
-    size = bench.batch_size
+    size = step.batch_size
     if size is None or size < 4:
         return None
     halves: list[JsonValue] = []
     for part in (slice(0, size // 2), slice(size // 2, size)):
-        with bench.in_state():
-            player = bench.play(
+        with step.in_state():
+            player = step.play(
                 forward_only=True, is_training=False, change=lambda x, part=part: cut_batch(x, size, part)
             )
             halves.append(mean_loss(player))
-    with bench.in_state():
-        whole = mean_loss(bench.play(forward_only=True, is_training=False))
+    with step.in_state():
+        whole = mean_loss(step.play(forward_only=True, is_training=False))
     return {"probe": "half-batch", "loss": whole, "halves": halves}
 
 
-def _eval_mode(bench: ReplayedStep) -> dict[str, JsonValue] | None:
+def _eval_mode(step: ReplayedStep) -> dict[str, JsonValue] | None:
     """Play the same batch in train mode and, twice, in eval mode."""
-    with bench.in_state():
-        train = mean_loss(bench.play(forward_only=True))
-    sources = Sources(stands_in_for=replaying.__file__)
-    with bench.in_state(), noting_random_ops(bench.sites, sources) as random_ops:
-        once = mean_loss(bench.play(forward_only=True, is_training=False, sources=sources))
+    with step.in_state():
+        train = mean_loss(step.play(forward_only=True))
+    sources = replay_sources()
+    with step.in_state(), noting_random_ops(step.sites, sources) as random_ops:
+        once = mean_loss(step.play(forward_only=True, is_training=False, sources=sources))
         drawn: list[JsonValue] = [*random_ops]  # taken here: a list that grows inside is set back with everything else
-    with bench.in_state():
+    with step.in_state():
         torch.manual_seed(1)
-        again = mean_loss(bench.play(forward_only=True, is_training=False, keeps_generators=False))
+        again = mean_loss(step.play(forward_only=True, is_training=False, keeps_generators=False))
     return {
         "probe": "eval-mode",
         "train_loss": train,
@@ -144,10 +144,10 @@ def _eval_mode(bench: ReplayedStep) -> dict[str, JsonValue] | None:
     }
 
 
-def _overfit(bench: ReplayedStep, *, until: float) -> dict[str, JsonValue] | None:
+def _overfit(step: ReplayedStep, *, until: float) -> dict[str, JsonValue] | None:
     """Take the step again and again with the same batch: whatever can learn learns that."""
     losses: list[JsonValue] = []
-    with bench.in_state():
+    with step.in_state():
         while len(losses) < _OVERFIT_STEPS and time.monotonic() < until:
-            losses.append(mean_loss(bench.play()))
+            losses.append(mean_loss(step.play()))
     return {"probe": "overfit", "losses": losses} if len(losses) > 1 else None

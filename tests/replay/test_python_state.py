@@ -16,17 +16,17 @@ from rich.console import Console
 from rich.progress import Progress
 from torch import Tensor, nn
 
-from roundoff.replay import python_state as surroundings
+from roundoff.replay import python_state
 from roundoff.replay.python_state import own_generators, restoring_python_state
 
-runs_beside = surroundings._other_threads_run_users_code
+runs_beside = python_state._other_threads_run_users_code
 SEEN: dict[str, Any] = {"count": 0, "nested": {"losses": []}}
 
 
 @pytest.fixture(autouse=True)
 def _only_thread(monkeypatch: pytest.MonkeyPatch) -> None:
     """A thread that another test has left behind must not decide what is put back here."""
-    monkeypatch.setattr(surroundings, "_other_threads_run_users_code", lambda: False)
+    monkeypatch.setattr(python_state, "_other_threads_run_users_code", lambda: False)
 
 
 class Meter:
@@ -115,7 +115,7 @@ def test_the_thread_of_a_progress_bar_is_no_code_of_the_users() -> None:
         progress.add_task("training")
         (thread,) = [thread for thread in threading.enumerate() if thread not in before]
         assert thread.ident is not None
-        assert not surroundings._runs_users_code(sys._current_frames()[thread.ident])
+        assert not python_state._runs_users_code(sys._current_frames()[thread.ident])
 
 
 def test_a_thread_of_the_users_is() -> None:

@@ -1,4 +1,4 @@
-"""A step on the bench: played again in the state it started from."""
+"""A replayed step: played again in the state it started from."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from roundoff.replay.replayed_step import cut_batch, mean_loss
-from tests.watch.taped import Taped, taped
+from tests.replay.taped import Taped, taped
 
 pytestmark = pytest.mark.usefixtures("only_new_objects")
 
@@ -48,30 +48,30 @@ def trained(model: nn.Module, given: Any, folder: Path, *, num_steps: int = 1) -
 )
 def test_the_batch_is_as_large_as_what_the_first_model_was_given(given: Any, size: int | None, tmp_path: Path) -> None:
     model = Flexible(2, 2)
-    assert trained(model, given, tmp_path / "run").bench().batch_size == size
+    assert trained(model, given, tmp_path / "run").replayed_step().batch_size == size
 
 
 def test_a_step_comes_out_as_it_did_and_leaves_the_training_alone(tmp_path: Path) -> None:
     model = nn.Linear(2, 2)
     result = trained(model, torch.ones(4, 2), tmp_path / "run", num_steps=3)
     now = [p.detach().clone() for p in model.parameters()]
-    bench = result.bench()
+    step = result.replayed_step()
     for _ in range(2):
-        with bench.in_state():
-            assert mean_loss(bench.play()) == result.tape.losses[0].item()
+        with step.in_state():
+            assert mean_loss(step.play()) == result.tape.losses[0].item()
     assert all(map(torch.equal, now, model.parameters()))
 
 
 def test_a_step_without_losses_has_no_mean(tmp_path: Path) -> None:
     model = nn.Linear(2, 2)
-    bench = taped(tmp_path / "run", lambda: model(torch.ones(3, 2))).bench()
-    with bench.in_state():
-        assert mean_loss(bench.play()) is None
+    step = taped(tmp_path / "run", lambda: model(torch.ones(3, 2))).replayed_step()
+    with step.in_state():
+        assert mean_loss(step.play()) is None
 
 
 def test_plain_optimizers_do_not_round_on_purpose(tmp_path: Path) -> None:
     model = nn.Linear(2, 2)
-    assert not trained(model, torch.ones(4, 2), tmp_path / "run").bench().rounds_on_purpose
+    assert not trained(model, torch.ones(4, 2), tmp_path / "run").replayed_step().rounds_on_purpose
 
 
 def test_only_what_is_as_long_as_the_batch_is_cut() -> None:

@@ -28,12 +28,12 @@ def saved(folder: Path, *batch: torch.Tensor) -> Run:
     training.add_model(model)
     training.add_optimizer(optimizer)
     sites.add_model(model)
-    outside = [ExternalTensor(x) for x in batch]
-    call = FunctionEntry(torch.add, tuple(outside), {}, Ambient(True, ()), None)
+    external = [ExternalTensor(x) for x in batch]
+    call = FunctionEntry(torch.add, tuple(external), {}, Ambient(True, ()), None)
     with RunWriter.create(folder, RunInfo()) as writer:
         before = StepInputsWriter(writer, training, sites)
         before.write_state()
-        before.write_batch(StepTape(7, [call], outside))
+        before.write_batch(StepTape(7, [call], external))
     return Run.open(folder)
 
 

@@ -1,6 +1,6 @@
 """A program whose child does what its first argument says: the tests look at what the parent makes of it.
 
-Arguments: what, run folder. Settings come from the environment: HANG_AFTER, ON_HANG. Every ending that is told is
+Arguments: what, run folder. Settings come from the environment: HANG_AFTER, ON_HANG. Every ending that is reported is
 printed as one line of JSON.
 """
 

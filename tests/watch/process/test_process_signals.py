@@ -12,7 +12,7 @@ from roundoff.watch.process.ipc import STACKS_SIGNAL, WAKE_SIGNAL, can_supervise
 def test_a_process_can_die_by_any_signal_though_it_is_handled_and_blocked(number: signal.Signals):
     code = f"""
 import signal
-from roundoff.watch.process_signals import die_by
+from roundoff.watch.process.ipc import die_by
 number = {int(number)}
 if number != signal.SIGKILL:
     signal.signal(number, lambda *_: None)

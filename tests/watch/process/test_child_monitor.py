@@ -5,12 +5,12 @@ import pytest
 from roundoff.runs import Run
 
 
-def test_a_hang_is_told_of_with_the_python_stacks_though_the_gil_is_held(supervised):
+def test_a_hang_is_reported_with_the_python_stacks_though_the_gil_is_held(supervised):
     outcome = supervised("hangs", HANG_AFTER="0.5", ON_HANG="stop")
     assert outcome.code == 1
-    (told,) = outcome.told
-    assert (told["signal"], told["exit_code"], told["was_stopped"]) == (None, None, True)
-    assert 0.5 <= told["seconds_without_progress"] < 5
+    (ending,) = outcome.reported
+    assert (ending["signal"], ending["exit_code"], ending["was_stopped"]) == (None, None, True)
+    assert 0.5 <= ending["seconds_without_progress"] < 5
     run = Run.open(outcome.folder)
     ending = run.ending()
     assert ending is not None
@@ -32,8 +32,8 @@ def test_a_hang_has_native_stacks(supervised):
 def test_a_hang_that_goes_on_again_is_noted_as_such(supervised):
     outcome = supervised("hangs-for-a-while", HANG_AFTER="0.5")
     assert outcome.code == 0
-    (told,) = outcome.told
-    assert (told["has_gone_on"], told["was_stopped"]) == (False, False)
+    (ending,) = outcome.reported
+    assert (ending["has_gone_on"], ending["was_stopped"]) == (False, False)
     ending = Run.open(outcome.folder).ending()
     assert ending is not None
     assert (ending.has_gone_on, ending.exit_code) == (True, 0)
@@ -43,9 +43,9 @@ def test_a_hang_that_goes_on_again_is_noted_as_such(supervised):
 
 def test_a_run_that_is_over_does_not_hang(supervised):
     outcome = supervised("is-slow-to-end", HANG_AFTER="0.5")
-    assert (outcome.code, outcome.told) == (0, [])
+    assert (outcome.code, outcome.reported) == (0, [])
 
 
 def test_no_hang_is_looked_for_unless_asked(supervised):
     outcome = supervised("hangs-for-a-while")
-    assert (outcome.code, outcome.told) == (0, [])
+    assert (outcome.code, outcome.reported) == (0, [])

@@ -30,7 +30,7 @@ class Taped:
         """The last step."""
         return self.tapes[-1]
 
-    def bench(self) -> ReplayedStep:
+    def replayed_step(self) -> ReplayedStep:
         """The step, ready to be played again."""
         return ReplayedStep(self.training, self.snapshot, self.tapes, self.sites)
 

@@ -22,7 +22,7 @@ from roundoff.runs import Finding, Metrics, Run, RunInfo, RunWriter
 from roundoff.watch.process.memory_growth import MIB, MIN_GROWTH, MemoryFollower, steady_growth
 
 NUM_STEPS = 90
-HERE = "tests/watch/test_memory.py"
+HERE = "tests/watch/process/test_memory_growth.py"
 
 pytestmark = pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="the system does not tell memory")
 
