@@ -20,8 +20,8 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 from roundoff.diagnose import diagnose_run
+from roundoff.diagnose.run_view import view_run
 from roundoff.report.run_page.document import run_page
-from roundoff.report.run_page.view import view_of
 from roundoff.runs import Run
 from roundoff.serve.app import App
 from roundoff.serve.guard import AccessPolicy
@@ -93,7 +93,7 @@ def take_list(browser: Browser, *, to: Path) -> None:
 def take_all(browser: Browser, run: Run, pictures: dict[str, tuple[str, str]], *, to: Path) -> None:
     """Write the page of a run and every picture of it."""
     page = run.path / "report.html"
-    page.write_text(run_page(view_of(run)).html)
+    page.write_text(run_page(view_run(run)).html)
     tab = browser.new_page(viewport={"width": 1280, "height": 720}, color_scheme="light")
     tab.goto(page.resolve().as_uri())
     for name, (first, last) in pictures.items():

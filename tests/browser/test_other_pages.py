@@ -8,7 +8,7 @@ from playwright.sync_api import expect
 
 from roundoff.compare.runs.run_comparison import compare_runs
 from roundoff.diagnose.against import findings_against
-from roundoff.report.comparisons.compared_runs import runs_page
+from roundoff.report.comparisons.compared_runs import ComparedRuns
 from roundoff.report.html_table import Cell, Column
 from roundoff.report.sweep_page import SweepPage, SweepPageRow, sweep_page
 from tests.browser.conftest import OpenTab
@@ -19,7 +19,9 @@ def test_the_page_of_a_comparison_opens_and_its_table_sorts(tmp_path: Path, open
     ours, theirs = record_run(tmp_path / "a", is_broken=False), record_run(tmp_path / "b", is_broken=False, eps=0.1)
     comparison = compare_runs(ours, theirs)
     (finding,) = findings_against(comparison)
-    (tmp_path / "page.html").write_text(runs_page(comparison, finding, reference="<a>", candidate="b"))
+    (tmp_path / "page.html").write_text(
+        ComparedRuns(comparison=comparison, finding=finding, reference="<a>", candidate="b").page()
+    )
     page = open_tab(tmp_path / "page.html").page
     expect(page.locator("h1")).to_have_text("b against <a>")
     expect(page.locator("tr.bad").first).to_contain_text("stem.0")

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import Page, expect
 
+from roundoff.diagnose.run_view import view_run
 from roundoff.report.run_page.document import run_page
-from roundoff.report.run_page.view import view_of
 from roundoff.runs import Run
 from tests.browser.conftest import OpenTab, Tab
 from tests.report.sample_runs import BAD_STEP, HOSTILE, diagnosed, record_run, write_metrics_run
@@ -16,7 +16,7 @@ from tests.report.sample_runs import BAD_STEP, HOSTILE, diagnosed, record_run, w
 
 def write_page(run: Run, *, against: Run | None = None) -> Path:
     path = run.path / "report.html"
-    path.write_text(run_page(view_of(run, against=against)).html)
+    path.write_text(run_page(view_run(run, against=against)).html)
     return path
 
 

@@ -11,8 +11,8 @@ from playwright.sync_api import Page, expect
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
+from roundoff.diagnose.run_view import view_run
 from roundoff.report.run_page.document import run_page
-from roundoff.report.run_page.view import view_of
 from roundoff.runs import Run
 from roundoff.watch.watching import watching
 from tests.browser.conftest import OpenTab, Tab
@@ -23,7 +23,7 @@ NAME = HOSTILE.replace("/", "")
 
 def write_page(run: Run) -> Path:
     path = run.path / "report.html"
-    path.write_text(run_page(view_of(run)).html)
+    path.write_text(run_page(view_run(run)).html)
     return path
 
 

@@ -79,13 +79,18 @@ def test_a_map_that_says_nothing_is_an_error(files: tuple[Path, Path], tmp_path:
 
 @pytest.mark.parametrize(
     ("option", "value", "kinds"),
-    [("--step", "3", "runs"), ("--rank", "0", "runs"), ("--pattern", "x", "curves"), ("--column", "x", "curves")],
+    [
+        ("--step", "3", "runs"),
+        ("--rank", "0", "runs and steps"),
+        ("--pattern", "x", "curves"),
+        ("--column", "x", "curves"),
+    ],
 )
 def test_an_option_that_would_do_nothing_is_refused(files: tuple[Path, Path], option: str, value: str, kinds: str):
     result = run(*files, option, value)
     assert result.exit_code == 2
     assert result.output == (
-        f"UsageError: {option} {value} means nothing for two checkpoints.\n"
-        f"  why: it is for {kinds}.\n"
+        f"UsageError: {option} {value} does not apply to two checkpoints.\n"
+        f"  why: it applies to {kinds}.\n"
         f"  fix: leave {option} out.\n"
     )

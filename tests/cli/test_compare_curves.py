@@ -53,9 +53,9 @@ def test_exit_zero_is_kept_to() -> None:
 
 def test_a_table_of_the_steps_is_printed_and_written() -> None:
     lines = compare("a.csv", "b.log", "--table", "--csv", "steps.csv").output.splitlines()
-    assert len(lines) == 5 + 1 + 100
-    assert lines[6 + 39].split()[:4] == ["39", f"{FALLING[39]:.6g}", f"{FALLING[39]:.6g}", "+0"]
-    assert lines[6 + 60].endswith("*")
+    assert len(lines) == 5 + 2 + 100
+    assert lines[7 + 39].split()[:4] == ["39", f"{FALLING[39]:.6g}", f"{FALLING[39]:.6g}", "+0"]
+    assert lines[7 + 60].endswith("apart")
     with Path("steps.csv").open() as file:
         rows = list(csv.DictReader(file))
     assert [float(row["candidate"]) for row in rows] == BROKEN
@@ -102,4 +102,4 @@ def test_names_are_not_mapped_between_curves(tmp_path: Path):
     curve.write_text("step,loss\n0,1.0\n1,0.5\n")
     result = CliRunner().invoke(command_line, ["compare", str(curve), str(curve), "--map", "names.txt"])
     assert result.exit_code == 2
-    assert "why: it is for runs and checkpoints and folders of tensors." in result.output
+    assert "why: it applies to runs, checkpoints and folders of tensors." in result.output

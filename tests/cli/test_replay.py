@@ -143,11 +143,11 @@ def test_export_writes_a_script(tmp_path: Path):
     [
         (("nowhere",), "'nowhere' does not exist"),
         (("healthy",), "No step was saved in 'healthy'"),
-        (("run", "--step", "9"), "Step 9 was not saved in 'run'.\n  why: saved are 2."),
+        (("run", "--step", "9"), "Step 9 was not saved in 'run'.\n  why: saved steps: 2."),
         (("run", "--rank", "3"), "Rank 3 saved nothing of step 2"),
         (("run", "--recipe", "fp32"), "--recipe needs --builder"),
         (("run", "--to", "kept"), "--to needs --builder"),
-        (("run", "--builder", "model.py:build", "--export", "x.py"), "--export and --builder are two things"),
+        (("run", "--builder", "model.py:build", "--export", "x.py"), "--export and --builder cannot be combined"),
         (("run", "--builder", "model.py"), "'model.py' names no builder"),
         (("run", "--builder", "nowhere.py:build"), "There is no builder 'nowhere.py:build'"),
         (("run", "--builder", "model.py:raising"), "raised ValueError.\n  why: no weights here (line 24)"),

@@ -87,8 +87,8 @@ def test_no_file_but_a_page_is_replaced(run: Path, tmp_path: Path) -> None:
         result = invoke(str(run), "-o", str(path))
         assert result.exit_code == 2
         assert result.stderr == (
-            f"UsageError: '{path}' is there already, and is no page.\n"
-            "  why: it would be lost.\n"
+            f"UsageError: '{path}' exists and is not an HTML page.\n"
+            "  why: it would be overwritten.\n"
             "  fix: name another file: -o FILE.html\n"
         )
         assert path.read_bytes() == before

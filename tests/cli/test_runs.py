@@ -110,7 +110,7 @@ def test_an_unreadable_run_is_listed_as_such():
 
 
 @pytest.mark.parametrize(
-    ("name", "why"), [("empty", "no folder in it holds a run.json."), ("missing", "it is not a folder.")]
+    ("name", "why"), [("empty", "no directory in it contains a run.json."), ("missing", "it is not a directory.")]
 )
 def test_a_folder_without_runs_is_an_error(name: str, why: str):
     Path("empty").mkdir()
@@ -175,7 +175,7 @@ def test_says_how_many_lines_it_left_out():
     write_run(Path("a"), started="1")
     lines = invoke("show", "a", "--limit", "2").stdout.splitlines()
     assert len(lines) == 4
-    assert lines[-1] == "7 more: --limit 0 prints all, --json with every column"
+    assert lines[-1] == "7 more; --limit 0 prints all, --json all columns"
     assert len(invoke("show", "a", "--limit", "0").stdout.splitlines()) == 10
     assert len(invoke("show", "a", "--limit", "9").stdout.splitlines()) == 10
 
@@ -192,15 +192,15 @@ def test_shows_events_as_json():
 @pytest.mark.parametrize(
     ("filters", "has", "why"),
     [
-        (("--step", "9"), "step '9'", "recorded are steps: 0, 1, 2."),
-        (("--site", "head.*"), "site 'head.*'", "recorded are sites: <loop>, blocks.0.mlp."),
-        (("--phase", "eval"), "phase 'eval'", "recorded are phases: backward, forward."),
-        (("--rank", "3"), "rank '3'", "recorded are ranks: 0."),
-        (("--op", "aten.bmm", "--step", "1"), "op 'aten.bmm'", "recorded are ops: aten.addmm, aten.mean, aten.mm."),
+        (("--step", "9"), "step '9'", "recorded steps: 0, 1, 2."),
+        (("--site", "head.*"), "site 'head.*'", "recorded sites: <loop>, blocks.0.mlp."),
+        (("--phase", "eval"), "phase 'eval'", "recorded phases: backward, forward."),
+        (("--rank", "3"), "rank '3'", "recorded ranks: 0."),
+        (("--op", "aten.bmm", "--step", "1"), "op 'aten.bmm'", "recorded ops: aten.addmm, aten.mean, aten.mm."),
         (
             ("--phase", "backward", "--site", "<loop>"),
-            "phase 'backward' and site '<loop>'",
-            "each occurs, but not together.",
+            "site '<loop>' and phase 'backward'",
+            "each of them occurs, but not together.",
         ),
     ],
 )
@@ -216,7 +216,7 @@ def test_only_some_of_many_names_are_listed():
         for step in range(20):
             writer.write_events(events(step))
     assert invoke("show", "a", "--step", "99").stderr.splitlines()[1] == (
-        "  why: recorded are steps: 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11 and 8 more."
+        "  why: recorded steps: 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11 and 8 more."
     )
 
 
@@ -224,7 +224,7 @@ def test_a_run_without_events_is_an_error():
     write_run(Path("a"), started="1", num_steps=0)
     result = invoke("show", "a")
     assert result.exit_code == 2
-    assert result.stderr == "UsageError: 'a' holds no events.\n  why: no step of it was recorded.\n"
+    assert result.stderr == "UsageError: 'a' contains no events.\n  why: no step was recorded.\n"
 
 
 def test_a_folder_that_is_no_run_is_an_error():

@@ -1,7 +1,7 @@
 from pathlib import Path
 
 from roundoff.diagnose import diagnose_run
-from roundoff.report import next_commands
+from roundoff.report.findings_text import next_commands
 from tests.report.sample_runs import record_run, write_metrics_run
 
 

@@ -11,8 +11,8 @@ from urllib.parse import quote
 
 import pytest
 
+from roundoff.diagnose.run_view import view_run
 from roundoff.report.run_page.document import run_page
-from roundoff.report.run_page.view import view_of
 from roundoff.runs import Run
 from roundoff.serve.runs_folder import OpenedRun
 from tests.report.sample_runs import record_run, write_metrics_run
@@ -43,7 +43,7 @@ def test_hostile_names_are_text_and_their_links_lead_to_them(server: Server) -> 
 
 
 def test_the_page_of_a_run_is_the_one_that_report_writes(server: Server, folder: Path) -> None:
-    expected = run_page(view_of(Run.open(folder / "broken"))).html
+    expected = run_page(view_run(Run.open(folder / "broken"))).html
     answer = server.ask("/runs/broken/page")
     assert (answer.text, answer.headers["content-type"]) == (expected, "text/html; charset=utf-8")
     packed = server.ask("/runs/broken/page", accept_encoding="br, gzip;q=0.8")

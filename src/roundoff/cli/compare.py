@@ -1,52 +1,200 @@
-"""`roundoff compare`: where a candidate begins to differ from its reference."""
+"""`roundoff compare`: where a candidate first differs from its reference."""
 
 from __future__ import annotations
 
 import csv
-import importlib
 import io
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
+from roundoff.cli.console.exit_codes import found
+from roundoff.cli.console.options import PATH, exit_zero_option, fills, json_option
+from roundoff.cli.console.screen import columns, waiting
 from roundoff.errors import CompareError, UsageError
+from roundoff.words import join_words
 
-# == What the two things are that somebody wants to compare, and what they want to see of it.
-
-
-class ComparableKind(StrEnum):
-    """The things that `roundoff compare` takes."""
-
-    RUN = "run"
-    CHECKPOINT = "checkpoint"
-    CURVE = "curve"
-    TENSORS = "folder of tensors"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CompareOptions:
-    """What to show of a comparison beside its verdict."""
-
-    as_json: bool = False
-    table: bool = False
-    csv: Path | None = None
-    html: Path | None = None
-    map_file: Path | None = None
-    step: int | None = None
-    rank: int | None = None
-    pattern: str | None = None
-    """Of a log: a regular expression with the groups `step` and `loss`."""
-    column: str | None = None
-    """Of curves: where the loss is."""
-
+if TYPE_CHECKING:
+    from roundoff.report.comparisons.comparison_report import ComparisonReport
 
 CURVE_SUFFIXES = (".csv", ".tsv", ".jsonl", ".log", ".txt")
 TENSOR_SUFFIXES = (".npy",)
 CHECKPOINT_MARKERS = (".metadata", "model.safetensors.index.json", "pytorch_model.bin.index.json")
+
+
+class ComparableKind(StrEnum):
+    """The things that `roundoff compare` compares."""
+
+    RUN = "run"
+    STEP = "step"
+    CHECKPOINT = "checkpoint"
+    CURVE = "curve"
+    TENSORS = "folder of tensors"
+
+    @property
+    def plural(self) -> str:
+        """Two of them."""
+        return "folders of tensors" if self is ComparableKind.TENSORS else f"{self}s"
+
+
+_K = ComparableKind
+OPTIONS_FOR = {
+    "--step": (_K.RUN,),
+    "--rank": (_K.RUN, _K.STEP),
+    "--pattern": (_K.CURVE,),
+    "--column": (_K.CURVE,),
+    "--map": (_K.RUN, _K.CHECKPOINT, _K.TENSORS),
+}
+"""Options that not every kind has; all others work for every kind."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CompareOptions:
+    """The options of `roundoff compare`."""
+
+    reference: str
+    candidate: str
+    step: int | None
+    rank: int | None
+    map_file: Path | None
+    pattern: str | None
+    column: str | None
+    table: bool
+    csv: Path | None
+    html: Path | None
+    as_json: bool
+    exit_zero: bool
+
+    def given(self) -> dict[str, object]:
+        """Return the options of some kinds that were given."""
+        values = {
+            "--step": self.step,
+            "--rank": self.rank,
+            "--pattern": self.pattern,
+            "--column": self.column,
+            "--map": self.map_file,
+        }
+        return {option: value for option, value in values.items() if value is not None}
+
+
+@click.command("compare", epilog="Example: roundoff compare runs/fp32 runs/bf16 --table")
+@click.argument("reference", metavar="REF")
+@click.argument("candidate", metavar="CAND")
+@click.option("--step", type=click.IntRange(min=0), help="Compare only this step of two runs.")
+@click.option("--rank", type=click.IntRange(min=0), help="Compare only this rank of two runs or steps.")
+@click.option("--map", "map_file", type=PATH, help="A file of lines 'name in REF = name in CAND'.")
+@click.option("--pattern", help="For logs: a regular expression with the groups (?P<step>...) and (?P<loss>...).")
+@click.option("--column", help="For curves: the column, key or tag of the loss.  [default: found by its name]")
+@click.option("--table", is_flag=True, help="Also print a table of everything that was compared.")
+@click.option("--csv", type=PATH, help="Write the table to a CSV file.")
+@click.option("--html", type=PATH, help="Write an HTML page.")
+@json_option("Print the comparison as JSON.")
+@exit_zero_option()
+@fills(CompareOptions)
+def compare_command(options: CompareOptions) -> None:
+    """Find where CAND first differs from REF, and whether their formats explain it.
+
+    Both are runs, steps of runs (RUN@3 is step 3), checkpoints of any framework, loss curves (CSV, JSONL, TensorBoard,
+    logs) or folders of tensors. Exits with 1 if they differ by more than their formats explain, with 2 if they could
+    not be compared.
+    """
+    kind = _common_kind(options)
+    _check_options(kind, options.given())
+    with waiting("comparing"):
+        comparison = _COMPARE[kind](options)
+    _show(comparison, options)
+    sys.exit(found(comparison.differs and not options.exit_zero))
+
+
+def _show(comparison: ComparisonReport, options: CompareOptions) -> None:
+    """Write the files that were requested, and print the answer."""
+    from roundoff.runs import to_json
+
+    if options.csv is not None:
+        _write_csv(options.csv, comparison.csv_rows())
+    if options.html is not None:
+        _write_output(options.html, comparison.page())
+    if options.as_json:
+        click.echo(to_json(comparison.to_object(), indent=1))
+    else:
+        click.echo(comparison.text(table=options.table, width=columns()))
+
+
+def _compare_runs(options: CompareOptions) -> ComparisonReport:
+    from roundoff.checkpoints.pair.name_map import read_name_map
+    from roundoff.compare.runs.run_comparison import compare_runs
+    from roundoff.diagnose.against import findings_against
+    from roundoff.report.comparisons.compared_runs import ComparedRuns
+    from roundoff.runs import Run
+
+    reference, candidate = Run.open(options.reference), Run.open(options.candidate)
+    sites = read_name_map(options.map_file) if options.map_file else {}
+    comparison = compare_runs(reference, candidate, step=options.step, rank=options.rank, sites=sites)
+    return ComparedRuns(
+        comparison=comparison,
+        finding=next(iter(findings_against(comparison)), None),
+        reference=options.reference,
+        candidate=options.candidate,
+    )
+
+
+def _compare_steps(options: CompareOptions) -> ComparisonReport:
+    from roundoff.compare.runs.step_pair import compare_steps
+    from roundoff.report.comparisons.compared_steps import ComparedSteps
+    from roundoff.runs import Run
+
+    (reference, reference_step), (candidate, candidate_step) = map(split_step, (options.reference, options.candidate))
+    assert reference_step is not None
+    assert candidate_step is not None
+    rank = options.rank or 0
+    return ComparedSteps(
+        compare_steps(Run.open(reference), reference_step, Run.open(candidate), candidate_step, rank=rank)
+    )
+
+
+def _compare_checkpoints(options: CompareOptions) -> ComparisonReport:
+    from roundoff.checkpoints.pair.name_map import read_name_map
+    from roundoff.checkpoints.read.dispatch import read_checkpoint
+    from roundoff.compare.checkpoints.checkpoint_comparison import compare_checkpoints
+    from roundoff.report.comparisons.compared_checkpoints import ComparedCheckpoints
+
+    name_map = read_name_map(options.map_file) if options.map_file else None
+    with read_checkpoint(options.reference) as reference, read_checkpoint(options.candidate) as candidate:
+        return ComparedCheckpoints(compare_checkpoints(reference, candidate, name_map=name_map))
+
+
+def _compare_curves(options: CompareOptions) -> ComparisonReport:
+    from roundoff.compare.curves.curve_comparison import compare_curves, read_curve
+    from roundoff.report.comparisons.compared_curves import ComparedCurves
+
+    reference, candidate = (
+        read_curve(name, pattern=options.pattern, column=options.column)
+        for name in (options.reference, options.candidate)
+    )
+    return ComparedCurves(compare_curves(reference, candidate))
+
+
+def _compare_tensors(options: CompareOptions) -> ComparisonReport:
+    from roundoff.checkpoints.pair.name_map import read_name_map
+    from roundoff.compare.tensors.tensor_comparison import compare_tensors
+    from roundoff.report.comparisons.compared_tensors import ComparedTensors
+
+    name_map = read_name_map(options.map_file) if options.map_file else None
+    return ComparedTensors(compare_tensors(options.reference, options.candidate, name_map=name_map))
+
+
+_COMPARE: dict[ComparableKind, Callable[[CompareOptions], ComparisonReport]] = {
+    _K.RUN: _compare_runs,
+    _K.STEP: _compare_steps,
+    _K.CHECKPOINT: _compare_checkpoints,
+    _K.CURVE: _compare_curves,
+    _K.TENSORS: _compare_tensors,
+}
 
 
 def split_step(text: str) -> tuple[str, int | None]:
@@ -64,132 +212,65 @@ def split_step(text: str) -> tuple[str, int | None]:
 
 
 def comparable_kind(text: str) -> ComparableKind:
-    """Say what somebody named; a `CompareError` if it is nothing that can be compared."""
-    path = Path(split_step(text)[0])
+    """Return what a text names.
+
+    Raises:
+        CompareError: nothing that can be compared.
+    """
+    name, step = split_step(text)
+    path = Path(name)
     if not path.exists():
         raise CompareError.explain(f"There is no '{text}'.", fix="name a run, a checkpoint, a log or a folder.")
     if path.is_dir():
-        return comparable_kind_of_folder(path)
-    if path.suffix in CURVE_SUFFIXES or "tfevents" in path.name:
-        return ComparableKind.CURVE
-    return ComparableKind.TENSORS if path.suffix in TENSOR_SUFFIXES else ComparableKind.CHECKPOINT
+        kind = _folder_kind(path)
+    elif path.suffix in CURVE_SUFFIXES or "tfevents" in path.name:
+        kind = _K.CURVE
+    else:
+        kind = _K.TENSORS if path.suffix in TENSOR_SUFFIXES else _K.CHECKPOINT
+    return _K.STEP if kind is _K.RUN and step is not None else kind
 
 
-def comparable_kind_of_folder(path: Path) -> ComparableKind:
-    """Return what an existing folder holds, by the files that mark each kind."""
+def _folder_kind(path: Path) -> ComparableKind:
     if (path / "run.json").exists():
-        return ComparableKind.RUN
-    if any((path / mark).exists() for mark in CHECKPOINT_MARKERS):
-        return ComparableKind.CHECKPOINT
-    if any("tfevents" in file.name for file in path.iterdir()):
-        return ComparableKind.CURVE
-    return ComparableKind.TENSORS
+        return _K.RUN
+    if any((path / marker).exists() for marker in CHECKPOINT_MARKERS):
+        return _K.CHECKPOINT
+    return _K.CURVE if any("tfevents" in file.name for file in path.iterdir()) else _K.TENSORS
 
 
-def write_output(path: Path, text: str) -> None:
-    """Write what was asked for beside the answer; a `CompareError` says why if that cannot be."""
+def _common_kind(options: CompareOptions) -> ComparableKind:
+    """Return the kind of both sides, which must be the same."""
+    reference, candidate = comparable_kind(options.reference), comparable_kind(options.candidate)
+    if reference is candidate:
+        return reference
+    is_step = {reference, candidate} == {_K.RUN, _K.STEP}
+    raise CompareError.explain(
+        f"A {reference} and a {candidate} cannot be compared.",
+        why=f"'{options.reference}' is a {reference}, '{options.candidate}' is a {candidate}.",
+        fix="name a step of both: roundoff compare RUN@3 RUN@4" if is_step else "name two of the same kind.",
+    )
+
+
+def _check_options(kind: ComparableKind, given: Mapping[str, object]) -> None:
+    """Refuse an option that has no effect on this kind, instead of ignoring it."""
+    for option, value in given.items():
+        if kind not in OPTIONS_FOR[option]:
+            kinds = join_words([each.plural for each in OPTIONS_FOR[option]])
+            raise UsageError.explain(
+                f"{option} {value} does not apply to two {kind.plural}.",
+                why=f"it applies to {kinds}.",
+                fix=f"leave {option} out.",
+            )
+
+
+def _write_output(path: Path, text: str) -> None:
     try:
         path.write_text(text, encoding="utf-8")
     except OSError as error:
         raise CompareError.explain(f"'{path}' cannot be written.", why=f"{error.strerror}.") from error
 
 
-def write_csv(path: Path, rows: Iterable[Sequence[object]]) -> None:
-    """Write rows, the header first, as CSV."""
+def _write_csv(path: Path, rows: Iterable[Sequence[object]]) -> None:
     text = io.StringIO()
     csv.writer(text, lineterminator="\n").writerows(rows)
-    write_output(path, text.getvalue())
-
-
-ANSWERS = {
-    ComparableKind.RUN: "roundoff.cli.compare_runs",
-    ComparableKind.CHECKPOINT: "roundoff.cli.compare_checkpoints",
-    ComparableKind.CURVE: "roundoff.cli.compare_curves",
-    ComparableKind.TENSORS: "roundoff.cli.compare_tensors",
-}
-"""Where each kind has its `answer`, which prints what was found and says whether that was anything."""
-
-OPTIONS_FOR = {
-    "--step": (ComparableKind.RUN,),
-    "--rank": (ComparableKind.RUN,),
-    "--pattern": (ComparableKind.CURVE,),
-    "--column": (ComparableKind.CURVE,),
-    "--map": (ComparableKind.RUN, ComparableKind.CHECKPOINT, ComparableKind.TENSORS),
-}
-"""Options that mean nothing for the other kinds."""
-PLURALS = {
-    ComparableKind.RUN: "runs",
-    ComparableKind.CHECKPOINT: "checkpoints",
-    ComparableKind.CURVE: "curves",
-    ComparableKind.TENSORS: "folders of tensors",
-}
-
-
-@click.command("compare", epilog="Example: roundoff compare runs/fp32 runs/bf16 --table")
-@click.argument("reference", metavar="REF")
-@click.argument("candidate", metavar="CAND")
-@click.option("--step", type=click.IntRange(min=0), help="Compare this step of two runs only.")
-@click.option("--rank", type=click.IntRange(min=0), help="Compare this rank of two runs only.")
-@click.option(
-    "--map", "map_file", type=click.Path(path_type=Path), help="A file of lines 'name in REF = name in CAND'."
-)
-@click.option("--pattern", help="For logs: a regular expression with the groups (?P<step>...) and (?P<loss>...).")
-@click.option("--column", help="For curves: the column, key or tag of the loss, where it is not plain.")
-@click.option("--table", is_flag=True, help="Also print a table of everything that was lined up.")
-@click.option("--csv", type=click.Path(path_type=Path), help="Write that table into a CSV file.")
-@click.option("--html", type=click.Path(path_type=Path), help="Write a page.")
-@click.option("--json", "as_json", is_flag=True, help="Print the comparison as JSON.")
-@click.option("--exit-zero", is_flag=True, help="End with 0 whatever was found, for chains that must go on.")
-def compare_command(
-    reference: str,
-    candidate: str,
-    step: int | None,
-    rank: int | None,
-    map_file: Path | None,
-    pattern: str | None,
-    column: str | None,
-    table: bool,
-    csv: Path | None,
-    html: Path | None,
-    as_json: bool,
-    exit_zero: bool,
-) -> None:
-    """Say where CAND begins to differ from REF, and whether their formats explain it.
-
-    Both are runs (RUN@3 is step 3 of one), checkpoints of any framework, loss curves (CSV, JSONL, TensorBoard, logs) or
-    folders of tensors. Ends with 1 if they differ beyond that, with 2 if it could not look.
-    """
-    kinds = comparable_kind(reference), comparable_kind(candidate)
-    if kinds[0] != kinds[1]:
-        raise CompareError.explain(
-            f"A {kinds[0]} and a {kinds[1]} cannot be compared.",
-            why=f"'{reference}' is a {kinds[0]}, '{candidate}' is a {kinds[1]}.",
-            fix="name two of one kind.",
-        )
-    _check_options(
-        kinds[0], {"--step": step, "--rank": rank, "--pattern": pattern, "--column": column, "--map": map_file}
-    )
-    asked = CompareOptions(
-        as_json=as_json,
-        table=table,
-        csv=csv,
-        html=html,
-        map_file=map_file,
-        step=step,
-        rank=rank,
-        pattern=pattern,
-        column=column,
-    )
-    found = importlib.import_module(ANSWERS[kinds[0]]).answer(reference, candidate, asked)
-    sys.exit(1 if found and not exit_zero else 0)
-
-
-def _check_options(kind: ComparableKind, given: Mapping[str, object]) -> None:
-    """Raise if an option was given that would do nothing here: whoever gave it believes that it does."""
-    for option, value in given.items():
-        if value is not None and kind not in OPTIONS_FOR[option]:
-            raise UsageError.explain(
-                f"{option} {value} means nothing for two {PLURALS[kind]}.",
-                why=f"it is for {' and '.join(PLURALS[each] for each in OPTIONS_FOR[option])}.",
-                fix=f"leave {option} out.",
-            )
+    _write_output(path, text.getvalue())

@@ -3,64 +3,65 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
-from roundoff.cli.console.exit_codes import COULD_NOT_LOOK
+from roundoff.cli.console.exit_codes import ExitCode
+from roundoff.cli.console.options import PATH, exit_zero_option, fills, json_option
 from roundoff.cli.console.screen import columns, waiting
 
 if TYPE_CHECKING:
     from roundoff.diagnose import Diagnosis
+    from roundoff.runs import JsonValue
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DiagnoseOptions:
+    """The options of `roundoff diagnose`."""
+
+    path: Path
+    against: Path | None
+    explain: bool
+    as_json: bool
+    exit_zero: bool
 
 
 @click.command("diagnose", epilog="Example: roundoff diagnose runs/train-1 --explain")
-@click.argument("path", metavar="RUN", type=click.Path(path_type=Path))
-@click.option("--against", metavar="REF", type=click.Path(path_type=Path), help="Also hold it against this run.")
-@click.option("--explain", is_flag=True, help="Also list what was looked at and found fine.")
-@click.option("--json", "as_json", is_flag=True, help="Print the findings as JSON.")
-@click.option("--exit-zero", is_flag=True, help="End with 0 whatever was found, for chains that must go on.")
-def diagnose_command(path: Path, against: Path | None, explain: bool, as_json: bool, exit_zero: bool) -> None:
-    """Say what went wrong in RUN, where, since when, and what to change; the findings go into its findings.json.
+@click.argument("path", metavar="RUN", type=PATH)
+@click.option("--against", metavar="REF", type=PATH, help="Also compare it with this run.")
+@click.option("--explain", is_flag=True, help="Also list everything that was checked.")
+@json_option("Print the findings as JSON.")
+@exit_zero_option()
+@fills(DiagnoseOptions)
+def diagnose_command(options: DiagnoseOptions) -> None:
+    """Explain what went wrong in RUN, where, since when, and what to change; findings are written to findings.json.
 
-    Ends with 1 if there is an error or a warning, with 2 if it could not look.
+    Exits with 1 if there is an error or a warning, with 2 if the run could not be read completely.
     """
-    from roundoff.cli.curves import curve_lines
-    from roundoff.diagnose import diagnose_run
-    from roundoff.diagnose.rules import RULES, Rule
-    from roundoff.report import explained_text, findings_text, next_commands, saved_line
+    from roundoff.diagnose import diagnose_and_save
+    from roundoff.report import explained_text, verdict_text
     from roundoff.runs import Run, to_json
 
-    run = Run.open(path)
-    rules: tuple[Rule, ...] = RULES
-    if against is not None:
-        from roundoff.diagnose.against import against as rule_against
-
-        rules = (*RULES, rule_against(Run.open(against)))
+    run = Run.open(options.path)
+    reference = Run.open(options.against) if options.against is not None else None
     with waiting("diagnosing"):
-        diagnosis = diagnose_run(run, rules=rules)
-    run.write_findings(diagnosis.findings)
-    if as_json:
+        diagnosis = diagnose_and_save(run, reference=reference)
+    if options.as_json:
         findings = [finding.to_object() for finding in diagnosis.findings]
-        click.echo(to_json({"run": str(path), "findings": findings, "checked": list(diagnosis.checked)}, indent=1))
+        answer: JsonValue = {"run": str(options.path), "findings": findings, "checked": list(diagnosis.checked)}
+        click.echo(to_json(answer, indent=1))
     else:
-        curves = [] if diagnosis.is_clean else curve_lines(run.metrics(), indent="  ")
-        text = findings_text(
-            diagnosis.findings,
-            saved=saved_line(run, diagnosis),
-            next_commands=next_commands(run, diagnosis),
-            watched="\n".join(curves) or None,
-            width=columns(),
-        )
-        click.echo(text)
-        if explain and diagnosis.checked:
+        click.echo(verdict_text(run, diagnosis, width=columns()))
+        if options.explain and diagnosis.checked:
             click.echo(explained_text(diagnosis.checked))
-    sys.exit(0 if exit_zero else exit_code(diagnosis))
+    sys.exit(ExitCode.CLEAN if options.exit_zero else exit_code(diagnosis))
 
 
-def exit_code(diagnosis: Diagnosis) -> int:
-    """Return 1 if there is an error or a warning, else 0, or 2 where a rule could not look."""
+def exit_code(diagnosis: Diagnosis) -> ExitCode:
+    """Return 1 if there is an error or a warning, otherwise 0, or 2 if a rule failed."""
     if not diagnosis.is_clean:
-        return 1
-    return 0 if diagnosis.is_complete else COULD_NOT_LOOK
+        return ExitCode.FOUND
+    return ExitCode.CLEAN if diagnosis.is_complete else ExitCode.COULD_NOT_LOOK

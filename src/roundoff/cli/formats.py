@@ -104,43 +104,14 @@ def _effect_rows(effects: Sequence[tuple[str, RoundingEffect]]) -> list[Row]:
 
 
 def _table(rows: Sequence[Row]) -> str:
-    """Lay out rows under their header: with rules and colour on a terminal, plain in a pipe."""
-    if not _is_terminal():
-        return _plain_table(rows)
-    from rich.box import SIMPLE_HEAD
-    from rich.console import Console
-    from rich.table import Table
+    """Lay out rows under their header; all columns but the first and the last are numbers."""
+    from roundoff.report.text_table import text_table
 
-    table = Table(box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
-    for place, name in enumerate(rows[0]):
-        table.add_column(name, justify="right" if _is_right(rows, place) else "left", no_wrap=True)
-    for row in rows[1:]:
-        table.add_row(*row)
-    console = Console(width=100)
-    with console.capture() as capture:
-        console.print(table)
-    return capture.get().rstrip()
+    return text_table(rows, left=(rows[0][0], rows[0][-1]), ruled=_is_terminal())
 
 
 def _is_terminal() -> bool:
     return sys.stdout.isatty()
-
-
-def _plain_table(rows: Sequence[Row]) -> str:
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    lines = []
-    for row in rows:
-        cells = (
-            cell.rjust(width) if _is_right(rows, place) else cell.ljust(width)
-            for place, (cell, width) in enumerate(zip(row, widths, strict=True))
-        )
-        lines.append("  ".join(cells).rstrip())
-    return "\n".join(lines)
-
-
-def _is_right(rows: Sequence[Row], place: int) -> bool:
-    """Whether a column is numbers: all but the first and the last."""
-    return 0 < place < len(rows[0]) - 1
 
 
 def _json_of_formats(formats: Sequence[Format]) -> str:

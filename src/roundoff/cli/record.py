@@ -1,4 +1,4 @@
-"""`roundoff record`: run a training script and keep what some of its steps computed."""
+"""`roundoff record`: run a training script and record what some of its steps compute."""
 
 from __future__ import annotations
 
@@ -6,16 +6,59 @@ import json
 import os
 import sys
 import time
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
-from roundoff.cli.console.exit_codes import COULD_NOT_LOOK
+from roundoff.cli.console.exit_codes import ExitCode
+from roundoff.cli.console.options import (
+    fills,
+    json_option,
+    name_option,
+    repeatable_options,
+    runs_option,
+    script_arguments,
+)
 from roundoff.words import plural
 
 if TYPE_CHECKING:
     from roundoff.record import Recording
+    from roundoff.record.script import Script
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecordOptions:
+    """The options of `roundoff record`."""
+
+    words: tuple[str, ...]
+    is_module: bool
+    steps: str
+    level: str
+    sites: tuple[str, ...]
+    ops: tuple[str, ...]
+    phases: tuple[str, ...]
+    inputs: bool
+    histograms: bool
+    reference: str | None
+    stacks: bool
+    seed: int | None
+    deterministic: bool
+    repeat_batch: bool
+    name: str | None
+    runs: Path
+    strict: bool
+    as_json: bool
+
+    def script(self) -> Script:
+        """Return the script, which exists."""
+        from roundoff.record.script import parse_script_command
+
+        example = "roundoff record --steps 0-3 train.py --lr 0.1"
+        script = parse_script_command(self.words, is_module=self.is_module, example=example)
+        script.check()
+        return script
 
 
 @click.command(
@@ -23,96 +66,78 @@ if TYPE_CHECKING:
     context_settings={"allow_interspersed_args": False},
     epilog="Example: roundoff record --steps 0-3 --reference fp64 train.py --epochs 1",
 )
-@click.option("--steps", default="0-1", show_default=True, help="Which steps, counted from 0: 0-3, 7, 0-3,10 or all.")
-@click.option("--level", default="summary", show_default=True, help="summary: numbers; tensors: whole tensors as well.")
-@click.option("--sites", multiple=True, metavar="PATTERN", help="Only these sites, 'blocks.*'. May be repeated.")
+@click.option("--steps", default="0-1", show_default=True, help="Steps to record, from 0 on: 0-3, 7, 0-3,10 or all.")
+@click.option("--level", default="summary", show_default=True, help="summary: statistics; tensors: also whole tensors.")
+@click.option("--sites", multiple=True, metavar="PATTERN", help="Only these sites, such as 'blocks.*'. Repeatable.")
 @click.option(
-    "--ops", multiple=True, metavar="PATTERN", help="Only these ops, 'aten.*mm' or 'softmax'. May be repeated."
+    "--ops", multiple=True, metavar="PATTERN", help="Only these ops, such as 'aten.*mm' or 'softmax'. Repeatable."
 )
-@click.option(
-    "--phases", multiple=True, metavar="PHASE", help="Of forward, backward, optimizer, eval. May be repeated."
-)
-@click.option("--inputs", is_flag=True, help="Also what goes into each op.")
-@click.option("--histograms", is_flag=True, help="Also how the magnitudes of each result are spread, for the page.")
-@click.option("--reference", metavar="fp64|cpu", help="Run each op again this way and keep the error it introduced.")
-@click.option("--stacks", is_flag=True, help="Keep the source line of each op.")
-@click.option("--seed", type=click.IntRange(0, 2**63 - 1), help="Set every random generator before the script starts.")
-@click.option("--deterministic", is_flag=True, help="Ask torch for deterministic kernels.")
-@click.option("--repeat-batch", is_flag=True, help="No shuffling, and the first batch again and again.")
-@click.option("--name", help="Name of the run; by default that of the script, numbered.")
-@click.option(
-    "--runs", "base", default="runs", show_default=True, type=click.Path(path_type=Path), help="Folder of runs."
-)
-@click.option("--strict", is_flag=True, help="Fail if the recording cannot be written, instead of warning.")
-@click.option("--json", "as_json", is_flag=True, help="Say where the run is as JSON, on the last line of stdout.")
-@click.option("-m", "is_module", is_flag=True, help="SCRIPT is the name of a module.")
-@click.argument("words", nargs=-1, type=click.UNPROCESSED, metavar="SCRIPT [ARGS]...")
-def record_command(
-    steps: str,
-    level: str,
-    sites: tuple[str, ...],
-    ops: tuple[str, ...],
-    phases: tuple[str, ...],
-    inputs: bool,
-    histograms: bool,
-    reference: str | None,
-    stacks: bool,
-    seed: int | None,
-    deterministic: bool,
-    repeat_batch: bool,
-    name: str | None,
-    base: Path,
-    strict: bool,
-    as_json: bool,
-    is_module: bool,
-    words: tuple[str, ...],
-) -> None:
-    """Run SCRIPT unchanged and record what the chosen steps computed: every op of forward, backward and optimizer.
+@click.option("--phases", multiple=True, metavar="PHASE", help="Only forward, backward, optimizer or eval. Repeatable.")
+@click.option("--inputs", is_flag=True, help="Also record the inputs of each op.")
+@click.option("--histograms", is_flag=True, help="Also record histograms of magnitudes, for the report.")
+@click.option("--reference", metavar="fp64|cpu", help="Also run each op this way and record the error it introduces.")
+@click.option("--stacks", is_flag=True, help="Record the source line of each op.")
+@repeatable_options
+@name_option("run", default="the script's name, numbered")
+@runs_option()
+@click.option("--strict", is_flag=True, help="Fail instead of warning if the recording cannot be written.")
+@json_option("Print the path of the run as JSON, on the last line of stdout.")
+@script_arguments()
+@fills(RecordOptions)
+def record_command(options: RecordOptions) -> None:
+    """Run SCRIPT unmodified and record what the chosen steps compute: every op of forward, backward and optimizer.
 
-    The script behaves as without us: same arguments, same output, same numbers, and its own exit code if that is
-    not 0. Ends with 2 if nothing could be recorded.
+    The script behaves as it does without roundoff: same arguments, same output, same numbers. Exits with the script's
+    own code if that is not 0, otherwise with 2 if nothing could be recorded.
     """
     from roundoff.errors import RoundoffError
-    from roundoff.record.event_selection import parse_steps
-    from roundoff.record.recording import start_recording
     from roundoff.record.repeatable import repeatable
-    from roundoff.record.script import folder_for, parse_script_command, run_script
+    from roundoff.record.script import run_script
     from roundoff.switches import switched, switches_in_environment
 
-    script = parse_script_command(words, is_module=is_module, example="roundoff record --steps 0-3 train.py --lr 0.1")
-    script.check()
+    script = options.script()
     switching = switched(switches_in_environment())
-    session = start_recording(
-        None,
-        to=lambda: folder_for(script, name=name, base=base),
-        steps=parse_steps(steps),
-        sites=sites or None,
-        ops=ops or None,
-        phases=phases or None,
-        level=level,  # type: ignore[arg-type]  # checked there, with a sentence
-        inputs=inputs,
-        histograms=histograms,
-        reference=reference,  # type: ignore[arg-type]
-        stacks=stacks,
-        strict=strict,
-        command=script.command,
-        seed=seed,
-        settings={"deterministic": deterministic, "repeat_batch": repeat_batch},
-    )
+    session = _start_session(options, script)
     began, process = time.perf_counter(), os.getpid()
-    repeating = repeatable(seed=seed, deterministic=deterministic, repeat_batch=repeat_batch)
+    repeating = repeatable(seed=options.seed, deterministic=options.deterministic, repeat_batch=options.repeat_batch)
     with switching, session.running(), repeating:
-        code = run_script(script, raising=(RoundoffError,) if strict else ())
+        code = run_script(script, raising=(RoundoffError,) if options.strict else ())
         session.training_failed = code != 0
     if os.getpid() != process:
-        sys.exit(code)  # a child that the script forked and let run to its end
+        sys.exit(code)  # a child that the script forked and that ran to the end of the script
     if session.num_events and not session.saw_training:
-        session.complaints.append("no training step was seen: the events are those of ops outside of any.")
-    _close(session, time.perf_counter() - began, as_json=as_json)
-    sys.exit(code or (0 if session.num_events and session.saw_training else COULD_NOT_LOOK))
+        session.complaints.append("no training step was seen; the recorded ops ran outside of any step.")
+    _report(session, time.perf_counter() - began, as_json=options.as_json)
+    is_recorded = session.num_events and session.saw_training
+    sys.exit(code or (ExitCode.CLEAN if is_recorded else ExitCode.COULD_NOT_LOOK))
 
 
-def _close(session: Recording, seconds: float, *, as_json: bool) -> None:
+def _start_session(options: RecordOptions, script: Script) -> Recording:
+    from roundoff.record.event_selection import parse_steps
+    from roundoff.record.recording import start_recording
+    from roundoff.record.script import folder_for
+
+    return start_recording(
+        None,
+        to=lambda: folder_for(script, name=options.name, base=options.runs),
+        steps=parse_steps(options.steps),
+        sites=options.sites or None,
+        ops=options.ops or None,
+        phases=options.phases or None,
+        level=options.level,  # type: ignore[arg-type]  # checked by start_recording, with a better message
+        inputs=options.inputs,
+        histograms=options.histograms,
+        reference=options.reference,  # type: ignore[arg-type]
+        stacks=options.stacks,
+        strict=options.strict,
+        command=script.command,
+        seed=options.seed,
+        settings={"deterministic": options.deterministic, "repeat_batch": options.repeat_batch},
+    )
+
+
+def _report(session: Recording, seconds: float, *, as_json: bool) -> None:
+    """Print where the run is, on rank 0."""
     from roundoff.record.process_info import rank
 
     for complaint in session.complaints:

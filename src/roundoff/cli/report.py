@@ -1,39 +1,52 @@
-"""`roundoff report`: a run as one page that opens from disk."""
+"""`roundoff report`: a run as one HTML page."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 
 import click
 
+from roundoff.cli.console.options import PATH, fills, json_option
 from roundoff.cli.console.screen import waiting
 from roundoff.errors import UsageError
 
 _PAGE_START = b"<!doctype html"
 
 
-@click.command("report", epilog="Example: roundoff report runs/train-1 -o page.html")
-@click.argument("path", metavar="RUN", type=click.Path(path_type=Path))
-@click.option("--against", metavar="REF", type=click.Path(path_type=Path), help="Also compare it with this run.")
-@click.option("-o", "--output", metavar="FILE", type=click.Path(path_type=Path), help="By default RUN/report.html.")
-@click.option("--json", "as_json", is_flag=True, help="Print where the page is and what is on it as JSON.")
-def report_command(path: Path, against: Path | None, output: Path | None, as_json: bool) -> None:
-    """Write a page about RUN: the verdict, its curves, its recorded steps op by op, its sites and settings.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReportOptions:
+    """The options of `roundoff report`."""
 
-    The page is one file, needs no network and can be sent to anybody. Ends with 0 once it is written, whatever it says.
+    path: Path
+    against: Path | None
+    output: Path | None
+    as_json: bool
+
+
+@click.command("report", epilog="Example: roundoff report runs/train-1 -o page.html")
+@click.argument("path", metavar="RUN", type=PATH)
+@click.option("--against", metavar="REF", type=PATH, help="Also compare it with this run.")
+@click.option("-o", "--output", metavar="FILE", type=PATH, help="Output file.  [default: RUN/report.html]")
+@json_option("Print the path of the page and what it contains as JSON.")
+@fills(ReportOptions)
+def report_command(options: ReportOptions) -> None:
+    """Write an HTML page about RUN: the verdict, curves, recorded steps op by op, sites and settings.
+
+    The page is one file and needs no network. Exits with 0 once it is written, whatever was found.
     """
+    from roundoff.diagnose.run_view import view_run
     from roundoff.report.run_page.document import run_page
-    from roundoff.report.run_page.view import view_of
     from roundoff.runs import JsonValue, Run, to_json
 
-    run = Run.open(path)
-    target = output if output is not None else path / "report.html"
-    _refuse_to_replace(target)
+    run = Run.open(options.path)
+    target = options.output if options.output is not None else options.path / "report.html"
+    _check_replaceable(target)
     with waiting("writing the page"):
-        view = view_of(run, against=Run.open(against) if against is not None else None)
+        view = view_run(run, against=Run.open(options.against) if options.against is not None else None)
         page = run_page(view)
     size_bytes = _write(target, page.html)
-    if as_json:
+    if options.as_json:
         facts: JsonValue = {
             "page": str(target),
             "size_bytes": size_bytes,
@@ -46,22 +59,22 @@ def report_command(path: Path, against: Path | None, output: Path | None, as_jso
         click.echo(f"{target}   {size_bytes / 1e6:.1f} MB")
 
 
-def _refuse_to_replace(path: Path) -> None:
-    """Raise if something else than a page would be lost."""
+def _check_replaceable(path: Path) -> None:
+    """Refuse to overwrite a file that is not an HTML page."""
     if not path.is_file():
         return
     with path.open("rb") as file:
         start = file.read(len(_PAGE_START))
     if start and start.lower() != _PAGE_START:
         raise UsageError.explain(
-            f"'{path}' is there already, and is no page.",
-            why="it would be lost.",
+            f"'{path}' exists and is not an HTML page.",
+            why="it would be overwritten.",
             fix="name another file: -o FILE.html",
         )
 
 
 def _write(path: Path, text: str) -> int:
-    """Write the page and return its size; a `UsageError` says why if that cannot be."""
+    """Write the page and return its size in bytes."""
     content = text.encode()
     try:
         path.write_bytes(content)

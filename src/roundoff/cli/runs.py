@@ -5,25 +5,28 @@ from __future__ import annotations
 import shutil
 import sys
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from roundoff.cli.console.exit_codes import COULD_NOT_LOOK
+from roundoff.cli.console.exit_codes import ExitCode
+from roundoff.cli.console.options import PATH, fills, json_option
 from roundoff.errors import UsageError
+from roundoff.words import join_names
 
 if TYPE_CHECKING:
     from roundoff.runs import Event, Run, RunSummary, UnreadableRun
 
 DEFAULT_FOLDER = Path("runs")
 MAX_NAMES = 12
-"""An error lists so many of the names that exist."""
+"""An error lists at most this many of the names that exist."""
 NUMBER_COLUMNS = ("min", "max", "mean", "nonfinite")
 DROPPED_IF_ALL = {"rank": "0", "microbatch": "0", "parameter": "-", "source": "-"}
-"""Columns that are not printed when every line would say this."""
+"""Columns that are not printed if every line has this value."""
 DROPPED_FIRST = ("parameter", "mean", "shape", "dtype", "min", "source")
-"""Columns that a terminal without room for all of them does without."""
+"""Columns that a narrow terminal leaves out, the first one first."""
 
 
 class _RunsGroup(click.Group):
@@ -42,72 +45,91 @@ class _RunsGroup(click.Group):
     epilog="Example: roundoff runs show runs/train-1 --step 3 --site 'blocks.*'",
 )
 def runs_command() -> None:
-    """List the runs in DIR (by default ./runs), or show the events of one."""
+    """List the runs in DIR (default: ./runs), or show the events of one."""
 
 
 @runs_command.command("list", epilog="Example: roundoff runs experiments/")
-@click.argument("folder", metavar="[DIR]", type=click.Path(path_type=Path), default=DEFAULT_FOLDER)
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON array.")
+@click.argument("folder", metavar="[DIR]", type=PATH, default=DEFAULT_FOLDER)
+@json_option("Print the runs as a JSON array.")
 def list_command(folder: Path, as_json: bool) -> None:
-    """List the runs in DIR with recipe, steps, last loss and findings, the oldest first."""
+    """List the runs in DIR with recipe, steps, last loss and findings, oldest first."""
     from roundoff.runs import RunSummary, list_runs, to_json
 
     runs = list_runs(folder)
     if not runs:
-        why = "no folder in it holds a run.json." if folder.is_dir() else "it is not a folder."
+        why = "no directory in it contains a run.json." if folder.is_dir() else "it is not a directory."
         raise UsageError.explain(f"No runs in '{folder}'.", why=why, fix="record one: roundoff run train.py")
     if as_json:
         click.echo(to_json([run.to_object() for run in runs], indent=1))
     else:
         click.echo(_run_table(runs))
     if not any(isinstance(run, RunSummary) for run in runs):
-        click.get_current_context().exit(COULD_NOT_LOOK)
+        click.get_current_context().exit(ExitCode.COULD_NOT_LOOK)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShowOptions:
+    """The options of `roundoff runs show`."""
+
+    path: Path
+    step: int | None
+    site: str | None
+    phase: str | None
+    op: str | None
+    rank: int | None
+    limit: int
+    as_json: bool
+
+    def filters(self) -> dict[str, Any]:
+        """Return the filters that were given."""
+        given = {name: getattr(self, name) for name in ("step", "site", "phase", "op", "rank")}
+        return {name: value for name, value in given.items() if value is not None}
 
 
 @runs_command.command("show", epilog="Example: roundoff runs show runs/train-1 --step 3 --op 'aten.addmm#*'")
-@click.argument("path", metavar="RUN", type=click.Path(path_type=Path))
+@click.argument("path", metavar="RUN", type=PATH)
 @click.option("--step", type=click.IntRange(min=0), help="Only this step.")
-@click.option("--site", metavar="PATTERN", help="Only sites like this: 'blocks.*'.")
+@click.option("--site", metavar="PATTERN", help="Only sites that match: 'blocks.*'.")
 @click.option("--phase", metavar="PATTERN", help="Only forward, backward, optimizer or eval.")
-@click.option("--op", metavar="PATTERN", help="Only ops like this: 'aten.bmm', 'aten.bmm#0', 'aten.*'.")
+@click.option("--op", metavar="PATTERN", help="Only ops that match: 'aten.bmm', 'aten.bmm#0', 'aten.*'.")
 @click.option("--rank", type=click.IntRange(min=0), help="Only this rank.")
-@click.option("--limit", type=click.IntRange(min=0), default=40, show_default=True, help="Lines of text; 0 for all.")
-@click.option("--json", "as_json", is_flag=True, help="Print every matching event in one JSON array.")
-def show_command(path: Path, limit: int, as_json: bool, **filters: Any) -> None:
-    """Print the events of RUN that all the filters match."""
+@click.option(
+    "--limit", type=click.IntRange(min=0), default=40, show_default=True, help="Maximum number of lines (0: all)."
+)
+@json_option("Print all matching events as a JSON array.")
+@fills(ShowOptions)
+def show_command(options: ShowOptions) -> None:
+    """Print the events of RUN that match all filters."""
     from roundoff.runs import Run, to_json
 
-    run = Run.open(path)
-    asked = {name: value for name, value in filters.items() if value is not None}
-    events = list(run.iter_events(**asked))
+    run = Run.open(options.path)
+    filters = options.filters()
+    events = list(run.iter_events(**filters))
     if not events:
-        raise _nothing_found(run, asked)
-    if as_json:
+        raise _explain_no_match(run, filters)
+    if options.as_json:
         click.echo("[\n" + ",\n".join(to_json(event.to_object()) for event in events) + "\n]")
     else:
-        click.echo(_event_table(events, limit=limit or len(events)))
+        click.echo(_event_table(events, limit=options.limit or len(events)))
 
 
-def _nothing_found(run: Run, asked: dict[str, Any]) -> UsageError:
-    """Say which filter excludes everything, and what it could have been."""
+def _explain_no_match(run: Run, filters: dict[str, Any]) -> UsageError:
+    """Name the filter that excludes everything, and the values that exist."""
     existing = run.events(columns=["step", "phase", "site", "op"])
     if not existing.num_rows:
-        return UsageError.explain(f"'{run.path}' holds no events.", why="no step of it was recorded.")
-    for name, value in asked.items():
+        return UsageError.explain(f"'{run.path}' contains no events.", why="no step was recorded.")
+    for name, value in filters.items():
         if not run.events(**{name: value}, columns=[name]).num_rows:
-            recorded = _some(existing[name].unique().to_pylist())
+            values = sorted(existing[name].unique().to_pylist())
+            recorded = join_names(list(map(str, values)), at_most=MAX_NAMES)
             what = f"No event of '{run.path}' has {name} '{value}'."
-            return UsageError.explain(what, why=f"recorded are {name}s: {recorded}.")
-    wanted = " and ".join(f"{name} '{value}'" for name, value in asked.items())
-    return UsageError.explain(f"No event of '{run.path}' has {wanted}.", why="each occurs, but not together.")
-
-
-def _some(values: Sequence[Any]) -> str:
-    shown = ", ".join(str(value) for value in sorted(values)[:MAX_NAMES])
-    return shown if len(values) <= MAX_NAMES else f"{shown} and {len(values) - MAX_NAMES} more"
+            return UsageError.explain(what, why=f"recorded {name}s: {recorded}.")
+    wanted = " and ".join(f"{name} '{value}'" for name, value in filters.items())
+    return UsageError.explain(f"No event of '{run.path}' has {wanted}.", why="each of them occurs, but not together.")
 
 
 def _run_table(runs: Sequence[RunSummary | UnreadableRun]) -> str:
+    from roundoff.report.text_table import text_table
     from roundoff.runs import UnreadableRun
 
     rows = [("run", "recipe", "status", "steps", "last loss", "findings")]
@@ -118,7 +140,8 @@ def _run_table(runs: Sequence[RunSummary | UnreadableRun]) -> str:
         else:
             loss = _number(run.last_loss)
             rows.append((str(run.path), run.recipe or "-", run.status, str(run.num_steps), loss, _findings_text(run)))
-    table = [_align_columns(rows, right={3, 4})] if len(rows) > 1 else []
+    left = ("run", "recipe", "status", "findings")
+    table = [text_table(rows, left=left, ruled=False, width=sys.maxsize)] if len(rows) > 1 else []
     return "\n".join(table + problems)
 
 
@@ -138,16 +161,16 @@ def _event_table(events: Sequence[Event], *, limit: int) -> str:
     header = tuple(_event_cells(events[0]))
     kept = [place for place, name in enumerate(header) if {row[place] for row in rows} != {DROPPED_IF_ALL.get(name)}]
     lines = [tuple(row[place] for place in kept) for row in (header, *rows)]
-    # A pipe gets everything whole: what reads it looks for names.
+    # A pipe gets full names, which programs search for.
     width = shutil.get_terminal_size().columns if sys.stdout.isatty() else sys.maxsize
     lines = _with_room(lines, width=width)
     text = text_table(lines, left=set(header) - set(NUMBER_COLUMNS), ruled=False, width=width)
     more = len(events) - limit
-    return f"{text}\n{more} more: --limit 0 prints all, --json with every column" if more > 0 else text
+    return f"{text}\n{more} more; --limit 0 prints all, --json all columns" if more > 0 else text
 
 
 def _with_room(lines: list[tuple[str, ...]], *, width: int) -> list[tuple[str, ...]]:
-    """Leave out columns, the least telling first, until the lines fit or nothing more can be missed.
+    """Leave out columns, the least important first, until the lines fit or only the necessary ones are left.
 
     >>> _with_room([("op", "mean"), ("aten.mm#0", "0.25")], width=12)
     [('op',), ('aten.mm#0',)]
@@ -185,14 +208,3 @@ def _event_cells(event: Event) -> dict[str, str]:
 
 def _number(value: float | None) -> str:
     return "-" if value is None else f"{value:.4g}"
-
-
-def _align_columns(rows: Sequence[tuple[str, ...]], *, right: set[int]) -> str:
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-
-    def line(row: tuple[str, ...]) -> str:
-        cells = zip(row, widths, strict=True)
-        padded = (cell.rjust(width) if i in right else cell.ljust(width) for i, (cell, width) in enumerate(cells))
-        return "  ".join(padded).rstrip()
-
-    return "\n".join(map(line, rows))

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from roundoff.cli.console.screen import columns
 from roundoff.words import plural
 
 if TYPE_CHECKING:
@@ -127,7 +128,7 @@ def _loss_scale(text: str | None) -> float | str | None:
 
 def _text(result: TrainResult) -> str:
     """Say what the training came to: the verdict first, then what to know about it, then where it is."""
-    from roundoff.cli.curves import curve_lines
+    from roundoff.report.sparkline import curve_lines
 
     if result.perplexity is None:
         lines = [
@@ -141,7 +142,7 @@ def _text(result: TrainResult) -> str:
     if result.num_skipped:
         lines.append(f"loss scaling skipped {result.num_skipped} of them")
     lines += result.notes
-    lines += curve_lines(_metrics(result))
+    lines += curve_lines(_metrics(result), width=columns())
     if result.folder is not None:
         lines.append(f"run    {result.folder}")
     if result.first_nonfinite_step is not None:

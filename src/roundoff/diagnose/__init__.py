@@ -1,6 +1,6 @@
 """Turns what a run holds into findings."""
 
-from roundoff.diagnose.diagnosis import Diagnosis, diagnose_run
+from roundoff.diagnose.diagnosis import Diagnosis, diagnose_and_save, diagnose_run
 from roundoff.diagnose.loss.spike_detector import Spike, SpikeDetector
 from roundoff.diagnose.nonfinite.origin import Liveness, OriginPlace, find_origin
 from roundoff.diagnose.nonfinite.values import first_nonfinite
@@ -11,6 +11,7 @@ __all__ = [
     "OriginPlace",
     "Spike",
     "SpikeDetector",
+    "diagnose_and_save",
     "diagnose_run",
     "find_origin",
     "first_nonfinite",

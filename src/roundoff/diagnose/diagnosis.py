@@ -47,6 +47,18 @@ def diagnose_run(run: Run, *, rules: Sequence[Rule] = RULES) -> Diagnosis:
     return Diagnosis(findings=tuple(verdict_first), checked=tuple(checked))
 
 
+def diagnose_and_save(run: Run, *, reference: Run | None = None) -> Diagnosis:
+    """Diagnose a run, also against a reference if there is one, and write the findings into its folder."""
+    rules: tuple[Rule, ...] = RULES
+    if reference is not None:
+        from roundoff.diagnose.against import against  # comparing loads the recipes, and half of torch with them
+
+        rules = (*RULES, against(reference))
+    diagnosis = diagnose_run(run, rules=rules)
+    run.write_findings(diagnosis.findings)
+    return diagnosis
+
+
 def _with_consequences(findings: Iterable[Finding]) -> list[Finding]:
     """Put findings that a graver one explains among its related ones; what every rank says is said once."""
     known = order_findings(findings, procedure=PROCEDURE)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from roundoff.report.sparkline import curve_lines
 from roundoff.runs import Finding, Severity
 from roundoff.words import plural, wrap
 
@@ -13,36 +14,32 @@ if TYPE_CHECKING:
     from roundoff.runs import Run
 
 
-# == What to type after a verdict: the commands that lead on from it.
-
-
-def saved_line(run: Run, diagnosis: Diagnosis) -> str | None:
-    """Say what was kept of the step that the verdict is about."""
-    step = diagnosis.findings[0].step if diagnosis.findings else None
-    if step is None or step not in run.replayed_steps:
-        return None
-    return f"the batch and the state before the step:  roundoff replay {run.path}"
-
-
-def next_commands(run: Run, diagnosis: Diagnosis) -> list[str]:
-    """Return the command that makes a page of the run, and the one that shows the events around the verdict, if any."""
-    if diagnosis.is_clean:
-        return []
-    report = f"roundoff report {run.path}"
-    verdict = diagnosis.findings[0]
-    if verdict.step is None or verdict.site is None:
-        return [report]
-    replay = run.path / "replay" / f"step{verdict.step}"
-    folder = replay if verdict.step in run.replayed_steps else run.path
-    has_events = verdict.step in run.replayed_steps or verdict.step in run.steps
-    show = f"roundoff runs show {folder} --step {verdict.step} --site '{verdict.site}'"
-    return [report, show] if has_events else [report]
-
-
 WIDTH = 100
 MAX_OTHERS = 6
 """So many findings after the first get a line of their own."""
 MAX_RELATED = 3
+
+
+def verdict_text(
+    run: Run, diagnosis: Diagnosis, *, watched: str | None = None, width: int = WIDTH, draws: bool = True
+) -> str:
+    """Lay out a diagnosis: the findings, what was saved, what to type next, and the curves of a run that broke.
+
+    Args:
+        run: what was diagnosed.
+        diagnosis: its result.
+        watched: how long it was watched, as `watched_text` writes it.
+        width: of the screen.
+        draws: whether the output can show the characters of curves.
+    """
+    curves = curve_lines(run.metrics(), width=width, indent="  ") if draws and not diagnosis.is_clean else []
+    return findings_text(
+        diagnosis.findings,
+        saved=saved_line(run, diagnosis),
+        next_commands=next_commands(run, diagnosis),
+        watched="\n".join([*curves, *([watched] if watched else [])]) or None,
+        width=width,
+    )
 
 
 def findings_text(
@@ -72,6 +69,29 @@ def findings_text(
     lines += _next_lines(next_commands, width)
     lines += _others([*told[1:], *notes], width)
     return "\n".join([*lines, watched] if watched else lines)
+
+
+def saved_line(run: Run, diagnosis: Diagnosis) -> str | None:
+    """Say what was kept of the step that the verdict is about."""
+    step = diagnosis.findings[0].step if diagnosis.findings else None
+    if step is None or step not in run.replayed_steps:
+        return None
+    return f"the batch and the state before the step:  roundoff replay {run.path}"
+
+
+def next_commands(run: Run, diagnosis: Diagnosis) -> list[str]:
+    """Return the command that makes a page of the run, and the one that shows the events around the verdict, if any."""
+    if diagnosis.is_clean:
+        return []
+    report = f"roundoff report {run.path}"
+    verdict = diagnosis.findings[0]
+    if verdict.step is None or verdict.site is None:
+        return [report]
+    replay = run.path / "replay" / f"step{verdict.step}"
+    folder = replay if verdict.step in run.replayed_steps else run.path
+    has_events = verdict.step in run.replayed_steps or verdict.step in run.steps
+    show = f"roundoff runs show {folder} --step {verdict.step} --site '{verdict.site}'"
+    return [report, show] if has_events else [report]
 
 
 def watched_text(*, num_steps: int, seconds: float, cost: float | None = None) -> str:

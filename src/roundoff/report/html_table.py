@@ -9,32 +9,18 @@ from typing import Literal
 
 from roundoff.report.markup import Html, joined, tag
 
-# == Shares as a page writes them.
-
-
-def percent(share: float) -> str:
-    """Write a share; nothing for 0, so that the eye finds the others.
-
-    >>> percent(0.0), percent(0.5), percent(1.0), percent(1e-5)
-    ('', '50 %', '100 %', '<0.1 %')
-    """
-    if share <= 0:
-        return ""
-    if share >= 0.995:
-        return "100 %"
-    return f"{100 * share:.2g} %" if share >= 0.001 else "<0.1 %"
-
-
 Mark = Literal["bad", "failed", "waiting"]
 """How a row stands out; the words that say so are in its cells."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Column:
-    """One column: its name, and whether it holds numbers, which stand to the right."""
+    """One column: its name, and whether it holds numbers, which are aligned at the right."""
 
     name: str
     is_number: bool = False
+    is_on_console: bool = True
+    """Whether the table on a console, which is narrow, has the column too."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,3 +67,16 @@ def _row(columns: Sequence[Column], row: TableRow) -> Html:
 def _cell(column: Column, cell: Cell) -> Html:
     value = None if isinstance(cell.value, float) and math.isnan(cell.value) else cell.value
     return tag("td", cell.shown, class_="number" if column.is_number else None, data_value=value)
+
+
+def percent(share: float) -> str:
+    """Write a share as a cell does; 0 is empty, so that the others stand out.
+
+    >>> percent(0.0), percent(0.5), percent(1.0), percent(1e-5)
+    ('', '50 %', '100 %', '<0.1 %')
+    """
+    if share <= 0:
+        return ""
+    if share >= 0.995:
+        return "100 %"
+    return f"{100 * share:.2g} %" if share >= 0.001 else "<0.1 %"

@@ -55,7 +55,7 @@ def loss_sentence(losses: Sequence[float]) -> str:
 def thin_curve(losses: Sequence[float], *, most_parts: int = _MAX_PARTS) -> list[Point]:
     """Return the places and losses worth drawing: all, or the extremes of each part and whatever is not finite.
 
-    >>> len(thinned([0.0] * 100_000)) <= 2 * 80
+    >>> len(thin_curve([0.0] * 100_000)) <= 2 * 80
     True
     """
     size = max(1, math.ceil(len(losses) / most_parts))

@@ -32,7 +32,7 @@ from roundoff.serve.saved_tensors import (
     tensor_groups,
 )
 
-MOST_ITEMS = 1000
+MAX_ITEMS = 1000
 """So many events or steps are in one answer at most."""
 MAX_NAMES = 16
 MAX_LETTERS = 300
@@ -160,7 +160,7 @@ def requested_group(request: Request) -> TensorGroup:
 
 
 def _limit(request: Request) -> int:
-    limit = query_number(request, "limit", default=100, most=MOST_ITEMS)
+    limit = query_number(request, "limit", default=100, most=MAX_ITEMS)
     if not limit:
-        raise Refusal(400, "limit=0 makes no sense.", why=f"it is a whole number from 1 to {MOST_ITEMS}.")
+        raise Refusal(400, "limit=0 makes no sense.", why=f"it is a whole number from 1 to {MAX_ITEMS}.")
     return limit

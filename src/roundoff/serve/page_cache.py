@@ -79,9 +79,9 @@ def page_stamp(candidate: OpenedRun, reference: OpenedRun | None = None) -> str:
 
 
 def _run_page(candidate: OpenedRun, reference: OpenedRun | None) -> str:
+    from roundoff.diagnose.run_view import view_run
     from roundoff.report.run_page.document import (
         run_page,  # half of torch comes with them, which the list does not wait for
     )
-    from roundoff.report.run_page.view import view_of
 
-    return run_page(view_of(candidate.run, against=reference.run if reference is not None else None)).html
+    return run_page(view_run(candidate.run, against=reference.run if reference is not None else None)).html

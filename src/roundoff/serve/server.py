@@ -16,7 +16,7 @@ from starlette.types import ASGIApp
 
 from roundoff.errors import ServeError
 
-LEAST_TOKEN_LENGTH = 8
+MIN_TOKEN_LENGTH = 8
 _TOKEN = re.compile(r"[A-Za-z0-9._~-]+")
 
 
@@ -57,10 +57,10 @@ def choose_token(given: str | None, *, is_needed: bool) -> str | None:
     """Return the token to ask for: the one given, a new one if one is needed, else None."""
     if given is None:
         return secrets.token_urlsafe(24) if is_needed else None
-    if len(given) < LEAST_TOKEN_LENGTH or not _TOKEN.fullmatch(given):
+    if len(given) < MIN_TOKEN_LENGTH or not _TOKEN.fullmatch(given):
         raise ServeError.explain(
             "The token cannot be used.",
-            why=f"it must have {LEAST_TOKEN_LENGTH} letters, digits or any of ._~- at least, and nothing else.",
+            why=f"it must have {MIN_TOKEN_LENGTH} letters, digits or any of ._~- at least, and nothing else.",
             fix="leave it out, and one is made; or: python -c 'import secrets; print(secrets.token_urlsafe())'",
         )
     return given

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from roundoff.diagnose import diagnose_run
-from roundoff.report import findings_text, next_commands, saved_line, watched_text
+from roundoff.diagnose import diagnose_and_save
+from roundoff.report import verdict_text, watched_text
 from roundoff.runs import Finding, Run
 from roundoff.watch.session import Watch
 
@@ -11,14 +11,8 @@ from roundoff.watch.session import Watch
 def verdict_of(watch: Watch) -> tuple[tuple[Finding, ...], str]:
     """Diagnose what the watch has kept; return the findings, which go into findings.json, and the screen to print."""
     run = Run.open(watch.folder)
-    diagnosis = diagnose_run(run)
-    run.write_findings(diagnosis.findings)
+    diagnosis = diagnose_and_save(run)
     watched = watched_text(num_steps=watch.num_steps, seconds=watch.seconds, cost=watch.cost)
-    screen = findings_text(
-        diagnosis.findings,
-        saved=saved_line(run, diagnosis),
-        next_commands=next_commands(run, diagnosis),
-        watched=f"{watched}; {watch.folder}",
-    )
+    screen = verdict_text(run, diagnosis, watched=f"{watched}; {watch.folder}", draws=False)
     complaints = [f"roundoff: {complaint}" for complaint in watch.complaints]
     return tuple(diagnosis.findings), "\n".join([*complaints, screen])

@@ -17,7 +17,7 @@ from torch import nn
 from roundoff.compare.curves.curve import LossCurve, ShapeKind
 from roundoff.compare.curves.curve_comparison import compare_curves
 from roundoff.errors import CompareError
-from roundoff.report.comparisons.compared_curves import curves_text
+from roundoff.report.comparisons.compared_curves import ComparedCurves
 from roundoff.train import load_digits
 
 NUM_STEPS = 300
@@ -253,7 +253,7 @@ def test_whatever_was_logged_is_compared_and_told(
     except CompareError:
         return
     assert comparison.num_identical <= len(comparison.points)
-    assert curves_text(comparison)
+    assert ComparedCurves(comparison).text()
 
 
 def test_an_explosion_after_the_common_steps_is_none_of_theirs() -> None:

@@ -10,10 +10,9 @@ from roundoff.checkpoints.read.dispatch import read_checkpoint
 from roundoff.compare.checkpoints.checkpoint_comparison import CheckpointComparison, compare_checkpoints
 from roundoff.report.comparisons.compared_checkpoints import (
     HEADER,
-    checkpoint_page,
+    ComparedCheckpoints,
     checkpoint_rows,
     checkpoint_sentence,
-    checkpoint_text,
 )
 
 
@@ -37,7 +36,7 @@ def compared(tmp_path: Path):
 
 
 def test_says_that_all_is_equal(compared):
-    assert checkpoint_text(compared()) == (
+    assert ComparedCheckpoints(compared()).text() == (
         "All 5 tensors are equal. If they are two states of one training, nothing moved between them.\n"
         "  torch-zip against torch-zip"
     )
@@ -50,7 +49,7 @@ def test_says_how_far_rounding_moved_what_agrees(compared):
 
 def test_leads_with_what_was_not_loaded(compared):
     found = compared(head__weight=torch.zeros(3, 8), stem__weight=state()["stem.weight"] * 1.5)
-    assert checkpoint_text(found).splitlines() == [
+    assert ComparedCheckpoints(found).text().splitlines() == [
         "head.weight was not loaded: every value is 0; of 5 pairs 1 not loaded, 1 different, 3 equal.",
         "  not loaded   head.weight  every value is 0",
         "  different    stem.weight  relative 0.5, max 19.8, cosine 1.0000",
@@ -72,17 +71,17 @@ def test_names_the_one_that_is_transposed(compared):
 
 def test_lists_what_did_not_move_and_not_what_did(compared):
     moved = {name.replace(".", "__"): value * 1.01 for name, value in state().items() if name != "stem.bias"}
-    assert checkpoint_text(compared(**moved)).splitlines() == [
+    assert ComparedCheckpoints(compared(**moved)).text().splitlines() == [
         "Of 5 parameters 4 moved, by 0.01 of their norm in the median, and 1 did not: stem.bias.",
         "  not updated  stem.bias  bit for bit as in the reference",
         "  torch-zip against torch-zip",
     ]
 
 
-def test_tells_what_has_no_partner_and_why(compared):
-    assert checkpoint_text(compared(head__weight=torch.ones(4, 8), head__bias=None)).splitlines() == [
+def test_says_what_has_no_counterpart_and_why(compared):
+    assert ComparedCheckpoints(compared(head__weight=torch.ones(4, 8), head__bias=None)).text().splitlines() == [
         "All 3 tensors are equal, but 2 tensors of the reference and 1 tensor of the candidate have no",
-        "partner.",
+        "  counterpart.",
         "  only in REF  head.weight (3, 8)  'head.weight' has the same name, but the shape (4, 8)",
         "  only in REF  head.bias (3,)  the other side has none of this name, and none of this shape is left…",
         "  only in CAND head.weight (4, 8)  'head.weight' has the same name, but the shape (3, 8)",
@@ -97,7 +96,7 @@ def test_a_row_for_every_tensor(compared):
 
 
 def test_a_page_shows_every_tensor_and_breaks_at_no_name(compared):
-    html = checkpoint_page(compared(**{"head__bias": None, "<b>": torch.ones(2)}))
+    html = ComparedCheckpoints(compared(**{"head__bias": None, "<b>": torch.ones(2)})).page()
     assert all(name in html for name in state())
     assert "<b>" not in html
     assert "&lt;b&gt;" in html
@@ -105,4 +104,4 @@ def test_a_page_shows_every_tensor_and_breaks_at_no_name(compared):
 
 def test_fits_on_a_screen(compared):
     found = compared(**{name.replace(".", "__"): -value for name, value in state().items()})
-    assert max(map(len, checkpoint_text(found).splitlines())) <= 100
+    assert max(map(len, ComparedCheckpoints(found).text().splitlines())) <= 100

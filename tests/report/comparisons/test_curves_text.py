@@ -6,7 +6,7 @@ import math
 
 from roundoff.compare.curves.curve import CurveShape, LossCurve, ShapeKind
 from roundoff.compare.curves.curve_comparison import CurveComparison, compare_curves
-from roundoff.report.comparisons.compared_curves import curves_text, curves_verdict, shape_text
+from roundoff.report.comparisons.compared_curves import ComparedCurves, curves_verdict, shape_text
 
 FALLING = [2.0 * 0.97**step + 0.5 + (0.01 if step % 2 else -0.01) for step in range(100)]
 
@@ -29,16 +29,18 @@ def test_nan_is_told_with_its_step() -> None:
 
 
 def test_a_spike_is_told_as_one() -> None:
-    text = curves_text(compared([*FALLING[:60], 20.0, *FALLING[61:]]))
-    assert text.startswith("The candidate spikes at step 60 and comes back; else the curves agree within the noise.\n")
+    text = ComparedCurves(compared([*FALLING[:60], 20.0, *FALLING[61:]])).text()
+    assert text.startswith(
+        "The candidate spikes at step 60 and returns; otherwise the curves agree within the noise.\n"
+    )
     assert "with a spike at step 60" in text
 
 
 def test_agreement_is_told_with_the_number_of_steps() -> None:
-    lines = curves_text(compared([loss * 1.0001 for loss in FALLING[::2]], every=2)).splitlines()
+    lines = ComparedCurves(compared([loss * 1.0001 for loss in FALLING[::2]], every=2)).text().splitlines()
     assert lines[0] == "The curves agree within the reference's own noise over the 50 steps that both have."
     assert lines[1] == "  compared at 50 steps; the reference has 100, the candidate 50"
-    assert "(+0.01 %; by chance" in lines[-1]
+    assert "(+0.01 %; single values scatter by" in lines[-1]
 
 
 def test_every_shape_has_its_words() -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from roundoff.compare.tensors.tensor_comparison import TensorsComparison, compare_tensors
-from roundoff.report.comparisons.compared_tensors import tensors_object, tensors_page
+from roundoff.report.comparisons.compared_tensors import ComparedTensors
 from roundoff.runs import to_json
 
 
@@ -21,15 +21,15 @@ def compared(folder: Path) -> TensorsComparison:
 
 
 def test_the_page_says_the_verdict_and_escapes_names(tmp_path: Path):
-    html = tensors_page(compared(tmp_path))
-    assert "y is the first that differs: 1 value is not finite in one of the two" in html
+    html = ComparedTensors(compared(tmp_path)).page()
+    assert "y is the first that differs: 1 value is not finite in only one of the two" in html
     assert "<b>" not in html
     assert "&lt;b&gt;x&lt;/b&gt;" in html
     assert html.count("<tr") == 3
 
 
 def test_the_object_holds_every_pair_and_its_numbers(tmp_path: Path):
-    found = json.loads(to_json(tensors_object(compared(tmp_path))))
+    found = json.loads(to_json(ComparedTensors(compared(tmp_path)).to_object()))
     assert (found["differs"], found["first"]) == (True, "y")
     assert [pair["verdict"] for pair in found["pairs"]] == ["equal", "different"]
     second = found["pairs"][1]

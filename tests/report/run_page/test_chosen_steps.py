@@ -3,9 +3,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from roundoff.diagnose.run_view import RunView
 from roundoff.report.run_page import chosen_steps as room
 from roundoff.report.run_page.chosen_steps import ChosenStep, choose_steps, room_for
-from roundoff.report.run_page.view import RunView
 from roundoff.runs import CachedRun, EventColumns, Finding, Interned, RunInfo, RunWriter, Severity, replay_path
 
 
@@ -53,7 +53,7 @@ def test_a_replay_takes_the_place_of_its_step(tmp_path: Path):
 def test_of_too_many_steps_the_telling_ones_the_first_and_the_last_are_kept(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(room, "MOST_STEPS", 10)
+    monkeypatch.setattr(room, "MAX_STEPS", 10)
     write(tmp_path / "run", range(100))
     choice = choose_steps(RunView(run=CachedRun.open(tmp_path / "run"), findings=[finding(57)]))
     steps = [step.step for step in choice.steps]
@@ -73,8 +73,8 @@ def test_ranks_that_no_finding_names_are_left_out_and_counted(tmp_path: Path):
 
 
 def test_telling_steps_get_room_before_others_share_the_rest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(room, "MOST_RESULTS", 100)
-    monkeypatch.setattr(room, "MOST_RESULTS_OF_STEP", 60)
+    monkeypatch.setattr(room, "MAX_RESULTS", 100)
+    monkeypatch.setattr(room, "MAX_RESULTS_OF_STEP", 60)
     write(tmp_path / "run", range(1))
     run = CachedRun.open(tmp_path / "run")
 

@@ -3,11 +3,11 @@ from typing import Any
 
 import pytest
 
+from roundoff.diagnose.run_view import RunView, view_run
 from roundoff.report.comparisons.compared_runs import DIVERGENCE
 from roundoff.report.run_page import against_reference as room
 from roundoff.report.run_page.against_reference import compared_section
 from roundoff.report.run_page.section import Section
-from roundoff.report.run_page.view import RunView, view_of
 from tests.report.sample_runs import record_run, write_metrics_run
 
 
@@ -15,7 +15,7 @@ from tests.report.sample_runs import record_run, write_metrics_run
 def view(tmp_path_factory: pytest.TempPathFactory) -> RunView:
     folder = tmp_path_factory.mktemp("compared")
     reference = record_run(folder / "reference", is_broken=False)
-    return view_of(record_run(folder / "candidate", is_broken=False, eps=0.1), against=reference)
+    return view_run(record_run(folder / "candidate", is_broken=False, eps=0.1), against=reference)
 
 
 @pytest.fixture(scope="module")
@@ -57,7 +57,7 @@ def test_the_two_are_told_side_by_side(section: Section):
 
 
 def test_too_many_results_are_thinned_and_the_divergence_stays(view: RunView, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(room, "MOST_POINTS", 6)
+    monkeypatch.setattr(room, "MAX_POINTS", 6)
     thinned = compared_section(view)
     assert thinned is not None
     assert "differing results are not drawn" in thinned.thinned[0]
@@ -67,7 +67,7 @@ def test_too_many_results_are_thinned_and_the_divergence_stays(view: RunView, mo
 
 def test_runs_that_agree_say_so(tmp_path: Path):
     ours, theirs = (record_run(tmp_path / name, is_broken=False) for name in "ab")
-    found = compared_section(view_of(theirs, against=ours))
+    found = compared_section(view_run(theirs, against=ours))
     assert found is not None
     assert "The runs are identical bit for bit" in found.body
     assert "Jump" not in found.body
@@ -75,7 +75,7 @@ def test_runs_that_agree_say_so(tmp_path: Path):
 
 
 def test_without_a_reference_there_is_no_section(tmp_path: Path):
-    assert compared_section(view_of(write_metrics_run(tmp_path / "run", [1.0]))) is None
+    assert compared_section(view_run(write_metrics_run(tmp_path / "run", [1.0]))) is None
 
 
 def test_the_table_has_both_sides_of_a_result(view: RunView, section: Section):

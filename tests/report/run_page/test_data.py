@@ -9,9 +9,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
+from roundoff.diagnose.run_view import RunView
 from roundoff.report.run_page.section import Section
 from roundoff.report.run_page.training_data import data_section
-from roundoff.report.run_page.view import RunView
 from roundoff.runs import CachedRun, Run
 from roundoff.watch.watching import watching
 from tests.report.sample_runs import write_metrics_run

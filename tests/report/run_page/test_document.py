@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from roundoff.diagnose.run_view import view_run
 from roundoff.report.run_page.document import SCRIPTS, plotly_script, run_page
 from roundoff.report.run_page.sections import SECTIONS
-from roundoff.report.run_page.view import view_of
 from tests.report.sample_runs import HOSTILE, diagnosed, record_run, write_metrics_run
 
 
@@ -37,7 +37,7 @@ class Elements(HTMLParser):
 def hostile(tmp_path_factory: pytest.TempPathFactory) -> Elements:
     run = diagnosed(record_run(tmp_path_factory.mktemp("hostile") / "run", name=HOSTILE.replace("/", "")))
     elements = Elements()
-    elements.feed(run_page(view_of(run)).html)
+    elements.feed(run_page(view_run(run)).html)
     return elements
 
 
@@ -86,20 +86,20 @@ def test_plotly_can_stand_inside_a_page():
 
 
 def test_the_page_of_a_broken_run_has_every_section(tmp_path: Path):
-    page = run_page(view_of(record_run(tmp_path / "run")))
+    page = run_page(view_run(record_run(tmp_path / "run")))
     assert page.sections == ["verdict", "loss", "norms", "steps", "sites", "exponents", "recipe", "settings"]
     assert page.thinned == []
 
 
 def test_a_reference_adds_the_comparison(tmp_path: Path):
     ours, theirs = record_run(tmp_path / "a", is_broken=False), record_run(tmp_path / "b", is_broken=False, eps=0.1)
-    page = run_page(view_of(theirs, against=ours))
+    page = run_page(view_run(theirs, against=ours))
     assert page.sections[:2] == ["verdict", "compared"]
     assert "<h1>b against a</h1>" in page.html
 
 
 def test_a_run_with_nothing_in_it_still_has_a_page(tmp_path: Path):
-    page = run_page(view_of(write_metrics_run(tmp_path / "run", [])))
+    page = run_page(view_run(write_metrics_run(tmp_path / "run", [])))
     assert page.sections == ["verdict", "steps", "recipe", "settings"]
     assert "Nothing found." in page.html
     assert "No step was recorded" in page.html
@@ -112,12 +112,12 @@ def test_a_run_with_nothing_in_it_still_has_a_page(tmp_path: Path):
 def test_a_damaged_file_is_told_of_and_the_rest_is_shown(name: str, damaged: set[str], tmp_path: Path):
     run = diagnosed(record_run(tmp_path / "run"))
     (run.path / name).write_bytes(b"broken\n" * 20)
-    page = run_page(view_of(run))
+    page = run_page(view_run(run))
     assert page.sections == ["verdict", "loss", "norms", "steps", "sites", "exponents", "recipe", "settings"]
     sections = dict(re.findall(r'<section id="(\w+)">(.*?)</section>', page.html, re.S))
     assert {key for key, body in sections.items() if name.rpartition("/")[2] in body} == damaged
 
 
 def test_a_section_more_needs_a_function_more(tmp_path: Path):
-    view = view_of(write_metrics_run(tmp_path / "run", [1.0]))
+    view = view_run(write_metrics_run(tmp_path / "run", [1.0]))
     assert run_page(view, makers=SECTIONS[:1]).sections == ["verdict"]

@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 import torch
 
+from roundoff.diagnose.run_view import RunView, view_run
 from roundoff.report.run_page import exponents as rows
 from roundoff.report.run_page.exponents import exponents_section
 from roundoff.report.run_page.section import Section, section_html
-from roundoff.report.run_page.view import RunView, view_of
 from roundoff.runs import CachedRun, OptimizerFacts, Run, RunInfo, RunWriter, Structure
 from tests.report.sample_runs import BAD_STEP, HOSTILE, diagnosed, record_run, write_metrics_run
 
@@ -22,7 +22,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
 
 @pytest.fixture(scope="module")
 def section(run: Run) -> Section:
-    found = exponents_section(view_of(run))
+    found = exponents_section(view_run(run))
     assert found is not None
     return found
 
@@ -81,8 +81,8 @@ def test_what_loses_most_is_listed_first(section: Section):
 
 
 def test_the_page_says_what_it_has_no_room_for(run: Run, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(rows, "MOST_TENSORS", 7)
-    found = exponents_section(view_of(run))
+    monkeypatch.setattr(rows, "MAX_TENSORS", 7)
+    found = exponents_section(view_run(run))
     assert found is not None
     assert len(values(found)["tensors"]) == 7
     assert {values(found)["steps"][each["step"]] for each in values(found)["tensors"]} == {f"step {BAD_STEP}"}
@@ -91,7 +91,7 @@ def test_the_page_says_what_it_has_no_room_for(run: Run, monkeypatch: pytest.Mon
 
 
 def test_a_recording_without_histograms_says_how_to_have_them(tmp_path: Path):
-    found = exponents_section(view_of(diagnosed(record_run(tmp_path / "run"))))
+    found = exponents_section(view_run(diagnosed(record_run(tmp_path / "run"))))
     assert found is not None
     assert "roundoff record --histograms SCRIPT" in found.body
 

@@ -2,8 +2,8 @@ from pathlib import Path
 
 import pytest
 
+from roundoff.diagnose.run_view import RunView
 from roundoff.report.run_page.findings import MAX_FINDINGS, verdict_section
-from roundoff.report.run_page.view import RunView
 from roundoff.runs import CachedRun, Finding, Run, RunInfo, RunWriter, Severity
 from tests.report.sample_runs import HOSTILE, write_metrics_run
 

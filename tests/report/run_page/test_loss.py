@@ -1,9 +1,9 @@
 import math
 from pathlib import Path
 
+from roundoff.diagnose.run_view import RunView, view_run
 from roundoff.report.run_page.section import Section
 from roundoff.report.run_page.training_curves import loss_section
-from roundoff.report.run_page.view import RunView, view_of
 from roundoff.runs import CachedRun
 from tests.report.sample_runs import write_metrics_run
 
@@ -15,21 +15,21 @@ def drawn(section: Section | None) -> dict[str, dict]:
 
 
 def test_the_loss_is_drawn_and_told(tmp_path: Path):
-    section = loss_section(view_of(write_metrics_run(tmp_path / "run", [3.0, 2.0, 1.0])))
+    section = loss_section(view_run(write_metrics_run(tmp_path / "run", [3.0, 2.0, 1.0])))
     assert drawn(section)["loss"]["y"] == [3.0, 2.0, 1.0]
     assert section is not None
     assert "Loss 3 to 1 in 3 steps." in section.body
 
 
 def test_a_loss_that_is_not_finite_is_marked_where_it_happened_above_the_curve(tmp_path: Path):
-    traces = drawn(loss_section(view_of(write_metrics_run(tmp_path / "run", [3.0, math.nan, 1.0]))))
+    traces = drawn(loss_section(view_run(write_metrics_run(tmp_path / "run", [3.0, math.nan, 1.0]))))
     assert traces["anomaly"]["x"] == [1]
     assert traces["anomaly"]["y"] == [3.1]
     assert traces["anomaly"]["text"] == ["step 1: loss"]
 
 
 def test_the_step_of_the_verdict_has_a_line_with_its_rule(tmp_path: Path):
-    section = loss_section(view_of(write_metrics_run(tmp_path / "run", [3.0, 2.0, math.nan])))
+    section = loss_section(view_run(write_metrics_run(tmp_path / "run", [3.0, 2.0, math.nan])))
     assert section is not None
     layout = section.data["loss"]["layout"]
     assert [(note["x"], note["text"]) for note in layout["annotations"]] == [(2, "loss-nonfinite")]
@@ -51,4 +51,4 @@ def test_a_long_run_says_that_it_was_thinned(tmp_path: Path):
 
 
 def test_without_losses_there_is_no_section(tmp_path: Path):
-    assert loss_section(view_of(write_metrics_run(tmp_path / "run", []))) is None
+    assert loss_section(view_run(write_metrics_run(tmp_path / "run", []))) is None

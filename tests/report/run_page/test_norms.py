@@ -1,7 +1,7 @@
 from pathlib import Path
 
+from roundoff.diagnose.run_view import RunView
 from roundoff.report.run_page.training_curves import norms_section
-from roundoff.report.run_page.view import RunView
 from roundoff.runs import CachedRun, Metrics, RunInfo, RunWriter
 from tests.report.sample_runs import write_metrics_run
 

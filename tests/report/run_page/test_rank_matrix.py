@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from roundoff.diagnose.run_view import RunView
 from roundoff.report.run_page import rank_matrix as ranks
 from roundoff.report.run_page.rank_matrix import ranks_section
 from roundoff.report.run_page.section import Section
-from roundoff.report.run_page.view import RunView
 from roundoff.runs import CachedRun, Run
 from tests.report.sample_runs import HOSTILE, write_metrics_run, write_ranks_run
 
@@ -77,8 +77,8 @@ def test_names_stay_text(tmp_path: Path):
 
 
 def test_what_there_is_no_room_for_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(ranks, "MOST_COLUMNS", 2)
-    monkeypatch.setattr(ranks, "MOST_RANKS", 2)
+    monkeypatch.setattr(ranks, "MAX_COLUMNS", 2)
+    monkeypatch.setattr(ranks, "MAX_RANKS", 2)
     part = section(tmp_path / "a", lambda kind, step, rank: kind == "parameter" and rank == 3 and step % 2)
     assert part.thinned == [
         "The first 2 of 6 stretches of steps are shown.",

@@ -1,9 +1,9 @@
 import dataclasses
 from pathlib import Path
 
+from roundoff.diagnose.run_view import RunView
 from roundoff.precision import find_recipe, to_toml
 from roundoff.report.run_page.setup import recipe_section
-from roundoff.report.run_page.view import RunView
 from roundoff.runs import CachedRun, OptimizerFacts, RunInfo, RunWriter, Structure
 from tests.report.sample_runs import write_metrics_run
 

@@ -1,7 +1,7 @@
 from pathlib import Path
 
+from roundoff.diagnose.run_view import view_run
 from roundoff.report.run_page.setup import settings_section
-from roundoff.report.run_page.view import view_of
 from tests.report.sample_runs import HOSTILE, write_metrics_run
 
 
@@ -14,7 +14,7 @@ def test_what_the_run_says_about_itself_is_listed(tmp_path: Path):
         environment={"OMP_NUM_THREADS": "1"},
         notes=("recording stopped: the disk is full",),
     )
-    body = settings_section(view_of(run)).body
+    body = settings_section(view_run(run)).body
     for words in ("<dd>train.py --lr 0.1</dd>", "<dt>torch</dt><dd>2.13</dd>", "OMP_NUM_THREADS", "the disk is full"):
         assert words in body
     assert "reference" not in body
@@ -23,16 +23,16 @@ def test_what_the_run_says_about_itself_is_listed(tmp_path: Path):
 def test_what_the_reference_was_told_differently_comes_first(tmp_path: Path):
     ours = write_metrics_run(tmp_path / "a", [1.0, 2.0], recipe="O1")
     theirs = write_metrics_run(tmp_path / "b", [1.0, 2.0], recipe="O2")
-    body = settings_section(view_of(theirs, against=ours)).body
+    body = settings_section(view_run(theirs, against=ours)).body
     assert body.index("Different from the reference") < body.index("status")
     assert '<td data-value="O1">O1</td><td data-value="O2">O2</td>' in body
 
 
 def test_the_same_settings_are_told_to_be_the_same(tmp_path: Path):
     ours, theirs = (write_metrics_run(tmp_path / name, [1.0, 2.0]) for name in "ab")
-    assert "The reference was told the same" in settings_section(view_of(theirs, against=ours)).body
+    assert "The reference was told the same" in settings_section(view_run(theirs, against=ours)).body
 
 
 def test_hostile_words_stay_text(tmp_path: Path):
     run = write_metrics_run(tmp_path / "run", [1.0], command=(HOSTILE,), environment={HOSTILE: HOSTILE})
-    assert "<script" not in settings_section(view_of(run)).body
+    assert "<script" not in settings_section(view_run(run)).body

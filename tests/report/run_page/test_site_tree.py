@@ -3,16 +3,16 @@ from pathlib import Path
 
 import pytest
 
+from roundoff.diagnose.run_view import RunView, view_run
 from roundoff.report.page import asset
 from roundoff.report.run_page import site_tree as room
 from roundoff.report.run_page.site_tree import NUM_LEVELS, sites_section
-from roundoff.report.run_page.view import RunView, view_of
 from tests.report.sample_runs import diagnosed, record_run, write_metrics_run
 
 
 @pytest.fixture(scope="module")
 def view(tmp_path_factory: pytest.TempPathFactory) -> RunView:
-    return view_of(diagnosed(record_run(tmp_path_factory.mktemp("sites") / "run")))
+    return view_run(diagnosed(record_run(tmp_path_factory.mktemp("sites") / "run")))
 
 
 def body_of(view: RunView) -> str:
@@ -40,7 +40,7 @@ def test_a_site_that_overflowed_is_the_darkest(view: RunView):
 
 
 def test_a_site_within_its_range_is_not_coloured(tmp_path: Path):
-    healthy = view_of(record_run(tmp_path / "run", is_broken=False))
+    healthy = view_run(record_run(tmp_path / "run", is_broken=False))
     row = row_of(body_of(healthy), "head")
     assert "level" not in row
     assert "<span>-</span>" in row  # introduced errors are measured on request only
@@ -52,19 +52,19 @@ def test_every_level_has_a_colour():
 
 
 def test_sites_beyond_the_room_are_counted(view: RunView, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(room, "MOST_SITES", 2)
+    monkeypatch.setattr(room, "MAX_SITES", 2)
     section = sites_section(view)
     assert section is not None
     assert re.match(r"\d more sites are left out", section.thinned[0])
 
 
 def test_without_recorded_steps_there_is_no_section(tmp_path: Path):
-    assert sites_section(view_of(write_metrics_run(tmp_path / "run", [1.0]))) is None
+    assert sites_section(view_run(write_metrics_run(tmp_path / "run", [1.0]))) is None
 
 
 def test_what_a_format_would_lose_is_told_where_histograms_were_recorded(tmp_path: Path):
-    assert row_of(body_of(view_of(record_run(tmp_path / "a", is_broken=False))), "head").count("<span>-</span>") == 2
-    counted = view_of(record_run(tmp_path / "b", is_broken=False, histograms=True))
+    assert row_of(body_of(view_run(record_run(tmp_path / "a", is_broken=False))), "head").count("<span>-</span>") == 2
+    counted = view_run(record_run(tmp_path / "b", is_broken=False, histograms=True))
     row = row_of(body_of(counted), "head")
     assert row.count("<span>-</span>") == 1  # introduced errors alone were not measured
     assert "lost in fp16" in body_of(counted)
@@ -72,7 +72,7 @@ def test_what_a_format_would_lose_is_told_where_histograms_were_recorded(tmp_pat
 
 def test_against_a_reference_a_site_says_how_far_it_is_off(tmp_path: Path):
     reference = record_run(tmp_path / "a", is_broken=False)
-    view = view_of(record_run(tmp_path / "b", is_broken=False, eps=0.1), against=reference)
+    view = view_run(record_run(tmp_path / "b", is_broken=False, eps=0.1), against=reference)
     body = body_of(view)
     assert '<span class="level5">1.7e+05</span>' in row_of(body, "stem.0")
     assert '<span class="level5">1.7e+05</span>' in row_of(body, "stem")

@@ -2,16 +2,16 @@ from pathlib import Path
 
 import pytest
 
+from roundoff.diagnose.run_view import RunView, view_run
 from roundoff.report.run_page import chosen_steps as room
 from roundoff.report.run_page.chosen_steps import choose_steps
 from roundoff.report.run_page.recorded_ops import StepRows, step_rows
-from roundoff.report.run_page.view import RunView, view_of
 from tests.report.sample_runs import BAD_STEP, diagnosed, record_run
 
 
 @pytest.fixture(scope="module")
 def view(tmp_path_factory: pytest.TempPathFactory) -> RunView:
-    return view_of(diagnosed(record_run(tmp_path_factory.mktemp("rows") / "run")))
+    return view_run(diagnosed(record_run(tmp_path_factory.mktemp("rows") / "run")))
 
 
 def rows_of(view: RunView) -> list[StepRows]:
@@ -40,7 +40,7 @@ def test_thinning_keeps_the_origin_and_the_bad_before_the_rest(view: RunView, mo
     whole = rows_of(view)[1]
     assert whole.flow is not None
     num_bad = 1 + len(whole.flow.came_from)
-    monkeypatch.setattr(room, "MOST_RESULTS_OF_STEP", num_bad + 3)
+    monkeypatch.setattr(room, "MAX_RESULTS_OF_STEP", num_bad + 3)
     thinned = rows_of(view)[1]
     assert thinned.rows.num_rows == num_bad + 3 < thinned.num_results
     orders = thinned.rows["order"].to_pylist()
@@ -52,12 +52,12 @@ def test_thinning_keeps_the_origin_and_the_bad_before_the_rest(view: RunView, mo
 
 def test_thinning_keeps_the_largest_magnitude_of_a_good_step(view: RunView, monkeypatch: pytest.MonkeyPatch):
     largest = max(x for x in rows_of(view)[0].rows["absmax"].to_pylist() if x == x)
-    monkeypatch.setattr(room, "MOST_RESULTS_OF_STEP", 8)
+    monkeypatch.setattr(room, "MAX_RESULTS_OF_STEP", 8)
     assert largest in rows_of(view)[0].rows["absmax"].to_pylist()
 
 
 def test_a_chosen_step_without_results_is_empty(tmp_path: Path):
     run = record_run(tmp_path / "run", is_broken=False)
-    (step, _) = choose_steps(view_of(run)).steps
+    (step, _) = choose_steps(view_run(run)).steps
     (made,) = step_rows([room.ChosenStep(step=7, rank=0, holder=step.holder, is_replay=False, is_telling=False)])
     assert (made.num_results, made.rows.num_rows) == (0, 0)

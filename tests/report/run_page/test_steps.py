@@ -3,15 +3,15 @@ from typing import Any
 
 import pytest
 
+from roundoff.diagnose.run_view import RunView, view_run
 from roundoff.report.run_page import chosen_steps as room
 from roundoff.report.run_page.recorded_ops import steps_section
-from roundoff.report.run_page.view import RunView, view_of
 from tests.report.sample_runs import BAD_STEP, diagnosed, record_run, write_metrics_run
 
 
 @pytest.fixture(scope="module")
 def view(tmp_path_factory: pytest.TempPathFactory) -> RunView:
-    return view_of(diagnosed(record_run(tmp_path_factory.mktemp("steps") / "run")))
+    return view_run(diagnosed(record_run(tmp_path_factory.mktemp("steps") / "run")))
 
 
 @pytest.fixture(scope="module")
@@ -46,7 +46,7 @@ def test_a_good_step_has_no_origin(data: dict[str, Any]):
 def test_microbatches_are_told_where_there_are_several(data: dict[str, Any], tmp_path: Path):
     assert "microbatch" not in data["steps"][0]["columns"]
     run = record_run(tmp_path / "run", num_steps=1, num_microbatches=2, is_broken=False)
-    several: Any = steps_section(view_of(run)).data["steps"]
+    several: Any = steps_section(view_run(run)).data["steps"]
     assert set(several["steps"][0]["columns"]["microbatch"]) == {0, 1}
 
 
@@ -63,7 +63,7 @@ def test_the_limits_of_formats_are_there_to_be_drawn(data: dict[str, Any]):
 
 def test_what_was_left_out_is_said(view: RunView, monkeypatch: pytest.MonkeyPatch):
     assert list(steps_section(view).thinned) == []
-    monkeypatch.setattr(room, "MOST_RESULTS_OF_STEP", 20)
+    monkeypatch.setattr(room, "MAX_RESULTS_OF_STEP", 20)
     thinned = steps_section(view)
     (note,) = thinned.thinned
     assert note.startswith("Of 2 steps 40 of ")
@@ -72,6 +72,6 @@ def test_what_was_left_out_is_said(view: RunView, monkeypatch: pytest.MonkeyPatc
 
 
 def test_a_run_without_recorded_steps_says_how_to_record_one(tmp_path: Path):
-    section = steps_section(view_of(write_metrics_run(tmp_path / "run", [1.0])))
+    section = steps_section(view_run(write_metrics_run(tmp_path / "run", [1.0])))
     assert "No step was recorded" in section.body
     assert section.data == {}

@@ -1,1 +1,1 @@
-"""To be described."""
+"""What all commands share: options, exit codes, progress and the width of the screen."""

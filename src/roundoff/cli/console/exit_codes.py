@@ -1,4 +1,4 @@
-"""How a command ends: what escapes it becomes a message and an exit code."""
+"""How a command ends: its exit code, and what the user sees of an error that escapes it."""
 
 from __future__ import annotations
 
@@ -8,63 +8,82 @@ import select
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from enum import IntEnum
 
 import click
 from click.exceptions import Exit
 
 from roundoff.errors import RoundoffError
 
-COULD_NOT_LOOK = 2
-INTERRUPTED = 130
-READER_LEFT = 141
-"""128 + SIGPIPE, as a shell reports a program whose reader closed the pipe."""
+
+class ExitCode(IntEnum):
+    """What a command that answers a question ends with; docs/exit-codes.md lists them.
+
+    `run` and `record` end with the script's own code if that is not 0.
+    """
+
+    CLEAN = 0
+    """Nothing was found, and everything was checked."""
+    FOUND = 1
+    """Something was found: an error or a warning, a difference, a training that is not good."""
+    COULD_NOT_LOOK = 2
+    """The question has no answer: wrong usage, an unreadable file, nothing recorded, a check that failed."""
+    INTERRUPTED = 130
+    """Ctrl-C: 128 + SIGINT, as a shell reports it."""
+    READER_LEFT = 141
+    """The reader of the output closed the pipe: 128 + SIGPIPE, as a shell reports it."""
+
+
+def found(is_found: bool) -> ExitCode:
+    """Return the exit code of a command that could answer its question."""
+    return ExitCode.FOUND if is_found else ExitCode.CLEAN
 
 
 @contextmanager
 def exit_codes() -> Iterator[None]:
     """Give every way a command can fail its exit code.
 
-    Our own errors and click's are shown without a traceback and end with 2; an interrupt ends with 130 in silence, and
-    so does, with 141, writing to a pipe whose reader has left. Anything else is a bug and keeps its traceback.
+    Errors of roundoff and of click are printed without a traceback and end with 2. An interrupt ends with 130, and
+    writing to a closed pipe with 141, both without a message. Anything else is a bug and keeps its traceback.
     """
     try:
         yield
         sys.stdout.flush()
     except RoundoffError as error:
         click.echo(f"{type(error).__name__}: {error}", err=True)
-        raise Exit(COULD_NOT_LOOK) from error
+        raise Exit(ExitCode.COULD_NOT_LOOK) from error
     except click.ClickException as error:
         error.show()
-        raise Exit(COULD_NOT_LOOK) from error
+        raise Exit(ExitCode.COULD_NOT_LOOK) from error
     except (KeyboardInterrupt, click.Abort):
-        raise Exit(INTERRUPTED) from None
+        raise Exit(ExitCode.INTERRUPTED) from None
     except BrokenPipeError as error:
-        if not _reader_has_left():
-            # click takes every broken pipe for that of stdout and hushes it up.
-            raise RuntimeError("a pipe broke that is not the output") from error
+        if not _stdout_reader_left():
+            # click assumes that every broken pipe is stdout's and says nothing about it.
+            raise RuntimeError("a pipe other than stdout broke") from error
         silence_stdout_without_reader()
-        raise Exit(READER_LEFT) from None
+        raise Exit(ExitCode.READER_LEFT) from None
     except OSError as error:
         if error.errno != errno.ENOSPC:
             raise
-        click.echo("The output cannot be written: no space is left.", err=True)
-        _write_nowhere()  # what is left of it would be complained about once more at the end
-        raise Exit(COULD_NOT_LOOK) from error
+        click.echo("The output cannot be written: no space left on the device.", err=True)
+        _redirect_stdout_to_null()  # flushing the rest at exit would raise the same error again
+        raise Exit(ExitCode.COULD_NOT_LOOK) from error
 
 
 def silence_stdout_without_reader() -> None:
-    """Keep Python from complaining at its end about output that nobody will read."""
+    """Keep Python from complaining at exit about output that no one reads."""
     with suppress(BrokenPipeError):
         sys.stdout.flush()
         return
-    _write_nowhere()
+    _redirect_stdout_to_null()
 
 
-def _write_nowhere() -> None:
+def _redirect_stdout_to_null() -> None:
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
-def _reader_has_left() -> bool:
+def _stdout_reader_left() -> bool:
     poll = select.poll()
     poll.register(sys.stdout.fileno(), 0)
     return any(state & select.POLLERR for _, state in poll.poll(0))

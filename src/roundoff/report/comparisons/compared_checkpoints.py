@@ -1,10 +1,10 @@
-"""Two compared checkpoints as text: one sentence, then what differs, then what has no partner."""
+"""Two compared checkpoints: one sentence, then what differs, then what has no counterpart."""
 
 from __future__ import annotations
 
-import textwrap
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from statistics import median
 
 from roundoff.checkpoints.checkpoint import Role
@@ -13,24 +13,85 @@ from roundoff.compare.checkpoints.checkpoint_comparison import SUSPICIOUS, Check
 from roundoff.compare.checkpoints.compared_pair import ComparedPair, PairKind
 from roundoff.compare.checkpoints.swaps import GUESSED
 from roundoff.diagnose.wording import format_short
-from roundoff.report.html_table import Cell, Column, Mark, TableRow, table
-from roundoff.report.markup import tag
-from roundoff.report.page import facts, page, section
+from roundoff.report.comparisons.comparison_report import ComparisonReport, pair_cells
+from roundoff.report.html_table import Column, TableRow
+from roundoff.report.parts import Facts, Note, Part, Sentence, Table
+from roundoff.runs import JsonValue
 from roundoff.words import join_names, plural
 
-WIDTH = 100
 MAX_LINES = 8
-"""So many pairs, and tensors without a partner, get a line of their own."""
+"""At most this many pairs, and tensors without a counterpart, get a line of their own."""
 
 HEADER = ("kind", "reference", "candidate", "shape", "dtypes", "paired by", "relative", "max abs", "cosine", "note")
 WORDS = frozenset({"kind", "reference", "candidate", "shape", "dtypes", "paired by", "note"})
 """Columns that hold words."""
+ON_CONSOLE = ("kind", "reference", "candidate", "shape", "relative", "max abs", "note")
+"""Columns that fit on a screen."""
+_LABEL_WIDTH = 13
+
+
+@dataclass(frozen=True)
+class ComparedCheckpoints(ComparisonReport):
+    """A comparison of two checkpoints."""
+
+    comparison: CheckpointComparison
+
+    @property
+    def title(self) -> str:
+        """The heading of the page."""
+        return "Two checkpoints"
+
+    @property
+    def differs(self) -> bool:
+        """Whether a tensor differs by more than formats explain, or has no counterpart."""
+        return self.comparison.differs
+
+    def parts(self) -> list[Part]:
+        """Return the verdict, the tensors that differ, those without a counterpart, and how they were paired."""
+        found = self.comparison
+        suspicious = [each for each in found.of_kind(*SUSPICIOUS) if not _is_progress(each, found)]
+        facts = [(each.kind.value, _describe_pair(each)) for each in suspicious[:MAX_LINES]]
+        parts: list[Part] = [Sentence(checkpoint_sentence(found))]
+        parts.append(Facts(facts, label_width=_LABEL_WIDTH, overflow="cut"))
+        if len(suspicious) > MAX_LINES:
+            parts.append(Note(f"{len(suspicious) - MAX_LINES} more: --table lists all"))
+        parts.append(Facts(list(_unpaired_facts(found)), label_width=_LABEL_WIDTH, overflow="cut"))
+        return [*parts, Note(_how_paired(found))]
+
+    def tables(self) -> list[Table]:
+        """Return every pair of tensors, and those without a counterpart."""
+        bad = {kind.value for kind in SUSPICIOUS} | {"only reference", "only candidate"}
+        columns = [Column(name=name, is_number=name not in WORDS, is_on_console=name in ON_CONSOLE) for name in HEADER]
+        rows = [
+            TableRow(
+                cells=pair_cells(HEADER, row, words=WORDS),
+                mark="bad" if row[0] in bad else None,
+            )
+            for row in checkpoint_rows(self.comparison)
+        ]
+        return [Table(title="Tensors", columns=columns, rows=rows, noun="tensors")]
+
+    def csv_rows(self) -> list[Sequence[object]]:
+        """Return every pair, the header first."""
+        return [HEADER, *checkpoint_rows(self.comparison)]
+
+    def about(self) -> dict[str, str]:
+        """Return what was compared."""
+        found = self.comparison
+        return {
+            "reference": f"{found.reference} ({found.formats[0]})",
+            "candidate": f"{found.candidate} ({found.formats[1]})",
+        }
+
+    def to_object(self) -> dict[str, JsonValue]:
+        """Return the comparison as a JSON object."""
+        return {"sentence": checkpoint_sentence(self.comparison), **self.comparison.to_object()}
 
 
 def checkpoint_sentence(found: CheckpointComparison) -> str:
     """Say in one sentence what matters most."""
     if not found.pairs:
-        return "Nothing lines up: no tensor of the one is one of the other."
+        return "No tensor of the reference has a counterpart in the candidate."
     worst = found.pairs[0]
     if worst.kind in (PairKind.ROUNDED, PairKind.EQUAL) and any(found.missing):
         return f"{_agreeing(found)}, but {_missing(found)}."
@@ -39,18 +100,6 @@ def checkpoint_sentence(found: CheckpointComparison) -> str:
     if found.is_one_training:
         return _training(found)
     return f"{_worst(found, worst)}; {_rest(found)}."
-
-
-def checkpoint_text(found: CheckpointComparison, *, width: int = WIDTH) -> str:
-    """Lay out a comparison on one screen, the verdict first."""
-    lines = textwrap.wrap(checkpoint_sentence(found), width, break_long_words=False)
-    suspicious = [each for each in found.of_kind(*SUSPICIOUS) if not _is_progress(each, found)]
-    lines += [_pair_line(each, width) for each in suspicious[:MAX_LINES]]
-    if len(suspicious) > MAX_LINES:
-        lines.append(f"  {len(suspicious) - MAX_LINES} more: --table shows all")
-    lines += _missing_lines(found, width)
-    lines += textwrap.wrap(_how_paired(found), width, initial_indent="  ", subsequent_indent="  ")
-    return "\n".join(lines)
 
 
 def checkpoint_rows(found: CheckpointComparison) -> list[tuple[str, ...]]:
@@ -134,10 +183,10 @@ def _rest(found: CheckpointComparison) -> str:
 
 
 def _missing(found: CheckpointComparison) -> str:
-    ours, theirs = found.missing
-    sides = ((ours, "the reference"), (theirs, "the candidate"))
+    reference, candidate = found.missing
+    sides = ((reference, "the reference"), (candidate, "the candidate"))
     parts = [f"{plural(len(left), 'tensor')} of {side}" for left, side in sides if left]
-    return f"{' and '.join(parts)} {'has' if len(ours) + len(theirs) == 1 else 'have'} no partner"
+    return f"{' and '.join(parts)} {'has' if len(reference) + len(candidate) == 1 else 'have'} no counterpart"
 
 
 def _is_progress(each: ComparedPair, found: CheckpointComparison) -> bool:
@@ -153,20 +202,20 @@ def _numbers(each: ComparedPair) -> str:
     return f"relative {format_short(far.relative)}, max {format_short(far.largest)}, cosine {far.cosine:.4f}"
 
 
-def _pair_line(each: ComparedPair, width: int) -> str:
+def _describe_pair(each: ComparedPair) -> str:
     words = [each.note, _numbers(each) if each.kind is PairKind.DIFFERENT else ""]
     name = each.pair.reference
     if each.pair.candidate != name:
         name += f" = {each.pair.candidate}"
-    return _cut(f"  {each.kind.value:12} {name}  {'; '.join(word for word in words if word)}".rstrip(), width)
+    return f"{name}  {'; '.join(word for word in words if word)}".rstrip()
 
 
-def _missing_lines(found: CheckpointComparison, width: int) -> Iterator[str]:
+def _unpaired_facts(found: CheckpointComparison) -> Iterator[tuple[str, str]]:
     for title, unpaired in zip(("only in REF", "only in CAND"), found.missing, strict=True):
         for each in unpaired[:MAX_LINES]:
-            yield _cut(f"  {title:12} {each.name} {each.shape}  {_why(each)}", width)
+            yield title, f"{each.name} {each.shape}  {_why(each)}"
         if len(unpaired) > MAX_LINES:
-            yield f"  {title:12} and {len(unpaired) - MAX_LINES} more: --table shows all"
+            yield title, f"and {len(unpaired) - MAX_LINES} more: --table lists all"
 
 
 def _why(each: UnpairedTensor) -> str:
@@ -179,7 +228,7 @@ def _how_paired(found: CheckpointComparison) -> str:
     how = f"{found.formats[0]} against {found.formats[1]}"
     others = sum(not each.matters for each in (*found.only_reference, *found.only_candidate))
     if others:
-        how += f"; {plural(others, 'tensor')} beside the weights without a partner (--table)"
+        how += f"; {plural(others, 'tensor')} besides the weights without a counterpart (--table)"
     unequal = [each for each in guessed if each.kind not in (PairKind.EQUAL, PairKind.ROUNDED)]
     if not unequal:
         return how
@@ -187,40 +236,3 @@ def _how_paired(found: CheckpointComparison) -> str:
         f"{how}; {plural(len(unequal), 'pair')} that differ{'s' if len(unequal) == 1 else ''} "
         f"rest{'s' if len(unequal) == 1 else ''} on shape or order alone: --map FILE decides"
     )
-
-
-def _cut(line: str, width: int) -> str:
-    return line if len(line) <= width else line[: width - 1] + "…"
-
-
-# == Two compared checkpoints as a page.
-
-
-def checkpoint_page(found: CheckpointComparison) -> str:
-    """Return a page with the verdict, and a table of every tensor of the two."""
-    bad = {kind.value for kind in SUSPICIOUS} | {"only reference", "only candidate"}
-    columns = [Column(name=name, is_number=name not in WORDS) for name in HEADER]
-    rows = [
-        TableRow(cells=[_page_cell(name, text) for name, text in zip(HEADER, row, strict=True)], mark=_mark(row, bad))
-        for row in checkpoint_rows(found)
-    ]
-    about = {
-        "reference": f"{found.reference} ({found.formats[0]})",
-        "candidate": f"{found.candidate} ({found.formats[1]})",
-    }
-    return page(
-        "Two checkpoints",
-        tag("p", checkpoint_sentence(found), class_="verdict"),
-        facts(about),
-        section("Tensors", table(columns, rows, noun="tensors")),
-    )
-
-
-def _mark(row: tuple[str, ...], bad: set[str]) -> Mark | None:
-    return "bad" if row[0] in bad else None
-
-
-def _page_cell(name: str, text: str) -> Cell:
-    if name in WORDS or not text:
-        return Cell(shown=text, value=text or None)
-    return Cell(shown=text, value=float(text))

@@ -1,49 +1,88 @@
-"""Two loss curves compared, as text: the verdict first, then both curves, then how far apart they end."""
+"""Two compared loss curves: where the candidate leaves the reference, both curves, and how far apart they end."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
 from roundoff.compare.curves.curve import CurveShape, ShapeKind
 from roundoff.compare.curves.curve_comparison import CurveComparison, DivergedStretch
-from roundoff.report.html_table import Cell, Column, TableRow, table
-from roundoff.report.loss_curve import loss_curve
-from roundoff.report.page import facts, page, section
-from roundoff.report.sparkline import sparkline
+from roundoff.report.comparisons.comparison_report import ComparisonReport
+from roundoff.report.html_table import Cell, Column, TableRow
+from roundoff.report.parts import CurvePicture, Facts, Note, Part, Sentence, Table
 from roundoff.runs import JsonValue
 from roundoff.words import plural
 
-CURVE_COLUMNS = ("step", "reference", "candidate", "difference", "noise", "apart")
+MAX_ROWS = 2000
+"""A page with more rows is slow to open."""
+_COLUMNS = ("step", "reference", "candidate", "difference", "noise", "apart")
 
 
-def curves_text(comparison: CurveComparison) -> str:
-    """Lay out a comparison of curves on half a screen."""
-    ours = [point.reference for point in comparison.points]
-    theirs = [point.candidate for point in comparison.points]
-    low, high = _bounds(ours, theirs)
-    lines = [
-        curves_verdict(comparison),
-        *(f"  {line}" for line in _further(comparison)),
-        f"  reference  {sparkline(ours, low=low, high=high)}  {shape_text(comparison.reference_shape)}",
-        f"  candidate  {sparkline(theirs, low=low, high=high)}  {shape_text(comparison.candidate_shape)}",
-        f"  at the end {_ends(comparison)}",
-    ]
-    return "\n".join(lines)
+@dataclass(frozen=True)
+class ComparedCurves(ComparisonReport):
+    """A comparison of two loss curves."""
+
+    comparison: CurveComparison
+
+    @property
+    def title(self) -> str:
+        """The heading of the page."""
+        return f"{self.comparison.reference.name} against {self.comparison.candidate.name}"
+
+    @property
+    def differs(self) -> bool:
+        """Whether the candidate leaves the reference by more than its noise."""
+        return self.comparison.differs
+
+    def parts(self) -> list[Part]:
+        """Return the verdict, both curves, and how far apart they end."""
+        comparison = self.comparison
+        references = [point.reference for point in comparison.points]
+        candidates = [point.candidate for point in comparison.points]
+        low, high = _bounds(references, candidates)
+        sides = (
+            ("reference", references, comparison.reference_shape),
+            ("candidate", candidates, comparison.candidate_shape),
+        )
+        return [
+            Sentence(curves_verdict(comparison)),
+            *(Note(text) for text in _further(comparison)),
+            *(
+                CurvePicture(label=label, values=values, text=shape_text(shape), low=low, high=high)
+                for label, values, shape in sides
+            ),
+            Facts([("at the end", _ends(comparison))], label_width=11),
+        ]
+
+    def tables(self) -> list[Table]:
+        """Return every step that both curves have; a page has some of many, at even distances."""
+        rows = [_table_row(row) for row in curve_rows(self.comparison)]
+        every = -(-len(rows) // MAX_ROWS)
+        note = f"One of {every} steps is listed; roundoff compare --csv writes them all." if every > 1 else ""
+        columns = [Column(name=name, is_number=name != "apart") for name in _COLUMNS]
+        return [Table(title="Steps", columns=columns, rows=rows, noun="steps", page_rows=rows[::every], page_note=note)]
+
+    def csv_rows(self) -> list[Sequence[object]]:
+        """Return every step with exact numbers, the header first."""
+        return [_COLUMNS, *curve_rows(self.comparison)]
+
+    def to_object(self) -> dict[str, JsonValue]:
+        """Return the comparison as a JSON object."""
+        return curves_object(self.comparison)
 
 
 def curves_verdict(comparison: CurveComparison) -> str:
     """Say in one sentence whether and where the candidate leaves the reference."""
+    steps = plural(len(comparison.points), "step")
     if comparison.num_identical == len(comparison.points):
-        return f"The curves are identical in all {_steps(len(comparison.points))} that both have."
+        return f"The curves are identical in all {steps} that both have."
     if comparison.stretches:
         return _leaves(comparison.stretches[0])
     if comparison.spikes:
         where = ", ".join(map(str, comparison.spikes[:5])) + (", ..." if len(comparison.spikes) > 5 else "")
-        return f"The candidate spikes at step {where} and comes back; else the curves agree within the noise."
-    return (
-        f"The curves agree within the reference's own noise over the {_steps(len(comparison.points))} that both have."
-    )
+        return f"The candidate spikes at step {where} and returns; otherwise the curves agree within the noise."
+    return f"The curves agree within the reference's own noise over the {steps} that both have."
 
 
 def shape_text(shape: CurveShape) -> str:
@@ -63,25 +102,15 @@ def shape_text(shape: CurveShape) -> str:
     }[shape.kind]
     is_said = shape.kind is ShapeKind.NON_FINITE and shape.since == shape.first_nonfinite
     if shape.num_nonfinite and not is_said:
-        text += f"; not finite in {_steps(shape.num_nonfinite)}, first in step {shape.first_nonfinite}"
+        text += f"; not finite in {plural(shape.num_nonfinite, 'step')}, first in step {shape.first_nonfinite}"
     return text
 
 
 def curve_rows(comparison: CurveComparison) -> Iterator[tuple[int, float, float, float, float, bool]]:
-    """Yield the cells of every step that was lined up, by the columns `CURVE_COLUMNS`."""
+    """Yield the numbers of every step that both curves have, in the order of `_COLUMNS`."""
     for point in comparison.points:
         difference = point.candidate - point.reference
         yield point.step, point.reference, point.candidate, difference, point.noise, point.is_apart
-
-
-def curves_table(comparison: CurveComparison) -> str:
-    """Lay out every step that was lined up; a star marks those that are apart."""
-    lines = [f"{'step':>9} {'reference':>12} {'candidate':>12} {'difference':>12} {'noise':>10}"]
-    lines += [
-        f"{step:9d} {ours:12.6g} {theirs:12.6g} {difference:+12.4g} {noise:10.3g}{' *' if is_apart else ''}"
-        for step, ours, theirs, difference, noise, is_apart in curve_rows(comparison)
-    ]
-    return "\n".join(lines)
 
 
 def _leaves(stretch: DivergedStretch) -> str:
@@ -93,7 +122,7 @@ def _leaves(stretch: DivergedStretch) -> str:
         )
     side = "above" if stretch.candidate > stretch.reference else "below"
     rest = "and stays" if stretch.lasts else f"until step {stretch.last_step},"
-    means = f"{_number(stretch.candidate)} against {_number(stretch.reference)} in the mean"
+    means = f"{_number(stretch.candidate)} against {_number(stretch.reference)} on average"
     return f"The candidate leaves the reference at step {stretch.first_step} {rest} {side} it: {means}."
 
 
@@ -109,28 +138,29 @@ def _further(comparison: CurveComparison) -> Iterator[str]:
     if comparison.stretches and comparison.spikes:
         yield f"the candidate also spikes at step {', '.join(map(str, comparison.spikes[:5]))}"
     if comparison.is_interpolated:
-        yield "the candidate was logged at other steps; its values between those were taken"
-    ours, theirs = len(comparison.reference.steps), len(comparison.candidate.steps)
-    if ours != theirs or comparison.is_interpolated:
-        yield f"compared at {_steps(len(comparison.points))}; the reference has {ours}, the candidate {theirs}"
+        yield "the candidate was logged at other steps; its values were interpolated"
+    num_reference, num_candidate = len(comparison.reference.steps), len(comparison.candidate.steps)
+    if num_reference != num_candidate or comparison.is_interpolated:
+        steps = plural(len(comparison.points), "step")
+        yield f"compared at {steps}; the reference has {num_reference}, the candidate {num_candidate}"
 
 
 def _ends(comparison: CurveComparison) -> str:
-    ours, theirs = comparison.end_reference, comparison.end_candidate
-    text = f"{_number(ours)} against {_number(theirs)}"
-    if ours == theirs or not (math.isfinite(ours) and math.isfinite(theirs)):
+    reference, candidate = comparison.end_reference, comparison.end_candidate
+    text = f"{_number(reference)} against {_number(candidate)}"
+    if reference == candidate or not (math.isfinite(reference) and math.isfinite(candidate)):
         return text
-    share = f"{100 * (theirs - ours) / abs(ours):+.2g} %" if ours else f"{theirs - ours:+.3g}"
-    return f"{text} ({share}; by chance single values are {_number(comparison.end_noise)} apart)"
+    share = f"{100 * (candidate - reference) / abs(reference):+.2g} %" if reference else f"{candidate - reference:+.3g}"
+    return f"{text} ({share}; single values scatter by {_number(comparison.end_noise)})"
 
 
-def _bounds(ours: list[float], theirs: list[float]) -> tuple[float, float]:
-    """Return what both pictures reach from and to: the reference's range, and a candidate's beyond it up to its double.
+def _bounds(reference: list[float], candidate: list[float]) -> tuple[float, float]:
+    """Return the range of both pictures: the reference's, extended to the candidate's, but to twice its size at most.
 
-    A candidate that explodes would leave nothing to see of the rest.
+    Otherwise a candidate that explodes would flatten the rest.
     """
-    first = [value for value in ours if math.isfinite(value)] or [0.0]
-    second = [value for value in theirs if math.isfinite(value)] or first
+    first = [value for value in reference if math.isfinite(value)] or [0.0]
+    second = [value for value in candidate if math.isfinite(value)] or first
     low, high = min(first + second), max(first)
     return low, min(max([*second, high]), high + (high - min(first)))
 
@@ -140,37 +170,8 @@ def _spikes(shape: CurveShape) -> str:
     return f"{'a spike' if len(shape.spikes) == 1 else f'{len(shape.spikes)} spikes'} at step {steps}"
 
 
-def _steps(number: int) -> str:
-    return plural(number, "step")
-
-
 def _number(value: float) -> str:
     return "NaN" if math.isnan(value) else f"{value:.3g}"
-
-
-# == Two loss curves compared, as a page and as a JSON object.
-
-_MAX_ROWS = 2000
-"""A page with more rows than that is slow to open."""
-
-
-def curves_page(comparison: CurveComparison) -> str:
-    """Return the comparison as a page: the verdict, both curves, and the steps that were lined up."""
-    ours = [point.reference for point in comparison.points]
-    theirs = [point.candidate for point in comparison.points]
-    sides = (
-        ("Reference", comparison.reference.name, ours, comparison.reference_shape),
-        ("Candidate", comparison.candidate.name, theirs, comparison.candidate_shape),
-    )
-    return page(
-        f"{comparison.reference.name} against {comparison.candidate.name}",
-        facts({"verdict": curves_verdict(comparison)}),
-        *(
-            section(title, facts({"file": name, "curve": shape_text(shape)}), loss_curve(values))
-            for title, name, values, shape in sides
-        ),
-        section("Steps", _curves_html_table(comparison)),
-    )
 
 
 def curves_object(comparison: CurveComparison) -> dict[str, JsonValue]:
@@ -221,14 +222,10 @@ def _shape_object(shape: CurveShape) -> JsonValue:
     }
 
 
-def _curves_html_table(comparison: CurveComparison) -> str:
-    every = -(-len(comparison.points) // _MAX_ROWS)
-    columns = [Column(name=name, is_number=name != "apart") for name in CURVE_COLUMNS]
-    rows = []
-    for place, (step, *numbers, is_apart) in enumerate(curve_rows(comparison)):
-        if place % every == 0:
-            cells = [Cell(shown=str(step), value=step)]
-            cells += [Cell(shown=f"{number:.6g}", value=float(number)) for number in numbers]
-            cells.append(Cell(shown="apart" if is_apart else "", value="apart" if is_apart else ""))
-            rows.append(TableRow(cells=cells, mark="bad" if is_apart else None))
-    return table(columns, rows, noun="steps")
+def _table_row(row: tuple[int, float, float, float, float, bool]) -> TableRow:
+    step, reference, candidate, difference, noise, is_apart = row
+    numbers = ((reference, ".6g"), (candidate, ".6g"), (difference, "+.4g"), (noise, ".3g"))
+    cells = [Cell(shown=str(step), value=step)]
+    cells += [Cell(shown=f"{number:{form}}", value=float(number)) for number, form in numbers]
+    cells.append(Cell(shown="apart" if is_apart else "", value="apart" if is_apart else ""))
+    return TableRow(cells=cells, mark="bad" if is_apart else None)

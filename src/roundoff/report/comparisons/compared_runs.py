@@ -1,139 +1,157 @@
-"""A comparison of two runs: one sentence, then on request a table."""
+"""Two compared runs: where the candidate first differs, the losses, the differences along the steps, every tensor."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import asdict, fields
+from dataclasses import asdict, dataclass, fields
 from typing import TYPE_CHECKING
 
 from roundoff.compare.runs.divergence import ComparedTensor, UnpairedOp
 from roundoff.diagnose.wording import format_distinct, format_of
-from roundoff.report.html_table import Cell, Column, TableRow, table
+from roundoff.report.comparisons.comparison_report import ComparisonReport
+from roundoff.report.html_table import Cell, Column, Mark, TableRow, table
 from roundoff.report.loss_curve import loss_curve
 from roundoff.report.markup import Html, joined, tag
-from roundoff.report.page import facts, page, section
+from roundoff.report.page import section
+from roundoff.report.parts import Facts, Note, Part, Sentence, Table
 from roundoff.runs import Finding, JsonValue, Severity
-from roundoff.words import wrap
+from roundoff.words import join_names
 
 if TYPE_CHECKING:
     from roundoff.compare.runs.run_comparison import RunComparison
     from roundoff.compare.settings.setting_difference import SettingDifference
-    from roundoff.runs import Finding
 
-
-WIDTH = 100
 MAX_UNPAIRED = 6
+MAX_TENSOR_ROWS = 2000
+DIVERGENCE = "first-divergence"
+"""The anchor of the first tensor that the finding is about."""
+_WIDTH, _HEIGHT = 960, 160
+_FLOOR = 1e-8
+"""Smaller relative differences are drawn on the floor."""
 
 
-def runs_text(comparison: RunComparison, finding: Finding | None, *, width: int = WIDTH) -> str:
-    """Say in one sentence where the candidate begins to differ, or by how much it does where formats explain it."""
+@dataclass(frozen=True, kw_only=True)
+class ComparedRuns(ComparisonReport):
+    """A comparison of two runs."""
+
+    comparison: RunComparison
+    finding: Finding | None
+    """The first difference that formats do not explain, or settings that differ."""
+    reference: str
+    candidate: str
+
+    @property
+    def title(self) -> str:
+        """The heading of the page."""
+        return f"{self.candidate} against {self.reference}"
+
+    @property
+    def differs(self) -> bool:
+        """Whether the runs differ by more than formats explain."""
+        return self.finding is not None and self.finding.severity is not Severity.NOTE
+
+    def parts(self) -> list[Part]:
+        """Say where the candidate first differs, or by how much it does where formats explain it."""
+        return run_parts(self.comparison, self.finding)
+
+    def tables(self) -> list[Table]:
+        """Return the tensors, and the settings that differ."""
+        found = [tensors_table(self.comparison.rows, self.finding)]
+        return [*found, settings_table(self.comparison.settings)] if self.comparison.settings else found
+
+    def csv_rows(self) -> list[Sequence[object]]:
+        """Return every tensor, equal ones included, the header first."""
+        names = [field.name for field in fields(ComparedTensor)]
+        return [names, *([getattr(row, name) for name in names] for row in self.comparison.rows)]
+
+    def about(self) -> dict[str, str]:
+        """Return what was compared, and how much of it is equal."""
+        return comparison_facts(self.comparison, reference=self.reference, candidate=self.candidate)
+
+    def pictures(self) -> list[Html]:
+        """Draw the losses, and the differences along the steps."""
+        strip = section("Differences along the steps", _strip(self.comparison.rows, self.finding))
+        return [_losses(self.comparison), strip]
+
+    def to_object(self) -> dict[str, JsonValue]:
+        """Return the comparison as a JSON object."""
+        comparison = self.comparison
+        return {
+            "reference": self.reference,
+            "candidate": self.candidate,
+            "finding": None if self.finding is None else self.finding.to_object(),
+            "identical": comparison.is_identical,
+            "steps": list(comparison.steps),
+            "ranks": list(comparison.ranks),
+            "num_tensors": len(comparison.rows),
+            "num_equal": sum(row.is_equal for row in comparison.rows),
+            "only_in_one": [asdict(op) for op in comparison.unpaired],
+            "rows": [asdict(row) for row in comparison.rows if not row.is_equal],
+        }
+
+
+def run_parts(comparison: RunComparison, finding: Finding | None) -> list[Part]:
+    """Say where the candidate first differs, or by how much it does where formats explain it."""
     if finding is None:
-        lines = _agreement(comparison, width)
+        parts = _agreement(comparison)
     elif finding.severity is Severity.NOTE:
-        lines = [*_agreement(comparison, width), *_note_lines(finding, width)]
+        parts = [*_agreement(comparison), Facts([("note", f"the runs differ in {finding.why.splitlines()[0]}")])]
     else:
-        lines = _finding_lines(finding, width)
-    return "\n".join([*lines, *_unpaired_lines(comparison.unpaired, width)])
+        parts = _finding_parts(finding)
+    return [*parts, *map(Note, _describe_unpaired(comparison.unpaired))]
 
 
-def rows_table(rows: Sequence[ComparedTensor], *, width: int = WIDTH) -> str:
-    """Lay the rows out as a table, one tensor a line; equal ones are counted, not listed."""
-    differing = [row for row in rows if not row.is_equal]
-    lines = [f"{'step':>4} {'phase':9} {'relative':>9} {'inherited':>9} {'excess':>8}  tensor"]
-    for row in differing:
-        place = " / ".join(part for part in (row.site, row.op, row.parameter) if part)
-        numbers = f"{row.step:>4} {row.phase:9} {row.relative:>9.2g} {row.inherited:>9.2g} {row.excess:>8.2g}"
-        lines.append(f"{numbers}  {place}"[:width])
-    return "\n".join([*lines, f"{len(rows) - len(differing)} more are equal bit for bit"])
-
-
-def csv_rows(rows: Sequence[ComparedTensor]) -> list[Sequence[object]]:
-    """Return the names of the columns, then every row, equal ones included."""
-    names = [field.name for field in fields(ComparedTensor)]
-    return [names, *([getattr(row, name) for name in names] for row in rows)]
-
-
-def runs_object(comparison: RunComparison, finding: Finding | None) -> dict[str, JsonValue]:
-    """Return the comparison as JSON."""
-    return {
-        "finding": None if finding is None else finding.to_object(),
-        "identical": comparison.is_identical,
-        "steps": list(comparison.steps),
-        "ranks": list(comparison.ranks),
-        "num_tensors": len(comparison.rows),
-        "num_equal": sum(row.is_equal for row in comparison.rows),
-        "only_in_one": [asdict(op) for op in comparison.unpaired],
-        "rows": [asdict(row) for row in comparison.rows if not row.is_equal],
-    }
-
-
-def _finding_lines(finding: Finding, width: int) -> list[str]:
+def _finding_parts(finding: Finding) -> list[Part]:
     title = finding.title[:1].upper() + finding.title[1:] if finding.op is None else finding.title
-    head = wrap(title, first="", rest="  ", width=width)
-    if finding.source:
-        fits = len(head[-1]) + len(finding.source) + 3 <= width
-        head = (
-            [*head[:-1], f"{head[-1]:<{width - len(finding.source)}}{finding.source}"]
-            if fits
-            else [*head, f"  {finding.source}"]
-        )
-    lines = [line for part in finding.why.split("\n") for line in wrap(f"{part}.", first="  ", rest="  ", width=width)]
-    told = [line for line in _related_lines(finding) if line not in finding.why]
-    also = [
-        line
-        for text in told[:2]
-        for line in wrap(f"the runs differ in {text}", first="  also   ", rest="         ", width=width)
+    settings = [line for line in _related_settings(finding) if line not in finding.why]
+    also = [("also", f"the runs differ in {setting}") for setting in settings[:2]]
+    return [
+        Sentence(title, source=finding.source),
+        *(Note(f"{paragraph}.") for paragraph in finding.why.split("\n")),
+        Facts([("fix", finding.fix), *also]),
     ]
-    return [*head, *lines, *wrap(finding.fix, first="  fix    ", rest="         ", width=width), *also]
 
 
-def _related_lines(finding: Finding) -> list[str]:
-    """Return what the runs were told differently, without the kind behind it."""
+def _related_settings(finding: Finding) -> list[str]:
+    """Return the settings that differ, without their kind in parentheses."""
     lines = [line for related in finding.related for line in related.why.splitlines()]
     return [line.rpartition(" (")[0] or line for line in lines]
 
 
-def _note_lines(finding: Finding, width: int) -> list[str]:
-    """Tell the settings that differ without having made a difference, in two lines at most."""
-    return wrap(f"note   the runs differ in {finding.why.splitlines()[0]}", first="  ", rest="         ", width=width)[
-        :2
-    ]
-
-
-def _agreement(comparison: RunComparison, width: int) -> list[str]:
+def _agreement(comparison: RunComparison) -> list[Part]:
     if not comparison.rows:
-        return ["No step was recorded in both runs, so that no op can be compared."]
+        return [Sentence("No step was recorded in both runs, so no op can be compared.")]
     where = f"{len(comparison.rows)} tensors of {_steps(comparison)}"
     if comparison.is_identical:
-        return [f"The runs are identical bit for bit: {where}."]
-    lines = wrap(f"Nothing differs beyond what the formats explain: {where}.", first="", rest="  ", width=width)
+        return [Sentence(f"The runs are identical bit for bit: {where}.")]
+    parts: list[Part] = [Sentence(f"Nothing differs beyond what the formats explain: {where}.")]
     largest = comparison.largest
     if largest is not None:
         text = f"largest difference of a forward pass: {largest.relative:.2g} of the norm, {_formats(largest)}"
-        lines += wrap(f"{text}, at {largest.site} / {largest.op}.", first="  ", rest="  ", width=width)
+        parts.append(Note(f"{text}, at {largest.site} / {largest.op}."))
     losses = comparison.losses
     if losses is not None and losses.points:
         last = losses.points[-1]
         reference, candidate = format_distinct(last.reference, last.candidate)
-        lines.append(f"  loss of step {last.step}: {reference} in the reference, {candidate} here.")
-    return lines
+        parts.append(Note(f"loss of step {last.step}: {reference} in the reference, {candidate} in the candidate."))
+    return parts
 
 
-def _unpaired_lines(unpaired: Sequence[UnpairedOp], width: int) -> list[str]:
-    """Say which ops only one side has; sites that have the same of them are told together."""
+def _describe_unpaired(unpaired: Sequence[UnpairedOp]) -> list[str]:
+    """Say which ops only one side has; sites with the same ops share a line."""
     by_site: dict[tuple[str, str, str], list[str]] = {}
     for op in unpaired:
         by_site.setdefault((op.side, op.phase, op.site), []).append(op.op)
     alike: dict[tuple[str, str, tuple[str, ...]], list[str]] = {}
     for (side, phase, site), ops in by_site.items():
         alike.setdefault((side, phase, tuple(dict.fromkeys(ops))), []).append(site)
-    lines: list[str] = []
-    for (side, phase, names), sites in list(alike.items())[:MAX_UNPAIRED]:
-        text = f"only in the {side}, {phase}: {', '.join(names)} of {_few(sites)}"
-        lines += wrap(text, first="  ", rest="    ", width=width)[:3]
+    lines = [
+        f"only in the {side}, {phase}: {join_names(names, at_most=12)} of {_few(sites)}"
+        for (side, phase, names), sites in list(alike.items())[:MAX_UNPAIRED]
+    ]
     more = len(alike) - MAX_UNPAIRED
-    return [*lines, f"  and {more} more kinds of sites; --json lists them all"] if more > 0 else lines
+    return [*lines, f"and {more} more kinds of sites; --json lists them all"] if more > 0 else lines
 
 
 def _few(names: Sequence[str]) -> str:
@@ -151,42 +169,16 @@ def _formats(row: ComparedTensor) -> str:
     return f"{row.reference_dtype} against {row.candidate_dtype}"
 
 
-# == A comparison of two runs as a page: the verdict, the losses, the differences along the steps, and every
-# == tensor.
-
-_WIDTH, _HEIGHT = 960, 160
-_FLOOR = 1e-8
-"""Smaller relative differences are drawn on the floor."""
-MAX_TENSOR_ROWS = 2000
-DIVERGENCE = "first-divergence"
-"""The anchor of the first tensor that the finding is about."""
-
-
-def runs_page(comparison: RunComparison, finding: Finding | None, *, reference: str, candidate: str) -> str:
-    """Return the page; differing tensors come first in the table, and the page says how many were left out."""
-    return page(
-        f"{candidate} against {reference}",
-        tag("pre", runs_text(comparison, finding)),
-        comparison_facts(comparison, reference=reference, candidate=candidate),
-        _losses(comparison),
-        section("Differences along the steps", _strip(comparison.rows, finding)),
-        *([section("Settings that differ", settings_table(comparison.settings))] if comparison.settings else []),
-        section("Tensors", tensors_table(comparison.rows, finding)),
-    )
-
-
-def comparison_facts(comparison: RunComparison, *, reference: str, candidate: str) -> Html:
+def comparison_facts(comparison: RunComparison, *, reference: str, candidate: str) -> dict[str, str]:
     """Return what was compared, and how much of it is equal."""
     num_equal = sum(row.is_equal for row in comparison.rows)
-    return facts(
-        {
-            "reference": reference,
-            "candidate": candidate,
-            "steps compared op by op": ", ".join(map(str, comparison.steps)) or "none",
-            "tensors lined up": f"{len(comparison.rows)}, of which {num_equal} are equal bit for bit",
-            "ops that only one run has": str(len(comparison.unpaired)),
-        }
-    )
+    return {
+        "reference": reference,
+        "candidate": candidate,
+        "steps compared op by op": ", ".join(map(str, comparison.steps)) or "none",
+        "tensors compared": f"{len(comparison.rows)}, of which {num_equal} are equal bit for bit",
+        "ops in only one run": str(len(comparison.unpaired)),
+    }
 
 
 def _losses(comparison: RunComparison) -> Html:
@@ -240,8 +232,8 @@ def _share(relative: float) -> float:
     return min(1.0, 1 - math.log10(min(relative, 1.0)) / math.log10(_FLOOR)) if math.isfinite(relative) else 1.0
 
 
-def settings_table(settings: Sequence[SettingDifference]) -> Html:
-    """Return what the runs were told differently, the two side by side."""
+def settings_table(settings: Sequence[SettingDifference]) -> Table:
+    """Return the settings that differ."""
     names = ("setting", "kind", "reference", "candidate")
     rows = [
         TableRow(
@@ -252,46 +244,53 @@ def settings_table(settings: Sequence[SettingDifference]) -> Html:
         )
         for setting in settings
     ]
-    return table([Column(name=name) for name in names], rows, noun="settings")
+    columns = [Column(name=name) for name in names]
+    return Table(title="Settings that differ", columns=columns, rows=rows, noun="settings")
 
 
-def tensors_table(rows: Sequence[ComparedTensor], finding: Finding | None, *, most: int = MAX_TENSOR_ROWS) -> Html:
-    """Return the tensors, differing ones first, the one that the finding is about marked; and how many are left out."""
+_COLUMNS = (
+    Column(name="step", is_number=True),
+    Column(name="phase"),
+    Column(name="site"),
+    Column(name="op"),
+    Column(name="shape", is_on_console=False),
+    Column(name="relative", is_number=True),
+    Column(name="inherited", is_number=True),
+    Column(name="excess", is_number=True),
+    Column(name="reference absmax", is_number=True, is_on_console=False),
+    Column(name="candidate absmax", is_number=True, is_on_console=False),
+    Column(name="formats", is_on_console=False),
+)
+
+
+def tensors_table(rows: Sequence[ComparedTensor], finding: Finding | None, *, most: int = MAX_TENSOR_ROWS) -> Table:
+    """Return the tensors that differ, the one that the finding is about marked; a page lists equal ones after them."""
     differing = [row for row in rows if not row.is_equal]
     shown = [*differing, *(row for row in rows if row.is_equal)][:most]
-    columns = [
-        Column(name="step", is_number=True),
-        Column(name="phase"),
-        Column(name="site"),
-        Column(name="op"),
-        Column(name="shape"),
-        Column(name="relative", is_number=True),
-        Column(name="inherited", is_number=True),
-        Column(name="excess", is_number=True),
-        Column(name="reference absmax", is_number=True),
-        Column(name="candidate absmax", is_number=True),
-        Column(name="formats"),
-    ]
     origin = next((row for row in rows if is_origin(row, finding)), None)
     if origin is not None and origin not in shown:
         shown = [origin, *shown[:-1]]
-    made = [
-        TableRow(
-            cells=_cells(row),
-            mark="bad" if is_origin(row, finding) else None,
-            anchor=DIVERGENCE if row is origin else None,
-        )
-        for row in shown
-    ]
+
+    def table_row(row: ComparedTensor) -> TableRow:
+        mark: Mark | None = "bad" if is_origin(row, finding) else None
+        return TableRow(cells=_cells(row), mark=mark, anchor=DIVERGENCE if row is origin else None)
+
     left_out = len(rows) - len(shown)
-    note = [tag("p", f"{left_out} more tensors are left out; roundoff compare --csv writes them all.")]
-    return joined(table(columns, made, noun="tensors"), *(note if left_out else []))
+    return Table(
+        title="Tensors",
+        columns=_COLUMNS,
+        rows=[table_row(row) for row in differing],
+        noun="tensors",
+        note=f"{len(rows) - len(differing)} more are equal bit for bit",
+        page_rows=[table_row(row) for row in shown],
+        page_note=f"{left_out} more tensors; roundoff compare --csv writes them all." if left_out else "",
+    )
 
 
 def _cells(row: ComparedTensor) -> list[Cell]:
     place = f"{row.op} {row.parameter}" if row.parameter else row.op
-    ours, theirs = format_of(row.reference_dtype), format_of(row.candidate_dtype)
-    formats = ours if ours == theirs else f"{ours}, {theirs}"
+    reference, candidate = format_of(row.reference_dtype), format_of(row.candidate_dtype)
+    formats = reference if reference == candidate else f"{reference}, {candidate}"
     return [
         Cell(shown=str(row.step), value=float(row.step)),
         Cell(shown=row.phase, value=row.phase),

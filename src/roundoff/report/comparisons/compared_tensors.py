@@ -1,21 +1,20 @@
-"""Two compared sets of saved tensors as text: the first that differs, what came before it, what has no partner."""
+"""Two compared sets of saved tensors: the first that differs, what is before it, and what has no counterpart."""
 
 from __future__ import annotations
 
-import textwrap
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 
 from roundoff.compare.tensors.tensor_comparison import TensorPair, TensorsComparison, TensorVerdict
 from roundoff.compare.tensors.tensor_distance import TensorDistance
 from roundoff.compare.tensors.tensor_files import SavedTensor
 from roundoff.diagnose.wording import format_of, format_short
-from roundoff.report.html_table import Cell, Column, TableRow, table
-from roundoff.report.markup import tag
-from roundoff.report.page import facts, page, section
+from roundoff.report.comparisons.comparison_report import ComparisonReport, pair_cells
+from roundoff.report.html_table import Cell, Column, TableRow
+from roundoff.report.parts import Note, Part, Sentence, Table
 from roundoff.runs import JsonValue
 from roundoff.words import join_names, plural
 
-WIDTH = 100
 MAX_LINES = 8
 """So many pairs that differ get a line of their own."""
 
@@ -25,6 +24,50 @@ HEADER = (
 )  # fmt: skip
 WORDS = frozenset({"verdict", "reference", "candidate", "shape", "dtype", "paired by", "at", "not finite"})
 """Columns that hold words."""
+ON_CONSOLE = ("verdict", "reference", "candidate", "shape", "relative", "ulp", "max abs", "at", "channel")
+"""Columns that fit on a screen."""
+FINE = frozenset({"equal", "explained"})
+
+
+@dataclass(frozen=True)
+class ComparedTensors(ComparisonReport):
+    """A comparison of two folders of tensors."""
+
+    comparison: TensorsComparison
+
+    @property
+    def title(self) -> str:
+        """The heading of the page."""
+        return "Saved tensors"
+
+    @property
+    def differs(self) -> bool:
+        """Whether a tensor differs by more than formats explain, or has no counterpart."""
+        return self.comparison.differs
+
+    def parts(self) -> list[Part]:
+        """Return the first tensor that differs, what is before it, and what has no counterpart."""
+        return [Sentence(tensors_sentence(self.comparison)), *(Note(text) for text in _further(self.comparison))]
+
+    def tables(self) -> list[Table]:
+        """Return every pair of tensors, and those without a counterpart."""
+        columns = [
+            Column(name=name, is_number=name not in WORDS, is_on_console=name in ON_CONSOLE) for name in ("#", *HEADER)
+        ]
+        rows = [_table_row(number, row) for number, row in enumerate(tensors_rows(self.comparison))]
+        return [Table(title="Tensors", columns=columns, rows=rows, noun="tensors")]
+
+    def csv_rows(self) -> list[Sequence[object]]:
+        """Return every pair with exact numbers, the header first."""
+        return [HEADER, *tensors_rows(self.comparison, exact=True)]
+
+    def about(self) -> Mapping[str, str]:
+        """Return what was compared."""
+        return {"reference": self.comparison.reference, "candidate": self.comparison.candidate}
+
+    def to_object(self) -> Mapping[str, JsonValue]:
+        """Return the comparison as a JSON object."""
+        return tensors_object(self.comparison)
 
 
 def tensors_sentence(found: TensorsComparison) -> str:
@@ -34,17 +77,9 @@ def tensors_sentence(found: TensorsComparison) -> str:
         return f"{_all_agree(found)}{_but_unpaired(found)}."
     name = _names(first)
     if first.distance is None:
-        ours, theirs = map(_shape, first.shapes)
-        return f"{name} is the first that differs: its shape is {theirs} instead of {ours}."
+        reference, candidate = map(_shape, first.shapes)
+        return f"{name} is the first that differs: its shape is {candidate} instead of {reference}."
     return f"{name} is the first that differs: {_how_far(first, first.distance)}."
-
-
-def tensors_text(found: TensorsComparison, *, width: int = WIDTH) -> str:
-    """Lay out a comparison on one screen, the verdict first."""
-    lines = textwrap.wrap(tensors_sentence(found), width, break_long_words=False)
-    for text in _further(found):
-        lines += textwrap.wrap(text, width, initial_indent="  ", subsequent_indent="    ", break_long_words=False)
-    return "\n".join(lines)
 
 
 def tensors_rows(found: TensorsComparison, *, exact: bool = False) -> list[tuple[str, ...]]:
@@ -91,14 +126,14 @@ def _but_unpaired(found: TensorsComparison) -> str:
     sides = ((found.only_reference, "reference"), (found.only_candidate, "candidate"))
     parts = [f"{plural(len(left), 'tensor')} of the {side}" for left, side in sides if left]
     num = len(found.only_reference) + len(found.only_candidate)
-    return f", but {' and '.join(parts)} {'has' if num == 1 else 'have'} no partner" if parts else ""
+    return f", but {' and '.join(parts)} {'has' if num == 1 else 'have'} no counterpart" if parts else ""
 
 
 def _how_far(pair: TensorPair, far: TensorDistance) -> str:
     if far.num_unlike:
         values = "" if far.values is None else f": {far.values[0]:g} against {far.values[1]:g}"
         are = "1 value is" if far.num_unlike == 1 else f"{far.num_unlike} values are"
-        return f"{are} not finite in one of the two, or in another way, the first at {_place(far.position)}{values}"
+        return f"{are} not finite in only one of the two, or differently, the first at {_place(far.position)}{values}"
     num = pair.shapes[0][1 if len(pair.shapes[0]) >= 4 else -1] if pair.shapes[0] else 1
     local = "" if far.channel is None else f", nearly all of it in channel {far.channel} of {num}"
     where = f"largest {format_short(far.max_abs)}" + (f" at {_place(far.position)}" if far.position else "")
@@ -126,8 +161,8 @@ def _further(found: TensorsComparison) -> Iterator[str]:
             yield f"{_names(pair)}: shape {_shape(pair.shapes[1])} instead of {_shape(pair.shapes[0])}"
     for side, left in ("REF", found.only_reference), ("CAND", found.only_candidate):
         if left:
-            yield f"only in {side}: "
-            f"{join_names([f'{printable(x.name)} {_shape(x.shape)}' for x in left], at_most=MAX_LINES)}"
+            names = [f"{printable(tensor.name)} {_shape(tensor.shape)}" for tensor in left]
+            yield f"only in {side}: {join_names(names, at_most=MAX_LINES)}"
     by_order = [pair for pair in found.pairs if pair.by == "order"]
     if by_order:
         rest = "rests" if len(by_order) == 1 else "rest"
@@ -147,8 +182,8 @@ def _before(pairs: Sequence[TensorPair]) -> str:
 
 
 def _names(pair: TensorPair) -> str:
-    ours, theirs = printable(pair.reference), printable(pair.candidate)
-    return ours if ours == theirs else f"{ours} = {theirs}"
+    reference, candidate = printable(pair.reference), printable(pair.candidate)
+    return reference if reference == candidate else f"{reference} = {candidate}"
 
 
 def _shape(shape: Sequence[int]) -> str:
@@ -157,23 +192,6 @@ def _shape(shape: Sequence[int]) -> str:
 
 def _place(position: Sequence[int] | None) -> str:
     return "" if position is None else f"[{', '.join(map(str, position))}]"
-
-
-# == Two compared sets of saved tensors as a page, and as JSON.
-
-FINE = frozenset({"equal", "explained"})
-
-
-def tensors_page(found: TensorsComparison) -> str:
-    """Return a page with the verdict and a table of every tensor, in the order of saving."""
-    columns = [Column(name="#", is_number=True), *(Column(name=name, is_number=name not in WORDS) for name in HEADER)]
-    rows = [_page_row(number, row) for number, row in enumerate(tensors_rows(found))]
-    return page(
-        "Saved tensors",
-        tag("p", tensors_sentence(found), class_="verdict"),
-        facts({"reference": found.reference, "candidate": found.candidate}),
-        section("Tensors", table(columns, rows, noun="tensors")),
-    )
 
 
 def tensors_object(found: TensorsComparison) -> Mapping[str, JsonValue]:
@@ -190,16 +208,10 @@ def tensors_object(found: TensorsComparison) -> Mapping[str, JsonValue]:
     }
 
 
-def _page_row(number: int, row: tuple[str, ...]) -> TableRow:
+def _table_row(number: int, row: tuple[str, ...]) -> TableRow:
     cells = [Cell(shown=str(number), value=float(number))]
-    cells += [_cell(name, text) for name, text in zip(HEADER, row, strict=True)]
+    cells += pair_cells(HEADER, row, words=WORDS)
     return TableRow(cells=cells, mark=None if row[0] in FINE else "bad")
-
-
-def _cell(name: str, text: str) -> Cell:
-    if name in WORDS or not text:
-        return Cell(shown=text, value=text or None)
-    return Cell(shown=text, value=float(text))
 
 
 def _pair(pair: TensorPair) -> Mapping[str, JsonValue]:

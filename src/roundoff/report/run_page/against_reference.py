@@ -8,12 +8,14 @@ from contextlib import suppress
 from statistics import median
 
 from roundoff.compare.runs.divergence import ComparedTensor
+from roundoff.diagnose.run_view import RunView
 from roundoff.errors import RunFolderError
 from roundoff.report.charts import Trace, chart, figure, text, vertical_line
-from roundoff.report.comparisons.compared_runs import DIVERGENCE, comparison_facts, is_origin, runs_text, tensors_table
+from roundoff.report.comparisons.compared_runs import DIVERGENCE, comparison_facts, is_origin, run_parts, tensors_table
 from roundoff.report.markup import Html, joined, tag
+from roundoff.report.page import facts
+from roundoff.report.parts import table_html, to_html
 from roundoff.report.run_page.section import Section
-from roundoff.report.run_page.view import RunView
 from roundoff.runs import CachedRun, Finding, JsonValue
 
 # == Two runs side by side: what each of them was and came to.
@@ -136,11 +138,11 @@ def compared_section(view: RunView) -> Section | None:
     num_differing = sum(map(_is_drawn, comparison.rows))
     left_out = num_differing - len(drawn)
     body = joined(
-        *([] if finding is not None and _is_verdict(view, finding) else [tag("pre", runs_text(comparison, finding))]),
-        comparison_facts(comparison, reference=str(reference.path), candidate=str(view.run.path)),
+        *([] if finding is not None and _is_verdict(view, finding) else [to_html(run_parts(comparison, finding))]),
+        facts(comparison_facts(comparison, reference=str(reference.path), candidate=str(view.run.path))),
         _jump(comparison.rows, finding),
         *([chart("compared", words=words, height=340)] if picture is not None else []),
-        tensors_table(comparison.rows, finding, most=MAX_ROWS) if comparison.rows else Html(),
+        table_html(tensors_table(comparison.rows, finding, most=MAX_ROWS)) if comparison.rows else Html(),
     )
     note = f"{left_out} of {num_differing} differing results are not drawn: those that add nothing."
     return Section(

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from roundoff.diagnose.flow import recorded_steps
-from roundoff.report.run_page.view import RunView
+from roundoff.diagnose.run_view import RunView
 from roundoff.runs import Run
 
 MAX_STEPS = 100

@@ -9,12 +9,12 @@ from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 
+from roundoff.diagnose.run_view import RunView
 from roundoff.errors import RunFolderError
 from roundoff.report.markup import Html, tag
 from roundoff.report.page import asset, facts, page
 from roundoff.report.run_page.section import Section, section_html
 from roundoff.report.run_page.sections import SECTIONS, SectionMaker
-from roundoff.report.run_page.view import RunView
 
 SCRIPTS = ("charts.js", "steps.js", "sites.js", "exponents.js")
 

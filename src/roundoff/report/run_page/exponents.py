@@ -21,12 +21,12 @@ from roundoff.diagnose.numbers.format_ranges import (
     fixed_range,
     range_of,
 )
+from roundoff.diagnose.run_view import RunView
 from roundoff.diagnose.wording import format_of, largest_of
 from roundoff.report.html_table import Cell, Column, TableRow, percent, table
 from roundoff.report.markup import Html, joined, tag
 from roundoff.report.run_page.chosen_steps import ChosenStep, choose_steps
 from roundoff.report.run_page.section import Section
-from roundoff.report.run_page.view import RunView
 from roundoff.runs import JsonValue
 
 # == The tensors whose exponent histograms a page shows: results, gradients and weights of the chosen steps.
@@ -167,7 +167,7 @@ def _tensor(row: dict[str, Any], *, num_bits: int) -> TensorExponents:
     )
 
 
-MOST_ROWS = 150
+MAX_ROWS = 150
 USUAL_BITS = 8
 _KINDS = {"output": "results", "gradient": "gradients", "weight": "weights"}
 _EXPLAINED = (
@@ -189,10 +189,10 @@ def exponents_section(view: RunView) -> Section | None:
         words = "This run was recorded without histograms. To have them:  roundoff record --histograms SCRIPT"
         return Section(key="exponents", title=title, body=tag("p", words))
     ranked = sorted(range(len(found.tensors)), key=lambda place: found.tensors[place].badness, reverse=True)
-    worst = ranked[:MOST_ROWS]
+    worst = ranked[:MAX_ROWS]
     notes = list(found.notes)
     if len(worst) < len(found.tensors):
-        notes.append(f"The table lists the {MOST_ROWS} tensors that lose most; all {len(found.tensors)} can be chosen.")
+        notes.append(f"The table lists the {MAX_ROWS} tensors that lose most; all {len(found.tensors)} can be chosen.")
     return Section(
         key="exponents",
         title=title,

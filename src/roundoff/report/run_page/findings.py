@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from roundoff.diagnose.run_view import RunView
 from roundoff.report.findings_text import findings_text, place_in_words
 from roundoff.report.markup import Html, joined, tag
 from roundoff.report.run_page.section import Section
-from roundoff.report.run_page.view import RunView
 from roundoff.runs import Finding, JsonValue, Severity, to_json
 
 MAX_FINDINGS = 60

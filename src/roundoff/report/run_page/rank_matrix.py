@@ -6,13 +6,13 @@ import itertools
 from collections.abc import Sequence
 
 from roundoff.diagnose.ranks.agreement import INPUT, Agreement, Stretch, rank_agreement
+from roundoff.diagnose.run_view import RunView
 from roundoff.report.markup import Html, joined, tag
 from roundoff.report.run_page.section import Section
-from roundoff.report.run_page.view import RunView
 from roundoff.words import join_names, plural
 
-MOST_COLUMNS = 60
-MOST_RANKS = 32
+MAX_COLUMNS = 60
+MAX_RANKS = 32
 _TITLES = {
     INPUT: "inputs of the model",
     "gradient": "gradients after backward",
@@ -38,7 +38,7 @@ def ranks_section(view: RunView) -> Section | None:
         body=joined(
             tag("ul", *map(_sentence, found), class_="told"),
             tag("p", _EXPLAINED, class_="faint"),
-            _matrix(found, columns[:MOST_COLUMNS], places[:MOST_RANKS]),
+            _matrix(found, columns[:MAX_COLUMNS], places[:MAX_RANKS]),
         ),
         thinned=_left_out(len(columns), len(places)),
     )
@@ -46,10 +46,10 @@ def ranks_section(view: RunView) -> Section | None:
 
 def _left_out(num_columns: int, num_ranks: int) -> list[str]:
     notes = []
-    if num_columns > MOST_COLUMNS:
-        notes.append(f"The first {MOST_COLUMNS} of {num_columns} stretches of steps are shown.")
-    if num_ranks > MOST_RANKS:
-        notes.append(f"{MOST_RANKS} of {num_ranks} ranks are shown, those first that ever differ from most.")
+    if num_columns > MAX_COLUMNS:
+        notes.append(f"The first {MAX_COLUMNS} of {num_columns} stretches of steps are shown.")
+    if num_ranks > MAX_RANKS:
+        notes.append(f"{MAX_RANKS} of {num_ranks} ranks are shown, those first that ever differ from most.")
     return notes
 
 

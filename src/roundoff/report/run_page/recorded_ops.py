@@ -14,12 +14,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from roundoff.diagnose.nonfinite.origin import BadFlow, bad_flow
+from roundoff.diagnose.run_view import RunView
 from roundoff.diagnose.wording import FORMATS, largest_of
 from roundoff.formats import SmallFloat, format_named
 from roundoff.report.markup import Html, tag
 from roundoff.report.run_page.chosen_steps import ChosenStep, choose_steps, room_for
 from roundoff.report.run_page.section import Section
-from roundoff.report.run_page.view import RunView
 from roundoff.runs import JsonValue
 
 # == The results of the chosen steps, read all at once and thinned to what a page has room for.

@@ -108,7 +108,7 @@ def sample_text(sample: Array) -> Html:
 def label_text(label: Array) -> str:
     """Write what the loss was given for a sample.
 
-    >>> label_in_words(np.array(3)), label_in_words(np.array([0.25, 1.0])), label_in_words(np.arange(50))
+    >>> label_text(np.array(3)), label_text(np.array([0.25, 1.0])), label_text(np.arange(50))
     ('3', '0.25, 1', '0, 1, 2, 3, 4, 5, 6, 7 ...')
     """
     flat = label.reshape(-1)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from roundoff.diagnose.run_view import RunView
 from roundoff.report.run_page.against_reference import compared_section, side_by_side_section
 from roundoff.report.run_page.exponents import exponents_section
 from roundoff.report.run_page.findings import verdict_section
@@ -14,7 +15,6 @@ from roundoff.report.run_page.setup import recipe_section, settings_section
 from roundoff.report.run_page.site_tree import sites_section
 from roundoff.report.run_page.training_curves import loss_section, norms_section
 from roundoff.report.run_page.training_data import data_section
-from roundoff.report.run_page.view import RunView
 
 SectionMaker = Callable[[RunView], Section | None]
 

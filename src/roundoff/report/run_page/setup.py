@@ -7,12 +7,13 @@ from collections.abc import Mapping
 from typing import Any
 
 from roundoff.diagnose.planned_recipe import PlannedRecipe, overrides_of, planned_recipe
+from roundoff.diagnose.run_view import RunView
 from roundoff.report.comparisons.compared_runs import settings_table
 from roundoff.report.html_table import Cell, Column, TableRow, table
 from roundoff.report.markup import Html, joined, tag
 from roundoff.report.page import facts
+from roundoff.report.parts import table_html
 from roundoff.report.run_page.section import Section
-from roundoff.report.run_page.view import RunView
 from roundoff.runs import JsonValue, OptimizerFacts, RunInfo, to_json
 
 # == Environment and configuration, and what the reference was told differently.
@@ -46,7 +47,7 @@ def _differences(view: RunView) -> Html:
     differences = view.comparison.settings
     if not differences:
         return tag("p", "The reference was told the same, as far as both runs say.")
-    return joined(tag("h3", "Different from the reference"), settings_table(differences))
+    return joined(tag("h3", "Different from the reference"), table_html(settings_table(differences)))
 
 
 def _plain(info: RunInfo) -> dict[str, str]:

@@ -6,11 +6,11 @@ import math
 from collections.abc import Mapping
 
 from roundoff.diagnose.numbers.site_ranges import DEEPEST, LOSING, NARROW, SiteNode, SiteRange, site_ranges, site_tree
+from roundoff.diagnose.run_view import RunView
 from roundoff.report.html_table import percent
 from roundoff.report.markup import Html, joined, tag
 from roundoff.report.run_page.chosen_steps import choose_steps
 from roundoff.report.run_page.section import Section
-from roundoff.report.run_page.view import RunView
 
 MAX_SITES = 1500
 _DIFFERS = (

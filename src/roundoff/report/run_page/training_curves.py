@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping
 
+from roundoff.diagnose.run_view import RunView
 from roundoff.report.charts import Curve, Trace, chart, figure, line, marks, vertical_line
 from roundoff.report.loss_curve import loss_sentence
 from roundoff.report.markup import Html, joined, tag
 from roundoff.report.run_page.section import Section
-from roundoff.report.run_page.view import RunView
 from roundoff.runs import CachedRun, JsonValue, Metrics, Severity
 
 # == How the training went beside its loss: gradient and update norms, loss scale and skipped steps, learning
@@ -85,7 +85,7 @@ def _rate(view: RunView) -> list[Trace]:
     return [line(curve) for curve in found if not curve.is_empty]
 
 
-MOST_MARKS = 300
+MAX_MARKS = 300
 MAX_VERTICAL_LINES = 4
 """So many findings get a line across the chart; more would hide it."""
 
@@ -138,13 +138,13 @@ def _anomalies(view: RunView, losses: Mapping[int, float]) -> list[Trace]:
     """Return the marks of what the watch saw, and of losses that are not finite; those stand above the curves."""
     above = _above(losses.values(), () if view.reference is None else _losses(view.reference).values())
     points: list[tuple[int, float | None, str]] = []
-    for rank, anomaly in view.run.anomalies()[:MOST_MARKS]:
+    for rank, anomaly in view.run.anomalies()[:MAX_MARKS]:
         name = f" {anomaly.name}" if anomaly.name else ""
         words = f"step {anomaly.step}: {anomaly.kind}{name}{f', rank {rank}' if rank else ''}"
         points.append((anomaly.step, _height(losses.get(anomaly.step), above), words))
     seen = {step for step, _, _ in points}
     bad = [step for step, value in losses.items() if not math.isfinite(value) and step not in seen]
-    points += [(step, above, f"step {step}: loss {losses[step]}") for step in bad[: MOST_MARKS - len(points)]]
+    points += [(step, above, f"step {step}: loss {losses[step]}") for step in bad[: MAX_MARKS - len(points)]]
     return [marks("anomaly", points, colour="--bad", symbol="x")] if points else []
 
 
@@ -182,8 +182,8 @@ def _omissions(view: RunView) -> list[str]:
     metrics: list[Metrics] = view.run.metrics()
     if len(metrics) > 2000:
         notes.append(f"Of {len(metrics)} steps the lowest and the highest value of every stretch is drawn.")
-    if len(view.run.anomalies()) > MOST_MARKS:
-        notes.append(f"Only the first {MOST_MARKS} of {len(view.run.anomalies())} anomalies are marked.")
+    if len(view.run.anomalies()) > MAX_MARKS:
+        notes.append(f"Only the first {MAX_MARKS} of {len(view.run.anomalies())} anomalies are marked.")
     if len(view.run.ranks) > 1:
         notes.append(f"Curves are those of rank 0; {len(view.run.ranks)} ranks trained.")
     return notes

@@ -8,12 +8,12 @@ from collections.abc import Sequence
 from roundoff.diagnose.batches import model_inputs
 from roundoff.diagnose.data.sample_order import MAX_EPOCHS, EpochSeen, LabelCounts, epochs_seen, label_counts
 from roundoff.diagnose.data.saved_samples import ChannelRange, SavedBatch, SavedInput, channel_ranges, saved_batches
+from roundoff.diagnose.run_view import RunView
 from roundoff.report.charts import Curve, chart, figure, line
 from roundoff.report.html_table import percent
 from roundoff.report.markup import Html, joined, tag
 from roundoff.report.run_page.sample_pictures import how_drawn, label_text, picture_html, pictures, sample_text
 from roundoff.report.run_page.section import Section
-from roundoff.report.run_page.view import RunView
 from roundoff.runs import BatchFacts, JsonValue, Run, TensorFacts
 from roundoff.words import plural
 
@@ -85,7 +85,7 @@ def _plain_table(heads: Sequence[str], rows: Sequence[Sequence[str]], *, name: s
     return tag("div", table, class_="scrolling", tabindex=0, role="region", aria_label=name)
 
 
-MOST_BARS = 200
+MAX_BARS = 200
 """Of more labels those that are seen most often are drawn."""
 
 
@@ -166,7 +166,7 @@ def _charts(labels: LabelCounts | None, *, has_ranges: bool) -> Html:
 
 
 def _bars(labels: LabelCounts) -> JsonValue:
-    shown = sorted(sorted(labels.counts, key=lambda label: -labels.counts[label])[:MOST_BARS])
+    shown = sorted(sorted(labels.counts, key=lambda label: -labels.counts[label])[:MAX_BARS])
     trace: dict[str, JsonValue] = {
         "type": "bar",
         "name": "labels",
@@ -193,8 +193,8 @@ def _range_chart(run: Run, rank: int) -> JsonValue | None:
 
 def _omissions(run: Run, rank: int, labels: LabelCounts | None) -> list[str]:
     notes = []
-    if labels is not None and len(labels.counts) > MOST_BARS:
-        notes.append(f"The {MOST_BARS} most frequent of {len(labels.counts)} labels are drawn.")
+    if labels is not None and len(labels.counts) > MAX_BARS:
+        notes.append(f"The {MAX_BARS} most frequent of {len(labels.counts)} labels are drawn.")
     num_epochs = sum(call.call == "epoch" for call in run.calls(rank=rank))
     if num_epochs > MAX_EPOCHS:
         notes.append(f"Of {num_epochs} epochs the first {MAX_EPOCHS} are listed.")

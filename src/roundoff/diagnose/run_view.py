@@ -1,4 +1,4 @@
-"""What the page of a run may look at: the run, what was found in it, and what it is held against."""
+"""A run with everything that is known about it: what a report shows."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunView:
-    """A run and everything that was found out about it."""
+    """A run, its findings, and its comparison with a reference if there is one."""
 
     run: CachedRun
     findings: Sequence[Finding]
     """The verdict first."""
     reference: CachedRun | None = None
     comparison: RunComparison | None = None
-    """With the reference, where there is one."""
+    """With the reference."""
     divergence: Finding | None = None
-    """What the comparison found first, where it found anything."""
+    """The first difference that the comparison found."""
 
     @property
     def name(self) -> str:
@@ -31,33 +31,32 @@ class RunView:
         return self.run.info.name or self.run.path.resolve().name
 
 
-def view_of(run: Run, *, against: Run | None = None) -> RunView:
-    """Gather what is known about a run.
+def view_run(run: Run, *, against: Run | None = None) -> RunView:
+    """Gather what is known about a run, and write nothing.
 
-    What a diagnosis wrote into its folder is taken as it is; a run that was not diagnosed, or that is held against
-    another, is diagnosed now. Nothing is written.
+    Saved findings are used as they are. A run without them, or one that is compared with a reference, is diagnosed.
     """
-    kept = CachedRun.of(run)
+    cached = CachedRun.of(run)
     if against is not None:
-        return _view_against(kept, CachedRun.of(against))
-    told = kept.findings()
-    if told is None:
-        from roundoff.diagnose import diagnose_run  # a diagnosed run needs no rules
+        return _view_against(cached, CachedRun.of(against))
+    findings = cached.findings()
+    if findings is None:
+        from roundoff.diagnose.diagnosis import diagnose_run  # a diagnosed run needs no rules
 
-        told = list(diagnose_run(kept).findings)
-    return RunView(run=kept, findings=told)
+        findings = list(diagnose_run(cached).findings)
+    return RunView(run=cached, findings=findings)
 
 
 def _view_against(run: CachedRun, reference: CachedRun) -> RunView:
-    # Comparing loads the recipes and with them half of torch, which a page without a reference does not wait for.
+    # Comparing loads the recipes and half of torch with them; a report without a reference should not wait for that.
     from roundoff.compare.runs.run_comparison import compare_runs
-    from roundoff.diagnose import diagnose_run
     from roundoff.diagnose.against import AGAINST_CODES, findings_against
+    from roundoff.diagnose.diagnosis import diagnose_run
     from roundoff.diagnose.rules import RULES, Rule
 
     comparison = compare_runs(reference, run)
     found = findings_against(comparison)
-    rule = Rule(codes=AGAINST_CODES, checks=f"what differs from {reference.path}", find=lambda _: found)
+    rule = Rule(codes=AGAINST_CODES, checks=f"differences from {reference.path}", find=lambda _: found)
     return RunView(
         run=run,
         findings=diagnose_run(run, rules=(*RULES, rule)).findings,

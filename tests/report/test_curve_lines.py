@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import math
 
-import pytest
-
-from roundoff.cli.curves import curve_lines
+from roundoff.report.sparkline import curve_lines
 from roundoff.runs import Metrics
 
 
@@ -28,9 +26,8 @@ def test_a_few_steps_are_no_curve() -> None:
     assert curve_lines([]) == []
 
 
-def test_a_curve_fits_a_narrow_screen(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("COLUMNS", "60")
+def test_a_curve_fits_a_narrow_screen() -> None:
     losses = [*(1.0 / (step + 1) for step in range(400)), *[math.inf] * 100]
-    (line,) = curve_lines([Metrics(step=step, loss=loss) for step, loss in enumerate(losses)], indent="  ")
+    (line,) = curve_lines([Metrics(step=step, loss=loss) for step, loss in enumerate(losses)], width=60, indent="  ")
     assert len(line) <= 60
     assert line.endswith("x  1 to inf; not finite from step 400 on")
