@@ -43,19 +43,19 @@ def write_run(folder: Path, *, num_steps: int, num_sites: int) -> None:
     generator = np.random.default_rng(0)
     names = [f"blocks.{site}.weight" for site in range(num_sites)]
     with RunWriter.create(folder, RunInfo()) as writer:
-        writer.write_structure(structure_of(names))
+        writer.write(structure_of(names))
         for step in range(20):
-            writer.write_inputs(batch_of(step))
+            writer.write(batch_of(step))
         for step in range(num_steps):
             if step % STEPS_PER_EPOCH == 0:
                 detail = {"loader": "DataLoader", "sampler": "RandomSampler", "num_batches": STEPS_PER_EPOCH}
-                writer.write_call(Call(step=step, call="epoch", detail=detail))
+                writer.write(Call(step=step, call="epoch", detail=detail))
                 write_samples(writer, range(step, min(step + STEPS_PER_EPOCH, num_steps)), generator)
             loss = 2.0 * math.exp(-step / num_steps) + 0.05 * float(generator.standard_normal())
-            writer.write_metrics(Metrics(step=step, loss=loss, lr=1e-3, grad_norm=1.0, update_norm=0.01, seconds=0.1))
+            writer.write(Metrics(step=step, loss=loss, lr=1e-3, grad_norm=1.0, update_norm=0.01, seconds=0.1))
             if step < 100:  # later calls repeat those of the step before, and are left out
                 for call in ("forward", "backward", "step", "zero_grad"):
-                    writer.write_call(
+                    writer.write(
                         Call(step=step, call=call, detail={"site": "<model>", "training": True, "optimizer": "AdamW"})
                     )
             if step % 100 == 99:

@@ -57,7 +57,7 @@ def write_run(folder: Path, *, num_steps: int, num_sites: int) -> None:
         for step in range(num_steps):
             is_last = step == num_steps - 1
             loss = math.nan if is_last else 2.0 * math.exp(-step / num_steps) + 0.05 * generator.standard_normal()
-            writer.write_metrics(
+            writer.write(
                 Metrics(
                     step=step,
                     loss=loss,
@@ -72,8 +72,8 @@ def write_run(folder: Path, *, num_steps: int, num_sites: int) -> None:
             writer.write_events(events_of(step, sites, generator, is_bad=is_last))
             write_batch(writer, step, generator)
             writer.flush()
-        writer.write_structure(Structure(step=0, modules=(ModuleFacts(site="<model>", kind="GPT", training=True),)))
-        writer.write_anomaly(Anomaly(step=num_steps - 1, kind="loss", value=math.nan))
+        writer.write(Structure(step=0, modules=(ModuleFacts(site="<model>", kind="GPT", training=True),)))
+        writer.write(Anomaly(step=num_steps - 1, kind="loss", value=math.nan))
     finding = Finding(
         rule="overflow",
         severity=Severity.ERROR,
@@ -99,7 +99,7 @@ def write_batch(writer: RunWriter, step: int, generator: np.random.Generator) ->
         place=place, shape=BATCH, dtype="float32", min=-2.0, max=2.0, mean=0.0, std=1.0, hash=f"{step:x}"
     )
     target = TensorFacts(place="target", shape=(num,), dtype="int64", hash=f"{step:x}", counts=counts)
-    writer.write_inputs(BatchFacts(step=step, tensors=(given,), targets=(target,), criterion="cross_entropy"))
+    writer.write(BatchFacts(step=step, tensors=(given,), targets=(target,), criterion="cross_entropy"))
     if not step % STEPS_PER_PART:  # a watch writes every few seconds, not with every step
         rows = num * STEPS_PER_PART
         writer.write_hashes(

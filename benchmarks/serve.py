@@ -43,7 +43,7 @@ def write_runs(folder: Path, *, num_runs: int, num_steps: int) -> None:
         with RunWriter.create(path, info) as writer:
             for step in range(num_steps):
                 loss = 2.3 * math.exp(-step / num_steps) + 0.05 * generator.standard_normal()
-                writer.write_metrics(Metrics(step=step, loss=loss, lr=1e-3, grad_norm=1.0, seconds=0.1))
+                writer.write(Metrics(step=step, loss=loss, lr=1e-3, grad_norm=1.0, seconds=0.1))
         if nth % 3 == 0:
             Run.open(path).write_findings([finding(nth % num_steps)] * 3)
 
@@ -69,7 +69,7 @@ def one_going_on(folder: Path) -> Iterator[None]:
     def train() -> None:
         with RunWriter.create(folder, RunInfo(recipe="fp8")) as writer:
             for step in itertools.count():
-                writer.write_metrics(Metrics(step=step, loss=2.0))
+                writer.write(Metrics(step=step, loss=2.0))
                 writer.flush()
                 if is_over.wait(STEP_SECONDS):
                     return

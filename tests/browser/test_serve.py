@@ -192,7 +192,7 @@ def going_on(tmp_path: Path) -> Iterator[RunWriter]:
 
 def add_steps(writer: RunWriter, steps: range) -> None:
     for step in steps:
-        writer.write_metrics(Metrics(step=step, loss=2.0 - 0.1 * step, lr=0.1, grad_norm=1.0, update_norm=0.1))
+        writer.write(Metrics(step=step, loss=2.0 - 0.1 * step, lr=0.1, grad_norm=1.0, update_norm=0.1))
     writer.flush()
 
 

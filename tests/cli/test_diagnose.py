@@ -21,7 +21,7 @@ def invoke(*arguments: str) -> Result:
 def write_run(folder: Path, losses: list[float]) -> str:
     with RunWriter.create(folder, RunInfo()) as writer:
         for step, loss in enumerate(losses):
-            writer.write_metrics(Metrics(step=step, loss=loss))
+            writer.write(Metrics(step=step, loss=loss))
     return str(folder)
 
 

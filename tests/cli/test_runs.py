@@ -54,7 +54,7 @@ def write_run(folder: Path, *, started: str, ranks: int = 1, num_steps: int = 3,
         with RunWriter.create(folder, RunInfo(started=started, **info), rank=rank, strict=True) as writer:
             for step in range(num_steps):
                 writer.write_events(events(step))
-                writer.write_metrics(Metrics(step=step, loss=2.0 / (step + 1)))
+                writer.write(Metrics(step=step, loss=2.0 / (step + 1)))
     return Run.open(folder)
 
 

@@ -40,13 +40,13 @@ def write_run(
 ) -> Run:
     """Write a run folder with what is given; `hashes` are (step, kind, name, hash)."""
     with RunWriter.create(folder, RunInfo(), strict=True) as writer:
-        writer.write_structure(Structure(step=0, modules=(MODEL, *modules), parameters=tuple(parameters)))
+        writer.write(Structure(step=0, modules=(MODEL, *modules), parameters=tuple(parameters)))
         for batch in batches:
-            writer.write_inputs(batch)
+            writer.write(batch)
         for call in calls:
-            writer.write_call(call)
+            writer.write(call)
         for metric in metrics:
-            writer.write_metrics(metric)
+            writer.write(metric)
         for probe in probes:
             writer.write_probe(probe)
         if hashes:

@@ -26,9 +26,9 @@ def written(
     with RunWriter.create(folder, RunInfo()) as writer:
         for step, calls in enumerate(steps):
             for name, detail in calls:
-                writer.write_call(Call(step=step, call=name, detail=detail))
+                writer.write(Call(step=step, call=name, detail=detail))
         for one in metrics:
-            writer.write_metrics(one)
+            writer.write(one)
         for probe in probes:
             writer.write_probe(probe)
     return Run.open(folder)

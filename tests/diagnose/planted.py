@@ -84,9 +84,9 @@ def watched(
     """Write the folder that a watch leaves: metrics, anomalies, and the replay of one step."""
     with RunWriter.create(folder, RunInfo(recipe=recipe), strict=True) as writer:
         for number, loss in enumerate(losses):
-            writer.write_metrics(Metrics(step=number, loss=loss, skipped=number in skipped))
+            writer.write(Metrics(step=number, loss=loss, skipped=number in skipped))
         for anomaly in anomalies:
-            writer.write_anomaly(anomaly)
+            writer.write(anomaly)
     replay = replay_path(folder, step=step)
     training(replay)
     for name, value in (("origin", origin), ("replay", replay_info)):

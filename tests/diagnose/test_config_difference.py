@@ -12,7 +12,7 @@ from roundoff.runs import ModuleFacts, OptimizerFacts, Run, RunInfo, RunWriter, 
 
 def written(folder: Path, *, eps: float = 1e-5, lr: float = 0.1, **info: Any) -> Run:
     with RunWriter.create(folder, RunInfo(**info), strict=True) as writer:
-        writer.write_structure(
+        writer.write(
             Structure(
                 step=0,
                 modules=(ModuleFacts(site="norm", kind="LayerNorm", training=True, settings={"eps": eps}),),

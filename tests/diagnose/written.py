@@ -42,19 +42,19 @@ def write_rank(
     """Write what one rank leaves; `rows` are of parameters, `hashes` are (step, kind, name, hash)."""
     with RunWriter.create(folder, RunInfo(ranks=ranks), rank=rank, strict=True) as writer:
         if structure is not None:
-            writer.write_structure(structure)
+            writer.write(structure)
         for row in rows:
             writer.write_parameters(_columns(row))
         if hashes:
             writer.write_hashes(_hash_columns(hashes))
         for metric in metrics or [Metrics(step=0, loss=1.0)]:
-            writer.write_metrics(metric)
+            writer.write(metric)
         for call in calls:
-            writer.write_call(call)
+            writer.write(call)
         for batch in batches:
-            writer.write_inputs(batch)
+            writer.write(batch)
         for anomaly in anomalies:
-            writer.write_anomaly(anomaly)
+            writer.write(anomaly)
         for probe in probes:
             writer.write_probe(probe)
     return Run.open(folder)

@@ -89,15 +89,15 @@ def write_metrics_run(folder: Path, losses: list[float], **info: object) -> Run:
     """Write a run that was watched and not recorded: its metrics, what the watch saw, and its optimizer."""
     with RunWriter.create(folder, RunInfo(**info)) as writer:
         for step, loss in enumerate(losses):
-            writer.write_metrics(
+            writer.write(
                 Metrics(
                     step=step, loss=loss, lr=0.1, loss_scale=1024.0, skipped=step == 1, grad_norm=1.0, update_norm=0.1
                 )
             )
             if loss != loss:
-                writer.write_anomaly(Anomaly(step=step, kind="loss", value=loss))
+                writer.write(Anomaly(step=step, kind="loss", value=loss))
         optimizer = OptimizerFacts(name="SGD", groups=({"lr": 0.1},), recipe='name = "mine"\n')
-        writer.write_structure(Structure(step=0, optimizers=(optimizer,)))
+        writer.write(Structure(step=0, optimizers=(optimizer,)))
     return Run.open(folder)
 
 
@@ -113,7 +113,7 @@ def write_ranks_run(
             for step in range(num_steps):
                 number = 100 * step + (0 if odd("input", step, rank) else rank)
                 given = TensorFacts(place="<model>[0]", shape=(4, 8), dtype="float32", hash=f"{number:016x}")
-                writer.write_inputs(BatchFacts(step=step, tensors=(given,)))
+                writer.write(BatchFacts(step=step, tensors=(given,)))
                 for kind in ("gradient", "clipped", "parameter"):
                     hashes = 100 * step + np.arange(len(names), dtype=np.uint64)
                     hashes[-1] += odd(kind, step, rank)

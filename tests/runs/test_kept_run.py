@@ -16,8 +16,8 @@ from roundoff.runs import CachedRun, Call, EventColumns, Interned, Metrics, Para
 def run(tmp_path: Path) -> Run:
     with RunWriter.create(tmp_path / "run", RunInfo()) as writer:
         for step in range(3):
-            writer.write_metrics(Metrics(step=step, loss=float(step)))
-            writer.write_call(Call(step=step, call="step"))
+            writer.write(Metrics(step=step, loss=float(step)))
+            writer.write(Call(step=step, call="step"))
             writer.write_parameters(_row(step))
             writer.flush()
         writer.write_probe({"probe": "eval-mode", "loss": 1.0})

@@ -9,7 +9,7 @@ OVERFLOW = Finding(rule="overflow", severity=Severity.ERROR, confidence=0.9, tit
 def write(folder: Path, *, started: str, num_steps: int = 0) -> Run:
     with RunWriter.create(folder, RunInfo(started=started, recipe="O2"), strict=True) as writer:
         for step in range(num_steps):
-            writer.write_metrics(Metrics(step=step, loss=1.0 / (step + 1)))
+            writer.write(Metrics(step=step, loss=1.0 / (step + 1)))
     return Run.open(folder)
 
 
@@ -55,7 +55,7 @@ def test_a_run_that_is_being_written_is_listed_without_its_half_line(tmp_path: P
 
 def test_a_loss_that_is_nan_is_listed_as_it_is(tmp_path: Path):
     with RunWriter.create(tmp_path / "a", RunInfo(), strict=True) as writer:
-        writer.write_metrics(Metrics(step=0, loss=math.nan))
+        writer.write(Metrics(step=0, loss=math.nan))
     (summary,) = list_runs(tmp_path)
     assert math.isnan(summary.last_loss)
     assert summary.to_object()["path"] == str(tmp_path / "a")

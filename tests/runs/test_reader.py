@@ -15,10 +15,10 @@ def run(tmp_path: Path, make_events, parameters, hashes) -> Run:
         with RunWriter.create(tmp_path / "run", RunInfo(), rank=rank, strict=True) as writer:
             for step in range(4):
                 writer.write_events(make_events(step))
-                writer.write_metrics(Metrics(step=step, loss=1.0 / (step + 1)))
+                writer.write(Metrics(step=step, loss=1.0 / (step + 1)))
                 if step % 2:
                     writer.flush()
-            writer.write_call(Call(step=3, call="clip", detail={"norm": 2.0}))
+            writer.write(Call(step=3, call="clip", detail={"norm": 2.0}))
             writer.write_parameters(parameters)
             writer.write_hashes(hashes)
     return Run.open(tmp_path / "run")

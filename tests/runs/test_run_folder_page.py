@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from roundoff.runs import TABLES, VERSION, Call, Ending, MemoryLook, Metrics, RunInfo, RunWriter
+from roundoff.runs import TABLES, VERSION, Call, Ending, Failure, MemoryLook, Metrics, RunInfo, RunWriter
 from roundoff.runs import flight as layout
 from roundoff.runs.records.finding import FINDING_FIELDS
 
@@ -36,6 +36,7 @@ def test_every_field_of_the_lines_is_on_the_page():
     assert [name for name, _, _ in rows_under("## metrics-rankR.jsonl")] == [field.name for field in fields(Metrics)]
     assert [name for name, _, _ in rows_under("## calls-rankR.jsonl")] == [field.name for field in fields(Call)]
     assert [name for name, _, _ in rows_under("## memory-rankR.jsonl")] == [field.name for field in fields(MemoryLook)]
+    assert [name for name, _, _ in rows_under("## failures-rankR.jsonl")] == [field.name for field in fields(Failure)]
 
 
 def test_every_field_of_a_finding_is_on_the_page():

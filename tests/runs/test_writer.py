@@ -17,8 +17,8 @@ def tree(folder: Path) -> list[str]:
 
 def write_something(writer: RunWriter, make_events, step: int = 0) -> None:
     writer.write_events(make_events(step))
-    writer.write_metrics(Metrics(step=step, loss=1.0))
-    writer.write_call(Call(step=step, call="step"))
+    writer.write(Metrics(step=step, loss=1.0))
+    writer.write(Call(step=step, call="step"))
     writer.flush()
 
 
@@ -61,7 +61,7 @@ def test_other_ranks_write_only_their_own_files(tmp_path: Path, make_events):
 
 def test_nothing_is_written_before_a_flush(writer: RunWriter, make_events):
     writer.write_events(make_events(0))
-    writer.write_metrics(Metrics(step=0))
+    writer.write(Metrics(step=0))
     assert tree(writer.folder) == ["run.json"]
     assert Run.open(writer.folder).metrics() == []
 
@@ -79,7 +79,7 @@ def test_the_end_of_a_run_is_noted(tmp_path: Path):
 def test_a_block_that_fails_leaves_a_failed_run_with_everything_in_it(tmp_path: Path):
     def fail() -> None:
         with RunWriter.create(tmp_path / "a", RunInfo()) as writer:
-            writer.write_metrics(Metrics(step=0, loss=2.0))
+            writer.write(Metrics(step=0, loss=2.0))
             raise ZeroDivisionError
 
     with pytest.raises(ZeroDivisionError):
@@ -169,7 +169,7 @@ def test_a_tensor_file_open_while_the_recording_stops_leaves_nothing(writer: Run
     tensors = writer.tensors(0)
     tensors.add("a", np.zeros(3 * 2**20, np.float32), dtype="F32", shape=(3 * 2**20,))
     assert len(list((writer.folder / "tensors").iterdir())) == 1
-    writer.write_metrics(Metrics(step=0))
+    writer.write(Metrics(step=0))
     with pytest.warns(RecordingStoppedWarning):
         writer.flush()
     tensors.add("b", np.zeros(1, np.float32), dtype="F32", shape=(1,))
@@ -204,7 +204,7 @@ def test_a_folder_that_disappears_stops_the_recording(writer: RunWriter, make_ev
 
 def test_lines_alone_notice_that_the_folder_disappeared(writer: RunWriter):
     shutil.rmtree(writer.folder)
-    writer.write_metrics(Metrics(step=0))
+    writer.write(Metrics(step=0))
     with pytest.warns(RecordingStoppedWarning, match=r"metrics-rank0\.jsonl: No such file or directory"):
         writer.flush()
 
@@ -227,12 +227,12 @@ def test_strict_raises_instead(tmp_path: Path, make_events):
 
 
 def test_a_forked_process_writes_nothing(writer: RunWriter, make_events):
-    writer.write_metrics(Metrics(step=0))
+    writer.write(Metrics(step=0))
     child = os.fork()
     if child == 0:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            writer.write_metrics(Metrics(step=1))
+            writer.write(Metrics(step=1))
             writer.close()
         os._exit(0)
     os.waitpid(child, 0)

@@ -44,8 +44,8 @@ def write_for_ever(folder: Path) -> None:
     while True:
         writer.write_events(events(step))
         writer.write_hashes(hashes(step))
-        writer.write_metrics(Metrics(step=step, loss=1.0))
-        writer.write_call(Call(step=step, call="step", detail={"text": "x" * 200}))
+        writer.write(Metrics(step=step, loss=1.0))
+        writer.write(Call(step=step, call="step", detail={"text": "x" * 200}))
         with writer.tensors(step) as tensors:
             tensors.add("a", np.full(20_000, step, dtype=np.float32), dtype="F32", shape=(20_000,))
         writer.note(f"step {step}")

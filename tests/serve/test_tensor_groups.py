@@ -10,9 +10,9 @@ from safetensors.torch import save_file
 
 from roundoff.runs import Run
 from roundoff.runs.files.folder import (
-    batch_of_replay_path,
     batch_path,
     origin_tensors_path,
+    replay_batch_path,
     replay_path,
     state_path,
     tensors_path,
@@ -31,7 +31,7 @@ def run(tmp_path: Path) -> Run:
     paths = (
         tensors_path(run.path, rank=1, step=7),
         origin_tensors_path(replay, rank=0),
-        batch_of_replay_path(replay, rank=0),
+        replay_batch_path(replay, rank=0),
         state_path(replay, rank=0),
         batch_path(run.path, rank=0, index=2),
     )

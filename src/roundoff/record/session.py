@@ -328,7 +328,7 @@ class Recording:
         rates = learning_rates(self._last_optimizer) if clock.num_attempts else []
         losses = [float(loss) for loss in self._losses]
         scale = self._loss_scale.value
-        self._writer.write_metrics(
+        self._writer.write(
             Metrics(
                 step=clock.step,
                 loss=math.fsum(losses) / len(losses) if losses else None,
@@ -427,7 +427,7 @@ class Recording:
     def _call(self, call: str, detail: dict[str, JsonValue]) -> None:
         clock = self._clock
         seconds = time.perf_counter() - self._began
-        self._writer.write_call(
+        self._writer.write(
             Call(step=clock.step, call=call, microbatch=clock.microbatch, seconds=seconds, detail=detail)
         )
 

@@ -60,7 +60,7 @@ class OpCatcher:
                 _add(file, f"fp64_output{number}", x)
         event = self._bad
         nonfinite = (~torch.isfinite(bad)).nonzero()
-        self._writer.write_origin(
+        self._writer.write(
             Origin(
                 step=event.step,
                 phase=event.phase,

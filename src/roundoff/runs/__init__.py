@@ -14,7 +14,6 @@ from roundoff.runs.files.folder import (
     perturbed_path,
     replay_path,
 )
-from roundoff.runs.files.mirror import MirrorStoppedWarning
 from roundoff.runs.files.plain_json import JsonValue, to_json
 from roundoff.runs.files.schema import EVENTS, HASHES, HISTOGRAM_LENGTH, PARAMETERS, SKETCH_LENGTH, TABLES
 from roundoff.runs.files.tensor_file import TensorEntry, TensorFile
@@ -24,6 +23,7 @@ from roundoff.runs.listing import RunSummary, UnreadableRun, list_runs, sampled_
 from roundoff.runs.reader import CachedRun, Run
 from roundoff.runs.records.call import Call
 from roundoff.runs.records.event import Event, EventKey, shape_from_text, shape_to_text
+from roundoff.runs.records.failure import Failure, failures_line
 from roundoff.runs.records.finding import Finding, Severity, order_findings
 from roundoff.runs.records.info import Ending, RunInfo, sketches_line_up
 from roundoff.runs.records.metrics import Anomaly, AnomalyKind, MemoryLook, Metrics
@@ -56,6 +56,7 @@ __all__ = [
     "Event",
     "EventColumns",
     "EventKey",
+    "Failure",
     "Finding",
     "Flight",
     "FlightRecord",
@@ -65,7 +66,6 @@ __all__ = [
     "JsonValue",
     "MemoryLook",
     "Metrics",
-    "MirrorStoppedWarning",
     "ModuleFacts",
     "OptimizerFacts",
     "Origin",
@@ -87,6 +87,7 @@ __all__ = [
     "batch_path",
     "crash_path",
     "ending_path",
+    "failures_line",
     "flight_path",
     "list_runs",
     "memcheck_path",

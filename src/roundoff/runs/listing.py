@@ -1,4 +1,4 @@
-"""The runs that lie side by side in a folder, one line each."""
+"""The runs in a folder, summarized without reading them whole: a line each, and a few steps for a small picture."""
 
 from __future__ import annotations
 
@@ -8,15 +8,12 @@ from pathlib import Path
 
 from roundoff.errors import RunFolderError
 from roundoff.runs.files import folder as names
-from roundoff.runs.files.folder import metrics_path
 from roundoff.runs.files.lines import read_last_line, read_lines
 from roundoff.runs.files.plain_json import JsonValue, from_json, object_of
 from roundoff.runs.reader import Run
 from roundoff.runs.records.finding import Finding
 from roundoff.runs.records.info import Status
 from roundoff.runs.records.metrics import Metrics
-
-# == Some of a run's steps, at even distances: what a small picture of a long run is drawn from.
 
 _SMALL_BYTES = 2**14
 """A file of that size, about a hundred steps, is read whole."""
@@ -29,7 +26,7 @@ def sampled_metrics(folder: Path, *, rank: int = 0, most: int = 32) -> list[Metr
 
     What it costs does not depend on how long the run is. A line that cannot be read costs its place only.
     """
-    path = metrics_path(folder, rank=rank)
+    path = names.metrics_path(folder, rank=rank)
     try:
         size = path.stat().st_size
         if size <= _SMALL_BYTES:
@@ -92,10 +89,10 @@ class UnreadableRun:
 
 def list_runs(folder: Path) -> list[RunSummary | UnreadableRun]:
     """Return the runs in `folder`, the oldest first, unreadable ones last; or `folder` itself if it is a run."""
-    if (folder / names.INFO_NAME).exists():
+    if names.info_path(folder).exists():
         return [summarize_run(folder)]
     inside = folder.iterdir() if folder.is_dir() else ()
-    runs = [summarize_run(path) for path in sorted(inside) if (path / names.INFO_NAME).exists()]
+    runs = [summarize_run(path) for path in sorted(inside) if names.info_path(path).exists()]
     readable = [run for run in runs if isinstance(run, RunSummary)]
     unreadable = [run for run in runs if isinstance(run, UnreadableRun)]
     return [*sorted(readable, key=lambda run: run.started), *unreadable]

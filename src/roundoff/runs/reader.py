@@ -1,4 +1,4 @@
-"""A run folder, opened for reading."""
+"""A run folder, opened for reading; and the same with everything kept that was read."""
 
 from __future__ import annotations
 
@@ -10,16 +10,18 @@ from typing import Any, TypeVar, cast
 import pyarrow as pa
 
 from roundoff.errors import RunFolderError, UsageError
+from roundoff.runs import record_kinds as kinds
 from roundoff.runs.files import folder as names
 from roundoff.runs.files.atomic import write_atomically
-from roundoff.runs.files.lines import read_lines
 from roundoff.runs.files.parts import Selection, read_part, read_steps
-from roundoff.runs.files.plain_json import JsonValue, object_from, read_json_object, to_json
+from roundoff.runs.files.plain_json import JsonValue, object_from, object_of, read_json_object, to_json
 from roundoff.runs.files.schema import EVENTS, HASHES, PARAMETERS, Table
 from roundoff.runs.files.tensor_file import TensorFile
 from roundoff.runs.flight import Flight, read_flight
+from roundoff.runs.record_kinds import LinesKind, ObjectKind
 from roundoff.runs.records.call import Call
 from roundoff.runs.records.event import Event, events_of
+from roundoff.runs.records.failure import Failure
 from roundoff.runs.records.finding import Finding
 from roundoff.runs.records.info import Ending, RunInfo, read_info
 from roundoff.runs.records.metrics import Anomaly, MemoryLook, Metrics
@@ -31,10 +33,13 @@ T = TypeVar("T")
 RANK_FIELD = pa.field("rank", pa.int32())
 """The column that every table gains when it is read: files say it by their name."""
 
+_MAX_EVENTS = 300_000
+"""At most this many events are cached, half a kilobyte each; the rest is read again when it is requested."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Run:
-    """A run folder, opened for reading; nothing is kept, so a run that is still being written can be read again.
+    """A run folder, opened for reading; nothing is cached, so a run that is still being written can be read again.
 
     Every method raises a `RunFolderError` that names the file when it finds one broken.
     """
@@ -50,15 +55,12 @@ class Run:
     @property
     def ranks(self) -> list[int]:
         """The ranks that have left files, in order."""
-        return sorted(names.ranks_with_files(self.path))
+        return sorted(self._read("ranks", lambda: names.ranks_with_files(self.path)))
 
     @property
     def steps(self) -> list[int]:
         """The steps that have events, in order."""
-        found: set[int] = set()
-        for _, _, path in names.parts(self.path, EVENTS.name):
-            found |= read_steps(path)
-        return sorted(found)
+        return sorted({step for _, _, steps in self._event_parts for step in steps})
 
     def events(
         self,
@@ -70,13 +72,12 @@ class Run:
         rank: int | None = None,
         columns: Sequence[str] | None = None,
     ) -> pa.Table:
-        """Return the events that are asked for, by rank and in the order they were written.
+        """Return the requested events, by rank and in the order they were written.
 
         `site` and `op` are patterns with `*`, `?` and `[...]`; an op may carry its number, `aten.bmm#0`. Parts that
-        hold none of the steps are not read. The table has the columns asked for, or all of them, and `rank`.
+        hold none of the steps are not read. The table has the requested columns, or all of them, and `rank`.
         """
-        selection = Selection(step=step, site=site, phase=phase, op=op, rank=rank)
-        return self._read(EVENTS, selection, columns)
+        return self._read_table(EVENTS, Selection(step=step, site=site, phase=phase, op=op, rank=rank), columns)
 
     def iter_events(
         self,
@@ -87,7 +88,7 @@ class Run:
         op: str | None = None,
         rank: int | None = None,
     ) -> Iterator[Event]:
-        """Yield the events that are asked for, one part at a time in memory."""
+        """Yield the requested events, one part at a time in memory."""
         selection = Selection(step=step, site=site, phase=phase, op=op, rank=rank)
         try:
             for rows in self._read_parts(EVENTS, selection, EVENTS.names):
@@ -97,47 +98,57 @@ class Run:
 
     def parameters(self, *, step: int | Collection[int] | None = None, rank: int | None = None) -> pa.Table:
         """Return norms and shares of parameters, with `rank`."""
-        return self._read(PARAMETERS, Selection(step=step, rank=rank), None)
+        return self._read_table(PARAMETERS, Selection(step=step, rank=rank))
 
     def hashes(self, *, step: int | Collection[int] | None = None, rank: int | None = None) -> pa.Table:
         """Return the hashes of inputs, parameters, gradients and buffers, with `rank`."""
-        return self._read(HASHES, Selection(step=step, rank=rank), None)
+        return self._read_table(HASHES, Selection(step=step, rank=rank))
 
     def metrics(self, *, rank: int = 0) -> list[Metrics]:
-        """Return what each step came to, in order."""
-        return list(read_lines(names.metrics_path(self.path, rank=rank), Metrics.from_object))
+        """Return the numbers of each step, in order."""
+        return self._lines(kinds.METRICS, rank=rank)
 
     def calls(self, *, rank: int = 0) -> list[Call]:
         """Return what the loop did, in order."""
-        return list(read_lines(names.calls_path(self.path, rank=rank), Call.from_object))
+        return self._lines(kinds.CALLS, rank=rank)
 
     def anomalies(self, *, rank: int | None = None) -> list[tuple[int, Anomaly]]:
         """Return (rank, anomaly) of everything the watch saw that cannot be right, by rank and in order."""
-        found: list[tuple[int, Anomaly]] = []
-        for of_rank in self.ranks if rank is None else [rank]:
-            path = names.anomalies_path(self.path, rank=of_rank)
-            found.extend((of_rank, anomaly) for anomaly in read_lines(path, Anomaly.from_object))
-        return found
+        ranks = self.ranks if rank is None else [rank]
+        return [(of_rank, anomaly) for of_rank in ranks for anomaly in self._lines(kinds.ANOMALIES, rank=of_rank)]
 
     def memory(self, *, rank: int = 0) -> list[MemoryLook]:
         """Return the looks at memory that grew, in order."""
-        return list(read_lines(names.memory_path(self.path, rank=rank), MemoryLook.from_object))
+        return self._lines(kinds.MEMORY, rank=rank)
 
     def structures(self, *, rank: int = 0) -> list[Structure]:
-        """Return what the training was made of, as often as that was looked at, in order."""
-        return list(read_lines(names.structure_path(self.path, rank=rank), Structure.from_object))
+        """Return what the training was made of, each time it was looked at, in order."""
+        return self._lines(kinds.STRUCTURES, rank=rank)
 
     def inputs(self, *, rank: int = 0) -> list[BatchFacts]:
         """Return what came into the steps from outside, in order."""
-        return list(read_lines(names.inputs_path(self.path, rank=rank), BatchFacts.from_object))
+        return self._lines(kinds.INPUTS, rank=rank)
+
+    def probes(self) -> list[dict[str, JsonValue]]:
+        """Return what probes measured, in order."""
+        return self._lines(kinds.PROBES)
+
+    def failures(self) -> list[Failure]:
+        """Return the checks that failed inside roundoff: probes and facts by rank, then rules of the last diagnosis."""
+        written = [failure for rank in self.ranks for failure in self._lines(kinds.FAILURES, rank=rank)]
+        return [*written, *self._read_diagnosis("failures", Failure)]
 
     def replay_info(self, *, rank: int = 0) -> ReplayInfo | None:
         """Return, for the folder of a replayed step, how the replay went; None if it does not say."""
-        return self._read_object(names.replay_info_path(self.path, rank=rank), ReplayInfo)
+        return self._object(kinds.REPLAY_INFO, rank)
 
     def origin(self, *, rank: int = 0) -> Origin | None:
         """Return, for the folder of a replayed step, the op that made the first bad value; None if none was caught."""
-        return self._read_object(names.origin_path(self.path, rank=rank), Origin)
+        return self._object(kinds.ORIGIN, rank)
+
+    def ending(self, *, rank: int = 0) -> Ending | None:
+        """Return how the process ended, or that it hangs; None if no parent waited for it, or it ended normally."""
+        return self._object(kinds.ENDING, rank)
 
     def origin_tensors(self, *, rank: int = 0) -> TensorFile:
         """Open the inputs and results of that op."""
@@ -145,122 +156,139 @@ class Run:
 
     def replay_batch(self, *, rank: int = 0) -> TensorFile:
         """Open, for the folder of a replayed step, what came into the step from outside."""
-        return TensorFile(names.batch_of_replay_path(self.path, rank=rank))
+        return TensorFile(names.replay_batch_path(self.path, rank=rank))
 
     def replay_state(self, *, rank: int = 0) -> TensorFile:
         """Open, for the folder of a replayed step, the state before it."""
         return TensorFile(names.state_path(self.path, rank=rank))
 
     def has_replay_state(self, *, rank: int = 0) -> bool:
-        """Say whether the state before a replayed step was kept."""
+        """Say whether the state before a replayed step was saved."""
         return names.state_path(self.path, rank=rank).exists()
 
     def replay_tape(self, *, rank: int = 0) -> dict[str, JsonValue] | None:
-        """Return, for the folder of a replayed step, what the loop did in it; None if that was not written down."""
+        """Return, for the folder of a replayed step, what the loop did in it; None if that was not written."""
         path = names.tape_path(self.path, rank=rank)
-        return read_json_object(path) if path.exists() else None
-
-    def ending(self, *, rank: int = 0) -> Ending | None:
-        """Return how the process ended, or that it hangs; None if nobody waited for it, or nothing was to be said."""
-        return self._read_object(names.ending_path(self.path, rank=rank), Ending)
+        return self._read(path, lambda: read_json_object(path) if path.exists() else None)
 
     def flight(self, *, rank: int = 0) -> Flight | None:
         """Return what the process was doing when it was last heard of; None if that was not noted."""
         path = names.flight_path(self.path, rank=rank)
-        return read_flight(path) if path.exists() else None
+        return self._read(path, lambda: read_flight(path) if path.exists() else None)
 
     def python_stacks(self, *, rank: int = 0) -> str:
         """Return the Python stacks of a crash or hang, as `faulthandler` writes them; empty if there was none."""
-        return _read_text(names.crash_path(self.path, rank=rank))
+        return self._text(names.crash_path(self.path, rank=rank))
 
     def native_stacks(self, *, rank: int = 0) -> str:
         """Return the native stacks of a crash or hang, as gdb writes them; empty if there are none."""
-        return _read_text(names.native_crash_path(self.path, rank=rank))
+        return self._text(names.native_crash_path(self.path, rank=rank))
 
     def memcheck_file(self) -> Path | None:
         """Return where memcheck's XML is; None if the script did not run under it."""
         path = names.memcheck_path(self.path)
         return path if path.exists() else None
 
-    def probes(self) -> list[dict[str, JsonValue]]:
-        """Return what probes measured, in order."""
-        return list(read_lines(self.path / names.PROBES_NAME, dict))
-
     def tensor_file(self, step: int, *, rank: int = 0) -> TensorFile:
         """Open the whole tensors of a step; a `RunFolderError` lists the steps that have some."""
         path = names.tensors_path(self.path, rank=rank, step=step)
         if not path.exists():
-            kept = [step for of_rank, step, _ in names.tensor_files(self.path) if of_rank == rank]
+            saved = [step for of_rank, step in self.tensor_steps if of_rank == rank]
             raise RunFolderError.explain(
                 f"'{self.path}' holds no whole tensors of step {step}, rank {rank}.",
-                why=f"steps with tensors of that rank: {', '.join(map(str, kept)) or 'none'}.",
+                why=f"steps with tensors of that rank: {', '.join(map(str, saved)) or 'none'}.",
             )
         return TensorFile(path)
 
     @property
     def tensor_steps(self) -> list[tuple[int, int]]:
         """(rank, step) of every file of whole tensors, in order."""
-        return [(rank, step) for rank, step, _ in names.tensor_files(self.path)]
+        return [(rank, step) for (rank, step), _ in names.tensors_path.find(self.path)]
 
     def batches(self, *, rank: int = 0) -> list[TensorFile]:
-        """Open the first batches that were kept, in order."""
-        return [TensorFile(path) for of_rank, _, path in names.batch_files(self.path) if of_rank == rank]
+        """Open the first batches that were saved, in order."""
+        return [TensorFile(path) for (of_rank, _), path in names.batch_path.find(self.path) if of_rank == rank]
 
     @property
     def replayed_steps(self) -> list[int]:
         """The steps that were replayed, in order."""
-        return names.replayed_steps(self.path)
+        return list(self._read("replayed", lambda: [step for (step,), _ in names.replay_path.find(self.path)]))
+
+    def replay(self, step: int) -> Run:
+        """Open the run that a replayed step left."""
+        path = names.replay_path(self.path, step=step)
+        return self._read(path, lambda: self._open(path))
 
     def perturbed(self, step: int) -> Run | None:
         """Open the run that a step left when its parameters were moved by a rounding; None if that was not tried."""
         path = names.perturbed_path(self.path, step=step)
-        return Run.open(path) if path.exists() else None
-
-    def replay(self, step: int) -> Run:
-        """Open the run that a replayed step left."""
-        return Run.open(names.replay_path(self.path, step=step))
+        return self._read(path, lambda: self._open(path) if path.exists() else None)
 
     def findings(self) -> list[Finding] | None:
         """Return what a diagnosis found, the verdict first; None if the run was not diagnosed."""
-        path = self.path / names.FINDINGS_NAME
-        if not path.exists():
-            return None
-        value = read_json_object(path).get("findings")
-        try:
-            if not isinstance(value, list):
-                raise ValueError("it has no list 'findings'")
-            return [Finding.from_object(item) for item in value]
-        except ValueError as error:
-            raise RunFolderError.explain(f"'{path}' cannot be read.", why=f"{error}.", fix="diagnose again.") from error
+        return self._read_diagnosis("findings", Finding) if names.findings_path(self.path).exists() else None
 
-    def write_findings(self, findings: Sequence[Finding]) -> None:
-        """Write what a diagnosis found, in the order given, over what an earlier one did."""
-        value: JsonValue = {"version": names.VERSION, "findings": [finding.to_object() for finding in findings]}
-        path = self.path / names.FINDINGS_NAME
+    def write_findings(self, findings: Sequence[Finding], *, failures: Sequence[Failure] = ()) -> None:
+        """Write what a diagnosis found, in the order given, and the rules that failed, over the last diagnosis."""
+        value: dict[str, JsonValue] = {
+            "version": names.VERSION,
+            "findings": [finding.to_object() for finding in findings],
+        }
+        if failures:
+            value["failures"] = [object_of(failure) for failure in failures]
+        path = names.findings_path(self.path)
         try:
             write_atomically(path, to_json(value, indent=1).encode())
         except OSError as error:
             raise RunFolderError.explain(f"'{path}' cannot be written.", why=f"{error.strerror}.") from error
 
-    def _read_object(self, path: Path, cls: type[T]) -> T | None:
+    def _read_diagnosis(self, name: str, record: type[T]) -> list[T]:
+        """Return one of the lists in findings.json."""
+        path = names.findings_path(self.path)
         if not path.exists():
-            return None
+            return []
+        content = read_json_object(path)
+        items = content.get(name, [] if name == "failures" else None)
         try:
-            return object_from(cls, read_json_object(path))
+            if not isinstance(items, list):
+                raise ValueError(f"it has no list '{name}'")
+            return [object_from(record, item) for item in items]
         except ValueError as error:
-            raise RunFolderError.explain(f"'{path}' cannot be read.", why=f"{error}.") from error
+            raise RunFolderError.explain(f"'{path}' cannot be read.", why=f"{error}.", fix="diagnose again.") from error
 
-    def _read(self, table: Table, selection: Selection, columns: Sequence[str] | None) -> pa.Table:
-        chosen = _check_columns(table, columns)
-        tables = list(self._read_parts(table, selection, chosen))
+    def _lines(self, kind: LinesKind[T], **rank: int) -> list[T]:
+        return list(self._read(kind.file(self.path, **rank), lambda: kind.read(self.path, **rank)))
+
+    def _object(self, kind: ObjectKind[T], rank: int) -> T | None:
+        return self._read(kind.file(self.path, rank=rank), lambda: kind.read(self.path, rank=rank))
+
+    def _text(self, path: Path) -> str:
+        return self._read(path, lambda: _read_text(path))
+
+    def _read(self, key: Hashable, read: Callable[[], T]) -> T:
+        """Read something; a `CachedRun` does so once for each key."""
+        return read()
+
+    def _open(self, path: Path) -> Run:
+        return Run.open(path)
+
+    @property
+    def _event_parts(self) -> list[tuple[int, Path, set[int]]]:
+        """Rank, file and steps of every part of events."""
+        files = names.part_paths[EVENTS.name]
+        return self._read(files, lambda: [(rank, path, read_steps(path)) for (rank, _), path in files.find(self.path)])
+
+    def _read_table(self, table: Table, selection: Selection, columns: Sequence[str] | None = None) -> pa.Table:
+        wanted = _check_columns(table, columns)
+        tables = list(self._read_parts(table, selection, wanted))
         if not tables:
-            fields = [RANK_FIELD, *(table.arrow.field(name).with_nullable(True) for name in chosen)]
+            fields = [RANK_FIELD, *(table.arrow.field(name).with_nullable(True) for name in wanted)]
             return pa.schema(fields).empty_table()
         return pa.concat_tables(tables)
 
     def _parts(self, table: Table, selection: Selection) -> list[tuple[int, Path]]:
-        """Return rank and file of the parts that may hold what is asked for; each is asked itself."""
-        return [(rank, path) for rank, _, path in names.parts(self.path, table.name)]
+        """Return rank and file of the parts that may hold what is requested; reading each one decides."""
+        return [(numbers[0], path) for numbers, path in names.part_paths[table.name].find(self.path)]
 
     def _read_parts(self, table: Table, selection: Selection, columns: Sequence[str]) -> Iterator[pa.Table]:
         for rank, path in self._parts(table, selection):
@@ -268,6 +296,68 @@ class Run:
                 rows = read_part(path, table, columns=columns, selection=selection)
                 if rows is not None and rows.num_rows:
                     yield rows.add_column(0, RANK_FIELD, pa.repeat(pa.scalar(rank, pa.int32()), rows.num_rows))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CachedRun(Run):
+    """A run as it was when it was first read: records, stacks and the tables of parameters and hashes are read once.
+
+    Events are cached by step and rank, up to a limit; files of tensors are mapped, not read; findings.json, which a
+    diagnosis replaces, is read each time. Lists are handed out as copies, so that no caller changes what
+    the next one reads.
+    """
+
+    _cache: dict[Hashable, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
+
+    @classmethod
+    def of(cls, run: Run) -> CachedRun:
+        """Return a view of `run` that caches what it reads."""
+        return run if isinstance(run, CachedRun) else cls(path=run.path, info=run.info)
+
+    def iter_events(
+        self,
+        *,
+        step: int | Collection[int] | None = None,
+        site: str | None = None,
+        phase: str | None = None,
+        op: str | None = None,
+        rank: int | None = None,
+    ) -> Iterator[Event]:
+        """Yield the requested events; those of one step and rank are cached, up to a limit."""
+        if not isinstance(step, int) or rank is None or site is not None or op is not None:
+            return Run.iter_events(self, step=step, site=site, phase=phase, op=op, rank=rank)
+        return (event for event in self._events_of(step, rank) if phase is None or event.phase == phase)
+
+    def _events_of(self, step: int, rank: int) -> list[Event]:
+        key = ("events", step, rank)
+        if key in self._cache:
+            return cast(list[Event], self._cache[key])
+        events = list(Run.iter_events(self, step=step, rank=rank))
+        num_events = self._cache.get("num_events", 0) + len(events)
+        if num_events <= _MAX_EVENTS:
+            self._cache.update({key: events, "num_events": num_events})
+        return events
+
+    def _read(self, key: Hashable, read: Callable[[], T]) -> T:
+        if key not in self._cache:
+            self._cache[key] = read()
+        return cast(T, self._cache[key])
+
+    def _open(self, path: Path) -> Run:
+        return CachedRun.of(Run.open(path))
+
+    def _read_table(self, table: Table, selection: Selection, columns: Sequence[str] | None = None) -> pa.Table:
+        if table is EVENTS:
+            return Run._read_table(self, table, selection, columns)
+        whole = Selection(rank=selection.rank)
+        rows = self._read((table.name, selection.rank), lambda: Run._read_table(self, table, whole))
+        return Selection(step=selection.step).filter(rows)
+
+    def _parts(self, table: Table, selection: Selection) -> list[tuple[int, Path]]:
+        if table is not EVENTS or selection.step is None:
+            return Run._parts(self, table, selection)
+        wanted = {selection.step} if isinstance(selection.step, int) else set(selection.step)
+        return [(rank, path) for rank, path, steps in self._event_parts if not wanted.isdisjoint(steps)]
 
 
 def _read_text(path: Path) -> str:
@@ -278,6 +368,7 @@ def _read_text(path: Path) -> str:
 
 
 def _check_columns(table: Table, columns: Sequence[str] | None) -> list[str]:
+    """Return the columns to read, all of them by default; a `UsageError` names one that the table does not have."""
     if columns is None:
         return list(table.names)
     for name in columns:
@@ -286,126 +377,3 @@ def _check_columns(table: Table, columns: Sequence[str] | None) -> list[str]:
                 f"The table {table.name} has no column '{name}'.", why=f"it has rank, {', '.join(table.names)}."
             )
     return [name for name in columns if name != "rank"]
-
-
-# == A run that keeps what was read of it, for those who ask for much the same again and again.
-
-Value = TypeVar("Value")
-
-_MAX_EVENTS = 300_000
-"""So many events are kept, half a kilobyte each; what a longer recording holds beyond is read again when asked for."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CachedRun(Run):
-    """A run as it was when it was first asked: every file is read once.
-
-    Lists are handed out as copies, so that nobody changes what the next one reads.
-    """
-
-    _kept: dict[Hashable, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
-
-    @classmethod
-    def of(cls, run: Run) -> CachedRun:
-        """Return a view of `run` that keeps what it reads."""
-        return run if isinstance(run, CachedRun) else cls(path=run.path, info=run.info)
-
-    @property
-    def ranks(self) -> list[int]:
-        """The ranks that have left files, in order."""
-        return list(self._once("ranks", lambda: self._files.ranks))
-
-    @property
-    def steps(self) -> list[int]:
-        """The steps that have events, in order."""
-        return sorted({step for _, _, steps in self._event_parts for step in steps})
-
-    @property
-    def replayed_steps(self) -> list[int]:
-        """The steps that were replayed, in order."""
-        return list(self._once("replayed_steps", lambda: self._files.replayed_steps))
-
-    def replay(self, step: int) -> Run:
-        """Open the run that a replayed step left; it keeps what it reads, too."""
-        return self._once(("replay", step), lambda: CachedRun.of(self._files.replay(step)))
-
-    def metrics(self, *, rank: int = 0) -> list[Metrics]:
-        """Return what each step came to, in order."""
-        return list(self._once(("metrics", rank), lambda: self._files.metrics(rank=rank)))
-
-    def calls(self, *, rank: int = 0) -> list[Call]:
-        """Return what the loop did, in order."""
-        return list(self._once(("calls", rank), lambda: self._files.calls(rank=rank)))
-
-    def anomalies(self, *, rank: int | None = None) -> list[tuple[int, Anomaly]]:
-        """Return (rank, anomaly) of everything the watch saw that cannot be right, by rank and in order."""
-        return list(self._once(("anomalies", rank), lambda: self._files.anomalies(rank=rank)))
-
-    def structures(self, *, rank: int = 0) -> list[Structure]:
-        """Return what the training was made of, as often as that was looked at, in order."""
-        return list(self._once(("structures", rank), lambda: self._files.structures(rank=rank)))
-
-    def inputs(self, *, rank: int = 0) -> list[BatchFacts]:
-        """Return what came into the steps from outside, in order."""
-        return list(self._once(("inputs", rank), lambda: self._files.inputs(rank=rank)))
-
-    def probes(self) -> list[dict[str, JsonValue]]:
-        """Return what probes measured, in order."""
-        return list(self._once("probes", lambda: self._files.probes()))
-
-    def parameters(self, *, step: int | Collection[int] | None = None, rank: int | None = None) -> pa.Table:
-        """Return norms and shares of parameters, with `rank`."""
-        rows = self._once(("parameters", rank), lambda: self._files.parameters(rank=rank))
-        return Selection(step=step).filter(rows)
-
-    def hashes(self, *, step: int | Collection[int] | None = None, rank: int | None = None) -> pa.Table:
-        """Return the hashes of inputs, parameters, gradients and buffers, with `rank`."""
-        rows = self._once(("hashes", rank), lambda: self._files.hashes(rank=rank))
-        return Selection(step=step).filter(rows)
-
-    def iter_events(
-        self,
-        *,
-        step: int | Collection[int] | None = None,
-        site: str | None = None,
-        phase: str | None = None,
-        op: str | None = None,
-        rank: int | None = None,
-    ) -> Iterator[Event]:
-        """Yield the events that are asked for; those of one step and rank are kept, as far as there is room."""
-        if not isinstance(step, int) or rank is None or site is not None or op is not None:
-            return Run.iter_events(self, step=step, site=site, phase=phase, op=op, rank=rank)
-        return (event for event in self._events_of(step, rank) if phase is None or event.phase == phase)
-
-    def _events_of(self, step: int, rank: int) -> list[Event]:
-        key = ("events", step, rank)
-        if key in self._kept:
-            return cast(list[Event], self._kept[key])
-        events = list(Run.iter_events(self, step=step, rank=rank))
-        num_events = self._kept.get("num_events", 0) + len(events)
-        if num_events <= _MAX_EVENTS:
-            self._kept.update({key: events, "num_events": num_events})
-        return events
-
-    @property
-    def _event_parts(self) -> list[tuple[int, Path, set[int]]]:
-        """Rank, file and steps of every part of events: who asks for one step again opens only what holds it."""
-        return self._once(
-            "event_parts",
-            lambda: [(rank, path, read_steps(path)) for rank, _, path in names.parts(self.path, EVENTS.name)],
-        )
-
-    def _parts(self, table: Table, selection: Selection) -> list[tuple[int, Path]]:
-        if table is not EVENTS or selection.step is None:
-            return Run._parts(self, table, selection)
-        wanted = {selection.step} if isinstance(selection.step, int) else set(selection.step)
-        return [(rank, path) for rank, path, steps in self._event_parts if not wanted.isdisjoint(steps)]
-
-    @property
-    def _files(self) -> Run:
-        return Run(path=self.path, info=self.info)
-
-    def _once(self, key: Hashable, read: Callable[[], Value]) -> Value:
-        if key not in self._kept:
-            self._kept[key] = read()
-        return cast(Value, self._kept[key])

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from roundoff.runs import Run
-from roundoff.runs.files.folder import INFO_NAME
+from roundoff.runs.files.folder import info_path
 from roundoff.serve.http import Refusal
 
 _NOT_SHOWN = ("report.html", "checkpoint.pt")
@@ -49,8 +49,8 @@ class RunsFolder:
         """Return the folder of a run; a `Refusal` if there is none of that name, or it leads out of here."""
         path = self.path if self._is_one_run() and name == self._real.name else self.path / name
         is_plain = name not in ("", ".", "..") and not any(letter in name for letter in "/\\\0")
-        if not is_plain or not os.path.lexists(path / INFO_NAME):
-            why = f"'{self.path}' holds no such folder with a {INFO_NAME}."
+        if not is_plain or not os.path.lexists(info_path(path)):
+            why = f"'{self.path}' holds no such folder with a {info_path.pattern}."
             raise Refusal(404, f"There is no run '{name}'.", why=why)
         self.check_inside(path)
         return path
@@ -106,7 +106,7 @@ class RunsFolder:
         return found
 
     def _is_one_run(self) -> bool:
-        return os.path.lexists(self.path / INFO_NAME)
+        return os.path.lexists(info_path(self.path))
 
 
 def stamp_of(files: dict[str, os.stat_result]) -> str:
@@ -124,6 +124,6 @@ def stamp_of(files: dict[str, os.stat_result]) -> str:
 
 def _is_run(entry: os.DirEntry[str]) -> bool:
     try:
-        return entry.is_dir() and os.path.lexists(os.path.join(entry.path, INFO_NAME))
+        return entry.is_dir() and os.path.lexists(info_path(Path(entry.path)))
     except OSError:
         return False

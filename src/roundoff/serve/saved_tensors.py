@@ -172,7 +172,7 @@ _TITLES: dict[TensorGroupKind, str] = {
 }
 _OF_REPLAYS: dict[TensorGroupKind, Callable[..., Path]] = {
     "origin": names.origin_tensors_path,
-    "outside": names.batch_of_replay_path,
+    "outside": names.replay_batch_path,
     "state": names.state_path,
 }
 """By kind: where the folder of a replayed step has it, of a rank."""
@@ -212,8 +212,12 @@ def open_group(run: Run, group: TensorGroup) -> TensorFile:
 
 
 def _files(run: Run) -> dict[TensorGroup, Path]:
-    steps = {TensorGroup(of="step", step=step, rank=rank): path for rank, step, path in names.tensor_files(run.path)}
-    batches = {TensorGroup(of="batch", step=nth, rank=rank): path for rank, nth, path in names.batch_files(run.path)}
+    steps = {
+        TensorGroup(of="step", step=step, rank=rank): path for (rank, step), path in names.tensors_path.find(run.path)
+    }
+    batches = {
+        TensorGroup(of="batch", step=nth, rank=rank): path for (rank, nth), path in names.batch_path.find(run.path)
+    }
     return steps | dict(_replayed(run)) | batches
 
 

@@ -84,13 +84,13 @@ class RunLog:
 
     def _write_last(self) -> None:
         if self._writer is not None and self._last is not None:
-            self._writer.write_metrics(self._last)
+            self._writer.write(self._last)
         self._last = None
 
     def _call(self, step: int, call: str, **detail: Any) -> None:
         if self._writer is not None:
             now = time.monotonic() - self._began
-            self._writer.write_call(Call(step=step, call=call, seconds=now, detail=detail))
+            self._writer.write(Call(step=step, call=call, seconds=now, detail=detail))
 
 
 def _folder(config: TrainConfig, ranks: Ranks) -> Path | None:

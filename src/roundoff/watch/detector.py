@@ -93,7 +93,7 @@ class AnomalyDetector:
         self.anomalies.append(anomaly)
         self._new.append(anomaly)
         if len(self.anomalies) <= _MAX_WRITTEN:
-            self._writer.write_anomaly(anomaly)
+            self._writer.write(anomaly)
 
     def see_loss(self, root: Any) -> Tensor | None:
         """Keep the loss that backward starts from; return it as it is, scaled, or None if it is no loss."""

@@ -77,7 +77,7 @@ class StepJournal:
             optimizer=clock.optimizer,
         )
         self._step_began = now
-        self._writer.write_metrics(metrics)
+        self._writer.write(metrics)
         self._write_calls()
         if now - self._flushed > _FLUSH_SECONDS:
             self.flush()
@@ -110,7 +110,7 @@ class StepJournal:
         pattern = [(call.call, call.microbatch, call.detail.get("skipped")) for call in calls]
         if self._clock.step < _STEPS_IN_FULL or pattern != self._pattern:
             for call in calls:
-                self._writer.write_call(call)
+                self._writer.write(call)
         self._pattern = pattern
 
 

@@ -163,7 +163,7 @@ class Responder:
         before.write_batch(tapes[-1])
         is_fault = outcome.first_difference is None or num_ranks() > 1
         is_fault = is_fault or not is_reproducible(self._training, snapshot, tapes)
-        writer.write_replay_info(_info(snapshot, outcome, is_eager=self.compiles, is_fault=is_fault))
+        writer.write(_info(snapshot, outcome, is_eager=self.compiles, is_fault=is_fault))
         place = find_origin(Run.open(folder), step=step, rank=self._writer.rank)
         bad = place.bad if place is not None and place.kind == "op" else None
         if "True" in (exchange(f"catch-{step}", str(bad is not None)) or ()):
@@ -216,11 +216,8 @@ class _EventsOnly:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._writer, name)
 
-    def write_call(self, call: Any) -> None:
-        """Nothing."""
-
-    def write_metrics(self, metrics: Any) -> None:
-        """Nothing."""
+    def write(self, record: Any) -> None:
+        """Nothing: calls and metrics are in the run already."""
 
     def close(self, *, status: str) -> None:
         """Nothing: the run goes on."""

@@ -73,7 +73,7 @@ def test_a_last_line_that_is_cut_off_is_dropped(tmp_path: Path) -> None:
 def test_the_metrics_of_a_run_are_a_curve(tmp_path: Path) -> None:
     with RunWriter.create(tmp_path / "run", RunInfo()) as writer:
         for step, loss in enumerate([2.5, float("inf"), 2.25]):
-            writer.write_metrics(Metrics(step=step, loss=loss))
+            writer.write(Metrics(step=step, loss=loss))
     curve = read_curve(tmp_path / "run" / "metrics-rank0.jsonl")
     assert (curve.steps, curve.values) == ((0, 1, 2), (2.5, float("inf"), 2.25))
 

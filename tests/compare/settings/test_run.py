@@ -71,7 +71,7 @@ def test_a_recipe_that_only_one_run_has_is_told_by_its_name(tmp_path: Path) -> N
     for name, recipe in (("plain", None), ("narrow", 'name = "O2"\nweights = "fp16"\n')):
         with RunWriter.create(tmp_path / name, RunInfo()) as writer:
             optimizer = OptimizerFacts(name="SGD", groups=({"lr": 0.1},), recipe=recipe)
-            writer.write_structure(Structure(step=0, optimizers=(optimizer,)))
+            writer.write(Structure(step=0, optimizers=(optimizer,)))
         runs.append(Run.open(tmp_path / name))
     (found,) = (each for each in differing_settings(*runs) if each.kind is SettingKind.RECIPE)
     assert (found.what, found.reference, found.candidate) == ("recipe", "none", "O2")

@@ -57,7 +57,7 @@ def test_labels_that_the_criterion_ignores_are_counted_apart(tmp_path: Path):
         place="target", shape=(6,), dtype="int64", counts={"-100": 3, "7": 2, "0": 1, "True": 5, "²": 1}
     )
     with RunWriter.create(tmp_path / "a", RunInfo()) as writer:
-        writer.write_inputs(BatchFacts(step=0, targets=(target,), criterion_settings={"ignore_index": 0}))
+        writer.write(BatchFacts(step=0, targets=(target,), criterion_settings={"ignore_index": 0}))
     found = label_counts(Run.open(tmp_path / "a"))
     assert found is not None
     assert (found.counts, found.num_ignored) == ({1: 5, 7: 2}, 5)  # what is no number counts as no

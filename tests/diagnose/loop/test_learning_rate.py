@@ -17,8 +17,8 @@ def trained(folder: Path, *, rates: list[float], losses: list[float], ratio: flo
     with RunWriter.create(folder / "run", RunInfo()) as writer:
         for step, (lr, loss) in enumerate(zip(rates, losses, strict=True)):
             name, detail = call("step", optimizer="SGD", lr=[lr])
-            writer.write_call(Call(step=step, call=name, detail=detail))
-            writer.write_metrics(Metrics(step=step, loss=loss, lr=lr))
+            writer.write(Call(step=step, call=name, detail=detail))
+            writer.write(Metrics(step=step, loss=loss, lr=lr))
             if step < 20:
                 writer.write_parameters(_row(step, weights, ratio * weights if lr else 0.0))
     return Run.open(folder / "run")

@@ -26,10 +26,10 @@ def parameter(optimizer: str, *, is_reached: bool = True) -> ParameterFacts:
 def found(folder: Path, calls: list[Told], *parameters: ParameterFacts) -> list[Finding]:
     optimizers = tuple(OptimizerFacts(name=entry.optimizers[0]) for entry in parameters)
     with RunWriter.create(folder / "run", RunInfo()) as writer:
-        writer.write_structure(Structure(step=0, parameters=parameters, optimizers=optimizers))
+        writer.write(Structure(step=0, parameters=parameters, optimizers=optimizers))
         for step in range(20):
             for name, detail in calls:
-                writer.write_call(Call(step=step, call=name, detail=detail))
+                writer.write(Call(step=step, call=name, detail=detail))
     return missing_steps(Run.open(folder / "run"))
 
 

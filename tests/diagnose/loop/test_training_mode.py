@@ -21,10 +21,10 @@ def found(
     )
     module = ModuleFacts(site="1", kind=kind, training=True)
     with RunWriter.create(folder / "run", RunInfo()) as writer:
-        writer.write_structure(Structure(step=0, parameters=(parameter,), modules=(module,)))
+        writer.write(Structure(step=0, parameters=(parameter,), modules=(module,)))
         for step, calls in enumerate(steps):
             for name, detail in calls:
-                writer.write_call(Call(step=step, call=name, detail=detail))
+                writer.write(Call(step=step, call=name, detail=detail))
     return training_in_eval_mode(Run.open(folder / "run"))
 
 

@@ -19,7 +19,7 @@ def write_run(folder: Path, losses: list[float], *, update_before: float = 0.1) 
     with RunWriter.create(folder, RunInfo()) as writer:
         for step, loss in enumerate(losses):
             update = update_before if step == 39 else 0.1
-            writer.write_metrics(Metrics(step=step, loss=loss, update_norm=update, grad_norm=1.0))
+            writer.write(Metrics(step=step, loss=loss, update_norm=update, grad_norm=1.0))
     return Run.open(folder)
 
 
@@ -56,5 +56,5 @@ def test_healthy_losses_are_silent(tmp_path: Path) -> None:
 def test_losses_of_two_optimizers_are_judged_apart(tmp_path: Path) -> None:
     with RunWriter.create(tmp_path / "run", RunInfo()) as writer:
         for step in range(100):
-            writer.write_metrics(Metrics(step=step, loss=0.1 if step % 2 else 5.0, optimizer="ab"[step % 2]))
+            writer.write(Metrics(step=step, loss=0.1 if step % 2 else 5.0, optimizer="ab"[step % 2]))
     assert loss_spikes(Run.open(tmp_path / "run")) == []

@@ -23,9 +23,9 @@ def look(step: int, mib: int, **what: Any) -> MemoryLook:
 
 def write_run(folder: Path, *looks: MemoryLook) -> Run:
     with RunWriter.create(folder, RunInfo()) as writer:
-        writer.write_metrics(Metrics(step=0, loss=1.0))
+        writer.write(Metrics(step=0, loss=1.0))
         for seen in looks:
-            writer.write_memory(seen)
+            writer.write(seen)
     return Run.open(folder)
 
 

@@ -38,7 +38,7 @@ def found_after(folder: Path, error: BaseException, *, status: str = "failed") -
     recorder.enter("forward", "<model>")
     recorder.enter("forward", "head")
     detail = exception_detail(error)
-    writer.write_anomaly(Anomaly(step=5, kind="exception", phase="forward", name=type(error).__name__, detail=detail))
+    writer.write(Anomaly(step=5, kind="exception", phase="forward", name=type(error).__name__, detail=detail))
     writer.close(status=status)
     return uncaught_exceptions(Run.open(folder))
 

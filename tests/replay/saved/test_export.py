@@ -116,7 +116,7 @@ ORIGIN = Origin(step=0, phase="forward", site="a", op="aten.log#0", overload="at
 
 def with_origin(folder: Path, origin: Origin) -> Run:
     writer = RunWriter.create(folder, RunInfo())
-    writer.write_origin(origin)
+    writer.write(origin)
     with writer.origin_tensors() as file:
         file.add("self", b"\x00\x00\x80\xbf", dtype="F32", shape=(1,))
     return Run.open(folder)

@@ -71,7 +71,7 @@ def test_a_folder_whose_replay_failed_says_how(tmp_path: Path) -> None:
         step=0, snapshot_step=0, is_identical=None, first_difference=None, is_eager=False, note="the replay raised"
     )
     with RunWriter.create(tmp_path / "run", RunInfo()) as writer:
-        writer.write_replay_info(info)
+        writer.write(info)
     with pytest.raises(ReplayError, match="the state before it is not known, since the replay raised"):
         describe_saved_step(Run.open(tmp_path / "run"))
 

@@ -106,7 +106,7 @@ def test_the_bits_of_the_runs_own_fixed_point_are_taken(tmp_path: Path):
     run = record_run(tmp_path / "run", is_broken=False, histograms=True)
     with RunWriter.create(tmp_path / "other", RunInfo()) as writer:
         toml = "[fixed]\nactivation = {bits = 5}\n"
-        writer.write_structure(Structure(step=0, optimizers=(OptimizerFacts(name="SGD", groups=(), recipe=toml),)))
+        writer.write(Structure(step=0, optimizers=(OptimizerFacts(name="SGD", groups=(), recipe=toml),)))
     (tmp_path / "other" / "structure-rank0.jsonl").rename(run.path / "structure-rank0.jsonl")
     found = exponents_section(RunView(run=CachedRun.of(Run.open(run.path)), findings=()))
     assert found is not None

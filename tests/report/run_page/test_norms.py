@@ -23,8 +23,8 @@ def test_norms_scale_skipped_steps_and_rate_have_a_chart_each(tmp_path: Path):
 
 def test_what_was_not_measured_has_no_chart(tmp_path: Path):
     with RunWriter.create(tmp_path / "run", RunInfo()) as writer:
-        writer.write_metrics(Metrics(step=0, loss=1.0))
-        writer.write_metrics(Metrics(step=1, loss=1.0, grad_norm=2.0))
+        writer.write(Metrics(step=0, loss=1.0))
+        writer.write(Metrics(step=1, loss=1.0, grad_norm=2.0))
     section = norms_section(RunView(run=CachedRun.open(tmp_path / "run"), findings=[]))
     assert section is not None
     assert list(section.data) == ["norms"]

@@ -30,7 +30,7 @@ def test_without_one_it_says_so(tmp_path: Path):
 
 def applied(folder: Path, toml: str) -> str:
     with RunWriter.create(folder, RunInfo()) as writer:
-        writer.write_structure(Structure(step=0, optimizers=(OptimizerFacts(name="SGD", groups=(), recipe=toml),)))
+        writer.write(Structure(step=0, optimizers=(OptimizerFacts(name="SGD", groups=(), recipe=toml),)))
     return recipe_section(RunView(run=CachedRun.open(folder), findings=[])).body
 
 

@@ -5,7 +5,7 @@ import pytest
 
 from roundoff.errors import RunFolderError
 from roundoff.runs import next_free_name
-from roundoff.runs.files.folder import part_path, parts, ranks_with_files, replayed_steps, tensor_files
+from roundoff.runs.files.folder import part_paths, ranks_with_files, replay_path, tensors_path
 
 
 def test_the_first_run_is_number_one_and_its_parents_are_made(tmp_path: Path):
@@ -38,8 +38,8 @@ def test_a_place_that_cannot_be_written_to_is_an_error(tmp_path: Path):
 def test_parts_are_ordered_by_number_not_by_text(tmp_path: Path):
     (tmp_path / "events").mkdir()
     for rank, part in ((10, 0), (2, 100_000), (2, 99_999)):
-        part_path(tmp_path, "events", rank=rank, part=part).touch()
-    assert [found[:2] for found in parts(tmp_path, "events")] == [(2, 99_999), (2, 100_000), (10, 0)]
+        part_paths["events"](tmp_path, rank=rank, part=part).touch()
+    assert [numbers for numbers, _ in part_paths["events"].find(tmp_path)] == [(2, 99_999), (2, 100_000), (10, 0)]
 
 
 def test_only_finished_files_count(tmp_path: Path):
@@ -53,7 +53,7 @@ def test_only_finished_files_count(tmp_path: Path):
         "replay/stepping",
     ):
         (tmp_path / name).touch()
-    assert parts(tmp_path, "events") == []
-    assert tensor_files(tmp_path) == []
-    assert replayed_steps(tmp_path) == []
+    assert part_paths["events"].find(tmp_path) == []
+    assert tensors_path.find(tmp_path) == []
+    assert replay_path.find(tmp_path) == []
     assert ranks_with_files(tmp_path) == set()

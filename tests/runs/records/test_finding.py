@@ -72,7 +72,7 @@ def test_without_a_procedure_the_step_decides():
     ("content", "why"),
     [
         ("{}", "it has no list 'findings'"),
-        ('{"findings": [3]}', "3 stands where an object should"),
+        ('{"findings": [3]}', "3 is not an object"),
         ('{"findings": [{"rule": "overflow"}]}', "'severity' is missing"),
         ('{"findings": [{"rule": "a", "severity": "bad"}]}', "'bad' is not a valid Severity"),
         ('{"findings": [', "it is not JSON"),

@@ -10,6 +10,6 @@ def test_looks_come_back_as_they_were(tmp_path: Path):
         step=40, rss_bytes=2**30, start_step=20, start_bytes=2**29, keepers=({"name": "losses", "num": 40},)
     )
     with RunWriter.create(tmp_path / "a", RunInfo()) as writer:
-        writer.write_memory(look)
+        writer.write(look)
     assert Run.open(tmp_path / "a").memory() == [look]
     assert Run.open(tmp_path / "a").memory(rank=1) == []

@@ -11,7 +11,7 @@ from roundoff.runs import Anomaly, Origin, ReplayInfo, Run, RunInfo, RunWriter
 def test_anomalies_come_back_with_their_rank(tmp_path: Path):
     anomaly = Anomaly(step=3, kind="loss", phase="forward", value=float("nan"), detail={"microbatch": 0})
     with RunWriter.create(tmp_path / "a", RunInfo(), rank=1) as writer:
-        writer.write_anomaly(anomaly)
+        writer.write(anomaly)
     with RunWriter.create(tmp_path / "a", RunInfo(), rank=0):
         pass
     (found,) = Run.open(tmp_path / "a").anomalies()
@@ -24,8 +24,8 @@ def test_replay_info_and_origin_come_back_as_they_were(tmp_path: Path):
     origin = Origin(step=3, phase="forward", site="head", op="aten.log#0", overload="aten::log.default",
                     arguments={"self": {"tensor": "self"}}, is_finite_in_fp64=False, bad_index=(0, 2))  # fmt: skip
     with RunWriter.create(tmp_path / "a", RunInfo()) as writer:
-        writer.write_replay_info(info)
-        writer.write_origin(origin)
+        writer.write(info)
+        writer.write(origin)
     run = Run.open(tmp_path / "a")
     assert run.replay_info() == info
     assert run.origin() == origin

@@ -54,7 +54,7 @@ class Training:
             self.optimizer.step()
             yield loss
             del loss
-            self.writer.write_metrics(Metrics(step=step))
+            self.writer.write(Metrics(step=step))
             self.follower.step_closed(step)
 
     def findings(self) -> tuple[Finding, ...]:

@@ -1,9 +1,10 @@
-"""The names inside a run folder, and the version of the whole."""
+"""The names of the files in a run folder, and the version of the whole."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 from roundoff.errors import RunFolderError
@@ -14,168 +15,73 @@ VERSION = 2
 READABLE_BY = 1
 """The oldest version whose readers understand what this code writes."""
 
-INFO_NAME = "run.json"
-FINDINGS_NAME = "findings.json"
-PROBES_NAME = "probes.jsonl"
 
-_PART = re.compile(r"rank(\d+)-part-(\d+)\.parquet")
-_TENSORS = re.compile(r"rank(\d+)-step(\d+)\.safetensors")
-_BATCH = re.compile(r"rank(\d+)-batch-(\d+)\.safetensors")
-_LINES = re.compile(r"(?:metrics|calls|anomalies|memory|structure|inputs)-rank(\d+)\.jsonl")
-_ENDING = re.compile(r"ending-rank(\d+)\.json")
-_REPLAY = re.compile(r"step(\d+)")
+@dataclass(frozen=True, slots=True)
+class FileName:
+    """The name of a kind of file, called with a folder and the numbers in the name.
 
-
-def metrics_path(folder: Path, *, rank: int) -> Path:
-    """Return where one line per step goes."""
-    return folder / f"metrics-rank{rank}.jsonl"
-
-
-def calls_path(folder: Path, *, rank: int) -> Path:
-    """Return where the calls of the loop go."""
-    return folder / f"calls-rank{rank}.jsonl"
-
-
-def anomalies_path(folder: Path, *, rank: int) -> Path:
-    """Return where the anomalies go that were seen while training."""
-    return folder / f"anomalies-rank{rank}.jsonl"
-
-
-def structure_path(folder: Path, *, rank: int) -> Path:
-    """Return where it goes what the training is made of."""
-    return folder / f"structure-rank{rank}.jsonl"
-
-
-def inputs_path(folder: Path, *, rank: int) -> Path:
-    """Return where it goes what came into the steps from outside."""
-    return folder / f"inputs-rank{rank}.jsonl"
-
-
-def memory_path(folder: Path, *, rank: int) -> Path:
-    """Return where it goes how memory grew."""
-    return folder / f"memory-rank{rank}.jsonl"
-
-
-def replay_info_path(folder: Path, *, rank: int) -> Path:
-    """Return where, in the folder of a replayed step, it says how the replay went."""
-    return folder / f"replay-rank{rank}.json"
-
-
-def origin_path(folder: Path, *, rank: int) -> Path:
-    """Return where, in the folder of a replayed step, the op is described that made the first bad value."""
-    return folder / f"origin-rank{rank}.json"
-
-
-def origin_tensors_path(folder: Path, *, rank: int) -> Path:
-    """Return where that op's inputs and results are."""
-    return folder / f"origin-rank{rank}.safetensors"
-
-
-def batch_of_replay_path(folder: Path, *, rank: int) -> Path:
-    """Return where, in the folder of a replayed step, the tensors are that came into it from outside."""
-    return folder / f"batch-rank{rank}.safetensors"
-
-
-def state_path(folder: Path, *, rank: int) -> Path:
-    """Return where, in the folder of a replayed step, the state before it is."""
-    return folder / f"state-rank{rank}.safetensors"
-
-
-def tape_path(folder: Path, *, rank: int) -> Path:
-    """Return where, in the folder of a replayed step, it says what the loop did, to be done again."""
-    return folder / f"tape-rank{rank}.json"
-
-
-def part_path(folder: Path, table: str, *, rank: int, part: int) -> Path:
-    """Return the name of one part of a table.
-
-    >>> part_path(Path("runs/a"), "events", rank=0, part=7).as_posix()
-    'runs/a/events/rank0-part-00007.parquet'
+    >>> tensors_path(Path("runs/a"), rank=0, step=7).as_posix()
+    'runs/a/tensors/rank0-step7.safetensors'
     """
-    return folder / table / f"rank{rank}-part-{part:05d}.parquet"
+
+    pattern: str
+
+    def __call__(self, folder: Path, **numbers: int) -> Path:
+        """Return the path of one file."""
+        return folder / self.pattern.format(**numbers)
+
+    def find(self, folder: Path) -> list[tuple[tuple[int, ...], Path]]:
+        """Return the numbers and the path of every such file, in order."""
+        directory, _, name = self.pattern.rpartition("/")
+        expression = re.compile(re.sub(r"\\{\w+(:\w+)?\\}", r"(\\d+)", re.escape(name)))
+        return sorted(
+            (tuple(map(int, match.groups())), path) for match, path in _find_matching(folder / directory, expression)
+        )
 
 
-def tensors_path(folder: Path, *, rank: int, step: int) -> Path:
-    """Return where the whole tensors of one step go."""
-    return folder / "tensors" / f"rank{rank}-step{step}.safetensors"
+info_path = FileName("run.json")
+findings_path = FileName("findings.json")
+probes_path = FileName("probes.jsonl")
+memcheck_path = FileName("memcheck.xml")
 
+metrics_path = FileName("metrics-rank{rank}.jsonl")
+calls_path = FileName("calls-rank{rank}.jsonl")
+anomalies_path = FileName("anomalies-rank{rank}.jsonl")
+memory_path = FileName("memory-rank{rank}.jsonl")
+structure_path = FileName("structure-rank{rank}.jsonl")
+inputs_path = FileName("inputs-rank{rank}.jsonl")
+failures_path = FileName("failures-rank{rank}.jsonl")
+ending_path = FileName("ending-rank{rank}.json")
+flight_path = FileName("flight-rank{rank}.bin")
+crash_path = FileName("crash-rank{rank}.txt")
+native_crash_path = FileName("crash-native-rank{rank}.txt")
 
-def batch_path(folder: Path, *, rank: int, index: int) -> Path:
-    """Return where one of the first batches goes."""
-    return folder / "batches" / f"rank{rank}-batch-{index:05d}.safetensors"
+tensors_path = FileName("tensors/rank{rank}-step{step}.safetensors")
+batch_path = FileName("batches/rank{rank}-batch-{index:05d}.safetensors")
+part_paths = {
+    table: FileName(f"{table}/rank{{rank}}-part-{{part:05d}}.parquet") for table in ("events", "parameters", "hashes")
+}
+replay_path = FileName("replay/step{step}")
+"""A replayed step: a run folder of its own. The files below are in it."""
+perturbed_path = FileName("perturbed/step{step}")
+"""A step that was replayed with its parameters moved by a rounding: a run folder, too."""
+replay_info_path = FileName("replay-rank{rank}.json")
+tape_path = FileName("tape-rank{rank}.json")
+state_path = FileName("state-rank{rank}.safetensors")
+replay_batch_path = FileName("batch-rank{rank}.safetensors")
+origin_path = FileName("origin-rank{rank}.json")
+origin_tensors_path = FileName("origin-rank{rank}.safetensors")
 
-
-def replay_path(folder: Path, *, step: int) -> Path:
-    """Return the folder of a replayed step; it holds a run folder of its own."""
-    return folder / "replay" / f"step{step}"
-
-
-def perturbed_path(folder: Path, *, step: int) -> Path:
-    """Return the folder of a step that was replayed with its parameters moved by a rounding; a run folder, too."""
-    return folder / "perturbed" / f"step{step}"
-
-
-def flight_path(folder: Path, *, rank: int) -> Path:
-    """Return where the ring of what was running is mapped."""
-    return folder / f"flight-rank{rank}.bin"
-
-
-def crash_path(folder: Path, *, rank: int) -> Path:
-    """Return where the stacks of a crash go."""
-    return folder / f"crash-rank{rank}.txt"
-
-
-def native_crash_path(folder: Path, *, rank: int) -> Path:
-    """Return where the native stacks of a crash go."""
-    return folder / f"crash-native-rank{rank}.txt"
-
-
-def memcheck_path(folder: Path) -> Path:
-    """Return where valgrind's memcheck writes what it saw, in its own XML."""
-    return folder / "memcheck.xml"
-
-
-def ending_path(folder: Path, *, rank: int) -> Path:
-    """Return where it says how the process ended."""
-    return folder / f"ending-rank{rank}.json"
-
-
-def parts(folder: Path, table: str) -> list[tuple[int, int, Path]]:
-    """Return (rank, part, path) of every finished part of a table, in that order."""
-    return sorted(_find_numbered(folder / table, _PART))
-
-
-def tensor_files(folder: Path) -> list[tuple[int, int, Path]]:
-    """Return (rank, step, path) of every file of whole tensors, in that order."""
-    return sorted(_find_numbered(folder / "tensors", _TENSORS))
-
-
-def batch_files(folder: Path) -> list[tuple[int, int, Path]]:
-    """Return (rank, index, path) of every kept batch, in that order."""
-    return sorted(_find_numbered(folder / "batches", _BATCH))
-
-
-def replayed_steps(folder: Path) -> list[int]:
-    """Return the steps that were replayed."""
-    return sorted(int(match[1]) for match, _ in _find_matching(folder / "replay", _REPLAY))
+_OF_RANK = (
+    metrics_path, calls_path, anomalies_path, memory_path, structure_path, inputs_path, failures_path,
+    ending_path, tensors_path, *part_paths.values(),
+)  # fmt: skip
+"""The files by which a rank is known to have written."""
 
 
 def ranks_with_files(folder: Path) -> set[int]:
     """Return every rank that has left a file."""
-    found = {int(match[1]) for pattern in (_LINES, _ENDING) for match, _ in _find_matching(folder, pattern)}
-    for table in ("events", "parameters", "hashes"):
-        found |= {rank for rank, _, _ in parts(folder, table)}
-    return found | {rank for rank, _, _ in tensor_files(folder)}
-
-
-def files_of_rank(folder: Path, rank: int) -> list[Path]:
-    """Return the finished files that a rank writes, other than the parts of tables; rank 0 writes those of the run."""
-    own = [metrics_path(folder, rank=rank), calls_path(folder, rank=rank), anomalies_path(folder, rank=rank)]
-    own += [f(folder, rank=rank) for f in (memory_path, structure_path, inputs_path)]
-    if rank == 0:
-        own += [folder / INFO_NAME, folder / PROBES_NAME]
-    found = [path for of_rank, _, path in (*tensor_files(folder), *batch_files(folder)) if of_rank == rank]
-    return [path for path in own if path.exists()] + found
+    return {numbers[0] for name in _OF_RANK for numbers, _ in name.find(folder)}
 
 
 def next_free_name(base: Path | str, stem: str) -> Path:
@@ -212,10 +118,6 @@ def _try_make(folder: Path) -> bool:
     except FileExistsError:
         return False
     return True
-
-
-def _find_numbered(folder: Path, pattern: re.Pattern[str]) -> Iterator[tuple[int, int, Path]]:
-    return ((int(match[1]), int(match[2]), path) for match, path in _find_matching(folder, pattern))
 
 
 def _find_matching(folder: Path, pattern: re.Pattern[str]) -> Iterator[tuple[re.Match[str], Path]]:

@@ -18,8 +18,6 @@ from roundoff.runs.files import folder as names
 from roundoff.runs.files.atomic import write_atomically
 from roundoff.runs.files.schema import Table
 
-# == Which events are asked for.
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Selection:
@@ -116,7 +114,7 @@ class PartWriter:
         if self._num_pending == 0:
             return None
         rows = self._pending[0] if len(self._pending) == 1 else pa.concat_tables(self._pending).unify_dictionaries()
-        path = names.part_path(self._folder, self._table.name, rank=self._rank, part=self._next_part)
+        path = names.part_paths[self._table.name](self._folder, rank=self._rank, part=self._next_part)
         if self._next_part == 0:
             path.parent.mkdir(exist_ok=True)
         write_atomically(path, to_parquet(rows, self._table))

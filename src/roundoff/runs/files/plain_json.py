@@ -8,7 +8,7 @@ import math
 import types
 import typing
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import MISSING, fields, is_dataclass
+from dataclasses import MISSING, field, fields, is_dataclass
 from enum import EnumType
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias, TypeVar, cast
@@ -92,15 +92,25 @@ def _with_nonfinite(value: JsonValue) -> JsonValue:
     return value
 
 
-# == Dataclasses as JSON objects and back, with every field's type checked: what was read is what it says it is.
-
 T = TypeVar("T")
 Check: TypeAlias = Callable[[JsonValue, str], Any]
 
 
+def omitted(default: T) -> T:
+    """Return the default of a dataclass's field that `object_of` leaves out when it holds its default."""
+    return field(default=default, metadata={"is_omitted": True})
+
+
 def object_of(value: Any) -> dict[str, JsonValue]:
-    """Return the fields of a dataclass as a JSON object."""
-    return {field.name: getattr(value, field.name) for field in fields(value)}
+    """Return the fields of a dataclass, and of dataclasses in them, as a JSON object."""
+    found = ((each, getattr(value, each.name)) for each in fields(value))
+    return {each.name: _as_json(item) for each, item in found if not each.metadata or item != each.default}
+
+
+def _as_json(value: Any) -> Any:
+    if isinstance(value, tuple):
+        return tuple(map(_as_json, value))
+    return object_of(value) if is_dataclass(value) else value
 
 
 def object_to_text(value: Any) -> str:
@@ -115,7 +125,7 @@ def object_from(cls: type[T], value: JsonValue) -> T:
     missing.
     """
     if not isinstance(value, Mapping):
-        raise ValueError(f"{value!r:.80} stands where an object should")
+        raise ValueError(f"{value!r:.80} is not an object")
     found: dict[str, Any] = {}
     for name, check, is_required in _fields(cast(Any, cls)):
         if name in value:
@@ -130,8 +140,8 @@ def _fields(cls: Any) -> tuple[tuple[str, Check, bool], ...]:
     """Return name, check and whether it is required of each field; files have many lines, so hints are read once."""
     hints = typing.get_type_hints(cls)
     return tuple(
-        (field.name, _check_of(hints[field.name]), field.default is MISSING and field.default_factory is MISSING)
-        for field in fields(cls)
+        (each.name, _check_of(hints[each.name]), each.default is MISSING and each.default_factory is MISSING)
+        for each in fields(cls)
     )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from roundoff.runs.files.plain_json import JsonValue, object_from, object_to_text
+from roundoff.runs.files.plain_json import JsonValue
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -18,12 +18,3 @@ class Call:
     seconds: float = 0.0
     """When it happened, in seconds since the run started."""
     detail: Mapping[str, JsonValue] = field(default_factory=dict)
-
-    def to_text(self) -> str:
-        """Write the call as one line of JSON."""
-        return object_to_text(self)
-
-    @classmethod
-    def from_object(cls, value: Mapping[str, JsonValue]) -> Call:
-        """Read a call; fields that a newer version added are left out."""
-        return object_from(cls, value)

@@ -1,4 +1,4 @@
-"""What a run was: the contents of run.json."""
+"""How a run was started (run.json) and how its processes ended (ending-rankR.json)."""
 
 from __future__ import annotations
 
@@ -9,10 +9,8 @@ from typing import Literal, TypeAlias
 
 from roundoff.errors import RunFolderError
 from roundoff.runs.files.atomic import write_atomically
-from roundoff.runs.files.folder import INFO_NAME, READABLE_BY, VERSION, ending_path
+from roundoff.runs.files.folder import READABLE_BY, VERSION, ending_path, info_path
 from roundoff.runs.files.plain_json import JsonValue, object_from, object_of, read_json_object, to_json
-
-# == How a watched process ended, as its parent saw it.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,19 +86,19 @@ class RunInfo:
 def write_info(folder: Path, info: RunInfo) -> None:
     """Write run.json whole, or leave it as it was."""
     value = {"version": info.version, "readable_by": READABLE_BY, **object_of(info)}
-    write_atomically(folder / INFO_NAME, to_json(value, indent=1).encode())
+    write_atomically(info_path(folder), to_json(value, indent=1).encode())
 
 
 def read_info(folder: Path) -> RunInfo:
     """Read run.json; a `RunFolderError` says what is missing, broken or too new."""
-    path = folder / INFO_NAME
+    path = info_path(folder)
     if not folder.is_dir():
         what = "is a file, not a run folder" if folder.exists() else "does not exist"
         raise RunFolderError.explain(f"'{folder}' {what}.", fix="see which runs there are: roundoff runs")
     if not path.exists():
         raise RunFolderError.explain(
             f"'{folder}' is not a run folder.",
-            why=f"it has no {INFO_NAME}.",
+            why=f"it has no {path.name}.",
             fix="name the folder of one run, as listed by: roundoff runs",
         )
     value = read_json_object(path)

@@ -1,4 +1,4 @@
-"""What one step came to."""
+"""What the watch notes while a training runs: the numbers of each step, anomalies, and memory that grows."""
 
 from __future__ import annotations
 
@@ -7,8 +7,6 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from roundoff.runs.files.plain_json import JsonValue, object_from, object_to_text
-
-# == Something in a training that cannot be right, noted when it was seen.
 
 AnomalyKind = Literal["loss", "gradient", "weight", "buffer", "spike", "exception"]
 
@@ -26,18 +24,6 @@ class Anomaly:
     value: float | None = None
     """The loss."""
     detail: Mapping[str, JsonValue] = field(default_factory=dict)
-
-    def to_text(self) -> str:
-        """Write the anomaly as one line of JSON."""
-        return object_to_text(self)
-
-    @classmethod
-    def from_object(cls, value: Mapping[str, JsonValue]) -> Anomaly:
-        """Read an anomaly; fields that a newer version added are left out."""
-        return object_from(cls, value)
-
-
-# == How the memory of a training process grew, noted where it grew steadily.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,19 +45,10 @@ class MemoryLook:
     tensors: tuple[JsonValue, ...] = ()
     """Tensors of which there are more, by dtype and shape: {"item", "num", "num_more", "bytes_more"}."""
 
-    def to_text(self) -> str:
-        """Write the look as one line of JSON."""
-        return object_to_text(self)
-
-    @classmethod
-    def from_object(cls, value: Mapping[str, JsonValue]) -> MemoryLook:
-        """Read a look; fields that a newer version added are left out."""
-        return object_from(cls, value)
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Metrics:
-    """What one step came to; None where it was not seen or not measured."""
+    """The numbers of one step; None where it was not seen or not measured."""
 
     step: int
     loss: float | None = None

@@ -1,13 +1,11 @@
-"""What a training is made of: parameters, modules and optimizers, as they were when training began."""
+"""Facts about a training: what came into its steps, and its parameters, modules and optimizers as it began."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from roundoff.runs.files.plain_json import JsonValue, object_from, object_of
-
-# == What came into a step from outside: inputs, labels, masks.
+from roundoff.runs.files.plain_json import JsonValue
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,18 +47,6 @@ class BatchFacts:
     """Whether each row of the criterion's first argument adds up to 1; None if it has none."""
     num_classes: int | None = None
     """The size of the criterion's class dimension."""
-
-    def to_object(self) -> dict[str, JsonValue]:
-        """Return it as a JSON object."""
-        value = object_of(self)
-        for name in ("tensors", "targets"):
-            value[name] = [object_of(entry) for entry in getattr(self, name)]
-        return value
-
-    @classmethod
-    def from_object(cls, value: Mapping[str, JsonValue]) -> BatchFacts:
-        """Read it; fields that a newer version added are left out."""
-        return object_from(cls, value)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -129,15 +115,3 @@ class Structure:
     parameters: tuple[ParameterFacts, ...] = ()
     modules: tuple[ModuleFacts, ...] = ()
     optimizers: tuple[OptimizerFacts, ...] = ()
-
-    def to_object(self) -> dict[str, JsonValue]:
-        """Return it as a JSON object."""
-        value = object_of(self)
-        for name in ("parameters", "modules", "optimizers"):
-            value[name] = [object_of(entry) for entry in getattr(self, name)]
-        return value
-
-    @classmethod
-    def from_object(cls, value: Mapping[str, JsonValue]) -> Structure:
-        """Read it; fields that a newer version added are left out."""
-        return object_from(cls, value)

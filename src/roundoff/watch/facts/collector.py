@@ -94,7 +94,7 @@ class FactCollector:
             known = (len(self._training.models), len(self._training.optimizers), len(groups))
             if known != self._known or tape.step == _SECOND_LOOK:
                 self._known = known
-                self._writer.write_structure(
+                self._writer.write(
                     structure_of(
                         self._training,
                         step=tape.step,
@@ -110,7 +110,7 @@ class FactCollector:
                 facts, samples = batch_facts_of(
                     tape, self._sites, targets=self._targets, criterion_input=self._criterion_input
                 )
-                self._writer.write_inputs(facts)
+                self._writer.write(facts)
                 if samples is not None:
                     self._writer.write_hashes(samples)
                 self._budget.spend(time.perf_counter() - began, "batch")

@@ -241,7 +241,7 @@ class MemoryFollower:
         assert self._start is not None
         start_step, start_bytes = self._start
         look = MemoryLook(step=step, rss_bytes=resident, start_step=start_step, start_bytes=start_bytes, **what)
-        self._writer.write_memory(look)
+        self._writer.write(look)
 
 
 def steady_growth(samples: list[tuple[int, int]]) -> tuple[int, int] | None:
