@@ -1,30 +1,30 @@
 """Every error roundoff raises on purpose.
 
 RoundoffError
-├── FormatError       a number format that does not exist or cannot be
-├── KernelError       a tensor that a kernel cannot take
-├── RunFolderError    a run folder that is missing, broken, too new, or already taken
-├── RecipeError       a recipe that does not exist, cannot be, or does not fit its model
-│   └── LossScaleError    a loss scale that does not help: too many steps in a row overflow
-├── RecordError       a recording that was asked for something it cannot do
+├── FormatError       an unknown or invalid number format
+├── KernelError       a tensor that a kernel does not support
+├── RunFolderError    a run folder that is missing, broken, too new, or already in use
+├── RecipeError       a recipe that is unknown, invalid, or does not fit its model
+│   └── LossScaleError    too many steps in a row overflowed
+├── RecordError       a recording with invalid options
 ├── ScriptError       a script that cannot be started
-├── ReplayError       a saved step that cannot be run again, or not with what it was given
-├── TrainError        a training that cannot be as it was asked for
+├── ReplayError       a saved step that cannot be run again, or not with the given model
+├── TrainError        a training with invalid settings, or one that lost a process
 ├── DataError         training data that is missing, broken, or too little
 ├── CheckpointError   a checkpoint that is missing, broken, hostile, or of no known format
 ├── CompareError      two things that cannot be compared
-├── SweepError        a sweep that cannot be as its file says, or whose folder is taken
-├── BisectError       a bisection that has nothing to find, or cannot be as it was asked for
-├── TrialError        a training that a bisection or a plan has tried, and that broke down
-├── ClusterError      a cluster that is not there, or cannot be reached
-├── SensitivityError  a step that was to be measured and was not
-├── PlanError         a plan that cannot be as it was asked for, or cannot be made for this training
-├── SwitchError       a switch that does not exist, or cannot be as it was asked for
-├── DemoError         a command of the demo that did not do what it shows
-├── ServeError        a server that cannot be started as it was asked for
+├── SweepError        an invalid sweep file, or a folder that is already in use
+├── BisectError       a bisection that has nothing to find, or has invalid options
+├── TrialError        a trial of a bisection or plan that failed
+├── ClusterError      a cluster that does not exist, or cannot be reached
+├── SensitivityError  a step that could not be measured
+├── PlanError         a plan with invalid options, or one that cannot be made for this training
+├── SwitchError       an unknown switch, or one with an invalid value
+├── DemoError         a command of the demo that failed
+├── ServeError        a server that cannot be started
 └── UsageError        arguments that do not fit together
 
-The CLI prints these without a traceback and exits with 2. Anything else that escapes is a bug of ours.
+The CLI prints these without a traceback and exits with 2. Any other exception is a bug in roundoff.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from typing import Self
 
 
 class RoundoffError(Exception):
-    """What happened, why, and what to do, in one text.
+    """An error whose text says what happened, why, and what to do.
 
     >>> print(RoundoffError.explain("No format 'e4m4'.", why="known are e4m3, e5m2.", fix="use e4m3."))
     No format 'e4m4'.
@@ -43,7 +43,7 @@ class RoundoffError(Exception):
 
     @classmethod
     def explain(cls, what: str, *, why: str | None = None, fix: str | None = None) -> Self:
-        """Build the error from its three sentences; the text is all it carries, so it survives pickling."""
+        """Build the error from its three sentences; it has no other state, so that it survives pickling."""
         lines = [what]
         if why:
             lines.append(f"  why: {why}")
@@ -53,27 +53,27 @@ class RoundoffError(Exception):
 
 
 class FormatError(RoundoffError):
-    """A number format that does not exist, or cannot be."""
+    """An unknown or invalid number format."""
 
 
 class KernelError(RoundoffError):
-    """A tensor or argument that a kernel cannot take."""
+    """A tensor or argument that a kernel does not support."""
 
 
 class RunFolderError(RoundoffError):
-    """A run folder that is missing, broken, written by a newer version, or already taken."""
+    """A run folder that is missing, broken, written by a newer version, or already in use."""
 
 
 class RecipeError(RoundoffError):
-    """A recipe that does not exist, cannot be, or does not fit the model it is applied to."""
+    """A recipe that is unknown, invalid, or does not fit the model."""
 
 
 class LossScaleError(RecipeError):
-    """Too many steps in a row overflowed; the text names the gradient."""
+    """Too many steps in a row overflowed; the message names the gradient."""
 
 
 class RecordError(RoundoffError):
-    """A recording that was asked for something it cannot do."""
+    """A recording with invalid options."""
 
 
 class ScriptError(RoundoffError):
@@ -81,11 +81,11 @@ class ScriptError(RoundoffError):
 
 
 class ReplayError(RoundoffError):
-    """A saved step that cannot be run again, or not with the model it was given."""
+    """A saved step that cannot be run again, or not with the given model."""
 
 
 class TrainError(RoundoffError):
-    """A training that cannot be as it was asked for, or that lost one of its processes."""
+    """A training with invalid settings, or one that lost a process."""
 
 
 class DataError(RoundoffError):
@@ -93,47 +93,47 @@ class DataError(RoundoffError):
 
 
 class CheckpointError(RoundoffError):
-    """A checkpoint that is missing, broken, hostile, too large or of no known format; names file and place."""
+    """A checkpoint that is missing, broken, hostile, too large or of no known format; the message says where."""
 
 
 class CompareError(RoundoffError):
-    """Two things that cannot be compared, or not as it was asked for."""
+    """Two things that cannot be compared, or not in the requested way."""
 
 
 class SweepError(RoundoffError):
-    """A sweep that cannot be as its file says, or whose folder is taken."""
+    """An invalid sweep file, or a folder that is already in use."""
 
 
 class BisectError(RoundoffError):
-    """A bisection that has nothing to find, or cannot be as it was asked for."""
+    """A bisection that has nothing to find, or has invalid options."""
 
 
 class TrialError(RoundoffError):
-    """A training that a bisection or a plan has tried, and that broke down."""
+    """A trial of a bisection or plan that failed."""
 
 
 class ClusterError(RoundoffError):
-    """A cluster that is not there, or cannot be reached."""
+    """A cluster that does not exist, or cannot be reached."""
 
 
 class SensitivityError(RoundoffError):
-    """A step that was to be measured and was not."""
+    """A step that could not be measured."""
 
 
 class PlanError(RoundoffError):
-    """A plan that cannot be as it was asked for, or cannot be made for this training."""
+    """A plan with invalid options, or one that cannot be made for this training."""
 
 
 class SwitchError(RoundoffError):
-    """A switch that does not exist, or cannot be as it was asked for."""
+    """An unknown switch, or one with an invalid value."""
 
 
 class ServeError(RoundoffError):
-    """A server that cannot be started as it was asked for."""
+    """A server that cannot be started."""
 
 
 class DemoError(RoundoffError):
-    """A command of the demo that did not end as it must."""
+    """A command of the demo that failed."""
 
 
 class UsageError(RoundoffError):
@@ -141,5 +141,5 @@ class UsageError(RoundoffError):
 
 
 def first_line(error: BaseException) -> str:
-    """Return the first line of what another library says, to stand behind `why:`; its name if it says nothing."""
+    """Return the first line of another library's message, for `why:`; the name of its class if there is none."""
     return str(error).strip().partition("\n")[0] or type(error).__name__

@@ -200,14 +200,14 @@ def test_an_unknown_rounding_is_an_error_that_lists_the_known_ones():
     with pytest.raises(FormatError) as caught:
         round_to(torch.ones(1), "e4m3", rounding="floor")
     assert str(caught.value) == (
-        "No rounding 'floor'.\n"
-        "  why: the roundings are nearest, stochastic, toward_zero, up, down.\n"
+        "Unknown rounding 'floor'.\n"
+        "  why: known are nearest, stochastic, toward_zero, up, down.\n"
         "  fix: use one of them."
     )
 
 
 def test_an_unknown_overflow_rule_is_an_error():
-    with pytest.raises(FormatError, match="No overflow rule 'wrap'"):
+    with pytest.raises(FormatError, match="Unknown overflow rule 'wrap'"):
         round_to(torch.ones(1), "e4m3", overflow="wrap")
 
 

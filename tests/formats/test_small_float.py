@@ -77,7 +77,7 @@ def test_a_largest_number_that_the_format_does_not_hold_is_an_error(largest):
 
 
 def test_an_unknown_overflow_rule_is_an_error():
-    with pytest.raises(FormatError, match="the rules are saturate, infinity, nan"):
+    with pytest.raises(FormatError, match="known are saturate, infinity, nan"):
         SmallFloat(name="mine", exponent_bits=4, mantissa_bits=3, largest=448.0, overflow="wrap")
 
 

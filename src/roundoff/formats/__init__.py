@@ -1,4 +1,4 @@
-"""What numbers a format can hold, and rounding a tensor to it."""
+"""Number formats, and rounding a tensor to a format."""
 
 from roundoff.formats.block import BlockFormat
 from roundoff.formats.effect import RoundingEffect, effect_of

@@ -13,18 +13,18 @@ from roundoff.formats.small_float import SmallFloat
 from roundoff.kernels.rounding import round_blocks
 from roundoff.kernels.rounding_rules import Overflow, Rounding
 
-_SCALE_LIMIT = 127  # the scale is an E8M0 number, 2**-127 ... 2**127
+_SCALE_LIMIT = 127  # the scale is an E8M0 number: 2**-127 ... 2**127
 _SCALE_BITS = 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BlockFormat:
-    """Small floats in blocks of `block_size` along `axis`, each block with a scale of its own.
+    """Small floats in blocks of `block_size` along `axis`, each block with its own scale.
 
-    The scale is 2**(floor(log2(amax)) - e), where amax is the largest finite magnitude in the block and e the exponent
-    of the element's largest number; it is held to 2**-127 ... 2**127. Elements that are still too large saturate. NaN
-    and infinities pass through and leave the rest of their block alone. The last block of a row may be short. Along an
-    axis other than the last, tensors are copied.
+    The scale is 2**(floor(log2(amax)) - e), clamped to 2**-127 ... 2**127, where amax is the largest finite magnitude
+    in the block and e the exponent of the element's largest number. Elements that are still too large saturate. NaN and
+    infinities are kept and do not affect the rest of their block. The last block of a row may be short. Tensors are
+    copied if `axis` is not the last.
     """
 
     name: str
@@ -36,19 +36,19 @@ class BlockFormat:
         if self.block_size < 1:
             raise FormatError.explain(
                 f"Format '{self.name}' cannot have blocks of {self.block_size}.",
-                why="a block holds at least one number.",
-                fix="the OCP formats have block_size=32.",
+                why="a block has at least one element.",
+                fix="use block_size=32, as the OCP formats do.",
             )
         if self.element.exponent_bits > 8:
             raise FormatError.explain(
                 f"Format '{self.name}' cannot scale elements of '{self.element.name}'.",
-                why="a shared scale reaches 2**-127 ... 2**127; wider elements need none.",
+                why="a shared scale is within 2**-127 ... 2**127; wider elements do not need one.",
                 fix="choose an element with at most 8 exponent bits.",
             )
 
     @property
     def num_bits(self) -> float:
-        """Bits per number, its share of the scale included."""
+        """Bits per element, including its share of the scale."""
         return self.element.num_bits + _SCALE_BITS / self.block_size
 
     @property
@@ -68,7 +68,7 @@ class BlockFormat:
 
     @property
     def eps(self) -> float:
-        """The distance from 1 to the next larger number, in a block whose largest is not beyond the element's."""
+        """The distance from 1 to the next larger number, in a block with a scale of at most 1."""
         return self.element.eps
 
     @property
@@ -79,7 +79,7 @@ class BlockFormat:
     def rounded(
         self, x: Tensor, *, rounding: Rounding, key: int, overflow: Overflow | None, out: Tensor | None
     ) -> Tensor:
-        """Return `x` rounded to this format; see `round_to`. Random numbers follow the order with blocks last."""
+        """Return `x` rounded to this format; see `round_to`. Random numbers are in the order with `axis` last."""
         check_saturates(self.name, overflow)
         axis = self._axis_of(x)
         result = round_blocks(
@@ -99,7 +99,7 @@ class BlockFormat:
         num_dims = max(x.dim(), 1)
         if not -num_dims <= self.axis < num_dims:
             raise FormatError.explain(
-                f"Format '{self.name}' has its blocks along axis {self.axis}.",
+                f"Format '{self.name}' has its blocks along axis {self.axis}, which the tensor does not have.",
                 why=f"the tensor has {x.dim()} dimensions.",
                 fix=f"use dataclasses.replace(fmt, axis=...) with an axis from {-num_dims} to {num_dims - 1}.",
             )

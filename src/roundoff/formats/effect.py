@@ -1,4 +1,4 @@
-"""What a format makes of one number."""
+"""The effect of rounding one number to a format."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ RoundingOutcome = Literal[
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RoundingEffect:
-    """The number as the format holds it, how far that is off, and what happened."""
+    """The rounded number, its relative error, and what happened."""
 
     value: float
     relative_error: float
@@ -29,12 +29,12 @@ class RoundingEffect:
 def effect_of(value: float, fmt: Format) -> RoundingEffect:
     """Round one number to nearest; for a block format, as a block of one.
 
-    `subnormal` means rounded with fewer bits than normal numbers have. The relative error of NaN is 0, that of an
-    overflow to infinity or NaN infinite.
+    `subnormal` means that the result has fewer bits than a normal number. The relative error of NaN is 0; that of an
+    overflow to infinity or NaN is infinite.
 
     >>> from roundoff.formats.registry import format_named
     >>> effect_of(70000.0, format_named("fp16"))
-    Effect(value=inf, relative_error=inf, outcome='overflow to infinity')
+    RoundingEffect(value=inf, relative_error=inf, outcome='overflow to infinity')
     """
     result = float(round_to(torch.tensor(value, dtype=torch.float64), fmt))
     return RoundingEffect(
@@ -66,7 +66,7 @@ def _outcome(value: float, result: float, fmt: Format) -> RoundingOutcome:
 
 def _has_saturated(value: float, result: float, fmt: Format) -> bool:
     if isinstance(fmt, BlockFormat):
-        # The scale leaves some numbers too large for their element: further off than half a spacing.
+        # With some scales a number is still too large for its element: its error is then more than half a spacing.
         spacing = math.ldexp(fmt.eps, math.frexp(value)[1] - 1)
         return abs(result) >= fmt.smallest_normal and abs(value) - abs(result) > spacing / 2
     return abs(result) < abs(value) and abs(value) > fmt.largest

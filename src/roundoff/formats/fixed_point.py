@@ -1,4 +1,4 @@
-"""Fixed point: whole multiples of a step."""
+"""Fixed point: integer multiples of a step."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ Compat = Literal["nics"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FixedPoint:
-    """Whole multiples of `step`, 2**num_bits of them, in two's complement: one more below zero than above.
+    """Integer multiples of `step`, 2**num_bits of them, in two's complement: one more below zero than above.
 
     `compat="nics"` has 2**num_bits + 1 numbers instead, as many below zero as above: the quantizer of nics_fix_pt,
-    clamp(round(x / step) * step, -scale, scale), which needs one code more than its bits can count.
+    clamp(round(x / step) * step, -scale, scale), which needs one more code than its bits can represent.
 
-    Values beyond the range saturate; NaN and infinities pass through, so that they are not hidden. The quotient
-    x / step is computed in fp32 (fp64 for fp64 tensors). There is one zero, +0.
+    Values beyond the range saturate; NaN and infinities are kept, so that they are not hidden. The quotient x / step is
+    computed in fp32 (fp64 for fp64 tensors). The only zero is +0.
 
     >>> FixedPoint(num_bits=8, step=2.0**-7)
     FixedPoint(num_bits=8, step=0.0078125, compat=None)
@@ -38,36 +38,36 @@ class FixedPoint:
 
     @classmethod
     def covering(cls, scale: float, *, num_bits: int, compat: Compat | None = None) -> Self:
-        """Return the format that reaches from -scale to scale; two's complement ends one step before the latter."""
+        """Return the format from -scale to scale; two's complement ends one step before +scale."""
         return cls(num_bits=num_bits, step=2.0 * scale / 2**num_bits, compat=compat)
 
     def __post_init__(self) -> None:
         if not 1 <= self.num_bits <= 24:
             raise FormatError.explain(
                 f"Fixed point cannot have {self.num_bits} bits.",
-                why="codes are computed in fp32, which counts to 24 bits.",
+                why="codes are computed in fp32, which holds integers of up to 24 bits exactly.",
                 fix="choose 1 to 24 bits.",
             )
         if not 2.0**-100 <= self.step <= 2.0**100:
             raise FormatError.explain(
                 f"Fixed point cannot have the step {self.step!r}.",
-                why="a step is a number between 2**-100 and 2**100.",
+                why="a step must be between 2**-100 and 2**100.",
                 fix="scale the tensor first.",
             )
         if self.compat not in (None, "nics"):
             raise FormatError.explain(
-                f"Fixed point is not compatible with '{self.compat}'.",
-                why="only 'nics' is known.",
-                fix="leave `compat` away for two's complement.",
+                f"Invalid compat='{self.compat}' for fixed point.",
+                why="allowed: 'nics'.",
+                fix="omit `compat` for two's complement.",
             )
 
     @property
     def name(self) -> str:
-        """`qI.F` for I bits before and F behind the point; where there is no such point, the step spelt out."""
-        behind = -math.log2(self.step)
+        """`qI.F` for I integer and F fractional bits; otherwise with the step, as in `fixed8(step 0.3)`."""
+        fraction_bits = -math.log2(self.step)
         suffix = "" if self.compat is None else f"-{self.compat}"
-        if behind.is_integer() and 0 <= behind <= self.num_bits:
-            return f"q{self.num_bits - int(behind)}.{int(behind)}{suffix}"
+        if fraction_bits.is_integer() and 0 <= fraction_bits <= self.num_bits:
+            return f"q{self.num_bits - int(fraction_bits)}.{int(fraction_bits)}{suffix}"
         return f"fixed{self.num_bits}(step {self.step:g}){suffix}"
 
     @property

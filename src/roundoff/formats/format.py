@@ -1,4 +1,4 @@
-"""What every number format can do."""
+"""The interface of every number format."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from roundoff.kernels.rounding_rules import Overflow, Rounding
 
 
 class Format(Protocol):
-    """A set of numbers, and how to move a tensor's values into it. Any object like this serves `round_to`."""
+    """A set of numbers, and how to round a tensor to it. `round_to` accepts any object with this interface."""
 
     @property
     def name(self) -> str:
-        """What recipes and messages call it."""
+        """The name in recipes and messages."""
 
     @property
     def num_bits(self) -> float:
@@ -44,14 +44,14 @@ class Format(Protocol):
     def rounded(
         self, x: Tensor, *, rounding: Rounding, key: int, overflow: Overflow | None, out: Tensor | None
     ) -> Tensor:
-        """Return `x` rounded to the format, in `out` if given. Call `round_to`, which checks and draws `key`."""
+        """Return `x` rounded to the format, in `out` if given. Call `round_to` instead, which draws `key`."""
 
 
 def check_saturates(name: str, overflow: Overflow | None) -> None:
-    """Raise if a format that can only saturate is told to overflow in another way."""
+    """Raise if another overflow rule is requested of a format that can only saturate."""
     if overflow not in (None, "saturate"):
         raise FormatError.explain(
             f"Format '{name}' cannot overflow to '{overflow}'.",
-            why="it only saturates: what is too large becomes its largest number.",
-            fix="leave `overflow` away.",
+            why="it only saturates: values that are too large become its largest number.",
+            fix="omit `overflow`.",
         )

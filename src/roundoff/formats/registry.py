@@ -12,7 +12,7 @@ from roundoff.formats.fixed_point import FixedPoint
 from roundoff.formats.format import Format
 from roundoff.formats.small_float import SmallFloat
 
-# Overflow is what torch 2.13's cast does on the CPU; tests/formats/test_registry.py holds it to that.
+# Overflow is that of torch 2.13's casts on the CPU; tests/formats/test_registry.py checks this.
 _E4M3: Final = SmallFloat(name="e4m3", exponent_bits=4, mantissa_bits=3, largest=448.0, overflow="saturate")
 _E5M2: Final = SmallFloat(name="e5m2", exponent_bits=5, mantissa_bits=2, largest=57344.0, overflow="infinity")
 _E2M3: Final = SmallFloat(name="e2m3", exponent_bits=2, mantissa_bits=3, largest=7.5, overflow="saturate")
@@ -63,16 +63,16 @@ _OTHER_NAMES: Final = {
 
 
 def known_formats() -> tuple[Format, ...]:
-    """Return the formats that have a name of their own, wide ones first."""
+    """Return all named formats, the widest first."""
     return _KNOWN
 
 
 def format_named(name: str) -> Format:
-    """Return the format of that name.
+    """Return the format with this name.
 
-    Besides those of `known_formats` and torch's dtype names there are `e5m10` for a float with 5 exponent and 10
-    mantissa bits, laid out as IEEE 754 does (infinities, subnormals), and `q3.5` for two's complement fixed point with
-    3 bits before the point, the sign included, and 5 behind it.
+    Besides the names of `known_formats` and of torch's dtypes, `e5m10` means an IEEE 754 float (with infinities and
+    subnormals) with 5 exponent and 10 mantissa bits, and `q3.5` means two's complement fixed point with 3 integer bits,
+    including the sign, and 5 fractional bits.
 
     >>> format_named("e4m3").largest
     448.0
@@ -90,20 +90,20 @@ def format_named(name: str) -> Format:
             raise FormatError.explain(
                 f"No format '{name}'.",
                 why="with infinities, a float needs at least 2 exponent bits and 1 mantissa bit.",
-                fix="make it yourself, with its largest number: docs/add-a-format.md",
+                fix="define it with its largest number: docs/add-a-format.md",
             )
         return SmallFloat.ieee(exponent_bits, mantissa_bits)
     if match := re.fullmatch(r"q(\d{1,3})\.(\d{1,3})", name):
-        before, behind = int(match[1]), int(match[2])
-        return FixedPoint(num_bits=before + behind, step=2.0**-behind)
+        integer_bits, fraction_bits = int(match[1]), int(match[2])
+        return FixedPoint(num_bits=integer_bits + fraction_bits, step=2.0**-fraction_bits)
     raise _unknown(name)
 
 
 def _unknown(name: str) -> FormatError:
     if re.fullmatch(r"(?:q|int|fixed)\d+", name):
-        fix = "fixed point needs its point: q1.7 has 8 bits and reaches from -1 to 1."
+        fix = "fixed point is written with its point: q1.7 has 8 bits, from -1 to 1."
     elif close := difflib.get_close_matches(name.lower(), [*_BY_NAME, *_OTHER_NAMES], n=1, cutoff=0.5):
-        fix = f"did you mean '{close[0]}'? Any other format: docs/add-a-format.md"
+        fix = f"did you mean '{close[0]}'? For other formats see docs/add-a-format.md"
     else:
-        fix = "use one of them, or a name like e5m10 or q3.5: docs/add-a-format.md"
+        fix = "use one of them, or a name like e5m10 or q3.5; see docs/add-a-format.md"
     return FormatError.explain(f"No format '{name}'.", why=f"known formats are {', '.join(_BY_NAME)}.", fix=fix)

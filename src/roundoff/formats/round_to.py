@@ -1,4 +1,4 @@
-"""Rounding a tensor to a format."""
+"""Rounds a tensor to a format."""
 
 from __future__ import annotations
 
@@ -22,38 +22,37 @@ def round_to(
     out: Tensor | None = None,
     overflow: Overflow | None = None,
 ) -> Tensor:
-    """Move every value of `x` to a number that `fmt` can hold.
+    """Round every value of `x` to a number of the format `fmt`.
 
-    The result keeps the dtype and shape of `x`: this emulates the format's accuracy, not its storage. `x` is float64,
-    float32, bfloat16 or float16; a format that holds every value of that dtype changes nothing. Values are rounded
-    once, from what `x` holds, fp64 included (torch's own casts from fp64 go through fp32 and round twice). No gradient
-    flows through it.
+    The result has the dtype and shape of `x`: this emulates the accuracy of the format, not its storage. `x` is
+    float64, float32, bfloat16 or float16; a format that holds every value of that dtype changes nothing. Values are
+    rounded once, also from fp64 (torch's own casts from fp64 go through fp32 and round twice). There is no gradient.
 
     - `nearest`: ties go to the neighbour with the even last bit, as in IEEE 754.
-    - `stochastic`: to one of the two neighbours, the nearer the likelier, so that the expected result is `x` itself (to
-      2**-31 of a spacing). A value that the format holds never moves.
+    - `stochastic`: to one of the two neighbours, with probabilities such that the expected result is `x` itself (to
+      2**-31 of a spacing). Values of the format never change.
     - `toward_zero`, `up` (towards +infinity), `down`: to the neighbour on that side.
 
-    NaN stays NaN, also in formats that have none. Zero and results that underflow keep their sign, except in formats
+    NaN stays NaN, also in formats without NaN. Zeros and results that underflow keep their sign, except in formats
     without -0 (fnuz, fixed point).
 
-    Beyond the largest number, `overflow` decides, or the format's own rule if it is None: `saturate` gives the largest
-    number, `infinity` and `nan` what they say, each also for infinities in `x`. A value between the largest number and
-    the middle to the next one, if there were one, rounds to the largest under `nearest`. `toward_zero`, `up` for
-    negative and `down` for positive values always stop at the largest number, whatever the rule, because they round
-    towards zero; infinities in `x` follow the rule. Fixed point and block formats only saturate, and let infinities
-    pass. Where the dtype of `x` reaches less far than the format, its own largest number on the format's grid counts.
+    Values beyond the largest number follow `overflow`, by default the rule of the format: `saturate` gives the largest
+    number, `infinity` an infinity and `nan` NaN, for infinities in `x` too. Under `nearest`, a value up to halfway
+    from the largest number to where the next one would be becomes the largest. `toward_zero`, `up` for negative and
+    `down` for positive values round towards zero, so finite values become at most the largest number under any rule.
+    Fixed point and block formats only saturate, and keep infinities. If the dtype of `x` has a smaller range than the
+    format, the limit is the largest number of the format that the dtype holds.
 
     Args:
-        x: The tensor; its strides do not matter. On the CPU it is read and written once.
-        fmt: A format, or the name of one (`format_named`).
+        x: The tensor, with any strides. On the CPU it is read and written once.
+        fmt: A format, or its name (`format_named`).
         rounding: How to choose between the two neighbours.
-        generator: Where stochastic rounding draws its key, a CPU generator for every device; torch's default generator
-            if None, so that `torch.manual_seed` reproduces the result. Every call advances it by one number.
-        stream: Sets numbers apart that are drawn from equally seeded generators: pass the same on all ranks for tensors
-            that must stay equal (weights), the rank for those that should differ (activations, gradients).
-        out: Where to put the result, `x` itself allowed.
-        overflow: Replaces the format's own rule.
+        generator: The generator for stochastic rounding, on the CPU for every device; by default torch's, so that
+            `torch.manual_seed` reproduces the result. Every call advances it by one number.
+        stream: Selects different numbers from generators with equal seeds: pass the same on all ranks for tensors that
+            must stay equal (weights), the rank for those that should differ (activations, gradients).
+        out: The tensor for the result; may be `x` itself.
+        overflow: Replaces the rule of the format.
 
     >>> round_to(torch.tensor([0.3, 19.2, 1.6]), "e4m3")
     tensor([ 0.3125, 20.0000,  1.6250])
@@ -61,19 +60,19 @@ def round_to(
     tensor([    inf, -65504.])
 
     Raises:
-        FormatError: The format, rounding or overflow rule does not exist, or they do not go together.
-        KernelError: `x` is not a dense float tensor, or `out` does not fit it.
+        FormatError: The format, rounding or overflow rule is unknown, or they cannot be combined.
+        KernelError: `x` is not a dense float tensor, or `out` does not match it.
     """
     fmt = format_named(fmt) if isinstance(fmt, str) else fmt
     if rounding not in ROUNDINGS:
         raise FormatError.explain(
-            f"No rounding '{rounding}'.", why=f"the roundings are {', '.join(ROUNDINGS)}.", fix="use one of them."
+            f"Unknown rounding '{rounding}'.", why=f"known are {', '.join(ROUNDINGS)}.", fix="use one of them."
         )
     if overflow is not None and overflow not in OVERFLOWS:
         raise FormatError.explain(
-            f"No overflow rule '{overflow}'.",
-            why=f"the rules are {', '.join(OVERFLOWS)}.",
-            fix="use one of them, or None for the format's own.",
+            f"Unknown overflow rule '{overflow}'.",
+            why=f"known are {', '.join(OVERFLOWS)}.",
+            fix="use one of them, or None for the rule of the format.",
         )
     key = draw_key(generator, stream=stream) if rounding == "stochastic" else 0
     return fmt.rounded(x, rounding=rounding, key=key, overflow=overflow, out=out)

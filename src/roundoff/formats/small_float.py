@@ -29,9 +29,9 @@ _TORCH_DTYPES = (
 class SmallFloat:
     """A binary floating-point format, described by the width of its fields.
 
-    `largest` is stated, not derived: e4m3 spends its infinity codes on numbers. `overflow` is what becomes of larger
-    values unless `round_to` is told otherwise. `bias` is subtracted from the stored exponent; None means the usual
-    2**(exponent_bits - 1) - 1. Without `signed_zero` the result is never -0.
+    `largest` must be given, because it does not follow from the widths: e4m3 uses its infinity codes for numbers.
+    `overflow` says what larger values become unless `round_to` overrides it. `bias` is subtracted from the stored
+    exponent; None means the usual 2**(exponent_bits - 1) - 1. Without `signed_zero` the result is never -0.
 
     >>> fp16 = SmallFloat(name="fp16", exponent_bits=5, mantissa_bits=10, largest=65504.0, overflow="infinity")
     >>> fp16.smallest_normal, fp16.smallest_subnormal, fp16.torch_dtype
@@ -46,16 +46,16 @@ class SmallFloat:
     bias: int | None = None
     signed_zero: bool = True
     grid: FloatGrid = field(init=False, repr=False, compare=False)
-    """What the kernels need to know of the format."""
+    """The format as the kernels take it."""
 
     @classmethod
     def ieee(cls, exponent_bits: int, mantissa_bits: int, *, name: str | None = None) -> Self:
-        """Return the format of these widths with infinities and subnormals, as IEEE 754 lays it out.
+        """Return the IEEE 754 format with these widths, with infinities and subnormals.
 
         >>> SmallFloat.ieee(5, 10).largest
         65504.0
         """
-        # Checked before the largest number is computed, so that the message speaks of what the caller wrote.
+        # Checked before `largest` is computed, so that the message is about the caller's arguments.
         name = name or f"e{exponent_bits}m{mantissa_bits}"
         _check_widths(name, exponent_bits, mantissa_bits)
         largest = math.ldexp(2.0 - 2.0**-mantissa_bits, 2 ** (exponent_bits - 1) - 1)
@@ -71,8 +71,8 @@ class SmallFloat:
         _check_widths(self.name, self.exponent_bits, self.mantissa_bits)
         if self.overflow not in OVERFLOWS:
             raise FormatError.explain(
-                f"Format '{self.name}' has no overflow rule '{self.overflow}'.",
-                why=f"the rules are {', '.join(OVERFLOWS)}.",
+                f"Format '{self.name}' has the unknown overflow rule '{self.overflow}'.",
+                why=f"known are {', '.join(OVERFLOWS)}.",
             )
         if self.min_exponent < -1022:
             raise FormatError.explain(
@@ -83,8 +83,8 @@ class SmallFloat:
         if not (self.smallest_subnormal <= self.largest < math.inf) or not self._holds(self.largest):
             raise FormatError.explain(
                 f"Format '{self.name}' cannot have {self.largest!r} as its largest number.",
-                why=f"it has {self.mantissa_bits} mantissa bits and nothing below {self.smallest_subnormal!r}.",
-                fix="state a largest number that the format holds.",
+                why=f"it has {self.mantissa_bits} mantissa bits and no number below {self.smallest_subnormal!r}.",
+                fix="choose a largest number that the format holds.",
             )
         grid = FloatGrid(
             mantissa_bits=self.mantissa_bits,
