@@ -58,7 +58,7 @@ def test_resuming_a_finished_training_says_that_nothing_is_left(tmp_path: Path):
     train(*TINY, "--runs", str(tmp_path))
     answer = train(*TINY, "--runs", str(tmp_path), "--resume", str(tmp_path / "train-1"))
     assert answer.exit_code == 0, answer.output
-    assert "nothing is left to train: 4 steps were asked for" in answer.stdout.splitlines()
+    assert "nothing left to train: 4 steps were requested" in answer.stdout.splitlines()
 
 
 @pytest.mark.parametrize(
@@ -67,46 +67,47 @@ def test_resuming_a_finished_training_says_that_nothing_is_left(tmp_path: Path):
         (
             ("--fsdp",),
             "TrainError: --fsdp needs several ranks.\n"
-            "  why: there is one.\n"
-            "  fix: --procs 2, or torchrun --nproc-per-node 2 ...\n",
+            "  why: there is only one.\n"
+            "  fix: use --procs 2, or torchrun --nproc-per-node 2\n",
         ),
         (
             ("--batch-size", "65", "--procs", "2"),
             "TrainError: A batch of 65 cannot be divided by 2.\n"
-            "  why: it is shared by 2 ranks in 1 microbatch.\n"
+            "  why: it is split into 2 ranks x 1 microbatch.\n"
             "  fix: for example: --batch-size 64\n",
         ),
         (
             ("--loss-scale", "big"),
-            "TrainError: --loss-scale cannot be 'big'.\n"
-            "  why: it is 0 (dynamic), a positive number (static), none, dynamic, or one of dynamic:apex, "
+            "TrainError: Invalid --loss-scale 'big'.\n"
+            "  why: allowed: 0 (dynamic), a positive number (static), none, dynamic, or one of dynamic:apex, "
             "dynamic:torch, dynamic:mindspore, dynamic:fp16_optimizer.\n",
         ),
         (
             ("--data", "mnist"),
-            "TrainError: --data cannot be 'mnist'.\n"
+            "TrainError: Invalid --data 'mnist'.\n"
             "  why: known are digits, fashion-mnist, idx:PATH, folder:PATH, text:PATH.\n",
         ),
         (
             ("--limit", "10", "--runs", "unused"),
             "DataError: 10 training samples do not fill one batch of 64.\n"
-            "  fix: a smaller batch, --batch-size 8, or more data.\n",
+            "  fix: use a smaller batch, --batch-size 8, or more data.\n",
         ),
         (
             ("--shrink", "3"),
-            "TrainError: --shrink would change nothing here.\n"
-            "  why: it is for fashion-mnist and idx:PATH.\n"
-            "  fix: leave --shrink out.\n",
+            "TrainError: --shrink has no effect here.\n"
+            "  why: it only applies to fashion-mnist and idx:PATH.\n"
+            "  fix: remove --shrink.\n",
         ),
         (
             ("--eval-only",),
-            "TrainError: --eval-only has nothing to evaluate.\n"
-            "  why: without --resume the weights are random.\n"
-            "  fix: name a run folder or a checkpoint: --resume runs/train-1\n",
+            "TrainError: --eval-only needs --resume.\n"
+            "  why: without it the weights are random.\n"
+            "  fix: pass a run folder or a checkpoint: --resume runs/train-1\n",
         ),
         (
             ("--name", "../mine"),
-            "TrainError: --name cannot be '../mine'.\n  why: it is the name of one folder; --runs says where.\n",
+            "TrainError: Invalid --name '../mine'.\n"
+            "  why: it must be the name of a folder, without a path; --runs sets the parent directory.\n",
         ),
         (
             ("--recipe", "mine.toml"),
@@ -116,14 +117,14 @@ def test_resuming_a_finished_training_says_that_nothing_is_left(tmp_path: Path):
         ),
         (
             ("--eps", "1e-4"),
-            "TrainError: --eps would change nothing here.\n"
-            "  why: it is for optimizers other than sgd.\n"
-            "  fix: leave --eps out.\n",
+            "TrainError: --eps has no effect here.\n"
+            "  why: it only applies to optimizers other than sgd.\n"
+            "  fix: remove --eps.\n",
         ),
         (
             ("--resume", "nowhere"),
             "TrainError: There is no checkpoint 'nowhere'.\n"
-            "  fix: name a run folder or a checkpoint: --resume runs/train-1\n",
+            "  fix: pass a run folder or a checkpoint: --resume runs/train-1\n",
         ),
     ],
 )

@@ -96,7 +96,7 @@ def test_its_name_says_where_the_point_is(fmt, name):
         ({"num_bits": 25, "step": 1.0}, "cannot have 25 bits"),
         ({"num_bits": 8, "step": 0.0}, "cannot have the step 0.0"),
         ({"num_bits": 8, "step": math.nan}, "cannot have the step nan"),
-        ({"num_bits": 8, "step": 1.0, "compat": "qtorch"}, "not compatible with 'qtorch'"),
+        ({"num_bits": 8, "step": 1.0, "compat": "qtorch"}, "Invalid compat='qtorch'"),
     ],
 )
 def test_what_cannot_be_is_an_error(arguments, message):

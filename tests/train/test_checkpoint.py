@@ -46,7 +46,7 @@ def test_a_missing_checkpoint_is_named(tmp_path: Path):
     with pytest.raises(TrainError) as caught:
         TrainingState.load(tmp_path)
     assert str(caught.value) == (
-        f"There is no checkpoint '{tmp_path / NAME}'.\n  fix: name a run folder or a checkpoint: --resume runs/train-1"
+        f"There is no checkpoint '{tmp_path / NAME}'.\n  fix: pass a run folder or a checkpoint: --resume runs/train-1"
     )
 
 

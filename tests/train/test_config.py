@@ -25,7 +25,7 @@ def test_a_batch_that_cannot_be_divided_is_refused_with_one_that_can():
         TrainConfig(batch_size=65, procs=2, accumulate=2)
     assert str(caught.value) == (
         "A batch of 65 cannot be divided by 4.\n"
-        "  why: it is shared by 2 ranks in 2 microbatches.\n"
+        "  why: it is split into 2 ranks x 2 microbatches.\n"
         "  fix: for example: --batch-size 64"
     )
 
@@ -35,22 +35,22 @@ def test_a_batch_that_cannot_be_divided_is_refused_with_one_that_can():
     [
         (
             {"data": "cifar"},
-            "--data cannot be 'cifar'.\n  why: known are digits, fashion-mnist, idx:PATH, folder:PATH, text:PATH.",
+            "Invalid --data 'cifar'.\n  why: known are digits, fashion-mnist, idx:PATH, folder:PATH, text:PATH.",
         ),
-        ({"data": "folder:"}, "--data cannot be 'folder:'."),
-        ({"data": "digits:here"}, "--data cannot be 'digits:here'."),
-        ({"model": "vgg"}, "--model cannot be 'vgg'.\n  why: known are resnet-small, resnet18, resnet50, gpt-small,"),
-        ({"schedule": "poly"}, "--schedule cannot be 'poly'.\n  why: known are step, cosine, linear, constant."),
-        ({"epochs": 0}, "--epochs cannot be '0'.\n  why: it must be at least 1."),
-        ({"lr": float("nan")}, "--lr cannot be 'nan'.\n  why: it must be at least 0."),
-        ({"ema": 1.0}, "--ema cannot be '1.0'.\n  why: it must be at least 0 and below 1."),
-        ({"clip": 0.0}, "--clip cannot be '0.0'.\n  why: it must be above 0."),
-        ({"loss_scale": -1.0}, "--loss-scale cannot be '-1.0'.\n  why: it is 0 (dynamic), a positive number"),
-        ({"augment": ("rotate",)}, "--augment cannot be 'rotate'.\n  why: known are crop, flip, jitter, none."),
+        ({"data": "folder:"}, "Invalid --data 'folder:'."),
+        ({"data": "digits:here"}, "Invalid --data 'digits:here'."),
+        ({"model": "vgg"}, "Invalid --model 'vgg'.\n  why: known are resnet-small, resnet18, resnet50, gpt-small,"),
+        ({"schedule": "poly"}, "Invalid --schedule 'poly'.\n  why: known are step, cosine, linear, constant."),
+        ({"epochs": 0}, "Invalid --epochs '0'.\n  why: it must be at least 1."),
+        ({"lr": float("nan")}, "Invalid --lr 'nan'.\n  why: it must be at least 0."),
+        ({"ema": 1.0}, "Invalid --ema '1.0'.\n  why: it must be at least 0 and below 1."),
+        ({"clip": 0.0}, "Invalid --clip '0.0'.\n  why: it must be above 0."),
+        ({"loss_scale": -1.0}, "Invalid --loss-scale '-1.0'.\n  why: allowed: 0 (dynamic), a positive number"),
+        ({"augment": ("rotate",)}, "Invalid --augment 'rotate'.\n  why: known are crop, flip, jitter, none."),
         ({"model": "gpt-small"}, "The model 'gpt-small' cannot be trained on 'digits'.\n  why: it takes text."),
-        ({"data": "text:a.txt"}, "The model 'resnet-small' cannot be trained on 'text:a.txt'.\n  why: it takes pic"),
-        ({"rank": 1}, "There is no rank 1 among 1."),
-        ({"world_size": 2}, "Nobody knows where the 2 ranks of several machines meet.\n  fix: give every machine"),
+        ({"data": "text:a.txt"}, "The model 'resnet-small' cannot be trained on 'text:a.txt'.\n  why: it takes ima"),
+        ({"rank": 1}, "Rank 1 does not exist among 1."),
+        ({"world_size": 2}, "The 2 ranks on several machines have no address to meet at.\n  fix: pass the same"),
     ],
 )
 def test_what_cannot_be_is_said_as_the_user_wrote_it(settings: dict[str, object], message: str):

@@ -77,7 +77,7 @@ def test_a_rank_that_dies_ends_the_training_with_its_name():
     with pytest.raises(TrainError) as caught:
         train(TrainConfig(procs=2, runs=None, timeout_seconds=60), on_step=kill_rank_0_in_step_2)
     assert str(caught.value) == (
-        "Rank 0 died; the other ranks were stopped.\n  why: it was killed by SIGKILL, perhaps for want of memory."
+        "Rank 0 died; the other ranks were stopped.\n  why: it was killed by SIGKILL (possibly out of memory)."
     )
     assert time.monotonic() - began < 55
 
@@ -89,7 +89,7 @@ def test_an_error_of_a_rank_is_told_as_if_there_were_one(tmp_path: Path):
 
 
 def test_what_cannot_be_sent_to_another_process_is_refused():
-    with pytest.raises(TrainError, match="on_step must be a function at the top of a module"):
+    with pytest.raises(TrainError, match="on_step must be a function at the top level of a module"):
         train(TrainConfig(procs=2, runs=None), on_step=lambda metrics: None)
 
 
@@ -99,9 +99,9 @@ def test_procs_inside_a_launcher_are_refused(monkeypatch: pytest.MonkeyPatch):
     with pytest.raises(TrainError) as caught:
         train(TrainConfig(procs=2, runs=None))
     assert str(caught.value) == (
-        "--procs 2 inside a launcher.\n"
+        "--procs 2 cannot be used under torchrun.\n"
         "  why: torchrun has already started the ranks of this machine.\n"
-        "  fix: leave --procs out, or start without torchrun."
+        "  fix: remove --procs, or start without torchrun."
     )
 
 

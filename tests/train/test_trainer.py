@@ -100,7 +100,7 @@ def test_a_checkpoint_of_another_model_is_refused(tmp_path: Path):
     assert str(caught.value) == (
         f"The checkpoint '{stopped.folder}' does not fit this training.\n"
         "  why: width 8, was 4.\n"
-        "  fix: resume with the model, data and optimizer it was made with."
+        "  fix: resume with the same model, data and optimizer."
     )
 
 
@@ -242,9 +242,11 @@ def test_an_interrupt_says_how_to_go_on(tmp_path: Path, capsys: pytest.CaptureFi
 
     with pytest.raises(KeyboardInterrupt):
         train(replace(TINY, runs=tmp_path, name="mine"), on_step=interrupt, progress=True)
-    assert capsys.readouterr().err.splitlines()[-1] == f"interrupted in step 9; to go on: --resume {tmp_path / 'mine'}"
+    assert (
+        capsys.readouterr().err.splitlines()[-1] == f"interrupted in step 9; continue with --resume {tmp_path / 'mine'}"
+    )
 
 
 def test_a_device_that_is_not_there_is_named():
-    with pytest.raises(TrainError, match=r"There is no device 'gpu9' here\."):
+    with pytest.raises(TrainError, match=r"Unknown device 'gpu9'\."):
         train(replace(TINY, device="gpu9"))

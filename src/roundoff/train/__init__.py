@@ -1,4 +1,4 @@
-"""The reference trainer, and the data it needs no download for."""
+"""The reference trainer, and a small data set that needs no download."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ __all__ = ["TrainConfig", "TrainResult", "load_digits", "train", "train_test"]
 
 
 def __getattr__(name: str) -> Any:
-    """Import the trainer on first use: the digits alone need none of it."""
+    """Import the trainer on first use; the digits do not need it."""
     if name not in _HOMES:
         raise AttributeError(f"module 'roundoff.train' has no attribute '{name}'")
     return getattr(importlib.import_module(_HOMES[name]), name)

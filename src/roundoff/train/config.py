@@ -1,4 +1,4 @@
-"""Everything a training can be told, in one value that is checked when it is made."""
+"""The settings of a training, in one value that is checked when it is created."""
 
 from __future__ import annotations
 
@@ -13,64 +13,7 @@ from roundoff.precision.recipe.loss_scale_settings import FLAVOURS
 from roundoff.runs import JsonValue
 from roundoff.words import plural
 
-# == Which settings of a training go together: a setting that would change nothing is refused, not ignored.
-
 IMAGE_MODELS = ("resnet-small", "resnet18", "resnet50")
-
-
-class _Use(NamedTuple):
-    """A setting, the value that means it was not set, where it counts, and those places in words."""
-
-    name: str
-    unset: object
-    counts: Callable[[TrainConfig], bool]
-    places: str
-
-
-_USES = (
-    _Use("shrink", 1, lambda c: c.data == "fashion-mnist" or c.data.startswith("idx:"), "fashion-mnist and idx:PATH"),
-    _Use("image_size", 224, lambda c: c.data.startswith("folder:"), "folder:PATH"),
-    _Use("context", 128, lambda c: c.is_text, "text:PATH"),
-    _Use("width", None, lambda c: c.model in ("resnet-small", "gpt-small"), "resnet-small and gpt-small"),
-    _Use("eps", None, lambda c: c.optimizer != "sgd", "optimizers other than sgd"),
-    _Use("augment", None, lambda c: not c.is_text or c.augment == ("none",), "pictures"),
-    _Use("mixup", 0.0, lambda c: not c.is_text, "pictures"),
-    _Use("input_gain", 1.0, lambda c: not c.is_text, "pictures"),
-)
-
-
-def check_fitting(config: TrainConfig) -> None:
-    """Raise a `TrainError` unless the model can take the data, and every setting that was set counts."""
-    _check_model_fits_data(config)
-    for use in _USES:
-        value = getattr(config, use.name)
-        if value != use.unset and not use.counts(config):
-            option = f"--{use.name.replace('_', '-')}"
-            raise TrainError.explain(
-                f"{option} would change nothing here.",
-                why=f"it is for {use.places}.",
-                fix=f"leave {option} out.",
-            )
-    if config.eval_only and config.resume is None:
-        raise TrainError.explain(
-            "--eval-only has nothing to evaluate.",
-            why="without --resume the weights are random.",
-            fix="name a run folder or a checkpoint: --resume runs/train-1",
-        )
-
-
-def _check_model_fits_data(config: TrainConfig) -> None:
-    if config.model.startswith("hf:"):
-        return
-    if config.is_text == (config.model in IMAGE_MODELS):
-        fitting = "gpt-small or hf:CONFIG" if config.is_text else ", ".join(IMAGE_MODELS) + " or hf:CONFIG"
-        raise TrainError.explain(
-            f"The model '{config.model}' cannot be trained on '{config.data}'.",
-            why=f"it takes {'pictures' if config.is_text else 'text'}.",
-            fix=f"use --model {fitting}.",
-        )
-
-
 IMAGE_DATA = ("digits", "fashion-mnist", "idx:PATH", "folder:PATH")
 DATA = (*IMAGE_DATA, "text:PATH")
 MODELS = (*IMAGE_MODELS, "gpt-small", "hf:CONFIG")
@@ -82,18 +25,18 @@ REDUCTIONS = ("mean", "sum")
 _DEFAULT_LR = {"sgd": 0.1}
 _OTHER_DEFAULT_LR = 1e-3
 _TEXT_DEFAULT_LR = 5e-3
-"""A batch of text holds many more answers than its number of windows."""
+"""A batch of text has many more targets than windows."""
 _LR_BATCH_SIZE = 256
 _CHANGES_NO_NUMBER = {
     *("name", "runs", "resume", "tensorboard", "save_every", "steps", "workers", "eval_only"),
     *("procs", "world_size", "rank", "dist_url", "timeout_seconds"),
 }
-"""The number of ranks does change numbers; a checkpoint says it apart."""
+"""The number of ranks does change the numbers; a checkpoint stores it separately."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainConfig:
-    """Everything a training can be told; a `TrainError` says what does not fit together.
+    """All settings of a training; invalid values and combinations raise a `TrainError`.
 
     >>> TrainConfig(batch_size=512, lr=0.1).peak_lr
     0.2
@@ -102,93 +45,93 @@ class TrainConfig:
     data: str = "digits"
     model: str = "resnet-small"
     width: int | None = None
-    """Channels of the first stage of resnet-small, or of gpt-small's embedding; None: the model's own."""
+    """Channels of the first stage of resnet-small, or of gpt-small's embedding; None: the model's default."""
     context: int = 128
-    """Bytes a text model sees at once."""
+    """Length of the windows of text data, in bytes."""
     image_size: int = 224
-    """Side of the pictures cut out of `folder:` data."""
+    """Side of the crops of `folder:` images."""
     shrink: int = 1
-    """Average so many pixels of `idx:` and fashion-mnist pictures into one, each way."""
+    """Downsample `idx:` and fashion-mnist images by this factor."""
     limit: int | None = None
-    """Train on this many samples only, the first ones."""
+    """Train on the first `limit` samples only."""
     input_gain: float = 1.0
-    """Multiply every picture by this: data whose scale nobody checked."""
+    """Multiply every image by this, to see the effect of badly scaled data."""
     augment: tuple[str, ...] | None = None
-    """Of crop, flip and jitter; None: what suits the data."""
+    """Any of crop, flip and jitter; None: what suits the data."""
     mixup: float = 0.0
-    """Parameter of the Beta distribution that mixes pictures in pairs; 0: none."""
+    """Parameter of the Beta distribution with which images are mixed in pairs; 0: none."""
 
     recipe: str = "fp32"
     """A name, or the path of a TOML file."""
     loss_scale: float | str | None = "recipe"
-    """'recipe': the recipe's own; 0 or 'dynamic', or a flavour, 'dynamic:torch'; a number: static; None: no scaling."""
+    """'recipe': that of the recipe; 0, 'dynamic' or a flavour such as 'dynamic:torch'; a number: static; None: none."""
     loss_factor: float = 1.0
-    """Multiplies the loss before backward, and only there: a tiny one shows which gradients a narrow format loses."""
+    """Multiplies the loss for backward only: a tiny factor shows which gradients a narrow format loses."""
 
     epochs: int = 10
     steps: int | None = None
-    """Stop after so many steps; the schedule stays that of `epochs`, so that a resumed training goes on as it would."""
+    """Stop after this many steps; the schedule is still that of `epochs`, so that the training can be resumed."""
     batch_size: int = 64
-    """Samples of one optimizer step, over all ranks and microbatches."""
+    """Samples per optimizer step, over all ranks and microbatches."""
     accumulate: int = 1
-    """Microbatches that one step is split into."""
+    """Number of microbatches per step."""
     optimizer: str = "sgd"
     lr: float | None = None
-    """For a batch of 256; None: the optimizer's usual one."""
+    """Learning rate for a batch of 256; None: the usual one of the optimizer."""
     lr_scaling: bool = True
     """The linear rule: multiply `lr` by batch_size / 256."""
     warmup: float = 0.0
-    """Epochs over which the learning rate rises linearly, step by step."""
+    """Epochs over which the learning rate increases linearly, step by step."""
     schedule: str = "cosine"
     momentum: float = 0.9
     eps: float | None = None
-    """What adam and its relatives add to a denominator; None: the optimizer's usual one."""
+    """Added to the denominator by adam and its relatives; None: the usual one of the optimizer."""
     weight_decay: float = 1e-4
     """Not applied to biases and norms."""
     label_smoothing: float = 0.0
     loss_reduction: str = "mean"
-    """Over the samples of a batch: mean, or sum (whose gradients grow with the batch)."""
+    """Over the samples of a batch: mean, or sum (gradients then grow with the batch)."""
     clip: float | None = None
-    """Largest norm of all gradients together."""
+    """Largest norm of all gradients."""
     ema: float | None = None
-    """Decay of the moving average of the weights, which is then what is evaluated."""
+    """Decay of the moving average of the weights; evaluation then uses the average."""
 
     seed: int = 0
     device: str = "auto"
-    """'auto': an accelerator if there is one, else the CPU; or a torch device such as 'cpu' or 'cuda:1'."""
+    """'auto': an accelerator if there is one, otherwise the CPU; or a torch device such as 'cpu' or 'cuda:1'."""
     workers: int = 0
-    """Processes that load data, per rank."""
+    """Data loading processes per rank."""
     threads: int | None = None
-    """Threads of one rank; None: torch's own choice, shared among the ranks of this machine."""
+    """Threads per rank; None: torch's default, divided among the ranks of this machine."""
 
     procs: int = 1
-    """Ranks to start on this machine."""
+    """Number of ranks to start on this machine."""
     world_size: int | None = None
-    """Ranks over all machines; None: those of this machine."""
+    """Number of ranks on all machines; None: those of this machine."""
     rank: int = 0
-    """Number of this machine's first rank."""
+    """The first rank on this machine."""
     dist_url: str | None = None
-    """Where the ranks meet, 'tcp://10.0.0.1:29500'; None: on this machine."""
+    """Address of rank 0, such as 'tcp://10.0.0.1:29500'; None: on this machine."""
     dist_backend: str | None = None
-    """None: gloo on a CPU, the device's own on an accelerator."""
+    """None: gloo on a CPU, the backend of the device on an accelerator."""
     timeout_seconds: float = 600.0
-    """How long a rank waits for the others before it gives up."""
+    """How long a rank waits for the others before it fails."""
     find_unused_parameters: bool = False
     sync_bn: bool = False
-    """Batch statistics over all ranks instead of each rank's own."""
+    """Compute batch norm statistics over all ranks instead of on each rank."""
     fsdp: bool = False
-    """Shard weights, gradients and optimizer state over the ranks (FSDP2) instead of copying them (DDP)."""
+    """Shard weights, gradients and optimizer state over the ranks (FSDP2) instead of replicating them (DDP)."""
 
     runs: Path | None = Path("runs")
-    """Folder of runs; None: nothing is written."""
+    """Parent directory of the run folder; None: write nothing."""
     name: str | None = None
     """Name of the run; None: train-1, train-2, ..."""
     resume: Path | None = None
-    """A checkpoint, or the run folder that holds it."""
+    """A checkpoint, or a run folder that has one."""
     eval_only: bool = False
-    """Evaluate, and do not train."""
+    """Evaluate without training."""
     save_every: int | None = None
-    """Also save a checkpoint every so many steps, not only after each epoch."""
+    """Save a checkpoint every `save_every` steps in addition to those after each epoch."""
     tensorboard: Path | None = None
 
     def __post_init__(self) -> None:
@@ -213,16 +156,16 @@ class TrainConfig:
         self._check_loss_scale()
         self._check_ranks()
         self.check_batch(self.num_ranks)
-        check_fitting(self)
+        check_settings_fit(self)
 
     @property
     def num_ranks(self) -> int:
-        """How many ranks were asked for; a launcher such as torchrun may know better."""
+        """The configured number of ranks; a launcher such as torchrun overrides it."""
         return self.world_size or self.procs
 
     @property
     def is_text(self) -> bool:
-        """Whether the data is text and not pictures."""
+        """Whether the data is text, not images."""
         return self.data.startswith("text:")
 
     @property
@@ -239,7 +182,7 @@ class TrainConfig:
             nearest = max(parts, round(self.batch_size / parts) * parts)
             raise TrainError.explain(
                 f"A batch of {self.batch_size} cannot be divided by {parts}.",
-                why=f"it is shared by {plural(num_ranks, 'rank')} in {plural(self.accumulate, 'microbatch', 'es')}.",
+                why=f"it is split into {plural(num_ranks, 'rank')} x {plural(self.accumulate, 'microbatch', 'microbatches')}.",
                 fix=f"for example: --batch-size {nearest}",
             )
 
@@ -248,7 +191,7 @@ class TrainConfig:
         return {field.name: _plain(getattr(self, field.name)) for field in fields(self)}
 
     def changes_since(self, before: dict[str, JsonValue]) -> list[str]:
-        """Name the settings that make a resumed training differ from an uninterrupted one."""
+        """Return the settings that make a resumed training differ from an uninterrupted one."""
         now = self.to_object()
         names = [name for name in now if name not in _CHANGES_NO_NUMBER and name in before]
         return [f"{name} {now[name]}, was {before[name]}" for name in names if now[name] != before[name]]
@@ -256,17 +199,17 @@ class TrainConfig:
     def _check_at_least(self, name: str, least: int) -> None:
         value = getattr(self, name)
         if value is not None and not (math.isfinite(value) and value >= least):
-            raise _wrong(name, value, f"it must be at least {least}.")
+            raise _invalid(name, value, f"it must be at least {least}.")
 
     def _check_share(self, name: str) -> None:
         value = getattr(self, name)
         if value is not None and not 0 <= value < 1:
-            raise _wrong(name, value, "it must be at least 0 and below 1.")
+            raise _invalid(name, value, "it must be at least 0 and below 1.")
 
     def _check_positive(self, name: str) -> None:
         value = getattr(self, name)
         if value is not None and not 0 < value < math.inf:
-            raise _wrong(name, value, "it must be above 0.")
+            raise _invalid(name, value, "it must be above 0.")
 
     def _check_loss_scale(self) -> None:
         scale, flavours = self.loss_scale, [f"dynamic:{name}" for name in FLAVOURS]
@@ -274,44 +217,46 @@ class TrainConfig:
             isinstance(scale, int | float) and 0 <= scale < math.inf
         ):
             return
-        raise _wrong(
+        raise _invalid(
             "loss_scale",
             scale,
-            f"it is 0 (dynamic), a positive number (static), none, dynamic, or one of {', '.join(flavours)}.",
+            f"allowed: 0 (dynamic), a positive number (static), none, dynamic, or one of {', '.join(flavours)}.",
         )
 
     def _check_ranks(self) -> None:
         if self.name is not None and (Path(self.name).name != self.name or self.name == ".."):
-            raise _wrong("name", self.name, "it is the name of one folder; --runs says where.")
+            raise _invalid(
+                "name", self.name, "it must be the name of a folder, without a path; --runs sets the parent directory."
+            )
         if self.rank + self.procs > self.num_ranks:
             raise TrainError.explain(
-                f"There is no rank {self.rank + self.procs - 1} among {self.num_ranks}.",
-                why=f"this machine starts {plural(self.procs, 'rank')}, from rank {self.rank} on.",
-                fix="--world-size counts the ranks of all machines, --rank is the first one of this machine.",
+                f"Rank {self.rank + self.procs - 1} does not exist among {self.num_ranks}.",
+                why=f"this machine starts {plural(self.procs, 'rank')}, beginning with rank {self.rank}.",
+                fix="set --world-size to the ranks of all machines, and --rank to the first one on this machine.",
             )
         if self.num_ranks > self.procs and self.dist_url is None:
             raise TrainError.explain(
-                f"Nobody knows where the {self.num_ranks} ranks of several machines meet.",
-                fix="give every machine the same address of rank 0: --dist-url tcp://HOST:29500",
+                f"The {self.num_ranks} ranks on several machines have no address to meet at.",
+                fix="pass the same address of rank 0 on every machine: --dist-url tcp://HOST:29500",
             )
 
 
 def _check_name(field: str, value: str, known: Sequence[str]) -> None:
-    """Check a name that may take a path: 'folder:PATH'."""
+    """Check a name that may include a path: 'folder:PATH'."""
     kind, colon, rest = value.partition(":")
     forms = {name.partition(":")[0]: ":" in name for name in known}
     if kind in forms and forms[kind] == bool(colon and rest):
         return
-    raise _wrong(field, value, f"known are {', '.join(known)}.")
+    raise _invalid(field, value, f"known are {', '.join(known)}.")
 
 
 def _check_choice(field: str, value: str, known: Sequence[str]) -> None:
     if value not in known:
-        raise _wrong(field, value, f"known are {', '.join(known)}.")
+        raise _invalid(field, value, f"known are {', '.join(known)}.")
 
 
-def _wrong(name: str, value: object, why: str) -> TrainError:
-    return TrainError.explain(f"--{name.replace('_', '-')} cannot be '{value}'.", why=why)
+def _invalid(name: str, value: object, why: str) -> TrainError:
+    return TrainError.explain(f"Invalid --{name.replace('_', '-')} '{value}'.", why=why)
 
 
 def _plain(value: object) -> JsonValue:
@@ -321,3 +266,56 @@ def _plain(value: object) -> JsonValue:
         return list(value)
     assert value is None or isinstance(value, str | int | float)
     return value
+
+
+class _Use(NamedTuple):
+    """A setting, the value that means it is not set, when it has an effect, and that in words."""
+
+    name: str
+    unset: object
+    counts: Callable[[TrainConfig], bool]
+    places: str
+
+
+_USES = (
+    _Use("shrink", 1, lambda c: c.data == "fashion-mnist" or c.data.startswith("idx:"), "fashion-mnist and idx:PATH"),
+    _Use("image_size", 224, lambda c: c.data.startswith("folder:"), "folder:PATH"),
+    _Use("context", 128, lambda c: c.is_text, "text:PATH"),
+    _Use("width", None, lambda c: c.model in ("resnet-small", "gpt-small"), "resnet-small and gpt-small"),
+    _Use("eps", None, lambda c: c.optimizer != "sgd", "optimizers other than sgd"),
+    _Use("augment", None, lambda c: not c.is_text or c.augment == ("none",), "images"),
+    _Use("mixup", 0.0, lambda c: not c.is_text, "images"),
+    _Use("input_gain", 1.0, lambda c: not c.is_text, "images"),
+)
+
+
+def check_settings_fit(config: TrainConfig) -> None:
+    """Raise a `TrainError` if the model does not fit the data, or a setting would have no effect."""
+    _check_model_fits_data(config)
+    for use in _USES:
+        value = getattr(config, use.name)
+        if value != use.unset and not use.counts(config):
+            option = f"--{use.name.replace('_', '-')}"
+            raise TrainError.explain(
+                f"{option} has no effect here.",
+                why=f"it only applies to {use.places}.",
+                fix=f"remove {option}.",
+            )
+    if config.eval_only and config.resume is None:
+        raise TrainError.explain(
+            "--eval-only needs --resume.",
+            why="without it the weights are random.",
+            fix="pass a run folder or a checkpoint: --resume runs/train-1",
+        )
+
+
+def _check_model_fits_data(config: TrainConfig) -> None:
+    if config.model.startswith("hf:"):
+        return
+    if config.is_text == (config.model in IMAGE_MODELS):
+        fitting = "gpt-small or hf:CONFIG" if config.is_text else ", ".join(IMAGE_MODELS) + " or hf:CONFIG"
+        raise TrainError.explain(
+            f"The model '{config.model}' cannot be trained on '{config.data}'.",
+            why=f"it takes {'images' if config.is_text else 'text'}.",
+            fix=f"use --model {fitting}.",
+        )

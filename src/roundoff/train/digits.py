@@ -21,7 +21,7 @@ _LARGEST_PIXEL = 16
 def load_digits() -> tuple[Tensor, Tensor]:
     """Return all images, float32 in [0, 1] of shape (1797, 1, 8, 8), and their labels, int64.
 
-    Pixels are sixteenths, so every image is exact in any format with three mantissa bits or more.
+    Pixels are multiples of 1/16, so every image is exact in any format with at least three mantissa bits.
 
     >>> images, labels = load_digits()
     >>> labels[:5].tolist(), images[0, 0, 0, :4].tolist()
@@ -34,7 +34,7 @@ def load_digits() -> tuple[Tensor, Tensor]:
 
 
 def train_test(*, seed: int = 0, num_test: int = 360) -> tuple[TensorDataset, TensorDataset]:
-    """Split the digits at random into a part to train on and `num_test` to test on, the same for the same seed."""
+    """Split the digits randomly into a training set and a test set of `num_test`, reproducibly for each seed."""
     images, labels = load_digits()
     order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(seed))
     test, train = order[:num_test], order[num_test:]

@@ -1,4 +1,4 @@
-"""FSDP2: weights, gradients and optimizer state divided among the ranks, and whole again in a checkpoint."""
+"""Models on several ranks: FSDP2, whose shards are gathered for a checkpoint, and batch norm over all ranks."""
 
 from __future__ import annotations
 
@@ -15,11 +15,66 @@ from torch.optim import Optimizer
 from roundoff.errors import TrainError
 from roundoff.train.ranks import Ranks
 
-# == Batch norm whose statistics are those of the whole batch, over all ranks.
+_MIN_PARAMETERS = 10_000
+"""Smaller blocks are gathered together with the module around them."""
+
+
+def shard(model: nn.Module, ranks: Ranks) -> None:
+    """Shard a model's weights over the ranks, block by block, in fp32; a recipe can be applied afterwards."""
+    if ranks.num_ranks == 1:
+        raise TrainError.explain(
+            "--fsdp needs several ranks.", why="there is only one.", fix="use --procs 2, or torchrun --nproc-per-node 2"
+        )
+    mesh = init_device_mesh(ranks.device.type, (ranks.num_ranks,))
+    for module in model.modules():
+        if isinstance(module, nn.Sequential | nn.ModuleList):
+            for block in module:
+                if len(list(block.children())) > 1 and _num_parameters(block) >= _MIN_PARAMETERS:
+                    fully_shard(block, mesh=mesh)
+    # By default the outermost module stays gathered after an evaluation, and would miss later changes to its weights.
+    fully_shard(model, mesh=mesh, reshard_after_forward=True)
+
+
+def gather_shards(tree: Any) -> Any:
+    """Gather every sharded tensor in nested dicts and lists; all ranks must call it together."""
+    if isinstance(tree, DTensor):
+        return tree.full_tensor()
+    if isinstance(tree, dict):
+        return {key: gather_shards(value) for key, value in tree.items()}
+    if isinstance(tree, list | tuple):
+        return type(tree)(gather_shards(value) for value in tree)
+    return tree
+
+
+def sharded_like(now: dict[str, Any], state: dict[str, Any]) -> dict[str, Any]:
+    """Shard whole tensors like those of the same names in `now`."""
+    return {name: _shard_like(value, now.get(name)) for name, value in state.items()}
+
+
+def sharded_for(optimizer: Optimizer, state: dict[str, Any]) -> dict[str, Any]:
+    """Shard the tensors of an optimizer's state like their parameters."""
+    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    if not any(isinstance(parameter, DTensor) for parameter in parameters):
+        return state
+    sharded = {
+        index: {name: _shard_like(value, parameters[index]) for name, value in entries.items()}
+        for index, entries in state["state"].items()
+    }
+    return {**state, "state": sharded}
+
+
+def _shard_like(value: Any, like: Any) -> Any:
+    if isinstance(value, Tensor) and isinstance(like, DTensor) and value.shape == like.shape:
+        return distribute_tensor(value.to(like.device), like.device_mesh, like.placements)
+    return value
+
+
+def _num_parameters(module: nn.Module) -> int:
+    return sum(parameter.numel() for parameter in module.parameters())
 
 
 def with_synced_batch_norm(model: nn.Module, ranks: Ranks) -> nn.Module:
-    """Return the model with every batch norm synchronised: torch's own on accelerators, ours on a CPU."""
+    """Synchronise every batch norm of a model: with torch's own on accelerators, with ours on a CPU."""
     if ranks.num_ranks == 1:
         return model
     if ranks.device.type != "cpu":
@@ -32,13 +87,13 @@ def with_synced_batch_norm(model: nn.Module, ranks: Ranks) -> nn.Module:
 
 
 class SyncedBatchNorm(nn.modules.batchnorm._BatchNorm):
-    """Batch norm over all ranks on any device, which `torch.nn.SyncBatchNorm` is not; still a batch norm to recipes."""
+    """Batch norm over all ranks on any device; `torch.nn.SyncBatchNorm` does not support CPUs."""
 
     def _check_input_dim(self, input: Tensor) -> None:
         assert input.ndim >= 2, input.shape
 
     def forward(self, input: Tensor) -> Tensor:
-        """Normalise each channel by its mean and variance over the batches of all ranks."""
+        """Normalise each channel with its mean and variance over the batches of all ranks."""
         if not self.training or not dist.is_initialized():
             return super().forward(input)
         x = input.float()
@@ -91,61 +146,3 @@ class _SumOverRanks(torch.autograd.Function):
 
 def _per_channel(values: Tensor, like: Tensor) -> Tensor:
     return values.view(1, -1, *([1] * (like.ndim - 2)))
-
-
-_MIN_PARAMETERS = 10_000
-"""Smaller parts are gathered together with the part around them."""
-
-
-def shard(model: nn.Module, ranks: Ranks) -> None:
-    """Divide a model's weights among the ranks, block by block, in fp32; a recipe goes on from there."""
-    if ranks.num_ranks == 1:
-        raise TrainError.explain(
-            "--fsdp needs several ranks.", why="there is one.", fix="--procs 2, or torchrun --nproc-per-node 2 ..."
-        )
-    mesh = init_device_mesh(ranks.device.type, (ranks.num_ranks,))
-    for module in model.modules():
-        if isinstance(module, nn.Sequential | nn.ModuleList):
-            for block in module:
-                if len(list(block.children())) > 1 and _num_parameters(block) >= _MIN_PARAMETERS:
-                    fully_shard(block, mesh=mesh)
-    # By default the outermost part would stay gathered after an evaluation, and miss what is written to its weights.
-    fully_shard(model, mesh=mesh, reshard_after_forward=True)
-
-
-def whole(tree: Any) -> Any:
-    """Return nested dicts and lists with every sharded tensor put together; all ranks must call it alike."""
-    if isinstance(tree, DTensor):
-        return tree.full_tensor()
-    if isinstance(tree, dict):
-        return {key: whole(value) for key, value in tree.items()}
-    if isinstance(tree, list | tuple):
-        return type(tree)(whole(value) for value in tree)
-    return tree
-
-
-def sharded_like(now: dict[str, Any], state: dict[str, Any]) -> dict[str, Any]:
-    """Return whole tensors divided as those of the same names are now."""
-    return {name: _divided(value, now.get(name)) for name, value in state.items()}
-
-
-def sharded_for(optimizer: Optimizer, state: dict[str, Any]) -> dict[str, Any]:
-    """Return an optimizer's state with every tensor divided as the parameter it belongs to."""
-    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-    if not any(isinstance(parameter, DTensor) for parameter in parameters):
-        return state
-    divided = {
-        index: {name: _divided(value, parameters[index]) for name, value in entries.items()}
-        for index, entries in state["state"].items()
-    }
-    return {**state, "state": divided}
-
-
-def _divided(value: Any, like: Any) -> Any:
-    if isinstance(value, Tensor) and isinstance(like, DTensor) and value.shape == like.shape:
-        return distribute_tensor(value.to(like.device), like.device_mesh, like.placements)
-    return value
-
-
-def _num_parameters(module: nn.Module) -> int:
-    return sum(parameter.numel() for parameter in module.parameters())

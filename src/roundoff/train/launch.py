@@ -1,4 +1,4 @@
-"""`--procs`: starts the ranks of this machine, and ends them all when one of them fails."""
+"""`--procs`: starts the ranks of this machine, and stops all of them when one fails."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ from roundoff.train.ranks import LostContactError, RankPlace
 TrainRank = Callable[[TrainConfig, RankPlace], Any]
 
 _GRACE_SECONDS = 1.0
-"""How long to wait, after a rank has lost contact, for news of the one that is to blame."""
+"""How long to wait, after a rank has lost contact, for the failure of the rank that caused it."""
 
-_FAREWELL_SECONDS = 5.0
-"""How long a rank has to end by itself after its answer, and after it was asked to end."""
+_EXIT_SECONDS = 5.0
+"""How long a rank may take to exit after its result, and after it was terminated."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,10 +38,10 @@ class _Rank:
 
 
 def launch_ranks(config: TrainConfig, train_rank: TrainRank) -> Any:
-    """Call `train_rank` in `config.procs` new processes and return what the first of them returned.
+    """Call `train_rank` in `config.procs` new processes and return the result of the first.
 
-    They are new interpreters (spawned, not forked), so `train_rank` must pickle. If one raises an error of ours it is
-    raised here; if one dies otherwise, a `TrainError` says which. Either way none is left running.
+    They are new interpreters (spawned, not forked), so `train_rank` must be picklable. A `RoundoffError` in one of them
+    is raised here; if one dies for another reason, a `TrainError` says which. In both cases no process is left running.
     """
     with tempfile.TemporaryDirectory(prefix="roundoff-") as folder, _leaving_on_sigterm():
         if config.dist_url is None:
@@ -52,7 +52,7 @@ def launch_ranks(config: TrainConfig, train_rank: TrainRank) -> Any:
             for local_rank in range(config.procs):
                 ranks.append(_start(config, train_rank, local_rank))
             answers = _answers(ranks)
-            patience = _FAREWELL_SECONDS
+            patience = _EXIT_SECONDS
             return answers[0]
         finally:
             _end(ranks, patience_seconds=patience)
@@ -70,15 +70,15 @@ def _start(config: TrainConfig, train_rank: TrainRank, local_rank: int) -> _Rank
     except (pickle.PicklingError, AttributeError, TypeError) as error:
         raise TrainError.explain(
             "The ranks could not be started.",
-            why=f"what they are to call cannot be sent to another process: {error}.",
-            fix="with procs above 1, on_step must be a function at the top of a module.",
+            why=f"on_step cannot be pickled: {error}.",
+            fix="with procs above 1, on_step must be a function at the top level of a module.",
         ) from error
     writer.close()
     return _Rank(number=place.rank, process=process, answer=reader)
 
 
 def _work(config: TrainConfig, place: RankPlace, train_rank: TrainRank, writer: Connection) -> None:
-    """Be one rank."""
+    """Run one rank, in its process."""
     try:
         answer = train_rank(replace(config, procs=1, rank=place.rank, world_size=place.num_ranks), place)
     except RoundoffError as error:
@@ -89,7 +89,7 @@ def _work(config: TrainConfig, place: RankPlace, train_rank: TrainRank, writer: 
 
 
 def _answers(ranks: Sequence[_Rank]) -> list[Any]:
-    """Wait for the answer of every rank; the first failure ends the waiting."""
+    """Wait for the results of all ranks, or for the first failure."""
     answers: dict[int, Any] = {}
     failures: list[RoundoffError] = []
     waiting = {rank.answer: rank for rank in ranks}
@@ -104,7 +104,7 @@ def _answers(ranks: Sequence[_Rank]) -> list[Any]:
 def _collect(
     waiting: dict[Connection, _Rank], answers: dict[int, Any], failures: list[RoundoffError], *, timeout: float | None
 ) -> None:
-    # The processes as well as their pipes: what a rank has started may hold its pipe open after it has died.
+    # Processes as well as pipes: a child of a rank may hold its pipe open after the rank has died.
     ready = wait([*waiting, *(rank.process.sentinel for rank in waiting.values())], timeout)
     for pipe, rank in list(waiting.items()):
         if pipe not in ready and rank.process.sentinel not in ready:
@@ -121,22 +121,22 @@ def _collect(
 
 
 def _death_of(rank: _Rank) -> TrainError:
-    rank.process.join(_FAREWELL_SECONDS)
+    rank.process.join(_EXIT_SECONDS)
     code = rank.process.exitcode or 0
-    how = f"it ended with exit code {code}; what it printed is above."
+    how = f"it exited with code {code}; its output is above."
     if code < 0:
         name = signal.Signals(-code).name
-        how = f"it was killed by {name}" + (", perhaps for want of memory." if name == "SIGKILL" else ".")
+        how = f"it was killed by {name}" + (" (possibly out of memory)." if name == "SIGKILL" else ".")
     return TrainError.explain(f"Rank {rank.number} died; the other ranks were stopped.", why=how)
 
 
 def _end(ranks: Sequence[_Rank], *, patience_seconds: float) -> None:
-    """Leave no process behind: those that do not end by themselves in time are terminated, then killed."""
+    """Wait for all processes; those that do not exit in time are terminated, then killed."""
     _join(ranks, patience_seconds)
     for rank in ranks:
         if rank.process.is_alive():
             rank.process.terminate()
-    _join(ranks, _FAREWELL_SECONDS)
+    _join(ranks, _EXIT_SECONDS)
     for rank in ranks:
         if rank.process.is_alive():
             rank.process.kill()
@@ -152,7 +152,7 @@ def _join(ranks: Sequence[_Rank], seconds: float) -> None:
 
 @contextlib.contextmanager
 def _leaving_on_sigterm() -> Iterator[None]:
-    """Let SIGTERM end this process through its `finally` clauses, so that it leaves no rank behind."""
+    """Make SIGTERM run the `finally` clauses of this process, so that no rank is left running."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return

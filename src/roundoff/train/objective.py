@@ -12,7 +12,7 @@ from roundoff.train.data import IGNORED, Batch
 
 
 def loss_of(logits: Tensor, batch: Batch, *, label_smoothing: float = 0.0, reduction: str = "mean") -> Tensor:
-    """Return the cross entropy of a batch in fp32, over the places that are not `IGNORED`; 0 if all are.
+    """Return the cross entropy of a batch in fp32, over the targets that are not `IGNORED`; 0 if all are.
 
     With mixup it is the mixture of the losses for both targets.
     """
@@ -30,25 +30,25 @@ def loss_of(logits: Tensor, batch: Batch, *, label_smoothing: float = 0.0, reduc
 
 
 def num_asked(batch: Batch) -> Tensor:
-    """Count the places that are not `IGNORED`."""
+    """Return the number of targets that are not `IGNORED`."""
     return (batch.targets != IGNORED).sum()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Score:
-    """How well a model answers: shares from 0 to 1, and the mean loss."""
+    """The accuracy of a model, from 0 to 1, and its mean loss."""
 
     top1: float
     top5: float
     loss: float
     num_places: int
-    """Pictures, or bytes, that were asked about."""
+    """The number of images, or of bytes of text."""
 
 
 def tally(logits: Tensor, batch: Batch) -> Tensor:
-    """Return (places, loss, right, right among five) of a batch as sums in fp64, which add up over batches and ranks.
+    """Return (targets, loss, top-1 hits, top-5 hits) of a batch as sums in fp64, to be added over batches and ranks.
 
-    A row of logits that is not all finite has no answer: it is wrong.
+    A row of logits with a non-finite value counts as wrong.
     """
     rows, targets = _rows(logits), batch.targets.flatten()
     asked = targets != IGNORED
@@ -60,7 +60,7 @@ def tally(logits: Tensor, batch: Batch) -> Tensor:
 
 
 def score_from(sums: Tensor) -> Score:
-    """Turn sums over all batches of all ranks into shares and a mean."""
+    """Return the score from the sums over all batches and ranks."""
     places, loss, right, among_five = sums.tolist()
     count = max(1.0, places)
     return Score(top1=right / count, top5=among_five / count, loss=loss / count, num_places=int(places))

@@ -1,4 +1,4 @@
-"""Optimizers by name, with no weight decay where it does harm."""
+"""Optimizers by name, the learning-rate schedule, and the moving average of the weights."""
 
 from __future__ import annotations
 
@@ -13,86 +13,12 @@ from torch.optim import Optimizer
 
 from roundoff.train.config import TrainConfig
 
-# == The moving average of the weights, which is often better than the last ones.
-
-
-class WeightAverage:
-    """A running average of a model's parameters, kept in fp32 whatever they are in.
-
-    Buffers, such as the statistics of batch norm, are averages already and are used as they are.
-    """
-
-    def __init__(self, model: nn.Module, *, decay: float) -> None:
-        self._decay = decay
-        self._averages = {name: parameter.detach().float().clone() for name, parameter in model.named_parameters()}
-
-    @torch.no_grad()
-    def update(self, model: nn.Module) -> None:
-        """Move the average towards the weights by 1 - decay."""
-        for name, parameter in model.named_parameters():
-            self._averages[name].lerp_(parameter.detach().float(), 1 - self._decay)
-
-    @contextlib.contextmanager
-    def in_place_of_weights(self, model: nn.Module) -> Iterator[None]:
-        """Let the model compute with the average inside the block."""
-        parameters = dict(model.named_parameters())
-        weights = {name: parameter.detach().clone() for name, parameter in parameters.items()}
-        _write(parameters, self._averages)
-        try:
-            yield
-        finally:
-            _write(parameters, weights)
-
-    def state_dict(self) -> dict[str, Tensor]:
-        """Return the averages by parameter name."""
-        return dict(self._averages)
-
-    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        """Go on from saved averages."""
-        _write(self._averages, state)
-
-
-@torch.no_grad()
-def _write(to: Mapping[str, Tensor], values: Mapping[str, Tensor]) -> None:
-    for name, tensor in to.items():
-        # Through `data`, which leaves the version alone: master weights follow what others write into the model, and
-        # would be the rounded ones when these are back.
-        tensor.data.copy_(values[name])
-
-
-# == The learning rate as a function of the step: nothing to save, nothing to restore.
-
 _STEPS = ((0.8, 1e-3), (0.6, 1e-2), (0.3, 1e-1))
-"""From this share of all steps on, this factor."""
-
-
-def lr_at(step: int, *, peak: float, schedule: str, total_steps: int, warmup_steps: int) -> float:
-    """Return the learning rate of a step, counted from 0.
-
-    It rises linearly to `peak` over `warmup_steps`, then falls: 'step' by ten after 30, 60 and 80 % of all steps,
-    'cosine' and 'linear' to 0 at the end, 'constant' not at all.
-
-    >>> [round(lr_at(step, peak=1, schedule="linear", total_steps=6, warmup_steps=2), 2) for step in range(6)]
-    [0.5, 1.0, 1.0, 0.75, 0.5, 0.25]
-    """
-    if step < warmup_steps:
-        return peak * (step + 1) / warmup_steps
-    if schedule == "step":
-        return peak * next((factor for share, factor in _STEPS if step >= share * total_steps), 1.0)
-    done = (step - warmup_steps) / max(1, total_steps - warmup_steps)
-    if schedule == "cosine":
-        return peak * (1 + math.cos(math.pi * done)) / 2
-    if schedule == "linear":
-        return peak * (1 - done)
-    assert schedule == "constant", schedule
-    return peak
-
-
-# == Adam as BERT was trained with it: decoupled decay, no bias correction.
+"""The learning-rate factor from each share of all steps on."""
 
 
 class BertAdam(Optimizer):
-    """AdamW without bias correction. Its first steps are about three times larger: give it a warm-up."""
+    """AdamW without bias correction, as used for BERT. Its first steps are about three times larger: use a warm-up."""
 
     def __init__(
         self,
@@ -145,7 +71,7 @@ _WITH_MOMENTUM = ("sgd", "rmsprop")
 
 
 def build_optimizer(config: TrainConfig, model: nn.Module) -> Optimizer:
-    """Make the optimizer a training asks for, over the parameters of `model`."""
+    """Create the configured optimizer for the parameters of `model`."""
     options: dict[str, Any] = {"lr": config.peak_lr}
     if config.optimizer in _WITH_MOMENTUM:
         options["momentum"] = config.momentum
@@ -156,9 +82,9 @@ def build_optimizer(config: TrainConfig, model: nn.Module) -> Optimizer:
 
 
 def decay_groups(named: Iterable[tuple[str, nn.Parameter]], *, weight_decay: float) -> list[dict[str, Any]]:
-    """Divide parameters into those that decay and those that do not: biases and the parameters of norms.
+    """Group parameters into those with weight decay and those without: biases and the parameters of norms.
 
-    These are the ones with a single dimension: shrinking them shrinks no function, it only moves it.
+    The latter are those with a single dimension: shrinking them shifts the function instead of simplifying it.
     """
     trained = [parameter for _, parameter in named if parameter.requires_grad]
     groups = [
@@ -166,3 +92,69 @@ def decay_groups(named: Iterable[tuple[str, nn.Parameter]], *, weight_decay: flo
         {"params": [parameter for parameter in trained if parameter.ndim <= 1], "weight_decay": 0.0},
     ]
     return [group for group in groups if group["params"]]
+
+
+def lr_at(step: int, *, peak: float, schedule: str, total_steps: int, warmup_steps: int) -> float:
+    """Return the learning rate of a step, counted from 0; as a pure function it has no state to save.
+
+    It increases linearly to `peak` over `warmup_steps`. Then 'step' divides it by ten after 30, 60 and 80 % of all
+    steps, 'cosine' and 'linear' decrease it to 0 at the end, and 'constant' keeps it.
+
+    >>> [round(lr_at(step, peak=1, schedule="linear", total_steps=6, warmup_steps=2), 2) for step in range(6)]
+    [0.5, 1.0, 1.0, 0.75, 0.5, 0.25]
+    """
+    if step < warmup_steps:
+        return peak * (step + 1) / warmup_steps
+    if schedule == "step":
+        return peak * next((factor for share, factor in _STEPS if step >= share * total_steps), 1.0)
+    done = (step - warmup_steps) / max(1, total_steps - warmup_steps)
+    if schedule == "cosine":
+        return peak * (1 + math.cos(math.pi * done)) / 2
+    if schedule == "linear":
+        return peak * (1 - done)
+    assert schedule == "constant", schedule
+    return peak
+
+
+class WeightAverage:
+    """A moving average of a model's parameters in fp32, which often evaluates better than the last weights.
+
+    Buffers such as the statistics of batch norm are averages already and are not averaged again.
+    """
+
+    def __init__(self, model: nn.Module, *, decay: float) -> None:
+        self._decay = decay
+        self._averages = {name: parameter.detach().float().clone() for name, parameter in model.named_parameters()}
+
+    @torch.no_grad()
+    def update(self, model: nn.Module) -> None:
+        """Move the average towards the weights by 1 - decay."""
+        for name, parameter in model.named_parameters():
+            self._averages[name].lerp_(parameter.detach().float(), 1 - self._decay)
+
+    @contextlib.contextmanager
+    def in_place_of_weights(self, model: nn.Module) -> Iterator[None]:
+        """Use the average as the model's weights inside the block."""
+        parameters = dict(model.named_parameters())
+        weights = {name: parameter.detach().clone() for name, parameter in parameters.items()}
+        _write(parameters, self._averages)
+        try:
+            yield
+        finally:
+            _write(parameters, weights)
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """Return the averages by parameter name."""
+        return dict(self._averages)
+
+    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
+        """Continue from saved averages."""
+        _write(self._averages, state)
+
+
+@torch.no_grad()
+def _write(to: Mapping[str, Tensor], values: Mapping[str, Tensor]) -> None:
+    for name, tensor in to.items():
+        # Through `data`, which does not change the version: master weights are updated when other code writes to the
+        # model, and would end up rounded.
+        tensor.data.copy_(values[name])

@@ -1,4 +1,4 @@
-"""What somebody who waits sees: a bar on a terminal, and a line an epoch everywhere."""
+"""Shows the progress of a training: a progress bar on a terminal, and one line per epoch."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class EpochLines:
-    """Shows a training on the standard error; with `shown` false it shows nothing."""
+    """Shows a training on standard error; with `shown` false it shows nothing."""
 
     def __init__(self, *, shown: bool, num_epochs: int, total_steps: int, is_text: bool) -> None:
         self._shown, self._num_epochs, self._is_text = shown, num_epochs, is_text
@@ -59,7 +59,7 @@ class EpochLines:
 
 
 def score_text(score: Score, *, is_text: bool) -> str:
-    """Say how well a model answers.
+    """Format a score.
 
     >>> score_text(Score(top1=0.972, top5=1.0, loss=0.1, num_places=360), is_text=False)
     'top-1 97.2 %  top-5 100.0 %'

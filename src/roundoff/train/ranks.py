@@ -1,4 +1,4 @@
-"""The ranks that train one model together: who I am, where I compute, and what we tell each other."""
+"""The ranks that train one model together: their numbers and devices, and the communication between them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from roundoff.train.config import TrainConfig
 
 
 class LostContactError(TrainError):
-    """A rank that did not hear from the others: rarely the one to blame."""
+    """A rank that lost contact with the others; it is rarely the one that failed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,14 +35,14 @@ class RankPlace:
 
 
 def place_here(config: TrainConfig) -> RankPlace:
-    """Return this process's place: the one torchrun gave it, else the one it was told."""
+    """Return the place of this process: that of torchrun, otherwise that of the settings."""
     if "RANK" not in os.environ or "WORLD_SIZE" not in os.environ:
         return RankPlace(rank=config.rank, num_ranks=config.num_ranks)
     if config.procs > 1:
         raise TrainError.explain(
-            f"--procs {config.procs} inside a launcher.",
+            f"--procs {config.procs} cannot be used under torchrun.",
             why="torchrun has already started the ranks of this machine.",
-            fix="leave --procs out, or start without torchrun.",
+            fix="remove --procs, or start without torchrun.",
         )
     return RankPlace(
         rank=int(os.environ["RANK"]),
@@ -53,14 +53,14 @@ def place_here(config: TrainConfig) -> RankPlace:
 
 
 class Ranks:
-    """What one rank says to the others; alone, it says nothing."""
+    """The communication of one rank with the others; with a single rank it does nothing."""
 
     def __init__(self, place: RankPlace, device: torch.device) -> None:
         self.rank, self.num_ranks, self.device = place.rank, place.num_ranks, device
 
     @property
     def is_first(self) -> bool:
-        """Whether this rank speaks for all: shows progress, saves checkpoints."""
+        """Whether this is rank 0, which shows progress and saves checkpoints."""
         return self.rank == 0
 
     def sum(self, values: Tensor) -> Tensor:
@@ -71,7 +71,7 @@ class Ranks:
         return values
 
     def from_first(self, value: Any) -> Any:
-        """Return what rank 0 passed."""
+        """Return the value that rank 0 passed."""
         if self.num_ranks == 1:
             return value
         box = [value]
@@ -79,7 +79,7 @@ class Ranks:
         return box[0]
 
     def from_all(self, value: Any) -> list[Any]:
-        """Return what every rank passed, in their order."""
+        """Return the values of all ranks, in order."""
         if self.num_ranks == 1:
             return [value]
         values: list[Any] = [None] * self.num_ranks
@@ -87,12 +87,12 @@ class Ranks:
         return values
 
     def wait(self) -> None:
-        """Wait until every rank is here."""
+        """Wait for all ranks."""
         if self.num_ranks > 1:
             dist.barrier()
 
     def share_buffers(self, model: nn.Module) -> None:
-        """Give all ranks rank 0's buffers, so that all evaluate the same model."""
+        """Copy the buffers of rank 0 to all ranks, so that all evaluate the same model."""
         if self.num_ranks > 1:
             for buffer in model.buffers():
                 dist.broadcast(buffer.data, src=0)
@@ -105,22 +105,22 @@ class Ranks:
             model,
             device_ids=None if self.device.type == "cpu" else [self.device],
             find_unused_parameters=find_unused_parameters,
-            # Sending rank 0's weights around would write them anew, and master weights follow what others write: they
-            # would start from rounded ones.
+            # Broadcasting the weights of rank 0 would write to them, and master weights would be updated from the
+            # rounded ones.
             init_sync=False,
         )
 
 
-_FAREWELL_SECONDS = 0.3
-"""Ending Python abandons the threads of a process group; a gloo thread that is just giving a tensor back needs Python's
-lock then, and aborts. So they get a moment to finish before the ranks part."""
+_DRAIN_SECONDS = 0.3
+"""When Python exits, a thread of a gloo process group that is still releasing a tensor needs the interpreter lock, and
+aborts. This gives such threads time to finish."""
 
 
 @contextlib.contextmanager
 def joined_ranks(config: TrainConfig, place: RankPlace) -> Iterator[Ranks]:
-    """Meet the other ranks, if there are any, and part from them at the end of the block.
+    """Join the process group, if there are several ranks, and leave it at the end of the block.
 
-    A rank that hears nothing for `timeout_seconds`, or whose neighbour is gone, raises a `TrainError`.
+    A rank that waits longer than `timeout_seconds`, or loses a peer, raises a `TrainError`.
     """
     config.check_batch(place.num_ranks)
     device = device_of(config.device, place.local_rank)
@@ -144,17 +144,17 @@ def joined_ranks(config: TrainConfig, place: RankPlace) -> Iterator[Ranks]:
             raise LostContactError.explain(
                 f"Rank {place.rank} of {place.num_ranks} lost contact with the others.",
                 why=first_line(error),
-                fix="look for the first rank that failed; waits longer with --timeout SECONDS.",
+                fix="find the first rank that failed, or wait longer with --timeout SECONDS.",
             ) from error
         finally:
             if dist.is_initialized():
                 keep_process_group(dist.group.WORLD)
-                time.sleep(_FAREWELL_SECONDS)
+                time.sleep(_DRAIN_SECONDS)
                 dist.destroy_process_group()
 
 
 def device_of(name: str, local_rank: int) -> torch.device:
-    """Return the device a rank computes on: ranks of one machine take turns over its accelerators."""
+    """Return the device of a rank; the ranks of one machine are distributed over its accelerators."""
     if name == "auto":
         accelerator = torch.accelerator.current_accelerator(check_available=True)
         if accelerator is None:
@@ -163,9 +163,9 @@ def device_of(name: str, local_rank: int) -> torch.device:
     try:
         device = torch.device(name)
         torch.empty(0, device=device)
-    except Exception as error:  # drivers raise whatever they like
+    except Exception as error:  # drivers raise all kinds of exceptions
         raise TrainError.explain(
-            f"There is no device '{name}' here.", why=first_line(error), fix="roundoff doctor lists them."
+            f"Unknown device '{name}'.", why=first_line(error), fix="roundoff doctor lists the devices."
         ) from error
     if device.type != "cpu" and ":" not in name:
         return torch.device(device.type, local_rank % torch.accelerator.device_count())
@@ -174,7 +174,7 @@ def device_of(name: str, local_rank: int) -> torch.device:
 
 @contextlib.contextmanager
 def _threads(number: int | None, *, num_local: int) -> Iterator[None]:
-    """Use so many threads inside the block; by default an equal share of torch's own choice."""
+    """Set the number of threads inside the block; by default an equal share of torch's default."""
     before = torch.get_num_threads()
     torch.set_num_threads(number or max(1, before // num_local))
     try:

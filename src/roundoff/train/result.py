@@ -1,4 +1,4 @@
-"""What a training came to."""
+"""The result of a training."""
 
 from __future__ import annotations
 
@@ -12,41 +12,41 @@ from roundoff.train.objective import Score
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainResult:
-    """What a training came to, over all ranks."""
+    """The result of a training, over all ranks."""
 
     top1: float
-    """Share of the evaluation data that was answered right, from 0 to 1."""
+    """Accuracy on the evaluation data, from 0 to 1."""
     top5: float
-    """Share whose right answer was among the five most likely."""
+    """Share of samples whose target was among the five most likely."""
     eval_loss: float
     perplexity: float | None
-    """Of text: e to the power of `eval_loss`; None for pictures."""
+    """For text, e to the power of `eval_loss`; None for images."""
     losses: tuple[float, ...]
-    """The loss of every step that was trained here, averaged over the ranks."""
+    """The loss of every step of this run, averaged over the ranks."""
     scores: tuple[Score, ...]
     """The evaluation after every epoch."""
     first_step: int
-    """0, or the step a resumed training went on from."""
+    """0, or the step at which the training was resumed."""
     first_nonfinite_step: int | None
     """The first step whose loss was NaN or infinite."""
     num_nonfinite: int
     num_skipped: int
     """Steps that loss scaling skipped."""
     num_unreadable: int
-    """Pictures that could not be read, each time they were drawn."""
+    """How often an image could not be read."""
     seconds: float
     """Time spent training, without evaluation."""
     samples_per_second: float
     saved_activation_bytes: int | None
-    """What one step kept for its backward, where the recipe compresses that."""
+    """The size of the activations that one step saved, if the recipe compresses them."""
     folder: Path | None
     """The run folder."""
     notes: tuple[str, ...]
-    """What somebody who reads the numbers should know."""
+    """Remarks that matter for reading the numbers."""
 
     @property
     def num_steps(self) -> int:
-        """How many steps were trained here."""
+        """The number of steps of this run."""
         return len(self.losses)
 
     @property

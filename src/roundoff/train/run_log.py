@@ -1,4 +1,4 @@
-"""What a training writes down while it goes on: the run folder, and TensorBoard if asked for."""
+"""What a training writes while it runs: the run folder, and TensorBoard if requested."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _FLUSH_SECONDS = 5.0
 
 
 class RunLog:
-    """Writes one rank's metrics; the last step's are held back until it is known whether an evaluation follows."""
+    """Writes the metrics of one rank; those of the last step are held back because an evaluation may follow."""
 
     def __init__(self, config: TrainConfig, ranks: Ranks) -> None:
         self.folder = _folder(config, ranks)
@@ -32,7 +32,7 @@ class RunLog:
         self._began = self._flushed = time.monotonic()
 
     def step(self, metrics: Metrics) -> None:
-        """Take what one step came to."""
+        """Log the metrics of a step."""
         self._write_last()
         self._last = metrics
         if self._board is not None:
@@ -41,12 +41,12 @@ class RunLog:
             self.flush()
 
     def draw(self, step: int, model: nn.Module) -> None:
-        """Take weights and gradients as they are now, for their histograms."""
+        """Log histograms of the present weights and gradients."""
         if self._board is not None:
             self._board.histograms(step, weights_and_gradients(model.named_parameters()))
 
     def evaluated(self, step: int, epoch: int, score: Score) -> None:
-        """Take the evaluation after the last step."""
+        """Log the evaluation after the last step."""
         if self._last is not None:
             self._last = replace(self._last, eval_loss=score.loss)
         self._call(step, "eval", epoch=epoch, loss=score.loss, top1=score.top1, top5=score.top5)
@@ -54,17 +54,17 @@ class RunLog:
             self._board.scalars(step, {"eval_loss": score.loss, "top1": score.top1, "top5": score.top5})
 
     def saved(self, step: int, path: Path) -> None:
-        """Take note of a checkpoint."""
+        """Log a checkpoint."""
         self._call(step, "save", path=path.name)
 
     def flush(self) -> None:
-        """Have everything but the last step survive the death of this process."""
+        """Write everything but the last step to disk."""
         if self._writer is not None:
             self._writer.flush()
         self._flushed = time.monotonic()
 
     def finish(self, notes: Sequence[str]) -> None:
-        """Write the last step, and what a reader should know."""
+        """Write the last step and the notes."""
         self._write_last()
         if self._writer is not None:
             for note in notes:
@@ -94,7 +94,7 @@ class RunLog:
 
 
 def _folder(config: TrainConfig, ranks: Ranks) -> Path | None:
-    """Return the run folder that all ranks agree on."""
+    """Return the run folder, the same on all ranks."""
     if config.runs is None:
         return None
     if config.name is not None:

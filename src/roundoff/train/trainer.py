@@ -1,4 +1,4 @@
-"""The reference trainer, from top to bottom: `train` is the door, `Training` the parts, `_train_step` the heart."""
+"""The reference trainer, to be read from top to bottom; `Training._train_step` is one training step."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from roundoff.runs import Metrics
 from roundoff.train.config import TrainConfig
 from roundoff.train.data import Batch, EvalSampler, TrainSampler, load_data, loader_of
 from roundoff.train.data.loader import seed_from
-from roundoff.train.distributed_model import shard, sharded_for, sharded_like, whole, with_synced_batch_norm
+from roundoff.train.distributed_model import gather_shards, shard, sharded_for, sharded_like, with_synced_batch_norm
 from roundoff.train.launch import launch_ranks
 from roundoff.train.models import build_model
 from roundoff.train.objective import Score, loss_of, num_asked, score_from, tally
@@ -35,28 +35,17 @@ from roundoff.train.result import TrainResult
 from roundoff.train.run_log import RunLog
 from roundoff.train.training_state import NAME, TrainingState, random_state, restore_random_state, seed_everything
 
-# == How much one forward keeps for its backward, where the recipe compresses that.
-
-
-def saved_activation_bytes(optimizer: RecipeOptimizer) -> int | None:
-    """Return the bytes that the latest training forward kept; None if the recipe does not compress activations."""
-    for extra in optimizer.extras:
-        if isinstance(extra, CompressedActivations):
-            return extra.report().bytes_after
-    return None
-
-
 OnStep = Callable[[Metrics], None]
 
 
 def train(config: TrainConfig, *, on_step: OnStep | None = None, progress: bool = False) -> TrainResult:
-    """Train a model as `config` says, and return what it came to.
+    """Train a model according to `config`, and return the result.
 
-    Seeds the global random generators. `on_step` gets the metrics of every step of the first rank; with `procs` above
-    1 that is another process, so it must be a function at the top of a module. `progress` shows a bar and lines on
-    the standard error.
+    Seeds the global random generators. `on_step` receives the metrics of every step of the first rank; with `procs`
+    above 1 it runs in another process, so it must be a function at the top level of a module. `progress` shows a
+    progress bar and one line per epoch on standard error.
 
-    A loss that is NaN or infinite is counted and told in the result; the training goes on.
+    Training continues after a NaN or infinite loss; the result reports how many there were.
     """
     train_here = partial(train_rank, on_step=on_step, progress=progress)
     place = place_here(config)
@@ -68,7 +57,7 @@ def train(config: TrainConfig, *, on_step: OnStep | None = None, progress: bool 
 
 
 def train_rank(config: TrainConfig, place: RankPlace, *, on_step: OnStep | None, progress: bool) -> TrainResult:
-    """Be one rank of a training, from joining the others to the result."""
+    """Run one rank of a training, from joining the others to the result."""
     with joined_ranks(config, place) as ranks:
         training = Training(config, ranks)
         shown = EpochLines(
@@ -77,13 +66,13 @@ def train_rank(config: TrainConfig, place: RankPlace, *, on_step: OnStep | None,
             total_steps=training.last_step,
             is_text=config.is_text,
         )
-        with RunLog(config, ranks) as journal, shown:
-            return training.run(journal, shown, on_step if ranks.is_first else None)
+        with RunLog(config, ranks) as run_log, shown:
+            return training.run(run_log, shown, on_step if ranks.is_first else None)
 
 
 @dataclass(slots=True)
 class History:
-    """What has happened so far, on this rank."""
+    """What has happened so far on this rank."""
 
     losses: list[float] = field(default_factory=list)
     scores: list[Score] = field(default_factory=list)
@@ -94,19 +83,19 @@ class History:
     notes: list[str] = field(default_factory=list)
 
     def note_unreadable(self, batch: Batch) -> None:
-        """Count the pictures of a batch that could not be read, and remember the first."""
+        """Count the images of a batch that could not be read, and remember the first."""
         self.num_unreadable += batch.num_unreadable
         self.unreadable = self.unreadable or batch.unreadable
 
 
 class Training:
-    """All parts of a training on one rank, put together in the order in which they depend on each other."""
+    """All parts of a training on one rank, created in the order in which they depend on each other."""
 
     def __init__(self, config: TrainConfig, ranks: Ranks) -> None:
         self.config, self.ranks, self.device = config, ranks, ranks.device
         self.history = History()
 
-        # The data. What a step sees depends on seed, epoch and step alone: see data/sampler.py.
+        # The data. The samples of a step depend only on seed, epoch and step: see data/loader.py.
         self.data = load_data(config)
         rank, num_ranks = ranks.rank, ranks.num_ranks
         self.sampler = TrainSampler(
@@ -124,7 +113,7 @@ class Training:
         self.batches = loader(self.data.train, self.sampler)
         self.test_batches = loader(self.data.test, eval_sampler)
 
-        # How long. `steps` stops early and leaves the schedule alone.
+        # The length. `steps` stops early and does not change the schedule.
         self.steps_per_epoch = self.sampler.steps_per_epoch
         self.total_steps = config.epochs * self.steps_per_epoch
         self.last_step = min(self.total_steps, config.steps or self.total_steps)
@@ -138,7 +127,7 @@ class Training:
         if config.fsdp:
             shard(model, ranks)
 
-        # The optimizer, the recipe around both, and the exchange of gradients around the model.
+        # The optimizer, the recipe for both, and the exchange of gradients between ranks.
         optimizer = build_optimizer(config, model)
         with warnings.catch_warnings(record=True) as warned:
             warnings.simplefilter("always")
@@ -149,14 +138,14 @@ class Training:
         )
         self.average = self._new_average()
 
-        # From here on every rank draws random numbers of its own (dropout, stochastic rounding).
+        # From here on every rank draws its own random numbers (dropout, stochastic rounding).
         seed_everything(seed_from(config.seed, rank))
         if config.resume is not None:
             self._resume(TrainingState.load(config.resume))
         self.first_step = self.step
 
-    def run(self, journal: RunLog, shown: EpochLines, on_step: OnStep | None) -> TrainResult:
-        """Train epoch after epoch, evaluate and save after each, and say what it came to."""
+    def run(self, run_log: RunLog, shown: EpochLines, on_step: OnStep | None) -> TrainResult:
+        """Train all epochs, evaluate and save after each, and return the result."""
         for note in self.history.notes:
             shown.say(note)
         if self.config.eval_only or self.step >= self.last_step:
@@ -164,23 +153,23 @@ class Training:
         while self.step < self.last_step and not self.config.eval_only:
             epoch = self.step // self.steps_per_epoch
             try:
-                losses = self._train_epoch(epoch, journal, shown, on_step)
+                losses = self._train_epoch(epoch, run_log, shown, on_step)
             except KeyboardInterrupt:
-                if journal.folder is not None and (journal.folder / NAME).exists():
-                    shown.say(f"interrupted in step {self.step}; to go on: --resume {journal.folder}")
+                if run_log.folder is not None and (run_log.folder / NAME).exists():
+                    shown.say(f"interrupted in step {self.step}; continue with --resume {run_log.folder}")
                 raise
             score = self._evaluate()
             self.history.losses += losses
             self.history.scores.append(score)
-            journal.evaluated(self.step - 1, epoch, score)
+            run_log.evaluated(self.step - 1, epoch, score)
             shown.epoch(epoch, loss=sum(losses) / len(losses), score=score, lr=self._lr(self.step - 1))
-            self._save(journal)
-        result = self._result(journal)
-        journal.finish([*result.notes, self.optimizer.report()])
+            self._save(run_log)
+        result = self._result(run_log)
+        run_log.finish([*result.notes, self.optimizer.report()])
         return result
 
-    def _train_epoch(self, epoch: int, journal: RunLog, shown: EpochLines, on_step: OnStep | None) -> list[float]:
-        """Train from the current step to the end of its epoch; return the losses, averaged over the ranks."""
+    def _train_epoch(self, epoch: int, run_log: RunLog, shown: EpochLines, on_step: OnStep | None) -> list[float]:
+        """Train from the current step to the end of the epoch; return the losses, averaged over the ranks."""
         first_step = self.step
         self.sampler.begin(epoch=epoch, first_step=first_step % self.steps_per_epoch)
         microbatches = iter(self.batches)
@@ -189,23 +178,23 @@ class Training:
         while self.step < min((epoch + 1) * self.steps_per_epoch, self.last_step):
             began = time.perf_counter()
             loss, num_places, metrics = self._train_step(
-                itertools.islice(microbatches, self.config.accumulate), journal
+                itertools.islice(microbatches, self.config.accumulate), run_log
             )
             metrics = replace(metrics, seconds=time.perf_counter() - began)
             self.history.seconds += time.perf_counter() - began
             sums.append((loss * num_places, num_places))
             self.step += 1
-            journal.step(metrics)
+            run_log.step(metrics)
             shown.step(metrics.step, loss)
             if on_step is not None:
                 on_step(metrics)
             if self.config.save_every and self.step % self.config.save_every == 0:
-                self._save(journal)
+                self._save(run_log)
         totals = self.ranks.sum(torch.tensor(sums, dtype=torch.float64))
         return (totals[:, 0] / totals[:, 1].clamp(min=1)).tolist()
 
-    def _train_step(self, microbatches: Iterable[Batch], journal: RunLog) -> tuple[float, int, Metrics]:
-        """Do one step; return its loss, the number of places it is the mean of, and its metrics."""
+    def _train_step(self, microbatches: Iterable[Batch], run_log: RunLog) -> tuple[float, int, Metrics]:
+        """Train one step; return its loss, the number of targets it is the mean of, and its metrics."""
         lr = self._lr(self.step)
         for group in self.optimizer.param_groups:
             group["lr"] = lr
@@ -224,7 +213,7 @@ class Training:
         self.optimizer.unscale_()
         grad_norm = self._clip()
         if self.step % self.steps_per_epoch == 0:
-            journal.draw(self.step, self.model)
+            run_log.draw(self.step, self.model)
         self.optimizer.step()
         self.optimizer.zero_grad()
         skipped = self.optimizer.last_overflow is not None
@@ -233,7 +222,7 @@ class Training:
             self.average.update(self.model)
 
         values = torch.stack([torch.stack(losses).sum().double(), torch.stack(places).sum().double(), grad_norm])
-        total, num_places, norm = values.tolist()  # the one place where the device is waited for
+        total, num_places, norm = values.tolist()  # the only line of a step that waits for the device
         metrics = Metrics(step=self.step, loss=total, lr=lr, loss_scale=scale, skipped=skipped, grad_norm=norm)
         return total, int(num_places), metrics
 
@@ -251,14 +240,14 @@ class Training:
         )
 
     def _loss(self, logits: Tensor, batch: Batch) -> Tensor:
-        """Return this microbatch's part of the loss of the step."""
+        """Return the contribution of this microbatch to the loss of the step."""
         config = self.config
         loss = loss_of(logits, batch, label_smoothing=config.label_smoothing, reduction=config.loss_reduction)
-        # Gradients are added up over microbatches and averaged over ranks; a sum is to stay a sum.
+        # Gradients are summed over microbatches but averaged over ranks; a sum must stay a sum.
         return loss * self.ranks.num_ranks if config.loss_reduction == "sum" else loss / config.accumulate
 
     def _exchange(self, *, is_last: bool) -> contextlib.AbstractContextManager[object]:
-        """Let ranks exchange gradients in the last microbatch of a step only."""
+        """Make the ranks exchange gradients only in the last microbatch of a step."""
         if isinstance(self.forward, FSDPModule):
             self.forward.set_requires_gradient_sync(is_last)
         elif isinstance(self.forward, DistributedDataParallel) and not is_last:
@@ -266,7 +255,7 @@ class Training:
         return contextlib.nullcontext()
 
     def _clip(self) -> Tensor:
-        """Return the norm of all gradients, which are then no longer than the setting says."""
+        """Clip the gradients if `clip` is set; return their norm before."""
         if self.config.clip is not None:
             return _plain(self.optimizer.clip_grad_norm_(self.config.clip))
         groups = self.optimizer.param_groups
@@ -275,7 +264,7 @@ class Training:
 
     @torch.no_grad()
     def _evaluate(self) -> Score:
-        """Ask about every sample of the evaluation data once; all ranks return the same score."""
+        """Evaluate every sample of the test data once; all ranks return the same score."""
         self.ranks.share_buffers(self.model)
         self.model.eval()
         sums = torch.zeros(4, dtype=torch.float64, device=self.device)
@@ -287,32 +276,32 @@ class Training:
                 sums += tally(self.model(batch.inputs), batch)
         return score_from(self.ranks.sum(sums))
 
-    def _save(self, journal: RunLog) -> None:
-        """Save everything this training needs to go on from here bit by bit."""
-        if journal.folder is None:
+    def _save(self, run_log: RunLog) -> None:
+        """Save everything that is needed to continue bit for bit from here."""
+        if run_log.folder is None:
             return
         checkpoint = TrainingState(
             config=self.config.to_object(),
             num_ranks=self.ranks.num_ranks,
             step=self.step,
-            model=whole(self.model.state_dict()),
-            optimizer=whole(self.optimizer.state_dict()),
-            average=whole(self.average.state_dict()) if self.average else None,
+            model=gather_shards(self.model.state_dict()),
+            optimizer=gather_shards(self.optimizer.state_dict()),
+            average=gather_shards(self.average.state_dict()) if self.average else None,
             random=self.ranks.from_all(random_state(self.device)),
         )
         if self.ranks.is_first:
-            checkpoint.save(journal.folder / NAME)
-        journal.saved(self.step - 1, journal.folder / NAME)
-        journal.flush()
+            checkpoint.save(run_log.folder / NAME)
+        run_log.saved(self.step - 1, run_log.folder / NAME)
+        run_log.flush()
 
     def _resume(self, checkpoint: TrainingState) -> None:
-        """Go on from a checkpoint, and note what makes the rest differ from an uninterrupted training."""
+        """Continue from a checkpoint, and note what makes the rest differ from an uninterrupted training."""
         changes = self.config.changes_since(checkpoint.config)
         if checkpoint.num_ranks != self.ranks.num_ranks:
             changes.append(f"ranks {self.ranks.num_ranks}, was {checkpoint.num_ranks}")
         try:
             if checkpoint.config["optimizer"] != self.config.optimizer:
-                raise ValueError("another optimizer remembers other things")
+                raise ValueError("another optimizer has another state")
             self.model.load_state_dict(sharded_like(self.model.state_dict(), checkpoint.model))
             self.optimizer.load_state_dict(sharded_for(self.optimizer, checkpoint.optimizer))
             self.average = self._new_average()
@@ -322,18 +311,18 @@ class Training:
             raise TrainError.explain(
                 f"The checkpoint '{self.config.resume}' does not fit this training.",
                 why=_reason(changes, error),
-                fix="resume with the model, data and optimizer it was made with.",
+                fix="resume with the same model, data and optimizer.",
             ) from error
         if self.ranks.rank < len(checkpoint.random):
             restore_random_state(checkpoint.random[self.ranks.rank], self.device)
         self.step = checkpoint.step
         self.history.notes.append(f"resumed from {self.config.resume} at step {checkpoint.step}")
         if self.step >= self.last_step and not self.config.eval_only:
-            self.history.notes.append(f"nothing is left to train: {self.last_step} steps were asked for")
+            self.history.notes.append(f"nothing left to train: {self.last_step} steps were requested")
         if changes:
             self.history.notes.append(f"not bit-identical to an uninterrupted training: {'; '.join(changes)}")
 
-    def _result(self, journal: RunLog) -> TrainResult:
+    def _result(self, run_log: RunLog) -> TrainResult:
         history = self.history
         counts = torch.tensor([history.num_unreadable], dtype=torch.float64)
         (num_unreadable,) = self.ranks.sum(counts).tolist()
@@ -344,7 +333,7 @@ class Training:
             notes.append(f"the loss was not finite in {len(nonfinite)} steps, first in step {nonfinite[0]}")
         if num_unreadable:
             example = next(path for path in self.ranks.from_all(history.unreadable) if path)
-            notes.append(f"pictures that could not be read were left out {num_unreadable:.0f} times, such as {example}")
+            notes.append(f"skipped unreadable images {num_unreadable:.0f} times, for example {example}")
         return TrainResult(
             top1=score.top1,
             top5=score.top5,
@@ -359,14 +348,14 @@ class Training:
             num_unreadable=int(num_unreadable),
             seconds=history.seconds,
             samples_per_second=len(history.losses) * self.config.batch_size / max(history.seconds, 1e-9),
-            saved_activation_bytes=saved_activation_bytes(self.optimizer),
-            folder=journal.folder,
+            saved_activation_bytes=_saved_activation_bytes(self.optimizer),
+            folder=run_log.folder,
             notes=tuple(notes),
         )
 
 
 def _loss_scale(config: TrainConfig) -> str | float | None:
-    """Return the loss scale as a recipe is told it, whose None means its own."""
+    """Return the loss scale for `apply_recipe`, where None means that of the recipe."""
     if config.loss_scale is None:
         return "none"
     return None if config.loss_scale == "recipe" else config.loss_scale
@@ -382,3 +371,11 @@ def _reason(changes: list[str], error: Exception) -> str:
 
 def _perplexity(loss: float) -> float:
     return math.exp(loss) if loss < 700 else math.inf
+
+
+def _saved_activation_bytes(optimizer: RecipeOptimizer) -> int | None:
+    """Return the bytes that the latest training forward saved; None if the recipe does not compress activations."""
+    for extra in optimizer.extras:
+        if isinstance(extra, CompressedActivations):
+            return extra.report().bytes_after
+    return None

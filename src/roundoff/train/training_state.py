@@ -1,4 +1,4 @@
-"""Checkpoints: everything a training needs to go on as if it had never stopped."""
+"""Checkpoints of the trainer: everything it needs to continue as if it had never stopped."""
 
 from __future__ import annotations
 
@@ -15,18 +15,16 @@ import torch
 from roundoff.errors import TrainError, first_line
 from roundoff.runs.files.atomic import temporary_name
 
-# == Every random generator of a process: seeded, saved, and put back.
-
 
 def seed_everything(seed: int) -> None:
-    """Set the generators of Python, numpy and torch, on every device."""
+    """Seed the generators of Python, numpy and torch, on every device."""
     random.seed(seed)
     np.random.seed(seed % 2**32)
     torch.manual_seed(seed)
 
 
 def random_state(device: torch.device) -> dict[str, Any]:
-    """Return the state of all generators as tensors, numbers and lists, which torch loads without running code."""
+    """Return the state of all generators as tensors, numbers and lists, which torch loads without executing code."""
     version, numbers, gauss = random.getstate()
     kind, keys, position, has_gauss, cached = np.random.get_state(legacy=True)
     assert kind == "MT19937", kind
@@ -41,7 +39,7 @@ def random_state(device: torch.device) -> dict[str, Any]:
 
 
 def restore_random_state(state: dict[str, Any], device: torch.device) -> None:
-    """Put all generators back."""
+    """Restore the state of all generators."""
     version, numbers, gauss = state["python"]
     random.setstate((version, tuple(numbers), gauss))
     keys, position, has_gauss, cached = state["numpy"]
@@ -57,7 +55,7 @@ VERSION = 1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainingState:
-    """A training between two steps, as tensors, numbers, texts and lists: loading it runs no code."""
+    """A training between two steps, as tensors, numbers, strings and lists: loading it executes no code."""
 
     config: dict[str, Any]
     num_ranks: int
@@ -65,14 +63,14 @@ class TrainingState:
     """The next step to be trained, counted from 0 over all epochs."""
     model: dict[str, Any]
     optimizer: dict[str, Any]
-    """With the loss scale and the master weights, where the recipe has them."""
+    """Including the loss scale and the master weights of the recipe."""
     average: dict[str, Any] | None
     random: list[dict[str, Any]]
     """The state of each rank's generators."""
     version: int = VERSION
 
     def save(self, path: Path) -> None:
-        """Write the file whole, or leave the one that was there."""
+        """Write the file atomically: a failure leaves an existing file unchanged."""
         temporary = temporary_name(path)
         try:
             with temporary.open("wb") as file:
@@ -85,24 +83,24 @@ class TrainingState:
             raise TrainError.explain(
                 f"The checkpoint '{path}' cannot be written.",
                 why=f"{error.strerror or error}.",
-                fix="make room on the disk, or name another folder: --runs FOLDER",
+                fix="free some disk space, or use another folder: --runs FOLDER",
             ) from error
 
     @classmethod
     def load(cls, path: Path) -> TrainingState:
-        """Read a checkpoint, or the one in a run folder; a `TrainError` says what is wrong with it."""
+        """Read a checkpoint, or the one in a run folder; raises a `TrainError` if it is not usable."""
         path = path / NAME if path.is_dir() else path
         try:
             state = torch.load(path, map_location="cpu", weights_only=True)
         except FileNotFoundError as error:
             raise TrainError.explain(
-                f"There is no checkpoint '{path}'.", fix="name a run folder or a checkpoint: --resume runs/train-1"
+                f"There is no checkpoint '{path}'.", fix="pass a run folder or a checkpoint: --resume runs/train-1"
             ) from error
         except pickle.UnpicklingError as error:
             raise TrainError.explain(
                 f"'{path}' cannot be read as a checkpoint.",
-                why="it is another kind of file, or one that would run code when it is read.",
-                fix="name a run folder or a checkpoint: --resume runs/train-1",
+                why="it is another kind of file, or one that would execute code when it is read.",
+                fix="pass a run folder or a checkpoint: --resume runs/train-1",
             ) from error
         except (OSError, RuntimeError, EOFError, ValueError, KeyError) as error:
             raise TrainError.explain(f"'{path}' cannot be read as a checkpoint.", why=first_line(error)) from error

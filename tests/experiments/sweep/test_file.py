@@ -164,7 +164,7 @@ def test_a_flavour_of_dynamic_loss_scaling_is_a_setting(tmp_path: Path):
 
 def test_a_training_that_cannot_be_is_named_with_its_place(tmp_path: Path):
     assert error_of(tmp_path, "[axes]\nbatch_size = [64, 0]") == (
-        "'my.toml' at batch_size = 0 cannot be trained: --batch-size cannot be '0'.\n  why: it must be at least 1."
+        "'my.toml' at batch_size = 0 cannot be trained: Invalid --batch-size '0'.\n  why: it must be at least 1."
     )
 
 
@@ -185,7 +185,7 @@ def test_a_misspelt_setting_of_a_recipe_is_found_before_anything_is_trained(tmp_
 
 def test_an_unknown_optimizer_is_found_before_anything_is_trained(tmp_path: Path):
     text = error_of(tmp_path, '[axes]\noptimizer = ["sgd", "sgdd"]')
-    assert text.startswith("'my.toml' at optimizer = sgdd cannot be trained: --optimizer cannot be 'sgdd'.\n")
+    assert text.startswith("'my.toml' at optimizer = sgdd cannot be trained: Invalid --optimizer 'sgdd'.\n")
 
 
 def test_two_labels_with_the_same_settings_are_an_error(tmp_path: Path):

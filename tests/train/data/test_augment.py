@@ -2,14 +2,14 @@ import numpy as np
 import torch
 
 from roundoff.train.data import Batch, Draw
-from roundoff.train.data.pictures import Pictures, Preparation, colour_jitter, mixup, random_crop, random_flip
+from roundoff.train.data.images import Images, Preparation, colour_jitter, mixup, random_crop, random_flip
 
 
 def random(seed: int = 0) -> np.random.Generator:
     return np.random.default_rng(seed)
 
 
-def test_a_crop_is_the_picture_moved_by_up_to_the_padding():
+def test_a_crop_is_the_image_moved_by_up_to_the_padding():
     image = torch.arange(1.0, 26.0).view(1, 1, 5, 5)
     padded = torch.nn.functional.pad(image, (1, 1, 1, 1))
     allowed = [padded[..., top : top + 5, left : left + 5] for top in range(3) for left in range(3)]
@@ -25,7 +25,7 @@ def test_every_channel_moves_alike():
     assert torch.equal(cropped[:, 0], cropped[:, 2])
 
 
-def test_a_flip_mirrors_about_half_of_the_pictures():
+def test_a_flip_mirrors_about_half_of_the_images():
     images = torch.arange(4.0).view(1, 1, 1, 4).expand(1000, 1, 1, 4)
     flipped = random_flip(images, random())[:, 0, 0, 0] == 3
     assert 430 < flipped.sum() < 570
@@ -40,12 +40,12 @@ def test_jitter_keeps_colours_within_0_and_1_and_leaves_grey_grey():
     assert not torch.allclose(jittered, images)
 
 
-def test_mixup_mixes_each_picture_with_its_partner():
+def test_mixup_mixes_each_image_with_its_partner():
     inputs, targets = torch.rand(8, 1, 2, 2), torch.arange(8)
     mixed = mixup(Batch(inputs, targets), random(), alpha=0.4)
     assert mixed.other_targets is not None
     assert 0 <= mixed.share <= 1
-    partners = mixed.other_targets  # the target of a picture is its place
+    partners = mixed.other_targets  # the target of an image is its place
     expected = mixed.share * inputs + (1 - mixed.share) * inputs[partners]
     assert torch.allclose(mixed.inputs, expected, atol=1e-6)
     assert sorted(partners.tolist()) == list(range(8))
@@ -53,17 +53,17 @@ def test_mixup_mixes_each_picture_with_its_partner():
 
 def test_a_batch_depends_on_its_draw_alone():
     prepare = Preparation(augment=("crop", "flip", "jitter"), mixup=0.2)
-    pictures = Pictures(torch.rand(10, 3, 8, 8), torch.arange(10), prepare=prepare)
+    images = Images(torch.rand(10, 3, 8, 8), torch.arange(10), prepare=prepare)
     draw = Draw((3, 1, 4, 1), seed=5)
-    first, second, other = pictures[draw], pictures[draw], pictures[Draw((3, 1, 4, 1), seed=6)]
+    first, second, other = images[draw], images[draw], images[Draw((3, 1, 4, 1), seed=6)]
     assert torch.equal(first.inputs, second.inputs)
     assert not torch.equal(first.inputs, other.inputs)
 
 
 def test_bytes_become_floats_and_are_normalised():
-    pictures = Pictures(
+    images = Images(
         torch.full((1, 1, 2, 2), 255, dtype=torch.uint8),
         torch.tensor([0]),
         prepare=Preparation(mean=(0.5,), std=(0.25,), gain=3.0),
     )
-    assert pictures[Draw((0,))].inputs.unique().item() == 6.0
+    assert images[Draw((0,))].inputs.unique().item() == 6.0

@@ -43,14 +43,14 @@ def test_data_knows_its_classes_and_may_be_shrunk(tmp_path: Path):
 @pytest.mark.parametrize(
     ("content", "why"),
     [
-        (b"", "it does not begin with 00 00 08 03, but with ."),
-        (b"\0\0\x0d\x03" + b"\0" * 12, "it does not begin with 00 00 08 03, but with 00 00 0d 03."),
+        (b"", "it ends within its header."),
+        (b"\0\0\x0d\x03" + b"\0" * 12, "it starts with 00 00 0d 03 instead of 00 00 08 03."),
         (b"\0\0\x08\x03\0\0", "it ends within its header."),
-        (b"\0\0\x08\x03" + struct.pack(">3I", 2, 2, 2) + b"1234", "its header announces 8 bytes, and it holds 4."),
-        (b"\0\0\x08\x03" + struct.pack(">3I", 1, 2, 2) + b"12345", "its header announces 4 bytes, and it holds more."),
+        (b"\0\0\x08\x03" + struct.pack(">3I", 2, 2, 2) + b"1234", "its header declares 8 bytes, but it has 4."),
+        (b"\0\0\x08\x03" + struct.pack(">3I", 1, 2, 2) + b"12345", "its header declares 4 bytes, but it has more."),
         (
             b"\0\0\x08\x03" + struct.pack(">3I", 2**32 - 1, 2**32 - 1, 2**32 - 1),
-            "its header announces 79,228,162,458,924,105,385,300,197,375 bytes.",
+            "its header declares 79,228,162,458,924,105,385,300,197,375 bytes.",
         ),
     ],
 )
@@ -59,7 +59,7 @@ def test_a_broken_file_is_named_with_what_is_wrong(tmp_path: Path, content: byte
     path.write_bytes(content)
     with pytest.raises(DataError) as caught:
         read_idx(path, num_dims=3)
-    assert str(caught.value) == f"'{path}' cannot be read.\n  why: {why}\n  fix: get the file again."
+    assert str(caught.value) == f"'{path}' cannot be read.\n  why: {why}\n  fix: download the file again."
 
 
 def test_a_cut_off_gzip_is_named(tmp_path: Path):
@@ -69,10 +69,10 @@ def test_a_cut_off_gzip_is_named(tmp_path: Path):
         read_idx(path, num_dims=3)
 
 
-def test_pictures_and_labels_must_be_equally_many(tmp_path: Path):
+def test_images_and_labels_must_be_equally_many(tmp_path: Path):
     write_data(tmp_path)
     (tmp_path / "train-images-idx3-ubyte").write_bytes(idx_bytes(np.zeros((2, 8, 8), dtype=np.uint8)))
-    with pytest.raises(DataError, match="there are 2 pictures and 12 labels"):
+    with pytest.raises(DataError, match="there are 2 images and 12 labels"):
         read_idx_pair(tmp_path, part="train")
 
 
@@ -94,7 +94,7 @@ def test_missing_fashion_mnist_comes_with_how_to_get_it(tmp_path: Path, monkeypa
     )
 
 
-def test_pictures_cannot_be_shrunk_to_nothing(tmp_path: Path):
+def test_images_cannot_be_shrunk_to_nothing(tmp_path: Path):
     write_data(tmp_path)
-    with pytest.raises(DataError, match=r"--shrink 100 leaves nothing of a picture\.\n  why: its sides are"):
+    with pytest.raises(DataError, match=r"--shrink 100 is larger than the images\.\n  why: they have"):
         load_data(TrainConfig(data=f"idx:{tmp_path}", shrink=100))

@@ -7,13 +7,13 @@ import torch
 from roundoff.errors import DataError
 from roundoff.train import TrainConfig, train
 from roundoff.train.data import IGNORED, Draw, load_data
-from roundoff.train.data.image_folder import find_pictures, random_box
+from roundoff.train.data.image_folder import find_images, random_box
 
 Image = pytest.importorskip("PIL.Image")
 
 
-def write_pictures(root: Path, *, num: int = 4) -> None:
-    """Write pictures of two classes: dark and bright."""
+def write_images(root: Path, *, num: int = 4) -> None:
+    """Write images of two classes: dark and bright."""
     for part in ("train", "val"):
         for label, brightness in (("bright", 200), ("dark", 20)):
             folder = root / part / label
@@ -27,8 +27,8 @@ def config(root: Path, **settings: object) -> TrainConfig:
     return TrainConfig(data=f"folder:{root}", image_size=16, batch_size=4, **settings)
 
 
-def test_pictures_of_every_size_become_batches_of_one(tmp_path: Path):
-    write_pictures(tmp_path)
+def test_images_of_every_size_become_batches_of_one(tmp_path: Path):
+    write_images(tmp_path)
     data = load_data(config(tmp_path))
     assert (len(data.train), len(data.test), data.num_classes, data.channels) == (8, 8, 2, 3)
     batch = data.train[Draw((0, 7, 3), seed=2)]
@@ -37,34 +37,34 @@ def test_pictures_of_every_size_become_batches_of_one(tmp_path: Path):
 
 
 def test_evaluation_takes_the_middle_and_nothing_random(tmp_path: Path):
-    write_pictures(tmp_path)
+    write_images(tmp_path)
     data = load_data(config(tmp_path))
     assert torch.equal(data.test[Draw((1, 5), seed=1)].inputs, data.test[Draw((1, 5), seed=2)].inputs)
 
 
-def test_an_unreadable_picture_leaves_an_ignored_place_and_is_counted(tmp_path: Path):
-    write_pictures(tmp_path)
-    (tmp_path / "train" / "bright" / "1.jpeg").write_bytes(b"not a picture")
+def test_an_unreadable_image_leaves_an_ignored_place_and_is_counted(tmp_path: Path):
+    write_images(tmp_path)
+    (tmp_path / "train" / "bright" / "1.jpeg").write_bytes(b"not an image")
     batch = load_data(config(tmp_path)).train[Draw((0, 1, 2), seed=2)]
     assert batch.targets.tolist() == [0, IGNORED, 0]
     assert batch.num_unreadable == 1
 
 
-def test_a_cut_off_picture_is_unreadable(tmp_path: Path):
-    write_pictures(tmp_path)
+def test_a_cut_off_image_is_unreadable(tmp_path: Path):
+    write_images(tmp_path)
     path = tmp_path / "train" / "bright" / "0.jpeg"
     path.write_bytes(path.read_bytes()[:300])
     assert load_data(config(tmp_path)).train[Draw((0,))].num_unreadable == 1
 
 
-def test_a_training_goes_through_unreadable_pictures_and_reports_them(tmp_path: Path):
-    write_pictures(tmp_path)
+def test_a_training_goes_through_unreadable_images_and_reports_them(tmp_path: Path):
+    write_images(tmp_path)
     broken = tmp_path / "train" / "dark" / "3.jpeg"
     broken.write_bytes(b"")
     result = train(config(tmp_path, width=4, epochs=2, runs=None))
     assert result.num_unreadable == 2
     assert result.first_nonfinite_step is None
-    assert result.notes[-1] == f"pictures that could not be read were left out 2 times, such as {broken}"
+    assert result.notes[-1] == f"skipped unreadable images 2 times, for example {broken}"
 
 
 def test_a_missing_folder_is_named(tmp_path: Path):
@@ -72,30 +72,30 @@ def test_a_missing_folder_is_named(tmp_path: Path):
         load_data(config(tmp_path / "nowhere"))
     assert str(caught.value) == (
         f"There is no folder '{tmp_path / 'nowhere' / 'train'}'.\n"
-        "  why: folder:PATH wants pictures in PATH/train/CLASS/ and PATH/val/CLASS/."
+        "  why: folder:PATH expects images in PATH/train/CLASS/ and PATH/val/CLASS/."
     )
 
 
-def test_a_class_without_pictures_is_named(tmp_path: Path):
-    write_pictures(tmp_path)
+def test_a_class_without_images_is_named(tmp_path: Path):
+    write_images(tmp_path)
     (tmp_path / "train" / "empty").mkdir()
-    with pytest.raises(DataError, match=r"The class 'empty' has no pictures\.\n  why: .*\.jpeg, \.jpg"):
-        find_pictures(tmp_path / "train")
+    with pytest.raises(DataError, match=r"The class 'empty' has no images\.\n  why: .*\.jpeg, \.jpg"):
+        find_images(tmp_path / "train")
 
 
 def test_a_folder_without_classes_is_named(tmp_path: Path):
-    with pytest.raises(DataError, match="has no folders of pictures"):
-        find_pictures(tmp_path)
+    with pytest.raises(DataError, match="has no folders of images"):
+        find_images(tmp_path)
 
 
 def test_classes_of_only_one_part_are_named(tmp_path: Path):
-    write_pictures(tmp_path)
+    write_images(tmp_path)
     (tmp_path / "val" / "dark").rename(tmp_path / "val" / "dusk")
     with pytest.raises(DataError, match=r"have different classes\.\n  why: only one of them has 'dark'"):
         load_data(config(tmp_path))
 
 
-def test_a_random_box_lies_within_the_picture():
+def test_a_random_box_lies_within_the_image():
     random = np.random.default_rng(0)
     for width, height in ((30, 20), (1, 100), (7, 7)):
         for _ in range(50):

@@ -63,7 +63,7 @@ def test_too_few_samples_for_a_batch_are_an_error_with_a_batch_that_fits():
     with pytest.raises(DataError) as caught:
         sampler(num_samples=3)
     assert str(caught.value) == (
-        "3 training samples do not fill one batch of 4.\n  fix: a smaller batch, --batch-size 2, or more data."
+        "3 training samples do not fill one batch of 4.\n  fix: use a smaller batch, --batch-size 2, or more data."
     )
 
 

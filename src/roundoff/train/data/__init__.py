@@ -1,4 +1,4 @@
-"""What a training reads: pictures or text, as batches that depend on nothing but their draw."""
+"""Training data: images or text, as batches that depend only on their draw."""
 
 from roundoff.train.data.batch import IGNORED, PADDING, Batch, Draw, Samples
 from roundoff.train.data.loader import EvalSampler, TrainSampler, loader_of

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 IGNORED = -100
-"""The target of a place that counts for nothing: padding, or a picture that could not be read."""
+"""The target of a place that counts for nothing: padding, or an image that could not be read."""
 
 PADDING = -1
 """The index of a sample that only fills a batch up."""
@@ -28,22 +28,22 @@ class Draw:
     seed: int = 0
 
     def generator(self, stream: int = 0) -> np.random.Generator:
-        """Return a fresh source of random numbers for this batch; other streams have other numbers."""
+        """Return a new random generator for this batch; other streams give other numbers."""
         return np.random.default_rng((self.seed, stream))
 
 
 class Batch(NamedTuple):
-    """What the model gets and what it should answer."""
+    """The inputs of the model and their targets."""
 
     inputs: Tensor
     targets: Tensor
-    """Class of each picture or next byte of each byte; `IGNORED` where nothing is asked."""
+    """The class of each image, or the next byte after each byte; `IGNORED` where there is no target."""
     other_targets: Tensor | None = None
-    """With mixup: the targets of the pictures mixed in."""
+    """With mixup, the targets of the images mixed in."""
     share: float = 1.0
-    """With mixup: how much of each input is the picture that `targets` belongs to."""
+    """With mixup, the share of the image that `targets` belongs to."""
     num_unreadable: int = 0
-    """How many pictures could not be read; their places are `IGNORED`."""
+    """The number of images that could not be read; their targets are `IGNORED`."""
     unreadable: str = ""
     """The path of one of them."""
 
@@ -58,13 +58,13 @@ class Batch(NamedTuple):
 
 
 class Samples(Protocol):
-    """Samples that batches are made of."""
+    """A collection of samples, from which batches are made."""
 
     def __len__(self) -> int:
-        """Return how many there are."""
+        """Return the number of samples."""
 
     def __getitem__(self, draw: Draw) -> Batch:
-        """Make the batch that was drawn."""
+        """Return the batch that was drawn."""
 
 
 def targets_at(targets: Tensor, indices: Tensor) -> Tensor:

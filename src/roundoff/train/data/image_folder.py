@@ -1,4 +1,4 @@
-"""Pictures in folders, one folder a class: PATH/train/CLASS/*.jpeg and PATH/val/CLASS/*.jpeg."""
+"""Images in folders, one folder a class: PATH/train/CLASS/*.jpeg and PATH/val/CLASS/*.jpeg."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ from torch import Tensor
 
 from roundoff.errors import DataError
 from roundoff.train.data.batch import IGNORED, PADDING, Batch, Draw
-from roundoff.train.data.pictures import Preparation
+from roundoff.train.data.images import Preparation
 
 if TYPE_CHECKING:
     from PIL.Image import Image
 
 SUFFIXES = (".jpeg", ".jpg", ".png", ".bmp", ".webp", ".ppm", ".pgm", ".tif", ".tiff")
 _EVAL_MARGIN = 256 / 224
-"""One-crop evaluation: the shorter side becomes this much longer than the crop, which is taken from the middle."""
+"""In evaluation, the shorter side is scaled to this times the crop, which is taken from the centre."""
 
 
 class ImageFolder:
-    """Pictures that are read when they are drawn. One that cannot be read leaves an `IGNORED` place and is counted."""
+    """Images that are read when they are drawn. The target of an unreadable one is `IGNORED`, and it is counted."""
 
     def __init__(self, paths: list[str], labels: Tensor, *, size: int, crop: bool, prepare: Preparation) -> None:
-        self._paths = np.array(paths)  # one block of memory: a list would be copied into every worker, page by page
+        self._paths = np.array(paths)  # one block of memory, because workers would copy a list page by page
         self._labels = labels
         self._size = size
         self._box = random_box if crop else _eval_box
@@ -54,25 +54,25 @@ class ImageFolder:
         return self._prepare(Batch(images, targets, num_unreadable=num_unreadable, unreadable=unreadable), draw)
 
 
-def find_pictures(folder: Path) -> tuple[list[str], Tensor, list[str]]:
-    """Return the paths of all pictures, their labels, and the names of the classes, all in the order of names."""
+def find_images(folder: Path) -> tuple[list[str], Tensor, list[str]]:
+    """Return the paths of all images, their labels, and the names of the classes, sorted by name."""
     if not folder.is_dir():
         raise DataError.explain(
             f"There is no folder '{folder}'.",
-            why="folder:PATH wants pictures in PATH/train/CLASS/ and PATH/val/CLASS/.",
+            why="folder:PATH expects images in PATH/train/CLASS/ and PATH/val/CLASS/.",
         )
     names = sorted(entry.name for entry in os.scandir(folder) if entry.is_dir())
     if not names:
-        raise DataError.explain(f"'{folder}' has no folders of pictures.", why="each class is a folder in it.")
+        raise DataError.explain(f"'{folder}' has no folders of images.", why="each class is a folder in it.")
     paths: list[str] = []
     labels: list[int] = []
     for label, name in enumerate(names):
-        found = _pictures_below(folder / name)
+        found = _images_below(folder / name)
         if not found:
             raise DataError.explain(
-                f"The class '{name}' has no pictures.",
-                why=f"'{folder / name}' holds no file that ends in {', '.join(SUFFIXES)}.",
-                fix="add pictures, or remove the folder.",
+                f"The class '{name}' has no images.",
+                why=f"'{folder / name}' has no file that ends in {', '.join(SUFFIXES)}.",
+                fix="add images, or remove the folder.",
             )
         paths += found
         labels += [label] * len(found)
@@ -80,7 +80,7 @@ def find_pictures(folder: Path) -> tuple[list[str], Tensor, list[str]]:
 
 
 def random_box(width: int, height: int, random: np.random.Generator) -> tuple[float, float, float, float]:
-    """Choose a part of a picture: 8 to 100 % of its area, sides in a ratio from 3:4 to 4:3."""
+    """Choose a random part of an image: 8 to 100 % of its area, with an aspect ratio from 3:4 to 4:3."""
     for _ in range(10):
         area = width * height * random.uniform(0.08, 1.0)
         ratio = np.exp(random.uniform(np.log(3 / 4), np.log(4 / 3)))
@@ -100,7 +100,7 @@ def _middle(width: int, height: int, side: float) -> tuple[float, float, float, 
     return left, top, left + side, top + side
 
 
-def _pictures_below(folder: Path) -> list[str]:
+def _images_below(folder: Path) -> list[str]:
     found = [
         os.path.join(where, name)
         for where, _, names in os.walk(folder, followlinks=True)
@@ -111,11 +111,11 @@ def _pictures_below(folder: Path) -> list[str]:
 
 
 def _read(path: str, *, size: int, box: Callable[[int, int], Any]) -> Tensor | None:
-    """Return the part `box` of a picture as (3, size, size), from 0 to 1; None if it cannot be read."""
+    """Return the part `box` of an image as (3, size, size), from 0 to 1; None if it cannot be read."""
     image_module = import_pillow()
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # odd metadata is no reason to leave a picture out
+            warnings.simplefilter("ignore")  # strange metadata is no reason to skip an image
             with image_module.open(path) as file:
                 image: Image = file.convert("RGB")
         part = image.resize((size, size), image_module.Resampling.BILINEAR, box=box(*image.size))
@@ -125,11 +125,11 @@ def _read(path: str, *, size: int, box: Callable[[int, int], Any]) -> Tensor | N
 
 
 def import_pillow() -> Any:
-    """Return Pillow's Image module, or say how to get it."""
+    """Return Pillow's Image module, or raise an error that says how to install it."""
     try:
         from PIL import Image
     except ImportError as error:
         raise DataError.explain(
-            "Pictures in folders need Pillow.", why=f"{error}.", fix="pip install 'roundoff[images]'"
+            "Images in folders need Pillow.", why=f"{error}.", fix="pip install 'roundoff[images]'"
         ) from error
     return Image

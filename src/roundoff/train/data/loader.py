@@ -1,4 +1,4 @@
-"""The loader: hands draws to workers and batches to the training, in order."""
+"""Chooses the samples of each step of each rank, as a function of seed, epoch and position only, and loads them."""
 
 from __future__ import annotations
 
@@ -13,14 +13,12 @@ from torch.utils.data import DataLoader, Dataset, Sampler, get_worker_info
 from roundoff.errors import DataError
 from roundoff.train.data.batch import PADDING, Batch, Draw, Samples
 
-# == Which samples each step of each rank sees: a function of seed, epoch and position, and of nothing else.
-
 
 class TrainSampler(Sampler[Draw]):
-    """Draws the microbatches of one rank: a new order each epoch, each rank its own share of every batch.
+    """Draws the microbatches of one rank: a new order in each epoch, and for each rank its share of every batch.
 
-    The batches of a step are the same whatever the number of ranks; only who computes which part differs. Samples
-    left over at the end of an epoch, too few for a batch, have their turn in another epoch.
+    The batch of a step does not depend on the number of ranks, only its division does. Samples left over at the end of
+    an epoch, too few for a batch, are used in another epoch.
     """
 
     def __init__(
@@ -29,7 +27,7 @@ class TrainSampler(Sampler[Draw]):
         if num_samples < batch_size:
             raise DataError.explain(
                 f"{num_samples} training samples do not fill one batch of {batch_size}.",
-                fix=f"a smaller batch, --batch-size {2 ** max(0, num_samples.bit_length() - 1)}, or more data.",
+                fix=f"use a smaller batch, --batch-size {2 ** max(0, num_samples.bit_length() - 1)}, or more data.",
             )
         self.steps_per_epoch = num_samples // batch_size
         self._num_samples = num_samples
@@ -40,7 +38,7 @@ class TrainSampler(Sampler[Draw]):
         self._epoch, self._first_step = 0, 0
 
     def begin(self, *, epoch: int, first_step: int = 0) -> None:
-        """Say where the next iteration starts: at which step of which epoch."""
+        """Set the epoch and the step at which the next iteration starts."""
         self._epoch, self._first_step = epoch, first_step
 
     def __len__(self) -> int:
@@ -65,7 +63,7 @@ class TrainSampler(Sampler[Draw]):
 
 
 class EvalSampler(Sampler[Draw]):
-    """Draws every sample once, in order, dealt out to the ranks; padding makes all batches equally long."""
+    """Draws every sample once, in order, distributed over the ranks; padding makes all batches equally long."""
 
     def __init__(self, num_samples: int, *, batch_size: int, rank: int, num_ranks: int) -> None:
         self._num_samples = num_samples
@@ -83,7 +81,7 @@ class EvalSampler(Sampler[Draw]):
 
 
 def seed_from(*numbers: int) -> int:
-    """Mix numbers into one seed, so that neighbours have nothing in common."""
+    """Combine numbers into one seed, such that similar numbers give unrelated seeds."""
     return int(np.random.SeedSequence(numbers).generate_state(1, np.uint64)[0] >> np.uint64(1))
 
 
@@ -92,8 +90,8 @@ def loader_of(
 ) -> DataLoader[Batch]:
     """Return a loader of the batches that `sampler` draws from `samples`.
 
-    It has a generator of its own: iterating does not move torch's, so a resumed training draws what an uninterrupted
-    one would.
+    It has its own generator: iterating does not advance torch's, so that a resumed training draws the same samples as
+    an uninterrupted one.
     """
     return DataLoader(
         cast(Dataset[Batch], samples),
@@ -113,7 +111,7 @@ def _as_it_is(batch: Any) -> Any:
 
 
 def _seed_worker(worker: int) -> None:
-    """Seed what a data set might use besides its draw, and leave the cores to the training."""
+    """Seed the global generators, which a data set might use, and leave the cores to the training."""
     info = get_worker_info()
     assert info is not None
     random.seed(info.seed)

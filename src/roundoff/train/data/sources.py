@@ -1,4 +1,4 @@
-"""Where data comes from: the names that `--data` takes."""
+"""The data sources that `--data` can name."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from roundoff.errors import DataError
 from roundoff.train.config import TrainConfig
 from roundoff.train.data.batch import Samples
 from roundoff.train.data.idx import read_idx_pair
-from roundoff.train.data.image_folder import ImageFolder, find_pictures, import_pillow
-from roundoff.train.data.pictures import Pictures, Preparation
+from roundoff.train.data.image_folder import ImageFolder, find_images, import_pillow
+from roundoff.train.data.images import Images, Preparation
 from roundoff.train.data.text_file import VOCABULARY, read_text
 from roundoff.train.digits import train_test
 
@@ -26,18 +26,18 @@ _IMAGENET_MEAN, _IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Data:
-    """What there is to train and to evaluate on, and the shape of the question."""
+    """Training and test data, and its dimensions."""
 
     train: Samples
     test: Samples
     num_classes: int
     channels: int = 1
     image_size: int = 0
-    """Side of the pictures; 0 for text."""
+    """Side of the images; 0 for text."""
 
 
 def load_data(config: TrainConfig) -> Data:
-    """Read or find the data a training asks for; a `DataError` says what is missing or broken."""
+    """Load the configured data; raises a `DataError` if it is missing or broken."""
     kind, _, path = config.data.partition(":")
     if kind == "digits":
         return _digits(config)
@@ -79,15 +79,15 @@ def _idx(config: TrainConfig, folder: Path, *, augment: tuple[str, ...]) -> Data
 
 def _folder(config: TrainConfig, root: Path) -> Data:
     import_pillow()
-    paths, labels, names = find_pictures(root / "train")
-    test_paths, test_labels, test_names = find_pictures(root / "val")
+    paths, labels, names = find_images(root / "train")
+    test_paths, test_labels, test_names = find_images(root / "val")
     if names != test_names:
         odd = sorted(set(names) ^ set(test_names))
         raise DataError.explain(
             f"'{root}/train' and '{root}/val' have different classes.", why=f"only one of them has '{odd[0]}'."
         )
     augment = _augment(config, ("crop", "flip", "jitter"))
-    inner = tuple(name for name in augment if name != "crop")  # pictures are cut when they are read
+    inner = tuple(name for name in augment if name != "crop")  # images are cropped when they are read
 
     def prepare(augment: tuple[str, ...], mixup: float) -> Preparation:
         return Preparation(mean=_IMAGENET_MEAN, std=_IMAGENET_STD, gain=config.input_gain, augment=augment, mixup=mixup)
@@ -118,8 +118,8 @@ def _in_memory(
         mean=prepare.mean, std=prepare.std, gain=config.input_gain, augment=prepare.augment, mixup=config.mixup
     )
     return Data(
-        train=Pictures(images[:count], labels[:count], prepare=training),
-        test=Pictures(test_images, test_labels, prepare=plain),
+        train=Images(images[:count], labels[:count], prepare=training),
+        test=Images(test_images, test_labels, prepare=plain),
         num_classes=int(max(labels.max(), test_labels.max())) + 1,
         channels=images.shape[1],
         image_size=images.shape[-1],
@@ -137,7 +137,7 @@ def _shrunk(pair: tuple[Tensor, Tensor], factor: int) -> tuple[Tensor, Tensor]:
         return pair
     if factor > min(images.shape[-2:]):
         raise DataError.explain(
-            f"--shrink {factor} leaves nothing of a picture.",
-            why=f"its sides are {images.shape[-2]} and {images.shape[-1]} pixels.",
+            f"--shrink {factor} is larger than the images.",
+            why=f"they have {images.shape[-2]} x {images.shape[-1]} pixels.",
         )
     return F.avg_pool2d(images.to(torch.float32).div_(255), factor), labels

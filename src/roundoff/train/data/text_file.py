@@ -1,4 +1,4 @@
-"""A text file as bytes, in windows."""
+"""A text file as windows of bytes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _TRAIN_SHARE = 0.9
 
 
 class Text:
-    """Windows of a text that lie side by side; what is asked in each place is the byte that follows."""
+    """Consecutive windows of a text; the target of each byte is the next byte."""
 
     def __init__(self, text: Tensor, *, context: int) -> None:
         self._text, self._context = text, context
@@ -33,7 +33,7 @@ class Text:
 
 
 def read_text(path: Path, *, context: int) -> tuple[Text, Text]:
-    """Return the first nine tenths of a file to train on and the last tenth to evaluate on."""
+    """Return the first nine tenths of a file for training and the last tenth for evaluation."""
     try:
         data = np.fromfile(path, dtype=np.uint8)
     except OSError as error:

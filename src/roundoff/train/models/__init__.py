@@ -1,4 +1,4 @@
-"""Models by name: the names that `--model` takes."""
+"""The models that `--model` can name."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ __all__ = ["GPT", "build_model", "resnet18", "resnet50", "resnet_small"]
 
 
 def build_model(config: TrainConfig, data: Data) -> nn.Module:
-    """Make the model a training asks for, with weights drawn from torch's generator.
+    """Build the configured model, with random weights from torch's generator.
 
-    It takes pictures, or bytes as integers, and returns logits: one row a picture, or one row a byte.
+    It takes images, or bytes as integers, and returns one row of logits per image or byte.
     """
     if config.model == "resnet-small":
         return resnet_small(num_classes=data.num_classes, channels=data.channels, width=config.width or 16)

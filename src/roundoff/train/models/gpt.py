@@ -1,4 +1,4 @@
-"""A small GPT: a transformer that guesses the next byte."""
+"""A small GPT: a transformer that predicts the next byte."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _HEAD_WIDTH = 32
 
 
 class Attention(nn.Module):
-    """Causal self-attention: each place looks at itself and what came before."""
+    """Causal self-attention."""
 
     def __init__(self, width: int, num_heads: int) -> None:
         super().__init__()
@@ -22,7 +22,7 @@ class Attention(nn.Module):
         self.out = nn.Linear(width, width)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Mix places of (texts, places, width)."""
+        """Attend over the positions of a (batch, positions, width) tensor."""
         batch, length, width = x.shape
         heads = self.qkv(x).view(batch, length, 3, self.num_heads, width // self.num_heads)
         q, k, v = heads.permute(2, 0, 3, 1, 4)
@@ -32,7 +32,7 @@ class Attention(nn.Module):
 
 
 class Block(nn.Module):
-    """Attention, then a small network for each place, both beside a shortcut and behind a norm."""
+    """Attention, then an MLP, both with a norm before and a residual connection around them."""
 
     def __init__(self, width: int, num_heads: int) -> None:
         super().__init__()
@@ -63,7 +63,7 @@ class GPT(nn.Module):
         _initialise(self)
 
     def forward(self, tokens: Tensor) -> Tensor:
-        """Return one row of logits for every place of (texts, places)."""
+        """Return one row of logits for every position of (batch, positions)."""
         places = torch.arange(tokens.shape[1], device=tokens.device)
         x = self.tokens(tokens) + self.places(places)
         for block in self.blocks:
@@ -73,7 +73,7 @@ class GPT(nn.Module):
 
 
 def _initialise(model: GPT) -> None:
-    """Draw weights as GPT-2 does: small, and smaller where shortcuts add up."""
+    """Initialise weights as GPT-2 does: small, and smaller before residual connections."""
     for name, parameter in model.named_parameters():
         if parameter.ndim == 2:
             std = 0.02 / math.sqrt(2 * _NUM_BLOCKS) if name.endswith(("attn.out.weight", "mlp.2.weight")) else 0.02

@@ -1,4 +1,4 @@
-"""Any architecture of Hugging Face's transformers, from its configuration alone: nothing is downloaded."""
+"""Any architecture of Hugging Face's transformers, built from its configuration without a download."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ class LogitsOf(nn.Module):
         self.model = model
 
     def forward(self, inputs: Tensor) -> Tensor:
-        """Return the logits of pictures, or of tokens."""
+        """Return the logits of images, or of tokens."""
         logits: Tensor = self.model(inputs).logits
         return logits
 
 
 def build_hugging_face(name: str, data: Data, *, context: int) -> nn.Module:
-    """Make a model from 'gpt2' (transformers' default of that type) or from the path of a config.json."""
+    """Build a model from a type such as 'gpt2' (with its default configuration) or from the path of a config.json."""
     try:
         import transformers
     except ImportError as error:
@@ -39,7 +39,7 @@ def build_hugging_face(name: str, data: Data, *, context: int) -> nn.Module:
     kind = str(settings.pop("model_type"))
     if kind not in transformers.CONFIG_MAPPING:
         raise TrainError.explain(
-            f"transformers knows no model type '{kind}'.",
+            f"transformers has no model type '{kind}'.",
             why="hf:CONFIG is a model type such as gpt2, llama or vit, or the path of a config.json.",
         )
     if data.image_size:
@@ -48,8 +48,8 @@ def build_hugging_face(name: str, data: Data, *, context: int) -> nn.Module:
     if transformers.CONFIG_MAPPING[kind] not in make._model_mapping:
         raise TrainError.explain(
             f"The model 'hf:{name}' cannot be trained on this data.",
-            why=f"transformers has no {'picture classifier' if data.image_size else 'model of text'} of type {kind}.",
-            fix="for example: hf:vit for pictures, hf:gpt2 for text.",
+            why=f"transformers has no {'image classifier' if data.image_size else 'text model'} of type {kind}.",
+            fix="for example: hf:vit for images, hf:gpt2 for text.",
         )
     try:
         config = transformers.AutoConfig.for_model(kind, **settings)
@@ -73,7 +73,7 @@ def _settings(name: str) -> dict[str, Any]:
     except (OSError, ValueError) as error:
         raise TrainError.explain(f"'{path}' cannot be read.", why=f"{error}.") from error
     if not isinstance(settings, dict) or "model_type" not in settings:
-        raise TrainError.explain(f"'{path}' is not a model's configuration.", why="it names no model_type.")
+        raise TrainError.explain(f"'{path}' is not a model configuration.", why="model_type is missing.")
     return settings
 
 
@@ -83,12 +83,12 @@ def _check_text_fits(name: str, config: Any, data: Data, context: int) -> None:
     vocabulary = getattr(config, "vocab_size", data.num_classes)
     if vocabulary < data.num_classes:
         raise TrainError.explain(
-            f"The model 'hf:{name}' knows {vocabulary} tokens.",
-            why=f"text is read as bytes, {data.num_classes} of them.",
-            fix=f"set vocab_size to {data.num_classes} or more.",
+            f"The model 'hf:{name}' has only {vocabulary} tokens.",
+            why=f"text is read as bytes, which need {data.num_classes} tokens.",
+            fix=f"set vocab_size to at least {data.num_classes}.",
         )
     longest = getattr(config, "max_position_embeddings", context)
     if isinstance(longest, int) and longest < context:
         raise TrainError.explain(
-            f"The model 'hf:{name}' sees {longest} tokens at once.", why=f"--context asks for {context}."
+            f"The model 'hf:{name}' supports at most {longest} tokens.", why=f"--context is {context}."
         )

@@ -1,4 +1,4 @@
-"""Residual networks: a small one for small pictures, and the 18 and 50 layers of He et al. (2015)."""
+"""Residual networks: a small one for small images, and the 18 and 50 layers of He et al. (2015)."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 
 class BasicBlock(nn.Module):
-    """Two 3x3 convolutions beside a shortcut."""
+    """Two 3x3 convolutions with a residual connection."""
 
     expansion = 1
 
@@ -30,7 +30,7 @@ class BasicBlock(nn.Module):
 
 
 class Bottleneck(nn.Module):
-    """A 3x3 convolution between two of 1x1, beside a shortcut; the stride is in the 3x3 one."""
+    """A 3x3 convolution between two of 1x1, with a residual connection; the 3x3 convolution has the stride."""
 
     expansion = 4
 
@@ -56,7 +56,7 @@ class Bottleneck(nn.Module):
 
 
 class ResNet(nn.Module):
-    """A stem, stages of blocks each half as high and twice as wide as the one before, and a linear head."""
+    """A stem, stages of blocks with half the resolution and twice the channels of the one before, and a linear head."""
 
     def __init__(
         self,
@@ -85,14 +85,14 @@ class ResNet(nn.Module):
         _initialise(self)
 
     def forward(self, images: Tensor) -> Tensor:
-        """Return one row of logits a picture."""
+        """Return one row of logits per image."""
         features = self.pool(self.stages(self.stem(images)))
         logits: Tensor = self.head(features.flatten(1))
         return logits
 
 
 def resnet_small(*, num_classes: int, channels: int, width: int) -> ResNet:
-    """Return 3 stages of one block each for pictures of 7 to 64 pixels: 78 thousand parameters at width 16."""
+    """Return 3 stages of one block each for images of 7 to 64 pixels: 78 thousand parameters at width 16."""
     return ResNet(
         _stem(channels, width, kernel=3, stride=1),
         BasicBlock,
@@ -104,7 +104,7 @@ def resnet_small(*, num_classes: int, channels: int, width: int) -> ResNet:
 
 
 def resnet18(*, num_classes: int, channels: int) -> ResNet:
-    """Return the 18-layer network: 11.7 million parameters for 1000 classes of colour pictures."""
+    """Return the 18-layer network: 11.7 million parameters for 1000 classes of colour images."""
     return ResNet(
         nn.Sequential(_stem(channels, 64, kernel=7, stride=2), nn.MaxPool2d(3, 2, padding=1)),
         BasicBlock,
@@ -116,7 +116,7 @@ def resnet18(*, num_classes: int, channels: int) -> ResNet:
 
 
 def resnet50(*, num_classes: int, channels: int) -> ResNet:
-    """Return the 50-layer network: 25.6 million parameters for 1000 classes of colour pictures."""
+    """Return the 50-layer network: 25.6 million parameters for 1000 classes of colour images."""
     return ResNet(
         nn.Sequential(_stem(channels, 64, kernel=7, stride=2), nn.MaxPool2d(3, 2, padding=1)),
         Bottleneck,
