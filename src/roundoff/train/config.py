@@ -182,7 +182,8 @@ class TrainConfig:
             nearest = max(parts, round(self.batch_size / parts) * parts)
             raise TrainError.explain(
                 f"A batch of {self.batch_size} cannot be divided by {parts}.",
-                why=f"it is split into {plural(num_ranks, 'rank')} x {plural(self.accumulate, 'microbatch', 'microbatches')}.",
+                why=f"it is split into {plural(num_ranks, 'rank')} x "
+                f"{plural(self.accumulate, 'microbatch', 'microbatches')}.",
                 fix=f"for example: --batch-size {nearest}",
             )
 
