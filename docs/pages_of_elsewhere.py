@@ -1,20 +1,18 @@
 """Adds pages to the site that are not in docs/: rules, public modules, examples, and those next to the README.
 
-mkdocs calls the functions whose names begin with `on_`.
+mkdocs calls the functions whose names begin with `on_`. `python -m mkdocs` (as in `make docs`) finds `docs.rule_pages`.
 """
 
 from __future__ import annotations
 
 import re
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mkdocs.structure.files import File
 
-sys.path.insert(0, str(Path(__file__).parent))
-from rule_pages import index_of_rules, page_of_rule
-
+from docs.api_pages import link_modules, page_of_module, public_modules
+from docs.rule_pages import index_of_rules, page_of_rule
 from roundoff.diagnose.explained import EXPLANATIONS
 
 if TYPE_CHECKING:
@@ -29,7 +27,6 @@ BENCHMARKS = "benchmarks.md"
 API = "api.md"
 FIGURES = re.compile(r"<!-- figures -->.*<!-- end of figures -->", re.S)
 PERFORMANCE = re.compile(r"^## Performance\n(.*?)^## ", re.S | re.M)
-PUBLIC_MODULE = re.compile(r"^\| `(roundoff[a-z_.]*)` \|", re.M)
 LINK = re.compile(r"\]\((?!\w+:|#)([^)#\s]+)")
 
 
@@ -39,7 +36,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     for code in EXPLANATIONS:
         files.append(File.generated(config, f"rules/{code}.md", content=page_of_rule(code)))
     for module in public_modules():
-        files.append(File.generated(config, f"api/{module}.md", content=f"# {module}\n\n::: {module}\n"))
+        files.append(File.generated(config, f"api/{module}.md", content=page_of_module(module)))
     examples = [path for path in sorted((ROOT / "examples").rglob("*")) if path.suffix in (".md", ".py", ".toml")]
     for path in [*(ROOT / name for name in NEXT_TO_README), *examples]:
         name = path.relative_to(ROOT).as_posix()
@@ -53,18 +50,13 @@ def on_page_markdown(markdown: str, *, page: Page, config: MkDocsConfig, files: 
     if uri == CHECKLIST:
         markdown = re.sub(r"`([a-z-]+)`", _linked_rule, markdown)
     if uri == API:
-        markdown = PUBLIC_MODULE.sub(r"| [`\1`](api/\1.md) |", markdown)
+        markdown = link_modules(markdown)
     if uri == BENCHMARKS:
         markdown = FIGURES.sub(lambda _: figures_of_readme(), markdown)
     if uri.startswith(("rules/", "api/")):
         return markdown
     place = Path(uri) if (ROOT / uri).exists() else Path("docs") / uri
     return LINK.sub(lambda link: f"]({link_in_site(link[1], place)}", markdown)
-
-
-def public_modules() -> list[str]:
-    """Return the modules that docs/api.md declares public."""
-    return PUBLIC_MODULE.findall((ROOT / "docs" / API).read_text())
 
 
 def link_in_site(link: str, page: Path) -> str:

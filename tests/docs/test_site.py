@@ -1,5 +1,6 @@
 """`make docs` builds all pages without a warning, and none of them asks another host for anything."""
 
+import importlib
 import os
 import re
 import subprocess
@@ -10,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from docs.api_pages import public_modules, public_names
 from roundoff.diagnose.explained import EXPLANATIONS
 
 ROOT = Path(__file__).parents[2]
@@ -41,6 +43,14 @@ def test_there_is_a_page_for_every_rule_every_example_and_every_page_of_docs(sit
     examples = {f"examples/{path.name}/index.html" for path in (ROOT / "examples").iterdir() if path.is_dir()}
     pages = {f"{path.stem}.html" for path in (ROOT / "docs").glob("*.md")}
     assert {page for page in rules | examples | pages if not (site / page).exists()} == set()
+
+
+@pytest.mark.parametrize("module", public_modules())
+def test_every_public_name_is_in_the_reference(site: Path, module: str):
+    page = (site / "api" / f"{module}.html").read_text()
+    names = public_names(importlib.import_module(module))
+    shown = re.findall(r'<h2 id="roundoff[\w.]*\.(\w+)"', page)
+    assert sorted(shown) == sorted(name for name in names if name != "__version__")
 
 
 def test_no_page_asks_another_host_for_anything(site: Path):

@@ -1,1 +1,38 @@
 """Lines up two runs, checkpoints, curves or folders of tensors, and measures how far apart they are."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from roundoff.lazy_names import lazy_names
+
+if TYPE_CHECKING:
+    from roundoff.compare.checkpoints.checkpoint_comparison import compare_checkpoints as compare_checkpoints
+    from roundoff.compare.curves.curve_comparison import compare_curves as compare_curves
+    from roundoff.compare.curves.curve_files import read_curve as read_curve
+    from roundoff.compare.models.model_comparison import compare_models as compare_models
+    from roundoff.compare.runs.run_comparison import compare_runs as compare_runs
+    from roundoff.compare.tensors.save_tensor import save_tensor as save_tensor
+    from roundoff.compare.tensors.tensor_comparison import compare_tensors as compare_tensors
+
+__all__ = [
+    "compare_checkpoints",
+    "compare_curves",
+    "compare_models",
+    "compare_runs",
+    "compare_tensors",
+    "read_curve",
+    "save_tensor",
+]
+
+_HOMES = {
+    "compare_checkpoints": "roundoff.compare.checkpoints.checkpoint_comparison",
+    "compare_curves": "roundoff.compare.curves.curve_comparison",
+    "compare_models": "roundoff.compare.models.model_comparison",
+    "compare_runs": "roundoff.compare.runs.run_comparison",
+    "compare_tensors": "roundoff.compare.tensors.tensor_comparison",
+    "read_curve": "roundoff.compare.curves.curve_files",
+    "save_tensor": "roundoff.compare.tensors.save_tensor",
+}
+
+__getattr__ = lazy_names(__name__, _HOMES)

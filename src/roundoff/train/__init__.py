@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from roundoff.lazy_names import lazy_names
 from roundoff.train.digits import load_digits, train_test
 
 if TYPE_CHECKING:
@@ -20,9 +20,5 @@ _HOMES = {
 
 __all__ = ["TrainConfig", "TrainResult", "load_digits", "train", "train_test"]
 
-
-def __getattr__(name: str) -> Any:
-    """Import the trainer on first use; the digits do not need it."""
-    if name not in _HOMES:
-        raise AttributeError(f"module 'roundoff.train' has no attribute '{name}'")
-    return getattr(importlib.import_module(_HOMES[name]), name)
+# The digits do not need the trainer.
+__getattr__ = lazy_names(__name__, _HOMES)
