@@ -41,7 +41,7 @@ class ExternalTensor:
 
     @property
     def num_bytes(self) -> int:
-        """How much memory it takes."""
+        """The size of the copy."""
         return self.copy.numel() * self.copy.element_size()
 
 

@@ -1,4 +1,4 @@
-"""The random generators of a process: torch on every device in use, numpy, Python."""
+"""The global random generators of a process: torch on every device in use, numpy, Python."""
 
 from __future__ import annotations
 
@@ -22,23 +22,23 @@ class Generators:
 
     @classmethod
     def now(cls) -> Generators:
-        """Take the states; about 50 us."""
+        """Read the states; about 50 us."""
         return cls(torch.get_rng_state(), _device_states(), np.random.get_state(), random.getstate())
 
     def restore(self) -> None:
-        """Set every generator back."""
+        """Put every generator back into this state."""
         restore_torch((self.torch_cpu, self.devices))
         np.random.set_state(self.numpy)
         random.setstate(self.python)
 
 
 def torch_generators() -> tuple[Tensor, tuple[Tensor, ...]]:
-    """Take the states of torch's generators alone; about 1 us on the CPU."""
+    """Read the states of torch's generators only; about 1 us on the CPU."""
     return torch.get_rng_state(), _device_states()
 
 
 def restore_torch(states: tuple[Tensor, tuple[Tensor, ...]]) -> None:
-    """Set torch's generators back."""
+    """Put torch's generators back into a state."""
     torch.set_rng_state(states[0])
     for index, state in enumerate(states[1]):
         _device_module().set_rng_state(state, index)
@@ -49,7 +49,7 @@ def _device_states() -> tuple[Tensor, ...]:
         return ()
     module = _device_module()
     if not getattr(module, "is_initialized", lambda: True)():
-        return ()  # asking would wake the device up
+        return ()  # reading them would initialize the device
     return tuple(module.get_rng_state(index) for index in range(torch.accelerator.device_count()))
 
 

@@ -1,4 +1,4 @@
-"""Catches one op of a replayed step with its real inputs, and tries it in fp64: range or domain?"""
+"""Catches one op of a replayed step with its real inputs and runs it in fp64: did it leave the range, or its domain?"""
 
 from __future__ import annotations
 
@@ -17,23 +17,23 @@ from roundoff.runs.records.event import Event
 
 
 class OpCatcher:
-    """Stands where a recording has its reference: it sees each op before and after, and keeps the one it waits for.
+    """Takes the place of a recording's reference: it sees each op before and after, and writes down the one it awaits.
 
     Args:
         bad: the event of the bad result, from an earlier replay of the same step.
-        writer: of the replayed step's folder.
+        writer: of the folder of the replayed step.
     """
 
     def __init__(self, bad: Event, *, writer: RunWriter) -> None:
         self.not_judged: dict[str, str] = {}
         self.num_rows: Callable[[], int] = lambda: -1
-        """How many rows the recording has so far: the op's place in the step."""
+        """Returns how many rows the recording has so far, which is the op's position in the step."""
         self._bad = bad
         self._writer = writer
         self._is_done = False
 
     def before(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> OpCall | None:
-        """Keep the arguments as they are now; those that the op writes into are copied."""
+        """Keep the arguments; those that the op writes into are copied."""
         if self._is_done or not isinstance(func, torch._ops.OpOverload):
             return None
         call = OpCall(signature=Signature.of(func), args=tuple(args), kwargs=dict(kwargs))
@@ -43,7 +43,7 @@ class OpCatcher:
     def after(
         self, call: OpCall, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], found: Sequence[Tensor]
     ) -> list[IntroducedError | None] | None:
-        """Write the op down if it is the one."""
+        """Write the op down if it is the awaited one."""
         first = self.num_rows()
         if first <= self._bad.order < first + len(found) and not self._is_done:
             self._is_done = True
@@ -89,7 +89,7 @@ def _copy_tensors(value: Any) -> Any:
 def _in_fp64(call: OpCall) -> list[Tensor] | None:
     try:
         return [x for x in run_in_fp64(call) if x.is_floating_point()]
-    except Exception:  # an op that has no fp64 version: then it stays open which it is
+    except Exception:  # the op has no fp64 version, so the question stays open
         return None
 
 

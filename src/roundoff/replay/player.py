@@ -1,4 +1,4 @@
-"""Runs steps again from a snapshot and their tapes, without the user's loop, and leaves the training as it was."""
+"""Runs steps again from a snapshot and their tapes, without the user's loop, and leaves the training unchanged."""
 
 from __future__ import annotations
 
@@ -33,16 +33,16 @@ from roundoff.replay.step_tape import (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplayOutcome:
-    """What a replay came to."""
+    """The result of a replay."""
 
     step: int
     """The step that was replayed last."""
     first_difference: str | None
-    """What came out differently than the first time, if anything."""
+    """What came out differently from the training itself, if anything."""
     first_bad_step: int | None
-    """The first step that left a weight or buffer that is not finite; None if none did."""
+    """The first step that left a weight or buffer with NaN or infinity; None if none did."""
     error: Exception | None = None
-    """What the replayed step raised, if it did."""
+    """What the replayed step raised, if anything."""
 
 
 def replay_steps(
@@ -55,16 +55,16 @@ def replay_steps(
     is_complete: bool = False,
     until_bad: bool = False,
 ) -> ReplayOutcome:
-    """Run the steps of `tapes` again from `snapshot`; the training is lent another state and gets its own back.
+    """Run the steps of `tapes` again from `snapshot`; afterwards the training is in its own state again.
 
     Args:
         training: whose models and optimizers run.
         snapshot: the state to start from.
-        tapes: the steps from there on; the last is the one of interest.
-        around_last: a block to run the last step in, such as a recording.
-        sources: where to say which of the user's lines is being run.
+        tapes: the steps to run; the last is the one of interest.
+        around_last: makes a block to run the last step in, such as a recording.
+        sources: told which line of the user's code is being run.
         is_complete: the live training is where the last step ended, so compare weights, buffers and optimizer state.
-        until_bad: end with the first step that leaves a weight or buffer that is not finite.
+        until_bad: stop after the first step that leaves a weight or buffer with NaN or infinity.
     """
     difference: str | None = None
     bad_step: int | None = None
@@ -94,7 +94,7 @@ def replay_sources() -> Sources:
 
 
 def is_reproducible(training: Training, snapshot: Snapshot, tapes: Sequence[StepTape]) -> bool:
-    """Say whether two replays of the same steps agree with each other, whatever the training itself came to."""
+    """Say whether two replays of the same steps agree with each other, whatever the training itself computed."""
     ends: list[list[Tensor]] = []
     for _ in range(2):
         with snapshot.state.swapped_in(training), silenced():
@@ -106,7 +106,7 @@ def is_reproducible(training: Training, snapshot: Snapshot, tapes: Sequence[Step
 
 
 def state_before(training: Training, snapshot: Snapshot, tapes: Sequence[StepTape]) -> TrainingState:
-    """Return the state before the last of the steps, rebuilt from the snapshot where it was not kept."""
+    """Return the state before the last of the steps, rebuilt from the snapshot."""
     state = TrainingState()
     playing = _StepPlayer(tapes)
     with snapshot.state.swapped_in(training), silenced():
@@ -118,12 +118,12 @@ def state_before(training: Training, snapshot: Snapshot, tapes: Sequence[StepTap
 
 
 def all_finite(tensors: Sequence[Tensor]) -> bool:
-    """Say whether every float among the tensors is finite, with one transfer from their device."""
+    """Say whether every number in the floating-point tensors is finite; one transfer from their device."""
     return first_nonfinite_tensor(tensors) is None
 
 
 def first_nonfinite_tensor(tensors: Sequence[Tensor]) -> int | None:
-    """Return the place of the first tensor with NaN or infinity, or None; one transfer from the device."""
+    """Return the index of the first tensor with NaN or infinity, or None; one transfer from their device."""
     own = [x if (local := local_tensor(x)) is None else local for x in tensors]  # of a sharded one, this rank's part
     places = [place for place, x in enumerate(own) if x.is_floating_point() and x.numel()]
     if not places:
@@ -135,17 +135,17 @@ def first_nonfinite_tensor(tensors: Sequence[Tensor]) -> int | None:
 
 
 class Player:
-    """Makes the calls of one step again, as they were or with one thing changed.
+    """Makes the calls of one step again, unchanged or with one thing changed.
 
     Args:
-        sources: where to say which of the user's lines is being run.
-        change: gives what a tensor from outside is to be replaced by.
+        sources: told which line of the user's code is being run.
+        change: returns the replacement for an external tensor.
         is_training: the mode to run every model in, instead of its own.
-        forward_only: stop short of backward, clipping and steps.
-        stops_at_step: go backward, but leave gradients and weights as they are then.
+        forward_only: leave out backward, clipping and optimizer steps.
+        stops_at_step: run backward, but leave out clipping and optimizer steps.
         keeps_generators: let models draw the random numbers they drew the first time.
         autocasts: switch autocast on where it was on.
-        earlier: what earlier steps of the same replay computed, where this one goes on with their graphs.
+        earlier: the results of earlier steps of the same replay into whose graphs this one continues.
     """
 
     def __init__(
@@ -162,7 +162,7 @@ class Player:
     ) -> None:
         self.losses: list[Tensor] = []
         self.outputs: list[Any] = []
-        """What the models gave, in order."""
+        """What the models returned, in order."""
         self._change = change
         self._is_training = is_training
         self.roots: list[Tensor] = []
@@ -172,7 +172,7 @@ class Player:
         self._keeps_generators = keeps_generators
         self._autocasts = autocasts
         self.results: list[Tensor] = []
-        """What the calls gave."""
+        """The tensors that the calls returned, in order."""
         self._earlier = earlier
         self._external: dict[int, Tensor] = {}
         self._sources = sources
@@ -183,7 +183,7 @@ class Player:
             if self._sources is not None:
                 self._sources.stand_in = getattr(entry, "line", None)
             if getattr(entry, "raised", False):
-                with contextlib.suppress(Exception):  # as the loop did; what it had done by then counts
+                with contextlib.suppress(Exception):  # as the loop did; what the call did before it raised counts
                     self._make(entry)
             else:
                 self._make(entry)
@@ -256,7 +256,7 @@ class Player:
     def _keep(self, result: Any, num_results: int) -> None:
         found = list(tensors_of(result))
         if len(found) != num_results:
-            raise RuntimeError(f"a call gave {len(found)} tensors where it had given {num_results}")
+            raise RuntimeError(f"a call returned {len(found)} tensors and had returned {num_results} before")
         self.results.extend(found)
 
     def _fill_in(self, value: Any) -> Any:
@@ -267,7 +267,7 @@ class Player:
             return self._earlier[external.step][external.number]
         known = self._external.get(id(external))
         if known is None:
-            with hidden_from_modes():  # copying it again is no op of the step
+            with hidden_from_modes():  # the copy is not an op of the step
                 known = external.new_copy()
                 if self._change is not None:
                     known = self._change(known)
@@ -276,7 +276,7 @@ class Player:
 
 
 class _StepPlayer:
-    """Plays one step after the other and keeps what later ones go on with."""
+    """Plays one step after the other and keeps the results into whose graphs later steps continue."""
 
     def __init__(self, tapes: Sequence[StepTape]) -> None:
         self._reached = {step for tape in tapes for step in tape.reached_steps}
@@ -285,19 +285,19 @@ class _StepPlayer:
     def play(self, tape: StepTape, sources: Sources | None = None) -> list[Tensor]:
         """Play a step and return its losses."""
         player = Player(sources, earlier=self._earlier)
-        with seen_as_in_training():  # a recipe works through a mode of its own
+        with seen_as_in_training():  # a recipe computes through a dispatch mode, which `swapped_in` hides
             player.play(tape.entries)
         if tape.step in self._reached:
             self._earlier[tape.step] = player.results
         return player.losses
 
 
-def _same_losses(ours: Sequence[Tensor], theirs: Sequence[Tensor]) -> bool:
-    return len(ours) == len(theirs) and all(same_bits(a, b) for a, b in zip(ours, theirs, strict=True))
+def _same_losses(replayed: Sequence[Tensor], taped: Sequence[Tensor]) -> bool:
+    return len(replayed) == len(taped) and all(same_bits(a, b) for a, b in zip(replayed, taped, strict=True))
 
 
 @contextlib.contextmanager
 def silenced() -> Iterator[None]:
-    """Keep what models print during a replay from the user, who has seen it already."""
+    """Discard what models print during a replay: the user has seen it already."""
     with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
         yield

@@ -1,4 +1,4 @@
-"""What code of the user may change besides a model's tensors while it runs: lists, counters, generators, banks."""
+"""What the user's code may change besides a model's tensors: attributes, lists, counters, generators, memory banks."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from roundoff.record.torch_private import preserved_versions
 from roundoff.replay.swapping import copy_value
 
 _MAX_OBJECTS = 10_000
-"""Longer containers are not copied, and no more objects than this are looked at."""
-_MAX_ARRAY_BYTES = 64 * 2**20
-"""Larger arrays are taken for data, which models do not write into."""
+"""Longer containers are not copied, and at most this many objects are visited."""
+_MAX_BYTES = 64 * 2**20
+"""Larger tensors and arrays are assumed to be data, which models do not write into."""
 _CONTAINERS = (list, dict, set, deque)
 _GENERATORS = (torch.Generator, np.random.Generator, np.random.RandomState, random.Random)
 _TORCHS_OWN = frozenset(vars(nn.Module()))
-"""Attributes that every module has."""
+"""The attributes that every module has."""
 _HOOKS = (
     "_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks", "_state_dict_hooks",
 )  # fmt: skip
@@ -40,12 +40,12 @@ def own_attributes(module: nn.Module) -> dict[str, Any]:
 
 
 def own_generators(modules: Iterable[nn.Module]) -> list[Any]:
-    """Return the random generators that models, or the files they are written in, have for themselves."""
+    """Return the random generators that models, or the files that define them, hold."""
     return [found for found in _find_reachable(_roots(modules)) if isinstance(found, _GENERATORS)]
 
 
 def save_generator(generator: Any) -> Undo:
-    """Return a call that sets a generator back to where it is now."""
+    """Return a function that puts a generator back into its present state."""
     if isinstance(generator, torch.Generator):
         state = generator.get_state()
         return lambda: _discard(generator.set_state(state))
@@ -61,11 +61,11 @@ def save_generator(generator: Any) -> Undo:
 
 @contextlib.contextmanager
 def restoring_python_state(modules: Iterable[nn.Module], *, but: Callable[[Tensor], bool]) -> Iterator[None]:
-    """Put everything that the code of these models may reach back as it was, at the end of the block.
+    """Restore, at the end of the block, everything that the code of these models can reach.
 
-    Reached are attributes of the modules, variables of the user's files and of functions that serve as hooks, and from
-    there containers, instances of the user's classes, generators, and tensors and arrays, `but` those looked after
-    elsewhere. Where other threads run, variables of files are left alone.
+    The search starts from the attributes of the modules, the variables of the user's files and the functions used as
+    hooks, and covers containers, instances of the user's classes, generators, arrays, and tensors except those for
+    which `but` is true. Variables of files are left alone while other threads run the user's code.
     """
     reached = _find_reachable(_roots(modules))
     tensors = [x for x in reached if isinstance(x, Tensor) and _is_small(x) and not but(x)]
@@ -80,9 +80,9 @@ def restoring_python_state(modules: Iterable[nn.Module], *, but: Callable[[Tenso
 
 
 def _roots(modules: Iterable[nn.Module]) -> Iterator[Any]:
-    """Give where to begin: the files of the models first, since at most `_MAX_OBJECTS` are looked at."""
+    """Yield where the search starts: the files of the models first, since at most `_MAX_OBJECTS` are visited."""
     known = list(modules)
-    if not _other_threads_run_users_code():  # what another one puts into a variable in the meantime must stay there
+    if not _other_threads_run_users_code():  # what another thread writes to a variable in the meantime must stay
         yield from _variables_of_files(known)
     for module in known:
         yield from own_attributes(module).values()
@@ -102,7 +102,7 @@ def _variables_of_files(modules: Iterable[nn.Module]) -> Iterator[dict[str, Any]
 
 
 def _other_threads_run_users_code() -> bool:
-    """Say whether code of the user runs beside this thread, or may begin to; threads of libraries do not count."""
+    """Say whether another thread runs the user's code or may begin to; threads of libraries do not count."""
     if threading.active_count() == 1:
         return False
     if any(isinstance(thread, threading.Timer) for thread in threading.enumerate()):
@@ -129,7 +129,7 @@ def _is_users(module: ModuleType) -> bool:
 
 
 def _find_reachable(roots: Iterable[Any]) -> list[Any]:
-    """Return everything of interest that can be reached from the roots, each thing once."""
+    """Return everything that can be reached from the roots, each object once."""
     seen: dict[int, Any] = {}
     waiting = deque(roots)
     while waiting and len(seen) < _MAX_OBJECTS:
@@ -165,7 +165,7 @@ def _is_filled(cell: Any) -> bool:
 
 
 def _undo_of(found: Any) -> Undo | None:
-    """Return a call that makes a thing what it is now; None if it cannot change, or is too large."""
+    """Return a function that restores an object to its present value; None if it cannot change or is too large."""
     if isinstance(found, _GENERATORS):
         return save_generator(found)
     if isinstance(found, np.ndarray):
@@ -206,13 +206,13 @@ def _undo_of_items(found: Any) -> Undo:
 
 
 def _is_small(found: Tensor) -> bool:
-    """Say whether a tensor is a plain one, and not so large that it must be data."""
+    """Say whether a tensor is a plain one, and too small to be data."""
     if type(found) is not Tensor or found.layout is not torch.strided or found.is_inference() or found.is_meta:
         return False
     num_bytes = found.numel() * found.element_size()
     if found.untyped_storage().size() < num_bytes and found.is_contiguous():
-        return False  # its memory was given back, as sharded models do
-    return num_bytes <= _MAX_ARRAY_BYTES
+        return False  # its memory was released, as sharded models do
+    return num_bytes <= _MAX_BYTES
 
 
 def _undo_of_tensor(found: Tensor) -> Undo:
@@ -226,33 +226,25 @@ def _undo_of_tensor(found: Tensor) -> Undo:
 
 
 def _undo_of_array(found: np.ndarray) -> Undo | None:
-    if found.nbytes > _MAX_ARRAY_BYTES or not found.flags.writeable or found.dtype.hasobject:
+    if found.nbytes > _MAX_BYTES or not found.flags.writeable or found.dtype.hasobject:
         return None
     before = found.copy()
     return lambda: np.copyto(found, before)
 
 
 def _discard(_: object) -> None:
-    """Let a value go: an undo gives none."""
-
-
-# == The attributes of modules that change from step to step and are no buffers: a hidden state, a counter, a
-# == queue.
-
-_MAX_ATTRIBUTE_BYTES = 64 * 2**20
-"""Larger tensors are taken for data, which does not change."""
-_MAX_ITEMS = 10_000
+    """Drop a value: an undo returns none."""
 
 
 class ModuleAttributes:
-    """A copy of the plain attributes of modules at one moment."""
+    """A copy of the attributes of modules that steps change and that are not buffers: a hidden state, a counter."""
 
     def __init__(self, modules: Iterable[nn.Module], *, is_state: Callable[[Tensor], bool]) -> None:
         self._kept = [(module, dict(_plain_attributes(module, is_state)), _names(module)) for module in modules]
 
     @contextlib.contextmanager
     def swapped_in(self, modules: Iterable[nn.Module]) -> Iterator[None]:
-        """Give the modules these attributes inside the block; `modules` may have come since: they keep theirs."""
+        """Give the modules these attributes inside the block; those of `modules` that are new since keep theirs."""
         known = {id(module): module for module, _, _ in self._kept} | {id(module): module for module in modules}
         own = [(module, dict(vars(module))) for module in known.values()]
         try:
@@ -278,14 +270,14 @@ def _plain_attributes(module: nn.Module, is_state: Callable[[Tensor], bool]) -> 
 
 
 def _is_kept(value: Any, is_state: Callable[[Tensor], bool]) -> bool:
-    """Say whether an attribute is a value of its own: not a part of the machinery, and no other name of a weight."""
+    """Say whether an attribute is data of its own: not machinery, and not another name of a weight."""
     if value is None or isinstance(value, (bool, int, float, str)):
         return True
     if isinstance(value, Tensor):
         is_weight = isinstance(value, nn.Parameter) or is_state(value)
-        return not is_weight and value.numel() * value.element_size() <= _MAX_ATTRIBUTE_BYTES
+        return not is_weight and value.numel() * value.element_size() <= _MAX_BYTES
     if isinstance(value, (list, tuple, deque, set)):
-        return len(value) <= _MAX_ITEMS and all(_is_kept(item, is_state) for item in value)
+        return len(value) <= _MAX_OBJECTS and all(_is_kept(item, is_state) for item in value)
     if isinstance(value, dict):
-        return len(value) <= _MAX_ITEMS and all(_is_kept(item, is_state) for item in value.values())
+        return len(value) <= _MAX_OBJECTS and all(_is_kept(item, is_state) for item in value.values())
     return False

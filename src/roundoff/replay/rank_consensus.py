@@ -1,4 +1,4 @@
-"""Several ranks that replay a step together: none begins before all are ready, and none waits for one that died."""
+"""Lets ranks agree to replay a step together: none begins before all are ready, none waits for one that died."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ _GIVEN_UP = -1_000_000
 
 
 def num_ranks() -> int:
-    """Return how many processes train together in the default process group."""
+    """Return the size of the default process group; 1 without one."""
     return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
 
 
 def exchange(what: str, value: str) -> list[str] | None:
-    """Return what every rank gave for `what`, by rank, the same on each; None if one did not come.
+    """Return the values that all ranks passed for the question `what`, by rank; None if one did not arrive in time.
 
-    Ranks meet at a counter in the store of the process group, not in a collective: nothing of the training's own
-    traffic is disturbed, and a rank that has died is given up after a while.
+    Ranks meet at a counter in the store of the process group, not in a collective: the training's own communication
+    is not disturbed, and a rank that has died is given up after a while.
     """
     if num_ranks() == 1:
         return [value]
@@ -37,7 +37,7 @@ def exchange(what: str, value: str) -> list[str] | None:
         time.sleep(0.002)
         here = int(store.add(key, 0))
     if 0 < here < num_ranks():
-        # Adding tells what was there: if the last rank came in this very moment, it has seen all of us and goes ahead.
+        # `add` is atomic and returns the count: if the last rank arrived meanwhile, it saw all ranks and continues.
         here = int(store.add(key, _GIVEN_UP)) - _GIVEN_UP
     if here != num_ranks():
         return None
@@ -45,13 +45,13 @@ def exchange(what: str, value: str) -> list[str] | None:
 
 
 def all_agree(what: str, value: str) -> bool:
-    """Say whether every rank came and gave the same value."""
+    """Say whether every rank arrived with the same value."""
     values = exchange(what, value)
     return values is not None and set(values) == {value}
 
 
 class ReplayRequests:
-    """By which a rank asks the others to replay a step with it: empty files in the run folder that all share."""
+    """Lets a rank ask the others to replay a step with it, by small files in the run folder that all share."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -68,7 +68,7 @@ class ReplayRequests:
         os.close(descriptor)
 
     def at(self, step: int) -> int | None:
-        """Return the step that is to be replayed when `step` has ended; about 2 us where none is."""
+        """Return the step to replay when `step` has ended, or None; about 2 us if there is none."""
         path = self._path(step)
         if not os.path.exists(path):
             return None
@@ -83,6 +83,7 @@ class ReplayRequests:
 
 def _store() -> Any:
     try:
+        # Private, but the only way to the store of a process group that the user's script created.
         return dist.distributed_c10d._get_default_store()
     except (RuntimeError, ValueError):
         return None

@@ -1,4 +1,7 @@
-"""One step of a training, ready to be played again with one thing changed."""
+"""One step of a training, ready to be played again with one thing changed, and the first such experiments.
+
+What made a loss jump, the batch or the state of the training? How far does the step move by rounding alone?
+"""
 
 from __future__ import annotations
 
@@ -20,29 +23,12 @@ from roundoff.replay.state import Training, parameters_of
 from roundoff.replay.step_tape import ModelEntry, StepTape, flatten_entries
 from roundoff.runs import JsonValue
 
-# == Moves parameters by a rounding, to see how far a training goes by rounding alone.
 
+class ReplayedCodeRaised(Exception):
+    """The user's code raised in a replay with something changed: it accepts only what the training gives it.
 
-def perturb_parameters_(modules: Iterable[nn.Module]) -> None:
-    """Move every number of every parameter by about one unit in the last place, up or down by chance.
-
-    Chance is a generator of its own, so that the training's goes on as it was.
+    Any other exception in an experiment is a failure of ours.
     """
-    seen: set[int] = set()
-    with torch.no_grad():
-        for module in modules:
-            for parameter in module.parameters(recurse=False):
-                if id(parameter) not in seen and parameter.is_floating_point():
-                    seen.add(id(parameter))
-                    _move_(parameter)
-
-
-def _move_(parameter: Tensor) -> None:
-    local = local_tensor(parameter)
-    values = (parameter if local is None else local).data
-    generator = torch.Generator().manual_seed(values.numel())
-    signs = torch.randint(0, 2, values.shape, generator=generator) * 2 - 1
-    values.mul_(1 + signs.to(device=values.device, dtype=values.dtype) * torch.finfo(values.dtype).eps)
 
 
 class ReplayedStep:
@@ -56,7 +42,7 @@ class ReplayedStep:
 
     @property
     def batch_size(self) -> int | None:
-        """The first dimension of what the first model was given."""
+        """The first dimension of the first model's input; None for a single sample."""
         for entry in flatten_entries(self.tape.entries):
             if isinstance(entry, ModelEntry):
                 sizes = [x.copy.shape[0] for x in external_tensors_in((entry.args, entry.kwargs)) if x.copy.dim()]
@@ -65,21 +51,28 @@ class ReplayedStep:
 
     @property
     def rounds_on_purpose(self) -> bool:
-        """Whether a recipe rounds: by scales of a whole batch, and with gradients that pass the rounding by."""
+        """Whether a recipe rounds: samples of a batch share a scale, and gradients ignore the rounding."""
         calls = [entry for entry in flatten_entries(self.tape.entries) if isinstance(entry, ModelEntry)]
         used = {id(parameter) for call in calls for parameter in call.module.parameters()}
         return any(_rounds(optimizer) and _updates(optimizer, used) for optimizer in self.training.recipes())
 
     @contextlib.contextmanager
     def in_state(self) -> Iterator[None]:
-        """Have the training in the state before the step, inside the block."""
+        """Put the training into the state before the step, inside the block."""
         with self._state.swapped_in(self.training), silenced(), seen_as_in_training():
             yield
 
-    def play(self, **changes: Any) -> Player:
-        """Play the step once, in the state that `in_state` made."""
+    def play(self, tape: StepTape | None = None, **changes: Any) -> Player:
+        """Play the step, or the calls of another tape, in the state that `in_state` made.
+
+        Raises:
+            ReplayedCodeRaised: the calls do not accept what was changed.
+        """
         player = Player(**changes)
-        player.play(self.tape.entries)
+        try:
+            player.play((tape or self.tape).entries)
+        except Exception as error:
+            raise ReplayedCodeRaised(f"{type(error).__name__}: {error}") from error
         return player
 
 
@@ -88,14 +81,14 @@ def _rounds(optimizer: RecipeOptimizer) -> bool:
 
 
 def _updates(optimizer: RecipeOptimizer, parameters: set[int]) -> bool:
-    """Say whether an optimizer, perhaps one left over from a training before, updates any of the parameters."""
+    """Say whether an optimizer, which may be left over from an earlier training, updates any of the parameters."""
     return any(
         id(x) in parameters for x in (*parameters_of(optimizer), *(parameter for parameter, _ in optimizer.stand_ins))
     )
 
 
 def cut_batch(x: Tensor, size: int, part: slice) -> Tensor:
-    """Return a part of a tensor that has as many entries as the batch has samples; others as they are."""
+    """Return a part of a tensor that has one entry per sample of the batch; other tensors unchanged."""
     return x[part] if x.dim() and x.shape[0] == size else x
 
 
@@ -105,16 +98,12 @@ def mean_loss(player: Player) -> float | None:
     return math.fsum(values) / len(values) if values else None
 
 
-# == What made a loss jump, its batch or the state of the training: the step again, with one of the two
-# == exchanged.
-
-
 def spike_probe(
     training: Training, snapshot: Snapshot, tapes: Sequence[StepTape], sites: Sites
 ) -> dict[str, JsonValue] | None:
-    """Play the last step with the batch of the step before it, and in the state before that step.
+    """Play the last step with the batch of the previous step, and in the state before the previous step.
 
-    None where the snapshot leads to nothing but the step itself.
+    None if the snapshot leads to no other step.
     """
     if len(tapes) < 2:
         return None
@@ -129,12 +118,12 @@ def spike_probe(
 
 
 def _worst_sample(step: ReplayedStep) -> dict[str, JsonValue]:
-    """Find the sample with the largest loss by halving the batch, in eval mode, and how large it is by itself."""
+    """Find the sample with the largest loss by halving the batch, in eval mode, and its loss."""
     found: dict[str, JsonValue] = {"batch_size": step.batch_size, "worst_sample": None, "worst_loss": None}
     if step.batch_size is None:
         return found
     first, end, loss = 0, step.batch_size, 0.0
-    with contextlib.suppress(Exception):  # code of the user that takes batches of one size only
+    with contextlib.suppress(ReplayedCodeRaised):  # a model may accept batches of one size only
         while end - first > 1:
             middle = (first + end) // 2
             halves = [_loss_of(step, slice(*bounds)) for bounds in ((first, middle), (middle, end))]
@@ -152,7 +141,27 @@ def _loss_of(step: ReplayedStep, part: slice) -> float:
 
 
 def _loss(step: ReplayedStep, batch: StepTape) -> float | None:
-    player = Player(forward_only=True)
     with step.in_state():
-        player.play(batch.entries)
-    return mean_loss(player)
+        return mean_loss(step.play(batch, forward_only=True))
+
+
+def perturb_parameters_(modules: Iterable[nn.Module]) -> None:
+    """Move every number of every parameter by about one unit in the last place, up or down at random.
+
+    The random numbers come from a separate generator, so that those of the training do not change.
+    """
+    seen: set[int] = set()
+    with torch.no_grad():
+        for module in modules:
+            for parameter in module.parameters(recurse=False):
+                if id(parameter) not in seen and parameter.is_floating_point():
+                    seen.add(id(parameter))
+                    _move_(parameter)
+
+
+def _move_(parameter: Tensor) -> None:
+    local = local_tensor(parameter)
+    values = (parameter if local is None else local).data
+    generator = torch.Generator().manual_seed(values.numel())
+    signs = torch.randint(0, 2, values.shape, generator=generator) * 2 - 1
+    values.mul_(1 + signs.to(device=values.device, dtype=values.dtype) * torch.finfo(values.dtype).eps)

@@ -1,4 +1,4 @@
-"""A ring of states and tapes: enough of the last steps to rebuild any of them, within a limit of memory."""
+"""A ring of states and tapes from which any of the last steps can be rebuilt, within a memory limit."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from roundoff.replay.state import Training, TrainingState
 from roundoff.replay.step_tape import StepTape
 
 _MAX_INTERVAL = 64
-"""No more steps than this between two snapshots: a replay has to run through them."""
+"""At most this many steps between two snapshots: a replay has to run through them."""
 
 
 @dataclass(slots=True)
 class Snapshot:
-    """The state before a step, and the tapes of the steps from there on."""
+    """The state before a step, and the tapes of that step and the following ones."""
 
     step: int
     state: TrainingState
@@ -22,19 +22,20 @@ class Snapshot:
 
 
 class Snapshots:
-    """Keeps the state before every kth step, twice, and the tapes since the older one.
+    """Keeps the last two of the states copied every `interval` steps, and the tapes since the older one.
 
-    `k` follows from what a copy costs: it grows until copying takes no more than its share of the training's time.
+    The interval follows from what a copy costs: it grows until copying takes at most its share of the training's time.
 
     Args:
-        memory_bytes: the most that copies and tapes may take together.
-        share: of the training's time that copying may take.
+        training: whose state is copied.
+        memory_bytes: the limit for copies and tapes together.
+        share: the share of the training's time that copying may take.
     """
 
     def __init__(self, training: Training, *, memory_bytes: int, share: float = 0.005) -> None:
         self.interval = 1
         self.note: str | None = None
-        """What a user should know: the model is too large for all that was wanted."""
+        """What the user should know: the model is too large for two snapshots, or for any."""
         self._training = training
         self._memory_bytes = memory_bytes
         self._share = share
@@ -57,17 +58,17 @@ class Snapshots:
 
     @property
     def num_bytes(self) -> int:
-        """How much memory states and tapes took when the last of them came."""
+        """The size of states and tapes when the last of them was added."""
         return self._num_state_bytes + self._num_tape_bytes
 
     def is_due(self, step: int) -> bool:
-        """Say whether the state before this step is to be kept."""
+        """Say whether the state before this step should be copied."""
         if self._is_off:
             return False
         return not self._ring or step >= self._ring[-1].step + self.interval
 
     def take(self, step: int) -> None:
-        """Keep the state before `step`, letting the oldest go."""
+        """Copy the state before `step`, replacing the oldest copy."""
         if not self._ring and not self._fits():
             return
         if len(self._ring) >= self._keeps:
@@ -78,13 +79,13 @@ class Snapshots:
         self._num_state_bytes = sum(snapshot.state.num_bytes for snapshot in self._ring)
 
     def learn_cost(self, copy_seconds: float, step_seconds: float) -> None:
-        """Set the interval so that copying stays within its share."""
+        """Set the interval so that copying stays within its share of the time."""
         if step_seconds > 0:
             wanted = math.ceil(copy_seconds / (self._share * step_seconds))
             self.interval = min(max(wanted, 1), _MAX_INTERVAL)
 
     def add(self, tape: StepTape) -> None:
-        """Keep the tape of a step that closed; a step that cannot be replayed ends what can be rebuilt."""
+        """Keep the tape of a step that closed; no step can be rebuilt across one that cannot be replayed."""
         if not self._ring:
             return
         self._ring[-1].tapes.append(tape)
@@ -99,22 +100,22 @@ class Snapshots:
                 self.forget()
 
     def forget(self) -> None:
-        """Start anew at the next step: what was kept does not lead to the present state any more."""
+        """Start over at the next step: what was kept no longer leads to the present state."""
         if self._ring:
             self._spare = self._ring[-1].state
         self._ring.clear()
 
     def drop_references(self) -> None:
-        """Keep nothing of the training alive that has ended."""
+        """Let go of a training that has ended, so that its memory can be freed."""
         self._ring.clear()
         self._spare = None
 
     def path_to(
         self, step: int, *, among: list[StepTape], earliest: bool = False
     ) -> tuple[Snapshot, list[StepTape]] | None:
-        """Return a snapshot to start from, the latest or the earliest, and the tapes from there up to `step`.
+        """Return a snapshot to start from, the latest or the earliest, and the tapes from there to `step`.
 
-        `among` are tapes that were not added yet. None if no snapshot leads there without a gap.
+        `among` are tapes that were not added yet. None if no snapshot leads to the step without a gap.
         """
         tapes = [tape for snapshot in self._ring for tape in snapshot.tapes] + among
         by_step = {tape.step: tape for tape in tapes if tape.why_not_replayable is None}
@@ -136,7 +137,7 @@ class Snapshots:
         return sum(seen.values())
 
     def _fits(self) -> bool:
-        """Decide how many snapshots the memory allows: a state is the weights and about two more for the optimizer."""
+        """Decide how many snapshots fit: a state is the weights and about twice as much optimizer state."""
         one = 3 * self._training.num_bytes
         if 2 * one > self._memory_bytes:
             self._keeps = 1

@@ -1,4 +1,4 @@
-"""The state of a training: everything that a step changes and the next one starts from."""
+"""The state of a training: everything that a step changes and the next step starts from."""
 
 from __future__ import annotations
 
@@ -30,18 +30,17 @@ from roundoff.replay.swapping import (
 
 
 class Training:
-    """Knows the models, optimizers and scalers of a training, as they are met."""
+    """Knows the models, optimizers and scalers of a training, from the moment each is first used."""
 
     def __init__(self) -> None:
         self.models: WeakSet[nn.Module] = WeakSet()
         self.optimizers: WeakSet[Optimizer] = WeakSet()
         self.scalers: WeakSet[Any] = WeakSet()
-        """Scalers."""
         self._generators: list[Any] | None = None
         self._known: dict[int, Tensor] = {}
 
     def add_model(self, model: nn.Module) -> bool:
-        """Take in a model; say whether it is new."""
+        """Add a model; say whether it is new."""
         if model in self.models:
             return False
         self.models.add(model)
@@ -50,7 +49,7 @@ class Training:
         return True
 
     def add_optimizer(self, optimizer: Optimizer) -> bool:
-        """Take in an optimizer; say whether it is new. Of one that a framework has wrapped the inner one counts."""
+        """Add an optimizer; say whether it is new. Of one that a framework has wrapped, the inner one is added."""
         while isinstance(inner := getattr(optimizer, "optimizer", None), Optimizer):
             optimizer = inner
         if optimizer in self.optimizers:
@@ -61,7 +60,7 @@ class Training:
 
     def find_optimizers(self) -> None:
         """Look for optimizers that have not stepped yet, and for scalers."""
-        # type(), not isinstance: lazy proxies among the objects must not be woken up
+        # type(), not isinstance: that would make lazy proxies among the objects load what they stand for
         for found in gc.get_objects():
             if issubclass(type(found), Optimizer) and hasattr(found, "param_groups") and not self._is_left_over(found):
                 self.add_optimizer(found)
@@ -69,7 +68,7 @@ class Training:
                 self.scalers.add(found)
 
     def _is_left_over(self, optimizer: Optimizer) -> bool:
-        """Say whether an optimizer is that of an earlier training that broke, as a notebook keeps it."""
+        """Say whether an optimizer belongs to an earlier training that broke, as in a notebook."""
         parameters = [p for p in parameters_of(optimizer) if not nn.parameter.is_lazy(p)]
         if any(self.is_state(p) for p in parameters):
             return False
@@ -77,11 +76,11 @@ class Training:
             return not all(bool(torch.isfinite(p).all()) for p in parameters)
 
     def refresh(self) -> None:
-        """Learn which tensors are state: layers may have been replaced, state made."""
+        """Look up again which tensors are state: layers may have been replaced, optimizer state created."""
         self._known = {id(x): x for x in self.tensors()}
 
     def is_state(self, x: Tensor) -> bool:
-        """Say whether a tensor is a parameter or buffer of a known model, or an optimizer's."""
+        """Say whether a tensor is a parameter or buffer of a known model, or a parameter of an optimizer."""
         return self._known.get(id(x)) is x
 
     def tensors(self) -> list[Tensor]:
@@ -97,7 +96,7 @@ class Training:
 
     @property
     def num_bytes(self) -> int:
-        """How much memory parameters and buffers take."""
+        """The size of parameters and buffers."""
         return sum(x.numel() * x.element_size() for x in self.tensors())
 
     def buffers(self) -> list[tuple[str, Tensor]]:
@@ -106,19 +105,19 @@ class Training:
         return [(name, x) for name, x in found if x.is_floating_point() and x.numel()]
 
     def generators(self) -> list[Any]:
-        """Return the random generators that the models have for themselves."""
+        """Return the random generators that the models hold."""
         if self._generators is None:
             self._generators = own_generators(self.modules())
         return self._generators
 
     def recipes(self) -> list[RecipeOptimizer]:
-        """Return the optimizers that remember something besides their state: those of our own recipes."""
+        """Return the optimizers of our recipes, which remember more than their state."""
         return [
             optimizer for optimizer in outermost_optimizers(self.optimizers) if isinstance(optimizer, RecipeOptimizer)
         ]
 
     def modules(self) -> Iterator[nn.Module]:
-        """Give every module, once."""
+        """Yield every module once."""
         seen: set[int] = set()
         for model in self.models:
             for module in model.modules():
@@ -128,37 +127,37 @@ class Training:
 
 
 class OriginalState:
-    """What a training had while it was lent another state."""
+    """The training's own state while another one is swapped in."""
 
     def __init__(self, data: list[tuple[Tensor, Tensor]]) -> None:
         self._data = data
         self.states: list[tuple[Optimizer, dict[Any, dict[str, Any]]]] = []
 
     def first_difference(self) -> str | None:
-        """Say what is not, bit for bit, as the training has it itself: a weight, a buffer, optimizer state."""
+        """Say what differs in its bits from the training's own state: a weight, a buffer, optimizer state."""
         for x, data in self._data:
             if not same_bits(local_part(x), data):
                 return "a weight" if isinstance(x, nn.Parameter) else "a buffer"
         for optimizer, own in self.states:
             for parameter, state in own.items():
                 for key, value in state.items():
-                    swapped_in = optimizer.state.get(parameter, {}).get(key)
+                    other = optimizer.state.get(parameter, {}).get(key)
                     if isinstance(value, Tensor) and not (
-                        isinstance(swapped_in, Tensor) and same_bits(local_part(value), local_part(swapped_in))
+                        isinstance(other, Tensor) and same_bits(local_part(value), local_part(other))
                     ):
                         return f"the optimizer's {key}"
         return None
 
 
 class TrainingState:
-    """A copy of the state of a training at one moment; it can be taken again into the same memory."""
+    """A copy of the state of a training at one moment; a later copy can reuse its memory."""
 
     def __init__(self) -> None:
         self.generators: Generators | None = None
         self.tensors: list[tuple[Tensor, Tensor]] = []
-        """(live, copy) of parameters and buffers."""
+        """Pairs (live, copy) of parameters and buffers."""
         self.gradients: list[tuple[Tensor, Tensor | None]] = []
-        """(parameter, copy of its gradient); filled in when it turns out that the step starts from them."""
+        """Pairs (parameter, copy of its gradient); filled in when a step turns out to start from gradients."""
         self.has_gradients = False
         self._optimizers: list[tuple[Optimizer, dict[Any, dict[str, Any]]]] = []
         self._helpers: list[tuple[Any, dict[str, Any]]] = []
@@ -171,14 +170,14 @@ class TrainingState:
 
     @property
     def num_bytes(self) -> int:
-        """How much memory the copies take."""
+        """The size of the copies."""
         copies = [kept for _, kept in self.tensors] + [kept for _, kept in self.gradients if kept is not None]
         for _, states in self._optimizers:
             copies += [value for state in states.values() for value in state.values() if isinstance(value, Tensor)]
         return sum(kept.numel() * kept.element_size() for kept in copies)
 
     def take(self, training: Training) -> None:
-        """Copy everything, into the memory of the last time where it fits."""
+        """Copy everything, into the memory of the previous copy where it fits."""
         with hidden_from_modes(), torch.no_grad():
             self.generators = Generators.now()
             live = training.tensors()
@@ -197,7 +196,7 @@ class TrainingState:
             self._is_training = [(module, module.training) for module in training.modules()]
 
     def join(self, training: Training, tensors: Iterable[Tensor]) -> None:
-        """Add tensors that were met after the state was taken and that nobody has changed since."""
+        """Add tensors that were first used after the copy was made, and have not changed since."""
         with hidden_from_modes(), torch.no_grad():
             new = [x for x in tensors if id(x) not in self._ids]
             self.tensors += [(x, local_part(x).clone()) for x in new]
@@ -218,7 +217,7 @@ class TrainingState:
             ]
 
     def install(self, training: Training) -> None:
-        """Put the training into this state for good, generators and modes of modules excepted."""
+        """Put the training into this state permanently, except for generators and the modes of modules."""
         with hidden_from_modes(), torch.no_grad():
             for live, kept in self.tensors:
                 local_part(live).copy_(kept)
@@ -235,10 +234,10 @@ class TrainingState:
 
     @contextlib.contextmanager
     def swapped_in(self, training: Training) -> Iterator[OriginalState]:
-        """Let the training be in this state inside the block; afterwards it is as it was, to the bit.
+        """Put the training into this state inside the block; afterwards it is bit for bit as before.
 
-        Nothing is copied over the live memory: models and optimizers get other memory for the time of the block, so
-        that graphs and views the user holds stay valid whatever happens inside.
+        The live memory is never written to: models and optimizers get other memory during the block, so that graphs and
+        views that the user holds stay valid whatever happens inside.
         """
         with contextlib.ExitStack() as stack, hidden_from_modes():
             current = Generators.now()
@@ -284,12 +283,12 @@ class TrainingState:
 
 
 def parameters_of(optimizer: Optimizer) -> list[Tensor]:
-    """Return what an optimizer moves, group by group."""
+    """Return the parameters of an optimizer, group by group."""
     return [parameter for group in optimizer.param_groups for parameter in group["params"]]
 
 
 def outermost_optimizers(optimizers: Iterable[Optimizer]) -> list[Optimizer]:
-    """Return one optimizer of those that share their state: the outermost wrapper of ours, any of those of others."""
+    """Return one of the optimizers that share a state: the outermost wrapper of ours, any one of other libraries."""
     found = list(optimizers)
     inner = {id(getattr(optimizer, "inner", None)) for optimizer in found}
     chosen: dict[int, Optimizer] = {}
@@ -300,7 +299,7 @@ def outermost_optimizers(optimizers: Iterable[Optimizer]) -> list[Optimizer]:
 
 
 def _copy_states(states: Any, before: dict[Any, dict[str, Any]]) -> dict[Any, dict[str, Any]]:
-    """Copy the state of an optimizer, into the copies of the last time where they fit."""
+    """Copy the state of an optimizer, into the previous copies where they fit."""
     copied: dict[Any, dict[str, Any]] = {}
     targets: list[Tensor] = []
     sources: list[Tensor] = []
@@ -329,7 +328,7 @@ def _plain_attributes(helper: Any) -> dict[str, Any]:
 
 
 def same_bits(a: Tensor, b: Tensor) -> bool:
-    """Say whether two tensors hold the same numbers; every NaN equals every other: their signs mean nothing."""
+    """Say whether two tensors hold the same numbers; all NaN are equal, since their bits mean nothing."""
     if a.shape != b.shape or a.dtype != b.dtype:
         return False
     if torch.equal(a, b):

@@ -1,4 +1,4 @@
-"""One step of the loop as it was taped: what its own code did, with everything needed to do it again."""
+"""The tape of one step: what the loop's own code did, with everything needed to do it again."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from roundoff.replay.arguments import ExternalTensor
 
 @dataclass(frozen=True, slots=True)
 class Ambient:
-    """What was switched on around a call."""
+    """Whether gradients and autocast were on around a call."""
 
     gradients: bool
     autocast: tuple[tuple[str, bool, torch.dtype], ...]
 
     @classmethod
     def now(cls) -> Ambient:
-        """Look at the switches."""
+        """Read both from torch."""
         if not torch.is_autocast_enabled("cpu") and not _accelerator_autocasts():
             return _PLAIN if torch.is_grad_enabled() else _PLAIN_WITHOUT_GRADIENTS
         kinds = ["cpu", *([str(_accelerator())] if _accelerator() else [])]
@@ -46,7 +46,7 @@ class ModelEntry:
     is_training: bool
     num_results: int = 0
     raised: bool = False
-    """Whether it ended with an exception, which the loop has caught."""
+    """Whether it raised an exception that the loop caught."""
     line: tuple[str, int] | None = None
 
 
@@ -71,7 +71,7 @@ class BackwardEntry:
     kwargs: Any
     line: tuple[str, int] | None
     loss: Tensor | None
-    """What the loss was, to check the replay."""
+    """The value of the loss, to check the replay."""
     raised: bool = False
 
 
@@ -88,11 +88,11 @@ class LoopEntry:
 
 @dataclass(slots=True, eq=False)
 class StepEntry:
-    """An optimizer stepped; `closures` are what its closure did, each time it was called."""
+    """An optimizer stepped; `closures` holds what its closure did, once for each time it was called."""
 
     optimizer: Optimizer
     settings: list[dict[str, Any]]
-    """Learning rates and the like, by group."""
+    """Learning rate and other settings, by parameter group."""
     line: tuple[str, int] | None
     closures: list[list[TapeEntry]] = field(default_factory=list)
 
@@ -108,13 +108,13 @@ class StepTape:
     entries: list[TapeEntry] = field(default_factory=list)
     external: list[ExternalTensor] = field(default_factory=list)
     reached_steps: frozenset[int] = frozenset()
-    """Earlier steps whose graphs this one goes on with: it can be replayed only together with them."""
+    """Earlier steps into whose graphs this one continues: it can be replayed only together with them."""
     why_not_replayable: str | None = None
     """Why the step cannot be replayed, if something could not be taped."""
 
     @property
     def num_bytes(self) -> int:
-        """How much memory the copies take."""
+        """The size of the copies."""
         return sum(external.num_bytes for external in self.external)
 
     @property
@@ -139,7 +139,7 @@ def flatten_entries(entries: list[TapeEntry]) -> list[TapeEntry]:
 
 
 def number_results(entries: list[TapeEntry]) -> list[tuple[TapeEntry, range]]:
-    """Return the entries with the numbers of their results."""
+    """Return the entries, each with the numbers of its results."""
     found: list[tuple[TapeEntry, range]] = []
     count = 0
     for entry in flatten_entries(entries):

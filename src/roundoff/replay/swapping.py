@@ -1,4 +1,4 @@
-"""Blocks in which tensors, gradients, optimizers and modules hold something else; then they have their own again."""
+"""Blocks in which tensors, gradients, optimizers and modules hold other values; then they hold their own again."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ _CONTAINERS = (list, dict, deque, set)
 
 @contextlib.contextmanager
 def swapped_data(live: list[Tensor], copies: dict[int, Tensor]) -> Iterator[list[tuple[Tensor, Tensor]]]:
-    """Give tensors other memory, with the values of `copies` (by id) or their own; yields them with what they had.
+    """Give tensors other memory, with the values in `copies` (by id) or their own; yields them with their own data.
 
-    Whoever shards tensors holds their memory himself: there other values are written into it, and its own come back.
+    The memory of a sharded tensor belongs to the code that shards it: its values are overwritten and later restored.
     """
     own = [(x, x.data if local_tensor(x) is None else local_part(x).clone()) for x in live]
     try:
@@ -40,14 +40,14 @@ def swapped_data(live: list[Tensor], copies: dict[int, Tensor]) -> Iterator[list
 
 
 def local_part(x: Tensor) -> Tensor:
-    """Return a tensor without its graph, or the part of a sharded one that this rank holds."""
+    """Return a tensor without its graph; of a sharded one, the part that this rank holds."""
     local = local_tensor(x)
     return (x if local is None else local).detach()
 
 
 @contextlib.contextmanager
 def swapped_flags(live: list[Tensor], flags: dict[int, bool]) -> Iterator[None]:
-    """Let leaves require gradients as `flags` (by id) say."""
+    """Set `requires_grad` of leaves from `flags` (by id)."""
     own = [(x, x.requires_grad) for x in live if x.is_leaf]
     try:
         for x, _ in own:
@@ -60,7 +60,7 @@ def swapped_flags(live: list[Tensor], flags: dict[int, bool]) -> Iterator[None]:
 
 @contextlib.contextmanager
 def swapped_gradients(live: list[Tensor], copies: dict[int, Tensor | None]) -> Iterator[None]:
-    """Give leaves the gradients of `copies` (by id), or none."""
+    """Give leaves the gradients in `copies` (by id), or none."""
     own = [(x, x.grad) for x in live if x.is_leaf]
     try:
         for x, _ in own:
@@ -74,7 +74,7 @@ def swapped_gradients(live: list[Tensor], copies: dict[int, Tensor | None]) -> I
 
 @contextlib.contextmanager
 def swapped_optimizer(optimizer: Optimizer, states: dict[Any, dict[str, Any]]) -> Iterator[dict[Any, dict[str, Any]]]:
-    """Give an optimizer other state; yields its own."""
+    """Give an optimizer another state; yields its own."""
     own = dict(optimizer.state)
     settings = [{key: value for key, value in group.items() if key != "params"} for group in optimizer.param_groups]
     try:
@@ -91,7 +91,7 @@ def swapped_optimizer(optimizer: Optimizer, states: dict[Any, dict[str, Any]]) -
 
 @contextlib.contextmanager
 def swapped_attributes(owner: Any, attributes: dict[str, Any] | None) -> Iterator[None]:
-    """Give an object other plain attributes, if there are any; what it had not made yet (None) it keeps."""
+    """Give an object other plain attributes, if there are any; those that were None when copied stay as they are."""
     own = dict(vars(owner))
     containers = {key: copy.copy(value) for key, value in own.items() if isinstance(value, _CONTAINERS)}
     try:
@@ -105,20 +105,20 @@ def swapped_attributes(owner: Any, attributes: dict[str, Any] | None) -> Iterato
 
 
 def copy_value(value: Any) -> Any:
-    """Copy a value as deep as it holds tensors and plain containers; other objects are shared."""
+    """Copy tensors and plain containers, at any depth; other objects are shared."""
     if isinstance(value, Tensor):
         return value.detach().clone()
     if type(value) in (list, tuple, deque, set):
         return type(value)(copy_value(item) for item in value)
     if type(value) is dict:
         return {key: copy_value(item) for key, item in value.items()}
-    if type(value) is defaultdict:  # what a GradScaler knows of each optimizer: has it stepped since the last update?
+    if type(value) is defaultdict:  # a GradScaler keeps one: whether each optimizer has stepped since the last update
         return defaultdict(value.default_factory, {key: copy_value(item) for key, item in value.items()})
     return value
 
 
 def is_plain(value: Any) -> bool:
-    """Say whether an attribute is a value, not a part of the machinery (hooks, models, callbacks)."""
+    """Say whether an attribute is plain data, not machinery such as hooks, models and callbacks."""
     if isinstance(value, (type(None), bool, int, float, str, Enum, Tensor)):
         return not isinstance(value, nn.Parameter)
     if isinstance(value, (list, tuple, deque, set)):
@@ -127,7 +127,7 @@ def is_plain(value: Any) -> bool:
 
 
 def _refill(values: dict[str, Any], copies: dict[str, Any]) -> None:
-    """Give containers that may have been changed what they held before, in place."""
+    """Restore in place what containers held before."""
     for key, before in copies.items():
         value = values[key]
         if isinstance(value, list):

@@ -1,4 +1,4 @@
-"""Notes what the loop's own code does in a step, at its topmost level, as it happens."""
+"""Records what the loop's own code does in a step, at its top level, while it happens."""
 
 from __future__ import annotations
 
@@ -44,22 +44,22 @@ _READ_ONLY = frozenset({
     "promote_types",
     "result_type", "finfo", "iinfo", "manual_seed", "seed", "get_rng_state", "set_rng_state", "save", "load",
 })  # fmt: skip
-"""Functions that compute no tensor of the step, by name."""
+"""Names of functions that compute no tensor of the step."""
 _ATTRIBUTES = frozenset({"grad", "T", "mT", "H", "mH", "data", "real", "imag"})
-"""Attributes that are tensors."""
+"""Names of attributes that are tensors."""
 _READING_SCALARS = frozenset({"item", "__float__", "isnan", "isfinite", "isinf"})
 _LOSSES = frozenset({"cross_entropy", "binary_cross_entropy", "binary_cross_entropy_with_logits", "kl_div"})
 _ALIASING = frozenset({"__get__", "detach", "view", "reshape", "flatten", "t", "transpose", "__getitem__"})
-"""Functions whose result shares memory with their argument: writing into it writes into a model."""
+"""Functions whose result shares memory with their argument: writing into it may write into a model."""
 
 
 class TapeRecorder(FunctionMode):
-    """Notes what the loop does at its topmost level; inside models, backward and optimizers it is off the stack.
+    """Records what the loop does at its top level; inside models, backward and optimizers it is off the mode stack.
 
     Args:
-        is_state: whether a tensor belongs to a model or an optimizer: it is not copied, snapshots keep it.
+        is_state: whether a tensor belongs to a model or an optimizer; such tensors are not copied, snapshots hold them.
         on_forward: called when plain functions build a graph after an optimizer has stepped: another step begins.
-        on_error: called with what went wrong here; the training goes on untaped.
+        on_error: called with an error of ours; the training continues, and the step is not replayable.
     """
 
     def __init__(
@@ -75,9 +75,9 @@ class TapeRecorder(FunctionMode):
         """Whether no step is open: before the first, and after the optimizer has stepped until the next forward."""
         self._was_begun = False
         self.on_loss: Callable[[tuple[Any, ...], Any], None] | None = None
-        """Called with arguments and result of every loss function that the loop calls, with gradients or without."""
+        """Called with the arguments and the result of every loss function that the loop calls."""
         self.on_scalar: Callable[[Any], None] | None = None
-        """Called with what the loop reads as a number, or asks whether it is finite."""
+        """Called with every tensor that the loop reads as a number or checks for being finite."""
         self._is_state = is_state
         self._notes = ArgumentNotes(is_state)
         self._open: list[list[TapeEntry]] = [self.step.entries]
@@ -93,30 +93,30 @@ class TapeRecorder(FunctionMode):
     # -- on and off ----------------------------------------------------------------------------------------------------
 
     def hold(self) -> None:
-        """Stop looking at functions until `release`, as often as it was called."""
+        """Stop recording functions until `release` was called as often as this."""
         self._num_holds += 1
         if self._is_on and not self._num_running:
             remove_function_mode(self)
             self._is_on = False
 
     def release(self) -> None:
-        """Look at functions again."""
+        """Record functions again."""
         self._num_holds = max(0, self._num_holds - 1)
         if not self._num_holds and not self._is_on and not self._num_running:
             push_function_mode(self)
             self._is_on = True
 
     def begin(self) -> None:
-        """Take note that a step begins, from the state as it is now."""
+        """Note that a step begins, from the state as it is now."""
         self.is_between = False
         if not self._was_begun:
             self._was_begun = True
             self.begin_again()
 
     def begin_again(self) -> bool:
-        """Leave out of the first step what came before now, a model being made; False if that is a part of the step.
+        """Drop from the first step what came before now, such as building a model; False if it is a part of the step.
 
-        Only functions are kept that made a graph which is still there: a backward may go through it.
+        Only functions that built a graph which is still alive are kept: a backward may go through it.
         """
         known = self._notes.now_state()
         for entry in self.step.entries:
@@ -138,7 +138,7 @@ class TapeRecorder(FunctionMode):
         return True
 
     def new_step(self, step: int) -> StepTape:
-        """Begin another step and return the tape of the one before."""
+        """Begin another step and return the tape of the previous one."""
         ended = self.so_far()
         self._notes.new_step(ended.step)
         self.step = StepTape(step)
@@ -147,7 +147,7 @@ class TapeRecorder(FunctionMode):
         return ended
 
     def so_far(self) -> StepTape:
-        """Return the tape of the step under way."""
+        """Return the tape of the open step."""
         self.step.external = self._notes.external
         self.step.reached_steps = frozenset(self._notes.reached_steps)
         return self.step
@@ -157,10 +157,10 @@ class TapeRecorder(FunctionMode):
         """Whether an optimizer's closure is running."""
         return len(self._open) > 1
 
-    # -- what the watch tells ------------------------------------------------------------------------------------------
+    # -- calls that the watch reports ----------------------------------------------------------------------------------
 
     def model_enter(self, module: nn.Module, args: Any, kwargs: dict[str, Any]) -> ModelEntry:
-        """Note a call of a model."""
+        """Record a call of a model."""
         call = ModelEntry(
             module, self._notes.note(args), self._notes.note(kwargs), Ambient.now(), torch_generators(), module.training
         )
@@ -169,46 +169,46 @@ class TapeRecorder(FunctionMode):
         return call
 
     def model_leave(self, call: ModelEntry, output: Any) -> None:
-        """Note what it gave."""
+        """Record what it returned."""
         call.num_results = self._notes.results(output)
 
     def backward(self, roots: Any, args: Any, kwargs: Any, *, loss: Tensor | None) -> None:
-        """Note that the autograd engine was started."""
+        """Record that the autograd engine was started."""
         note = self._notes.note
         self._open[-1].append(BackwardEntry(note(tuple(roots)), note(args), kwargs, self._line(), loss))
 
     def loop_call(self, function: Callable[..., Any], args: Any, kwargs: Any) -> None:
-        """Note a call of the loop that is made again as it is."""
+        """Record a call of the loop that a replay makes again unchanged."""
         self._open[-1].append(LoopEntry(function, self._notes.note(args), self._notes.note(kwargs), self._line()))
 
     def step_enter(self, optimizer: Optimizer) -> StepEntry:
-        """Note that an optimizer steps."""
+        """Record that an optimizer steps."""
         call = StepEntry(optimizer, [_settings(group) for group in optimizer.param_groups], self._line())
         self._open[-1].append(call)
         return call
 
     def raised(self, kind: type[ModelEntry] | type[BackwardEntry] | type[LoopEntry]) -> None:
-        """Note that the last call of a kind has ended with an exception, which may be caught."""
+        """Record that the last call of a kind raised an exception, which the loop may catch."""
         entry = next((entry for entry in reversed(self._open[-1]) if isinstance(entry, kind)), None)
         if entry is not None:
             entry.raised = True
 
     def closure_enter(self, call: StepEntry) -> None:
-        """Note that the optimizer called its closure."""
+        """Record that the optimizer called its closure."""
         call.closures.append([])
         self._open.append(call.closures[-1])
 
     def closure_leave(self) -> None:
-        """Note that the closure has ended."""
+        """Record that the closure has ended."""
         if len(self._open) > 1:
             self._open.pop()
 
-    # -- what torch tells ----------------------------------------------------------------------------------------------
+    # -- functions that torch reports ----------------------------------------------------------------------------------
 
     @never_compiled
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Run the function as it is, and note it if it computes something of the step."""
-        self._num_running += 1  # torch takes the mode off the stack for this time, and puts it back itself
+        """Run the function unchanged, and record it if it computes something of the step."""
+        self._num_running += 1  # torch takes the mode off its stack during this call and puts it back itself
         try:
             return self._run(func, args, kwargs)
         finally:
@@ -241,7 +241,7 @@ class TapeRecorder(FunctionMode):
         return result
 
     def _outside_of_the_graph(self, func: Any, args: Any, kwargs: Any) -> Any:
-        """Functions without gradients matter only where they write into a model; others only if a forward begins."""
+        """Record a function without gradients only where it writes into a model or begins a forward."""
         name = func.__name__
         noted = None
         if args and self._was_begun and (name[-1:] == "_" or name in _ALIASING) and self._is_part_of_state(args[0]):
@@ -264,9 +264,9 @@ class TapeRecorder(FunctionMode):
                 self._on_error(error)
 
     def _begin_with(self, func: Any, args: Any, kwargs: Any, result: Any) -> None:
-        """Begin another step with a function: the loop calls no module that would say so.
+        """Begin another step with a function, in a loop that calls no module.
 
-        Before the first step it may as well be a part of a model that is being made.
+        Before the first step, the function may also be part of building a model.
         """
         if self._was_begun:
             try:
@@ -322,7 +322,7 @@ class TapeRecorder(FunctionMode):
 
 
 def is_loss_name(name: str) -> bool:
-    """Say whether a function of torch's computes a loss.
+    """Say whether a torch function with this name computes a loss.
 
     >>> is_loss_name("mse_loss"), is_loss_name("softmax")
     (True, False)
@@ -340,15 +340,15 @@ def _computes(func: Any) -> bool:
 
 
 def _acts_on_its_tensor(call: FunctionEntry) -> bool:
-    """Say whether a function that gives no tensor does something to the one it is called with."""
+    """Say whether a function that returns no tensor changes the one it is called with."""
     name = call.function.__name__
-    if name in ("register_hook", "retain_grad"):  # on a parameter it would stay there
+    if name in ("register_hook", "retain_grad"):  # on a parameter, the hook would outlive the replay
         return bool(call.args) and isinstance(call.args[0], Result)
     return name in ("__set__", "__setitem__")
 
 
 def _builds_graph(result: Any) -> bool:
-    """Say whether a backward can go through what a function gave."""
+    """Say whether a backward can go through the result of a function."""
     return any(x.grad_fn is not None for x in tensors_of(result))
 
 

@@ -1,4 +1,4 @@
-"""Watches a training with Hugging Face Accelerate: its trackers begin and end with the training, and this is one."""
+"""Watches a training with Hugging Face Accelerate through a tracker, which starts and ends with the training."""
 
 from __future__ import annotations
 
@@ -21,22 +21,22 @@ class WatchTracker(FrameworkCallback, GeneralTracker):  # type: ignore[misc, unu
     accelerator.end_training()
     ```
 
-    A script that raises before `end_training` gets its verdict when Python ends, or from `finish`.
+    If a script raises before `end_training`, the verdict is printed when Python exits, or by `finish`.
 
     The arguments are those of `FrameworkCallback`.
     """
 
     name = "roundoff"
     requires_logging_directory = False
-    main_process_only = False  # every rank keeps files of its own
+    main_process_only = False  # every rank writes files of its own
 
     @property
     def tracker(self) -> Watch | None:
-        """The watch, under the name that `accelerator.get_tracker("roundoff", unwrap=True)` asks for."""
+        """The watch, as `accelerator.get_tracker("roundoff", unwrap=True)` returns it."""
         return self._framework.watch
 
     def start(self) -> None:
-        """Begin to watch."""
+        """Start watching."""
         self._framework.begin()
 
     def finish(self, error: BaseException | None = None) -> None:

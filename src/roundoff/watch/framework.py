@@ -1,4 +1,4 @@
-"""A watch that a framework's callback begins and ends, since there is no block of code around the training."""
+"""A watch that the callback of a framework starts and ends, where no block of code surrounds the training."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ from roundoff.watch.watching import next_folder, start_watching
 
 
 class FrameworkWatch:
-    """Begins a watch when a training begins, and ends it with its verdict; what the callbacks have in common.
+    """Starts a watch when a training starts, and ends it with its verdict: what the callbacks have in common.
 
-    A training that fails without a word to its callbacks is closed when the next one begins, or when Python ends.
+    A training that fails without telling its callbacks is closed when the next one starts, or when Python exits.
 
     Args:
         to: the run folder to make; by default the next free one in `runs/`, named after the script.
@@ -35,9 +35,9 @@ class FrameworkWatch:
 
     def __init__(self, *, to: str | Path | None, settings: WatchSettings) -> None:
         self.watch: Watch | None = None
-        """The watch of the training under way, or of the last one."""
+        """The watch of the current training, or of the last one."""
         self.findings: tuple[Finding, ...] = ()
-        """What was found in the last training that ended, the verdict first."""
+        """The findings of the last training that ended, the verdict first."""
         self._to = to
         self._settings = settings
         self._open = contextlib.ExitStack()
@@ -45,10 +45,10 @@ class FrameworkWatch:
         self._is_open = False
 
     def begin(self, models: Iterable[nn.Module] = (), optimizers: Iterable[Optimizer] = ()) -> None:
-        """Watch from now on; models and optimizers that are not named are met as they are used."""
+        """Start watching; models and optimizers that are not passed are found when they are used."""
         self.end()
         if is_observed():
-            print("roundoff: this training is watched already; the callback leaves it at that.", file=sys.stderr)
+            print("roundoff: this training is already being watched; the callback does nothing.", file=sys.stderr)
             return
         self._process = os.getpid()
         guard = ProcessGuard()
@@ -63,10 +63,10 @@ class FrameworkWatch:
         atexit.register(self._end_at_exit)
 
     def end(self, error: BaseException | None = None) -> None:
-        """Stop watching and print the verdict; nothing if no training is under way.
+        """Stop watching and print the verdict; does nothing if no training is being watched.
 
         Args:
-            error: what ended the training, if it did not end by itself.
+            error: the exception that ended the training, if any.
         """
         if not self._is_open or self.watch is None or os.getpid() != self._process:
             return
@@ -81,18 +81,18 @@ class FrameworkWatch:
             print(screen, file=sys.stderr)
 
     def _end_at_exit(self) -> None:
-        self.end(getattr(sys, "last_value", None) or RuntimeError("the training never said that it ended"))
+        self.end(getattr(sys, "last_value", None) or RuntimeError("the training did not report its end"))
 
 
 class FrameworkCallback:
-    """What the callbacks of frameworks are made of: how to watch, the watch itself, and what it found.
+    """The base of the callbacks for frameworks: takes the settings, and gives access to the watch and its findings.
 
     Args:
         to: the run folder to make; by default the next free one in `runs/`, named after the script.
         budget: the share of the training's time that watching may take.
-        on_anomaly: "report" goes on, "stop" ends the training, "skip" undoes the step and goes on.
-        snapshot_memory: the most bytes that snapshots may take.
-        kept_batches: of so many first batches a few samples are kept in the run; 0 keeps none.
+        on_anomaly: "report" continues, "stop" ends the training, "skip" undoes the step and continues.
+        snapshot_memory: the limit for snapshots, in bytes.
+        kept_batches: save a few samples of the first N batches in the run (0: none).
     """
 
     def __init__(
@@ -112,12 +112,12 @@ class FrameworkCallback:
 
     @property
     def watch(self) -> Watch | None:
-        """The watch of the training under way, or of the last one."""
+        """The watch of the current training, or of the last one."""
         return self._framework.watch
 
     @property
     def findings(self) -> tuple[Finding, ...]:
-        """What was found in the last training that ended, the verdict first."""
+        """The findings of the last training that ended, the verdict first."""
         return self._framework.findings
 
 
@@ -125,6 +125,6 @@ def missing_library(name: str, *, extra: str) -> UsageError:
     """Return the error for a callback whose library is not installed."""
     return UsageError.explain(
         f"This callback is for {name}, which is not installed.",
-        why=f"roundoff works without {name} and does not bring it along.",
+        why=f"{name} is an optional dependency of roundoff.",
         fix=f"pip install 'roundoff[{extra}]'",
     )

@@ -1,4 +1,4 @@
-"""Watches a training by the Trainer of Hugging Face: one more callback, nothing else changes."""
+"""Watches a training by the Hugging Face Trainer through a callback."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ except ImportError as error:
 
 
 class WatchCallback(FrameworkCallback, TrainerCallback):  # type: ignore[misc, unused-ignore]
-    """Watches a training from its begin to its end and prints the verdict on stderr.
+    """Watches a training from start to end and prints the verdict on stderr.
 
     ```python
     trainer = Trainer(model=model, args=args, train_dataset=data, callbacks=[WatchCallback()])
     trainer.train()
     ```
 
-    The Trainer does not tell its callbacks of an exception: then the verdict comes when Python ends, or from `close`.
+    The Trainer does not report exceptions to its callbacks: then the verdict is printed when Python exits, or by `close`.
 
     The arguments are those of `FrameworkCallback`.
     """
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Begin to watch."""
+        """Start watching."""
         model, optimizer = kwargs.get("model"), kwargs.get("optimizer")
         self._framework.begin([] if model is None else [model], [] if optimizer is None else [optimizer])
 

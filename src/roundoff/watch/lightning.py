@@ -1,4 +1,4 @@
-"""Watches a training by Lightning: one more callback, nothing else changes."""
+"""Watches a training by Lightning through a callback."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class WatchCallback(FrameworkCallback, Callback):
     """
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
-        """Begin to watch."""
+        """Start watching."""
         self._framework.begin([pl_module], trainer.optimizers)
 
     def on_train_end(self, trainer: Any, pl_module: Any) -> None:

@@ -35,7 +35,7 @@ def mixing(function: Callable[..., Tensor], folder: Path, *beside: Tensor) -> di
 
 def test_samples_that_keep_to_themselves_change_nobody(tmp_path: Path) -> None:
     assert mixing(torch.relu, tmp_path / "run") == {
-        "probe": "batch-mixing", "sample": 3, "changed": [], "site": None,
+        "sample": 3, "changed": [], "site": None,
     }  # fmt: skip
 
 

@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from roundoff.replay.replayed_step import ReplayedCodeRaised
 from roundoff.watch.probes.fp64_step import fp64_step, gradient_direction
 from tests.replay.taped import Taped, taped
 
@@ -96,7 +97,7 @@ def test_formats_and_gradients_are_the_trainings_own_again_also_where_a_probe_ra
     model = Calls(narrow_only)
     replayed = step(model, tmp_path / "run").replayed_step()
     gradients = [p.grad for p in model.parameters()]
-    with pytest.raises(TypeError, match="no fp64 here"):
+    with pytest.raises(ReplayedCodeRaised, match="TypeError: no fp64 here"):
         gradient_direction(replayed)
     assert {p.dtype for p in model.parameters()} == {torch.float32}
     assert all(p.grad is own for p, own in zip(model.parameters(), gradients, strict=True))

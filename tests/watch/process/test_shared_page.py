@@ -8,25 +8,25 @@ from roundoff.watch.process.ipc import RunLocation, SharedPage
 
 def test_what_a_child_tells_reaches_its_parent():
     page = SharedPage()
-    assert page.where() is None
+    assert page.location() is None
     child = os.fork()
     if child == 0:
         try:
-            page.tell(RunLocation(folder="/runs/ä b", rank=3, has_ops=True))
+            page.announce(RunLocation(folder="/runs/ä b", rank=3, has_ops=True))
             page.close()
         finally:
             os._exit(0)
     os.waitpid(child, 0)
-    where = page.where()
-    assert where is not None
-    assert (where.path, where.rank, where.has_ops, where.is_sync) == (Path("/runs/ä b"), 3, True, False)
+    location = page.location()
+    assert location is not None
+    assert (location.path, location.rank, location.has_ops, location.is_sync) == (Path("/runs/ä b"), 3, True, False)
     assert page.is_closed
 
 
 def test_a_path_too_long_for_the_page_is_not_announced():
     page = SharedPage()
-    page.tell(RunLocation(folder="x" * 20_000, rank=0))
-    assert page.where() is None
+    page.announce(RunLocation(folder="x" * 20_000, rank=0))
+    assert page.location() is None
 
 
 @pytest.mark.parametrize("is_answered", [False, True])

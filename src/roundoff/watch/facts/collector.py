@@ -1,9 +1,9 @@
-"""What is written down about a training beside its numbers: what it is made of, what came in, what ranks agree on."""
+"""Collects the facts about a training besides its numbers: its parts, its batches, hashes that ranks compare."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from torch import Tensor
@@ -14,7 +14,7 @@ from roundoff.record.process_info import note_environment
 from roundoff.record.torch_private import hidden_from_modes
 from roundoff.replay.state import Training
 from roundoff.replay.step_tape import StepTape
-from roundoff.runs import RunWriter
+from roundoff.runs import Failure, RunWriter
 from roundoff.watch.budget import TimeBudget
 from roundoff.watch.facts.step_batch import BatchSamples, batch_facts_of, criterion_input_facts
 from roundoff.watch.facts.structure import optimizer_names, start_values, structure_of
@@ -22,16 +22,14 @@ from roundoff.watch.facts.tensor_hashes import RankHashes
 from roundoff.watch.facts.weight_averages import WeightAverages
 
 _BATCH_PART = 0.1
-"""What looking at batches may take of the budget."""
+"""The share of the budget that looking at batches may take."""
 _MAX_TARGETS = 16
-
-
 _SECOND_LOOK = 10
-"""The step after which the structure is looked at again: what is still as it started does not learn."""
+"""The step after which the structure is described again: what has not changed by then does not learn."""
 
 
 class FactCollector:
-    """Looks at the training when it begins and when it changes, and at its batches as far as the budget allows."""
+    """Describes the training when it begins and when it changes, and its batches as far as the budget allows."""
 
     def __init__(
         self, writer: RunWriter, training: Training, *, sites: Sites, budget: TimeBudget, kept_batches: int
@@ -41,7 +39,7 @@ class FactCollector:
         self._sites = sites
         self._budget = budget
         self._hashes = RankHashes(writer)
-        self._batches = BatchSamples(writer, sites=sites, most=kept_batches)
+        self._samples = BatchSamples(writer, sites=sites, most=kept_batches)
         self._averages = WeightAverages(training, sites)
         self._starts: dict[int, tuple[float, float, float]] = {}
         self._resumed: set[int] = set()
@@ -49,78 +47,101 @@ class FactCollector:
         self._criterion_input: dict[str, Any] = {}
         self._stepped: dict[int, Optimizer] = {}
         self._targets: list[Tensor] = []
+        self._failed: set[str] = set()
 
     def drop_references(self) -> None:
-        """Keep nothing of the training alive that has ended."""
+        """Let go of a training that has ended, so that its memory can be freed."""
         self._stepped.clear()
 
     def begin(self) -> None:
-        """Look at the start values, before the first step changes them, and at what is around the training."""
+        """Note the start values, before the first step changes them, and the environment."""
         note_environment(self._writer)
         with hidden_from_modes():
             self._starts = start_values(self._training.tensors())
             self._resumed = {id(optimizer) for optimizer in self._training.optimizers if optimizer.state}
 
     def see_criterion(self, args: tuple[Any, ...]) -> None:
-        """Look at what a loss function is given."""
+        """Look at the arguments of a loss function."""
         if args:
             self._criterion_input = criterion_input_facts(args[0])
         if len(args) > 1 and isinstance(args[1], Tensor) and not args[1].requires_grad:
             self._targets = [*self._targets, args[1]][-_MAX_TARGETS:]
 
     def optimizer_name(self, optimizer: Optimizer) -> str:
-        """Return the name of an optimizer that steps: its class, numbered from the second on."""
+        """Return the name of an optimizer that steps: its class, numbered from the second one on."""
         self._stepped.setdefault(id(optimizer), optimizer)
         return optimizer_names(self._stepped.values())[id(optimizer)]
 
     def gradients_ready(self, step: int, optimizer: Optimizer | None = None) -> None:
-        """Hash gradients: after backward, and (with the optimizer that will use them) after clipping."""
+        """Hash the gradients: after backward, and (with the optimizer that will use them) after clipping."""
         if optimizer is not None:
             with hidden_from_modes():
-                self._averages.step_begins(step)
+                self._collect("averages", step, lambda: self._averages.step_begins(step))
         if self._hashes.wants(step):
             kind = "gradient" if optimizer is None else "clipped"
-            self._hashes.write(step, kind, ((name, x.grad) for name, x in self._parameters()))
+            gradients = ((name, x.grad) for name, x in self._parameters())
+            self._collect("hashes", step, lambda: self._hashes.write(step, kind, gradients))
 
     def buffers_ready(self, step: int, *, fully: bool) -> None:
-        """Hash buffers as a forward begins, when they have just been made the same on every rank."""
+        """Hash the buffers as a forward begins, when they have just been synchronized between ranks."""
         if fully or self._hashes.wants(step):
-            self._hashes.write(step, "buffer", self._training.buffers())
+            self._collect("hashes", step, lambda: self._hashes.write(step, "buffer", self._training.buffers()))
 
     def end_attempt(self, tape: StepTape, *, reached: Iterable[Tensor], fully: bool) -> None:
-        """Look at the training if it has changed, at what came in, and at the weights of this rank."""
+        """Collect what is due at the end of a step: structure, batch, samples, weight averages, hashes of weights."""
+        step = tape.step
         with hidden_from_modes():
-            groups = [group for optimizer in self._training.optimizers for group in optimizer.param_groups]
-            known = (len(self._training.models), len(self._training.optimizers), len(groups))
-            if known != self._known or tape.step == _SECOND_LOOK:
-                self._known = known
-                self._writer.write(
-                    structure_of(
-                        self._training,
-                        step=tape.step,
-                        sites=self._sites,
-                        reached=reached,
-                        starts=self._starts,
-                        resumed=self._resumed,
-                        stepped=set(self._stepped),
-                    )
-                )
-            if fully or self._budget.has_room("batch", part=_BATCH_PART):
-                began = time.perf_counter()
-                facts, samples = batch_facts_of(
-                    tape, self._sites, targets=self._targets, criterion_input=self._criterion_input
-                )
-                self._writer.write(facts)
-                if samples is not None:
-                    self._writer.write_hashes(samples)
-                self._budget.spend(time.perf_counter() - began, "batch")
-            self._batches.see(tape, targets=self._targets)
+            self._collect("structure", step, lambda: self._see_structure(step, reached))
+            self._collect("batch", step, lambda: self._see_batch(tape, fully=fully))
+            self._collect("samples", step, lambda: self._samples.see(tape, targets=self._targets))
             self._targets = []
-            seen = self._averages.step_ended(tape.step) if self._writer.info.ranks == 1 else None
-            if seen is not None:
-                self._writer.write_probe({"step": tape.step, **seen})
-            if self._hashes.wants(tape.step):
-                self._hashes.write(tape.step, "parameter", self._parameters())
+            self._collect("averages", step, lambda: self._see_averages(step))
+            if self._hashes.wants(step):
+                self._collect("hashes", step, lambda: self._hashes.write(step, "parameter", self._parameters()))
+
+    def _collect(self, name: str, step: int, look: Callable[[], None]) -> None:
+        """Collect one fact; one that fails because of us is noted in the run and not tried again."""
+        if name in self._failed:
+            return
+        try:
+            look()
+        except Exception as error:
+            self._failed.add(name)
+            self._writer.write(Failure.of(error, check="fact", name=name, step=step))
+
+    def _see_structure(self, step: int, reached: Iterable[Tensor]) -> None:
+        """Describe the training if models, optimizers or groups were added, and once more after some steps."""
+        groups = [group for optimizer in self._training.optimizers for group in optimizer.param_groups]
+        known = (len(self._training.models), len(self._training.optimizers), len(groups))
+        if known == self._known and step != _SECOND_LOOK:
+            return
+        self._known = known
+        self._writer.write(
+            structure_of(
+                self._training,
+                step=step,
+                sites=self._sites,
+                reached=reached,
+                starts=self._starts,
+                resumed=self._resumed,
+                stepped=set(self._stepped),
+            )
+        )
+
+    def _see_batch(self, tape: StepTape, *, fully: bool) -> None:
+        if not fully and not self._budget.has_room("batch", part=_BATCH_PART):
+            return
+        began = time.perf_counter()
+        facts, samples = batch_facts_of(tape, self._sites, targets=self._targets, criterion_input=self._criterion_input)
+        self._writer.write(facts)
+        if samples is not None:
+            self._writer.write_hashes(samples)
+        self._budget.spend(time.perf_counter() - began, "batch")
+
+    def _see_averages(self, step: int) -> None:
+        seen = self._averages.step_ended(step) if self._writer.info.ranks == 1 else None
+        if seen is not None:
+            self._writer.write_probe({"step": step, **seen})
 
     def _parameters(self) -> Iterable[tuple[str, Tensor]]:
         for x in self._training.tensors():

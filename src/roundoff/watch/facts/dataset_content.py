@@ -1,4 +1,4 @@
-"""Looks at what a data set holds in memory, so that a later look tells whether somebody has changed it."""
+"""Describes what a data set holds in memory, so that a later description shows whether it was changed."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from roundoff.watch.facts.tensor_hashes import hash_in
 
 _MAX_ARRAYS = 8
 _MAX_ELEMENTS = 2**18
-"""So much of an array is looked at, from its beginning: what changes samples changes these too."""
+"""At most this much of an array is read, from its beginning: code that changes samples changes these too."""
 _MAX_DEPTH = 3
 
 
 def dataset_content(dataset: Any) -> list[JsonValue]:
-    """Describe the tensors and arrays that a data set holds: name and address; hash, mean, std of their beginnings."""
+    """Describe the tensors and arrays in a data set: name and address; hash, mean and std of their beginnings."""
     found: list[JsonValue] = []
     for name, array in _arrays("", dataset, _MAX_DEPTH):
         if len(found) == _MAX_ARRAYS:

@@ -1,4 +1,4 @@
-"""Looks at what came into a step from outside, through the tape of the step: inputs, labels, and the loss they meet."""
+"""The batch of a step, found on its tape: its inputs, targets and criterion described, and a few samples kept."""
 
 from __future__ import annotations
 
@@ -20,20 +20,24 @@ from roundoff.runs import BatchFacts, HashColumns, JsonValue, RunWriter, TensorF
 from roundoff.watch.facts.tensor_hashes import hash_columns, hash_in, hash_of
 
 _MAX_VALUES = 1000
-"""Whole numbers with more different values than this are not counted: they are ids, not classes."""
+"""Integers with more distinct values than this are not counted: they are ids, not classes."""
 _MAX_HASHED_SAMPLES = 1024
+_MAX_SAMPLES = 8
+_MAX_TENSORS = 4
+_MAX_BYTES = 4 * 2**20
+"""Of one tensor; a larger sample is not kept."""
 
 
 def batch_facts_of(
     tape: StepTape, sites: Sites, *, targets: Sequence[Tensor], criterion_input: dict[str, Any]
 ) -> tuple[BatchFacts, HashColumns | None]:
-    """Describe what came into a step, and hash each of its samples.
+    """Describe the external tensors of a step, and hash each sample.
 
     Args:
-        tape: the step.
-        sites: names for its models.
-        targets: what loss functions were given as targets.
-        criterion_input: what `criterion_input_facts` says.
+        tape: of the step.
+        sites: the names of its models.
+        targets: the targets that loss functions were called with.
+        criterion_input: the result of `criterion_input_facts`.
     """
     tensors: list[TensorFacts] = []
     hashes: list[tuple[str, int]] = []
@@ -56,7 +60,7 @@ def batch_facts_of(
 
 
 def external_tensors(tape: StepTape, sites: Sites) -> Iterator[tuple[str, Tensor, bool]]:
-    """Yield what came into a step, once each: the place it went to first, its values, whether a loss took it."""
+    """Yield each external tensor of a step once: its first use, its values, whether a loss used it."""
     met: set[int] = set()
     for entry in flatten_entries(tape.entries):
         for place, external in _external_of(entry, sites):
@@ -66,7 +70,7 @@ def external_tensors(tape: StepTape, sites: Sites) -> Iterator[tuple[str, Tensor
 
 
 def is_loss(entry: TapeEntry) -> bool:
-    """Say whether a call computes a loss: a function or module of torch's that is named so."""
+    """Say whether a call computes a loss, going by the name of the torch function or module."""
     if isinstance(entry, FunctionEntry):
         return is_loss_name(entry.function.__name__)
     return isinstance(entry, ModelEntry) and type(entry.module).__module__ == "torch.nn.modules.loss"
@@ -151,7 +155,7 @@ def _criterion_facts(call: FunctionEntry | ModelEntry | None) -> dict[str, Any]:
 
 
 def criterion_input_facts(x: Any) -> dict[str, Any]:
-    """Describe the first argument of a criterion: how many classes, and whether its rows are probabilities already."""
+    """Describe the first argument of a criterion: the number of classes, and whether its rows are probabilities."""
     if not isinstance(x, Tensor) or x.dim() < 2 or not x.is_floating_point():
         return {}
     with torch.no_grad():
@@ -160,16 +164,8 @@ def criterion_input_facts(x: Any) -> dict[str, Any]:
     return {"rows_sum_to_one": is_probability, "num_classes": x.shape[1]}
 
 
-# == A few samples of the first batches, kept in the run: wrong data is seen, not read.
-
-_MAX_SAMPLES = 8
-_MAX_TENSORS = 4
-_MAX_BYTES = 4 * 2**20
-"""Of one tensor; a sample that is larger than that is not kept."""
-
-
 class BatchSamples:
-    """Writes the first samples of what models and loss functions were given, of the first few steps."""
+    """Writes the first samples of the inputs of models and loss functions in the first steps, to be looked at."""
 
     def __init__(self, writer: RunWriter, *, sites: Sites, most: int) -> None:
         self._writer = writer
@@ -178,7 +174,7 @@ class BatchSamples:
         self._next = 0
 
     def see(self, tape: StepTape, *, targets: Sequence[Tensor]) -> None:
-        """Keep some of a step's batch, if it is among the first; of several microbatches the first."""
+        """Keep a part of a step's batch, or of its first microbatch, if the step is among the first."""
         if self._next >= self._most:
             return
         found: dict[str, Tensor] = {}
@@ -194,7 +190,7 @@ class BatchSamples:
         self._next += 1
 
     def _named(self, tape: StepTape, targets: Sequence[Tensor]) -> Iterator[tuple[str, Tensor]]:
-        """Yield the target of the loss, then the inputs of models by the place they went to."""
+        """Yield the target of the loss, then the inputs of models, named after their first use."""
         external = list(external_tensors(tape, self._sites))
         given = targets or [x for place, x, is_target in external if is_target or place.endswith(":labels")]
         yield from (("target", x.detach()) for x in given[:1])
@@ -202,7 +198,7 @@ class BatchSamples:
 
 
 def _first_samples(x: Tensor) -> Tensor | None:
-    """Return the first samples, as many as there is room for; None if not even one can be kept."""
+    """Return as many of the first samples as fit; None if not even one does."""
     if not x.dim() or not x.numel() or x.layout is not torch.strided or file_dtype(x) is None:
         return None
     sample_bytes = x[0].numel() * x.element_size()

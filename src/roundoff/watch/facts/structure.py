@@ -1,4 +1,4 @@
-"""Looks at what a training is made of: parameters, modules, optimizers, and how they belong together."""
+"""Describes what a training is made of: parameters, modules, optimizers, and how they belong together."""
 
 from __future__ import annotations
 
@@ -17,50 +17,11 @@ from roundoff.record.torch_private import has_no_memory
 from roundoff.replay.state import Training, outermost_optimizers, parameters_of
 from roundoff.runs import JsonValue, ModuleFacts, OptimizerFacts, ParameterFacts, Structure
 
-# == Finds what models hold without owning it: tensors and layers in plain attributes, which `parameters()`
-# == leaves out.
-
+_MAX_SETTING_ITEMS = 8
+"""Longer lists among the attributes of a module are no settings."""
 _OWN = ("_parameters", "_buffers", "_modules")
 _MAX_DEPTH = 3
 _MAX_ITEMS = 1000
-
-
-def held_by_attributes(models: Iterable[nn.Module]) -> dict[int, str]:
-    """Return where each tensor is that some module holds in a plain attribute, a list or a dict, by identity.
-
-    >>> model = nn.Identity()
-    >>> model.layers = [nn.Linear(2, 2)]
-    >>> list(held_by_attributes([model]).values())
-    ['layers[0].weight', 'layers[0].bias']
-    """
-    found: dict[int, str] = {}
-    for model in models:
-        owned = set(map(id, model.parameters())) | set(map(id, model.buffers()))
-        for path, module in named_places(model):
-            for name, value in vars(module).items():
-                if name not in _OWN:
-                    for place, x in _tensors_in(value, f"{path}.{name}" if path else name, _MAX_DEPTH):
-                        if id(x) not in owned:
-                            found.setdefault(id(x), place)
-    return found
-
-
-def _tensors_in(value: Any, place: str, depth: int) -> Iterator[tuple[str, Tensor]]:
-    # type(), not isinstance: lazy proxies among the values must not be woken up
-    if issubclass(type(value), Tensor):
-        yield place, value
-    elif issubclass(type(value), nn.Module):
-        yield from ((f"{place}.{name}", x) for name, x in value.named_parameters())
-    elif depth and issubclass(type(value), (list, tuple)) and len(value) <= _MAX_ITEMS:
-        for index, item in enumerate(value):
-            yield from _tensors_in(item, f"{place}[{index}]", depth - 1)
-    elif depth and issubclass(type(value), dict) and len(value) <= _MAX_ITEMS:
-        for key, item in value.items():
-            yield from _tensors_in(item, f"{place}[{key!r}]", depth - 1)
-
-
-_MAX_SETTING_ITEMS = 8
-"""Longer lists among the attributes of a module are no settings."""
 
 
 def structure_of(
@@ -78,15 +39,15 @@ def structure_of(
     Args:
         training: its models and optimizers.
         step: the step that has ended.
-        sites: names for them.
-        reached: the leaves that backward led to.
-        starts: mean, std and absmax of tensors before the first step, by identity.
-        resumed: the identities of optimizers that had state before their first step.
-        stepped: the identities of optimizers that have stepped.
+        sites: the names of modules and parameters.
+        reached: the leaves that backward reached.
+        starts: mean, std and absmax of tensors before the first step, by id.
+        resumed: the ids of optimizers that had state before their first step.
+        stepped: the ids of optimizers that have stepped.
     """
     reached = list(reached)
-    ours = {id(x) for x in reached} | {id(p) for model in training.models for p in model.parameters()}
-    optimizers = [o for o in outermost_optimizers(training.optimizers) if id(o) in stepped or _holds_any(o, ours)]
+    trained = {id(x) for x in reached} | {id(p) for model in training.models for p in model.parameters()}
+    optimizers = [o for o in outermost_optimizers(training.optimizers) if id(o) in stepped or _holds_any(o, trained)]
     names = optimizer_names(optimizers)
     with torch.no_grad():
         return Structure(
@@ -121,7 +82,7 @@ def _holds_any(optimizer: Optimizer, tensors: set[int]) -> bool:
 
 
 def optimizer_names(optimizers: Iterable[Optimizer]) -> dict[int, str]:
-    """Give optimizers the names of their classes, numbered from the second of a class on."""
+    """Name optimizers after their classes, numbered from the second of a class on; by id."""
     counts: dict[str, int] = {}
     names: dict[int, str] = {}
     for optimizer in optimizers:
@@ -132,7 +93,7 @@ def optimizer_names(optimizers: Iterable[Optimizer]) -> dict[int, str]:
 
 
 def start_values(tensors: Iterable[Tensor]) -> dict[int, tuple[float, float, float]]:
-    """Return mean, std and absmax of each tensor, by identity; one pass over their memory."""
+    """Return mean, std and absmax of each tensor, by id; one pass over their memory."""
     found: dict[int, tuple[float, float, float]] = {}
     for x in tensors:
         if x.is_floating_point() and x.numel() and not x.is_meta and type(x.data) in (Tensor, nn.Parameter):
@@ -258,3 +219,37 @@ def _group(group: dict[str, Any]) -> dict[str, JsonValue]:
         elif isinstance(value, (list, tuple)) and all(isinstance(item, (bool, int, float)) for item in value):
             found[key] = list(value)
     return found
+
+
+def held_by_attributes(models: Iterable[nn.Module]) -> dict[int, str]:
+    """Return, by id, the place of each tensor in a plain attribute, list or dict, which `parameters()` leaves out.
+
+    >>> model = nn.Identity()
+    >>> model.layers = [nn.Linear(2, 2)]
+    >>> list(held_by_attributes([model]).values())
+    ['layers[0].weight', 'layers[0].bias']
+    """
+    found: dict[int, str] = {}
+    for model in models:
+        owned = set(map(id, model.parameters())) | set(map(id, model.buffers()))
+        for path, module in named_places(model):
+            for name, value in vars(module).items():
+                if name not in _OWN:
+                    for place, x in _tensors_in(value, f"{path}.{name}" if path else name, _MAX_DEPTH):
+                        if id(x) not in owned:
+                            found.setdefault(id(x), place)
+    return found
+
+
+def _tensors_in(value: Any, place: str, depth: int) -> Iterator[tuple[str, Tensor]]:
+    # type(), not isinstance: that would make lazy proxies among the values load what they stand for
+    if issubclass(type(value), Tensor):
+        yield place, value
+    elif issubclass(type(value), nn.Module):
+        yield from ((f"{place}.{name}", x) for name, x in value.named_parameters())
+    elif depth and issubclass(type(value), (list, tuple)) and len(value) <= _MAX_ITEMS:
+        for index, item in enumerate(value):
+            yield from _tensors_in(item, f"{place}[{index}]", depth - 1)
+    elif depth and issubclass(type(value), dict) and len(value) <= _MAX_ITEMS:
+        for key, item in value.items():
+            yield from _tensors_in(item, f"{place}[{key!r}]", depth - 1)

@@ -1,4 +1,7 @@
-"""Hashes of tensors' values, as a run keeps them: equal values have equal hashes, on every device and rank."""
+"""Hashes of the values of tensors, by which ranks that should agree are compared after the run.
+
+Equal values have equal hashes on every device and rank.
+"""
 
 from __future__ import annotations
 
@@ -15,6 +18,10 @@ from roundoff.record.torch_private import hidden_from_modes, keep_process_group,
 from roundoff.replay.rank_consensus import num_ranks
 from roundoff.runs import HashColumns, Interned, RunWriter
 
+_STEPS_IN_FULL = 20
+_INTERVAL = 10
+_MAX_STEPS = 1000
+
 
 def hash_of(x: Tensor) -> int:
     """Return the hash of a tensor's values; one pass over its memory."""
@@ -22,12 +29,12 @@ def hash_of(x: Tensor) -> int:
 
 
 def hash_in(row: NDArray[np.float64]) -> int:
-    """Return the hash that a summary holds."""
+    """Return the hash in a summary."""
     return int(row[columns.HASH : columns.HASH + 1].view(np.uint64)[0])
 
 
 def hash_columns(step: int, kind: str, hashes: Sequence[tuple[str, int]]) -> HashColumns:
-    """Lay out the hashes of one kind, each with its name, for the run."""
+    """Lay out named hashes of one kind as columns of the run."""
     return HashColumns(
         step=np.full(len(hashes), step, dtype=np.int32),
         microbatch=np.zeros(len(hashes), dtype=np.int16),
@@ -37,16 +44,8 @@ def hash_columns(step: int, kind: str, hashes: Sequence[tuple[str, int]]) -> Has
     )
 
 
-# == Hashes of gradients, weights and buffers, by which ranks that should agree are held against each other
-# == afterwards.
-
-_STEPS_IN_FULL = 20
-_INTERVAL = 10
-_MAX_STEPS = 1000
-
-
 class RankHashes:
-    """Writes hashes in the first steps and in every tenth after; the same steps on every rank."""
+    """Writes hashes in the first steps and in every tenth step after that, in the same steps on every rank."""
 
     def __init__(self, writer: RunWriter) -> None:
         self._writer = writer
@@ -54,11 +53,11 @@ class RankHashes:
         self._last_step = -1
 
     def wants(self, step: int) -> bool:
-        """Say whether the hashes of this step are to be taken."""
+        """Say whether to hash in this step."""
         if num_ranks() == 1 or (step >= _STEPS_IN_FULL and step % _INTERVAL):
             return False
         if step != self._last_step:
-            # Looking at gradients gives them Python objects, and freeing their group could then wait for ever.
+            # Reading gradients gives them Python objects, after which freeing their process group could deadlock.
             keep_process_group(dist.group.WORLD)
             self._last_step = step
             self._num_steps += 1

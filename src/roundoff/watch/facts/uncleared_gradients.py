@@ -1,4 +1,4 @@
-"""Gradients that an optimizer uses a second time because nobody cleared them."""
+"""Gradients that an optimizer uses a second time because the loop did not clear them."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ class UnclearedGradients:
     def used(self, optimizer: Optimizer) -> None:
         """Remember the gradients that an optimizer has just stepped on, as they are now."""
         parameters = parameters_of(optimizer)
-        theirs = {id(p) for p in parameters}
-        others = [one for one in self._used if (p := one[0]()) is not None and id(p) not in theirs]
+        ids = {id(p) for p in parameters}
+        others = [one for one in self._used if (p := one[0]()) is not None and id(p) not in ids]
         self._used = others + [(ref(p), ref(p.grad), p.grad._version) for p in parameters if p.grad is not None]
         self._carried.clear()
 
     def backward_begins(self) -> None:
-        """Look which of them are still as they were, now that a step begins to add to them; one transfer."""
+        """Find those that are unchanged now that a step begins to add to them; one transfer from their device."""
         kept: list[tuple[int, Tensor]] = []
         for parameter, gradient, version in self._used:
             p, grad = parameter(), gradient()
@@ -43,11 +43,11 @@ class UnclearedGradients:
         self._carried = {known: ref(grad) for (known, grad), norm in zip(kept, norms, strict=True) if norm}
 
     def cleared(self) -> None:
-        """Take note of a zero_grad after the step began."""
+        """Note a zero_grad after the step began."""
         self._carried.clear()
 
     def num_in(self, optimizer: Optimizer) -> int:
-        """Return how many parameters of an optimizer have such a gradient; those replaced since do not count."""
+        """Return how many parameters of an optimizer have such a gradient; gradients replaced since do not count."""
         parameters = parameters_of(optimizer)
         return sum((kept := self._carried.get(id(p))) is not None and kept() is p.grad for p in parameters)
 

@@ -1,4 +1,4 @@
-"""Follows averages of the weights through the first steps: copies that are written to, and whether they move."""
+"""Follows averages of the weights through the first steps: copies that are written to, and how far they move."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from roundoff.replay.state import Training, parameters_of
 from roundoff.runs import JsonValue
 
 FIRST_STEP, LAST_STEP = 4, 19
-"""Copies are looked for after the one, and looked at again after the other."""
+"""Copies are searched for after the first of these steps, and compared after the last."""
 _MAX_ELEMENTS = 2**22
 _MAX_COPIES = 16
 _MAX_DISTANCE = 0.5
-"""Of the weight's own norm: what is farther away is no copy."""
+"""In units of the weight's norm: a tensor farther away is not a copy."""
 
 
 class WeightAverages:
-    """Follows one weight that is trained: who else holds it or a copy of it, and what they do with it."""
+    """Follows one trained weight: which other objects hold it or a copy of it, and whether they change it."""
 
     def __init__(self, training: Training, sites: Sites) -> None:
         self._training = training
@@ -35,19 +35,19 @@ class WeightAverages:
         self._scales: list[float] = []
 
     def step_begins(self, step: int) -> None:
-        """See whether somebody wrote to the weight since the optimizer did, and only made it a little smaller."""
+        """Check whether the weight was only scaled since the optimizer wrote it, as weight decay by hand does."""
         weight, after = self._weight, self._after
         if weight is None or after is None or not FIRST_STEP < step <= LAST_STEP or weight._version == after[0]:
             return
         if torch.equal(weight.detach(), after[1]):
-            return  # limits that are kept anyhow, or weights that were lent and given back
+            return  # clamped within its limits, or swapped out and back by a replay
         scale = float((weight.detach().double() * after[1].double()).sum() / after[1].double().square().sum())
         rest = weight.detach().double() - scale * after[1].double()
         if float(rest.norm()) <= 1e-5 * float(after[1].double().norm()):
             self._scales.append(scale)
 
     def step_ended(self, step: int) -> dict[str, JsonValue] | None:
-        """Keep what the optimizer left; return what was seen of copies when the last step has come."""
+        """Keep the weight as the optimizer left it; after the last step, return what the copies did."""
         if step == FIRST_STEP:
             self._begin()
         weight = self._weight
@@ -56,7 +56,7 @@ class WeightAverages:
         if step < LAST_STEP:
             self._after = (weight._version, weight.detach().clone())
             return None
-        found = self._told(weight)
+        found = self._describe(weight)
         self._weight = self._start = self._after = None
         self._copies = []
         return found
@@ -76,13 +76,13 @@ class WeightAverages:
             if float((x.detach() - weight.detach()).norm()) <= _MAX_DISTANCE * norm:
                 self._copies.append((ref(x), x.detach().clone(), x._version))
 
-    def _told(self, weight: Tensor) -> dict[str, JsonValue] | None:
+    def _describe(self, weight: Tensor) -> dict[str, JsonValue] | None:
         assert self._start is not None
         moved = float((weight.detach() - self._start).norm())
         copies: list[JsonValue] = []
         for reference, before, version in self._copies:
             x = reference()
-            # An average is written to in every step; the watch's own snapshots take turns, and are not meant here.
+            # An average is written in every step; the watch's own snapshots are written less often and do not count.
             if x is not None and x.shape == before.shape and x._version - version >= LAST_STEP - FIRST_STEP:
                 copies.append({"num_writes": x._version - version, "moved": float((x.detach() - before).norm())})
         scales: list[JsonValue] = [*self._scales]
@@ -100,7 +100,7 @@ def _is_like(x: Tensor, weight: Tensor) -> bool:
 
 
 def _num_holders(weight: Tensor, training: Training) -> int:
-    """Count who else has the very memory of the weight: tensors of a kept state dict, a shallow copy of its model."""
+    """Count what shares the memory of the weight: tensors of a stored state dict, shallow copies of its model."""
     known = {id(module) for module in training.modules()}
     memory: Any = weight.untyped_storage()._cdata
     count = 0

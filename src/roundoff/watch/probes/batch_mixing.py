@@ -1,4 +1,4 @@
-"""Do samples of a batch depend on each other? One is changed, and the others are looked at."""
+"""Do the samples of a batch depend on each other? One is changed, and the outputs of the others are compared."""
 
 from __future__ import annotations
 
@@ -19,28 +19,23 @@ from roundoff.watch.facts.step_batch import is_loss
 
 
 def batch_mixing(step: ReplayedStep) -> dict[str, JsonValue] | None:
-    """Change one sample, in eval mode, and see whether the outputs of others change."""
+    """Change one sample, in eval mode, and check whether the outputs of others change."""
     size = step.batch_size
     if size is None or _are_related(step, size):
         return None
     sample = size // 2
     dependent = _dependent(step, sample, dim=0, size=size)
     if not dependent:
-        return {"probe": "batch-mixing", "sample": sample, "changed": [], "site": None}
+        return {"sample": sample, "changed": [], "site": None}
     if not _repeats(step):
-        return None  # what changes by itself tells nothing
+        return None  # outputs that differ anyway say nothing
     entries = [entry for entry in flatten_entries(step.tape.entries) if isinstance(entry, ModelEntry)]
     inputs = [tensor.copy for entry in entries for tensor in external_tensors_in((entry.args, entry.kwargs))]
     widths = {copy.shape[1] for copy in inputs if copy.dim() > 1 and copy.shape[0] == size}
     if len(widths) == 1 and (width := widths.pop()) > 1 and _dependent(step, width // 2, dim=1, size=width) == []:
-        return None  # time comes first here and samples second
+        return None  # here the first dimension is time, and samples are the second
     changed: list[JsonValue] = [*dependent]
-    return {
-        "probe": "batch-mixing",
-        "sample": sample,
-        "changed": changed,
-        "site": _first_mixing_site(step, sample, size),
-    }
+    return {"sample": sample, "changed": changed, "site": _first_mixing_site(step, sample, size)}
 
 
 def _dependent(step: ReplayedStep, sample: int, *, dim: int, size: int) -> list[int] | None:
@@ -54,7 +49,7 @@ def _dependent(step: ReplayedStep, sample: int, *, dim: int, size: int) -> list[
         if a.shape != b.shape or a.dim() <= dim or a.shape[dim] != size:
             continue
         if a.shape == (size, size) or (gives_losses and a.numel() == size):
-            continue  # scores of samples against each other, or losses made of them
+            continue  # scores of samples against each other, or their losses
         is_by_sample = True
         scale = float(a.abs().max()) or 1.0
         differs = ((a - b).abs() > 1e-5 * scale).transpose(0, dim).reshape(size, -1).any(1)
@@ -63,12 +58,12 @@ def _dependent(step: ReplayedStep, sample: int, *, dim: int, size: int) -> list[
 
 
 def _are_related(step: ReplayedStep, size: int) -> bool:
-    """Say whether samples are nodes of a graph: beside them a number, or an edge, for pairs of them goes in."""
+    """Say whether samples are nodes of a graph: another input holds a number for each pair of them, or edges."""
     calls = [entry for entry in flatten_entries(step.tape.entries) if isinstance(entry, ModelEntry)]
     given = [x.copy for call in calls for x in external_tensors_in((call.args, call.kwargs))]
     kept = [buffer for call in calls for buffer in call.module.buffers()]
     squares = [x for x in (*given[1:], *kept) if x.shape == (size, size) and x.is_floating_point()]
-    if any(bool(x.isfinite().all()) for x in squares):  # with -inf in it, it would be a mask of times
+    if any(bool(x.isfinite().all()) for x in squares):  # with -inf it would be a mask over time
         return True
     return any(_are_edges(x, size) for x in given[1:])
 
@@ -78,7 +73,7 @@ def _are_edges(x: Tensor, size: int) -> bool:
 
 
 def _has_targets(step: ReplayedStep) -> bool:
-    """Say whether anything from outside comes to the outputs of the models before backward."""
+    """Say whether a function or loss gets an external tensor besides the outputs of the models."""
     for entry in flatten_entries(step.tape.entries):
         if not isinstance(entry, (FunctionEntry, ModelEntry)) or (isinstance(entry, ModelEntry) and not is_loss(entry)):
             continue
@@ -88,7 +83,7 @@ def _has_targets(step: ReplayedStep) -> bool:
 
 
 def _repeats(step: ReplayedStep) -> bool:
-    """Say whether the outputs are the same when nothing is changed."""
+    """Say whether the outputs are the same if nothing is changed."""
     return all(torch.equal(a, b) for a, b in zip(_outputs(step, None), _outputs(step, None), strict=True))
 
 
@@ -114,7 +109,7 @@ def _disturb(x: Tensor, sample: int, dim: int, size: int) -> Tensor:
 
 
 def _first_mixing_site(step: ReplayedStep, sample: int, size: int) -> str | None:
-    """Return the module in whose own code the values of other samples begin to change with `sample`."""
+    """Return the module in whose own code the values of other samples first change with `sample`."""
     plain = _Trail(size)
     with plain.following():
         _outputs(step, None)
@@ -129,7 +124,7 @@ def _first_mixing_site(step: ReplayedStep, sample: int, size: int) -> str | None
 
 
 class _Trail:
-    """Follows values through the modules of a forward: each stop is a tensor, and whose code has computed it."""
+    """Follows values through the modules of a forward: each stop is a tensor, and the module that computed it."""
 
     def __init__(self, size: int) -> None:
         self.stops: list[tuple[nn.Module | None, Tensor]] = []

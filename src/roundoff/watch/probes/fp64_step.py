@@ -1,4 +1,4 @@
-"""The same step in fp64: whether its gradient is that of its loss, and what a narrow format made zero."""
+"""The same step in fp64: is its gradient the derivative of its loss, and what did a narrow format round to zero?"""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from roundoff.replay.step_tape import StepTape, flatten_entries
 from roundoff.runs import JsonValue
 
 _STEP_LENGTH = 1e-4
-"""Of the walk along the gradient: its own error is the square of it."""
+"""Of the finite difference along the gradient, whose own error is the square of this."""
 _IS_OFF = 0.02
-"""A derivative that is off by more than this is measured parameter by parameter."""
+"""If the derivative is off by more than this, it is measured parameter by parameter."""
 
 
 def gradient_direction(step: ReplayedStep) -> dict[str, JsonValue] | None:
-    """Walk along the gradient in fp64 and see whether the loss changes as much as the gradient says."""
+    """Move along the gradient in fp64 and check whether the loss changes as much as the gradient says."""
     if _is_narrow(step.tape):
         return None
     with step.in_state(), _in_fp64(step.training):
@@ -39,9 +39,9 @@ def gradient_direction(step: ReplayedStep) -> dict[str, JsonValue] | None:
         measured = _slope(step, parameters, [g / norm for g in gradients])
         ratio = measured / norm
         found: dict[str, JsonValue] = {
-            "probe": "direction", "expected": norm, "measured": measured, "ratio": ratio, "functions": list(functions),
+            "expected": norm, "measured": measured, "ratio": ratio, "functions": list(functions),
         }  # fmt: skip
-        if functions or abs(ratio - 1) > _IS_OFF:  # what is wrong before a function may drown in what is right after it
+        if functions or abs(ratio - 1) > _IS_OFF:  # a small wrong part may hide behind a large correct one
             found["by_site"] = [_slope_of(step, p, g) for p, g in zip(parameters, gradients, strict=True)]
         return found
 
@@ -72,7 +72,7 @@ def _slope(
 
 
 def fp64_step(step: ReplayedStep) -> dict[str, JsonValue] | None:
-    """Compute the gradients of a narrow step wide, and count the zeros that only the format made."""
+    """Compute the gradients of a narrow step in fp64 as well, and count the zeros that only the format made."""
     if not _is_narrow(step.tape) and all(x.dtype in (torch.float32, torch.float64) or not x.is_floating_point()
                                           for x in step.training.tensors()):  # fmt: skip
         return None
@@ -83,7 +83,6 @@ def fp64_step(step: ReplayedStep) -> dict[str, JsonValue] | None:
         wide_loss = mean_loss(step.play(change=_widen, stops_at_step=True, autocasts=False))
         wide = _zero_shares(step)
     return {
-        "probe": "wide",
         "loss": narrow_loss,
         "wide_loss": wide_loss,
         "parameters": [
@@ -107,7 +106,7 @@ def _zero_shares(step: ReplayedStep) -> dict[str, tuple[float, float]]:
 
 @contextlib.contextmanager
 def _in_fp64(training: Training) -> Iterator[None]:
-    """Have every parameter and buffer in fp64; the state that was lent is given back afterwards in any case."""
+    """Hold every parameter and buffer in fp64 inside the block."""
     floats = [(x, x.dtype) for x in training.tensors() if x.is_floating_point()]
     try:
         for x, _ in floats:
@@ -129,7 +128,7 @@ def _is_narrow(tape: StepTape) -> bool:
 
 
 def _is_torchs(node: Any) -> bool:
-    """Say whether a function is torch's own, such as the one that calls backward hooks of modules."""
+    """Say whether an autograd function is torch's own, such as the one that calls backward hooks of modules."""
     return getattr(node, "_forward_cls", type(node)).__module__.partition(".")[0] == "torch"
 
 
@@ -151,9 +150,9 @@ def _custom_functions(roots: Sequence[Tensor]) -> set[Any]:
 
 @contextlib.contextmanager
 def _noting_identities(functions: set[Any]) -> Iterator[set[Any]]:
-    """Fill a set with those functions that give, inside the block, only what they are given.
+    """Yield a set that holds, after the block, the functions that only returned their input.
 
-    They are there for their backward alone: gradients are reversed, scaled or clipped on purpose.
+    They exist for their backward alone: gradients are reversed, scaled or clipped on purpose.
     """
     others: set[Any] = set()
     called: set[Any] = set()

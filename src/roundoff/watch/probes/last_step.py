@@ -1,4 +1,4 @@
-"""Experiments on a snapshot whose results are written into the run: the step again, with one thing changed."""
+"""Runs the probes on the last step of a training, and writes what they measure into the run."""
 
 from __future__ import annotations
 
@@ -17,17 +17,100 @@ from roundoff.record.ops.op_table import describe_op
 from roundoff.record.source_lines import Sources
 from roundoff.record.torch_private import DispatchMode, push_mode, remove_mode
 from roundoff.replay.player import replay_sources
-from roundoff.replay.replayed_step import ReplayedStep, cut_batch, mean_loss
-from roundoff.runs import JsonValue, RunWriter
+from roundoff.replay.replayed_step import ReplayedCodeRaised, ReplayedStep, cut_batch, mean_loss
+from roundoff.runs import Failure, JsonValue, RunWriter
 from roundoff.watch.probes.batch_mixing import batch_mixing
 from roundoff.watch.probes.fp64_step import fp64_step, gradient_direction
 
-# == Which ops of a forward draw random numbers, and where.
+_OVERFIT_STEPS = 40
+Probe = Callable[[ReplayedStep], dict[str, JsonValue] | None]
+
+
+class LastStepProbes:
+    """Runs the probes on one step within a time limit, and writes their results into the run."""
+
+    def __init__(self, writer: RunWriter, *, seconds: float) -> None:
+        self._writer = writer
+        self._seconds = seconds
+
+    def run(self, step: ReplayedStep, *, is_suspicious: bool) -> None:
+        """Run one probe after another while time is left.
+
+        A probe is left out if the user's code does not accept what it changes; a failure of ours is noted in the run.
+
+        Args:
+            step: the last step of the training.
+            is_suspicious: the loss did not go down, so also check whether one batch can be learned.
+        """
+        deadline = time.monotonic() + self._seconds
+        for name, probe in _probes_for(step, is_suspicious=is_suspicious, until=deadline).items():
+            if time.monotonic() > deadline:
+                self._writer.note(f"Probes were cut short after {self._seconds:g} s.")
+                return
+            try:
+                found = probe(step)
+            except ReplayedCodeRaised:
+                continue
+            except Exception as error:
+                self._writer.write(Failure.of(error, check="probe", name=name, step=step.tape.step))
+                continue
+            if found is not None:
+                self._writer.write_probe({"step": step.tape.step, "probe": name, **found})
+
+
+def _probes_for(step: ReplayedStep, *, is_suspicious: bool, until: float) -> dict[str, Probe]:
+    """Return the probes that make sense for a step, by name, in the order in which to run them."""
+    probes: dict[str, Probe] = {"eval-mode": _eval_mode, "half-batch": _half_batch}
+    if is_suspicious:
+        probes["overfit"] = lambda step: _overfit(step, until=until)
+    if not step.rounds_on_purpose:
+        probes |= {"batch-mixing": batch_mixing, "direction": gradient_direction}
+    return probes | {"wide": fp64_step}
+
+
+def _half_batch(step: ReplayedStep) -> dict[str, JsonValue] | None:
+    """Play the step in eval mode with each half of the batch: a mean stays, a sum halves."""
+    size = step.batch_size
+    if size is None or size < 4:
+        return None
+    halves: list[JsonValue] = []
+    for part in (slice(0, size // 2), slice(size // 2, size)):
+        with step.in_state():
+            player = step.play(
+                forward_only=True, is_training=False, change=lambda x, part=part: cut_batch(x, size, part)
+            )
+            halves.append(mean_loss(player))
+    with step.in_state():
+        whole = mean_loss(step.play(forward_only=True, is_training=False))
+    return {"loss": whole, "halves": halves}
+
+
+def _eval_mode(step: ReplayedStep) -> dict[str, JsonValue] | None:
+    """Play the same batch in train mode and, twice, in eval mode."""
+    with step.in_state():
+        train = mean_loss(step.play(forward_only=True))
+    sources = replay_sources()
+    with step.in_state(), noting_random_ops(step.sites, sources) as random_ops:
+        once = mean_loss(step.play(forward_only=True, is_training=False, sources=sources))
+        drawn: list[JsonValue] = [*random_ops]  # copied here: leaving the block restores every list
+    with step.in_state():
+        torch.manual_seed(1)
+        again = mean_loss(step.play(forward_only=True, is_training=False, keeps_generators=False))
+    return {"train_loss": train, "eval_loss": once, "eval_again": again, "random_ops": drawn}
+
+
+def _overfit(step: ReplayedStep, *, until: float) -> dict[str, JsonValue] | None:
+    """Take the step again and again with the same batch: any model that can learn learns that."""
+    losses: list[JsonValue] = []
+    with step.in_state():
+        while len(losses) < _OVERFIT_STEPS and time.monotonic() < until:
+            losses.append(mean_loss(step.play()))
+    return {"losses": losses} if len(losses) > 1 else None
 
 
 @contextlib.contextmanager
 def noting_random_ops(sites: Sites, sources: Sources) -> Iterator[list[dict[str, JsonValue]]]:
-    """Give the list of random ops inside the block, as it grows: site, op and source of each."""
+    """Yield a list that grows inside the block by the site, op and source of every random op."""
     mode = _RandomOps(sites, sources)
     push_mode(mode)
     try:
@@ -37,6 +120,8 @@ def noting_random_ops(sites: Sites, sources: Sources) -> Iterator[list[dict[str,
 
 
 class _RandomOps(DispatchMode):
+    """Notes the ops that draw random numbers, and where."""
+
     def __init__(self, sites: Sites, sources: Sources) -> None:
         super().__init__()
         self.found: list[dict[str, JsonValue]] = []
@@ -51,7 +136,7 @@ class _RandomOps(DispatchMode):
         return func(*args, **kwargs) if kwargs else func(*args)
 
     def _site(self) -> str:
-        """Return the innermost module whose call is on the stack."""
+        """Return the site of the innermost module whose call is on the stack: here no module hooks say which it is."""
         frame: FrameType | None = sys._getframe(1)
         while frame is not None:
             module = frame.f_locals.get("self")
@@ -70,84 +155,3 @@ def _draws_nothing(func: Any, args: Any, kwargs: dict[str, Any]) -> bool:
     if given.get("train") is False or given.get("training") is False:
         return True
     return any(name in names and not given.get(name, 0.0) for name in ("dropout_p", "p"))
-
-
-_OVERFIT_STEPS = 40
-Probe = Callable[[ReplayedStep], dict[str, JsonValue] | None]
-
-
-class LastStepProbes:
-    """Runs the probes on one step, within an allowance of time, and writes down what they give."""
-
-    def __init__(self, writer: RunWriter, *, seconds: float) -> None:
-        self._writer = writer
-        self._seconds = seconds
-
-    def run(self, step: ReplayedStep, *, is_suspicious: bool) -> None:
-        """Run one probe after another as long as time allows; one that fails is left out.
-
-        Args:
-            step: the last step of the training.
-            is_suspicious: the loss did not go down: also see whether one batch can be learned.
-        """
-        began = time.monotonic()
-        exact: list[Probe] = [] if step.rounds_on_purpose else [batch_mixing, gradient_direction]
-        probes: list[Probe] = [_eval_mode, _half_batch, *exact, fp64_step]
-        if is_suspicious:
-            probes.insert(2, lambda step: _overfit(step, until=began + self._seconds))
-        for probe in probes:
-            if time.monotonic() - began > self._seconds:
-                self._writer.note(f"Probes were cut short after {self._seconds:g} s.")
-                return
-            try:
-                found = probe(step)
-            except Exception:  # code of the user that takes only what it is used to
-                continue
-            if found is not None:
-                self._writer.write_probe({"step": step.tape.step, **found})
-
-
-def _half_batch(step: ReplayedStep) -> dict[str, JsonValue] | None:
-    """Play the step in eval mode with each half of the batch: the mean of a mean stays, a sum halves."""
-    size = step.batch_size
-    if size is None or size < 4:
-        return None
-    halves: list[JsonValue] = []
-    for part in (slice(0, size // 2), slice(size // 2, size)):
-        with step.in_state():
-            player = step.play(
-                forward_only=True, is_training=False, change=lambda x, part=part: cut_batch(x, size, part)
-            )
-            halves.append(mean_loss(player))
-    with step.in_state():
-        whole = mean_loss(step.play(forward_only=True, is_training=False))
-    return {"probe": "half-batch", "loss": whole, "halves": halves}
-
-
-def _eval_mode(step: ReplayedStep) -> dict[str, JsonValue] | None:
-    """Play the same batch in train mode and, twice, in eval mode."""
-    with step.in_state():
-        train = mean_loss(step.play(forward_only=True))
-    sources = replay_sources()
-    with step.in_state(), noting_random_ops(step.sites, sources) as random_ops:
-        once = mean_loss(step.play(forward_only=True, is_training=False, sources=sources))
-        drawn: list[JsonValue] = [*random_ops]  # taken here: a list that grows inside is set back with everything else
-    with step.in_state():
-        torch.manual_seed(1)
-        again = mean_loss(step.play(forward_only=True, is_training=False, keeps_generators=False))
-    return {
-        "probe": "eval-mode",
-        "train_loss": train,
-        "eval_loss": once,
-        "eval_again": again,
-        "random_ops": drawn,
-    }
-
-
-def _overfit(step: ReplayedStep, *, until: float) -> dict[str, JsonValue] | None:
-    """Take the step again and again with the same batch: whatever can learn learns that."""
-    losses: list[JsonValue] = []
-    with step.in_state():
-        while len(losses) < _OVERFIT_STEPS and time.monotonic() < until:
-            losses.append(mean_loss(step.play()))
-    return {"probe": "overfit", "losses": losses} if len(losses) > 1 else None

@@ -1,4 +1,4 @@
-"""How much memory a process holds, how much is left for it, and whether the kernel killed somebody for want of it."""
+"""How much memory a process uses, how much is available to it, and whether the kernel's OOM killer has struck."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ _NO_LIMIT = 2**60
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostMemory:
-    """What one look at a process's memory gave; None for what the system does not tell."""
+    """The memory of a process at one moment; None for what the system does not report."""
 
     rss_bytes: int | None = None
     available_bytes: int | None = None
-    """What is left for more: the machine's, or below the tightest limit of its control groups."""
+    """What the process can still allocate: on the machine, or below the tightest limit of its control groups."""
     total_bytes: int | None = None
     """The machine's memory, or that limit."""
     num_oom_kills: int | None = None
-    """Of the control group where it counts them, else of the machine, since it started."""
+    """Counted by the control group if it does so, else by the machine, since it started."""
 
 
 def read_memory(process: int) -> HostMemory:
-    """Look at the memory of this process's child, or its own; cheap enough for once a second."""
+    """Read the memory of this process or of a child of it; cheap enough to do once a second."""
     total, available = _of_machine()
     for limit, used in _limits():
         if total is None or limit < total:
@@ -51,7 +51,7 @@ def _of_machine() -> tuple[int | None, int | None]:
 
 
 def _limits() -> Iterator[tuple[int, int]]:
-    """Give limit and use of every control group around us that has a limit."""
+    """Yield the limit and use of every control group of this process that has a limit."""
     for folder in _control_groups():
         for limit_name, used_name in (
             ("memory.max", "memory.current"),
@@ -59,7 +59,7 @@ def _limits() -> Iterator[tuple[int, int]]:
         ):
             limit, used = _number(folder / limit_name), _number(folder / used_name)
             if limit is not None and used is not None and limit < _NO_LIMIT:
-                # What is kept of files can be dropped, so it does not count as used.
+                # The kernel drops cached files when memory is needed, so they do not count as used.
                 yield limit, used - _fields(folder / "memory.stat").get("inactive_file", 0)
 
 
@@ -72,7 +72,7 @@ def _num_oom_kills() -> int | None:
 
 
 def _control_groups() -> Iterator[Path]:
-    """Give our own control group for memory, which a child shares, and those around it."""
+    """Yield the memory control group of this process, which a child shares, and its parents."""
     with contextlib.suppress(OSError):
         for line in Path("/proc/self/cgroup").read_text().splitlines():
             _, kinds, name = line.split(":", 2)
@@ -86,7 +86,7 @@ def _control_groups() -> Iterator[Path]:
 
 
 def _fields(path: Path) -> dict[str, int]:
-    """Read a file of lines that are a name and a number."""
+    """Read a file whose lines are a name and a number."""
     found = {}
     with contextlib.suppress(OSError):
         for line in path.read_text().splitlines():

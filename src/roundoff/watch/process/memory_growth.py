@@ -1,4 +1,4 @@
-"""Follows the memory of the process, and where it grows steadily finds what keeps it."""
+"""Follows the memory of the process, and if it grows steadily, finds what holds it."""
 
 from __future__ import annotations
 
@@ -20,143 +20,35 @@ from roundoff.record.torch_private import hidden_from_modes
 from roundoff.runs import JsonValue, MemoryLook, RunWriter
 from roundoff.watch.process.variables import NamedObject, growing_line, name_from_referrers, named_objects, user_frames
 
-# == A census of the process: its containers, its tensors and the graphs they hang on, to be compared with a
-# == later one.
-
+MIB = 2**20
+WARM_UP_STEPS = 20
+"""Until then allocators fill their caches, and optimizers create their state."""
+MAX_SAMPLES = 128
+MIN_GROWTH = 16 * MIB
+MIN_GROWTH_PER_STEP = 2048
+"""Bytes; less than this per step is a list of numbers, not a leak."""
+MAX_LOOKS = 5
+STEPS_BETWEEN_LOOKS = 8
+"""What grows by one entry per step stands out only after a few steps."""
+_NUM_SEGMENTS = 8
+_MAX_KEEPERS = 5
 _MIN_LENGTH = 16
 _MAX_NODES = 20_000
 _CONTAINERS = (list, dict, deque, set)
 _TENSORS = (Tensor, torch.nn.Parameter)
 
 
-@dataclass(frozen=True, slots=True)
-class Census:
-    """What there was at one moment; containers by identity, which says nothing once they are gone."""
-
-    lengths: dict[int, int]
-    num_tensors: Counter[str]
-    tensor_bytes: Counter[str]
-    graph_sizes: dict[str, int]
-    """Nodes behind each variable that hangs on a graph."""
-
-
-def take_census(
-    variables: Mapping[str, Any], *, before: Census | None = None, least: int = 2
-) -> tuple[Census, list[tuple[Any, int]]]:
-    """Count containers, tensors and graphs; some 0.2 s, so only where there is reason to.
-
-    Returns the census, and the containers that have at least `least` entries more than before, with how many more.
-
-    Args:
-        variables: what the training's own code can name, by name.
-        before: an earlier census.
-        least: so many more entries count as growth.
-    """
-    lengths: dict[int, int] = {}
-    grown: list[tuple[Any, int]] = []
-    num_tensors: Counter[str] = Counter()
-    tensor_bytes: Counter[str] = Counter()
-    earlier = {} if before is None else before.lengths
-    with hidden_from_modes():
-        for thing in gc.get_objects():
-            kind = type(thing)
-            if kind in _CONTAINERS:
-                length = len(thing)
-                if length >= _MIN_LENGTH and thing is not earlier:
-                    lengths[id(thing)] = length
-                    if before is not None and length - earlier.get(id(thing), 0) >= least:
-                        grown.append((thing, length - earlier.get(id(thing), 0)))
-            elif kind in _TENSORS:
-                name = describe_value(thing)
-                num_tensors[name] += 1
-                tensor_bytes[name] += bytes_of(thing)
-        graphs = {name: graph_size(value) for name, value in variables.items() if has_graph(value, depth=0)}
-    return Census(lengths, num_tensors, tensor_bytes, graphs), grown
-
-
-def last_entry(container: Any) -> Any:
-    """Return what was put in last, as far as the container remembers."""
-    if isinstance(container, dict):
-        return next(reversed(container.values()), None)
-    return next(iter(container), None) if isinstance(container, set) else container[-1]
-
-
-def has_graph(value: Any, *, depth: int = 2) -> bool:
-    """Say whether a tensor hangs on a graph, or one that a list, tuple or dictionary holds."""
-    if type(value) in _TENSORS:
-        return value.grad_fn is not None
-    if depth and isinstance(value, (list, tuple)):
-        return any(has_graph(item, depth=depth - 1) for item in value[:8])
-    if depth and isinstance(value, dict):
-        return any(has_graph(item, depth=depth - 1) for item in list(value.values())[:8])
-    return False
-
-
-def graph_size(x: Tensor) -> int:
-    """Count the nodes of the graph behind a tensor, up to a limit."""
-    seen: set[Any] = set()
-    waiting: list[Any] = [x.grad_fn]
-    while waiting and len(seen) < _MAX_NODES:
-        node = waiting.pop()
-        if node is not None and node not in seen:
-            seen.add(node)
-            waiting.extend(following for following, _ in node.next_functions)
-    return len(seen)
-
-
-def bytes_of(value: Any, *, depth: int = 2) -> int:
-    """Estimate what a value holds: tensors, arrays, bytes and text exactly, containers by their first entries."""
-    if type(value) in _TENSORS:
-        return int(value.numel() * value.element_size())
-    if isinstance(value, np.ndarray):
-        return value.nbytes
-    if depth and isinstance(value, (list, tuple, dict)) and value:
-        entries = list(value.values() if isinstance(value, dict) else value[:8])[:8]
-        return sum(bytes_of(entry, depth=depth - 1) for entry in entries) * len(value) // len(entries)
-    return sys.getsizeof(value)
-
-
-def describe_value(value: Any, *, depth: int = 1) -> str:
-    """Say what a value is, in words that group its kind: `float32 64x10 tensor`, `tuple with float32 64x10 tensor`."""
-    if type(value) in _TENSORS:
-        return f"{str(value.dtype).removeprefix('torch.')} {_shape(value)} tensor"
-    if isinstance(value, np.ndarray):
-        return f"{value.dtype} {_shape(value)} array"
-    if depth and isinstance(value, (list, tuple, dict)) and value:
-        entries = list(value.values()) if isinstance(value, dict) else list(value[:8])
-        return f"{type(value).__name__} with {describe_value(max(entries, key=bytes_of), depth=depth - 1)}"
-    return type(value).__name__
-
-
-def _shape(value: Any) -> str:
-    return "x".join(map(str, value.shape)) or "scalar"
-
-
-MIB = 2**20
-WARM_UP_STEPS = 20
-"""Allocators fill their caches, optimizers make their state."""
-MAX_SAMPLES = 128
-MIN_GROWTH = 16 * MIB
-MIN_GROWTH_PER_STEP = 2048
-"""Less than this a step is a list of numbers, not a leak."""
-MAX_LOOKS = 5
-STEPS_BETWEEN_LOOKS = 8
-"""What grows by one entry a step stands out only after a few."""
-_NUM_SEGMENTS = 8
-_MAX_KEEPERS = 5
-
-
 class MemoryFollower:
-    """Reads the resident memory once a step, about 3 us, and looks closer only where it grows steadily.
+    """Reads the resident memory once a step, in about 3 us, and looks closer only if it grows steadily.
 
-    A look costs about 0.2 s, there are at most five, each after twice the growth of the one before. What it finds is
-    written into the run; whether that is a fault is for a diagnosis to say. Does nothing where the system does not tell
+    A closer look costs about 0.2 s; there are at most five, each after twice the growth of the previous one. Results are
+    written into the run; the diagnosis decides whether they are a fault. Does nothing where the system does not report
     the memory of a process.
 
     Args:
         writer: of the run.
-        model_bytes: growth is measured against the size of the model, too.
-        own_bytes: says what the watch itself keeps, which is no growth of the training.
+        model_bytes: the size of the model, which growth is measured against.
+        own_bytes: returns what the watch itself keeps, which does not count as growth.
     """
 
     def __init__(self, writer: RunWriter, *, model_bytes: int = 0, own_bytes: Callable[[], int] = lambda: 0) -> None:
@@ -176,7 +68,7 @@ class MemoryFollower:
         self._start: tuple[int, int] | None = None
 
     def step_closed(self, step: int) -> None:
-        """Take a sample now and then, and look closer if memory has grown steadily since the last time."""
+        """Take a sample now and then, and look closer if memory has grown steadily since the last look."""
         self._until_sample -= 1
         if self._until_sample > 0 or self._file is None:
             return
@@ -189,7 +81,7 @@ class MemoryFollower:
             self._look(step, resident, sys._getframe(1))
 
     def close(self) -> None:
-        """Note what the process held when it was last seen training, if it ever grew."""
+        """Write the memory of the last sample, if memory ever grew."""
         if self._start is not None and self._file is not None:
             self._write(*self._samples[-1], is_last=True)
         if self._file is not None:
@@ -197,7 +89,7 @@ class MemoryFollower:
             self._file = None
 
     def _resident(self) -> int:
-        """Return what the process holds beyond the most that the watch has ever kept: memory that is freed stays."""
+        """Return the resident memory minus the most that the watch ever kept: freed memory stays resident."""
         assert self._file is not None
         self._most_own_bytes = max(self._most_own_bytes, self._own_bytes())
         return int(os.pread(self._file, 64, 0).split()[1]) * self._page_bytes - self._most_own_bytes
@@ -245,7 +137,7 @@ class MemoryFollower:
 
 
 def steady_growth(samples: list[tuple[int, int]]) -> tuple[int, int] | None:
-    """Return the first (step, bytes) of samples that grow all the way and do not level off; None for others.
+    """Return the first (step, bytes) of samples that grow throughout and do not level off; None for others.
 
     What counts is the least of each of eight segments, which peaks do not raise.
     """
@@ -292,7 +184,7 @@ def _grown_containers(
 
 
 def _heaviest(grown: list[tuple[Any, int]], num_steps: int) -> list[tuple[Any, int, Any]]:
-    """Return (container, how many more, last entry) of those that matter; names are dear, so only a few."""
+    """Return (container, number of new entries, last entry) of the few largest: finding their names is expensive."""
     weighed = [(container, more, last_entry(container)) for container, more in grown]
     worth = [
         (container, more, entry)
@@ -322,3 +214,106 @@ def _open_statm() -> int | None:
         return os.open("/proc/self/statm", os.O_RDONLY | os.O_CLOEXEC)
     except OSError:
         return None
+
+
+@dataclass(frozen=True, slots=True)
+class Census:
+    """The containers, tensors and graphs of the process at one moment; containers by id, valid while they live."""
+
+    lengths: dict[int, int]
+    num_tensors: Counter[str]
+    tensor_bytes: Counter[str]
+    graph_sizes: dict[str, int]
+    """The number of autograd nodes that each variable keeps alive."""
+
+
+def take_census(
+    variables: Mapping[str, Any], *, before: Census | None = None, least: int = 2
+) -> tuple[Census, list[tuple[Any, int]]]:
+    """Count containers, tensors and graphs; takes about 0.2 s.
+
+    Returns the census, and the containers that have at least `least` entries more than before, with that number.
+
+    Args:
+        variables: the variables of the training's own code, by name.
+        before: an earlier census.
+        least: the number of new entries that counts as growth.
+    """
+    lengths: dict[int, int] = {}
+    grown: list[tuple[Any, int]] = []
+    num_tensors: Counter[str] = Counter()
+    tensor_bytes: Counter[str] = Counter()
+    earlier = {} if before is None else before.lengths
+    with hidden_from_modes():
+        for thing in gc.get_objects():
+            kind = type(thing)
+            if kind in _CONTAINERS:
+                length = len(thing)
+                if length >= _MIN_LENGTH and thing is not earlier:
+                    lengths[id(thing)] = length
+                    if before is not None and length - earlier.get(id(thing), 0) >= least:
+                        grown.append((thing, length - earlier.get(id(thing), 0)))
+            elif kind in _TENSORS:
+                name = describe_value(thing)
+                num_tensors[name] += 1
+                tensor_bytes[name] += bytes_of(thing)
+        graphs = {name: graph_size(value) for name, value in variables.items() if has_graph(value, depth=0)}
+    return Census(lengths, num_tensors, tensor_bytes, graphs), grown
+
+
+def last_entry(container: Any) -> Any:
+    """Return the entry that was added last, if the container keeps an order."""
+    if isinstance(container, dict):
+        return next(reversed(container.values()), None)
+    return next(iter(container), None) if isinstance(container, set) else container[-1]
+
+
+def has_graph(value: Any, *, depth: int = 2) -> bool:
+    """Say whether a value is or contains a tensor with an autograd graph."""
+    if type(value) in _TENSORS:
+        return value.grad_fn is not None
+    if depth and isinstance(value, (list, tuple)):
+        return any(has_graph(item, depth=depth - 1) for item in value[:8])
+    if depth and isinstance(value, dict):
+        return any(has_graph(item, depth=depth - 1) for item in list(value.values())[:8])
+    return False
+
+
+def graph_size(x: Tensor) -> int:
+    """Count the nodes of the autograd graph of a tensor, up to a limit."""
+    seen: set[Any] = set()
+    waiting: list[Any] = [x.grad_fn]
+    while waiting and len(seen) < _MAX_NODES:
+        node = waiting.pop()
+        if node is not None and node not in seen:
+            seen.add(node)
+            waiting.extend(following for following, _ in node.next_functions)
+    return len(seen)
+
+
+def bytes_of(value: Any, *, depth: int = 2) -> int:
+    """Estimate the size of a value: tensors, arrays, bytes and text exactly, containers from their first entries."""
+    if type(value) in _TENSORS:
+        return int(value.numel() * value.element_size())
+    if isinstance(value, np.ndarray):
+        return value.nbytes
+    if depth and isinstance(value, (list, tuple, dict)) and value:
+        entries = list(value.values() if isinstance(value, dict) else value[:8])[:8]
+        return sum(bytes_of(entry, depth=depth - 1) for entry in entries) * len(value) // len(entries)
+    return sys.getsizeof(value)
+
+
+def describe_value(value: Any, *, depth: int = 1) -> str:
+    """Describe the kind of a value: `float32 64x10 tensor`, `tuple with float32 64x10 tensor`."""
+    if type(value) in _TENSORS:
+        return f"{str(value.dtype).removeprefix('torch.')} {_shape(value)} tensor"
+    if isinstance(value, np.ndarray):
+        return f"{value.dtype} {_shape(value)} array"
+    if depth and isinstance(value, (list, tuple, dict)) and value:
+        entries = list(value.values()) if isinstance(value, dict) else list(value[:8])
+        return f"{type(value).__name__} with {describe_value(max(entries, key=bytes_of), depth=depth - 1)}"
+    return type(value).__name__
+
+
+def _shape(value: Any) -> str:
+    return "x".join(map(str, value.shape)) or "scalar"

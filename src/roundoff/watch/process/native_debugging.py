@@ -1,4 +1,4 @@
-"""Runs a script under valgrind's memcheck, which sees every access to memory and all that is never freed."""
+"""Slow modes that locate errors in native code: valgrind's memcheck, and devices that run one op at a time."""
 
 from __future__ import annotations
 
@@ -11,8 +11,6 @@ from pathlib import Path
 
 from roundoff.errors import ScriptError
 
-# == Synchronous mode: every device runs one op at a time, so that an error shows where it was made.
-
 SWITCHES = {
     "CUDA_LAUNCH_BLOCKING": "1",
     "AMD_SERIALIZE_KERNEL": "3",  # ROCm waits before and after each kernel
@@ -23,44 +21,36 @@ SWITCHES = {
     "CNNL_MIN_LOG_LEVEL": "INFO",
     "TORCH_NCCL_BLOCKING_WAIT": "1",
 }
-"""What each vendor's libraries read when they are loaded; the others ignore it."""
-
-
-def set_synchronous(environment: MutableMapping[str, str] = os.environ) -> list[str]:
-    """Set the switches of synchronous mode, and return them as they are now: `CUDA_LAUNCH_BLOCKING=1`.
-
-    A switch that the user has set stays as it is. To be called before torch is loaded.
-
-    >>> set_synchronous({"CUDA_LAUNCH_BLOCKING": "0"})[:2]
-    ['CUDA_LAUNCH_BLOCKING=0', 'AMD_SERIALIZE_KERNEL=3']
-    """
-    return [f"{name}={environment.setdefault(name, value)}" for name, value in SWITCHES.items()]
+"""What each vendor's libraries read when they are loaded; other libraries ignore it."""
 
 
 def run_memcheck(command: Sequence[str], *, xml: Path) -> int:
-    """Run `python ...` under memcheck and return its exit code; what memcheck saw goes to `xml`.
+    """Run `python ...` under memcheck and return its exit code; memcheck writes its errors to `xml`.
 
-    It takes 20 to 50 times as long, and loading torch alone a minute or two. The script is not watched meanwhile.
-    `memcheck_findings` in diagnose reads the file.
+    Memcheck checks every memory access and lists what is never freed. It takes 20 to 50 times as long; loading torch
+    alone takes a minute or two. The script is not watched meanwhile. `memcheck_findings` in diagnose reads the file.
     """
     # Python's own allocator hides from memcheck what lies inside its arenas.
     environment = {**os.environ, "PYTHONMALLOC": "malloc", "OMP_NUM_THREADS": "1"}
     code = subprocess.run(memcheck_command(command, xml=xml), env=environment).returncode
-    return code if code >= 0 else 128 - code  # as a shell tells of a signal
+    return code if code >= 0 else 128 - code  # as a shell reports a signal
 
 
 def memcheck_command(command: Sequence[str], *, xml: Path) -> list[str]:
-    """Return the command line that runs `python ...` under memcheck; a `ScriptError` says so if it is not installed.
+    """Return the command line that runs `python ...` under memcheck.
 
-    Of memory that is still reachable, or only might be lost, nothing is told: Python leaves plenty of both at its end.
-    Values that were never set are not followed: vectorised code reads beyond ends, and halves the speed of following.
+    Memory that is still reachable or only possibly lost is not reported: Python leaves plenty of both at exit.
+    Uninitialized values are not tracked: vectorized code reads beyond ends, and tracking takes twice as long.
+
+    Raises:
+        ScriptError: valgrind is not installed.
     """
     valgrind = shutil.which("valgrind")
     if valgrind is None:
         raise ScriptError.explain(
             "valgrind is not installed.",
             why="--valgrind runs the script under its memcheck.",
-            fix="install it: apt install valgrind.",
+            fix="install it, for example with: apt install valgrind",
         )
     return [
         valgrind,
@@ -76,3 +66,15 @@ def memcheck_command(command: Sequence[str], *, xml: Path) -> list[str]:
         sys.executable,
         *command[1:],
     ]
+
+
+def set_synchronous(environment: MutableMapping[str, str] = os.environ) -> list[str]:
+    """Make every device run one op at a time, so that an error is raised where it occurs; return the settings.
+
+    They are environment variables, such as `CUDA_LAUNCH_BLOCKING=1`; those that the user has set stay as they are. Call
+    it before torch is loaded.
+
+    >>> set_synchronous({"CUDA_LAUNCH_BLOCKING": "0"})[:2]
+    ['CUDA_LAUNCH_BLOCKING=0', 'AMD_SERIALIZE_KERNEL=3']
+    """
+    return [f"{name}={environment.setdefault(name, value)}" for name, value in SWITCHES.items()]

@@ -15,14 +15,14 @@ _MAX_FRAMES = 64
 
 
 def has_debugger() -> bool:
-    """Whether gdb is there."""
+    """Whether gdb is installed."""
     return shutil.which("gdb") is not None
 
 
 def write_native_stacks(process: int, path: Path, *, heading: str) -> bool:
     """Append the stacks of all threads of a process to a file, and say whether that worked.
 
-    The process is stopped meanwhile, a second or a few, and then goes on.
+    The process is stopped meanwhile, for a few seconds, and then continues.
     """
     gdb = shutil.which("gdb")
     if gdb is None:
@@ -48,14 +48,14 @@ def write_native_stacks(process: int, path: Path, *, heading: str) -> bool:
 
 
 def _unblock_signals() -> None:
-    """Let gdb have the signals that the waiting parent has blocked."""
+    """Unblock in gdb the signals that the waiting parent has blocked."""
     signal.pthread_sigmask(signal.SIG_SETMASK, [])
 
 
 def _options() -> list[str]:
-    """Ask for nothing but stacks: no start-up files, no scripts of the libraries, no symbols from the network.
+    """Request nothing but stacks: no start-up files, no scripts of the libraries, no symbols from the network.
 
-    Torch has so many names that gdb would spend most of the time on demangling them; we do that for the few we need.
+    Torch has so many symbols that gdb would spend most of its time demangling them; we demangle the few in the stacks.
     """
     before = ("set debuginfod enabled off", "set auto-load off", "set demangle-style none", "set width 0")
     wanted = ("set print frame-arguments presence", f"thread apply all backtrace {_MAX_FRAMES}")
@@ -68,7 +68,7 @@ def _options() -> list[str]:
 
 
 def _stacks_in(text: str) -> str:
-    """Leave out what gdb says while it attaches, and write names as in the source."""
+    """Drop what gdb prints while it attaches, and demangle the names."""
     lines = [line for line in text.splitlines() if line.startswith(("#", "Thread "))]
     return _demangle("\n".join(lines)) if any(line.startswith("#") for line in lines) else ""
 

@@ -1,4 +1,4 @@
-"""Every op in the flight recorder, so that the one which crashed or hung has a name."""
+"""Notes every op in the flight recorder, so that the one that crashed or hung has a name."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from roundoff.runs.flight import FlightRecorder
 
 @contextlib.contextmanager
 def noting_ops(flight: FlightRecorder) -> Iterator[None]:
-    """Note every op of this thread inside the block; compiled models run eagerly, for compiled code shows no ops."""
+    """Note every op of this thread inside the block; compiled models run eagerly, since compiled code shows no ops."""
     with torch.compiler.set_stance("force_eager"), _OpNotes(flight):
         yield
 
 
 class _OpNotes(DispatchMode):
-    """Notes each op before it runs, and that it has ended."""
+    """Notes each op before it runs and after it has ended."""
 
     def __init__(self, flight: FlightRecorder) -> None:
         super().__init__()
@@ -29,7 +29,7 @@ class _OpNotes(DispatchMode):
         self._names: dict[Any, str] = {}
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Run the op as it is; one that raises stays noted as running, which tells where the exception came from."""
+        """Run the op unchanged; one that raises stays noted as running, which shows where the exception came from."""
         name = self._names.get(func)
         if name is None:
             name = self._names[func] = describe_op(func).name

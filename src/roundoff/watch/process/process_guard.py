@@ -1,4 +1,4 @@
-"""What a watched process does so that its death can be explained: it notes what runs, and where stacks go."""
+"""What a watched process does so that its death can be explained: it notes what runs, and where stacks are written."""
 
 from __future__ import annotations
 
@@ -17,23 +17,24 @@ MAX_WAIT_SECONDS = 40.0
 
 
 class ProcessGuard:
-    """Sees to it that somebody can tell afterwards what this process was doing when it died or hung.
+    """Keeps a record of what this process is doing, for the case that it dies or hangs.
 
-    `supervise` makes one and hands it to the child, which starts it when the run folder is known:
+    `supervise` passes one to the child, and `start_watching` starts it once the run folder exists:
 
     ```python
     def train(guard: ProcessGuard) -> int:
-        from roundoff.watch.watching import start_watching  # here torch is loaded: in the child
+        from roundoff.record.script import Script, run_script  # torch is loaded here, in the child
+        from roundoff.watch.settings import WatchSettings
+        from roundoff.watch.watching import next_folder, start_watching
 
-        watch = start_watching(...)
-        guard.start(watch.folder, rank=watch.rank, has_ops=ops)
-        watch.flight = guard.flight  # note(), enter() and leave() from the hooks
-        code = run_script(script)
-        tell_verdict(watch)
-        guard.close()  # from here on the parent stays silent, unless the process crashes
+        watch = start_watching(to=next_folder, settings=WatchSettings(), guard=guard)
+        with watch.running():
+            code = run_script(Script(target="train.py"), on_error=watch.note_exception)
+        print(watch.verdict())
+        guard.close()  # from now on the parent reports nothing, unless the process crashes
         return code
 
-    sys.exit(supervise(train, hang_after=60.0, on_ending=tell_of_ending))
+    sys.exit(supervise(train, hang_after=60.0))
     ```
 
     Nothing here raises: what cannot be set up is left out.
@@ -41,18 +42,18 @@ class ProcessGuard:
 
     def __init__(self, page: SharedPage | None = None, *, parent: int | None = None) -> None:
         self.flight = FlightRecorder(bytearray(TOTAL_BYTES))
-        """Notes what runs: into the run folder once the guard was started, into nothing before."""
+        """Notes what runs: in the run folder once the guard was started, nowhere before."""
         self._page = page
         self._parent = parent
         self._stacks: Path | None = None
         self._descriptor: int | None = None
 
     def start(self, folder: Path, *, rank: int, is_sync: bool = False, has_ops: bool = False) -> None:
-        """Begin to note what runs, and say where stacks go when the process crashes or hangs."""
+        """Begin to note what runs, and choose where stacks are written if the process crashes or hangs."""
         folder = folder.absolute()
         with contextlib.suppress(OSError):
             self.flight = FlightRecorder.create(flight_path(folder, rank=rank))
-        # In a process that is not ours alone, stacks that somebody has sent elsewhere stay there.
+        # In a process that is not our child, a faulthandler that the user has set up stays as it is.
         if self._page is not None or not faulthandler.is_enabled():
             with contextlib.suppress(OSError):
                 self._stacks = crash_path(folder, rank=rank)
@@ -60,10 +61,10 @@ class ProcessGuard:
                 self._descriptor = os.open(self._stacks, flags, 0o666)
                 self._catch_crashes(self._descriptor)
         if self._page is not None:
-            self._page.tell(RunLocation(folder=str(folder), rank=rank, is_sync=is_sync, has_ops=has_ops))
+            self._page.announce(RunLocation(folder=str(folder), rank=rank, is_sync=is_sync, has_ops=has_ops))
 
     def close(self) -> None:
-        """Note that the run is over and all is said; crashes are still caught, for processes crash while they end."""
+        """Note that the run is over and reported; crashes are still caught, since processes also crash at exit."""
         self.flight.close()
         if self._page is not None:
             self._page.close()
@@ -76,12 +77,12 @@ class ProcessGuard:
                 self._stacks.unlink(missing_ok=True)
 
     def _catch_crashes(self, descriptor: int) -> None:
-        # Our own handler comes first, so that faulthandler finds it there and hands on to it with its stacks written.
+        # Our own handler is installed first: faulthandler writes its stacks and then calls the previous handler.
         if self._page is not None and self._parent is not None:
             _wait_when_crashing(self._page, self._parent)
             let_trace(self._parent)
         faulthandler.enable(file=descriptor, all_threads=True)
-        _use_signal_stack()  # after faulthandler, whose own is small
+        _use_signal_stack()  # after faulthandler, whose own signal stack is too small
         if self._page is not None and hasattr(faulthandler, "register"):
             faulthandler.register(STACKS_SIGNAL, file=descriptor, all_threads=True)
 
@@ -97,6 +98,6 @@ def _use_signal_stack() -> None:
 
 
 def _kernels() -> ModuleType | None:
-    from roundoff.kernels import compiled  # torch comes with it, and a guard that was not started needs none
+    from roundoff.kernels import compiled  # imports torch, which a guard that is never started does not need
 
     return compiled()

@@ -1,4 +1,4 @@
-"""Runs the training in a child process, so that somebody is left to speak when it is killed, crashes or hangs."""
+"""Runs the training in a child process, so that the parent can report what happened if the child dies or hangs."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from roundoff.watch.process.process_guard import ProcessGuard
 
 OnEnding = Callable[[Path, int, "Ending"], None]
-"""Called with run folder, rank and ending when there is something to tell: a crash, a hang, an end without a word."""
+"""Called with run folder, rank and ending if there is something to report: a crash, a hang, an unexpected exit."""
 
 _WAITED_FOR: Sequence[int] = (
     signal.SIGCHLD, signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2,
@@ -33,16 +33,17 @@ def supervise(
 ) -> int:
     """Run `child_main` in a child process, wait for it, and return its exit code.
 
-    The child leaves through `SystemExit` with that code. If a signal ends it, this process ends by the same signal, so
-    that shells and launchers see what they would have seen; a child that was stopped because it hung (no progress for
-    `hang_after` seconds) gives 1. Signals sent to this process are passed on, and the child never outlives it. Call it
-    before torch is loaded: a fork copies no threads. Where a system cannot fork, `child_main` runs in this process.
+    The child exits through `SystemExit` with that code. If a signal kills it, this process dies by the same signal, so
+    that shells and launchers see what they would have seen without it; a child that was stopped because it hung (no
+    progress for `hang_after` seconds) returns 1. Signals sent to this process are forwarded, and the child never
+    outlives it. Call it before torch is loaded: a fork copies no threads. Where a system cannot fork, `child_main` runs
+    in this process.
     """
     page, parent = SharedPage(), os.getpid()
-    os.environ["ROUNDOFF_LAUNCHER"] = f"{parent}:{os.getppid()}"  # by which ranks know that they belong together
+    os.environ["ROUNDOFF_LAUNCHER"] = f"{parent}:{os.getppid()}"  # by which ranks recognize that they belong together
     if not can_supervise():
         return _run_here(child_main)
-    mask = signal.pthread_sigmask(signal.SIG_BLOCK, _WAITED_FOR)  # so that none is lost from here on
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, _WAITED_FOR)  # so that none is lost before the child is monitored
     child = _fork()
     if child is None:
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
@@ -55,12 +56,12 @@ def supervise(
         sys.exit(child_main(ProcessGuard(page, parent=parent)))
     from roundoff.watch.process.child_monitor import ChildMonitor
 
-    vigil = ChildMonitor(child, page, hang_after=hang_after, on_hang=on_hang, on_ending=on_ending)
+    monitor = ChildMonitor(child, page, hang_after=hang_after, on_hang=on_hang, on_ending=on_ending)
     try:
-        ending = vigil.keep(_WAITED_FOR)
+        ending = monitor.wait(_WAITED_FOR)
     finally:
         while signal.sigtimedwait(_WAITED_FOR, 0) is not None:
-            pass  # what came too late for the child is not for us
+            pass  # too late for the child, and not meant for this process
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
     if ending.was_stopped:
         return 1
@@ -70,7 +71,7 @@ def supervise(
 
 
 def _fork() -> int | None:
-    """Fork with nothing left in the buffers that both would write; None if the system refuses."""
+    """Fork with empty output buffers, which both processes would write otherwise; None if the system refuses."""
     sys.stdout.flush()
     sys.stderr.flush()
     try:

@@ -1,4 +1,4 @@
-"""The names by which a training's own code knows its objects."""
+"""The names of objects in the training's own code, and the line that makes one grow."""
 
 from __future__ import annotations
 
@@ -21,19 +21,20 @@ from roundoff.record.source_lines import shown_path
 _MAX_VISITED = 5000
 _MAX_DEPTH = 3
 _OWN_REFERENCES = 3
-"""To the copy of a frame's variables: the frame's, ours, and that of the call that counts them."""
+"""References to the copy of a frame's variables: by the frame, by us, and by the call that counts them."""
 _NOT_THE_USERS = tuple(str(folder) + os.sep for folder in (Path(torch.__file__).parent, Path(__file__).parents[2]))
+_GROWERS = {"append", "appendleft", "extend", "extendleft", "insert", "add", "update", "setdefault", "put"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NamedObject:
-    """An object under the name that code knows it by."""
+    """An object and its name in the code."""
 
     name: str
     """`losses`, `self.history`, `log['loss']`."""
     value: Any
     anchor: str
-    """The last identifier in the name, which the line that changes it must mention."""
+    """The last identifier in the name, which a line that changes the object must mention."""
     owner: Any = None
     """The object whose attribute it is."""
     frame: FrameType | None = None
@@ -51,9 +52,9 @@ def user_frames(frame: FrameType | None) -> list[FrameType]:
 
 
 def named_objects(frames: list[FrameType]) -> Iterator[NamedObject]:
-    """Give what the frames can name: their variables, then what those hold, a few levels deep.
+    """Yield the variables of the frames, then what those hold, a few levels deep.
 
-    Each object comes once, under its shortest name.
+    Each object is yielded once, under its shortest name.
     """
     level = [
         NamedObject(name=name, value=value, anchor=name, frame=frame)
@@ -74,7 +75,7 @@ def named_objects(frames: list[FrameType]) -> Iterator[NamedObject]:
 
 
 def name_from_referrers(target: Any) -> NamedObject | None:
-    """Find the module or object that holds something which no running frame leads to."""
+    """Find the module or object that holds an object which no running frame leads to."""
     for holder in gc.get_referrers(target):
         for owner in (holder, *(gc.get_referrers(holder) if type(holder) is dict else ())):
             attributes = getattr(owner, "__dict__", None)
@@ -100,7 +101,7 @@ def _inside(named: NamedObject) -> Iterator[NamedObject]:
 
 
 def _is_foreign(value: Any) -> bool:
-    """Say whether nothing of the training's is to be found behind a value."""
+    """Say whether a value leads to nothing of the training."""
     if isinstance(value, (ModuleType, type, int, float, str, bytes, FunctionType, BuiltinFunctionType)):
         return True
     return _is_ours(value)
@@ -112,10 +113,10 @@ def _is_ours(value: Any) -> bool:
 
 
 def _locals_of(frame: FrameType) -> Mapping[str, Any]:
-    """Return the local variables of a frame and leave nothing behind.
+    """Return the local variables of a frame without keeping them alive.
 
-    Up to Python 3.12 asking a function's frame for them makes it keep a copy, which would keep tensors alive: it is
-    emptied again, unless somebody uses it, as `names = locals()` does.
+    Up to Python 3.12, reading `f_locals` of a function makes the frame keep a copy, which would keep tensors alive: it
+    is cleared again, unless the user's code holds it, as `names = locals()` does.
     """
     is_function = frame.f_code.co_flags & inspect.CO_OPTIMIZED
     copy = frame.f_locals
@@ -125,13 +126,8 @@ def _locals_of(frame: FrameType) -> Mapping[str, Any]:
     return found
 
 
-# == The line of code that makes a variable grow, read from its source.
-
-_GROWERS = {"append", "appendleft", "extend", "extendleft", "insert", "add", "update", "setdefault", "put"}
-
-
 def growing_line(named: NamedObject, frames: list[FrameType]) -> str | None:
-    """Return `train.py:12`, the first line that adds to the object; None if no source says so.
+    """Return `train.py:12`, the first line that adds to the object; None if none is found in the source.
 
     `x.append(y)`, `x[key] = y`, `x += y` and `x = x + y` add to x; for an attribute, those of any object by that name.
     """
@@ -144,7 +140,7 @@ def growing_line(named: NamedObject, frames: list[FrameType]) -> str | None:
 
 
 def _places(named: NamedObject, frames: list[FrameType]) -> Iterator[tuple[str, int, int]]:
-    """Give files and ranges of lines to search, the likeliest first."""
+    """Yield files and ranges of lines to search, the likeliest first."""
     if named.frame is not None and named.owner is None:
         lines = [line for _, _, line in named.frame.f_code.co_lines() if line]
         yield named.frame.f_code.co_filename, min(lines, default=0), max(lines, default=0)
