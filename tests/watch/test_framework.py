@@ -59,7 +59,7 @@ def test_a_training_that_is_watched_already_is_left_at_that(tmp_path: Path, caps
         framework.end()
     assert framework.watch is None
     assert not (tmp_path / "second").exists()
-    assert "watched already" in capsys.readouterr().err
+    assert "already being watched" in capsys.readouterr().err
 
 
 def test_a_training_that_never_said_it_ended_is_closed_when_the_next_begins(

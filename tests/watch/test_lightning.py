@@ -128,7 +128,7 @@ def test_a_training_that_is_watched_already_is_not_watched_twice(tmp_path: Path,
     callback = WatchCallback(tmp_path / "callback")
     with watching(to=tmp_path / "block") as watch:
         fit(callbacks=[callback], data=loader())
-    assert "this training is watched already" in capsys.readouterr().err
+    assert "this training is already being watched" in capsys.readouterr().err
     assert (callback.watch, watch.num_steps) == (None, 6)
     assert not (tmp_path / "callback").exists()
 

@@ -20,7 +20,7 @@ class WatchCallback(FrameworkCallback, TrainerCallback):  # type: ignore[misc, u
     trainer.train()
     ```
 
-    The Trainer does not report exceptions to its callbacks: then the verdict is printed when Python exits, or by `close`.
+    The Trainer does not report exceptions to callbacks: then the verdict is printed when Python exits, or by `close`.
 
     The arguments are those of `FrameworkCallback`.
     """

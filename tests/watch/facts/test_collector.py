@@ -1,12 +1,14 @@
-"""What is written about a training beside its numbers."""
+"""What is written about a training besides its numbers."""
 
 from pathlib import Path
 
+import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from roundoff.runs import BatchFacts, ParameterFacts, Run, Structure
+from roundoff.watch.facts import collector
 from roundoff.watch.watching import watching
 
 
@@ -90,3 +92,20 @@ def test_every_sample_has_a_hash_in_its_place(tmp_path: Path):
     samples = [row for row in table if row["kind"] == "sample"]
     assert [row["name"] for row in samples] == ["<model>[0]"] * 5
     assert len({row["hash"] for row in samples}) == 5
+
+
+def test_a_fact_that_fails_because_of_us_is_noted_once_and_the_training_is_watched_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    def broken(*_: object, **__: object) -> None:
+        raise KeyError("planted")
+
+    monkeypatch.setattr(collector, "batch_facts_of", broken)
+    structure, inputs = facts(tmp_path / "a")
+    run = Run.open(tmp_path / "a")
+    (failure,) = run.failures()
+    assert (failure.check, failure.name, failure.step) == ("fact", "batch", 0)
+    assert failure.error == "KeyError: 'planted'"
+    assert structure.parameters
+    assert inputs == []
+    assert run.info.notes == ()

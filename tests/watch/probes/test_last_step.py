@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from roundoff.runs import Run
+from roundoff.watch.probes import last_step
 from roundoff.watch.watching import watching
 
 
@@ -198,3 +199,40 @@ def test_time_first_is_not_taken_for_mixing(tmp_path: Path):
             model(torch.randn(6, 5, 4))[0].square().mean().backward()
             optimizer.step()
     assert "batch-mixing" not in {probe["probe"] for probe in Run.open(tmp_path / "a").probes()}
+
+
+def test_a_probe_that_fails_because_of_us_is_noted_in_the_run_and_the_others_still_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    def broken(step: Any) -> None:
+        raise KeyError("planted")
+
+    monkeypatch.setattr(last_step, "_half_batch", broken)
+    found = probes(tmp_path / "a")
+    assert "half-batch" not in found
+    assert found["direction"]["ratio"] == pytest.approx(1, abs=1e-6)
+    (failure,) = Run.open(tmp_path / "a").failures()
+    assert (failure.check, failure.name, failure.step) == ("probe", "half-batch", 29)
+    assert failure.error == "KeyError: 'planted'"
+
+
+def test_a_model_that_takes_batches_of_one_size_only_is_no_failure_of_ours(tmp_path: Path):
+    class OneSize(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.fc = nn.Linear(4, 2)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.fc(x.view(16, 4))
+
+    model = OneSize()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with watching(to=tmp_path / "a"):
+        for _ in range(3):
+            optimizer.zero_grad()
+            model(torch.randn(16, 4)).square().mean().backward()
+            optimizer.step()
+    run = Run.open(tmp_path / "a")
+    assert run.failures() == []
+    assert {"eval-mode", "direction"} <= {probe["probe"] for probe in run.probes()}
+    assert "half-batch" not in {probe["probe"] for probe in run.probes()}

@@ -41,9 +41,9 @@ _TENSORS = (Tensor, torch.nn.Parameter)
 class MemoryFollower:
     """Reads the resident memory once a step, in about 3 us, and looks closer only if it grows steadily.
 
-    A closer look costs about 0.2 s; there are at most five, each after twice the growth of the previous one. Results are
-    written into the run; the diagnosis decides whether they are a fault. Does nothing where the system does not report
-    the memory of a process.
+    A closer look takes about 0.2 s; there are at most five, each after twice the growth of the previous one. Results
+    are written into the run; the diagnosis decides whether they are a fault. Does nothing where the system does not
+    report the memory of a process.
 
     Args:
         writer: of the run.
