@@ -119,7 +119,7 @@ def test_samples_are_seen_with_their_labels(data: Tab) -> None:
 def test_labels_ranges_and_order_are_shown(data: Tab) -> None:
     data.drawn("[data-chart=labels]")
     data.drawn("[data-chart=ranges]")
-    expect(data.page.locator("#data table").last).to_contain_text("as in the first epoch")
+    expect(data.page.locator("#data table").last).to_contain_text("same as in the first epoch")
 
 
 def test_ranks_are_a_matrix_with_hostile_names_as_text(tmp_path: Path, open_tab: OpenTab) -> None:

@@ -106,7 +106,7 @@ def test_a_word_that_is_no_number_is_an_error():
     assert result.exit_code == 2
     assert result.output == (
         "UsageError: 'e4m3' is not a number.\n"
-        "  why: `roundoff formats NUMBER` shows what each format makes of it.\n"
+        "  why: `roundoff formats NUMBER` shows how each format represents it.\n"
         "  fix: write it like 70000, -1.5, 1e-9, inf or nan; for one format: roundoff formats --format e4m3\n"
     )
 

@@ -195,7 +195,7 @@ def test_a_run_is_told_from_a_checkpoint(tmp_path: Path):
     assert result.exit_code == 2
     assert result.output == (
         f"UsageError: '{tmp_path}' is a run, not a checkpoint.\n"
-        "  why: a run holds what was measured of a training, not its weights.\n"
+        "  why: a run contains measurements of a training, not its weights.\n"
         f"  fix: roundoff diagnose {tmp_path}, or roundoff params with the checkpoint that the training wrote.\n"
     )
 

@@ -87,19 +87,19 @@ def test_a_port_that_is_taken_is_told_with_another(folder: Path) -> None:
         port = taken.getsockname()[1]
         assert refused(str(folder), "--port", str(port)) == (
             f"ServeError: Port {port} is in use.\n"
-            "  why: another program listens there.\n"
-            f"  fix: --port {port + 1 if port < 65535 else 0}, or --port 0 for any that is free.\n"
+            "  why: another program is using it.\n"
+            f"  fix: --port {port + 1 if port < 65535 else 0}, or --port 0 for any free port.\n"
         )
 
 
 def test_a_host_that_is_not_ours_is_told(folder: Path) -> None:
-    assert "There is no host 'nowhere.invalid'." in refused(str(folder), "--host", "nowhere.invalid")
-    assert "'192.0.2.1' cannot be listened at." in refused(str(folder), "--host", "192.0.2.1")
+    assert "Unknown host 'nowhere.invalid'." in refused(str(folder), "--host", "nowhere.invalid")
+    assert "'192.0.2.1' is not an address to listen on." in refused(str(folder), "--host", "192.0.2.1")
 
 
 @pytest.mark.parametrize("token", ["short", "with a space in it", "", "ümlaut-ümlaut"])
 def test_a_token_that_cannot_be_used_is_refused(folder: Path, token: str) -> None:
-    assert "The token cannot be used." in refused(str(folder), "--port", "0", "--token", token)
+    assert "Invalid token." in refused(str(folder), "--port", "0", "--token", token)
 
 
 def test_a_folder_that_is_not_there_is_told(tmp_path: Path) -> None:

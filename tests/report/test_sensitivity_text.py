@@ -35,21 +35,21 @@ def test_the_verdict_comes_first_then_the_sites_then_what_they_add_up_to():
         "head                         86 % +1.20e-02 +2.40e-02        -   25 %  52 dB    exact linear\n"
         "blocks.0.attn                14 % -2.00e-03 -4.00e-03        -   25 %  52 dB    exact softmax\n"
         "\n"
-        "The sites add up to +1.000e-02; with every site in e4m3 the loss really moves by +1.100e-02."
+        "The sites add up to +1.000e-02; with every site in e4m3 the loss moves by +1.100e-02."
     )
 
 
 def test_overflow_is_told_before_all():
     found = measured(effect("a", "matmul", 1e-9, value=rounded(overflow=0.5)), effect("head", "linear", 0.012))
     assert sensitivity_text(found, "e4m3").startswith(
-        "In e4m3 a overflows: 50 % of a tensor of matmul leaves the format's range.\n"
+        "In e4m3 a overflows: 50 % of a tensor of matmul is outside the format's range.\n"
     )
 
 
 def test_where_the_narrow_step_is_unknown_sites_count_alone():
     text = sensitivity_text(measured(effect("head", "linear", 0.01), narrow_losses={}), "e4m3")
     assert "+2.00e-02 +2.00e-02" in text
-    assert text.endswith("each rounded alone; all of them together could not be computed.")
+    assert text.endswith("each rounded alone; together they could not be computed.")
 
 
 def test_long_names_and_many_sites_stay_within_the_width():
@@ -64,11 +64,11 @@ def test_the_page_draws_a_bar_for_every_site_and_what_they_add_up_to():
     assert page.count("<rect") == 4
     assert "a&lt;b: -2.000e-03, worst op softmax" in page
     assert "sum of all sites: +1.000e-02" in page
-    assert "measured, every site narrow: +1.100e-02" in page
+    assert "measured, all sites narrow: +1.100e-02" in page
     assert "86 % of the error comes from head" in page
 
 
 def test_a_step_without_effects_says_so():
     found = Sensitivity(step=1, loss=0.0, formats=("e4m3",), effects=(), num_parameters={})
-    assert sensitivity_text(found, "e4m3").startswith("In e4m3 nothing of step 1 is lost.")
-    assert "nothing of step 1 is lost" in sensitivity_page(found)
+    assert sensitivity_text(found, "e4m3").startswith("In e4m3 step 1 loses no precision.")
+    assert "step 1 loses no precision" in sensitivity_page(found)

@@ -62,8 +62,8 @@ def test_what_tells_a_row_from_others_is_folded_into_it():
 def test_common_settings_are_told_once():
     text = sweep_page(PAGE)
     assert text.count("<dt>data</dt><dd>digits</dd>") == 1
-    assert "<summary>1 left at their defaults</summary>" in text
-    assert "None but the defaults." in sweep_page(replace(PAGE, common={}))
+    assert "<summary>1 settings at their defaults</summary>" in text
+    assert "Only the defaults." in sweep_page(replace(PAGE, common={}))
 
 
 def test_hostile_names_stay_text_wherever_they_are():

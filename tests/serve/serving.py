@@ -73,11 +73,11 @@ def serving(
 ) -> Iterator[Server]:
     """Serve a folder while the block lasts; `make` makes the pages of runs, if others than ours are wanted."""
     listening = listen("127.0.0.1", 0)
-    site = App(RunsFolder(folder), poll_seconds=0.2)
+    app = App(RunsFolder(folder), poll_seconds=0.2)
     if make is not None:
-        site.pages = PageCache(make=make)
-    door = AccessPolicy(names=frozenset({"localhost"}), is_loopback=is_loopback, token=token)
-    server = make_server(site.app(door))
+        app.pages = PageCache(make=make)
+    policy = AccessPolicy(names=frozenset({"localhost"}), is_loopback=is_loopback, token=token)
+    server = make_server(app.asgi(policy))
     thread = threading.Thread(target=lambda: asyncio.run(server.serve(sockets=[listening])), daemon=True)
     thread.start()
     try:
@@ -85,6 +85,6 @@ def serving(
     finally:
         server.should_exit = True
         thread.join(PATIENCE_SECONDS)
-        site.pages.close()
+        app.pages.close()
         listening.close()
         assert not thread.is_alive()

@@ -77,7 +77,7 @@ def test_a_page_that_the_browser_has_is_not_sent_again_until_the_run_changes(tmp
 def test_a_run_with_tensors_leads_to_them_and_to_a_look_at_each(server: Server) -> None:
     assert 'href="/runs/tensors/tensors"' in server.ask("/runs/tensors").text
     assert 'href="/runs/broken/tensors"' not in server.ask("/runs/broken").text
-    assert "holds no whole tensors" in server.ask("/runs/broken/tensors").text
+    assert "contains no whole tensors" in server.ask("/runs/broken/tensors").text
     assert "forward/0/&lt;model&gt;/aten.addmm#0:output0" in server.ask("/runs/tensors/tensors").text
     key = quote("forward/0/<model>/aten.addmm#0:output0", safe="")
     look = server.ask(f"/runs/tensors/tensors?step=0&name={key}").text
@@ -113,7 +113,7 @@ def test_a_fault_of_ours_is_told_as_one_with_all_headers(tmp_path: Path) -> None
     with serving(tmp_path, make=make) as server:
         answer = server.ask("/runs/run/page")
         assert answer.status == 500
-        assert "a fault of roundoff" in answer.text
+        assert "Internal error of roundoff" in answer.text
         assert "secret detail" not in answer.text
         assert answer.headers["x-content-type-options"] == "nosniff"
         assert server.ask("/").status == 200
@@ -122,7 +122,7 @@ def test_a_fault_of_ours_is_told_as_one_with_all_headers(tmp_path: Path) -> None
 def test_a_folder_without_runs_says_how_to_make_one(tmp_path: Path) -> None:
     with serving(tmp_path) as server:
         page = server.ask("/").text
-        assert "There is no run in" in page
+        assert "There are no runs in" in page
         assert f"roundoff run train.py --runs {tmp_path}" in page
         assert server.json("/api/runs") == {"runs": []}
 
@@ -137,23 +137,23 @@ def test_a_folder_that_is_a_run_itself_is_served(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("path", "status", "sentence"),
     [
-        ("/nowhere", 404, "leads nowhere"),
+        ("/nowhere", 404, "does not exist"),
         ("/runs/none", 404, "There is no run &#x27;none&#x27;"),
         ("/runs/none/page", 404, "There is no run"),
         ("/runs/no%20run", 404, "There is no run"),
         ("/runs/damaged", 422, "cannot be read"),
         ("/runs/damaged/page", 422, "cannot be read"),
-        ("/runs/broken?mode=fast", 400, "&#x27;mode&#x27; cannot be asked for"),
-        ("/compare", 400, "not said which reference"),
-        ("/compare?reference=broken", 400, "not said which candidate"),
+        ("/runs/broken?mode=fast", 400, "There is no parameter &#x27;mode&#x27;"),
+        ("/compare", 400, "parameter &#x27;reference&#x27; is missing"),
+        ("/compare?reference=broken", 400, "parameter &#x27;candidate&#x27; is missing"),
         ("/compare?reference=broken&candidate=none", 404, "There is no run"),
-        ("/compare?reference=broken&candidate=broken", 400, "picked twice"),
-        ("/compare?run=broken", 400, "1 run is picked"),
-        ("/compare?run=a&run=b&run=c", 400, "3 runs are picked"),
+        ("/compare?reference=broken&candidate=broken", 400, "selected twice"),
+        ("/compare?run=broken", 400, "1 run is selected"),
+        ("/compare?run=a&run=b&run=c", 400, "3 runs are selected"),
         ("/compare/page?reference=damaged&candidate=broken", 422, "cannot be read"),
-        ("/runs/tensors/tensors?step=9", 404, "no whole tensors of step 9"),
+        ("/runs/tensors/tensors?step=9", 404, "no whole tensors for step 9"),
         ("/runs/tensors/tensors?step=0&name=none", 404, "There is no tensor"),
-        ("/runs/tensors/tensors?step=-1", 400, "makes no sense"),
+        ("/runs/tensors/tensors?step=-1", 400, "is invalid"),
     ],
 )
 def test_what_cannot_be_shown_is_told_in_a_sentence(server: Server, path: str, status: int, sentence: str) -> None:
@@ -215,7 +215,7 @@ def test_links_that_lead_out_of_the_folder_are_not_followed(tmp_path: Path) -> N
             for path in (f"/runs/{name}", f"/runs/{name}/page", f"/api/runs/{name}", f"/api/runs/{name}/metrics"):
                 answer = server.ask(path)
                 assert (path, answer.status) == (path, 403)
-                assert b"is not shown" in answer.body
+                assert b"is not served" in answer.body
         rows = {run["name"]: run for run in server.json("/api/runs")["runs"]}
         assert {name for name, row in rows.items() if "problem" in row} >= {"linked", "file", "pipe"}
         assert "SECRET" not in server.ask("/").text

@@ -28,7 +28,7 @@ def locked(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 def test_without_the_token_nothing_is_answered(locked: Server, path: str) -> None:
     answer = locked.ask(path)
     assert answer.status == 401
-    assert "needs the token" in answer.text
+    assert "requires the token" in answer.text
     assert TOKEN not in answer.text
 
 
@@ -60,7 +60,7 @@ def test_a_program_sends_the_token_as_bearer(locked: Server) -> None:
 
 
 def test_a_server_without_a_token_takes_none_for_one() -> None:
-    assert not AccessPolicy(names=frozenset(), is_loopback=True).opens_for("")
+    assert not AccessPolicy(names=frozenset(), is_loopback=True).accepts("")
 
 
 @pytest.mark.parametrize("host", ["localhost", "localhost:9", "127.0.0.1", "127.0.0.1:7007", "[::1]:80", "LOCALHOST."])
@@ -72,7 +72,7 @@ def test_names_of_this_machine_are_answered(server: Server, host: str) -> None:
 def test_other_names_are_refused_so_that_no_page_elsewhere_can_lead_a_browser_here(server: Server, host: str) -> None:
     answer = server.ask("/api/runs", Host=host)
     assert answer.status == 421
-    assert "is no name of this server" in answer.json["error"]
+    assert "is not a name of this server" in answer.json["error"]
 
 
 @pytest.mark.parametrize("host", ["", "a b", "localhost:port", "localhost/x", "user@localhost", "[::1", ":80"])
@@ -87,10 +87,10 @@ def test_a_request_without_a_host_is_refused(server: Server) -> None:
 
 
 def test_where_every_network_may_ask_addresses_and_our_own_name_are_known() -> None:
-    door = AccessPolicy(names=host_names("Box.example", is_loopback=False), is_loopback=False)
+    policy = AccessPolicy(names=host_names("Box.example", is_loopback=False), is_loopback=False)
     for name in ("192.168.1.5", "::2", "box.example", "localhost", socket.gethostname().lower()):
-        assert door.knows(name)
-    assert not door.knows("evil.example")
+        assert policy.knows_host(name)
+    assert not policy.knows_host("evil.example")
     assert host_names("127.0.0.1", is_loopback=True) == {"localhost", "127.0.0.1"}
 
 

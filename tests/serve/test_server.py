@@ -16,7 +16,7 @@ from roundoff.serve.server import address_of, choose_token, is_loopback, listen
 PATIENCE_SECONDS = 60.0
 SLOW_SERVER = """
 import asyncio
-from roundoff.serve.listening import answer_until_stopped, listen
+from roundoff.serve.server import listen, serve_until_stopped
 
 async def app(scope, receive, send):
     print("asked", flush=True)
@@ -24,7 +24,7 @@ async def app(scope, receive, send):
 
 listening = listen("127.0.0.1", 0)
 print(listening.getsockname()[1], flush=True)
-answer_until_stopped(app, listening)
+serve_until_stopped(app, listening)
 print("ended", flush=True)
 """
 

@@ -45,19 +45,19 @@ def test_every_kind_is_found_named_and_opened(run: Run) -> None:
     found = {group.title: open_group(run, group)["x"].tolist() for group in tensor_groups(run)}
     assert found == {
         "step 7, rank 1": [0.0, 0.0],
-        "the op that broke step 7": [1.0, 1.0],
-        "what came into step 7": [2.0, 2.0],
+        "the bad op of step 7": [1.0, 1.0],
+        "the inputs of step 7": [2.0, 2.0],
         "the state before step 7": [3.0, 3.0],
         "batch 2": [4.0, 4.0],
     }
 
 
 def test_what_is_not_there_is_refused_with_what_is(run: Run) -> None:
-    with pytest.raises(Refusal, match="no whole tensors of step 8") as refused:
+    with pytest.raises(Refusal, match="no whole tensors for step 8") as refused:
         open_group(run, TensorGroup(of="step", step=8, rank=0))
     assert refused.value.status == 404
     assert refused.value.why is not None
-    assert refused.value.why.startswith("the run holds: step 7, rank 1, the op that broke step 7,")
+    assert refused.value.why.startswith("the run contains: step 7, rank 1, the bad op of step 7,")
 
 
 def test_a_run_without_any_has_none(tmp_path: Path) -> None:

@@ -11,99 +11,99 @@ COMMANDS = {
     "demo": LazyCommand(
         module="roundoff.cli.demo",
         attribute="demo_command",
-        help="Watch a training break in fp16, learn why, and mend it.",
+        help="Watch a training fail in fp16, find out why, and fix it.",
     ),
     "record": LazyCommand(
         module="roundoff.cli.record",
         attribute="record_command",
-        help="Run a training script and keep what some of its steps computed.",
+        help="Run a training script and record what some of its steps compute.",
         runs_scripts=True,
     ),
     "run": LazyCommand(
         module="roundoff.cli.run",
         attribute="run_command",
-        help="Watch a training script, and say why when it breaks.",
+        help="Watch a training script and explain why when it breaks.",
         runs_scripts=True,
     ),
     "diagnose": LazyCommand(
         module="roundoff.cli.diagnose",
         attribute="diagnose_command",
-        help="Say what went wrong in a run, and what to change.",
+        help="Explain what went wrong in a run and what to change.",
     ),
     "compare": LazyCommand(
         module="roundoff.cli.compare",
         attribute="compare_command",
-        help="Say where a run, checkpoint or curve begins to differ from its reference.",
+        help="Find where a run, checkpoint or curve first differs from its reference.",
     ),
     "report": LazyCommand(
         module="roundoff.cli.report",
         attribute="report_command",
-        help="Write a page about a run that opens from disk.",
+        help="Write a report about a run as one HTML file.",
     ),
     "serve": LazyCommand(
         module="roundoff.cli.serve",
         attribute="serve_command",
-        help="Show a folder of runs in a browser, live.",
+        help="Show a directory of runs in the browser, live.",
     ),
     "params": LazyCommand(
         module="roundoff.cli.params",
         attribute="params_command",
-        help="List what a checkpoint of any framework, or a model, is made of.",
+        help="List the tensors of a model or of a checkpoint of any framework.",
     ),
     "convert": LazyCommand(
         module="roundoff.cli.convert",
         attribute="convert_command",
-        help="Write a checkpoint of one framework as another's.",
+        help="Convert a checkpoint from one framework to another.",
     ),
     "replay": LazyCommand(
         module="roundoff.cli.replay",
         attribute="replay_command",
-        help="Run a saved bad step again, or export its op.",
+        help="Run a saved bad step again, or export the op that failed.",
     ),
     "train": LazyCommand(
         module="roundoff.cli.train",
         attribute="train_command",
-        help="Train a known model on known data, at any precision.",
+        help="Train a standard model on standard data at any precision.",
     ),
     "sweep": LazyCommand(
         module="roundoff.cli.sweep",
         attribute="sweep_command",
-        help="Train a table of recipes and settings, one row each.",
+        help="Train every combination of a table of recipes and settings.",
     ),
     "throughput": LazyCommand(
         module="roundoff.cli.throughput",
         attribute="throughput_command",
-        help="Measure which workers, threads, recipe and ranks train fastest here.",
+        help="Measure which workers, threads, recipe and ranks train fastest on this machine.",
     ),
     "bisect": LazyCommand(
         module="roundoff.cli.bisect",
         attribute="bisect_command",
-        help="Find the fewest sites that must be wide, or the op that is wrong.",
+        help="Find the smallest set of layers that must stay wide, or the op that is wrong.",
     ),
     "plan": LazyCommand(
         module="roundoff.cli.plan",
         attribute="plan_command",
-        help="Say where precision goes, and write a recipe that trains.",
+        help="Measure where precision is lost and write a recipe that trains.",
     ),
     "runs": LazyCommand(
         module="roundoff.cli.runs",
         attribute="runs_command",
-        help="List recorded runs and read their steps.",
+        help="List runs and show their recorded steps.",
     ),
     "recipes": LazyCommand(
         module="roundoff.cli.recipes",
         attribute="recipes_command",
-        help="List the ways a model can train, and when to use which.",
+        help="List the training recipes and when to use which.",
     ),
     "formats": LazyCommand(
         module="roundoff.cli.formats",
         attribute="formats_command",
-        help="Show which numbers a format can hold.",
+        help="Show which numbers a format can represent.",
     ),
     "doctor": LazyCommand(
         module="roundoff.cli.doctor",
         attribute="doctor_command",
-        help="Check this installation, and say what is missing for what.",
+        help="Check this installation and report what is missing.",
     ),
 }
 """In the order of a first visit; each module is imported when its command is called."""
@@ -111,7 +111,7 @@ COMMANDS = {
 command_line = LazyGroup(
     COMMANDS,
     name="roundoff",
-    help="Train neural networks at any numeric precision, and learn why when it goes wrong.",
+    help="Train neural networks at any numeric precision, and find out why when it goes wrong.",
     epilog="Example: roundoff record train.py",
     context_settings={"help_option_names": ["-h", "--help"]},
 )

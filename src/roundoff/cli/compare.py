@@ -88,7 +88,7 @@ class CompareOptions:
 @click.option("--step", type=click.IntRange(min=0), help="Compare only this step of two runs.")
 @click.option("--rank", type=click.IntRange(min=0), help="Compare only this rank of two runs or steps.")
 @click.option("--map", "map_file", type=PATH, help="A file of lines 'name in REF = name in CAND'.")
-@click.option("--pattern", help="For logs: a regular expression with the groups (?P<step>...) and (?P<loss>...).")
+@click.option("--pattern", help="For logs: a regular expression with groups (?P<step>...) and (?P<loss>...).")
 @click.option("--column", help="For curves: the column, key or tag of the loss.  [default: found by its name]")
 @click.option("--table", is_flag=True, help="Also print a table of everything that was compared.")
 @click.option("--csv", type=PATH, help="Write the table to a CSV file.")

@@ -15,17 +15,17 @@ KINDS = ("torch", "safetensors", "npz", "mindspore")
 @click.command("convert", epilog="Example: roundoff convert net.pth net.ckpt --like mindspore_net.ckpt")
 @click.argument("source", metavar="SOURCE", type=click.Path(path_type=Path))
 @click.argument("target", metavar="TARGET", type=click.Path(path_type=Path))
-@click.option("--to", type=click.Choice(KINDS), help="The format, where the suffix of TARGET does not say it.")
-@click.option("--like", type=click.Path(path_type=Path), help="Take names, shapes and dtypes from this checkpoint.")
+@click.option("--to", type=click.Choice(KINDS), help="Format of TARGET.  [default: from its suffix]")
+@click.option("--like", type=click.Path(path_type=Path), help="Use the names, shapes and dtypes of this checkpoint.")
 @click.option("--map", "map_file", type=click.Path(path_type=Path), help="A file of lines 'name in SOURCE = new name'.")
-@click.option("--force", is_flag=True, help="Replace TARGET if it exists.")
+@click.option("--force", is_flag=True, help="Overwrite TARGET if it exists.")
 def convert_command(
     source: Path, target: Path, to: str | None, like: Path | None, map_file: Path | None, force: bool
 ) -> None:
     """Write the tensors of SOURCE, a checkpoint of any framework, into TARGET.
 
-    TARGET is a .pth, .safetensors, .npz or MindSpore's .ckpt, with the names and layouts of that framework, or those
-    of --like. It is read back before it gets its name.
+    TARGET is a .pth, .safetensors, .npz or MindSpore .ckpt file, with the names and layouts of that framework, or those
+    of --like. The file is read back and checked before it replaces anything.
     """
     from roundoff.checkpoints.pair.name_map import read_name_map
     from roundoff.checkpoints.read.dispatch import read_checkpoint

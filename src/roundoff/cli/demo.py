@@ -1,4 +1,4 @@
-"""`roundoff demo`: a training breaks in half precision, is explained, and is mended, by commands anybody can type."""
+"""`roundoff demo`: a training fails in half precision, is explained, and is fixed, by commands that anyone can run."""
 
 from __future__ import annotations
 
@@ -14,12 +14,11 @@ from pathlib import Path
 
 import click
 
+from roundoff.cli.console.options import json_option
 from roundoff.cli.console.screen import can_draw, columns
 from roundoff.cli.demo_player import PAGE, PLANNED, SCRIPT, STORY, DemoPlayer, PlayedChapter
 from roundoff.errors import UsageError
 from roundoff.runs import Finding, JsonValue, Run
-
-# == What the demo came to: the accuracies of three trainings side by side, and where to look on.
 
 _ACCURACY = re.compile(r"accuracy (\d+\.\d) %")
 
@@ -133,13 +132,13 @@ def _line(each: DemoTraining, *, width: int, drawn: bool) -> str:
     "--out",
     type=click.Path(path_type=Path),
     metavar="DIR",
-    help="A new folder for everything it makes.  [default: runs/demo-1, runs/demo-2, ...]",
+    help="A new directory for all files.  [default: runs/demo-1, runs/demo-2, ...]",
 )
-@click.option("--json", "as_json", is_flag=True, help="Print what came of it as JSON.")
+@json_option("Print what came of it as JSON.")
 def demo_command(out: Path | None, as_json: bool) -> None:
-    """Train handwritten digits in fp32 and in fp16, where they break; find out why, plan a recipe, and train with it.
+    """Train on handwritten digits in fp32 and in fp16, which fails; find out why, plan a recipe, and train with it.
 
-    Every step is a command that is shown before it is run; all of them run in one new folder, in about a minute.
+    Each step is a command, which is shown before it runs. All of them run in one new directory, in about a minute.
     """
     from roundoff.runs import to_json
 
@@ -167,7 +166,7 @@ def make_demo_folder(out: Path | None) -> Path:
         folder.mkdir(parents=True, exist_ok=True)
         if any(folder.iterdir()):
             raise UsageError.explain(
-                f"'{folder}' is not empty.", why="the demo keeps to a folder of its own.", fix="name another: --out DIR"
+                f"'{folder}' is not empty.", why="the demo needs an empty directory.", fix="name another: --out DIR"
             )
         shutil.copyfile(Path(__file__).with_name("demo_script.py"), folder / SCRIPT)
     except OSError as error:

@@ -1,4 +1,4 @@
-"""Runs the commands of the demo one by one, and shows them as a terminal would."""
+"""The commands of the demo, run one by one as child processes and shown as a terminal would show them."""
 
 from __future__ import annotations
 
@@ -22,8 +22,6 @@ from rich.text import Text
 
 from roundoff.cli.console.screen import columns
 from roundoff.errors import DemoError
-
-# == A command of the demo as a process of its own, of which nothing is left behind, however the demo ends.
 
 TIMEOUT_SECONDS = 600.0
 """A command that takes longer than this hangs, and is ended."""
@@ -103,8 +101,6 @@ def _signal(process: subprocess.Popen[str], number: signal.Signals) -> None:
         os.killpg(process.pid, number)
 
 
-# == The story of the demo: what is done one after the other, and the command that does it.
-
 SCRIPT = "digits.py"
 PLANNED = "planned.toml"
 PAGE = "report.html"
@@ -133,19 +129,19 @@ STORY = (
         seconds=5.0,
     ),
     Chapter(
-        title="The same in half precision: it breaks, the bad step is replayed op by op, and the op is named.",
+        title="The same in half precision: it fails, the bad step is replayed op by op, and the op is named.",
         words=("run", "--name", "half", SCRIPT, "half"),
         ends_with=1,
         seconds=6.5,
     ),
     Chapter(
-        title="The step was saved. Run it again, in a process that knows nothing but the folder and the model.",
+        title="The step was saved. Run it again in a new process, from the run folder and the model alone.",
         words=("replay", "runs/half", "--builder", f"{SCRIPT}:build"),
         ends_with=1,
         seconds=4.0,
     ),
     Chapter(
-        title="Which sites can be fp16? Look into one step, propose a recipe, and try it beside fp32.",
+        title="Which layers can be fp16? Measure one step, propose a recipe, and compare it with fp32.",
         words=("plan", "--jobs", "0", "--steps", "60", "-o", PLANNED, SCRIPT),
         ends_with=0,
         seconds=6.5,
@@ -158,13 +154,13 @@ STORY = (
         seconds=5.0,
     ),
     Chapter(
-        title="Does it compute what fp32 computes?",
+        title="Does it compute the same as fp32?",
         words=("compare", "runs/fp32", "runs/planned"),
         ends_with=0,
         seconds=3.0,
     ),
     Chapter(
-        title="A page about the run that broke, against the reference, to look at and to send to others.",
+        title="A report about the failed run, compared with the reference.",
         words=("report", "runs/half", "--against", "runs/fp32", "-o", PAGE),
         ends_with=0,
         seconds=3.5,

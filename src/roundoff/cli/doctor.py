@@ -1,4 +1,4 @@
-"""`roundoff doctor`: whether this installation works, and what is missing for what."""
+"""`roundoff doctor`: whether this installation works, and which optional parts are missing."""
 
 from __future__ import annotations
 
@@ -17,14 +17,12 @@ from typing import TYPE_CHECKING
 
 import click
 
+from roundoff.cli.console.options import json_option
 from roundoff.cli.console.screen import columns
 from roundoff.words import plural, wrap
 
 if TYPE_CHECKING:
     from roundoff.record.torch_private import PrivateCall
-
-
-# == What roundoff can do only with help from outside, and what to install for it.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,8 +56,6 @@ FEATURES = (
 )
 """One line for each; none of them is needed to record, read or compare."""
 
-
-# == What this installation has, what is broken in it, and how to mend that.
 
 CORE_PACKAGES = ("torch", "numpy", "pyarrow", "safetensors", "click", "rich", "plotly")
 SHOWN_VERSIONS = ("torch", "numpy", "pyarrow", "safetensors")
@@ -232,10 +228,10 @@ def _state(feature: Feature) -> FeatureState:
 
 
 @click.command("doctor", epilog="Example: roundoff doctor --json")
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+@json_option("Print one JSON object.")
 @click.pass_context
 def doctor_command(ctx: click.Context, as_json: bool) -> None:
-    """Check this installation, and say what is missing for what.
+    """Check this installation and report what is missing.
 
     Ends with 0 if everything the core needs works, and with 1 if not; optional things that are missing do not count.
     """

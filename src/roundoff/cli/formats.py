@@ -1,4 +1,4 @@
-"""`roundoff formats`: which numbers each format can hold, and what it makes of a given one."""
+"""`roundoff formats`: which numbers each format can represent, and how it represents a given one."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from roundoff.cli.console.options import json_option
 from roundoff.errors import UsageError
 
 if TYPE_CHECKING:
@@ -37,13 +38,13 @@ _WHAT_TO_SAY = {
     "names",
     metavar="NAME",
     multiple=True,
-    help="Only this format, such as e4m3, e5m10 or q3.5; repeatable.",
+    help="Only this format, such as e4m3, e5m10 or q3.5. Repeatable.",
 )
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON array.")
+@json_option("Print one JSON array.")
 def formats_command(number: str | None, names: tuple[str, ...], as_json: bool) -> None:
-    """Show which numbers a format can hold, or what each format makes of NUMBER (rounded to nearest).
+    """Show which numbers a format can represent, or how each format represents NUMBER (rounded to nearest).
 
-    A block format (mx...) shows NUMBER as a block of its own.
+    In a block format (mx...), NUMBER is a block of its own.
     """
     from roundoff.formats import effect_of, format_named, known_formats
 
@@ -62,7 +63,7 @@ def _number_in(text: str) -> float:
     except ValueError:
         raise UsageError.explain(
             f"'{text}' is not a number.",
-            why="`roundoff formats NUMBER` shows what each format makes of it.",
+            why="`roundoff formats NUMBER` shows how each format represents it.",
             fix=f"write it like 70000, -1.5, 1e-9, inf or nan; for one format: roundoff formats --format {text}",
         ) from None
 
@@ -107,7 +108,7 @@ def _table(rows: Sequence[Row]) -> str:
     """Lay out rows under their header; all columns but the first and the last are numbers."""
     from roundoff.report.text_table import text_table
 
-    return text_table(rows, left=(rows[0][0], rows[0][-1]), ruled=_is_terminal())
+    return text_table(rows, left=(rows[0][0], rows[0][-1]), ruled=_is_terminal(), width=sys.maxsize)
 
 
 def _is_terminal() -> bool:

@@ -1,4 +1,4 @@
-"""A group of commands whose help costs no imports: the table says it all."""
+"""A group of commands that imports a command only when it is called."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`roundoff params`: what a checkpoint of any framework, or a model, is made of."""
+"""`roundoff params`: the tensors of a model or of a checkpoint of any framework."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from roundoff.cli.console.options import json_option
 from roundoff.errors import ReplayError, UsageError
 
 if TYPE_CHECKING:
@@ -18,19 +19,19 @@ MAX_NAMES = 8
 
 @click.command("params", epilog="Example: roundoff params model.safetensors --only '*.bias' --values")
 @click.argument("source", metavar="FILE|MODEL")
-@click.option("--only", metavar="PATTERN", help="Only tensors with names like this: '*.bias'.")
-@click.option("--values", is_flag=True, help="Show mean, standard deviation, least and greatest value of each.")
-@click.option("--optimizer", is_flag=True, help="List the optimizer's tensors, too.")
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object, with everything.")
+@click.option("--only", metavar="PATTERN", help="Only tensors whose names match: '*.bias'.")
+@click.option("--values", is_flag=True, help="Show mean, standard deviation, minimum and maximum of each.")
+@click.option("--optimizer", is_flag=True, help="Also list the optimizer's tensors.")
+@json_option("Print one JSON object, with everything.")
 @click.pass_context
 def params_command(
     ctx: click.Context, source: str, only: str | None, values: bool, optimizer: bool, as_json: bool
 ) -> None:
-    """List the tensors of a checkpoint or a model: names, shapes, dtypes, counts, and what cannot be right.
+    """List the tensors of a checkpoint or a model: names, shapes, dtypes, sizes, and suspicious values.
 
     FILE is a checkpoint of PyTorch (.pt, .safetensors, sharded, distributed), MindSpore, Paddle, Keras, Flax or numpy,
     told by its content and read without its framework. MODEL is package.module:function or file.py:function, a function
-    that builds an nn.Module. Ends with 1 if a tensor holds NaN or infinity where neither belongs.
+    that builds an nn.Module. Exits with 1 if a tensor contains NaN or infinity where it should not.
     """
     inventory = _inventory(source)
     if only is not None:
@@ -67,13 +68,13 @@ def _check_kind(path: Path) -> None:
     if (path / "run.json").is_file():
         raise UsageError.explain(
             f"'{path}' is a run, not a checkpoint.",
-            why="a run holds what was measured of a training, not its weights.",
+            why="a run contains measurements of a training, not its weights.",
             fix=f"roundoff diagnose {path}, or roundoff params with the checkpoint that the training wrote.",
         )
     if path.suffix == ".py" and path.is_file():
         raise UsageError.explain(
             f"'{path}' is a script, not a checkpoint.",
-            why="its parameters are known when one of its functions has built the model.",
+            why="a function of it must build the model first.",
             fix=f"roundoff params {path}:FUNCTION, with a function that takes nothing and returns an nn.Module.",
         )
 

@@ -1,4 +1,4 @@
-"""`roundoff recipes`: which recipes there are and when to use which, and one of them as TOML."""
+"""`roundoff recipes`: the training recipes and when to use which, and one of them as TOML."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ import json
 from typing import TYPE_CHECKING, Any
 
 import click
+
+from roundoff.cli.console.options import json_option
 
 if TYPE_CHECKING:
     from roundoff.precision import Recipe
@@ -17,7 +19,7 @@ if TYPE_CHECKING:
     subcommand_metavar="[show NAME]",
     epilog="Example: roundoff recipes show O2 > mine.toml",
 )
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON array.")
+@json_option("Print one JSON array.")
 @click.pass_context
 def recipes_command(context: click.Context, as_json: bool) -> None:
     """List the recipes a model can train by, and when to use which."""
@@ -30,7 +32,7 @@ def recipes_command(context: click.Context, as_json: bool) -> None:
 
 @recipes_command.command("show", epilog="Example: roundoff recipes show O2+act4")
 @click.argument("name")
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+@json_option("Print one JSON object.")
 def show_command(name: str, as_json: bool) -> None:
     """Print the recipe NAME, a combination such as O2+act4, or a recipe file, as TOML."""
     from roundoff.precision import find_recipe, to_toml

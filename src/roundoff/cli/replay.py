@@ -48,9 +48,9 @@ class ReplayOptions:
 @click.option("--step", type=click.IntRange(min=0), help="Which saved step.  [default: the first]")
 @click.option("--rank", type=click.IntRange(min=0), help="Which rank's files.  [default: the first rank]")
 @click.option("--builder", metavar="FILE.py:FUNCTION", help="Function that returns the model, or (model, optimizer).")
-@click.option("--recipe", help="Run the step with this recipe instead; `roundoff recipes` lists them.")
+@click.option("--recipe", help="Use this recipe instead; `roundoff recipes` lists them.")
 @click.option("--to", type=PATH, metavar="DIR", help="Save the repeated step as a run in DIR.")
-@click.option("--export", type=PATH, metavar="REPRO.py", help="Write a script with the bad op and its inputs.")
+@click.option("--export", type=PATH, metavar="REPRO.py", help="Write a script that contains the bad op and its inputs.")
 @json_option()
 @fills(ReplayOptions)
 def replay_command(options: ReplayOptions) -> None:

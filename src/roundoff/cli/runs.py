@@ -1,4 +1,4 @@
-"""`roundoff runs`: which runs there are, and the events inside one."""
+"""`roundoff runs`: the runs in a directory, and the events of one."""
 
 from __future__ import annotations
 

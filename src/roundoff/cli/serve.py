@@ -1,4 +1,4 @@
-"""`roundoff serve`: a folder of runs in a browser."""
+"""`roundoff serve`: the runs of a directory in the browser."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from pathlib import Path
 
 import click
 
+from roundoff.cli.console.options import json_option
 from roundoff.errors import ServeError
 from roundoff.words import plural
 
@@ -16,19 +17,25 @@ NEEDED = ("starlette", "uvicorn")
 
 @click.command("serve", epilog="Example: roundoff serve runs")
 @click.argument("folder", metavar="[DIR]", type=click.Path(path_type=Path), default=Path("runs"))
-@click.option("--host", default="127.0.0.1", show_default=True, help="Where to listen; 0.0.0.0 for every network.")
-@click.option("--port", type=click.IntRange(0, 65535), default=PORT, show_default=True, help="0 takes a free one.")
+@click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on (0.0.0.0: all networks).")
+@click.option(
+    "--port",
+    type=click.IntRange(0, 65535),
+    default=PORT,
+    show_default=True,
+    help="Port to listen on (0: any free port).",
+)
 @click.option(
     "--token",
     envvar="ROUNDOFF_TOKEN",
-    help="Ask for this, 8 characters or more; made and printed where others can connect.",
+    help="Access token of at least 8 characters.  [default: generated if other machines can connect]",
 )
-@click.option("--json", "as_json", is_flag=True, help="Print the address as one line of JSON.")
+@json_option("Print the address as one line of JSON.")
 def serve_command(folder: Path, host: str, port: int, token: str | None, as_json: bool) -> None:
-    """Show the runs in DIR (by default ./runs) in a browser until Ctrl-C: a list, their pages, two side by side.
+    """Show the runs in DIR (default: ./runs) in the browser until Ctrl-C: a list, their reports, comparisons of two.
 
-    A run in progress updates by itself. Only this machine can connect, unless --host says otherwise; then a token is
-    asked for. Nothing is written.
+    Reports of running trainings update automatically. Only this machine can connect unless --host says otherwise, which
+    requires a token. Nothing is written.
     """
     for name in NEEDED:
         if importlib.util.find_spec(name) is None:
@@ -46,16 +53,24 @@ def serve_command(folder: Path, host: str, port: int, token: str | None, as_json
 
     with listen(host, port) as listening:
         is_local, number = is_loopback(listening), listening.getsockname()[1]
-        asked = choose_token(token, is_needed=not is_local)
+        required_token = choose_token(token, is_needed=not is_local)
         names = host_names(host, is_loopback=is_local)
-        door = AccessPolicy(names=names, is_loopback=is_local, token=asked, cookie=f"roundoff-token-{number}")
-        site = App(RunsFolder(folder))
-        num_runs = site.prepare()
-        address = address_of(listening) + (f"?token={asked}" if asked else "")
+        policy = AccessPolicy(
+            names=names, is_loopback=is_local, token=required_token, cookie=f"roundoff-token-{number}"
+        )
+        app = App(RunsFolder(folder))
+        num_runs = app.prepare()
+        address = address_of(listening) + (f"?token={required_token}" if required_token else "")
         if as_json:
-            told = {"address": address, "port": number, "token": asked, "folder": str(folder), "num_runs": num_runs}
-            click.echo(to_json(told))
+            facts = {
+                "address": address,
+                "port": number,
+                "token": required_token,
+                "folder": str(folder),
+                "num_runs": num_runs,
+            }
+            click.echo(to_json(facts))
         else:
             click.echo(f"{address}   {plural(num_runs, 'run')} in {folder}; Ctrl-C ends it")
-        serve_until_stopped(site.app(door), listening)
-        site.pages.close()
+        serve_until_stopped(app.asgi(policy), listening)
+        app.pages.close()

@@ -1,4 +1,4 @@
-"""`roundoff train`: train a known model on known data, at any precision."""
+"""`roundoff train`: train a standard model on standard data, at any precision."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from roundoff.cli.console.options import json_option
 from roundoff.cli.console.screen import columns
 from roundoff.words import plural
 
@@ -35,62 +36,71 @@ _PATH = click.Path(path_type=Path)
 @click.option(
     "--loss-factor", type=float, default=1.0, help="Multiply the loss before backward: shows gradient underflow."
 )
-@click.option("--epochs", type=int, default=10, show_default=True, help="How often to go through the data.")
-@click.option("--steps", type=int, help="Stop after so many steps; the schedule stays that of --epochs.")
-@click.option("--batch-size", type=int, default=64, show_default=True, help="Of one step, over all ranks.")
-@click.option("--accumulate", type=int, default=1, help="Split each step into so many microbatches.")
+@click.option("--epochs", type=int, default=10, show_default=True, help="Number of passes over the data.")
+@click.option("--steps", type=int, help="Stop after this many steps; the schedule still follows --epochs.")
+@click.option("--batch-size", type=int, default=64, show_default=True, help="Samples per step, over all ranks.")
+@click.option("--accumulate", type=int, default=1, help="Split each step into this many microbatches.")
 @click.option("--optimizer", help="sgd, adam, adamw, bert-adam, rmsprop, ...  [default: sgd; adamw for text]")
 @click.option("--lr", type=float, help="Learning rate for a batch of 256.  [default: sgd 0.1, text 0.005, else 0.001]")
-@click.option("--no-lr-scaling", is_flag=True, help="Take --lr as it is: no linear rule.")
+@click.option("--no-lr-scaling", is_flag=True, help="Use --lr as it is, without the linear scaling rule.")
 @click.option(
-    "--warmup", type=float, default=0.0, metavar="EPOCHS", help="Raise the rate linearly over so many epochs."
+    "--warmup",
+    type=float,
+    default=0.0,
+    metavar="EPOCHS",
+    help="Increase the learning rate linearly over this many epochs.",
 )
 @click.option("--schedule", default="cosine", show_default=True, help="step, cosine, linear or constant.")
-@click.option("--momentum", type=float, default=0.9, show_default=True, help="Of sgd and rmsprop.")
-@click.option("--eps", type=float, help="Of adam and its relatives.  [default: the optimizer's]")
-@click.option("--weight-decay", type=float, default=1e-4, show_default=True, help="Not of biases and norms.")
-@click.option("--label-smoothing", type=float, default=0.0, help="Share of the target given to all classes.")
+@click.option("--momentum", type=float, default=0.9, show_default=True, help="Momentum of sgd and rmsprop.")
+@click.option("--eps", type=float, help="Epsilon of adam and its variants.  [default: the optimizer's]")
+@click.option(
+    "--weight-decay", type=float, default=1e-4, show_default=True, help="Weight decay, except for biases and norms."
+)
+@click.option("--label-smoothing", type=float, default=0.0, help="Label smoothing factor.")
 @click.option("--loss-reduction", default="mean", show_default=True, help="mean or sum over the batch.")
-@click.option("--clip", type=float, metavar="NORM", help="Largest norm of all gradients together.")
+@click.option("--clip", type=float, metavar="NORM", help="Clip the global gradient norm.")
 @click.option("--ema", type=float, metavar="DECAY", help="Evaluate a moving average of the weights.")
-@click.option("--mixup", type=float, default=0.0, metavar="ALPHA", help="Mix pictures in pairs.")
-@click.option("--augment", metavar="LIST", help="Of crop,flip,jitter; or none.  [default: what suits the data]")
+@click.option("--mixup", type=float, default=0.0, metavar="ALPHA", help="Mix pairs of images (mixup).")
+@click.option("--augment", metavar="LIST", help="Any of crop,flip,jitter, or none.  [default: depends on the data]")
 @click.option("--width", type=int, help="Width of resnet-small (16) or gpt-small (128).")
-@click.option("--context", type=int, default=128, show_default=True, help="Bytes a text model sees.")
-@click.option("--image-size", type=int, default=224, show_default=True, help="Side of pictures from folders.")
-@click.option("--shrink", type=int, default=1, help="Average so many IDX pixels into one, each way.")
-@click.option("--input-gain", type=float, default=1.0, help="Multiply pictures by this.")
+@click.option("--context", type=int, default=128, show_default=True, help="Context length of a text model, in bytes.")
+@click.option("--image-size", type=int, default=224, show_default=True, help="Side length of images from folders.")
+@click.option("--shrink", type=int, default=1, help="Downscale IDX images by this factor.")
+@click.option("--input-gain", type=float, default=1.0, help="Multiply images by this.")
 @click.option("--limit", type=int, metavar="N", help="Train on the first N samples only.")
-@click.option("--seed", type=int, default=0, show_default=True, help="Of weights, order and augmentation.")
+@click.option("--seed", type=int, default=0, show_default=True, help="Seed of weights, data order and augmentation.")
 @click.option("--device", default="auto", show_default=True, help="auto, cpu, or a torch device.")
-@click.option("--workers", type=int, default=0, show_default=True, help="Processes that load data, per rank.")
-@click.option("--threads", type=int, help="Threads of one rank.")
+@click.option("--workers", type=int, default=0, show_default=True, help="Data loader processes per rank.")
+@click.option("--threads", type=int, help="Threads per rank.")
 @click.option("--procs", type=int, default=1, show_default=True, help="Ranks to start on this machine.")
 @click.option("--world-size", type=int, help="Ranks over all machines.")
-@click.option("--rank", type=int, default=0, help="This machine's first rank.")
-@click.option("--dist-url", metavar="URL", help="Where ranks meet: tcp://HOST:29500.")
-@click.option("--dist-backend", help="gloo, nccl, ...  [default: what suits the device]")
+@click.option("--rank", type=int, default=0, help="First rank of this machine.")
+@click.option("--dist-url", metavar="URL", help="Rendezvous address: tcp://HOST:29500.")
+@click.option("--dist-backend", help="gloo, nccl, ...  [default: depends on the device]")
 @click.option(
-    "--timeout", "timeout_seconds", type=float, default=600.0, metavar="SECONDS", help="Patience with others."
+    "--timeout", "timeout_seconds", type=float, default=600.0, metavar="SECONDS", help="Timeout of collectives."
 )
-@click.option("--find-unused-parameters", is_flag=True, help="For models that do not use all of their weights.")
-@click.option("--sync-bn", is_flag=True, help="Batch norm over all ranks.")
-@click.option("--fsdp", is_flag=True, help="Divide the weights among the ranks.")
-@click.option("--resume", type=_PATH, metavar="RUN", help="Go on from a run folder or its checkpoint.")
-@click.option("--eval-only", is_flag=True, help="Evaluate, and do not train.")
-@click.option("--save-every", type=int, metavar="STEPS", help="Save a checkpoint so often, not only each epoch.")
+@click.option("--find-unused-parameters", is_flag=True, help="Needed for models that do not use all of their weights.")
+@click.option("--sync-bn", is_flag=True, help="Synchronize batch norm over all ranks.")
+@click.option("--fsdp", is_flag=True, help="Shard the weights over the ranks.")
+@click.option("--resume", type=_PATH, metavar="RUN", help="Resume from a run folder or its checkpoint.")
+@click.option("--eval-only", is_flag=True, help="Evaluate without training.")
+@click.option(
+    "--save-every", type=int, metavar="STEPS", help="Save a checkpoint every STEPS steps, besides every epoch."
+)
 @click.option("--name", help="Name of the run.  [default: train-1, train-2, ...]")
 @click.option("--runs", type=_PATH, default="runs", show_default=True, help="Folder of runs.")
-@click.option("--tensorboard", type=_PATH, metavar="FOLDER", help="Write scalars and histograms for TensorBoard, too.")
-@click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
+@click.option("--tensorboard", type=_PATH, metavar="FOLDER", help="Also write scalars and histograms for TensorBoard.")
+@json_option("Print the result as JSON.")
 def train_command(as_json: bool, **options: Any) -> None:
-    """Train a model and say how good it became.
+    """Train a model and print how good it is.
 
-    Metrics and a checkpoint go into a run folder. The learning rate is --lr * batch / 256 unless --no-lr-scaling.
+    Metrics and a checkpoint are written to a run folder. The learning rate is --lr * batch / 256, unless
+    --no-lr-scaling is given.
 
     Several ranks: --procs 2, or: torchrun --nproc-per-node 2 -m roundoff train ...
 
-    Ends with 1 if the last loss or the evaluation is NaN or infinite.
+    Exits with 1 if the last loss or the evaluation is NaN or infinite.
     """
     from roundoff.record.process_info import rank
     from roundoff.runs import to_json

@@ -1,4 +1,4 @@
-"""Reads what to bisect or plan from the words behind the options: train settings, a script, a command, or a run."""
+"""Reads which training to bisect or plan from the command line: options of train, a script, a command, or a run."""
 
 from __future__ import annotations
 

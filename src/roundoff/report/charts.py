@@ -1,4 +1,4 @@
-"""Charts as values: what plotly draws, in colours that the style sheet names."""
+"""Charts as values: what plotly draws, in colours of the style sheet."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A table on a page: every column sorts by click or key, and a box filters the rows."""
+"""A table on a page: columns can be sorted, rows can be filtered."""
 
 from __future__ import annotations
 

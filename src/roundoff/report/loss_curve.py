@@ -1,4 +1,4 @@
-"""A small picture of a loss: a line that breaks off where the loss is not finite."""
+"""A small picture of a loss curve, which is interrupted where the loss is not finite."""
 
 from __future__ import annotations
 

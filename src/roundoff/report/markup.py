@@ -1,4 +1,4 @@
-"""HTML that cannot be broken by what it shows: text is escaped unless it is already HTML."""
+"""HTML that escapes all text that is not HTML already."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The frame of every page: one file that opens from disk, asks nobody for anything, and runs no script but ours."""
+"""The frame of every page: one file that opens from disk, makes no requests, and runs only its own scripts."""
 
 from __future__ import annotations
 

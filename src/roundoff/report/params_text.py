@@ -1,4 +1,4 @@
-"""What a checkpoint or a model holds, as plain text: totals and trouble first, then a line for each tensor."""
+"""The tensors of a checkpoint or a model as text: totals and problems first, then one line per tensor."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where the precision of a step goes, as text."""
+"""Where one step loses precision, as text and as a page: a bar for every site, and a table."""
 
 from __future__ import annotations
 
@@ -38,11 +38,11 @@ def precision_sentence(found: PrecisionLoss) -> str:
         others = f" and {len(overflowing) - 1} more" if len(overflowing) > 1 else ""
         return (
             f"In {found.fmt} {worst.site}{others} overflow{'' if others else 's'}: "
-            f"{_percent(worst.overflow)} of a tensor of {worst.worst_op} leaves the format's range."
+            f"{_percent(worst.overflow)} of a tensor of {worst.worst_op} is outside the format's range."
         )
     change = found.sum if found.measured is None else found.measured
     if not found.sites or not found.loss:
-        return f"In {found.fmt} nothing of step {found.step} is lost."
+        return f"In {found.fmt} step {found.step} loses no precision."
     return (
         f"In {found.fmt} the loss of step {found.step} moves from {found.loss:.5g} by {change:+.2e} "
         f"({100 * change / abs(found.loss):+.2g} %): {_most_of_it(found)}."
@@ -64,10 +64,9 @@ def sum_sentence(found: PrecisionLoss) -> str:
     """Say what the parts add up to, and what was measured."""
     if found.measured is None:
         why = "overflow" if any(each.overflow for each in found.sites) else "could not be computed"
-        return f"The sites add up to {found.sum:+.3e}, each rounded alone; all of them together {why}."
+        return f"The sites add up to {found.sum:+.3e}, each rounded alone; together they {why}."
     return (
-        f"The sites add up to {found.sum:+.3e}; with every site in {found.fmt} the loss really moves by "
-        f"{found.measured:+.3e}."
+        f"The sites add up to {found.sum:+.3e}; with every site in {found.fmt} the loss moves by {found.measured:+.3e}."
     )
 
 
@@ -105,8 +104,6 @@ def _cut(text: str, width: int) -> str:
     return text if len(text) <= width else f"…{text[1 - width :]}"
 
 
-# == Where the precision of a step goes, as a page: a bar for every site, and the table behind it.
-
 _WIDTH, _LEFT, _ROW = 900, 300, 18
 _MAX_BARS = 60
 _WORDS = ("site", "worst op")
@@ -116,7 +113,7 @@ def sensitivity_page(sensitivity: Sensitivity, *, formats: Sequence[str] = ()) -
     """Return a page about one measured step: for each format the verdict, a picture by site that adds up, a table."""
     found = [precision_loss(sensitivity, fmt) for fmt in formats or sensitivity.formats]
     return page(
-        "Where the precision goes",
+        "Where precision is lost",
         facts({"step": str(sensitivity.step), "loss": f"{sensitivity.loss:.6g}"}),
         *(
             section(
@@ -139,7 +136,7 @@ def bars(found: PrecisionLoss) -> Html:
         rows.append((f"{len(left)} more sites", sum(each.part for each in left), ""))
     rows.append(("sum of all sites", found.sum, ""))
     if found.measured is not None:
-        rows.append(("measured, every site narrow", found.measured, ""))
+        rows.append(("measured, all sites narrow", found.measured, ""))
     largest = max((abs(part) for _, part, _ in rows), default=0.0) or 1.0
     drawn = [_bar(place, *row, largest=largest) for place, row in enumerate(rows)]
     middle, height = _across(0.0, largest), _ROW * len(rows) + 4

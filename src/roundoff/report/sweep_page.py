@@ -1,4 +1,4 @@
-"""A sweep as a page: its summary, a table of its rows with their loss curves, and what they have in common."""
+"""A sweep as a page: its summary, a table of its rows with their loss curves, and their common settings."""
 
 from __future__ import annotations
 
@@ -88,6 +88,8 @@ def _details(row: SweepPageRow) -> Html:
 
 def _settings(sweep: SweepPage) -> Html:
     """Return what is common to all rows: what was set openly, the defaults folded."""
-    told = facts(sweep.common) if sweep.common else tag("p", "None but the defaults.")
-    defaults = tag("details", tag("summary", f"{len(sweep.defaults)} left at their defaults"), facts(sweep.defaults))
+    told = facts(sweep.common) if sweep.common else tag("p", "Only the defaults.")
+    defaults = tag(
+        "details", tag("summary", f"{len(sweep.defaults)} settings at their defaults"), facts(sweep.defaults)
+    )
     return section("Settings common to all rows", told, defaults)

@@ -1,4 +1,4 @@
-"""A training as TensorBoard shows it: scalars of every step, and histograms of tensors now and then."""
+"""A training in TensorBoard: scalars of every step, and histograms of tensors from time to time."""
 
 from __future__ import annotations
 

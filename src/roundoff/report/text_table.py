@@ -1,4 +1,4 @@
-"""Cells as text that fits a screen: ruled on a terminal, plain in a pipe."""
+"""Tables as text that fits the screen: with a rule under the header on a terminal, plain in a pipe."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""A folder of runs in a browser: the pages of `roundoff report`, live, and what they hold as JSON."""
+"""The runs of a directory in the browser: live reports, comparisons, and a JSON API."""

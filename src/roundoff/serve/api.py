@@ -1,4 +1,4 @@
-"""What runs hold, as JSON."""
+"""The JSON API: what runs contain."""
 
 from __future__ import annotations
 
@@ -33,21 +33,21 @@ from roundoff.serve.saved_tensors import (
 )
 
 MAX_ITEMS = 1000
-"""So many events or steps are in one answer at most."""
+"""A response has at most this many events or steps."""
 MAX_NAMES = 16
 MAX_LETTERS = 300
-"""A longer pattern is refused."""
+"""Longer patterns are refused."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Api:
-    """The answers below /api/."""
+    """The responses below /api/."""
 
     folder: RunsFolder
     rows: RunRows
 
     def routes(self) -> list[Route]:
-        """Return what is answered where."""
+        """Return the routes."""
         return [
             Route("/api/runs", self.runs),
             Route("/api/changes", self.changes),
@@ -60,12 +60,12 @@ class Api:
         ]
 
     def runs(self, request: Request) -> Response:
-        """All runs, one object each, the youngest first."""
+        """All runs, one object each, the newest first."""
         check_query(request)
         return json_text_response(f'{{"runs": [{", ".join(row.text for row in self.rows.rows())}]}}')
 
     def changes(self, request: Request) -> Response:
-        """By name: what changes when the row of a run does; of runs that are named, how they are now."""
+        """By name, a version that changes with the row of the run; for runs given by `run=`, their current state."""
         check_query(request, "run")
         names = request.query_params.getlist("run")
         if names:
@@ -73,11 +73,11 @@ class Api:
         return json_response({"runs": {row.name: row.version for row in self.rows.rows()}})
 
     def run(self, request: Request) -> Response:
-        """One run: what the list says, its findings, and what else it holds; `stamp` changes when any file does."""
+        """One run: its row of the list, its findings, and what it contains; `stamp` changes when any file does."""
         check_query(request)
         opened = self._opened(request)
         row, run = self.rows.row(opened.name), opened.run
-        told: dict[str, JsonValue] = {
+        details: dict[str, JsonValue] = {
             "stamp": opened.stamp,
             "info": object_of(run.info),
             "found": None if row.findings is None else [finding.to_object() for finding in row.findings],
@@ -85,10 +85,10 @@ class Api:
             "replayed_steps": run.replayed_steps,
             "tensors": [group.to_object() for group in tensor_groups(run)],
         }
-        return json_response(row.to_object() | told)
+        return json_response(row.to_object() | details)
 
     def metrics(self, request: Request) -> Response:
-        """What steps came to, from a step on."""
+        """The metrics of steps, from a given one on."""
         check_query(request, "rank", "from", "limit")
         run = self._opened(request).run
         first, limit = query_number(request, "from", default=0) or 0, _limit(request)
@@ -98,7 +98,7 @@ class Api:
         return json_response({"metrics": [object_of(each) for each in chosen[:limit]], "next": following})
 
     def events(self, request: Request) -> Response:
-        """The events that every filter matches, some at a time."""
+        """The events that match all filters, some at a time."""
         check_query(request, "step", "rank", "site", "phase", "op", "offset", "limit")
         run = self._opened(request).run
         texts = {name: text(request, name, most=MAX_LETTERS) for name in ("site", "phase", "op")}
@@ -109,7 +109,7 @@ class Api:
         return json_response({"events": [event.to_object() for event in chosen[:limit]], "next": following})
 
     def tensors(self, request: Request) -> Response:
-        """Where there are whole tensors; of a step, their names."""
+        """The groups of whole tensors; for a step, the names of its tensors."""
         check_query(request, "of", "step", "rank")
         run = self._opened(request).run
         if "step" not in request.query_params:
@@ -121,20 +121,20 @@ class Api:
         return json_response({"tensors": names})
 
     def tensor(self, request: Request) -> Response:
-        """One tensor: its numbers, its first values, and how many elements have which exponent."""
+        """One tensor: its statistics, its first values, and a histogram of exponents."""
         file, key = self._tensor(request)
         return json_response({"name": key, **preview_tensor(file, key).to_object()})
 
     def tensor_npy(self, request: Request) -> Response:
-        """One tensor, whole, as a file of numpy."""
+        """One whole tensor as a numpy file."""
         file, key = self._tensor(request)
         name = npy_name(request.path_params["name"], key)
         headers = {"content-disposition": f'attachment; filename="{name}"'}
         return StreamingResponse(npy_chunks(file, key), media_type="application/octet-stream", headers=headers)
 
     def _now(self, name: str) -> JsonValue:
-        opened, told = self.folder.open(name), self.rows.row(name).to_object()
-        return {"stamp": opened.stamp} | {key: told.get(key) for key in ("state", "detail", "num_steps", "last_loss")}
+        opened, row = self.folder.open(name), self.rows.row(name).to_object()
+        return {"stamp": opened.stamp} | {key: row.get(key) for key in ("state", "detail", "num_steps", "last_loss")}
 
     def _opened(self, request: Request) -> OpenedRun:
         return self.folder.open(request.path_params["name"])
@@ -153,7 +153,7 @@ def requested_group(request: Request) -> TensorGroup:
     """Return the group of tensors that a request names."""
     kind = request.query_params.get("of", "step")
     if kind not in KINDS:
-        raise Refusal(400, f"of={kind} makes no sense.", why=f"it is one of {', '.join(KINDS)}.")
+        raise Refusal(400, f"of={kind} is invalid.", why=f"it must be one of {', '.join(KINDS)}.")
     required_query(request, "step")
     step, rank = query_number(request, "step") or 0, query_number(request, "rank", default=0) or 0
     return TensorGroup(of=kind, step=step, rank=rank)
@@ -162,5 +162,5 @@ def requested_group(request: Request) -> TensorGroup:
 def _limit(request: Request) -> int:
     limit = query_number(request, "limit", default=100, most=MAX_ITEMS)
     if not limit:
-        raise Refusal(400, "limit=0 makes no sense.", why=f"it is a whole number from 1 to {MAX_ITEMS}.")
+        raise Refusal(400, "limit=0 is invalid.", why=f"it must be an integer from 1 to {MAX_ITEMS}.")
     return limit

@@ -1,4 +1,4 @@
-"""The whole site: which address shows what."""
+"""The web application: which URL shows what."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ POLL_SECONDS = 2.0
 
 
 class App:
-    """The pages of a folder of runs."""
+    """The pages of a directory of runs."""
 
     def __init__(self, folder: RunsFolder, *, poll_seconds: float = POLL_SECONDS) -> None:
         self.folder, self.rows, self.pages = folder, RunRows(folder), PageCache()
         self._etags, self._poll_seconds = Etags(), poll_seconds
 
-    def app(self, door: AccessPolicy) -> ASGIApp:
-        """Return what a server runs."""
+    def asgi(self, policy: AccessPolicy) -> ASGIApp:
+        """Return the application that a server runs."""
         routes = [
             Route("/", self.list),
             Route("/favicon.ico", _nothing),
@@ -55,11 +55,11 @@ class App:
             Exception: _our_fault,
         }
         app = Starlette(routes=routes, exception_handlers=handlers)
-        app.router.redirect_slashes = False  # an address is right or wrong
-        return Guard(app, door)
+        app.router.redirect_slashes = False  # no redirects: a URL is right or wrong
+        return Guard(app, policy)
 
     def prepare(self) -> int:
-        """Read all runs, so that whoever opens the list first need not wait for it; return how many there are."""
+        """Read all runs, so that the list opens fast, and return how many there are."""
         return len(self._list()[0])
 
     def list(self, request: Request) -> Response:
@@ -68,7 +68,7 @@ class App:
         return HTMLResponse(self._list()[1])
 
     def run(self, request: Request) -> Response:
-        """A run, in its frame."""
+        """The report about a run, in its frame."""
         check_query(request)
         opened = self.folder.open(request.path_params["name"])
         row, has_tensors = self.rows.row(opened.name), bool(tensor_groups(opened.run))
@@ -76,22 +76,22 @@ class App:
         return HTMLResponse(body)
 
     async def run_page(self, request: Request) -> Response:
-        """The page of a run, as `roundoff report` writes it."""
+        """The report about a run, as `roundoff report` writes it."""
         check_query(request)
         opened = await run_in_threadpool(self.folder.open, request.path_params["name"])
         return await self._page(request, opened)
 
     def compare(self, request: Request) -> Response:
-        """Two runs against each other, in a frame; a form that picked them is led to their address."""
+        """The comparison of two runs, in its frame; the form of the list is redirected to their URL."""
         check_query(request, "run", "reference", "candidate")
         picked = request.query_params.getlist("run")
         if picked:
             if len(picked) != 2:
                 raise Refusal(
                     400,
-                    f"{len(picked)} {'run is' if len(picked) == 1 else 'runs are'} picked.",
-                    why="two can be compared.",
-                    fix="pick two.",
+                    f"{len(picked)} {'run is' if len(picked) == 1 else 'runs are'} selected.",
+                    why="a comparison needs two.",
+                    fix="select two runs.",
                 )
             return RedirectResponse(compare_link(reference=picked[0], candidate=picked[1]), status_code=303)
         reference, candidate = self._pair(request)
@@ -100,13 +100,13 @@ class App:
         return HTMLResponse(compare_frame(*rows, stamp=stamp, poll_seconds=self._poll_seconds))
 
     async def compare_page(self, request: Request) -> Response:
-        """The page of a run against a reference, as `roundoff report --against` writes it."""
+        """The report about a run against a reference, as `roundoff report --against` writes it."""
         check_query(request, "reference", "candidate")
         reference, candidate = await run_in_threadpool(self._pair, request)
         return await self._page(request, candidate, reference)
 
     def tensors(self, request: Request) -> Response:
-        """Whole tensors of a run, and a look at one."""
+        """The whole tensors of a run, and a preview of one."""
         check_query(request, "of", "step", "rank", "name")
         run = self.folder.open(request.path_params["name"]).run
         name, groups = request.path_params["name"], tensor_groups(run)
@@ -124,19 +124,19 @@ class App:
         return rows, list_page(rows, folder=self.folder.path, poll_seconds=self._poll_seconds)
 
     async def _page(self, request: Request, candidate: OpenedRun, reference: OpenedRun | None = None) -> Response:
-        # Who leaves does not take the page along: others may wait for it, and the next one who asks will have it.
+        # A reader who leaves does not cancel the page: others may be waiting for it.
         made = await asyncio.shield(asyncio.wrap_future(self.pages.page(candidate, reference)))
         return self._etags.page(request, made.stamp, html=made.html, packed=made.packed)
 
     def _pair(self, request: Request) -> tuple[OpenedRun, OpenedRun]:
         reference, candidate = required_query(request, "reference"), required_query(request, "candidate")
         if reference == candidate:
-            raise Refusal(400, f"'{reference}' is picked twice.", why="a run does not differ from itself.")
+            raise Refusal(400, f"'{reference}' is selected twice.", why="a comparison needs two different runs.")
         return self.folder.open(reference), self.folder.open(candidate)
 
 
 def _nothing(request: Request) -> Response:
-    """There is no picture for the tab; that is no error."""
+    """There is no icon, which is not an error."""
     return Response(status_code=204)
 
 
@@ -151,9 +151,9 @@ def _unreadable(request: Request, error: Exception) -> Response:
 
 def _not_there(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
-    return refusal_response(request, Refusal(error.status_code, f"'{request.url.path}' leads nowhere."))
+    return refusal_response(request, Refusal(error.status_code, f"'{request.url.path}' does not exist."))
 
 
 def _our_fault(request: Request, error: Exception) -> Response:
-    why = f"{type(error).__name__}: it is told where the server was started."
-    return refusal_response(request, Refusal(500, "This could not be answered, which is a fault of roundoff.", why=why))
+    why = f"{type(error).__name__}: the server's terminal shows the details."
+    return refusal_response(request, Refusal(500, "Internal error of roundoff.", why=why))

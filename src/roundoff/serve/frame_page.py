@@ -1,4 +1,4 @@
-"""A page of a run as the server shows it: in a frame, with a bar above that says how the run is and leads further."""
+"""A report as the server shows it: in a frame, below a bar with the state of the run and links."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from roundoff.serve.served_page import compare_link, run_link, served_page
 
 
 def run_frame(row: RunRow, *, stamp: str, has_tensors: bool, poll_seconds: float) -> bytes:
-    """Return the page around the page of a run."""
+    """Return the frame around the report about a run."""
     source = run_link(row.name, "page")
     links = [
         *([tag("a", "tensors", href=run_link(row.name, "tensors"))] if has_tensors else []),
@@ -21,7 +21,7 @@ def run_frame(row: RunRow, *, stamp: str, has_tensors: bool, poll_seconds: float
 
 
 def compare_frame(reference: RunRow, candidate: RunRow, *, stamp: str, poll_seconds: float) -> bytes:
-    """Return the page around the comparison of two runs."""
+    """Return the frame around the comparison of two runs."""
     source = compare_link(reference=reference.name, candidate=candidate.name, more="/page")
     title = f"{candidate.name} against {reference.name}"
     links = [
@@ -44,7 +44,7 @@ def _frame(
         tag("a", "← all runs", href="/"),
         tag("span", word, class_=f"state {word}", id="state"),
         tag("span", "", id="live", role="status", class_="faint"),
-        tag("label", tag("input", type="checkbox", id="follow", checked=True), " update by itself", hidden=True),
+        tag("label", tag("input", type="checkbox", id="follow", checked=True), " update automatically", hidden=True),
         *links,
         class_="bar",
         aria_label="this run",

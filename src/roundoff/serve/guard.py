@@ -1,4 +1,4 @@
-"""Stands before every answer: who may ask, and what a browser may do with the answer."""
+"""Checks every request first: who may connect, and what a browser may do with the response."""
 
 from __future__ import annotations
 
@@ -23,28 +23,28 @@ HEADERS = {
     "x-frame-options": "SAMEORIGIN",
     "cross-origin-resource-policy": "same-origin",
     "cross-origin-opener-policy": "same-origin",
-    "cache-control": "no-cache",  # kept, and asked about each time: 304 if it is still so
+    "cache-control": "no-cache",  # cached, but validated each time: 304 if unchanged
 }
-"""Of every answer."""
+"""Headers of every response."""
 PAGE_POLICY = "object-src 'none'; base-uri 'none'; form-action 'self'; frame-ancestors 'self'"
-"""Beside what each page says of itself: the fingerprints of its scripts, and nothing else."""
+"""In addition to the policy of each page itself, which lists the hashes of its scripts."""
 DATA_POLICY = "default-src 'none'; frame-ancestors 'none'"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AccessPolicy:
-    """Where the server listens, and what it wants to see."""
+    """Which host names and which token a request must have."""
 
     names: frozenset[str]
-    """What the server may be called, in small letters; addresses are known without."""
+    """Valid host names of the server, in lower case; IP addresses need not be listed."""
     is_loopback: bool
     token: str | None = None
     cookie: str = "roundoff-token"
 
-    def knows(self, name: str) -> bool:
-        """Say whether a Host header may name this; any name that a stranger can point at us is refused.
+    def knows_host(self, name: str) -> bool:
+        """Whether a Host header may contain this name; one that others could point at this server is refused.
 
-        An address is one that nobody can point elsewhere; it is enough unless only this machine may ask.
+        An IP address cannot be pointed elsewhere: it is valid unless only this machine may connect.
         """
         try:
             address = ipaddress.ip_address(name)
@@ -52,26 +52,26 @@ class AccessPolicy:
             return name in self.names
         return address.is_loopback or not self.is_loopback
 
-    def opens_for(self, token: str) -> bool:
-        """Say whether this is the token; how long that takes tells nothing about it."""
+    def accepts(self, token: str) -> bool:
+        """Whether this is the token, in constant time."""
         return self.token is not None and hmac.compare_digest(token.encode(errors="replace"), self.token.encode())
 
 
 def host_names(host: str, *, is_loopback: bool) -> frozenset[str]:
-    """Return what a server may be called that listens at `host`; who cannot come from elsewhere needs no other name."""
+    """Return the names of a server that listens on `host`; a loopback server needs only the local ones."""
     elsewhere = () if is_loopback else (socket.gethostname(), socket.getfqdn())
     return frozenset(name.lower() for name in ("localhost", host, *elsewhere))
 
 
 class Guard:
-    """An application behind a door."""
+    """Wraps an application and checks every request before it."""
 
-    def __init__(self, app: ASGIApp, door: AccessPolicy) -> None:
-        self._app, self._door = app, door
+    def __init__(self, app: ASGIApp, policy: AccessPolicy) -> None:
+        self._app, self._policy = app, policy
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer what is refused, hand on what is not, and put the headers on both."""
-        assert scope["type"] == "http", "the server speaks nothing else"
+        """Respond to what is refused, pass on the rest, and add the headers to both."""
+        assert scope["type"] == "http", "the server only handles HTTP"
 
         async def send_with_headers(message: Message) -> None:
             if message["type"] == "http.response.start":
@@ -86,34 +86,35 @@ class Guard:
         await (self._app if answer is None else answer)(scope, receive, send_with_headers)
 
     def _answer(self, request: Request) -> Response | None:
-        """Return the answer if the door has one; a `Refusal` says why it stays closed."""
+        """Return a response if the request goes no further; raise a `Refusal` if it is not allowed."""
         self._check_host(request)
         if request.method not in ("GET", "HEAD"):
-            raise Refusal(405, f"{request.method} is not answered.", why="nothing here can be changed.", fix="use GET.")
-        if self._door.token is None:
+            why = "the server is read-only."
+            raise Refusal(405, f"{request.method} is not allowed.", why=why, fix="use GET.")
+        if self._policy.token is None:
             return None
-        asked = request.query_params.getlist("token")
-        if asked and self._door.opens_for(asked[-1]):
-            return self._let_in(request, asked[-1])
+        tokens = request.query_params.getlist("token")
+        if tokens and self._policy.accepts(tokens[-1]):
+            return self._accept_token(request, tokens[-1])
         kind, _, given = request.headers.get("authorization", "").partition(" ")
-        if kind.lower() == "bearer" and self._door.opens_for(given.strip()):
+        if kind.lower() == "bearer" and self._policy.accepts(given.strip()):
             return None
-        if self._door.opens_for(request.cookies.get(self._door.cookie, "")):
+        if self._policy.accepts(request.cookies.get(self._policy.cookie, "")):
             return None
         raise Refusal(
             401,
-            "This needs the token that the server printed when it was started.",
-            why="what was sent is another one." if asked or given else "none was sent.",
-            fix="open the address that it printed, or send 'Authorization: Bearer TOKEN'.",
+            "This server requires the token that it printed at startup.",
+            why="the token that was sent is wrong." if tokens or given else "none was sent.",
+            fix="open the URL that it printed, or send 'Authorization: Bearer TOKEN'.",
         )
 
-    def _let_in(self, request: Request, token: str) -> Response:
-        """Keep the token as a cookie, and out of the address: addresses are shown, logged and shared."""
+    def _accept_token(self, request: Request, token: str) -> Response:
+        """Move the token from the URL to a cookie: URLs are shown, logged and shared."""
         rest = [(name, value) for name, value in request.query_params.multi_items() if name != "token"]
         path = request.scope.get("raw_path", b"/").decode("ascii", errors="replace")
-        path = "/" + path.lstrip("/")  # two slashes in front would lead to another host
+        path = "/" + path.lstrip("/")  # two leading slashes would mean another host
         answer = RedirectResponse(f"{path}?{urlencode(rest)}" if rest else path, status_code=303)
-        answer.set_cookie(self._door.cookie, token, httponly=True, samesite="lax", path="/")
+        answer.set_cookie(self._policy.cookie, token, httponly=True, samesite="lax", path="/")
         answer.headers["cache-control"] = "no-store"
         return answer
 
@@ -121,13 +122,13 @@ class Guard:
         given = request.headers.getlist("host")
         found = _HOST.fullmatch(given[0]) if len(given) == 1 else None
         if found is None:
-            raise Refusal(400, "The Host header is missing or makes no sense.", fix="send one, as every browser does.")
+            raise Refusal(400, "The Host header is missing or invalid.", fix="send a valid one, as every browser does.")
         name = (found["v6"] or found["name"]).lower().rstrip(".")
-        if not self._door.knows(name):
+        if not self._policy.knows_host(name):
             raise Refusal(
                 421,
-                f"'{name}' is no name of this server.",
-                why="a page elsewhere could lead a browser here under any name, so only known ones are answered.",
+                f"'{name}' is not a name of this server.",
+                why="other websites could reach it under other names (DNS rebinding), so only known ones are valid.",
                 fix="open it by its IP address, or start it with --host NAME.",
             )
 

@@ -1,4 +1,4 @@
-"""The list of runs: what each came to, to be searched, filtered, sorted and picked from."""
+"""The list of runs: state, loss and findings of each, with search, filters and sorting."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _FINDINGS = ("error", "warning", "note", "none", "not diagnosed")
 
 
 def list_page(rows: Sequence[RunRow], *, folder: Path, poll_seconds: float) -> bytes:
-    """Return the list of the runs in a folder; it asks again every few seconds, and changes the rows that changed."""
+    """Return the list of the runs in a directory, which updates itself every few seconds."""
     table = tag("table", _head(), tag("tbody", *map(_row, rows)), id="runs")
     area = tag("div", table, class_="scrolling", tabindex=0, role="region", aria_label="runs")
     form = tag("form", _controls(), area, action="/compare", id="list", data_poll_seconds=poll_seconds)
@@ -102,7 +102,7 @@ def _badge(state: str) -> Html:
 
 
 def _moment(started: str) -> Html:
-    """Return a time that scripts show in the reader's own zone."""
+    """Return a time, which a script shows in the time zone of the reader."""
     return tag("time", started[:16].replace("T", " "), datetime=started)
 
 
@@ -117,7 +117,7 @@ def _worst(row: RunRow) -> str:
 
 
 def _rank_of_findings(row: RunRow) -> int | None:
-    """Return what the column is sorted by: the worst first, and what was not diagnosed last."""
+    """Return the sort key: the most severe first, undiagnosed runs last."""
     if row.findings is None:
         return None
     return ("error", "warning", "note", "none").index(_worst(row))
@@ -135,7 +135,7 @@ def _found(row: RunRow) -> list[Html]:
 def _no_runs(folder: Path, *, is_hidden: bool) -> Html:
     return tag(
         "div",
-        tag("p", f"There is no run in {folder} yet. Watch a training, and it appears here while it goes on:"),
+        tag("p", f"There are no runs in {folder} yet. Watch a training, and it appears here while it runs:"),
         tag("pre", f"roundoff run train.py --runs {folder}\nroundoff train --data digits --runs {folder}"),
         id="no-runs",
         hidden=is_hidden,

@@ -1,4 +1,4 @@
-"""The pages of runs and comparisons: made in a thread of their own, once for all who ask, the last few kept."""
+"""The reports of runs and comparisons: made by one thread, once for all readers, and the last few cached."""
 
 from __future__ import annotations
 
@@ -19,28 +19,28 @@ MAX_PAGES = 6
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CachedPage:
-    """A page, and the stamp of what it shows."""
+    """A page, and the stamp of the files that it shows."""
 
     html: bytes
     packed: bytes
-    """The same for browsers that unpack it: a third of the size, which counts where the server is far away."""
+    """The same, compressed with gzip to a third of the size."""
     stamp: str
 
 
 class PageCache:
-    """Pages by what they show: as long as no file of it changes, nothing is made again."""
+    """Pages by run and reference; a page is made again only when a file of them has changed."""
 
     def __init__(self, *, make: Callable[[OpenedRun, OpenedRun | None], str] | None = None) -> None:
         self._make = make if make is not None else _run_page
         self._made: OrderedDict[str, Future[CachedPage]] = OrderedDict()
         self._lock = threading.Lock()
         self._asked: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
-        # One thread: two pages at once would take twice as long each, and the memory of both. A daemon, unlike those of
-        # an executor: who ends the server does not wait for a page that nobody will see.
+        # One thread: two pages at once would each take twice as long, and twice the memory. A daemon, unlike threads of
+        # an executor: stopping the server does not wait for a page that no one will see.
         threading.Thread(target=self._work, name="pages", daemon=True).start()
 
     def page(self, candidate: OpenedRun, reference: OpenedRun | None = None) -> Future[CachedPage]:
-        """Return the page of a run, against another if there is one: made, being made, or about to be."""
+        """Return the page of a run, against a reference if there is one; it may still have to be made."""
         stamp = page_stamp(candidate, reference)
         names = f"{candidate.name}/{reference.name if reference else ''}/{stamp}"
         with self._lock:
@@ -54,7 +54,7 @@ class PageCache:
             return known
 
     def close(self) -> None:
-        """Make no more pages; the one that is being made is not waited for."""
+        """Make no more pages, and do not wait for the one that is being made."""
         self._asked.put(None)
 
     def _work(self) -> None:
@@ -65,7 +65,7 @@ class PageCache:
         self, future: Future[CachedPage], candidate: OpenedRun, reference: OpenedRun | None, stamp: str
     ) -> None:
         if not future.set_running_or_notify_cancel():
-            return  # nobody waits for it any more
+            return  # no one waits for it any more
         try:
             html = self._make(candidate, reference).encode(errors="replace")
             future.set_result(CachedPage(html=html, packed=gzip.compress(html, compresslevel=1), stamp=stamp))
@@ -74,14 +74,14 @@ class PageCache:
 
 
 def page_stamp(candidate: OpenedRun, reference: OpenedRun | None = None) -> str:
-    """Return the stamp of a page: that of its run, and of the reference if there is one."""
+    """Return the stamp of a page: that of its run, and of its reference if there is one."""
     return candidate.stamp if reference is None else f"{candidate.stamp}-{reference.stamp}"
 
 
 def _run_page(candidate: OpenedRun, reference: OpenedRun | None) -> str:
     from roundoff.diagnose.run_view import view_run
     from roundoff.report.run_page.document import (
-        run_page,  # half of torch comes with them, which the list does not wait for
+        run_page,  # these import torch, which the list of runs does not need
     )
 
     return run_page(view_run(candidate.run, against=reference.run if reference is not None else None)).html

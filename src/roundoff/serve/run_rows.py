@@ -1,4 +1,4 @@
-"""What the list says about each run, kept as long as the files that it was read from."""
+"""What the list shows about each run, cached until its files change, and the state it is in."""
 
 from __future__ import annotations
 
@@ -19,8 +19,6 @@ from roundoff.runs import Ending, Finding, JsonValue, Run, RunInfo, Severity, sa
 from roundoff.serve.http import Refusal
 from roundoff.serve.runs_folder import RunsFolder, stamp_of
 
-# == Whether a run goes on, has ended, crashed, hangs or fell silent: what its folder tells.
-
 State = Literal["running", "silent", "hanging", "finished", "failed", "crashed"]
 STATES: tuple[State, ...] = ("running", "silent", "hanging", "finished", "failed", "crashed")
 
@@ -29,17 +27,16 @@ SILENT_AFTER_SECONDS = 300.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunState:
-    """A word for the state of a run, and what more is known."""
+    """The state of a run, and details."""
 
     word: State
     detail: str = ""
 
 
 def state_of(info: RunInfo, endings: Sequence[Ending], *, seconds_quiet: float) -> RunState:
-    """Say how a run is.
+    """Return the state of a run.
 
-    A run that was killed without anybody watching says for ever that it is running: it is silent, and how long tells
-    whether to wait.
+    A run that was killed without being supervised still says that it is running. It is `silent` then.
 
     Args:
         info: its run.json.
@@ -51,21 +48,21 @@ def state_of(info: RunInfo, endings: Sequence[Ending], *, seconds_quiet: float) 
         was_wanted = dead.signal is not None and dead.signal == dead.forwarded_signal
         return RunState(word="failed" if was_wanted else "crashed", detail=_death(dead))
     if info.status == "failed":
-        return RunState(word="failed", detail="it ended with an error")
+        return RunState(word="failed", detail="ended with an error")
     if info.status == "finished":
         return RunState(word="finished")
     hang = next((ending for ending in endings if _hangs(ending)), None)
     if hang is not None and hang.seconds_without_progress is not None:
-        return RunState(word="hanging", detail=f"no progress for {in_words(hang.seconds_without_progress)}")
+        return RunState(word="hanging", detail=f"no progress for {format_duration(hang.seconds_without_progress)}")
     if seconds_quiet > SILENT_AFTER_SECONDS:
-        return RunState(word="silent", detail=f"nothing written for {in_words(seconds_quiet)}; was it killed?")
+        return RunState(word="silent", detail=f"no output for {format_duration(seconds_quiet)}; possibly killed")
     return RunState(word="running")
 
 
-def in_words(seconds: float) -> str:
-    """Say how long something took, in its largest unit.
+def format_duration(seconds: float) -> str:
+    """Write a duration in its largest unit.
 
-    >>> in_words(59), in_words(3700), in_words(200_000)
+    >>> format_duration(59), format_duration(3700), format_duration(200_000)
     ('59 s', '1 h', '2 d')
     """
     for unit, length in (("d", 86_400), ("h", 3_600), ("min", 60)):
@@ -84,28 +81,28 @@ def _hangs(ending: Ending) -> bool:
 
 def _death(ending: Ending) -> str:
     if ending.was_stopped:
-        return "it hung and was ended"
+        return "hung and was terminated"
     if ending.signal is not None:
         name = str(ending.signal)
         with suppress(ValueError):
             name = signal.Signals(ending.signal).name
-        return f"ended by {name}" + (", which somebody sent" if ending.signal == ending.forwarded_signal else "")
+        return f"ended by {name}" + (", sent by a user" if ending.signal == ending.forwarded_signal else "")
     return f"ended with exit code {ending.exit_code}"
 
 
 FRESH_SECONDS = 0.2
-"""Nobody looks at the disk more often, however many ask."""
+"""The disk is read at most this often, however many requests there are."""
 MAX_ENDINGS = 16
-"""Of so many ranks the ends are read."""
+"""The endings of at most this many ranks are read."""
 _READ = re.compile(r"run\.json|metrics-rank0\.jsonl|findings\.json|ending-rank(\d+)\.json")
 _ENDING = re.compile(r"ending-rank(\d+)\.json")
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class RunRow:
-    """One run, as the list shows it; of a damaged one only what is wrong with it.
+    """One run as the list shows it; for a damaged run, only its problem.
 
-    As long as nothing of it changes it is the same object, and what was made of it once need not be made again.
+    It stays the same object until the run changes, so that what is derived from it can be cached.
     """
 
     name: str
@@ -116,19 +113,19 @@ class RunRow:
     """None if it is damaged."""
     num_steps: int = 0
     losses: Sequence[float] = ()
-    """The last one is that of the last step; of a long run those of some steps at even distances."""
+    """Losses up to the last step; for a long run, some at even intervals."""
     findings: Sequence[Finding] | None = None
     """The verdict first; None if it was not diagnosed."""
 
     @property
     def model(self) -> str | None:
-        """The model that the trainer was asked for, where it says so."""
+        """The model of `roundoff train`, if the run says so."""
         model = self.info.settings.get("model")
         return model if isinstance(model, str) else None
 
     @property
     def command(self) -> str:
-        """The script and its arguments, without the folders in front of it."""
+        """The script and its arguments, without its directory."""
         first, *rest = self.info.command or ("",)
         return " ".join([os.path.basename(first), *rest])
 
@@ -139,10 +136,10 @@ class RunRow:
 
     @cached_property
     def version(self) -> str:
-        """What changes whenever the row would show something else."""
+        """A hash that changes with what the row shows."""
         return hashlib.blake2b(self.text.encode(), digest_size=6).hexdigest()
 
-    def counted(self) -> dict[str, int]:
+    def count_findings(self) -> dict[str, int]:
         """Return how many findings there are of each severity."""
         found = self.findings or ()
         return {str(each): sum(finding.severity is each for finding in found) for each in Severity}
@@ -165,13 +162,13 @@ class RunRow:
             "num_steps": self.num_steps,
             "last_loss": self.losses[-1] if self.losses else None,
             "losses": list(self.losses),
-            "findings": None if self.findings is None else self.counted(),
+            "findings": None if self.findings is None else self.count_findings(),
             "verdict": None if worst is None else {"rule": worst.rule, "title": worst.title, "step": worst.step},
         }
 
 
 class RunRows:
-    """The rows of a folder: each is read when its files have changed, and by one thread at a time."""
+    """The rows of a directory; each is read again when its files have changed, by one thread at a time."""
 
     def __init__(self, folder: RunsFolder) -> None:
         self._folder = folder
@@ -181,7 +178,7 @@ class RunRows:
         self._lock = threading.Lock()
 
     def rows(self) -> list[RunRow]:
-        """Return the runs, the youngest first and damaged ones last."""
+        """Return the runs, newest first and damaged ones last."""
         with self._lock:
             if time.monotonic() - self._looked >= FRESH_SECONDS:
                 rows = {name: self._row(name) for name in self._folder.names()}

@@ -1,4 +1,4 @@
-"""A look at one tensor: its numbers, its first values, and how many elements have which exponent."""
+"""The whole tensors that a run contains: where they are, a preview of one, and one as a numpy file."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from roundoff.runs.files.tensor_file import TENSOR_DTYPES
 from roundoff.serve.http import Refusal
 
 CHUNK = 2**20
-"""So many elements are in memory at once."""
+"""At most this many elements are in memory at once."""
 NUM_FIRST = 64
 
 Floats = npt.NDArray[np.float64]
@@ -28,10 +28,10 @@ Floats = npt.NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TensorPreview:
-    """What one tensor holds, over its finite elements where it is about magnitudes."""
+    """Statistics of one tensor; those about magnitudes cover its finite elements."""
 
     dtype: str
-    """As torch names it."""
+    """The torch name."""
     shape: tuple[int, ...]
     num_elements: int
     num_bytes: int
@@ -48,7 +48,7 @@ class TensorPreview:
     """By e: how many finite elements other than 0 have a magnitude from 2**e to below 2**(e + 1)."""
 
     def to_object(self) -> dict[str, JsonValue]:
-        """Return the look as a JSON object."""
+        """Return the preview as a JSON object."""
         plain = {name: getattr(self, name) for name in self.__slots__ if name != "exponents"}
         return plain | {
             "shape": list(self.shape),
@@ -58,7 +58,7 @@ class TensorPreview:
 
 
 def preview_tensor(file: TensorFile, key: str) -> TensorPreview:
-    """Read a tensor once, a chunk at a time. Of complex numbers the magnitudes are looked at."""
+    """Read a tensor once, in chunks. Complex numbers count by their magnitudes."""
     entry = file.entry(key)
     least, largest, total, squares = math.inf, -math.inf, 0.0, 0.0
     counts = dict.fromkeys(("num_nan", "num_posinf", "num_neginf", "num_zero"), 0)
@@ -71,7 +71,7 @@ def preview_tensor(file: TensorFile, key: str) -> TensorPreview:
         if finite.size:
             least, largest = min(least, float(finite.min())), max(largest, float(finite.max()))
             total += float(finite.sum())
-            with np.errstate(over="ignore"):  # the norm of numbers near the largest is infinite, and said to be
+            with np.errstate(over="ignore"):  # the norm of numbers near the largest is infinite
                 squares += float(np.square(finite).sum())
         _count(values, counts)
         _add_exponents(finite, exponents)
@@ -111,7 +111,7 @@ def decode_numbers(bits: npt.NDArray[Any], dtype: str) -> npt.NDArray[Any]:
 
 @cache
 def _eight_bit_numbers(dtype: str) -> npt.NDArray[np.float32]:
-    import torch  # it knows which number each code is, and takes seconds to load
+    import torch  # slow to import, and only needed for 8-bit floats
 
     codes = torch.arange(256, dtype=torch.uint8).view(getattr(torch, TENSOR_DTYPES[dtype].torch))
     numbers: npt.NDArray[np.float32] = codes.to(torch.float32).numpy()
@@ -132,25 +132,23 @@ def _add_exponents(finite: Floats, exponents: dict[int, int]) -> None:
         exponents[exponent] = exponents.get(exponent, 0) + count
 
 
-# == A tensor as a file that numpy loads, sent while it is read.
-
 _DECODED = ("BF16", "F8_")
 
 
 def npy_chunks(file: TensorFile, key: str) -> Iterator[bytes]:
-    """Yield the .npy file of a tensor; what numpy has no dtype for (bfloat16, 8-bit floats) becomes float32."""
+    """Yield the .npy file of a tensor; dtypes that numpy lacks (bfloat16, 8-bit floats) become float32."""
     entry = file.entry(key)
     dtype = "<f4" if entry.dtype.startswith(_DECODED) else TENSOR_DTYPES[entry.dtype].numpy
     header = io.BytesIO()
-    told = {"descr": np.dtype(dtype).str, "fortran_order": False, "shape": entry.shape}
-    np.lib.format.write_array_header_1_0(header, told)
+    fields = {"descr": np.dtype(dtype).str, "fortran_order": False, "shape": entry.shape}
+    np.lib.format.write_array_header_1_0(header, fields)
     yield header.getvalue()
     for chunk in iter_chunks(file, key):
         yield chunk.tobytes()
 
 
 def npy_name(run: str, key: str) -> str:
-    """Return a name for the file that every system takes.
+    """Return a file name that is valid on every system.
 
     >>> npy_name("train-1", "forward/0/blocks.3/aten.bmm#0:output0")
     'train-1-forward-0-blocks.3-aten.bmm-0-output0.npy'
@@ -158,15 +156,12 @@ def npy_name(run: str, key: str) -> str:
     return re.sub(r"[^A-Za-z0-9._]+", "-", f"{run}-{key}").strip("-.")[:120] + ".npy"
 
 
-# == Where a run holds whole tensors: of recorded steps, of what is kept of a step that broke, of the first
-# == batches.
-
 TensorGroupKind = Literal["step", "origin", "outside", "state", "batch"]
 KINDS: tuple[TensorGroupKind, ...] = get_args(TensorGroupKind)
 _TITLES: dict[TensorGroupKind, str] = {
     "step": "step {}",
-    "origin": "the op that broke step {}",
-    "outside": "what came into step {}",
+    "origin": "the bad op of step {}",
+    "outside": "the inputs of step {}",
     "state": "the state before step {}",
     "batch": "batch {}",
 }
@@ -175,16 +170,16 @@ _OF_REPLAYS: dict[TensorGroupKind, Callable[..., Path]] = {
     "outside": names.replay_batch_path,
     "state": names.state_path,
 }
-"""By kind: where the folder of a replayed step has it, of a rank."""
+"""The file in the folder of a replayed step, by kind."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TensorGroup:
-    """Tensors that lie in one file."""
+    """Tensors of one file."""
 
     of: TensorGroupKind
     step: int
-    """Of a batch its number: 0 is the first."""
+    """For a batch, its number from 0 on."""
     rank: int
 
     @property
@@ -198,16 +193,16 @@ class TensorGroup:
 
 
 def tensor_groups(run: Run) -> list[TensorGroup]:
-    """Return everything of a run that holds whole tensors."""
+    """Return all groups of whole tensors of a run."""
     return list(_files(run))
 
 
 def open_group(run: Run, group: TensorGroup) -> TensorFile:
-    """Open the tensors of a group; a `Refusal` says which there are if it is none of them."""
+    """Open the tensors of a group; raise a `Refusal` with the existing groups if there is no such group."""
     files = _files(run)
     if group not in files:
         there = ", ".join(each.title for each in list(files)[:12]) or "none"
-        raise Refusal(404, f"There are no whole tensors of {group.title}.", why=f"the run holds: {there}.")
+        raise Refusal(404, f"There are no whole tensors for {group.title}.", why=f"the run contains: {there}.")
     return TensorFile(files[group])
 
 

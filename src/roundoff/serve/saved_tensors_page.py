@@ -1,4 +1,4 @@
-"""Whole tensors of a run: which there are, and a look at one."""
+"""A page of the whole tensors of a run, with a preview of one."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def tensors_page(
     file: TensorFile | None,
     look: tuple[str, TensorPreview] | None,
 ) -> bytes:
-    """Return the page: the groups, the tensors of the chosen one, and the chosen tensor above them."""
+    """Return the page: the groups, the tensors of the selected one, and a preview of the selected tensor."""
     back = tag("nav", tag("a", "← all runs", href="/"), tag("a", name, href=run_link(name)), class_="bar")
     parts = [back, _groups(name, groups, chosen)]
     if chosen is not None and look is not None:
@@ -38,7 +38,7 @@ def tensors_page(
 
 def _groups(name: str, groups: Sequence[TensorGroup], chosen: TensorGroup | None) -> Html:
     if not groups:
-        return tag("p", "This run holds no whole tensors. To keep them: roundoff record --level tensors train.py")
+        return tag("p", "This run contains no whole tensors. To record them: roundoff record --level tensors train.py")
     links = [
         tag("a", group.title, href=_link(name, group), aria_current="page" if group == chosen else None)
         for group in groups
@@ -54,7 +54,7 @@ def _tensors(name: str, group: TensorGroup, file: TensorFile) -> Html:
     columns = (Column(name="tensor"), Column(name="dtype"), Column(name="shape"), Column(name="bytes", is_number=True))
     rows = [_tensor(name, group, file, key) for key in islice(file, MAX_ROWS)]
     left_out = len(file) - len(rows)
-    note = [tag("p", f"{left_out} more are in the API: /api{run_link(name)}/tensors")] if left_out else []
+    note = [tag("p", f"{left_out} more are available from the API: /api{run_link(name)}/tensors")] if left_out else []
     return section(f"Tensors of {group.title}", table(columns, rows, noun="tensors"), *note)
 
 
@@ -71,7 +71,7 @@ def _tensor(name: str, group: TensorGroup, file: TensorFile, key: str) -> TableR
 
 
 def _look(name: str, group: TensorGroup, key: str, look: TensorPreview) -> Html:
-    told: Mapping[str, str] = {
+    statistics: Mapping[str, str] = {
         "dtype": look.dtype,
         "shape": shape_to_text(look.shape) or "scalar",
         "elements": f"{look.num_elements:,}",
@@ -84,13 +84,13 @@ def _look(name: str, group: TensorGroup, key: str, look: TensorPreview) -> Html:
         "+inf": f"{look.num_posinf:,}",
         "-inf": f"{look.num_neginf:,}",
     }
-    asked = {"of": group.of, "step": group.step, "rank": group.rank, "name": key}
-    saved = tag("a", "save as .npy", href="/api" + run_link(name, "tensor.npy", **asked), class_="button")
-    as_json = tag("a", "JSON", href="/api" + run_link(name, "tensor", **asked), class_="button")
+    query = {"of": group.of, "step": group.step, "rank": group.rank, "name": key}
+    saved = tag("a", "save as .npy", href="/api" + run_link(name, "tensor.npy", **query), class_="button")
+    as_json = tag("a", "JSON", href="/api" + run_link(name, "tensor", **query), class_="button")
     rest = look.num_elements - len(look.first)
     values = "  ".join(f"{value:.6g}" for value in look.first) + (f"  … {rest:,} more" if rest else "")
     body = joined(
-        facts(told),
+        facts(statistics),
         _histogram(look),
         tag("h3", "First values, row by row"),
         tag("pre", values or "none"),
@@ -102,11 +102,13 @@ def _look(name: str, group: TensorGroup, key: str, look: TensorPreview) -> Html:
 def _histogram(look: TensorPreview) -> Html:
     """Return bars: how many elements have a magnitude from each power of two to the next."""
     if not look.exponents:
-        return tag("p", "No element is finite and other than 0.", class_="faint")
+        return tag("p", "There are no finite, non-zero elements.", class_="faint")
     low, high = min(look.exponents), max(look.exponents)
     most = max(look.exponents.values())
     bars = [_bar(each, look.exponents.get(each, 0), low=low, most=most) for each in range(low, high + 1)]
-    words = f"Elements by magnitude: the bar at {low} holds those from 2^{low} to 2^{low + 1}; the highest is {most:,}."
+    words = (
+        f"Elements by magnitude: the bar at {low} counts those from 2^{low} to 2^{low + 1}; the highest is {most:,}."
+    )
     width, height = (high - low + 1) * _BAR_WIDTH, _BAR_HEIGHT + _LABEL_HEIGHT
     box = f"0 0 {width} {height}"
     picture = tag("svg", *bars, width=width, height=height, viewBox=box, role="img", aria_label=words)

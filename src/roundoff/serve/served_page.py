@@ -1,4 +1,4 @@
-"""The frame of the pages that only a server has: the style of every page, with scripts that may ask their server."""
+"""The frame of pages that only a server has: their scripts may send requests to it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _ALLOWED = ("connect-src 'self'", "frame-src 'self'", "form-action 'self'", "bas
 
 
 def served_page(title: str, *body: str, scripts: Sequence[str] = (), styles: Sequence[str] = ()) -> bytes:
-    """Return a page with scripts and style sheets of this room, which are named."""
+    """Return a page with the named scripts and style sheets of the server."""
     text = page(
         title,
         *body,
@@ -25,18 +25,18 @@ def served_page(title: str, *body: str, scripts: Sequence[str] = (), styles: Seq
     return text.encode(errors="replace")
 
 
-def run_link(run: str, *more: str, **asked: str | int) -> str:
-    """Return the address of something about a run; its name may hold anything a folder's can.
+def run_link(run: str, *more: str, **query: str | int) -> str:
+    """Return the URL of something about a run; the name of a run may contain any character.
 
     >>> run_link("a b<c>", "tensors", step=3)
     '/runs/a%20b%3Cc%3E/tensors?step=3'
     """
     path = "/".join(["/runs", quote(run, safe="", errors="replace"), *more])
-    return f"{path}?{urlencode(asked, errors='replace')}" if asked else path
+    return f"{path}?{urlencode(query, errors='replace')}" if query else path
 
 
 def compare_link(*, reference: str, candidate: str, more: str = "") -> str:
-    """Return the address of a comparison of two runs."""
+    """Return the URL of a comparison of two runs."""
     return f"/compare{more}?{urlencode({'reference': reference, 'candidate': candidate}, errors='replace')}"
 
 

@@ -1,4 +1,4 @@
-"""Takes a port and answers there until it is told to stop."""
+"""Opens a port and serves until it is stopped."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ _TOKEN = re.compile(r"[A-Za-z0-9._~-]+")
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """Return a socket that listens; a `ServeError` says why there can be none."""
+    """Return a listening socket; raise a `ServeError` if that is not possible."""
     try:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     except (OSError, UnicodeError) as error:
         raise ServeError.explain(
-            f"There is no host '{host}'.", why=f"{error}.", fix="--host 127.0.0.1, or 0.0.0.0 for every network."
+            f"Unknown host '{host}'.", why=f"{error}.", fix="--host 127.0.0.1, or 0.0.0.0 for all networks."
         ) from error
     family, kind, protocol, _, address = found[0]
     listening = socket.socket(family, kind, protocol)
-    listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # a port that was just left may be taken again
+    listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # a port that was just closed can be used again
     try:
         listening.bind(address)
         listening.listen(128)
@@ -41,12 +41,12 @@ def listen(host: str, port: int) -> socket.socket:
 
 
 def is_loopback(listening: socket.socket) -> bool:
-    """Say whether only this machine can connect."""
+    """Whether only this machine can connect."""
     return ipaddress.ip_address(listening.getsockname()[0].partition("%")[0]).is_loopback
 
 
 def address_of(listening: socket.socket) -> str:
-    """Return what to open in a browser; where every network may ask, this machine's name."""
+    """Return the URL for a browser; for a server on all networks, with this machine's name."""
     host, port = listening.getsockname()[:2]
     address = ipaddress.ip_address(host.partition("%")[0])
     name = socket.gethostname() if address.is_unspecified else f"[{address}]" if address.version == 6 else str(address)
@@ -54,35 +54,35 @@ def address_of(listening: socket.socket) -> str:
 
 
 def choose_token(given: str | None, *, is_needed: bool) -> str | None:
-    """Return the token to ask for: the one given, a new one if one is needed, else None."""
+    """Return the required token: the given one, a new one if one is needed, or None."""
     if given is None:
         return secrets.token_urlsafe(24) if is_needed else None
     if len(given) < MIN_TOKEN_LENGTH or not _TOKEN.fullmatch(given):
         raise ServeError.explain(
-            "The token cannot be used.",
-            why=f"it must have {MIN_TOKEN_LENGTH} letters, digits or any of ._~- at least, and nothing else.",
-            fix="leave it out, and one is made; or: python -c 'import secrets; print(secrets.token_urlsafe())'",
+            "Invalid token.",
+            why=f"it must have {MIN_TOKEN_LENGTH} or more characters, only letters, digits and any of ._~-.",
+            fix="leave it out to generate one, or: python -c 'import secrets; print(secrets.token_urlsafe())'",
         )
     return given
 
 
 def serve_until_stopped(app: ASGIApp, listening: socket.socket) -> None:
-    """Answer until Ctrl-C, which is the way to end it, or SIGTERM."""
+    """Serve until Ctrl-C or SIGTERM."""
     with suppress(KeyboardInterrupt):
         make_server(app).run(sockets=[listening])
 
 
 class QuietServer(uvicorn.Server):
-    """A server that, once it is told to end, complains no more about requests that it did not get to."""
+    """A server that logs no errors about open requests once it is stopped."""
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """Begin to end."""
+        """Begin to shut down."""
         logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL)
         super().handle_exit(sig, frame)
 
 
 def make_server(app: ASGIApp) -> uvicorn.Server:
-    """Return a server that says nothing of itself, and nothing at all unless something is wrong."""
+    """Return a server that logs only warnings."""
     config = uvicorn.Config(
         app,
         log_level="warning",
@@ -101,9 +101,9 @@ def make_server(app: ASGIApp) -> uvicorn.Server:
 
 def _bind_error(host: str, port: int, error: OSError) -> ServeError:
     if error.errno == errno.EADDRINUSE:
-        fix = f"--port {port + 1 if port < 65535 else 0}, or --port 0 for any that is free."
-        return ServeError.explain(f"Port {port} is in use.", why="another program listens there.", fix=fix)
+        fix = f"--port {port + 1 if port < 65535 else 0}, or --port 0 for any free port."
+        return ServeError.explain(f"Port {port} is in use.", why="another program is using it.", fix=fix)
     if error.errno == errno.EACCES:
-        return ServeError.explain(f"Port {port} may not be used.", why=f"{error.strerror}.", fix="--port 7007")
-    fix = "--host 127.0.0.1, or 0.0.0.0 for every network."
-    return ServeError.explain(f"'{host}' cannot be listened at.", why=f"{error.strerror}.", fix=fix)
+        return ServeError.explain(f"Port {port} must not be used.", why=f"{error.strerror}.", fix="--port 7007")
+    fix = "--host 127.0.0.1, or 0.0.0.0 for all networks."
+    return ServeError.explain(f"'{host}' is not an address to listen on.", why=f"{error.strerror}.", fix=fix)

@@ -60,7 +60,7 @@ def test_of_too_many_steps_the_telling_ones_the_first_and_the_last_are_kept(
     assert len(steps) == 10
     assert {0, 57, 99} <= set(steps)
     assert list(choice.notes) == [
-        "10 of 100 recorded steps can be chosen: those that findings speak of, and others at even distances."
+        "10 of 100 recorded steps can be selected: those that findings mention, and others at even intervals."
     ]
 
 
@@ -69,7 +69,7 @@ def test_ranks_that_no_finding_names_are_left_out_and_counted(tmp_path: Path):
         write(tmp_path / "run", range(2), rank=rank, ranks=4)
     choice = choose_steps(RunView(run=CachedRun.open(tmp_path / "run"), findings=[finding(1, rank=2)]))
     assert [(step.step, step.rank) for step in choice.steps] == [(0, 0), (0, 2), (1, 0), (1, 2)]
-    assert list(choice.notes) == ["The steps of 2 more ranks are left out: no finding names them."]
+    assert list(choice.notes) == ["The steps of 2 more ranks are left out, because no finding mentions them."]
 
 
 def test_telling_steps_get_room_before_others_share_the_rest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

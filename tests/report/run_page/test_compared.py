@@ -48,7 +48,7 @@ def test_introduced_and_inherited_errors_are_told_apart(view: RunView, section: 
     found = traces(section)
     assert "stem.0 / aten.native_layer_norm#0" in found["introduced here"]["text"][0]
     assert found["introduced here"]["x"][0] < min(found["explained by the formats"]["x"])
-    assert found["inherited from its inputs"]["mode"] == "lines"
+    assert found["inherited from the inputs"]["mode"] == "lines"
 
 
 def test_the_two_are_told_side_by_side(section: Section):

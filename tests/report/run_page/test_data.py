@@ -75,7 +75,7 @@ def test_texts_are_shown_as_texts_and_stay_text(tmp_path: Path):
 
 def test_without_samples_the_section_says_how_to_keep_some(tmp_path: Path):
     section = train(tmp_path / "a", torch.rand(20, 4), kept_batches=0)
-    assert "No samples were kept" in section.body
+    assert "No samples were saved" in section.body
     assert "labels" in section.data
 
 

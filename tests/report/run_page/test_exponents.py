@@ -86,8 +86,8 @@ def test_the_page_says_what_it_has_no_room_for(run: Run, monkeypatch: pytest.Mon
     assert found is not None
     assert len(values(found)["tensors"]) == 7
     assert {values(found)["steps"][each["step"]] for each in values(found)["tensors"]} == {f"step {BAD_STEP}"}
-    assert re.fullmatch(r"\d+ tensors of the last of these steps are left out, at even distances.", found.thinned[0])
-    assert found.thinned[1] == "Histograms of 1 of 2 steps are shown: there is no room for more."
+    assert re.fullmatch(r"\d+ tensors of the last of these steps are left out, at even intervals.", found.thinned[0])
+    assert found.thinned[1] == "Histograms of 1 of 2 steps are shown, to keep the page small."
 
 
 def test_a_recording_without_histograms_says_how_to_have_them(tmp_path: Path):

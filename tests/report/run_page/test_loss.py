@@ -47,7 +47,7 @@ def test_the_reference_is_drawn_beside_it(tmp_path: Path):
 def test_a_long_run_says_that_it_was_thinned(tmp_path: Path):
     section = loss_section(RunView(run=CachedRun.of(write_metrics_run(tmp_path / "run", [1.0] * 3000)), findings=[]))
     assert section is not None
-    assert list(section.thinned) == ["Of 3000 steps the lowest and the highest value of every stretch is drawn."]
+    assert list(section.thinned) == ["3000 steps are drawn as the lowest and the highest value of each interval."]
 
 
 def test_without_losses_there_is_no_section(tmp_path: Path):

@@ -40,9 +40,9 @@ def leaves(kind: str, step: int, rank: int) -> int:
 
 def test_each_kind_has_its_sentence(tmp_path: Path):
     assert sentences(section(tmp_path / "a", leaves)) == [
-        "inputs of the model: Every rank has batches of its own in all 6 steps that were looked at.",
-        "gradients after backward: All 4 ranks agree in all 6 steps that were looked at.",
-        "gradients as the optimizer uses them: All 4 ranks agree in all 6 steps that were looked at.",
+        "model inputs: Every rank has different batches in all 6 steps that were checked.",
+        "gradients after backward: All 4 ranks agree in all 6 steps that were checked.",
+        "gradients used by the optimizer: All 4 ranks agree in all 6 steps that were checked.",
         "weights after the step: Rank 2 differs from ranks 0, 1, 3 from step 3 on; 1 of 2 tensors differ: b.",
     ]
 
@@ -67,7 +67,7 @@ def test_a_disagreement_that_passes_is_told_so(tmp_path: Path):
 
 def test_batches_that_two_ranks_share_are_told(tmp_path: Path):
     part = section(tmp_path / "a", lambda kind, step, rank: kind == "input" and rank == 1)
-    assert sentences(part)[0] == "inputs of the model: Ranks 0, 1 are given the same batch from step 0 on."
+    assert sentences(part)[0] == "model inputs: Ranks 0, 1 receive the same batch from step 0 on."
 
 
 def test_names_stay_text(tmp_path: Path):
@@ -81,8 +81,8 @@ def test_what_there_is_no_room_for_is_told(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setattr(ranks, "MAX_RANKS", 2)
     part = section(tmp_path / "a", lambda kind, step, rank: kind == "parameter" and rank == 3 and step % 2)
     assert part.thinned == [
-        "The first 2 of 6 stretches of steps are shown.",
-        "2 of 4 ranks are shown, those first that ever differ from most.",
+        "The first 2 of 6 intervals of steps are shown.",
+        "2 of 4 ranks are shown, those that differ from the majority first.",
     ]
     assert [line[0] for line in rows(part)[-2:]] == ["rank 0", "rank 3"]
 

@@ -11,7 +11,7 @@ from tests.report.sample_runs import write_metrics_run
 def test_the_recipe_is_there_as_toml_to_train_with_again(tmp_path: Path):
     run = CachedRun.of(write_metrics_run(tmp_path / "run", [1.0], recipe="O2"))
     body = recipe_section(RunView(run=run, findings=[])).body
-    assert "The model trained by the recipe O2." in body
+    assert "The model trained with the recipe O2." in body
     assert "<pre>name = &quot;mine&quot;\n</pre>" in body
     assert "<h3>SGD</h3>" in body
     assert "<dt>lr</dt><dd>0.1</dd>" in body
@@ -19,7 +19,7 @@ def test_the_recipe_is_there_as_toml_to_train_with_again(tmp_path: Path):
 
 def test_a_recipe_that_only_the_script_knows_is_told(tmp_path: Path):
     run = CachedRun.of(write_metrics_run(tmp_path / "run", [1.0]))
-    assert "by a recipe that the script applied" in recipe_section(RunView(run=run, findings=[])).body
+    assert "with a recipe that the script applied" in recipe_section(RunView(run=run, findings=[])).body
 
 
 def test_without_one_it_says_so(tmp_path: Path):
@@ -44,7 +44,7 @@ def test_the_telling_settings_and_the_overrides_are_shown(tmp_path: Path):
 
 
 def test_a_recipe_without_overrides_says_so(tmp_path: Path):
-    assert "the recipe has no overrides" in applied(tmp_path / "run", to_toml(find_recipe("O2")))
+    assert "The recipe has no overrides" in applied(tmp_path / "run", to_toml(find_recipe("O2")))
 
 
 def test_the_plan_beside_the_run_tells_why(tmp_path: Path):

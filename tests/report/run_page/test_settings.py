@@ -30,7 +30,10 @@ def test_what_the_reference_was_told_differently_comes_first(tmp_path: Path):
 
 def test_the_same_settings_are_told_to_be_the_same(tmp_path: Path):
     ours, theirs = (write_metrics_run(tmp_path / name, [1.0, 2.0]) for name in "ab")
-    assert "The reference was told the same" in settings_section(view_run(theirs, against=ours)).body
+    assert (
+        "All recorded settings are the same as in the reference"
+        in settings_section(view_run(theirs, against=ours)).body
+    )
 
 
 def test_hostile_words_stay_text(tmp_path: Path):

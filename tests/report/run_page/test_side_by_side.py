@@ -23,9 +23,9 @@ def test_each_row_tells_both_runs_and_marks_what_differs(tmp_path: Path):
     assert told["first loss"] == ("2", "2", False)
     assert told["lowest loss"] == ("1 in step 1", "2 in step 0", True)
     assert told["last loss"] == ("1.5", "nan", True)
-    assert told["losses that are not finite"] == ("-", "1", True)
+    assert told["non-finite losses"] == ("-", "1", True)
     assert told["skipped steps"] == ("1", "1", False)
-    assert "last loss of an evaluation" not in told
+    assert "last evaluation loss" not in told
 
 
 def test_a_damaged_file_leaves_its_cells_empty(tmp_path: Path):

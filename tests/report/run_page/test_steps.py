@@ -66,7 +66,7 @@ def test_what_was_left_out_is_said(view: RunView, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(room, "MAX_RESULTS_OF_STEP", 20)
     thinned = steps_section(view)
     (note,) = thinned.thinned
-    assert note.startswith("Of 2 steps 40 of ")
+    assert note.startswith("For 2 steps, 40 of ")
     data: Any = thinned.data["steps"]
     assert all(before is not None for before, _ in data["steps"][BAD_STEP]["flow"])
 

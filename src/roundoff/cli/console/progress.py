@@ -1,4 +1,4 @@
-"""What somebody who waits for a bisection sees."""
+"""Progress of long commands: a bar on a terminal, one line per step elsewhere, and how to continue after Ctrl-C."""
 
 from __future__ import annotations
 
@@ -16,9 +16,6 @@ if TYPE_CHECKING:
 
     from roundoff.experiments.bisect.options import BisectEvent
     from roundoff.experiments.sweep.sweep_rows import SweepRow
-
-
-# == What somebody who waits for a sweep sees.
 
 
 class SweepProgress:
@@ -71,9 +68,6 @@ def _sweep_bar() -> Progress:
     return Progress(
         *columns, TextColumn("{task.description}", markup=False), console=Console(stderr=True), transient=True
     )
-
-
-# == What somebody who waits for a plan sees.
 
 
 class PlanProgress:

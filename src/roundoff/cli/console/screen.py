@@ -1,4 +1,4 @@
-"""What the screen can show: how wide it is, whether anything can move on it, and which characters it knows."""
+"""What the terminal can show: its width, moving bars, and which characters."""
 
 from __future__ import annotations
 

@@ -97,7 +97,7 @@
       data: [
         histogram(tensor),
         bars(ranges, "full digits", "var(--optimizer)", (range) => range.normal, (range) => range.largest, low, high),
-        bars(ranges, "fewer digits", "var(--rough)", (range) => range.smallest, (range) => range.normal, low, high),
+        bars(ranges, "reduced precision", "var(--rough)", (range) => range.smallest, (range) => range.normal, low, high),
       ],
       layout: {
         barmode: "overlay",
@@ -112,7 +112,7 @@
   // The same in numbers
 
   function cutsTable(tensor) {
-    const heads = ["format", "beyond its largest", "become 0", "lose digits"];
+    const heads = ["format", "above its largest", "become 0", "lose precision"];
     const rows = rangesOf(tensor).map((range, nth) => {
       const cells = tensor.cuts[nth].map((share) => element("td", { className: "number", textContent: percent(share) }));
       const isCut = tensor.cuts[nth][0] > 0 || tensor.cuts[nth][1] > 0;

@@ -33,7 +33,7 @@
 
   function wordsOf(row) {
     const lines = [placeOf(row), `${textOf("phase", row)}, ${formatOf(row)} ${textOf("shape", row) || "scalar"}`];
-    lines.push(`largest magnitude ${number(step.columns.absmax[row]) || "none is finite"}`);
+    lines.push(`largest magnitude ${number(step.columns.absmax[row]) || "no finite value"}`);
     if (step.columns.nonfinite[row]) lines.push(`${step.columns.nonfinite[row]} not finite; ${stateOf(row)}`);
     if (textOf("source", row)) lines.push(textOf("source", row));
     return lines.map(charts.plain).join("<br>");
@@ -128,7 +128,7 @@
     const lines = { type: "scatter", mode: "lines", x, y, hoverinfo: "skip", name: "flow", line: { color: "var(--bad)", width: 1 }, opacity: 0.55 };
     const carriers = rows.filter((row) => row !== step.origin);
     const marker = { color: "var(--bad)", size: 6 };
-    const traces = [lines, points(carriers, { name: "holds bad values", y: carriers.map(laneOf), marker })];
+    const traces = [lines, points(carriers, { name: "contains bad values", y: carriers.map(laneOf), marker })];
     if (step.origin !== null) {
       const star = { color: "var(--bad)", size: 15, symbol: "star", line: { color: "var(--text)", width: 1 } };
       traces.push(points([step.origin], { name: "origin", y: [laneOf(step.origin)], marker: star }));

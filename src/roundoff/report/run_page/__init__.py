@@ -1,1 +1,1 @@
-"""To be described."""
+"""The report about a run: one HTML page, one file per section."""

@@ -1,4 +1,4 @@
-"""The run against its reference: introduced and inherited error along the steps, and the first divergence."""
+"""The run against its reference: both side by side, introduced and inherited error, and the first divergence."""
 
 from __future__ import annotations
 
@@ -17,8 +17,6 @@ from roundoff.report.page import facts
 from roundoff.report.parts import table_html, to_html
 from roundoff.report.run_page.section import Section
 from roundoff.runs import CachedRun, Finding, JsonValue
-
-# == Two runs side by side: what each of them was and came to.
 
 Tell = Callable[[CachedRun], str]
 
@@ -104,17 +102,17 @@ def _recipe(run: CachedRun) -> str:
 
 _FACTS: dict[str, Tell] = {
     "status": lambda run: run.info.status,
-    "verdict of its own": _verdict,
+    "own verdict": _verdict,
     "recipe": _recipe,
     "steps": _steps,
     "first loss": _first_loss,
     "lowest loss": _lowest_loss,
     "last loss": _last_loss,
-    "last loss of an evaluation": _last_eval_loss,
-    "losses that are not finite": _num_nonfinite,
+    "last evaluation loss": _last_eval_loss,
+    "non-finite losses": _num_nonfinite,
     "skipped steps": _num_skipped,
     "last loss scale": _last_scale,
-    "median time of a step": _seconds,
+    "median step time": _seconds,
 }
 
 
@@ -132,9 +130,7 @@ def compared_section(view: RunView) -> Section | None:
     finding = view.divergence
     drawn = _select_drawn(comparison.rows, finding)
     picture = _figure(drawn, finding) if drawn else None
-    words = (
-        "Each result, from the first op to the last: how far it is from the reference's, and how far its inputs were."
-    )
+    words = "Each result, from the first op to the last: how far it is from the reference, and how far its inputs were."
     num_differing = sum(map(_is_drawn, comparison.rows))
     left_out = num_differing - len(drawn)
     body = joined(
@@ -144,7 +140,7 @@ def compared_section(view: RunView) -> Section | None:
         *([chart("compared", words=words, height=340)] if picture is not None else []),
         table_html(tensors_table(comparison.rows, finding, most=MAX_ROWS)) if comparison.rows else Html(),
     )
-    note = f"{left_out} of {num_differing} differing results are not drawn: those that add nothing."
+    note = f"{left_out} of {num_differing} differing results are not drawn; they introduce no error of their own."
     return Section(
         key="compared",
         title="Against the reference",
@@ -190,7 +186,7 @@ def _figure(drawn: Sequence[Placed], finding: Finding | None) -> JsonValue:
     return figure(
         [
             _trace(
-                "inherited from its inputs", drawn, [row.inherited or None for _, row in drawn], colour="--reference"
+                "inherited from the inputs", drawn, [row.inherited or None for _, row in drawn], colour="--reference"
             ),
             _trace("explained by the formats", plain, [row.relative for _, row in plain], colour="--accent"),
             *(
@@ -199,7 +195,7 @@ def _figure(drawn: Sequence[Placed], finding: Finding | None) -> JsonValue:
                 else []
             ),
         ],
-        x="result, in the order in which the reference ran",
+        x="result, in the order of the reference",
         y="relative difference",
         yaxis={"type": "log", "exponentformat": "power"},
         shapes=[] if origin is None else [shape],

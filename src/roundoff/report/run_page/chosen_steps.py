@@ -1,4 +1,4 @@
-"""Which recorded steps a page shows, and how many of their results: as many as it has room for."""
+"""Which recorded steps a page shows, and how many of their results, so that it stays small."""
 
 from __future__ import annotations
 
@@ -58,11 +58,11 @@ def choose_steps(view: RunView) -> Choice:
     notes = []
     if len(kept) < len(found):
         notes.append(
-            f"{len(kept)} of {len(found)} recorded steps can be chosen: those that findings speak of, and others at "
-            "even distances."
+            f"{len(kept)} of {len(found)} recorded steps can be selected: those that findings mention, and others at "
+            "even intervals."
         )
     if other_ranks:
-        notes.append(f"The steps of {len(other_ranks)} more ranks are left out: no finding names them.")
+        notes.append(f"The steps of {len(other_ranks)} more ranks are left out, because no finding mentions them.")
     return Choice(steps=kept, notes=notes)
 
 

@@ -1,4 +1,4 @@
-"""The page of a run: every section that it has something for, and what was thinned, in one file."""
+"""The report about a run: all sections that have content, and notes on what was left out, in one file."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tensors by the powers of two that their magnitudes have, over what each format can hold."""
+"""Histograms of exponents: the powers of two of each tensor, compared with what each format can represent."""
 
 from __future__ import annotations
 
@@ -28,8 +28,6 @@ from roundoff.report.markup import Html, joined, tag
 from roundoff.report.run_page.chosen_steps import ChosenStep, choose_steps
 from roundoff.report.run_page.section import Section
 from roundoff.runs import JsonValue
-
-# == The tensors whose exponent histograms a page shows: results, gradients and weights of the chosen steps.
 
 Kind = Literal["output", "gradient", "weight"]
 MAX_TENSORS = 1200
@@ -95,9 +93,9 @@ def exponent_rows(steps: Sequence[ChosenStep], *, num_bits: int) -> ExponentRows
     num_steps = sum(id(step.holder) not in without for step in steps)
     notes = []
     if left_out:
-        notes.append(f"{left_out} tensors of the last of these steps are left out, at even distances.")
+        notes.append(f"{left_out} tensors of the last of these steps are left out, at even intervals.")
     if shown < num_steps:
-        notes.append(f"Histograms of {shown} of {num_steps} steps are shown: there is no room for more.")
+        notes.append(f"Histograms of {shown} of {num_steps} steps are shown, to keep the page small.")
     return ExponentRows(tensors=sorted(found, key=lambda each: (each.step, each.rank)), notes=notes)
 
 
@@ -171,10 +169,10 @@ MAX_ROWS = 150
 USUAL_BITS = 8
 _KINDS = {"output": "results", "gradient": "gradients", "weight": "weights"}
 _EXPLAINED = (
-    "How the numbers of a tensor other than 0 are spread over powers of two, and below it what each format holds: full "
-    "digits or fewer along its bar, and nothing beyond it. Numbers are held against the formats as "
-    "they are, though recipes with 8 bits scale each tensor first; fixed point is scaled to the largest number. Of "
-    "large tensors a part was counted, so that shares are estimates."
+    "How the non-zero values of a tensor are distributed over powers of two, and below it the range of each format: "
+    "full or reduced precision along its bar, nothing beyond it. Values are compared with the formats as "
+    "they are, although 8-bit recipes scale each tensor first; fixed point is scaled to the largest value. For "
+    "large tensors only a part was counted, so the shares are estimates."
 )
 
 
@@ -186,13 +184,15 @@ def exponents_section(view: RunView) -> Section | None:
     found = exponent_rows(choice.steps, num_bits=_fixed_bits(view))
     title = "Exponents"
     if not found.tensors:
-        words = "This run was recorded without histograms. To have them:  roundoff record --histograms SCRIPT"
+        words = "This run was recorded without histograms. To record them:  roundoff record --histograms SCRIPT"
         return Section(key="exponents", title=title, body=tag("p", words))
     ranked = sorted(range(len(found.tensors)), key=lambda place: found.tensors[place].badness, reverse=True)
     worst = ranked[:MAX_ROWS]
     notes = list(found.notes)
     if len(worst) < len(found.tensors):
-        notes.append(f"The table lists the {MAX_ROWS} tensors that lose most; all {len(found.tensors)} can be chosen.")
+        notes.append(
+            f"The table lists the {MAX_ROWS} tensors that lose most; all {len(found.tensors)} can be selected."
+        )
     return Section(
         key="exponents",
         title=title,
@@ -238,7 +238,7 @@ def _body() -> Html:
         tag("label", f"{words} ", tag("select", id=f"exponent-{name}"))
         for name, words in (("step", "Step"), ("kind", "Kind"), ("site", "Site"), ("tensor", "Tensor"))
     ]
-    words = "The share of the elements other than 0 at each power of two; below, the range of each format."
+    words = "The share of the non-zero elements at each power of two; below, the range of each format."
     place = tag("div", class_="plot", id="exponent-chart", role="img", aria_label=words, data_height=420)
     return tag(
         "div",
@@ -246,7 +246,7 @@ def _body() -> Html:
         tag("p", id="exponent-words", aria_live="polite"),
         tag("figure", place, tag("figcaption", words), class_="chart"),
         tag("div", id="exponent-cuts"),
-        tag("noscript", tag("p", "The histograms are drawn by a script; the table below needs none.")),
+        tag("noscript", tag("p", "The histograms need JavaScript; the table below does not.")),
         id="exponent-view",
     )
 
@@ -319,7 +319,7 @@ def _about(each: TensorExponents) -> str:
     if each.num_nonfinite:
         told.append(f"{each.num_nonfinite} of {each.num_elements} not finite")
     if each.num_zero:
-        told.append(f"{percent(each.num_zero / each.num_elements)} of it 0")
+        told.append(f"{percent(each.num_zero / each.num_elements)} of it is 0")
     return ", ".join(told)
 
 

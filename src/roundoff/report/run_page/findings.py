@@ -1,4 +1,4 @@
-"""The verdict: every finding as the console words it, with its fix and its evidence."""
+"""The findings, worded as on the console, each with its fix and its evidence."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def _jump(finding: Finding) -> Html:
     """Return a button that shows the step of a finding, where the page has it; scripts uncover it then."""
     if finding.step is None:
         return joined()
-    words = f"show step {finding.step} op by op"
+    words = f"show the ops of step {finding.step}"
     button = tag("button", words, type="button", data_step=finding.step, data_rank=finding.rank or 0)
     return tag("p", button, class_="jump", hidden=True)
 

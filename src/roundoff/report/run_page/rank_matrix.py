@@ -1,4 +1,4 @@
-"""Several ranks side by side: which of them had the same, step by step, and since when they had not."""
+"""Which ranks had the same values, step by step, and since when they differ."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from roundoff.words import join_names, plural
 MAX_COLUMNS = 60
 MAX_RANKS = 32
 _TITLES = {
-    INPUT: "inputs of the model",
+    INPUT: "model inputs",
     "gradient": "gradients after backward",
-    "clipped": "gradients as the optimizer uses them",
+    "clipped": "gradients used by the optimizer",
     "parameter": "weights after the step",
-    "buffer": "buffers as a forward begins",
+    "buffer": "buffers before the forward pass",
 }
 _EXPLAINED = (
-    "Ranks with the same letter had the same numbers, bit for bit. Each column is a stretch of steps in which that did "
-    "not change. Inputs should differ from rank to rank, everything else should be the same."
+    "Ranks with the same letter had the same values, bit for bit. Each column is an interval of steps without a "
+    "change. Inputs should differ between ranks; everything else should be the same."
 )
 
 
@@ -47,9 +47,9 @@ def ranks_section(view: RunView) -> Section | None:
 def _left_out(num_columns: int, num_ranks: int) -> list[str]:
     notes = []
     if num_columns > MAX_COLUMNS:
-        notes.append(f"The first {MAX_COLUMNS} of {num_columns} stretches of steps are shown.")
+        notes.append(f"The first {MAX_COLUMNS} of {num_columns} intervals of steps are shown.")
     if num_ranks > MAX_RANKS:
-        notes.append(f"{MAX_RANKS} of {num_ranks} ranks are shown, those first that ever differ from most.")
+        notes.append(f"{MAX_RANKS} of {num_ranks} ranks are shown, those that differ from the majority first.")
     return notes
 
 
@@ -62,15 +62,15 @@ def agreement_words(each: Agreement) -> str:
     """Say who agrees with whom, since when not, and in what."""
     odd = each.first_odd
     num_steps = sum(stretch.num_steps for stretch in each.stretches)
-    steps = f"in {'the one step' if num_steps == 1 else f'all {num_steps} steps'} that were looked at"
+    steps = f"in {'the one step' if num_steps == 1 else f'all {num_steps} steps'} that were checked"
     if odd is None and each.kind == INPUT:
-        return f"Every rank has batches of its own {steps}."
+        return f"Every rank has different batches {steps}."
     if odd is None:
         if each.is_wanted:
             return f"All {len(each.ranks)} ranks agree {steps}."
-        return "Weights are divided among the ranks: each has a part of its own."
+        return "The weights are sharded: each rank has a different part."
     if each.kind == INPUT:
-        told = f"{_who(each, odd, alike=True)} are given the same batch {_since(each, odd)}."
+        told = f"{_who(each, odd, alike=True)} receive the same batch {_since(each, odd)}."
         return told[0].upper() + told[1:]
     names = f"{len(odd.differing)} of {plural(each.num_tensors, 'tensor')} differ: {join_names(list(odd.differing))}"
     told = f"{_who(each, odd, alike=False)} {_since(each, odd)}; {names}."

@@ -1,4 +1,4 @@
-"""One recorded step at a time: its ops from first to last, the origin of bad values, and where they went."""
+"""One recorded step at a time: its ops in order, the origin of bad values, and where they spread."""
 
 from __future__ import annotations
 
@@ -21,8 +21,6 @@ from roundoff.report.markup import Html, tag
 from roundoff.report.run_page.chosen_steps import ChosenStep, choose_steps, room_for
 from roundoff.report.run_page.section import Section
 from roundoff.runs import JsonValue
-
-# == The results of the chosen steps, read all at once and thinned to what a page has room for.
 
 Mask: TypeAlias = npt.NDArray[np.bool_]
 
@@ -147,9 +145,7 @@ def steps_section(view: RunView) -> Section:
     """Show the steps that were recorded or replayed; say so where there is none."""
     choice = choose_steps(view)
     if not choice.steps:
-        words = (
-            "No step was recorded, so that there are no ops to show. To record one:  roundoff record --steps 0 SCRIPT"
-        )
+        words = "No step was recorded, so there are no ops to show. To record one:  roundoff record --steps 0 SCRIPT"
         return Section(key="steps", title="Ops of a step", body=tag("p", words))
     found = step_rows(choice.steps)
     return Section(
@@ -182,10 +178,8 @@ def _body(found: Sequence[StepRows], *, first: int) -> Html:
         class_="controls",
         hidden=True,
     )
-    words = (
-        "The largest magnitude of each result, in the order in which it was computed; what is not finite stands above."
-    )
-    flow = "Where the bad values went: from the origin through every result that holds them, site by site."
+    words = "The largest magnitude of each result, in the order of computation; non-finite results are at the top."
+    flow = "How the bad values spread: from the origin through every result that contains them, site by site."
     return tag(
         "div",
         controls,
@@ -193,7 +187,7 @@ def _body(found: Sequence[StepRows], *, first: int) -> Html:
         _picture("step-chart", words, height=380),
         _picture("step-flow", flow, height=300, hidden=True),
         tag("div", id="step-table"),
-        tag("noscript", tag("p", "The ops of a step are shown by a script. roundoff runs show prints them.")),
+        tag("noscript", tag("p", "Showing the ops of a step needs JavaScript. roundoff runs show prints them.")),
         id="step-view",
     )
 
@@ -291,9 +285,9 @@ def _left_out(found: Sequence[StepRows]) -> list[str]:
     if short:
         shown, num = sum(each.rows.num_rows for each in short), sum(each.num_results for each in short)
         notes.append(
-            f"Of {len(short)} steps {shown} of {num} results are shown: what is not finite, the largest, and others at "
-            "even distances. roundoff runs show prints them all."
+            f"For {len(short)} steps, {shown} of {num} results are shown: non-finite ones, the largest, and others at "
+            "even intervals. roundoff runs show prints them all."
         )
     if any(not each.is_flow_known for each in found):
-        notes.append("Only in the first steps with bad values these were followed to their origin.")
+        notes.append("Bad values were traced to their origin only in the first steps that have any.")
     return notes

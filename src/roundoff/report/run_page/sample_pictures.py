@@ -1,4 +1,4 @@
-"""Samples as a person looks at them: pictures where they can be drawn, texts and numbers where not."""
+"""Samples of batches as a person can look at them: PNG images where they can be drawn, text and numbers otherwise."""
 
 from __future__ import annotations
 
@@ -14,8 +14,6 @@ import numpy.typing as npt
 from roundoff.diagnose.data.saved_samples import COLOURS, channel_axis
 from roundoff.diagnose.wording import format_short
 from roundoff.report.markup import Html, tag
-
-# == Pictures made of numbers, as PNG files that stand inside a page.
 
 _GREY, _RGB = 0, 2
 """How PNG tells its pixels: one number each, or three."""

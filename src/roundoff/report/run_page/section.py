@@ -1,4 +1,4 @@
-"""One part of the page of a run: what it says, what its pictures are drawn from, and what was left out."""
+"""One section of a report: its HTML, the data of its charts, and what was left out."""
 
 from __future__ import annotations
 

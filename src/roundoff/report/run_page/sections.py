@@ -1,4 +1,4 @@
-"""The page of a run from top to bottom: one file for each section."""
+"""The sections of the report about a run, from top to bottom."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How the model trained: its recipe, site by site, the plan it came from, and its optimizers."""
+"""How the run was set up: recipe, optimizers, environment, and what differs from the reference."""
 
 from __future__ import annotations
 
@@ -16,8 +16,6 @@ from roundoff.report.parts import table_html
 from roundoff.report.run_page.section import Section
 from roundoff.runs import JsonValue, OptimizerFacts, RunInfo, to_json
 
-# == Environment and configuration, and what the reference was told differently.
-
 
 def settings_section(view: RunView) -> Section:
     """List what the run says about itself, after what differs from the reference."""
@@ -26,7 +24,7 @@ def settings_section(view: RunView) -> Section:
         "Packages": info.packages,
         "Hardware": info.hardware,
         "Environment": info.environment,
-        "What was recorded": info.settings,
+        "Recording settings": info.settings,
     }
     return Section(
         key="settings",
@@ -46,7 +44,7 @@ def _differences(view: RunView) -> Html:
         return joined()
     differences = view.comparison.settings
     if not differences:
-        return tag("p", "The reference was told the same, as far as both runs say.")
+        return tag("p", "All recorded settings are the same as in the reference.")
     return joined(tag("h3", "Different from the reference"), table_html(settings_table(differences)))
 
 
@@ -71,16 +69,16 @@ def _group(title: str, values: Mapping[str, JsonValue]) -> Html:
 
 MAX_OVERRIDES = 500
 _SETTING_NAMES = {
-    "compute": "computes by",
+    "compute": "computation",
     "compute_format": "format",
     "weights": "weights",
     "norms": "norms",
     "inputs": "inputs",
     "outputs": "outputs",
     "master_weights": "master weights",
-    "update": "updates rounded",
+    "update": "rounding of updates",
     "activation_bits": "bits of saved activations",
-    "device_profile": "imitated device",
+    "device_profile": "emulated device",
 }
 """The settings that say most about a recipe, in words."""
 
@@ -91,11 +89,11 @@ def recipe_section(view: RunView) -> Section:
     optimizers = structures[-1].optimizers if structures else ()
     name = view.run.info.recipe
     if name is not None:
-        told = f"The model trained by the recipe {name}."
+        told = f"The model trained with the recipe {name}."
     elif any(optimizer.recipe for optimizer in optimizers):
-        told = "The model trained by a recipe that the script applied."
+        told = "The model trained with a recipe that the script applied."
     else:
-        told = "No recipe was applied: the model computes in the formats of its own parameters."
+        told = "No recipe was applied: the model computes in the formats of its parameters."
     return Section(
         key="recipe",
         title="Recipe and optimizers",
@@ -119,9 +117,7 @@ def _recipe(toml: str, view: RunView) -> Html:
         facts(_settings(toml)),
         _overrides(toml, plan),
         *([] if plan is None else _evidence(plan)),
-        tag(
-            "details", tag("summary", "the whole recipe, to train with again"), tag("pre", plan.text if plan else toml)
-        ),
+        tag("details", tag("summary", "the complete recipe file"), tag("pre", plan.text if plan else toml)),
     )
 
 
@@ -148,7 +144,7 @@ def _settings(toml: str) -> dict[str, str]:
 def _overrides(toml: str, plan: PlannedRecipe | None) -> Html:
     found = overrides_of(toml)
     if not found:
-        return tag("p", "All sites are treated alike: the recipe has no overrides.")
+        return tag("p", "The recipe has no overrides: all sites use the same formats.")
     reasons = plan.reasons if plan is not None else {}
     columns = [Column(name="site or op"), Column(name="format"), *([Column(name="why")] if reasons else [])]
     rows = [
@@ -157,12 +153,12 @@ def _overrides(toml: str, plan: PlannedRecipe | None) -> Html:
         )
         for site, fmt in list(found.items())[:MAX_OVERRIDES]
     ]
-    return joined(tag("h3", "Sites with a format of their own"), table(columns, rows, noun="overrides"))
+    return joined(tag("h3", "Sites with their own format"), table(columns, rows, noun="overrides"))
 
 
 def _evidence(plan: PlannedRecipe) -> list[Html]:
     return [
-        tag("h3", "What the plan knows about it"),
+        tag("h3", "Evidence of the plan"),
         tag("pre", plan.evidence),
         tag("p", str(plan.path), class_="faint"),
     ]

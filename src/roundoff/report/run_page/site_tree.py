@@ -1,4 +1,4 @@
-"""The model as a tree, each site coloured by how near its numbers came to the limits of the formats."""
+"""The model as a tree; each site is coloured by how close its values are to the limits of the formats."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from roundoff.report.run_page.section import Section
 
 MAX_SITES = 1500
 _DIFFERS = (
-    "Differs: how many times the largest difference from the reference is what inputs and formats explain; above 1 "
-    "something else is at work."
+    "Differs: the largest difference from the reference, divided by what inputs and formats explain; above 1 "
+    "there is another cause."
 )
 NUM_LEVELS = 5
 UNFOLDED = 40
 """A tree with no more sites than that is shown whole; of a larger one the first levels."""
 
 _EXPLAINED = (
-    "Each line is a site with everything below it, over the recorded steps. Introduced: the largest error that an op "
-    "added to that of its inputs, in ulp; it is measured by roundoff record --reference fp64. Beyond FORMAT: the share "
-    "of its tensors with a number that the format cannot hold. Lost in FORMAT: the share of its elements that would "
-    "become 0, where histograms were recorded. Subnormal, zero: the share of elements. The stronger the colour, the "
-    "nearer to trouble."
+    "Each line is a site with everything inside it, over the recorded steps. Introduced: the largest error that an op "
+    "adds to that of its inputs, in ulp; roundoff record --reference fp64 measures it. Beyond FORMAT: the share "
+    "of its tensors with a value outside the range of the format. Lost in FORMAT: the share of its elements that would "
+    "become 0, if histograms were recorded. Subnormal, zero: the share of elements. The stronger the colour, the "
+    "closer to a problem."
 )
 
 
@@ -53,7 +53,7 @@ def sites_section(view: RunView) -> Section | None:
     num_steps = len({*view.run.steps, *view.run.replayed_steps})
     notes = [f"{left_out} more sites are left out; roundoff runs show lists their events."] if left_out else []
     if len(steps) < num_steps:
-        notes.append(f"{len(steps)} of {num_steps} recorded steps are counted: those that can be chosen above.")
+        notes.append(f"{len(steps)} of {num_steps} recorded steps are counted: those that can be selected above.")
     return Section(
         key="sites",
         title="Sites",

@@ -1,4 +1,4 @@
-"""The loss along the steps, beside the reference's, with everything marked that the watch or a rule saw there."""
+"""Curves along the steps: the loss with its anomalies, norms, loss scale, skipped steps and learning rate."""
 
 from __future__ import annotations
 
@@ -12,9 +12,6 @@ from roundoff.report.markup import Html, joined, tag
 from roundoff.report.run_page.section import Section
 from roundoff.runs import CachedRun, JsonValue, Metrics, Severity
 
-# == How the training went beside its loss: gradient and update norms, loss scale and skipped steps, learning
-# == rate.
-
 MAX_MARKS_OF_NORMS = 300
 
 
@@ -23,9 +20,9 @@ def norms_section(view: RunView) -> Section | None:
     metrics = view.run.metrics()
     charts: list[tuple[Html, str, JsonValue]] = []
     for name, words, traces, y, is_log in (
-        ("norms", "Norms of all gradients and of the change of all parameters.", _norms(view), "norm", True),
-        ("scale", "The loss scale, and the steps that were skipped.", _scale(metrics), "loss scale", True),
-        ("rate", "The learning rate of the first group.", _rate(view), "learning rate", False),
+        ("norms", "The norm of all gradients and the norm of all parameter updates.", _norms(view), "norm", True),
+        ("scale", "The loss scale and the skipped steps.", _scale(metrics), "loss scale", True),
+        ("rate", "The learning rate of the first parameter group.", _rate(view), "learning rate", False),
     ):
         if traces:
             axis: JsonValue = {"type": "log", "exponentformat": "power"} if is_log else {"rangemode": "tozero"}
@@ -135,7 +132,7 @@ def _curve(name: str, values: Mapping[int, float], *, colour: str) -> Curve:
 
 
 def _anomalies(view: RunView, losses: Mapping[int, float]) -> list[Trace]:
-    """Return the marks of what the watch saw, and of losses that are not finite; those stand above the curves."""
+    """Return the marks of what the watch saw, and of non-finite losses; those stand above the curves."""
     above = _above(losses.values(), () if view.reference is None else _losses(view.reference).values())
     points: list[tuple[int, float | None, str]] = []
     for rank, anomaly in view.run.anomalies()[:MAX_MARKS]:
@@ -173,17 +170,17 @@ def _findings(view: RunView) -> tuple[list[JsonValue], list[JsonValue]]:
 
 def _words(view: RunView) -> str:
     against = " of both runs" if view.reference is not None else ""
-    crosses = "crosses are what cannot be right (above, what is not finite)"
-    return f"The loss{against} along the steps; {crosses}, dotted lines what was found."
+    crosses = "crosses mark anomalies (non-finite values at the top)"
+    return f"The loss{against} along the steps; {crosses}, dotted lines mark findings."
 
 
 def _omissions(view: RunView) -> list[str]:
     notes = []
     metrics: list[Metrics] = view.run.metrics()
     if len(metrics) > 2000:
-        notes.append(f"Of {len(metrics)} steps the lowest and the highest value of every stretch is drawn.")
+        notes.append(f"{len(metrics)} steps are drawn as the lowest and the highest value of each interval.")
     if len(view.run.anomalies()) > MAX_MARKS:
         notes.append(f"Only the first {MAX_MARKS} of {len(view.run.anomalies())} anomalies are marked.")
     if len(view.run.ranks) > 1:
-        notes.append(f"Curves are those of rank 0; {len(view.run.ranks)} ranks trained.")
+        notes.append(f"The curves are those of rank 0 of {len(view.run.ranks)} ranks.")
     return notes

@@ -1,4 +1,4 @@
-"""The data as they came in: first samples with their labels, ranges, label counts, order and repetitions."""
+"""The data of the training: first samples with labels, ranges, label counts, order and repetitions."""
 
 from __future__ import annotations
 
@@ -17,8 +17,6 @@ from roundoff.report.run_page.section import Section
 from roundoff.runs import BatchFacts, JsonValue, Run, TensorFacts
 from roundoff.words import plural
 
-# == What is known about the data in numbers: tensors, channels, epochs.
-
 MAX_TENSORS = 20
 
 
@@ -28,7 +26,7 @@ def inputs_table(batch: BatchFacts) -> Html:
     targets = list(batch.targets) or [tensor for tensor in batch.tensors if tensor.is_target]
     rows = [*(_tensor(tensor, tensor.place) for tensor in given), *(_tensor(tensor, "target") for tensor in targets)]
     heads = ("tensor", "shape", "dtype", "min", "mean", "max", "std", "not finite")
-    return _plain_table(heads, rows[:MAX_TENSORS], name="what came in", num_texts=3)
+    return _plain_table(heads, rows[:MAX_TENSORS], name="inputs", num_texts=3)
 
 
 def channels_table(ranges: Sequence[ChannelRange]) -> Html:
@@ -46,7 +44,7 @@ def epochs_table(run: Run) -> list[Html]:
     if not found:
         return []
     several = len({each.rank for each in found}) > 1
-    heads = ["epoch", "steps", "sampler", "order", "samples looked at", "again in the epoch"]
+    heads = ["epoch", "steps", "sampler", "order", "samples checked", "repeated in the epoch"]
     rows = [_epoch(each) for each in found]
     if several:
         heads = ["rank", *heads, "also on another rank"]
@@ -63,7 +61,7 @@ def _tensor(tensor: TensorFacts, name: str) -> list[str]:
 
 
 def _epoch(each: EpochSeen) -> list[str]:
-    order = {None: "", True: "as in the first epoch", False: "another than in the first epoch"}[each.is_same_order]
+    order = {None: "", True: "same as in the first epoch", False: "different from the first epoch"}[each.is_same_order]
     steps = f"{each.first_step} to {each.last_step}"
     return [str(each.epoch), steps, each.sampler, order, str(each.num_samples), _share(each.num_again, each)]
 
@@ -103,7 +101,7 @@ def data_section(view: RunView) -> Section | None:
         title="Data",
         body=joined(
             *_samples(batches),
-            tag("h3", "What came in, first"),
+            tag("h3", "First inputs"),
             inputs_table(facts[0]),
             *_channels(batches),
             _charts(labels, has_ranges=ranges is not None),
@@ -119,7 +117,7 @@ def data_section(view: RunView) -> Section | None:
 
 def _samples(batches: Sequence[SavedBatch]) -> list[Html]:
     if not any(batch.inputs for batch in batches):
-        words = "No samples were kept; roundoff run keeps some of the first two batches, unless --kept-batches is 0."
+        words = "No samples were saved. roundoff run saves some of the first two batches, unless --kept-batches is 0."
         return [tag("p", words, class_="faint")]
     return [_input(batch.step, given) for batch in batches for given in batch.inputs]
 
@@ -156,11 +154,11 @@ def _charts(labels: LabelCounts | None, *, has_ranges: bool) -> Html:
     found = []
     if labels is not None:
         steps = plural(labels.num_steps, "step")
-        ignored = f"; {labels.num_ignored} more are to be ignored" if labels.num_ignored else ""
-        words = f"How often each label was seen in the {steps} that were looked at, on all ranks{ignored}."
+        ignored = f"; {labels.num_ignored} more are ignored by the loss" if labels.num_ignored else ""
+        words = f"How often each label occurred in the {steps} that were checked, on all ranks{ignored}."
         found.append(chart("labels", words=words, height=260))
     if has_ranges:
-        words = "Smallest, mean and largest number of the first input of the model, step by step."
+        words = "Minimum, mean and maximum of the model's first input at each step."
         found.append(chart("ranges", words=words, height=260))
     return tag("div", *found, class_="charts")
 
@@ -194,7 +192,7 @@ def _range_chart(run: Run, rank: int) -> JsonValue | None:
 def _omissions(run: Run, rank: int, labels: LabelCounts | None) -> list[str]:
     notes = []
     if labels is not None and len(labels.counts) > MAX_BARS:
-        notes.append(f"The {MAX_BARS} most frequent of {len(labels.counts)} labels are drawn.")
+        notes.append(f"The {MAX_BARS} most frequent of {len(labels.counts)} labels are shown.")
     num_epochs = sum(call.call == "epoch" for call in run.calls(rank=rank))
     if num_epochs > MAX_EPOCHS:
         notes.append(f"Of {num_epochs} epochs the first {MAX_EPOCHS} are listed.")

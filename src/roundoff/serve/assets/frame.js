@@ -81,7 +81,7 @@
         try {
           await look();
         } catch (error) {
-          byId("live").textContent = `The server does not answer (${error.message}). This is how it was.`;
+          byId("live").textContent = `The server does not answer (${error.message}). This is the last known state.`;
         }
       }
       await wait(pause);

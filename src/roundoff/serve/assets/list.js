@@ -78,7 +78,7 @@
   function showPicks() {
     const words = byId("picked");
     if (picks.length === 2) words.textContent = `${picks[1]} against ${picks[0]}`;
-    else if (picks.length === 1) words.textContent = `${picks[0]} is the reference; pick the run to hold against it.`;
+    else if (picks.length === 1) words.textContent = `${picks[0]} is the reference; pick the run to compare with it.`;
     else words.textContent = "Pick two runs to compare them.";
     byId("swap").hidden = picks.length !== 2;
     byId("compare").disabled = picks.length !== 2;
@@ -149,7 +149,7 @@
         await look();
         byId("live").textContent = "";
       } catch (error) {
-        byId("live").textContent = `The server does not answer (${error.message}). This is how it was.`;
+        byId("live").textContent = `The server does not answer (${error.message}). This is the last known state.`;
       }
     }
   }
