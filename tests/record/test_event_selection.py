@@ -103,7 +103,7 @@ def test_names_the_phases_when_one_does_not_exist():
     ("options", "message"),
     [
         ({"level": "everything"}, "There is no level 'everything'.\n  why: the levels are summary, tensors."),
-        ({"reference": "fp128"}, "There is no reference 'fp128'.\n  why: the references are fp64 and cpu."),
+        ({"reference": "fp128"}, "There is no reference 'fp128'.\n  why: the references are fp64, cpu."),
         ({"phases": ["forward", "sideways"]}, "There is no phase 'sideways'."),
         ({"steps": []}, r"The steps \[\] select nothing."),
     ],

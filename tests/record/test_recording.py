@@ -192,7 +192,7 @@ FAILING = [
     (OpRecorder, "add_named", 2), (Rows, "add", 1), (Rows, "add", 60), (Rows, "to_columns", 1), (Rows, "to_columns", 3),
     (Recording, "forward_enter", 2), (Recording, "forward_leave", 2), (Recording, "backward_enter", 1),
     (Recording, "backward_leave", 2), (Recording, "step_enter", 1), (Recording, "step_leave", 2),
-    (Recording, "called", 1), (Recording, "_close_step", 1), (Recording, "_close_step", 3),
+    (Recording, "called", 1), (Recording, "step_closed", 1), (Recording, "step_closed", 3),
     (Recording, "_find_complaints", 1), (StepWriter, "write_step", 1), (StepWriter, "write_step", 3),
     (StepClock, "forward", 2), (StepClock, "backward_leave", 1), (Sites, "of_module", 3), (Sites, "refresh", 2),
 ]  # fmt: skip
@@ -246,7 +246,7 @@ def test_a_strict_recording_raises_when_the_folder_is_gone(tmp_path, level, at_s
 
 
 def test_a_bug_of_ours_in_a_loop_of_plain_functions_is_one_warning(tmp_path, monkeypatch):
-    fails_at_call(monkeypatch, Recording, "_function_forward", 1)
+    fails_at_call(monkeypatch, Recording, "function_forward", 1)
 
     def training() -> list[Tensor]:
         weight = torch.ones(3, requires_grad=True)

@@ -13,9 +13,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from roundoff.record.ops.op_table import describe_op, tensors_in, written_arguments
+from roundoff.record.ops.op_table import describe_op, written_arguments
 from roundoff.record.reference import IntroducedError, Reference, ReferenceKind
 from roundoff.record.reference.exact_rerun import has_something_to_judge
+from roundoff.record.reference.op_call import list_tensors
 from roundoff.record.torch_private import DispatchMode
 from tests.record.trainings import PLAIN, Training
 
@@ -39,7 +40,7 @@ class Judging(DispatchMode):
         result = func(*args, **kwargs)
         if saved is not None:
             written = written_arguments(func, describe_op(func), args, kwargs)
-            outputs = written if result is None else list(tensors_in(result))
+            outputs = written if result is None else list_tensors(result)
             self.found.append((str(func), self.reference.after(saved, func, args, kwargs, outputs)))
         return result
 
@@ -72,7 +73,7 @@ def introduced(op: Any, *args: Any, spoil: Callable[[Tensor], Any] | None = None
     reference = Reference("fp64")
     saved = reference.before(op, args, kwargs)
     result = op(*args, **kwargs)
-    outputs = written_arguments(op, describe_op(op), args, kwargs) if result is None else list(tensors_in(result))
+    outputs = written_arguments(op, describe_op(op), args, kwargs) if result is None else list_tensors(result)
     if saved is None:
         return [None] * len(outputs)
     if spoil is not None:

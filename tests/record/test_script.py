@@ -248,6 +248,6 @@ def test_another_rank_finds_the_folder_of_rank_0(monkeypatch):
 def test_another_rank_says_that_it_waited_in_vain(monkeypatch):
     monkeypatch.setenv("RANK", "1")
     monkeypatch.setenv("WORLD_SIZE", "2")
-    monkeypatch.setattr("roundoff.record.script._PATIENCE_SECONDS", 0.1)
+    monkeypatch.setattr("roundoff.record.script._MAX_WAIT_SECONDS", 0.1)
     with pytest.raises(RunFolderError, match="Rank 1 found no run folder of rank 0 in 'runs'"):
         folder_for(Script(target="train.py"), name=None, base=Path("runs"))

@@ -26,6 +26,11 @@ class Taped:
     tapes: list[StepTape]
 
     @property
+    def path(self) -> tuple[Snapshot, list[StepTape]]:
+        """What a replay of the step goes through."""
+        return self.snapshot, self.tapes
+
+    @property
     def tape(self) -> StepTape:
         """The last step."""
         return self.tapes[-1]
@@ -41,7 +46,6 @@ def taped(folder: Path, step: Callable[[], Any], *, num_steps: int = 1) -> Taped
     with watch.running():
         for _ in range(num_steps):
             step()
-        on = watch._on
-        path = on.snapshots.path_to(on.clock.step, among=[on.tape.so_far()])
+        path = watch._snapshots.path_to(watch.step, among=[watch._tape.so_far()])
         assert path is not None, "the step can be rebuilt"
-        return Taped(training=on.training, sites=on.sites, snapshot=path[0], tapes=path[1])
+        return Taped(training=watch._training, sites=watch.sites, snapshot=path[0], tapes=path[1])

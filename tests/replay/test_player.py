@@ -18,8 +18,8 @@ from torch import Tensor, nn
 from roundoff.diagnose import diagnose_run
 from roundoff.replay import python_state
 from roundoff.runs import Run
-from roundoff.watch.session import Watch
 from roundoff.watch.settings import WatchSettings
+from roundoff.watch.watch import Watch
 from roundoff.watch.watching import start_watching
 
 NUM_STEPS = 50
@@ -150,7 +150,7 @@ def test_a_replay_that_raises_is_noted_and_no_finding(tmp_path: Path) -> None:
     with watching(to=tmp_path / "run"):
         train(Net(raises_when_replayed), batch)
     run = Run.open(tmp_path / "run")
-    assert run.info.notes[0] == "Step 0 could not be recorded whole: replaying it raised ValueError: not twice."
+    assert run.info.notes[0] == "Step 0 could not be recorded completely: replaying it raised ValueError: not twice."
     assert "nondeterministic-step" not in [finding.rule for finding in diagnose_run(run).findings]
 
 

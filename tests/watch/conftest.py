@@ -8,14 +8,14 @@ import pytest
 @pytest.fixture
 def outcomes(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """Give what the replays of the recorded steps came to, in order, once they have run."""
-    from roundoff.watch.respond import Responder
+    from roundoff.replay.investigator import Investigator
 
     found: list[Any] = []
-    record = Responder.record
+    record = Investigator.record
 
     def kept(*args: Any, **kwargs: Any) -> Any:
         found.append(record(*args, **kwargs))
         return found[-1]
 
-    monkeypatch.setattr(Responder, "record", kept)
+    monkeypatch.setattr(Investigator, "record", kept)
     return found

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from roundoff.replay.step_tape import BackwardEntry
-from roundoff.watch.session import Watch
 from roundoff.watch.settings import WatchSettings
+from roundoff.watch.watch import Watch
 from roundoff.watch.watching import start_watching
 
 pytestmark = pytest.mark.usefixtures("only_new_objects")
@@ -37,11 +37,11 @@ class Broken(torch.autograd.Function):
 
 
 def backwards(watch: Watch) -> list[BackwardEntry]:
-    return [entry for entry in watch._on.tape.so_far().entries if isinstance(entry, BackwardEntry)]
+    return [entry for entry in watch._tape.so_far().entries if isinstance(entry, BackwardEntry)]
 
 
 def journal(watch: Watch) -> list[dict[str, Any]]:
-    return [dict(call.detail) for call in watch._on.journal.open_calls if call.call == "backward"]
+    return [dict(call.detail) for call in watch._journal.open_calls if call.call == "backward"]
 
 
 def accumulating(model: nn.Module) -> torch.optim.Optimizer:
@@ -56,7 +56,7 @@ def test_each_backward_of_the_loop_is_taped_with_its_loss(watch: Watch) -> None:
         model(torch.ones(1, 2)).square().sum().backward()
     assert len(backwards(watch)) == 2
     assert [entry.loss is not None and entry.loss.numel() for entry in backwards(watch)] == [1, 1]
-    assert watch._on.clock.microbatch == 2
+    assert watch.clock.microbatch == 2
     assert len(optimizer.param_groups) == 1
 
 
@@ -108,3 +108,10 @@ def test_a_loss_that_is_not_finite_is_known_before_its_gradients_are(watch: Watc
     loss.register_hook(lambda gradient: seen.append([anomaly.kind for anomaly in watch.anomalies]))
     loss.backward()
     assert seen == [["loss"]]
+
+
+def test_what_is_no_single_number_is_no_loss(watch: Watch) -> None:
+    model = nn.Linear(2, 1)
+    model(torch.ones(3, 2)).backward(torch.ones(3, 1))
+    assert watch._detector.losses == []
+    assert [entry.loss for entry in backwards(watch)] == [None]

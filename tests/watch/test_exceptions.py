@@ -11,7 +11,7 @@ def test_the_traceback_begins_with_the_innermost_frame():
     lines = exception_detail(raised.value)["traceback"]
     assert isinstance(lines, list)
     assert lines[0].endswith(" in forward")
-    assert "test_exception_detail.py" in lines[-1]
+    assert "test_exceptions.py" in lines[-1]
 
 
 def test_the_innermost_module_is_found():

@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from roundoff.replay.step_tape import ModelEntry
 from roundoff.runs import read_flight
 from roundoff.runs.files.folder import flight_path
-from roundoff.watch.session import Watch
 from roundoff.watch.settings import WatchSettings
+from roundoff.watch.watch import Watch
 from roundoff.watch.watching import start_watching
 
 pytestmark = pytest.mark.usefixtures("only_new_objects")
@@ -53,7 +53,7 @@ def in_training() -> Calls:
 
 
 def calls(watch: Watch) -> list[ModelEntry]:
-    return [entry for entry in watch._on.tape.so_far().entries if isinstance(entry, ModelEntry)]
+    return [entry for entry in watch._tape.so_far().entries if isinstance(entry, ModelEntry)]
 
 
 def test_only_what_the_loop_calls_is_on_the_tape(watch: Watch) -> None:
@@ -61,14 +61,14 @@ def test_only_what_the_loop_calls_is_on_the_tape(watch: Watch) -> None:
     model(torch.ones(1, 2))
     (call,) = calls(watch)
     assert (call.module, call.num_results, call.raised) == (model, 1, False)
-    assert not watch._models.is_any_running
+    assert not watch.modules.running
 
 
 def test_a_model_that_calls_itself_was_called_once(watch: Watch) -> None:
     model = Calls()
     model(torch.ones(1, 2), 3)
     assert len(calls(watch)) == 1
-    assert not watch._models.is_any_running
+    assert not watch.modules.running
 
 
 def test_a_call_whose_exception_the_loop_catches_has_raised_and_leaves_nothing_running(watch: Watch) -> None:
@@ -77,7 +77,7 @@ def test_a_call_whose_exception_the_loop_catches_has_raised_and_leaves_nothing_r
         model(torch.ones(1, 3))
     model(torch.ones(1, 2))
     assert [call.raised for call in calls(watch)] == [True, False]
-    assert not watch._models.is_any_running
+    assert not watch.modules.running
 
 
 def test_a_call_inside_of_an_exceptions_handler_has_not_raised(watch: Watch) -> None:
@@ -94,20 +94,20 @@ def test_the_loss_of_an_evaluation_is_kept_and_its_model_not_taped(watch: Watch)
     with torch.no_grad():
         model(torch.ones(1, 2))
     assert calls(watch) == []
-    assert len(watch._on.lookout.eval_losses) == 1
+    assert len(watch._detector.eval_losses) == 1
     assert watch.saw_training
 
 
 def test_modules_that_never_said_that_they_ended_are_forgotten(watch: Watch) -> None:
     outer, inner = nn.Sequential(nn.ReLU()), nn.ReLU()
-    watch._models.enter(outer, ())
-    watch._models.enter(inner, ())
-    watch._models.leave(outer, None)
-    assert not watch._models.is_any_running
-    watch._models.leave(inner, None)  # which is too late to matter
-    watch._models.enter(outer, ())
-    watch._models.forget_interrupted(num_modules=0)
-    assert not watch._models.is_any_running
+    watch.forward_enter(outer, ())
+    watch.forward_enter(inner, ())
+    watch.forward_leave(outer, None)
+    assert not watch.modules.running
+    watch.forward_leave(inner, None)  # which is too late to matter
+    watch.forward_enter(outer, ())
+    watch._forget_interrupted(num_modules=0)
+    assert not watch.modules.running
 
 
 def test_the_flight_recorder_knows_the_module_that_is_running(watch: Watch) -> None:

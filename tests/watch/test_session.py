@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from roundoff.diagnose import diagnose_run
 from roundoff.precision import apply_recipe, find_recipe
 from roundoff.runs import Run
-from roundoff.watch.session import Watch
+from roundoff.watch.watch import Watch
 from roundoff.watch.watching import watching
 
 Batch = tuple[Tensor, Tensor]

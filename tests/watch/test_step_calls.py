@@ -12,8 +12,8 @@ from torch import Tensor, nn
 
 from roundoff.replay.step_tape import FunctionEntry, StepEntry
 from roundoff.runs import Run
-from roundoff.watch.session import Watch
 from roundoff.watch.settings import WatchSettings
+from roundoff.watch.watch import Watch
 from roundoff.watch.watching import start_watching
 
 pytestmark = pytest.mark.usefixtures("only_new_objects")
@@ -28,7 +28,7 @@ def watch(tmp_path: Path) -> Iterator[Watch]:
 
 def steps(watch: Watch) -> list[dict[str, Any]]:
     """The details of the steps of the open step so far."""
-    return [dict(call.detail) for call in watch._on.journal.open_calls if call.call == "step"]
+    return [dict(call.detail) for call in watch._journal.open_calls if call.call == "step"]
 
 
 def backward(model: nn.Module, scale: Callable[[Tensor], Tensor] = lambda x: x) -> None:
@@ -77,7 +77,7 @@ def test_a_scaler_that_steps_or_skips_is_told(gradient: float, told: str, watch:
     scaler.update()
     (detail,) = steps(watch)
     assert detail[told] is True
-    assert watch._on.clock.skipped is (told == "skipped")
+    assert watch.clock.skipped is (told == "skipped")
     assert torch.equal(model.weight, before) is (told == "skipped")
 
 
@@ -92,10 +92,10 @@ def test_what_a_closure_does_is_a_part_of_its_step(watch: Watch) -> None:
         return float(loss.detach())
 
     optimizer.step(closure)
-    (call,) = [entry for entry in watch._on.tape.so_far().entries if isinstance(entry, StepEntry)]
+    (call,) = [entry for entry in watch._tape.so_far().entries if isinstance(entry, StepEntry)]
     (inside,) = call.closures
     assert [entry.function.__name__ for entry in inside if isinstance(entry, FunctionEntry)][:2] == ["ones", "square"]
-    assert not watch._on.tape.in_closure
+    assert not watch._tape.in_closure
 
 
 def test_a_step_inside_of_another_is_not_counted(watch: Watch, tmp_path: Path) -> None:
@@ -110,7 +110,7 @@ def test_a_step_inside_of_another_is_not_counted(watch: Watch, tmp_path: Path) -
     backward(model)
     outer.step()
     assert len(steps(watch)) == 1
-    assert not watch._on.clock.in_step
+    assert not watch.clock.in_step
 
 
 def test_the_update_is_measured_in_the_run(tmp_path: Path) -> None:

@@ -10,8 +10,8 @@ import torch
 from torch import nn
 
 from roundoff.runs import Run
-from roundoff.watch.session import Watch
 from roundoff.watch.settings import WatchSettings
+from roundoff.watch.watch import Watch, WatchState
 from roundoff.watch.watching import start_watching
 
 pytestmark = pytest.mark.usefixtures("only_new_objects")
@@ -33,9 +33,9 @@ def step(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
 def test_a_step_opens_with_its_forward_and_closes_with_the_next(watch: Watch) -> None:
     model = nn.Linear(2, 2)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    assert not watch._course.is_open
+    assert not watch.is_open
     step(model, optimizer)
-    assert (watch._course.is_open, watch.num_steps, watch.step) == (True, 0, 0)
+    assert (watch.is_open, watch.num_steps, watch.step) == (True, 0, 0)
     model(torch.ones(1, 2))
     assert (watch.num_steps, watch.step) == (1, 1)
 
@@ -44,9 +44,9 @@ def test_the_state_before_a_step_is_kept_before_anything_is_computed(watch: Watc
     model = nn.Linear(2, 2)
     before = model.weight.detach().clone()
     step(model, torch.optim.SGD(model.parameters(), lr=0.1))
-    latest = watch._on.snapshots.latest
+    latest = watch._snapshots.latest
     assert latest is not None
-    with latest.state.swapped_in(watch._on.training):
+    with latest.state.swapped_in(watch._training):
         assert torch.equal(model.weight, before)
 
 
@@ -55,10 +55,10 @@ def test_a_model_that_comes_later_in_a_step_joins_its_snapshot(watch: Watch) -> 
     optimizer = torch.optim.SGD(first.parameters(), lr=0.1)
     step(first, optimizer)
     hidden = first(torch.ones(1, 2))
-    latest = watch._on.snapshots.latest
+    latest = watch._snapshots.latest
     assert latest is not None
     second(hidden)
-    assert watch._on.snapshots.latest is latest
+    assert watch._snapshots.latest is latest
     assert any(live is second.weight for live, _ in latest.state.tensors)
 
 
@@ -66,8 +66,8 @@ def test_a_model_that_was_only_tried_before_the_training_is_no_part_of_its_first
     model = nn.Linear(2, 2)
     model(torch.ones(1, 2))
     step(model, torch.optim.SGD(model.parameters(), lr=0.1))
-    kinds = [type(entry).__name__ for entry in watch._on.tape.so_far().entries]
-    assert kinds.count("ModelCall") == 1
+    kinds = [type(entry).__name__ for entry in watch._tape.so_far().entries]
+    assert kinds.count("ModelEntry") == 1
 
 
 @pytest.mark.parametrize("clears", [True, False])
@@ -79,7 +79,7 @@ def test_gradients_that_a_step_adds_to_are_kept_unless_they_were_cleared(clears:
     if clears:
         optimizer.zero_grad()
     loss.backward()
-    latest = watch._on.snapshots.latest
+    latest = watch._snapshots.latest
     assert latest is not None
     assert latest.state.has_gradients is not clears
 
@@ -88,20 +88,20 @@ def test_what_is_played_again_is_not_taken_for_the_trainings_own(watch: Watch) -
     model = nn.Linear(2, 2)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     step(model, optimizer)
-    entries = len(watch._on.tape.so_far().entries)
-    with watch._course.replaying():
-        assert watch._course.is_replaying
+    entries = len(watch._tape.so_far().entries)
+    with watch.replaying():
+        assert watch.state is WatchState.REPLAYING
         step(model, optimizer)
-    assert not watch._course.is_replaying
-    assert (watch.step, len(watch._on.tape.so_far().entries)) == (0, entries)
+    assert watch.state is not WatchState.REPLAYING
+    assert (watch.step, len(watch._tape.so_far().entries)) == (0, entries)
 
 
 def test_replaying_ends_also_where_it_fails(watch: Watch) -> None:
-    holds = watch._on.tape._num_holds
-    with pytest.raises(ValueError, match="broken"), watch._course.replaying():
+    holds = watch._tape._num_holds
+    with pytest.raises(ValueError, match="broken"), watch.replaying():
         raise ValueError("broken")
-    assert not watch._course.is_replaying
-    assert watch._on.tape._num_holds == holds
+    assert watch.state is not WatchState.REPLAYING
+    assert watch._tape._num_holds == holds
 
 
 def test_after_a_failure_steps_are_counted_and_nothing_else(tmp_path: Path) -> None:
@@ -111,7 +111,7 @@ def test_after_a_failure_steps_are_counted_and_nothing_else(tmp_path: Path) -> N
     with watch.running():
         step(model, optimizer)
         step(model, optimizer)
-        watch._course.has_stopped = True
+        watch.state = WatchState.STOPPED
         for _ in range(3):
             step(model, optimizer)
     assert watch.num_steps == 5

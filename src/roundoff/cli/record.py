@@ -113,26 +113,31 @@ def record_command(options: RecordOptions) -> None:
 
 
 def _start_session(options: RecordOptions, script: Script) -> Recording:
-    from roundoff.record.event_selection import parse_steps
+    from roundoff.record.event_selection import EventSelection, RecordingSettings, parse_steps
     from roundoff.record.recording import start_recording
     from roundoff.record.script import folder_for
 
-    return start_recording(
-        None,
-        to=lambda: folder_for(script, name=options.name, base=options.runs),
+    selection = EventSelection.of(
         steps=parse_steps(options.steps),
         sites=options.sites or None,
         ops=options.ops or None,
         phases=options.phases or None,
+    )
+    settings = RecordingSettings(
+        selection=selection,
         level=options.level,  # type: ignore[arg-type]  # checked by start_recording, with a better message
         inputs=options.inputs,
         histograms=options.histograms,
         reference=options.reference,  # type: ignore[arg-type]
         stacks=options.stacks,
         strict=options.strict,
+    )
+    return start_recording(
+        to=lambda: folder_for(script, name=options.name, base=options.runs),
+        settings=settings,
         command=script.command,
         seed=options.seed,
-        settings={"deterministic": options.deterministic, "repeat_batch": options.repeat_batch},
+        facts={"deterministic": options.deterministic, "repeat_batch": options.repeat_batch},
     )
 
 

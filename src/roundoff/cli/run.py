@@ -28,10 +28,11 @@ from roundoff.cli.console.screen import can_draw, columns, waiting
 
 if TYPE_CHECKING:
     from roundoff.record.script import Script
+    from roundoff.replay.investigator import OnAnomaly
     from roundoff.runs import Ending, JsonValue
     from roundoff.watch.process.process_guard import ProcessGuard
-    from roundoff.watch.session import Watch
-    from roundoff.watch.settings import OnAnomaly, WatchSettings
+    from roundoff.watch.settings import WatchSettings
+    from roundoff.watch.watch import Watch
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,9 +7,15 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from itertools import islice
+from typing import Literal, get_args
 
 from roundoff.errors import RecordError
 from roundoff.record.loop.step_clock import PHASES
+from roundoff.record.reference import ReferenceKind
+from roundoff.runs import JsonValue
+
+Level = Literal["summary", "tensors"]
+LEVELS: tuple[Level, ...] = ("summary", "tensors")
 
 _MAX_LISTED_STEPS = 1_000_000
 
@@ -39,10 +45,7 @@ class EventSelection:
         """Check what a user wrote, and make it a selection."""
         chosen = _as_tuple(phases)
         for phase in chosen or ():
-            if phase not in PHASES:
-                raise RecordError.explain(
-                    f"There is no phase '{phase}'.", why=f"the phases are {', '.join(PHASES)}.", fix="use one of them."
-                )
+            _check_choice("phase", phase, PHASES)
         if isinstance(steps, int):
             steps = (steps,)
         if steps is not None and (not steps or _smallest(steps) < 0):
@@ -69,6 +72,37 @@ class EventSelection:
         steps = () if self.steps is None else self.steps
         in_order = steps if isinstance(steps, range) else sorted(set(steps))
         return list(islice((step for step in in_order if step not in recorded), count))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecordingSettings:
+    """What a recording keeps; see `recording` for what each of them means."""
+
+    selection: EventSelection = EventSelection()
+    level: Level = "summary"
+    inputs: bool = False
+    histograms: bool = False
+    reference: ReferenceKind | None = None
+    stacks: bool = False
+    strict: bool = False
+
+    def check(self) -> None:
+        """Raise if there is no such level or reference."""
+        _check_choice("level", self.level, LEVELS)
+        if self.reference is not None:
+            _check_choice("reference", self.reference, get_args(ReferenceKind))
+
+    def to_json(self) -> dict[str, JsonValue]:
+        """Return what run.json says of them."""
+        names = ("level", "inputs", "histograms", "reference", "stacks")
+        return {name: getattr(self, name) for name in names}
+
+
+def _check_choice(what: str, chosen: str, choices: Sequence[str]) -> None:
+    if chosen not in choices:
+        raise RecordError.explain(
+            f"There is no {what} '{chosen}'.", why=f"the {what}s are {', '.join(choices)}.", fix="use one of them."
+        )
 
 
 class EventFilter:

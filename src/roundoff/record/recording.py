@@ -4,24 +4,18 @@ from __future__ import annotations
 
 import contextlib
 import warnings
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Literal
 
 from torch import nn
 
-from roundoff.errors import RecordError
-from roundoff.record.event_selection import EventSelection, check_sites
+from roundoff.record.event_selection import EventSelection, Level, RecordingSettings, check_sites
 from roundoff.record.loop.sites import Sites
 from roundoff.record.process_info import describe_process, rank
-from roundoff.record.reference import Reference, ReferenceKind
+from roundoff.record.reference import ReferenceKind
 from roundoff.record.session import Recording
-from roundoff.record.source_lines import Sources
 from roundoff.runs import JsonValue, RunWriter
 from roundoff.words import plural
-
-Level = Literal["summary", "tensors"]
-LEVELS: tuple[Level, ...] = ("summary", "tensors")
 
 
 class IncompleteRecordingWarning(UserWarning):
@@ -75,11 +69,11 @@ def recording(
     if not enabled:
         yield None
         return
-    session = start_recording(
-        model, to=to, steps=steps, sites=sites, ops=ops, phases=phases, level=level, inputs=inputs,
-        histograms=histograms, reference=reference, stacks=stacks, strict=strict, command=command, seed=seed,
-        settings=settings,
+    wanted = RecordingSettings(
+        selection=EventSelection.of(steps=steps, sites=sites, ops=ops, phases=phases),
+        level=level, inputs=inputs, histograms=histograms, reference=reference, stacks=stacks, strict=strict,
     )  # fmt: skip
+    session = start_recording(model, to=to, settings=wanted, command=command, seed=seed, facts=settings)
     with session.running():
         yield session
     if session.complaints:
@@ -93,53 +87,25 @@ def recording(
 
 
 def start_recording(
-    model: nn.Module | Sequence[nn.Module] | None,
+    model: nn.Module | Sequence[nn.Module] | None = None,
     *,
     to: str | Path | Callable[[], Path],
-    steps: Collection[int] | int | None,
-    sites: Sequence[str] | str | None,
-    ops: Sequence[str] | str | None,
-    phases: Sequence[str] | str | None,
-    level: Level,
-    inputs: bool,
-    histograms: bool,
-    reference: ReferenceKind | None,
-    stacks: bool,
-    strict: bool,
-    command: tuple[str, ...] | None,
-    seed: int | None,
-    settings: dict[str, JsonValue] | None,
+    settings: RecordingSettings,
+    command: tuple[str, ...] | None = None,
+    seed: int | None = None,
+    facts: Mapping[str, JsonValue] | None = None,
 ) -> Recording:
-    """Check what was asked for, make the run folder, and return the recording, not yet running; see `recording`.
+    """Check what was requested, make the run folder, and return the recording, not yet running; see `recording`.
 
-    `to` may be a function that chooses the folder; it is called when everything else has been checked.
+    `to` may be a function that chooses the folder; it is called when everything else has been checked. `facts` go into
+    run.json.
     """
-    if level not in LEVELS:
-        raise RecordError.explain(
-            f"There is no level '{level}'.", why=f"the levels are {', '.join(LEVELS)}.", fix="use one of them."
-        )
-    if reference not in (None, "fp64", "cpu"):
-        raise RecordError.explain(
-            f"There is no reference '{reference}'.", why="the references are fp64 and cpu.", fix="use one of them."
-        )
-    selection = EventSelection.of(steps=steps, sites=sites, ops=ops, phases=phases)
-    named = Sites()
+    settings.check()
+    sites = Sites()
     for given in [model] if isinstance(model, nn.Module) else model or ():
-        named.add_model(given)
-    if named.models and selection.sites:
-        check_sites(selection.sites, named.names)
-    asked: dict[str, JsonValue] = {
-        "level": level, "inputs": inputs, "histograms": histograms, "reference": reference, "stacks": stacks,
-    }  # fmt: skip
-    info = describe_process(seed=seed, settings={**asked, **(settings or {})}, command=command)
-    return Recording(
-        writer=RunWriter.create(to() if callable(to) else to, info, rank=rank(), strict=strict),
-        selection=selection,
-        sites=named,
-        with_tensors=level == "tensors",
-        inputs=inputs,
-        histograms=histograms,
-        reference=Reference(reference) if reference else None,
-        sources=Sources() if stacks else None,
-        strict=strict,
-    )
+        sites.add_model(given)
+    if sites.models and settings.selection.sites:
+        check_sites(settings.selection.sites, sites.names)
+    info = describe_process(seed=seed, settings={**settings.to_json(), **(facts or {})}, command=command)
+    writer = RunWriter.create(to() if callable(to) else to, info, rank=rank(), strict=settings.strict)
+    return Recording(writer, settings, sites=sites)

@@ -5,13 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from roundoff.formats import Format
-from roundoff.record.loop.loss_scale import LossScale
+from roundoff.record.loop.follower import BackwardCall
 from roundoff.record.torch_private import hidden_from_modes
 from roundoff.sensitivity.effects import Sensitivity
 from roundoff.sensitivity.error_sums import ErrorSums
@@ -41,7 +40,6 @@ class MeasuredStep:
         in_backward: Callable[[], bool],
         on_error: Callable[[Exception], None],
     ) -> None:
-        self.loss_scale = LossScale()
         self._formats = tuple(formats)
         self._losses: list[Tensor] = []
         self._scale: Tensor | float | None = None
@@ -65,14 +63,13 @@ class MeasuredStep:
             on_error=on_error,
         )
 
-    def backward_begins(self, roots: Sequence[Tensor], gradients: Any, *, retains_graph: bool) -> None:
+    def backward_begins(self, backward: BackwardCall) -> None:
         """Add up the loss; gradients count from now on, without the factor that a scaler has put on them."""
-        self._retains_graph = retains_graph
+        gradients, retains_graph = [*backward.arguments[0], None, None][:2]
+        roots = [root for root in backward.roots if isinstance(root, Tensor)]
+        self._retains_graph = bool(retains_graph)
         with hidden_from_modes(), torch.no_grad():
-            scale: Tensor | float = 1.0
-            for root in roots:
-                if self.loss_scale.without_scale(root) is not root and self.loss_scale.value is not None:
-                    scale = self.loss_scale.value
+            scale: Tensor | float = 1.0 if backward.scale is None else backward.scale
             given = gradients if isinstance(gradients, tuple) else (None,) * len(roots)
             seeds = [_seed(*pair) / scale for pair in zip(roots, given, strict=True)]
             self._losses.append(weighted_loss(roots, seeds))
@@ -83,7 +80,6 @@ class MeasuredStep:
                 partial(self._go_backward, twins, seeds),
                 partial(self._compute_again, list(roots), seeds),
             ]
-        self.loss_scale.forget_losses()
 
     def backward_ended(self) -> None:
         """Compute what is to be computed beside the step, and let go of what no more gradients come to."""

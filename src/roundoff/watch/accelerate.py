@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from roundoff.watch.framework import FrameworkCallback, missing_library
-from roundoff.watch.session import Watch
+from roundoff.watch.watch import Watch
 
 try:
     from accelerate.tracking import GeneralTracker

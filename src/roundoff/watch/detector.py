@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from roundoff.diagnose.loss.spike_detector import SpikeDetector
-from roundoff.record.loop.loss_scale import LossScale
+from roundoff.record.loop.scaled_optimizer import as_scaled
 from roundoff.record.loop.sites import Sites
 from roundoff.record.torch_private import hidden_from_modes
 from roundoff.replay.player import first_nonfinite_tensor
@@ -39,7 +39,6 @@ class AnomalyDetector:
         self.anomalies: list[Anomaly] = []
         self.losses: list[Tensor] = []
         self.eval_losses: list[Tensor] = []
-        self.loss_scale = LossScale()
         self.grad_norm: float | None = None
         self.update_norm: float | None = None
         self._new: list[Anomaly] = []
@@ -65,8 +64,7 @@ class AnomalyDetector:
         """Forget the step that closed."""
         self._step = step
         self.losses, self.eval_losses = [], []
-        self.loss_scale.value = self.grad_norm = self.update_norm = None
-        self.loss_scale.forget_losses()
+        self.grad_norm = self.update_norm = None
         self._unread = 0
 
     @property
@@ -95,16 +93,13 @@ class AnomalyDetector:
         if len(self.anomalies) <= _MAX_WRITTEN:
             self._writer.write(anomaly)
 
-    def see_loss(self, root: Any) -> Tensor | None:
-        """Keep the loss that backward starts from; return it as it is, scaled, or None if it is no loss."""
-        if not isinstance(root, Tensor) or root.numel() != 1:
-            return None
+    def see_loss(self, loss: Tensor) -> None:
+        """Keep the loss that a backward starts from, without its scale."""
         self._suspect = None
         with hidden_from_modes():
-            self.losses.append(self.loss_scale.without_scale(root).detach().clone())
-            if self.losses[-1].device.type == "cpu":
+            self.losses.append(loss.detach().clone())
+            if loss.device.type == "cpu":
                 self._read_losses()
-            return root.detach().clone()
 
     def see_scalar(self, x: Any) -> None:
         """Look at a number that the loop reads for itself: it may be a loss that it will not go backward from."""
@@ -129,7 +124,7 @@ class AnomalyDetector:
 
     def see_gradients(self, optimizer: Optimizer, *, fully: bool, always: bool) -> None:
         """Look at the gradients that an optimizer is about to use, as far as the budget allows."""
-        parameters = parameters_of(optimizer)
+        parameters, scaled = parameters_of(optimizer), as_scaled(optimizer)
         if fully or self._budget.has_room("table", part=_TABLE_PART):
             began = time.perf_counter()
             with hidden_from_modes():
@@ -139,9 +134,9 @@ class AnomalyDetector:
             began = time.perf_counter()
             with hidden_from_modes():
                 norm, bad = gradient_norm(_holders_of_gradients(optimizer, parameters))
-                self.grad_norm = norm / getattr(optimizer, "gradient_scale", 1.0)
+                self.grad_norm = norm if scaled is None else norm / scaled.gradient_scale
             self._budget.spend(time.perf_counter() - began, "norms")
-            if bad is not None and not getattr(optimizer, "may_skip", False):
+            if bad is not None and not (scaled is not None and scaled.may_skip):
                 self.note("gradient", phase="backward", name=self._sites.of_parameter(parameters[bad])[1])
 
     def see_update(self) -> None:
@@ -194,5 +189,6 @@ class AnomalyDetector:
 
 def _holders_of_gradients(optimizer: Optimizer, parameters: Sequence[Tensor]) -> list[Tensor]:
     """Return the parameters, those of the model in place of ones that an optimizer keeps for itself, until it steps."""
-    stand_ins = {id(main): parameter for parameter, main in getattr(optimizer, "stand_ins", ())}
+    scaled = as_scaled(optimizer)
+    stand_ins = {} if scaled is None else {id(main): parameter for parameter, main in scaled.stand_ins}
     return [stand_ins.get(id(p), p) if p.grad is None else p for p in parameters]

@@ -15,11 +15,12 @@ from torch.optim import Optimizer
 from roundoff.errors import UsageError
 from roundoff.record.loop.observer import is_observed
 from roundoff.record.process_info import rank
+from roundoff.replay.investigator import OnAnomaly
 from roundoff.runs import Finding
 from roundoff.watch.process.process_guard import ProcessGuard
-from roundoff.watch.session import Watch
-from roundoff.watch.settings import OnAnomaly, WatchSettings
+from roundoff.watch.settings import WatchSettings
 from roundoff.watch.verdict import verdict_of
+from roundoff.watch.watch import Watch
 from roundoff.watch.watching import next_folder, start_watching
 
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import get_args
 
-OnAnomaly = Literal["report", "stop", "skip"]
-ON_ANOMALY: tuple[OnAnomaly, ...] = ("report", "stop", "skip")
+from roundoff.replay.investigator import OnAnomaly
+
+ON_ANOMALY: tuple[OnAnomaly, ...] = get_args(OnAnomaly)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,8 +29,8 @@ class WatchSettings:
     """So many steps at the start are measured in full."""
     probe_seconds: float = 10.0
     """How long probes may take at the end."""
-    most_replays: int = 3
-    """No more anomalies than this are replayed."""
+    max_replays: int = 3
+    """At most this many anomalies are replayed."""
     kept_batches: int = 2
     """Of so many first batches a few samples are kept in the run, to be looked at; 0 keeps none."""
     tensorboard: Path | None = None

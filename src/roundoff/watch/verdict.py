@@ -5,7 +5,7 @@ from __future__ import annotations
 from roundoff.diagnose import diagnose_and_save
 from roundoff.report import verdict_text, watched_text
 from roundoff.runs import Finding, Run
-from roundoff.watch.session import Watch
+from roundoff.watch.watch import Watch
 
 
 def verdict_of(watch: Watch) -> tuple[tuple[Finding, ...], str]:

@@ -14,11 +14,12 @@ from roundoff.errors import RecordError
 from roundoff.record.loop.sites import Sites
 from roundoff.record.process_info import describe_process, rank
 from roundoff.record.script import Script, folder_for
+from roundoff.replay.investigator import OnAnomaly
 from roundoff.report.tensorboard import TensorBoard
 from roundoff.runs import JsonValue, RunWriter
 from roundoff.watch.process.process_guard import ProcessGuard
-from roundoff.watch.session import Watch
-from roundoff.watch.settings import ON_ANOMALY, OnAnomaly, WatchSettings
+from roundoff.watch.settings import ON_ANOMALY, WatchSettings
+from roundoff.watch.watch import Watch
 
 
 @contextlib.contextmanager

@@ -87,7 +87,7 @@ def test_what_the_runner_raises_reaches_the_training_and_nothing_is_left_behind(
 
 def test_a_failure_of_its_own_is_told_at_the_end_and_never_inside_the_training(monkeypatch: pytest.MonkeyPatch):
     following = OpInterceptor(Noting())
-    monkeypatch.setattr(following._sites, "of_module", lambda module, parent: 1 / 0)
+    monkeypatch.setattr(following.sites, "of_module", lambda module, parent: 1 / 0)
     finished = []
 
     def train() -> None:

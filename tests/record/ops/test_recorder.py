@@ -18,7 +18,8 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from roundoff.kernels import row, summarize
 from roundoff.record import IncompleteRecordingWarning, recording
-from roundoff.record.ops.op_table import OpKind, describe_op, tensors_in, written_arguments
+from roundoff.record.ops.op_table import OpKind, describe_op, written_arguments
+from roundoff.record.reference.op_call import list_tensors
 from roundoff.record.torch_private import DispatchMode
 from roundoff.runs import Event, Run
 
@@ -53,7 +54,7 @@ class Keeping(DispatchMode):
         if info.kind is OpKind.RETURNED:
             results = result if isinstance(result, (list, tuple)) else [result]
             own = [x for place, x in enumerate(results) if place not in info.views]
-            self.outputs += [(info.name, x.detach().clone()) for x in tensors_in(own)]
+            self.outputs += [(info.name, x.detach().clone()) for x in list_tensors(own)]
         elif info.kind is OpKind.MUTATED:
             written = written_arguments(func, info, args, kwargs or {})
             self.outputs += [(info.name, x.detach().clone()) for x in written]

@@ -70,7 +70,7 @@ def watch_settings(*, with_rules: bool) -> WatchSettings:
     """Return how a trial is watched: its losses alone, or all that rules want to know."""
     if with_rules:
         return WatchSettings()
-    return WatchSettings(full_steps=0, recorded_steps=(), probe_seconds=0.0, most_replays=0)
+    return WatchSettings(full_steps=0, recorded_steps=(), probe_seconds=0.0, max_replays=0)
 
 
 def rules_found_in(run_folder: Path) -> tuple[str, ...]:

@@ -8,7 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from roundoff.record.ops.op_table import tensors_in
+from roundoff.record.loop.scaled_optimizer import ScaledOptimizer
+from roundoff.record.reference.op_call import list_tensors
 from roundoff.record.torch_private import hidden_from_modes, scale_of
 
 
@@ -17,7 +18,7 @@ class LossScale:
 
     def __init__(self) -> None:
         self.value: Tensor | None = None
-        """What the loss was multiplied with last, to be forgotten where a step closes; None if with nothing."""
+        """What the loss of the open step was multiplied with last; None if with nothing."""
         self._plain_of: list[tuple[Tensor, Tensor]] = []
         self._announced: Tensor | None = None
 
@@ -30,14 +31,12 @@ class LossScale:
 
     def see_scaled(self, scaled: Any, outputs: Any) -> None:
         """Remember which loss a scaled one was before."""
-        self._plain_of.extend(zip(tensors_in(scaled), tensors_in(outputs), strict=False))
+        self._plain_of.extend(zip(list_tensors(scaled), list_tensors(outputs), strict=False))
 
-    def see_announced(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Remember the loss that an optimizer with a scale of its own scales, from the arguments of its `backward`."""
-        loss = args[1] if len(args) > 1 else kwargs.get("loss")
-        scale = args[0].scale
+    def see_announced(self, optimizer: ScaledOptimizer, loss: Any) -> None:
+        """Remember the loss that an optimizer with a scale of its own is about to scale."""
         self._announced = loss if isinstance(loss, Tensor) else None
-        self.value = None if scale == 1 else torch.tensor(scale, dtype=torch.float64)
+        self.value = None if optimizer.scale == 1 else torch.tensor(optimizer.scale, dtype=torch.float64)
 
     def is_scaled(self, roots: Sequence[Any]) -> bool:
         """Say whether a scaler made what backward starts from."""
@@ -49,6 +48,7 @@ class LossScale:
         known = root if announced is None else announced
         return next((plain for scaled, plain in self._plain_of if scaled is root), known)
 
-    def forget_losses(self) -> None:
-        """Let go of the losses that a scaler has scaled."""
+    def new_step(self) -> None:
+        """Forget the step that closed."""
+        self.value = None
         self._plain_of.clear()

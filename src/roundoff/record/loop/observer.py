@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, Protocol
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 from torch.optim.lr_scheduler import LRScheduler
 from torch.optim.optimizer import (
@@ -22,6 +22,21 @@ from torch.optim.optimizer import (
 )
 from torch.utils.data import DataLoader
 
+from roundoff.record.loop.calls import (
+    CallKind,
+    Describe,
+    LoopCall,
+    describe_as,
+    describe_epoch,
+    describe_loading,
+    describe_mode,
+    describe_norm_clipping,
+    describe_reading,
+    describe_scaling,
+    describe_scheduler,
+    describe_value_clipping,
+    describe_zero_grad,
+)
 from roundoff.record.torch_private import (
     autograd_node,
     clip_module,
@@ -31,9 +46,6 @@ from roundoff.record.torch_private import (
     is_tracing,
     never_compiled,
 )
-
-OPTIMIZERS_OWN = ("optimizer_backward", "optimizer_unscale", "optimizer_clip")
-"""Calls of methods that only optimizers with a loss scale of their own have."""
 
 
 class LoopObserver(Protocol):
@@ -68,14 +80,14 @@ class LoopObserver(Protocol):
     def step_skipped(self, optimizer: Optimizer) -> None:
         """A scaler decided not to step."""
 
-    def calling(self, call: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """The loop begins one of the calls below, or `scaler_step`, a scaler's step."""
+    def calling(self, kind: CallKind, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """The loop begins a call other than of a model, backward or an optimizer's step."""
 
-    def called(self, call: str, owner: Any, detail: dict[str, Any]) -> None:
-        """The loop called zero_grad, unscale, clip, scheduler, train, eval, load, save, scale, update or compile."""
-
-    def call_ended(self, call: str) -> None:
+    def call_ended(self, kind: CallKind) -> None:
         """What `calling` announced has ended, or raised."""
+
+    def called(self, call: LoopCall) -> None:
+        """The call has ended well; not reported for `scaler_step`."""
 
     def failed(self, error: Exception) -> None:
         """One of the above raised: observing must end, the training must not."""
@@ -109,7 +121,7 @@ class _LoopHooks:
         self._thread = threading.get_ident()
         self._node = autograd_node()
         self._active = True
-        self._inside: set[str] = set()
+        self._inside: set[CallKind] = set()
 
     def stop(self) -> None:
         self._active = False
@@ -138,16 +150,18 @@ class _LoopHooks:
             stack.callback(hook.remove)
         stack.enter_context(_silencing_warning("Using `torch.compile.module.` when there are global hooks"))
         stack.enter_context(_replacing(*engine_module(), self._around_backward))
-        stack.enter_context(_replacing(*clip_module(), self._noting("clip", _clip_detail)))
-        stack.enter_context(_replacing_function(torch.nn.utils.clip_grad_value_, self._noting("clip", _value_detail)))
-        stack.enter_context(_replacing_function(torch.save, self._noting("save", _no_detail)))
-        stack.enter_context(_replacing_function(torch.load, self._noting("read", _read_detail)))
-        stack.enter_context(_replacing(torch, "compile", self._noting("compile", _no_detail)))
+        stack.enter_context(_replacing(*clip_module(), self._noting("clip", describe_norm_clipping)))
+        stack.enter_context(
+            _replacing_function(torch.nn.utils.clip_grad_value_, self._noting("clip", describe_value_clipping))
+        )
+        stack.enter_context(_replacing_function(torch.save, self._noting("save", describe_as("save"))))
+        stack.enter_context(_replacing_function(torch.load, self._noting("read", describe_reading)))
+        stack.enter_context(_replacing(torch, "compile", self._noting("compile", describe_as("compile"))))
         # Not where a subclass overrides it: an override such as "train, but freeze the norms" is to be seen through.
-        stack.enter_context(_replacing(nn.Module, "train", self._noting("train", _train_detail)))
-        for owner, method, call, detail in _METHODS:
+        stack.enter_context(_replacing(nn.Module, "train", self._noting("train", describe_mode)))
+        for owner, method, kind, describe in _METHODS:
             for cls in _classes_with(owner, method):
-                stack.enter_context(_replacing(cls, method, self._noting(call, detail)))
+                stack.enter_context(_replacing(cls, method, self._noting(kind, describe)))
         for cls in _classes_with(torch.amp.GradScaler, "step"):
             stack.enter_context(_replacing(cls, "step", self._around_scaler_step))
 
@@ -191,7 +205,7 @@ class _LoopHooks:
             self._active = False
             self._observer.failed(error)
 
-    def _noting(self, call: str, describe: Callable[..., dict[str, Any]]) -> Callable[[Any], Any]:
+    def _noting(self, kind: CallKind, describe: Describe) -> Callable[[Any], Any]:
         """Make a wrapper that notes the outermost call of a method that may call itself (train, a super().step)."""
 
         def wrap(original: Any) -> Any:
@@ -199,28 +213,26 @@ class _LoopHooks:
             def noted(*args: Any, **kwargs: Any) -> Any:
                 if torch.compiler.is_compiling():
                     return original(*args, **kwargs)
-                if call in self._inside or _only_forwards(args) or not self._observes():
+                if kind in self._inside or _only_forwards(args) or not self._observes():
                     return original(*args, **kwargs)
-                if call == "clip" and args and isinstance(args[0], Iterator):
+                if kind == "clip" and args and isinstance(args[0], Iterator):
                     args = (list(args[0]), *args[1:])  # so that an observer can go through the parameters, too
-                self._inside.add(call)
-                self._tell(self._observer.calling, call, args, kwargs)
+                self._inside.add(kind)
+                self._tell(self._observer.calling, kind, args, kwargs)
                 try:
                     result = original(*args, **kwargs)
                 finally:
-                    self._inside.discard(call)
-                    self._tell(self._observer.call_ended, call)
-                self._tell(self._note, call, describe, args, kwargs, result)
+                    self._inside.discard(kind)
+                    self._tell(self._observer.call_ended, kind)
+                self._tell(self._note, describe, result, args, kwargs)
                 return result
 
             return noted
 
         return wrap
 
-    def _note(self, call: str, describe: Callable[..., dict[str, Any]], args: Any, kwargs: Any, result: Any) -> None:
-        detail = describe(result, *args, **kwargs)
-        name = detail.pop("call", call)
-        self._observer.called(name, args[0] if args else None, detail)
+    def _note(self, describe: Describe, result: Any, args: Any, kwargs: Any) -> None:
+        self._observer.called(describe(result, *args, **kwargs))
 
     def _around_backward(self, original: Any) -> Any:
         @functools.wraps(original)
@@ -325,124 +337,17 @@ def _only_forwards(args: tuple[Any, ...]) -> bool:
     return isinstance(owner, Optimizer) and isinstance(getattr(owner, "optimizer", None), Optimizer)
 
 
-def _no_detail(result: Any, *args: Any, **kwargs: Any) -> dict[str, Any]:
-    return {}
-
-
-def _clip_detail(
-    result: Any, parameters: Any, max_norm: Any = None, total_norm: Any = None, *_: Any, **__: Any
-) -> dict[str, Any]:
-    return {"max_norm": float(max_norm), "total_norm": total_norm}
-
-
-def _value_detail(result: Any, parameters: Any, clip_value: Any, *_: Any, **__: Any) -> dict[str, Any]:
-    return {"max_value": float(clip_value)}
-
-
-def _train_detail(result: Any, module: nn.Module, mode: bool = True) -> dict[str, Any]:
-    return {"call": "train" if mode else "eval", "module": type(module).__name__}
-
-
-def _load_detail(result: Any, owner: Any, state_dict: Any = (), *_: Any, **__: Any) -> dict[str, Any]:
-    missing = list(getattr(result, "missing_keys", None) or ())
-    unexpected = list(getattr(result, "unexpected_keys", None) or ())
-    return {
-        "into": type(owner).__name__,
-        "num_missing": len(missing),
-        "num_unexpected": len(unexpected),
-        "missing": missing[:20],
-        "unexpected": unexpected[:20],
-        "num_keys": _num_keys(owner),
-        "num_given": len(state_dict),
-    }
-
-
-def _num_keys(owner: Any) -> int:
-    """Count what a state dict of a model has: parameters and the buffers that are saved; of an optimizer, its state."""
-    if isinstance(owner, Optimizer):
-        return len(owner.state)
-    count = 0
-    for module in owner.modules():
-        count += sum(1 for x in module._parameters.values() if x is not None)
-        saved = module._buffers.keys() - module._non_persistent_buffers_set
-        count += sum(1 for name in saved if module._buffers[name] is not None)
-    return count
-
-
-def _read_detail(result: Any, *_: Any, **__: Any) -> dict[str, Any]:
-    found = dict(_optimizer_states(result, "", depth=3))
-    groups = [group for state in found.values() for group in state["param_groups"]]
-    rates = {group.get(name) for group in groups for name in ("lr", "initial_lr")}
-    return {
-        "optimizer_states": list(found),
-        "optimizer_rates": sorted(rate for rate in rates if isinstance(rate, (int, float))),
-    }
-
-
-def _optimizer_states(value: Any, place: str, *, depth: int) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Give where in what was read the state of an optimizer is: groups of parameters, and something about them."""
-    if type(value) is not dict:
-        return
-    if "param_groups" in value and value.get("state"):
-        yield place, value
-    elif depth:
-        for key, item in value.items():
-            yield from _optimizer_states(item, str(key), depth=depth - 1)
-
-
-def _scheduler_detail(result: Any, scheduler: Any, *_: Any, **__: Any) -> dict[str, Any]:
-    groups = getattr(getattr(scheduler, "optimizer", None), "param_groups", [])
-    return {
-        "scheduler": type(scheduler).__name__,
-        "initial": bool(getattr(scheduler, "_is_initial", False)),
-        "lr": [_as_number(group.get("lr")) for group in groups],
-    }
-
-
-def _optimizer_detail(result: Any, owner: Any, *_: Any, **__: Any) -> dict[str, Any]:
-    return {"of": type(owner).__name__}
-
-
-def _scale_detail(result: Any, scaler: Any, outputs: Any) -> dict[str, Any]:
-    return {"outputs": outputs, "scaled": result}
-
-
-def _as_number(value: Any) -> Any:
-    return value.detach() if isinstance(value, Tensor) else value
-
-
-def _epoch_detail(result: Any, loader: Any, *_: Any, **__: Any) -> dict[str, Any]:
-    owner = loader if loader.batch_sampler is None else loader.batch_sampler
-    sampler = getattr(owner, "sampler", None)
-    return {
-        "sampler": type(sampler).__name__,
-        "replacement": bool(getattr(sampler, "replacement", False)),
-        "num_samples": _length(loader.dataset),
-        "num_batches": _length(loader),
-        "batch_size": loader.batch_size,
-        "set_epoch": getattr(sampler, "epoch", None),
-        "shuffle": getattr(sampler, "shuffle", None),
-    }
-
-
-def _length(value: Any) -> int | None:
-    try:
-        return len(value)
-    except (TypeError, NotImplementedError):
-        return None
-
-
-_METHODS: tuple[tuple[type, str, str, Callable[..., dict[str, Any]]], ...] = (
-    (Optimizer, "zero_grad", "zero_grad", _optimizer_detail),
-    (nn.Module, "zero_grad", "zero_grad", _optimizer_detail),
-    (Optimizer, "load_state_dict", "load", _load_detail),
-    (nn.Module, "load_state_dict", "load", _load_detail),
-    (LRScheduler, "step", "scheduler", _scheduler_detail),
-    (DataLoader, "__iter__", "epoch", _epoch_detail),
-    (Optimizer, "backward", "optimizer_backward", _no_detail),
-    (Optimizer, "unscale_", "optimizer_unscale", _no_detail),
-    (Optimizer, "clip_grad_norm_", "optimizer_clip", _no_detail),
-    (torch.amp.GradScaler, "scale", "scale", _scale_detail),
-    (torch.amp.GradScaler, "unscale_", "unscale", _no_detail),
-    (torch.amp.GradScaler, "update", "update", _no_detail),
+_METHODS: tuple[tuple[type, str, CallKind, Describe], ...] = (
+    (Optimizer, "zero_grad", "zero_grad", describe_zero_grad),
+    (nn.Module, "zero_grad", "zero_grad", describe_zero_grad),
+    (Optimizer, "load_state_dict", "load", describe_loading),
+    (nn.Module, "load_state_dict", "load", describe_loading),
+    (LRScheduler, "step", "scheduler", describe_scheduler),
+    (DataLoader, "__iter__", "epoch", describe_epoch),
+    (Optimizer, "backward", "optimizer_backward", describe_as("optimizer_backward")),
+    (Optimizer, "unscale_", "optimizer_unscale", describe_as("optimizer_unscale")),
+    (Optimizer, "clip_grad_norm_", "optimizer_clip", describe_as("optimizer_clip")),
+    (torch.amp.GradScaler, "scale", "scale", describe_scaling),
+    (torch.amp.GradScaler, "unscale_", "unscale", describe_as("unscale")),
+    (torch.amp.GradScaler, "update", "update", describe_as("update")),
 )

@@ -5,25 +5,19 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple, Protocol
-from weakref import ref
 
-from torch import Tensor, nn
 from torch.autograd.graph import increment_version
 from torch.optim import Optimizer
 
+from roundoff.record.loop.calls import LoopCall
+from roundoff.record.loop.follower import BackwardCall, LoopFollower, StepAttempt
+from roundoff.record.loop.module_stack import ModuleCall
 from roundoff.record.loop.observer import observing_loop
-from roundoff.record.loop.sites import Sites
-from roundoff.record.loop.step_clock import PHASES, Phase, StepClock, find_leaves, has_optimizer
+from roundoff.record.loop.step_clock import PHASES, Phase
 from roundoff.record.ops.mode_switch import ModeSwitch
 from roundoff.record.ops.op_table import OpInfo, OpKind, describe_op
 from roundoff.record.ops.site_tracking import SiteTrackingMode
-from roundoff.record.torch_private import (
-    correct_mode_flags,
-    is_only_mode,
-    never_compiled,
-    num_running_modules,
-    num_running_steps,
-)
+from roundoff.record.torch_private import correct_mode_flags, is_only_mode, never_compiled
 
 
 class OpPlace(NamedTuple):
@@ -47,32 +41,21 @@ class OpRunner(Protocol):
         """Run `func` and return what it returned; what this raises reaches the training."""
 
 
-class OpInterceptor:
+class OpInterceptor(LoopFollower):
     """Follows the loop and hands every op that computes something to `runner`."""
 
     def __init__(self, runner: OpRunner, *, on_step_end: Callable[[int], None] | None = None) -> None:
-        self.has_other_threads = False
-        """Whether something was computed in a thread whose ops are not seen."""
+        super().__init__()
         self._on_step_end = on_step_end
-        self._sites = Sites()
-        self._leaves: list[ref[Tensor]] | None = None
-        self._clock = StepClock(self._close_step, has_optimizer=lambda: has_optimizer(self._leaves or ()))
-        self._clock.hears_functions = True
-        self._mode = _InterceptingMode(
-            runner, sites=self._sites, clock=self._clock, on_forward=self._function_forward, on_error=self.failed
-        )
+        self.clock.hears_functions = True
+        self._mode = _InterceptingMode(runner, self)
         self._switch = ModeSwitch(self._mode)
         self._error: Exception | None = None
 
-    @property
-    def step(self) -> int:
-        """The step that is open now."""
-        return self._clock.step
-
     def place_of(self, op: str) -> OpPlace:
         """Return the place of an op that the code which is running now is about to call."""
-        stack = self._mode.stack
-        return OpPlace(self._sites.names[stack[-1] if stack else 0], PHASES[self._clock.phase], op)
+        stack = self.modules.sites
+        return OpPlace(self.sites.names[stack[-1] if stack else 0], PHASES[self.clock.phase], op)
 
     @contextlib.contextmanager
     def running(self) -> Iterator[None]:
@@ -81,120 +64,71 @@ class OpInterceptor:
             with observing_loop(self):
                 self._switch.turn(on=True, listening=False)
                 yield
-                if self._clock.has_begun:
-                    self._close_step()
+                if self.clock.has_begun:
+                    self.close_step()
         finally:
             self._switch.turn(on=False, listening=False)
             correct_mode_flags()
         if self._error is not None:
             raise self._error
 
-    # -- LoopObserver --------------------------------------------------------------------------------------------------
-
-    def forward_enter(self, module: nn.Module, args: tuple[Any, ...]) -> None:
-        """Push the module's site."""
-        by_loop = self._mode.is_called_by_loop(module)
-        if by_loop:
-            self._clock.sees_modules = True
-            self._clock.hears_functions = False
-            self._switch.place_innermost()
-        self._mode.enter(module, by_loop=by_loop)
-
-    def forward_leave(self, module: nn.Module, output: Any) -> None:
-        """Pop the module's site."""
-        self._mode.leave(module)
-
-    def backward_enter(
-        self, roots: tuple[Any, ...], *, is_part_of_forward: bool, arguments: tuple[tuple[Any, ...], dict[str, Any]]
-    ) -> None:
-        """Begin the backward phase."""
-        if not self._clock.in_backward:
-            if self._mode.running or self._clock.in_step:
-                self._mode.forget_interrupted(num_modules=num_running_modules(), num_steps=num_running_steps())
-            if self._leaves is None:
-                self._leaves = find_leaves(roots)
-            self._switch.place()
-        self._clock.backward_enter(is_part_of_forward=is_part_of_forward)
-
-    def backward_leave(self) -> None:
-        """End the backward phase."""
-        if self._clock.backward_leave():
-            self._mode.learn_gradients(self._sites.parameters())
-            self._mode.await_forward()
-
-    def step_enter(self, optimizer: Optimizer) -> None:
-        """Begin the optimizer's phase."""
-        if self._mode.running or self._clock.in_step:
-            self._mode.forget_interrupted(num_modules=num_running_modules(), num_steps=num_running_steps() - 1)
-        self._switch.place()
-        self._clock.step_enter(optimizer)
-        self._mode.begin_optimizer(optimizer)
-
-    def step_leave(self, optimizer: Optimizer) -> None:
-        """End it."""
-        self._mode.end_optimizer()
-        self._clock.step_leave(optimizer)
-        self._mode.await_forward()
-
-    def step_skipped(self, optimizer: Optimizer) -> None:
-        """Count the attempt that a scaler did not let through."""
-        self._clock.step_enter(optimizer)
-        self._clock.step_leave(optimizer, skipped=True)
-        self._mode.await_forward()
-
-    def closure_enter(self) -> None:
-        """Nothing: the forward inside a closure says enough."""
-
-    def closure_leave(self) -> None:
-        """Nothing."""
-
-    def calling(self, call: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Nothing."""
-
-    def call_ended(self, call: str) -> None:
-        """Nothing."""
-
-    def called(self, call: str, owner: Any, detail: dict[str, Any]) -> None:
-        """Note what changes where steps end and what sites there are; what was compiled now is to run eagerly."""
-        self._switch.place()
-        if call == "zero_grad":
-            self._clock.zero_grad()
-            self._mode.end_optimizer()
-        elif call == "load":
-            self._sites.refresh()
-
     def failed(self, error: Exception) -> None:
         """Keep the error for the end of the block: from here on places would be wrong."""
         self._error = self._error or error
         self._mode.paused = True
 
-    def other_thread(self) -> None:
-        """Remember that there is more than is seen."""
-        self.has_other_threads = True
+    # -- hooks of LoopFollower -----------------------------------------------------------------------------------------
 
-    def _function_forward(self) -> None:
-        self._clock.forward(with_gradients=True)
+    def module_called(self, call: ModuleCall, args: tuple[Any, ...]) -> None:
+        """Stop listening for a loop of plain functions, and see ops after the modes that the user has entered."""
+        if call.is_by_loop:
+            self.clock.hears_functions = False
+            self._switch.place_innermost()
 
-    def _close_step(self) -> None:
+    def backward_began(self, backward: BackwardCall) -> None:
+        """Have compiled code run eagerly."""
+        if not backward.is_nested:
+            self._switch.place()
+
+    def backward_ended(self, *, is_microbatch: bool) -> None:
+        """Learn which gradients belong to which parameters, for clipping."""
+        if is_microbatch:
+            self._mode.learn_gradients(self.sites.parameters())
+            self._mode.await_forward()
+
+    def optimizer_began(self, attempt: StepAttempt) -> None:
+        """Learn which tensors of the optimizer belong to which parameters."""
+        self._switch.place()
+        self._mode.begin_optimizer(attempt.optimizer)
+
+    def optimizer_ended(self, attempt: StepAttempt) -> None:
+        """Forget them."""
+        self._mode.end_optimizer()
+        self._mode.await_forward()
+
+    def optimizer_skipped(self, optimizer: Optimizer) -> None:
+        """Wait for the next forward."""
+        self._mode.await_forward()
+
+    def loop_called(self, call: LoopCall) -> None:
+        """Have what was compiled just now run eagerly; forget gradients that were cleared."""
+        self._switch.place()
+        if call.kind == "zero_grad":
+            self._mode.end_optimizer()
+
+    def step_closed(self, step: int) -> None:
+        """Pass on that a step has ended."""
         if self._on_step_end is not None:
-            self._on_step_end(self._clock.step)
+            self._on_step_end(step)
         self._mode.forget_older_nodes()
-        self._sites.refresh()
+        self.sites.refresh()
 
 
 class _InterceptingMode(SiteTrackingMode):
     """Hands every op that computes something to a runner."""
 
-    def __init__(
-        self,
-        runner: OpRunner,
-        *,
-        sites: Sites,
-        clock: StepClock,
-        on_forward: Callable[[], None],
-        on_error: Callable[[Exception], None],
-    ) -> None:
-        super().__init__(sites=sites, clock=clock, sources=None, on_forward=on_forward, on_error=on_error)
+    def __init__(self, runner: OpRunner, follower: LoopFollower) -> None:
+        super().__init__(follower)
         self._runner = runner
         self._infos: dict[Any, OpInfo] = {}
         self._places: dict[tuple[int, Phase, str], OpPlace] = {}

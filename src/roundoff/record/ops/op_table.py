@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any
@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from roundoff.record.reference.op_call import list_tensors
 from roundoff.record.torch_private import is_composite
 
 _HOLDS_GARBAGE = frozenset(
@@ -96,30 +97,21 @@ def _collective_kind(namespace: str, bare: str) -> OpKind:
     return OpKind.RETURNED if bare == "wait_tensor" else OpKind.NOTHING
 
 
-def tensors_in(value: Any) -> Iterator[Tensor]:
-    """Give the tensors of an argument or result, looking into lists and tuples."""
-    if isinstance(value, Tensor):
-        yield value
-    elif isinstance(value, (list, tuple)):
-        for item in value:
-            yield from tensors_in(item)
-
-
 def written_arguments(func: Any, info: OpInfo, args: Sequence[Any], kwargs: dict[str, Any]) -> list[Tensor]:
     """Return the tensors that the op writes to, flattened, in the order of its schema."""
     found: list[Tensor] = []
     for position in info.mutated:
         if position < len(args):
-            found.extend(tensors_in(args[position]))
+            found.extend(list_tensors(args[position]))
         else:
-            found.extend(tensors_in(kwargs.get(func._schema.arguments[position].name)))
+            found.extend(list_tensors(kwargs.get(func._schema.arguments[position].name)))
     return found
 
 
 def read_arguments(func: Any, info: OpInfo, args: Sequence[Any], kwargs: dict[str, Any]) -> list[Tensor]:
     """Return the tensors that go into the op, flattened; not those given by name to take the result (`out=`)."""
     written = {func._schema.arguments[position].name for position in info.mutated}
-    return list(tensors_in([*args, *(value for name, value in kwargs.items() if name not in written)]))
+    return list_tensors([*args, *(value for name, value in kwargs.items() if name not in written)])
 
 
 def is_random(func: Any) -> bool:

@@ -15,13 +15,14 @@ from torch.autograd.graph import increment_version
 from torch.optim import Optimizer
 
 from roundoff.kernels import row as columns
-from roundoff.record.event_selection import EventFilter
-from roundoff.record.loop.sites import Sites
-from roundoff.record.loop.step_clock import PHASES, Phase, StepClock
-from roundoff.record.ops.op_table import OpInfo, OpKind, describe_op, read_arguments, tensors_in, written_arguments
+from roundoff.record.event_selection import EventFilter, RecordingSettings
+from roundoff.record.loop.follower import LoopFollower
+from roundoff.record.loop.step_clock import PHASES, Phase
+from roundoff.record.ops.op_table import OpInfo, OpKind, describe_op, read_arguments, written_arguments
 from roundoff.record.ops.rows import Rows
 from roundoff.record.ops.site_tracking import PLAIN, NameCodes, SiteTrackingMode
 from roundoff.record.reference import OpJudge
+from roundoff.record.reference.op_call import list_tensors
 from roundoff.record.source_lines import Sources
 from roundoff.record.torch_private import (
     has_function_modes,
@@ -46,34 +47,30 @@ _ROWS_PER_CHECK = 1024
 class OpRecorder(SiteTrackingMode):
     """Sees every op while it is pushed, and adds a row for each tensor that an op computed.
 
-    Whatever goes wrong here is handed to `on_error`, never to the training.
+    Whatever goes wrong here is handed to `follower.failed`, never to the training.
     """
 
     def __init__(
         self,
+        follower: LoopFollower,
+        settings: RecordingSettings,
         *,
-        sites: Sites,
-        clock: StepClock,
         wanted: EventFilter | None,
-        inputs: bool,
-        reference: OpJudge | None,
+        judge: OpJudge | None,
         sources: Sources | None,
         on_row: Callable[[Tensor, int], None] | None,
-        histograms: bool,
-        on_forward: Callable[[], None],
-        on_error: Callable[[Exception], None],
     ) -> None:
-        super().__init__(sites=sites, clock=clock, sources=sources, on_forward=on_forward, on_error=on_error)
+        super().__init__(follower, sources=sources)
         self.rows = Rows()
         self.ops = NameCodes("input", "parameter", "gradient")
         self.outputs = NameCodes(*(f"output{i}" for i in range(8)))
         self.num_unreadable = 0
         self._wanted = wanted
-        self._inputs = inputs
-        self._reference = reference
+        self._inputs = settings.inputs
+        self._histograms = settings.histograms
+        self._judge = judge
         self._on_row = on_row
-        self._histograms = histograms
-        self._computes = inputs or reference is not None or on_row is not None
+        self._computes = settings.inputs or judge is not None or on_row is not None
         self._infos: dict[Any, tuple[OpInfo, int]] = {}
         self._counts: list[dict[tuple[int, int], int]] = [{} for _ in PHASES]
         self._pending: list[tuple[Tensor, tuple[int, int, int, int, int, int, int, int]]] = []
@@ -138,7 +135,7 @@ class OpRecorder(SiteTrackingMode):
         if info.kind is OpKind.COMPOSITE and is_only_mode():
             with self:
                 return func.decompose(*args, **(kwargs or {}))
-        saved = self._before(func, info, args, kwargs) if self._reference or self._inputs else None
+        saved = self._before(func, info, args, kwargs) if self._judge or self._inputs else None
         result = func(*args, **kwargs) if kwargs else func(*args)
         if info.loses_versions:
             increment_version([x for x in args[0] if x.device.type == "cpu" and not x.is_inference()])
@@ -150,7 +147,7 @@ class OpRecorder(SiteTrackingMode):
                 self._after(func, info, known[1], args, kwargs, result, saved)
         except Exception as error:
             self.paused = True
-            self._on_error(error)
+            self._follower.failed(error)
         return result
 
     def _learn(self, func: Any) -> tuple[OpInfo, int]:
@@ -176,10 +173,10 @@ class OpRecorder(SiteTrackingMode):
                 inputs = read_arguments(func, info, args, kwargs or {}) if self._inputs else []
                 if info.mutated:
                     inputs = [x.detach().clone() for x in inputs]
-                return inputs, self._reference.before(func, args, kwargs or {}) if self._reference else None
+                return inputs, self._judge.before(func, args, kwargs or {}) if self._judge else None
         except Exception as error:
             self.paused = True
-            self._on_error(error)
+            self._follower.failed(error)
             return None
 
     def _after(self, func: Any, info: OpInfo, op: int, args: Any, kwargs: Any, result: Any, saved: Any) -> None:
@@ -197,7 +194,7 @@ class OpRecorder(SiteTrackingMode):
             return
         microbatch = 0 if phase is Phase.OPTIMIZER else clock.microbatch
         if info.kind is OpKind.COLLECTIVE:
-            for output, x in enumerate(tensors_in(args[0])):
+            for output, x in enumerate(list_tensors(args[0])):
                 self._pending.append((x, (phase, microbatch, site, op, nth, self._output(output), parameter, source)))
             return
         if self._inputs and saved is not None:
@@ -211,8 +208,8 @@ class OpRecorder(SiteTrackingMode):
         else:
             found = _without_views(result, info)
         introduced = None
-        if self._reference is not None and saved is not None and saved[1] is not None:
-            introduced = self._reference.after(saved[1], func, args, kwargs or {}, found)
+        if self._judge is not None and saved is not None and saved[1] is not None:
+            introduced = self._judge.after(saved[1], func, args, kwargs or {}, found)
         per_tensor = info.per_tensor and phase is Phase.OPTIMIZER
         for output, x in enumerate(found):
             if per_tensor:
@@ -288,19 +285,16 @@ def _readable(x: Tensor) -> Tensor | None:
 def _without_views(result: Any, info: OpInfo) -> list[Tensor]:
     if info.views and isinstance(result, tuple):
         result = [entry for index, entry in enumerate(result) if index not in info.views]
-    return list(tensors_in(result))
-
-
-# == Tensors that no op computes: parameters, what comes into a model, and gradients as an optimizer sees them.
+    return list_tensors(result)
 
 
 class NamedTensors:
-    """Hands the recorder what it cannot see as the result of an op."""
+    """Hands the recorder what no op computes: parameters, inputs of models, and gradients as an optimizer sees them."""
 
-    def __init__(self, recorder: OpRecorder, *, sites: Sites, clock: StepClock) -> None:
+    def __init__(self, recorder: OpRecorder, follower: LoopFollower) -> None:
         self._recorder = recorder
-        self._sites = sites
-        self._clock = clock
+        self._sites = follower.sites
+        self._clock = follower.clock
         self._gradients_taken = False
 
     def new_step(self) -> None:

@@ -2,25 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from roundoff.record.loop.sites import Sites
-from roundoff.record.loop.step_clock import Phase, StepClock
+from roundoff.record.loop.follower import LoopFollower
+from roundoff.record.loop.scaled_optimizer import as_scaled
+from roundoff.record.loop.step_clock import Phase
 from roundoff.record.source_lines import Sources
 from roundoff.record.torch_private import (
     DispatchMode,
     WeakIdKeyDictionary,
     autograd_node,
     next_sequence_number,
-    num_running_modules,
-    num_running_steps,
 )
-
-# == Strings that rows hold as numbers.
 
 
 class NameCodes:
@@ -51,27 +48,15 @@ class SiteTrackingMode(DispatchMode):
     in backward the running node's number leads to the same site. In the optimizer it is the owner of the parameter.
     """
 
-    def __init__(
-        self,
-        *,
-        sites: Sites,
-        clock: StepClock,
-        sources: Sources | None,
-        on_forward: Callable[[], None],
-        on_error: Callable[[Exception], None],
-    ) -> None:
+    def __init__(self, follower: LoopFollower, *, sources: Sources | None = None) -> None:
         super().__init__()
-        self.stack: list[int] = []
-        """Sites of the modules that are running, outermost first."""
-        self.running: list[nn.Module] = []
-        """Those modules."""
         self.parameters = NameCodes()
         self.paused = False
-        self._sites = sites
-        self._clock = clock
+        self._follower = follower
+        self._sites = follower.sites
+        self._clock = follower.clock
+        self._stack = follower.modules.sites
         self._sources = sources
-        self._on_forward = on_forward
-        self._on_error = on_error
         self._nodes: dict[int, tuple[int, int]] = {}
         self._older_nodes: dict[int, tuple[int, int]] = {}
         self._last_node: tuple[int, int, int] = (0, -1, -1)
@@ -85,44 +70,6 @@ class SiteTrackingMode(DispatchMode):
 
     # -- what the loop does --------------------------------------------------------------------------------------------
 
-    def is_called_by_loop(self, module: nn.Module) -> bool:
-        """Say whether a module that is about to run is called from outside any other, and not by backward."""
-        if module in self.running:  # it calls itself, or was interrupted and never left
-            self.forget_interrupted(num_modules=num_running_modules() - 1)
-        by_loop = not self.stack and not self._clock.in_backward
-        if by_loop and self._clock.in_step:
-            self._clock.correct_depth(num_running_steps())
-        return by_loop
-
-    def enter(self, module: nn.Module, *, by_loop: bool) -> int:
-        """Push the module's site and return it; a call by the loop may close a step."""
-        clock, stack = self._clock, self.stack
-        if by_loop and not clock.in_step:
-            clock.forward(with_gradients=torch.is_grad_enabled())
-        elif by_loop:
-            clock.phase = Phase.FORWARD if torch.is_grad_enabled() else Phase.EVAL  # a closure inside step()
-        site = self._sites.of_module(module, stack[-1] if stack else None)
-        stack.append(site)
-        self.running.append(module)
-        return site
-
-    def leave(self, module: nn.Module) -> None:
-        """Pop the module's site, and those of modules inside it that never said that they ended."""
-        if module not in self.running:
-            return
-        while self.running.pop() is not module:
-            pass
-        del self.stack[len(self.running) :]
-        if not self.stack and self._clock.in_step and not self._clock.in_backward:
-            self._clock.phase = Phase.OPTIMIZER
-
-    def forget_interrupted(self, *, num_modules: int, num_steps: int | None = None) -> None:
-        """Leave modules and optimizer steps that an exception ended without a word."""
-        del self.running[num_modules:]
-        del self.stack[num_modules:]
-        if num_steps is not None:
-            self._clock.correct_depth(num_steps)
-
     def await_forward(self) -> None:
         """Take the next autograd node for the first of a forward, in a loop that calls no module to say so."""
         self._first_of_forward = self._next_sequence_number()
@@ -131,7 +78,8 @@ class SiteTrackingMode(DispatchMode):
         """Learn which parameter each gradient and piece of optimizer state belongs to, for the time of one step."""
         self._optimizer = optimizer
         self._of_parameter = {}
-        for parameter, stand_in in getattr(optimizer, "stand_ins", ()):  # what a recipe's optimizer works on
+        scaled = as_scaled(optimizer)
+        for parameter, stand_in in () if scaled is None else scaled.stand_ins:
             self._sites.add_stand_in(stand_in, parameter)
         for group in optimizer.param_groups:
             for parameter in group["params"]:
@@ -169,9 +117,9 @@ class SiteTrackingMode(DispatchMode):
         if self._next_sequence_number() <= self._first_of_forward or not torch.is_grad_enabled():
             return False
         try:
-            self._on_forward()
+            self._follower.function_forward()
         except Exception as error:
-            self._on_error(error)
+            self._follower.failed(error)
         return not self.paused
 
     def _phase(self) -> Phase:
@@ -180,26 +128,26 @@ class SiteTrackingMode(DispatchMode):
         phase = clock.phase
         if phase is Phase.OPTIMIZER and clock.hears_functions and self._hears_forward():
             phase = clock.phase
-        elif phase is Phase.EVAL and not self.stack and torch.is_grad_enabled():
+        elif phase is Phase.EVAL and not self._stack and torch.is_grad_enabled():
             phase = clock.resume()
         return phase
 
     def _note_node(self) -> None:
         """Remember which site made the autograd node that was just created, for the time when it runs backward."""
         number = self._next_sequence_number() - 1
-        if number not in self._nodes and (self.stack or not self._clock.in_backward):
+        if number not in self._nodes and (self._stack or not self._clock.in_backward):
             source = self._sources.here() if self._sources else -1
-            self._nodes[number] = (self.stack[-1] if self.stack else 0, source)
+            self._nodes[number] = (self._stack[-1] if self._stack else 0, source)
 
     def _where(self, phase: Phase, args: Any) -> tuple[int, int, int]:
         """Return the site, parameter and source line of the op that is passing through."""
-        if phase is Phase.BACKWARD and not self.stack:
+        if phase is Phase.BACKWARD and not self._stack:
             return self._where_backward()
         self._note_node()
         source = self._sources.here() if self._sources else -1
-        if phase is Phase.OPTIMIZER and not self.stack:
+        if phase is Phase.OPTIMIZER and not self._stack:
             return (*self._where_optimizer(args), source)
-        return (self.stack[-1] if self.stack else 0), -1, source
+        return (self._stack[-1] if self._stack else 0), -1, source
 
     def _where_backward(self) -> tuple[int, int, int]:
         node = self._node()

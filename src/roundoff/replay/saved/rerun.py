@@ -19,7 +19,7 @@ from roundoff.diagnose.nonfinite.origin import OriginPlace, find_origin
 from roundoff.errors import ReplayError, first_line
 from roundoff.precision import apply_recipe
 from roundoff.precision.optimizer import RecipeOptimizer
-from roundoff.record.event_selection import EventSelection
+from roundoff.record.event_selection import RecordingSettings
 from roundoff.record.loop.sites import Sites
 from roundoff.record.session import Recording
 from roundoff.record.torch_private import hidden_from_modes
@@ -169,10 +169,8 @@ class _Attempt:
         writer = RunWriter.create(folder, self._replayed.info)
         sources = replay_sources()
         session = Recording(
-            writer=writer, selection=EventSelection.of(steps=None, sites=None, ops=None, phases=None), sites=sites,
-            with_tensors=False, inputs=True, histograms=False, reference=None, sources=sources, strict=False,
-            first_step=self._step.step,
-        )  # fmt: skip
+            writer, RecordingSettings(inputs=True), sites=sites, sources=sources, first_step=self._step.step
+        )
 
         @contextlib.contextmanager
         def around() -> Iterator[None]:
