@@ -79,7 +79,7 @@ def write_run(folder: Path, *, num_steps: int, num_sites: int) -> None:
         severity=Severity.ERROR,
         confidence=0.99,
         title="fp16 matmul overflowed",
-        why="its inputs reach 1.7e3, the product 2.9e6 is beyond 65504; in fp64 it is finite",
+        why="its inputs reach 1.7e3, the product 2.9e6 exceeds 65504; in fp64 it is finite",
         fix="keep this layer wide",
         step=num_steps - 1,
         rank=0,

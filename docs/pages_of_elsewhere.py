@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING
 from mkdocs.structure.files import File
 
 from docs.api_pages import link_modules, page_of_module, public_modules
-from docs.rule_pages import index_of_rules, page_of_rule
-from roundoff.diagnose.explained import EXPLANATIONS
+from docs.rule_pages import CODES, fill_in_questions, index_of_codes, page_of_code
 
 if TYPE_CHECKING:
     from mkdocs.config.defaults import MkDocsConfig
@@ -32,9 +31,9 @@ LINK = re.compile(r"\]\((?!\w+:|#)([^)#\s]+)")
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
     """Add the pages, and the scripts that examples link to."""
-    files.append(File.generated(config, "rules/index.md", content=index_of_rules()))
-    for code in EXPLANATIONS:
-        files.append(File.generated(config, f"rules/{code}.md", content=page_of_rule(code)))
+    files.append(File.generated(config, "rules/index.md", content=index_of_codes()))
+    for name in CODES:
+        files.append(File.generated(config, f"rules/{name}.md", content=page_of_code(name)))
     for module in public_modules():
         files.append(File.generated(config, f"api/{module}.md", content=page_of_module(module)))
     examples = [path for path in sorted((ROOT / "examples").rglob("*")) if path.suffix in (".md", ".py", ".toml")]
@@ -45,10 +44,10 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def on_page_markdown(markdown: str, *, page: Page, config: MkDocsConfig, files: Files) -> str:
-    """Let links between files of the repository lead to their pages; name rules by links to theirs."""
+    """Make links between files of the repository lead to their pages, and codes to theirs; fill in generated parts."""
     uri = page.file.src_uri
     if uri == CHECKLIST:
-        markdown = re.sub(r"`([a-z-]+)`", _linked_rule, markdown)
+        markdown = re.sub(r"`([a-z-]+)`", _link_code, fill_in_questions(markdown))
     if uri == API:
         markdown = link_modules(markdown)
     if uri == BENCHMARKS:
@@ -60,10 +59,10 @@ def on_page_markdown(markdown: str, *, page: Page, config: MkDocsConfig, files: 
 
 
 def link_in_site(link: str, page: Path) -> str:
-    """Return where a link from a file of the repository leads in the site, where docs/ is the top."""
+    """Return where a link from a file of the repository leads in the site, whose root is docs/."""
     target = (ROOT / page.parent / link).resolve()
     if not target.is_relative_to(ROOT) or not target.exists():
-        return link  # mkdocs tells of it
+        return link  # mkdocs reports it
     inside = target.relative_to(ROOT)
     inside = inside.relative_to("docs") if inside.is_relative_to("docs") else inside
     depth = len(page.parent.relative_to("docs").parts if page.is_relative_to("docs") else page.parent.parts)
@@ -71,11 +70,11 @@ def link_in_site(link: str, page: Path) -> str:
 
 
 def figures_of_readme() -> str:
-    """Return the tables of the README, which has them once for all."""
+    """Return the performance tables of the README."""
     found = PERFORMANCE.search((ROOT / "README.md").read_text())
     assert found is not None, "the README has lost its section 'Performance'"
     return f"## Figures\n{found[1]}"
 
 
-def _linked_rule(word: re.Match[str]) -> str:
-    return f"[{word[0]}](rules/{word[1]}.md)" if word[1] in EXPLANATIONS else word[0]
+def _link_code(word: re.Match[str]) -> str:
+    return f"[{word[0]}](rules/{word[1]}.md)" if word[1] in CODES else word[0]

@@ -1,100 +1,116 @@
-"""Writes the page of a rule, and the list of all rules, from what the rules themselves say."""
+"""Writes the page of each code, the index of all codes, and the lists of the checklist, from the rules themselves."""
 
 from __future__ import annotations
 
 import inspect
+import re
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
-from roundoff.diagnose.explained import EXPLANATIONS, FAMILIES
-from roundoff.diagnose.rules import FOLLOWS_FROM, PROCEDURE, RULES, Rule
+from roundoff.diagnose.against import AGAINST_CODES
+from roundoff.diagnose.rule import Code, Rule
+from roundoff.diagnose.rules import FAMILIES, RULES, causes_by_code, codes_of, discover_rules
 
 FAULTS = Path(__file__).parents[1] / "tests" / "faults"
+QUESTION = re.compile(r"<!-- rules of question (\d+) -->")
+CODES: Mapping[str, Code] = {code.name: code for code in (*codes_of(RULES), *AGAINST_CODES)}
+"""Every code that has a page, by name."""
 
 
-def page_of_rule(code: str) -> str:
-    """Return the page of one code: what it means, how it is detected, how to fix it, and a training that has it."""
-    explanation = EXPLANATIONS[code]
+def page_of_code(name: str, *, rules: Sequence[Rule] = RULES) -> str:
+    """Return the page of a code: what it means, how it is detected, how to fix it, and a training that has it."""
+    rule = next((rule for rule in rules if name in _names(rule.codes)), None)
+    code = next(code for code in (*codes_of(rules), *AGAINST_CODES) if code.name == name)
     parts = [
-        f"# {code}",
-        explanation.means,
-        f"## How it is detected\n\n{_detection(code)}",
-        f"## How to fix it\n\n{explanation.fix}",
-        _consequences(code),
-        _planted(code),
-        f"---\n\n{_place(code)} [All rules](index.md) · [My training is wrong, what now?](../my-training-is-wrong.md)",
+        f"# {name}",
+        code.means,
+        f"## How it is detected\n\n{_detection(code, rule)}",
+        f"## How to fix it\n\n{code.fix}",
+        _consequences(name, rules),
+        _planted(name),
+        f"---\n\n{_place(name, rules)} [All rules](index.md) · "
+        "[My training is wrong, what now?](../my-training-is-wrong.md)",
     ]
     return "\n\n".join(part for part in parts if part) + "\n"
 
 
-def index_of_rules() -> str:
+def index_of_codes() -> str:
     """Return the list of all codes by family, each with the first sentence of what it means."""
+    families = {title: codes_of(discover_rules([package])) for title, package in FAMILIES.items()}
     parts = [
         "# The rules",
-        f"`roundoff run` and `roundoff diagnose` hold a training against these {len(EXPLANATIONS)} rules. Each finding "
-        "carries the code of one; `roundoff diagnose RUN --explain` lists those that found nothing.",
+        f"`roundoff run` and `roundoff diagnose` check a training for these {len(CODES)} faults. Each finding carries "
+        "the code of one; `roundoff diagnose RUN --explain` lists what every rule answered: found, fine, or nothing to "
+        "look at.",
     ]
-    for family in FAMILIES:
-        rows = [f"| [`{code}`]({code}.md) | {_first_sentence(e.means)} |" for code, e in family.explanations.items()]
-        parts.append("\n".join([f"## {family.title}\n", "| code | what it means |", "|---|---|", *rows]))
+    for title, codes in {**families, "Against a reference": AGAINST_CODES}.items():
+        rows = [f"| [`{code.name}`]({code.name}.md) | {_first_sentence(code.means)} |" for code in codes]
+        parts.append("\n".join([f"## {title}\n", "| code | what it means |", "|---|---|", *rows]))
     return "\n\n".join(parts) + "\n"
 
 
-def _detection(code: str) -> str:
-    rule = _rule_of(code)
-    told = EXPLANATIONS[code].detected
+def fill_in_questions(markdown: str) -> str:
+    """Replace the marker below each question of the checklist by its rules."""
+    return QUESTION.sub(lambda marker: rules_of_question(int(marker[1])), markdown)
+
+
+def rules_of_question(number: int, *, rules: Sequence[Rule] = RULES) -> str:
+    """Return the rules of one question of the checklist as a list: what each checks, and its codes."""
+    chosen = [rule for rule in rules if rule.order // 100 == number]
+    return "\n".join(f"- {rule.checks}: {', '.join(f'`{name}`' for name in _names(rule.codes))}" for rule in chosen)
+
+
+def _detection(code: Code, rule: Rule | None) -> str:
     if rule is None:
-        return f"{told} See [comparing runs](../comparing-runs.md)."
-    others = [other for other in rule.codes if other != code]
-    beside = f"The same look at a run finds {_links(others)}." if others else ""
-    task = f"Its task, as the code says it: {_without_breaks(inspect.getdoc(rule.find) or '')}"
-    return "\n\n".join(part for part in (f"Looked at: {rule.checks}. {told}".strip(), task, beside) if part)
+        return f"{code.detected} See [comparing runs](../comparing-runs.md)."
+    others = [name for name in _names(rule.codes) if name != code.name]
+    also = f"The same rule finds {_links(others)}." if others else ""
+    task = f"From the code: {' '.join((inspect.getdoc(rule.find) or '').split())}"
+    return "\n\n".join(part for part in (f"It checks {rule.checks}. {code.detected}".strip(), task, also) if part)
 
 
-def _without_breaks(text: str) -> str:
-    return " ".join(text.split())
-
-
-def _consequences(code: str) -> str:
-    causes = [cause for cause in FOLLOWS_FROM.get(code, ()) if cause in EXPLANATIONS]
-    effects = [effect for effect, known in FOLLOWS_FROM.items() if code in known]
-    told = []
-    if causes and len(causes) < len(PROCEDURE) // 2:
-        told.append(f"It may be a consequence of {_links(causes)}; the cause is then named first.")
+def _consequences(name: str, rules: Sequence[Rule]) -> str:
+    order, table = _names(codes_of(rules)), causes_by_code(rules)
+    causes = sorted(table.get(name, ()), key=order.index)
+    effects = [effect for effect in order if name in table.get(effect, ())]
+    parts = []
+    if causes and len(causes) < len(order) // 2:
+        parts.append(f"It may be a consequence of {_links(causes)}; then the cause is named first.")
     elif causes:
-        told.append("It is named first only where no other rule knows the cause.")
+        parts.append("It is named first only if no other rule explains it.")
     if effects:
-        told.append(f"It explains {_links(effects)}, which are then told below it.")
-    return "## What goes with it\n\n" + "\n\n".join(told) if told else ""
+        parts.append(f"It explains {_links(effects)}, which are then listed below it.")
+    return "## Related findings\n\n" + "\n\n".join(parts) if parts else ""
 
 
-def _planted(code: str) -> str:
-    plant = _plants().get(code)
-    if plant is None:
+def _planted(name: str) -> str:
+    fault = _faults().get(name)
+    if fault is None:
         return ""
-    text = (FAULTS / f"{plant}.py").read_text().rstrip()
-    return f"## A training that has it\n\nOne of the scripts that the rule is tested with:\n\n```python\n{text}\n```"
+    text = (FAULTS / f"{fault}.py").read_text().rstrip()
+    return f"## A training that has it\n\nOne of the scripts that test the rule:\n\n```python\n{text}\n```"
 
 
-def _plants() -> Mapping[str, str]:
-    """Return for each rule the first script of the fault suite in which it must be found."""
+def _faults() -> Mapping[str, str]:
+    """Return, by code, the first script of the fault suite in which it must be found."""
     tables = tomllib.loads((FAULTS / "expected.toml").read_text())
     return {table["rule"]: name for name, table in reversed(tables.items()) if "rule" in table}
 
 
-def _place(code: str) -> str:
-    if code not in PROCEDURE:
-        return "Told after all other rules, where there is a reference."
-    return f"Number {PROCEDURE.index(code) + 1} of {len(PROCEDURE)} in the order of the decision."
+def _place(name: str, rules: Sequence[Rule]) -> str:
+    order = _names(codes_of(rules))
+    if name not in order:
+        return "Reported after all other rules, if there is a reference."
+    return f"Number {order.index(name) + 1} of {len(order)} in the decision order."
 
 
-def _rule_of(code: str) -> Rule | None:
-    return next((rule for rule in RULES if code in rule.codes), None)
+def _names(codes: Iterable[Code]) -> list[str]:
+    return [code.name for code in codes]
 
 
-def _links(codes: list[str]) -> str:
-    return ", ".join(f"[`{code}`]({code}.md)" for code in codes)
+def _links(names: Iterable[str]) -> str:
+    return ", ".join(f"[`{name}`]({name}.md)" for name in names)
 
 
 def _first_sentence(text: str) -> str:

@@ -15,6 +15,15 @@ def plural(count: int, noun: str, nouns: str | None = None) -> str:
     return f"{count} {noun}" if count == 1 else f"{count} {nouns or noun + 's'}"
 
 
+def is_or_are(count: int) -> str:
+    """Return the verb that agrees with a count.
+
+    >>> is_or_are(1), is_or_are(3)
+    ('is', 'are')
+    """
+    return "is" if count == 1 else "are"
+
+
 def join_words(words: Sequence[str], *, at_most: int | None = None) -> str:
     """Write words as a sentence lists them; those after the first `at_most` are only counted.
 

@@ -50,8 +50,12 @@ def test_a_healthy_run_is_one_line_and_ends_with_0(healthy: str) -> None:
     assert Run.open(healthy).findings() == []
 
 
-def test_explains_what_was_looked_at(healthy: str) -> None:
-    assert "  fine   jumps of the loss\n" in invoke(healthy, "--explain").stdout
+def test_explains_what_each_rule_answered(healthy: str) -> None:
+    text = invoke(healthy, "--explain").stdout
+    assert "  fine                NaN and infinity in losses, gradients, weights and buffers\n" in text
+    assert "  nothing to look at  jumps of the loss: only 3 finite losses, at least 21 needed\n" in text
+    assert "native memory errors, under --valgrind: the script did not run under --valgrind\n" in text
+    assert "  nothing to look at  ranks that drift apart: the training ran on one rank\n" in text
 
 
 def test_answers_a_machine_as_json(broken: str) -> None:
@@ -59,7 +63,11 @@ def test_answers_a_machine_as_json(broken: str) -> None:
     assert result.exit_code == 1
     answer = json.loads(result.stdout)
     assert [(finding["rule"], finding["step"]) for finding in answer["findings"]] == [("loss-nonfinite", 2)]
-    assert "jumps of the loss" in answer["checked"]
+    assert "exceptions that ended the training" in answer["checked"]
+    answers = {each["checks"]: (each["answer"], each["reason"]) for each in answer["answers"]}
+    assert answers["NaN and infinity in losses, gradients, weights and buffers"] == ("found", None)
+    assert answers["exceptions that ended the training"] == ("fine", None)
+    assert answers["ranks that drift apart"] == ("nothing to look at", "the training ran on one rank")
 
 
 def test_exit_zero_lets_a_chain_go_on(broken: str) -> None:
@@ -77,4 +85,5 @@ def test_a_run_that_is_damaged_says_so_and_ends_with_2(healthy: str) -> None:
     path.write_text("broken\n" + path.read_text())
     result = invoke(healthy)
     assert result.exit_code == 2
-    assert "could not look for" in result.stdout
+    assert result.stdout.startswith("Nothing found, but some checks failed.\n")
+    assert "metrics-rank0.jsonl' line 1 cannot be read." in result.stdout

@@ -7,7 +7,7 @@ import torch
 
 from roundoff.compare.runs.run_comparison import compare_runs
 from roundoff.diagnose import diagnose_run
-from roundoff.diagnose.against import against, findings_against
+from roundoff.diagnose.against import findings_against, reference_rule
 from roundoff.diagnose.rules import RULES
 from roundoff.runs import Finding, Run, Severity
 from roundoff.watch.watching import watching
@@ -58,8 +58,8 @@ def test_what_formats_explain_is_no_finding(reference: Run, tmp_path: Path):
 
 def test_a_diagnosis_takes_it_as_a_rule_after_all_others(reference: Run, tmp_path: Path):
     candidate = watched(tmp_path / "candidate", Variant(gelu="tanh"))
-    diagnosis = diagnose_run(candidate, rules=(*RULES, against(reference)))
+    diagnosis = diagnose_run(candidate, rules=(*RULES, reference_rule(reference)))
     assert [(finding.rule, finding.site) for finding in diagnosis.findings] == [("first-divergence", "blocks.1")]
-    alone = diagnose_run(reference, rules=(*RULES, against(reference)))
+    alone = diagnose_run(reference, rules=(*RULES, reference_rule(reference)))
     assert alone.findings == ()
-    assert alone.checked[-1] == f"what differs from {reference.path}"
+    assert alone.answers[-1].checks == f"what differs from {reference.path}"

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from roundoff.diagnose import diagnose_run
-from roundoff.diagnose.rules import NONFINITE, RULES, Rule
-from roundoff.runs import Finding, Run, RunInfo, RunWriter, Severity
+from roundoff.diagnose.rule import Code, Need, Rule
+from roundoff.diagnose.rules import RULES
+from roundoff.errors import RunFolderError
+from roundoff.runs import Answer, Finding, Run, RunInfo, RunWriter, Severity
 
 
 @pytest.fixture
@@ -24,7 +27,12 @@ def finding(rule: str, *, step: int | None = 3, severity: Severity = Severity.ER
 
 
 def gives(*findings: Finding) -> Rule:
-    return Rule(checks="planted things", find=lambda run: list(findings), codes=("planted",))
+    return rule_with(find=lambda run: list(findings))
+
+
+def rule_with(*, find: Callable[[Run], list[Finding]], needs: tuple[Need, ...] = (), name: str = "planted") -> Rule:
+    code = Code(name=name, means="-", fix="-")
+    return Rule(order=0, checks=f"{name} things", find=find, codes=(code,), needs=needs)
 
 
 def fails(run: Run) -> list[Finding]:
@@ -59,23 +67,47 @@ def test_consequences_of_consequences_are_told_with_the_first_cause(run: Run) ->
 
 
 def test_a_rule_that_fails_becomes_a_note_and_hides_no_other(run: Run) -> None:
-    broken = Rule(checks="broken things", find=fails, codes=("broken",))
-    diagnosis = diagnose_run(run, rules=[broken, gives(finding("overflow")), gives()])
+    diagnosis = diagnose_run(run, rules=[rule_with(find=fails, name="broken"), gives(finding("overflow")), gives()])
     assert [found.rule for found in diagnosis.findings] == ["overflow", "rule-failed"]
     note = diagnosis.findings[1]
     assert note.severity is Severity.NOTE
     assert note.why == "rule broken failed: ZeroDivisionError: by design"
     assert not diagnosis.is_complete
-    assert diagnosis.checked == ("planted things",)
+    assert [answer.answer for answer in diagnosis.answers] == [Answer.FAILED, Answer.FOUND, Answer.FINE]
+    assert diagnosis.answers[0].reason == "by design"
 
 
-def test_every_rule_finds_nothing_in_an_empty_run(run: Run) -> None:
+def test_a_failure_says_whether_it_is_a_bug_or_a_damaged_run(run: Run) -> None:
+    def cannot_read(run: Run) -> list[Finding]:
+        raise RunFolderError("cut off")
+
+    diagnosis = diagnose_run(run, rules=[rule_with(find=fails, name="broken"), rule_with(find=cannot_read)])
+    assert [(failure.name, failure.error) for failure in diagnosis.failures] == [
+        ("broken", "ZeroDivisionError: by design")
+    ]
+    assert [answer.answer for answer in diagnosis.answers] == [Answer.FAILED, Answer.FAILED]
+
+
+def test_a_rule_without_anything_to_look_at_says_why(run: Run) -> None:
+    def no_ranks(run: Run) -> str | None:
+        return "there is one rank"
+
+    rules = [rule_with(find=lambda run: [], needs=(lambda run: None, no_ranks)), gives()]
+    answers = diagnose_run(run, rules=rules).answers
+    assert [(answer.answer, answer.reason) for answer in answers] == [
+        (Answer.NOTHING_TO_LOOK_AT, "there is one rank"),
+        (Answer.FINE, None),
+    ]
+
+
+def test_what_a_rule_finds_counts_even_if_it_says_there_is_nothing(run: Run) -> None:
+    rule = rule_with(find=lambda run: [finding("overflow")], needs=(lambda run: "nothing",))
+    assert [answer.answer for answer in diagnose_run(run, rules=[rule]).answers] == [Answer.FOUND]
+
+
+def test_in_an_empty_run_no_rule_finds_anything_and_none_calls_that_fine(run: Run) -> None:
     diagnosis = diagnose_run(run)
     assert diagnosis.findings == ()
-    assert diagnosis.checked == tuple(rule.checks for rule in RULES)
-
-
-def test_every_code_belongs_to_one_rule() -> None:
-    codes = [code for rule in RULES for code in rule.codes]
-    assert len(codes) == len(set(codes))
-    assert set(NONFINITE) <= set(codes)
+    assert len(diagnosis.answers) == len(RULES)
+    fine = [answer.checks for answer in diagnosis.answers if answer.answer is not Answer.NOTHING_TO_LOOK_AT]
+    assert fine == ["crashes, kills and hangs of the process", "exceptions that ended the training"]

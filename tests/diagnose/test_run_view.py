@@ -3,7 +3,7 @@ from pathlib import Path
 import pytest
 
 from roundoff.diagnose import diagnose_run
-from roundoff.diagnose.against import against as rule_against
+from roundoff.diagnose.against import reference_rule
 from roundoff.diagnose.rules import RULES
 from roundoff.diagnose.run_view import view_run
 from roundoff.runs import Finding, Run, Severity
@@ -30,7 +30,7 @@ def test_against_a_reference_it_says_what_the_console_says(tmp_path: Path):
     reference = record_run(tmp_path / "reference", is_broken=False)
     candidate = record_run(tmp_path / "candidate", is_broken=False, eps=0.1)
     view = view_run(candidate, against=reference)
-    assert list(view.findings) == list(diagnose_run(candidate, rules=(*RULES, rule_against(reference))).findings)
+    assert list(view.findings) == list(diagnose_run(candidate, rules=(*RULES, reference_rule(reference))).findings)
     assert view.divergence is not None
     assert (view.divergence.rule, view.divergence.site) == ("first-divergence", "stem.0")
     assert view.findings[0].rule == "first-divergence"

@@ -2,30 +2,29 @@
 
 import pytest
 
-from docs.rule_pages import index_of_rules, page_of_rule
-from roundoff.diagnose.explained import EXPLANATIONS
+from docs.rule_pages import CODES, index_of_codes, page_of_code
 from roundoff.diagnose.rules import PROCEDURE
 
 
-@pytest.mark.parametrize("code", EXPLANATIONS)
+@pytest.mark.parametrize("code", CODES)
 def test_every_page_holds_meaning_detection_and_fix(code: str):
-    page = page_of_rule(code)
+    page = page_of_code(code)
     assert page.startswith(f"# {code}\n")
-    assert EXPLANATIONS[code].means in page
-    assert EXPLANATIONS[code].fix in page
+    assert CODES[code].means in page
+    assert CODES[code].fix in page
     detection = page.partition("## How it is detected\n\n")[2].partition("\n\n## ")[0]
     assert len(detection) > 60
     assert "None" not in detection
 
 
 def test_a_page_shows_causes_consequences_and_a_training_that_has_the_fault():
-    page = page_of_rule("dead-units")
+    page = page_of_code("dead-units")
     assert "It may be a consequence of [`zero-init`](zero-init.md)" in page
     assert "It explains [`vanishing-gradients`](vanishing-gradients.md)" in page
     assert "```python\nimport torch" in page or '```python\n"""' in page
-    assert f"of {len(PROCEDURE)} in the order of the decision." in page
+    assert f"of {len(PROCEDURE)} in the decision order." in page
 
 
 def test_the_index_links_to_every_page():
-    index = index_of_rules()
-    assert [code for code in EXPLANATIONS if f"({code}.md)" not in index] == []
+    index = index_of_codes()
+    assert [code for code in CODES if f"({code}.md)" not in index] == []

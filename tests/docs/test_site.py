@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from docs.api_pages import public_modules, public_names
-from roundoff.diagnose.explained import EXPLANATIONS
+from docs.rule_pages import CODES
 
 ROOT = Path(__file__).parents[2]
 ASSETS = {
@@ -39,7 +39,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_there_is_a_page_for_every_rule_every_example_and_every_page_of_docs(site: Path):
-    rules = {f"rules/{code}.html" for code in EXPLANATIONS}
+    rules = {f"rules/{code}.html" for code in CODES}
     examples = {f"examples/{path.name}/index.html" for path in (ROOT / "examples").iterdir() if path.is_dir()}
     pages = {f"{path.stem}.html" for path in (ROOT / "docs").glob("*.md")}
     assert {page for page in rules | examples | pages if not (site / page).exists()} == set()

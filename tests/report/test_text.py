@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from roundoff.report import explained_text, findings_text, watched_text
-from roundoff.runs import Finding, Severity
+from roundoff.report import answers_text, findings_text, watched_text
+from roundoff.report.findings_text import failure_lines
+from roundoff.runs import Answer, Failure, Finding, RuleAnswer, Severity
 
 OVERFLOW = Finding(
     rule="overflow",
@@ -17,7 +18,7 @@ OVERFLOW = Finding(
     op="aten.bmm#0",
     source="model.py:41",
     title="fp16 matmul overflowed",
-    why="its inputs reach 1.7e3, the product 2.9e6 is beyond 65504; in fp64 it is finite\n"
+    why="its inputs reach 1.7e3, the product 2.9e6 exceeds 65504; in fp64 it is finite\n"
     "The infinity reaches the loss and 27 of 29 gradients. Loss and weights were fine up to step 1202.",
     fix='keep this layer wide:  apply_recipe(model, optimizer, "O2", overrides={"blocks.3.attn": "fp32"})\n'
     "or scale q before the matmul (model.py:41)",
@@ -66,7 +67,7 @@ def test_the_verdict_screen() -> None:
     assert text == (
         "overflow   blocks.3.attn / aten.bmm#0   step 1203, forward"
         "                                       model.py:41\n"
-        "  fp16 matmul overflowed: its inputs reach 1.7e3, the product 2.9e6 is beyond 65504; in fp64 it is finite.\n"
+        "  fp16 matmul overflowed: its inputs reach 1.7e3, the product 2.9e6 exceeds 65504; in fp64 it is finite.\n"
         "  The infinity reaches the loss and 27 of 29 gradients. Loss and weights were fine up to step 1202.\n"
         '  fix    keep this layer wide:  apply_recipe(model, optimizer, "O2", overrides={"blocks.3.attn": "fp32"})\n'
         "         or scale q before the matmul (model.py:41)\n"
@@ -114,8 +115,35 @@ def test_the_screen_of_the_longest_verdict_fits_on_24_lines() -> None:
     assert len(text.splitlines()) <= 24
 
 
-def test_what_was_found_fine_is_listed() -> None:
-    assert explained_text(["jumps of the loss", "memory"]) == "  fine   jumps of the loss\n  fine   memory"
+def test_the_answers_of_rules_are_listed_apart() -> None:
+    answers = [
+        RuleAnswer(
+            checks="ranks", codes=("x",), answer=Answer.NOTHING_TO_LOOK_AT, reason="the training ran on one rank"
+        ),
+        RuleAnswer(checks="jumps of the loss", codes=("y",), answer=Answer.FINE),
+        RuleAnswer(checks="memory", codes=("z",), answer=Answer.FAILED, reason="division by zero"),
+        RuleAnswer(checks="the first loss", codes=("initial-loss",), answer=Answer.FOUND),
+    ]
+    assert answers_text(answers).splitlines() == [
+        "  found               the first loss",
+        "  fine                jumps of the loss",
+        "  nothing to look at  ranks: the training ran on one rank",
+        "  failed              memory: division by zero",
+    ]
+
+
+def test_checks_that_failed_are_one_line_of_bugs_and_one_of_damage() -> None:
+    answers = [
+        RuleAnswer(checks="rates", codes=("lr-zero", "x"), answer=Answer.FAILED, reason="list index out of range"),
+        RuleAnswer(checks="NaN", codes=("overflow",), answer=Answer.FAILED, reason="'metrics-rank0.jsonl' is damaged."),
+    ]
+    failures = [Failure(check="rule", name="lr-zero", error="IndexError: list index out of range")]
+    note = replace(OVERFLOW, rule="rule-failed", severity=Severity.NOTE)
+    assert findings_text([note], failed=failure_lines(answers, failures)).splitlines() == [
+        "Nothing found, but some checks failed.",
+        "1 check failed inside roundoff; please report: rule lr-zero (IndexError: list index out of range)",
+        "1 check could not read the run: 'metrics-rank0.jsonl' is damaged.",
+    ]
 
 
 def test_long_trainings_are_told_in_hours() -> None:

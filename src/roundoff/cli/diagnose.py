@@ -32,7 +32,7 @@ class DiagnoseOptions:
 @click.command("diagnose", epilog="Example: roundoff diagnose runs/train-1 --explain")
 @click.argument("path", metavar="RUN", type=PATH)
 @click.option("--against", metavar="REF", type=PATH, help="Also compare it with this run.")
-@click.option("--explain", is_flag=True, help="Also list everything that was checked.")
+@click.option("--explain", is_flag=True, help="Also list what each rule answered: found, fine, or nothing to look at.")
 @json_option("Print the findings as JSON.")
 @exit_zero_option()
 @fills(DiagnoseOptions)
@@ -42,8 +42,8 @@ def diagnose_command(options: DiagnoseOptions) -> None:
     Exits with 1 if there is an error or a warning, with 2 if the run could not be read completely.
     """
     from roundoff.diagnose import diagnose_and_save
-    from roundoff.report import explained_text, verdict_text
-    from roundoff.runs import Run, to_json
+    from roundoff.report import answers_text, verdict_text
+    from roundoff.runs import Answer, Run, to_json
 
     run = Run.open(options.path)
     reference = Run.open(options.against) if options.against is not None else None
@@ -51,12 +51,14 @@ def diagnose_command(options: DiagnoseOptions) -> None:
         diagnosis = diagnose_and_save(run, reference=reference)
     if options.as_json:
         findings = [finding.to_object() for finding in diagnosis.findings]
-        answer: JsonValue = {"run": str(options.path), "findings": findings, "checked": list(diagnosis.checked)}
+        answers = [answer.to_object() for answer in diagnosis.answers]
+        fine = [answer.checks for answer in diagnosis.answers if answer.answer is Answer.FINE]
+        answer: JsonValue = {"run": str(options.path), "findings": findings, "checked": [*fine], "answers": [*answers]}
         click.echo(to_json(answer, indent=1))
     else:
         click.echo(verdict_text(run, diagnosis, width=columns()))
-        if options.explain and diagnosis.checked:
-            click.echo(explained_text(diagnosis.checked))
+        if options.explain:
+            click.echo(answers_text(diagnosis.answers))
     sys.exit(ExitCode.CLEAN if options.exit_zero else exit_code(diagnosis))
 
 

@@ -1,4 +1,4 @@
-"""What differs from a reference, as findings: the op that introduces it, and what the runs were told differently."""
+"""What differs from a reference run, as findings: the first op that differs, and the settings that do."""
 
 from __future__ import annotations
 
@@ -7,50 +7,90 @@ from dataclasses import replace
 
 from roundoff.compare.runs.divergence import Divergence
 from roundoff.compare.runs.run_comparison import RunComparison, compare_runs
-from roundoff.compare.settings.setting_comparison import SettingDifference, SettingKind
-from roundoff.diagnose.rules import Rule
+from roundoff.compare.settings.setting_difference import SettingDifference, SettingKind
+from roundoff.diagnose.rule import Code, Rule
 from roundoff.diagnose.wording import format_distinct, format_of, format_short
 from roundoff.runs import Finding, JsonValue, Run, Severity
 from roundoff.words import plural
 
-# == The rule for two runs that were not told the same: a list of what differs, the most suspicious first.
-
 _MATTERS = 0.5
-"""Differences at least as suspicious as that make a warning of it, others a note."""
+"""A difference at least as suspicious as this is a warning, others are notes."""
 _MIN_SUSPICION = 0.1
-"""Differences less suspicious than that cannot matter, and are not told by themselves."""
+"""Less suspicious differences cannot matter, and are not reported by themselves."""
 _MAX_SETTINGS = 8
+_EXPLAINING = {
+    "data": (SettingKind.DATA, SettingKind.SEED),
+    "start values": (SettingKind.START_VALUE, SettingKind.SEED),
+    "randomness": (SettingKind.SEED,),
+    "backward": (SettingKind.LOOP,),
+    "optimizer": (SettingKind.HYPERPARAMETER, SettingKind.LOOP, SettingKind.MODEL),
+    "collective": (SettingKind.RANKS,),
+}
+"""Which settings explain a difference of each cause, wherever it is."""
+
+
+def reference_rule(reference: Run) -> Rule:
+    """Return the rule that compares a run with a reference; it comes after all others."""
+    return Rule(
+        order=10_000,
+        checks=f"what differs from {reference.path}",
+        find=lambda run: findings_against(compare_runs(reference, run)),
+        codes=AGAINST_CODES,
+    )
+
+
+def findings_against(comparison: RunComparison) -> list[Finding]:
+    """Return the first difference with the settings that explain it, or else the settings alone, as a note."""
+    settings_finding = config_difference(comparison.settings)
+    first = first_divergence(comparison)
+    if first is None:
+        agrees = bool(comparison.rows)
+        if settings_finding is None:
+            return []
+        return [replace(settings_finding, severity=Severity.NOTE) if agrees else settings_finding]
+    settings = [] if comparison.divergence is None else _explaining(comparison.divergence, comparison.settings)
+    if settings:
+        lines = [f"the runs differ in {setting.text}" for setting in settings[:3]]
+        first = replace(first, why="\n".join([first.why, *lines]), fix=f"make {settings[0].what} the same in both runs")
+    return [first if settings_finding is None else replace(first, related=(*first.related, settings_finding))]
+
+
+def _explaining(divergence: Divergence, settings: tuple[SettingDifference, ...]) -> list[SettingDifference]:
+    """Return the settings of the place that differs, or else those that its cause suggests."""
+    here = [setting for setting in settings if divergence.site in setting.places]
+    kinds = _EXPLAINING.get(divergence.cause, ())
+    return here or [setting for setting in settings if setting.kind in kinds]
 
 
 def config_difference(differences: Sequence[SettingDifference]) -> Finding | None:
-    """Say what the candidate was told that the reference was not; None where nothing differs that could matter.
+    """Return how the settings of candidate and reference differ; None if no difference could matter.
 
     Args:
-        differences: as `differing_settings` gives them, the most suspicious first.
+        differences: as `differing_settings` returns them, the most suspicious first.
     """
-    told = [difference for difference in differences if difference.suspicion >= _MIN_SUSPICION]
-    if not told:
+    shown = [difference for difference in differences if difference.suspicion >= _MIN_SUSPICION]
+    if not shown:
         return None
     return Finding(
         rule="config-difference",
-        severity=Severity.WARNING if told[0].suspicion >= _MATTERS else Severity.NOTE,
-        confidence=told[0].suspicion,
-        title=_settings_title(told),
-        why="\n".join(_lines(told)),
-        fix=f"make {told[0].what} the same in both runs, and compare again",
-        site=_place(told[0]),
+        severity=Severity.WARNING if shown[0].suspicion >= _MATTERS else Severity.NOTE,
+        confidence=shown[0].suspicion,
+        title=_settings_title(shown),
+        why="\n".join(_describe_settings(shown)),
+        fix=f"make {shown[0].what} the same in both runs, and compare again",
+        site=_place(shown[0]),
         evidence=tuple(_as_object(difference) for difference in differences),
     )
 
 
-def _settings_title(told: list[SettingDifference]) -> str:
-    more = len(told) - 1
-    return f"the runs differ in {told[0].what}" + (f" and in {plural(more, 'other setting')}" if more else "")
+def _settings_title(shown: list[SettingDifference]) -> str:
+    more = len(shown) - 1
+    return f"the runs differ in {shown[0].what}" + (f" and in {plural(more, 'other setting')}" if more else "")
 
 
-def _lines(told: list[SettingDifference]) -> list[str]:
-    lines = [f"{difference.text} ({difference.kind})" for difference in told[:_MAX_SETTINGS]]
-    more = len(told) - _MAX_SETTINGS
+def _describe_settings(shown: list[SettingDifference]) -> list[str]:
+    lines = [f"{difference.text} ({difference.kind})" for difference in shown[:_MAX_SETTINGS]]
+    more = len(shown) - _MAX_SETTINGS
     return [*lines, f"{plural(more, 'more difference')}"] if more > 0 else lines
 
 
@@ -69,13 +109,8 @@ def _as_object(difference: SettingDifference) -> JsonValue:
     }
 
 
-# == The first difference between a run and its reference, as a finding.
-
-FIRST_DIVERGENCE_CODES = ("first-divergence",)
-
-
 def first_divergence(comparison: RunComparison) -> Finding | None:
-    """Return what introduces the first difference, or None if formats explain all of them."""
+    """Return the op or tensor that introduces the first difference, or None if formats explain all differences."""
     found = comparison.divergence
     if found is None:
         return _later_divergence(comparison)
@@ -98,7 +133,7 @@ def first_divergence(comparison: RunComparison) -> Finding | None:
 
 
 def _later_divergence(comparison: RunComparison) -> Finding | None:
-    """Return that the losses part in a step that was not recorded, if they do."""
+    """Return a finding if the losses diverge in a step that was not recorded, or None."""
     losses = comparison.losses
     if losses is None or losses.first_divergence is None:
         return None
@@ -109,10 +144,10 @@ def _later_divergence(comparison: RunComparison) -> Finding | None:
         severity=Severity.WARNING,
         confidence=0.8,
         step=step,
-        title=f"the losses part at step {step}",
-        why=f"from there on the loss is {format_short(stretch.candidate)} where the reference has "
-        f"{format_short(stretch.reference)}, "
-        f"beyond the reference's own noise\nboth recorded {recorded}, where formats explain every difference",
+        title=f"the losses diverge at step {step}",
+        why=f"from there on the loss is {format_short(stretch.candidate)}, that of the reference "
+        f"{format_short(stretch.reference)}: more than the reference's own noise\nboth recorded {recorded}, where "
+        "formats explain every difference",
         fix="record the steps around it in both runs and compare again:  "
         f"roundoff record --steps {max(0, step - 1)}-{step} SCRIPT",
         evidence=({"step": step, "reference": stretch.reference, "candidate": stretch.candidate},),
@@ -121,30 +156,30 @@ def _later_divergence(comparison: RunComparison) -> Finding | None:
 
 def _divergence_title(found: Divergence) -> str:
     if found.factor is not None:
-        return f"the gradients that the ranks agree on are {format_short(found.factor)} times those of the reference"
+        return f"the reduced gradients are {format_short(found.factor)} times those of the reference"
     place = " / ".join(part for part in (found.site, found.op, found.parameter) if part)
     when = f"step {found.step}, {found.phase}"
     if found.channel is not None:
         when += f", channel {found.channel} of {found.num_channels}"
     if found.shapes is not None:
-        return f"{place} has another shape, {found.shapes[0]} in the reference, {found.shapes[1]} here: {when}"
+        return f"{place} has the shape {found.shapes[1]} instead of {found.shapes[0]}: {when}"
     if found.op == "parameter" and found.cause == "optimizer":
-        return f"{found.parameter or found.site} was updated in another way: before step {found.step}"
+        return f"{found.parameter or found.site} was updated differently before step {found.step}"
     if found.cause == "data":
-        return f"the runs were given different data: {place}, {when}"
+        return f"the runs got different data: {place}, {when}"
     if found.cause == "start values":
-        return f"the runs began with different weights: {found.parameter or found.site}, {when}"
+        return f"the runs started from different weights: {found.parameter or found.site}, {when}"
     if found.cause == "randomness":
-        return f"{place} draws other random numbers: {when}"
-    if _reads_another(found):
-        return f"{place} reads another tensor than in the reference, its {found.output}: {when}"
+        return f"{place} draws different random numbers: {when}"
+    if _reads_other_tensor(found):
+        return f"{place} reads a different tensor from the reference, its {found.output}: {when}"
     if found.is_only_in is not None:
         return f"{place}, which only the {found.is_only_in} runs, introduces the first difference: {when}"
     return f"{place} introduces the first difference: {when}"
 
 
-def _reads_another(found: Divergence) -> bool:
-    """Say whether an input differs that nothing in the step made: a buffer, a mask, a constant."""
+def _reads_other_tensor(found: Divergence) -> bool:
+    """Say whether an input differs that no op of the step computed: a buffer, a mask, a constant."""
     return found.output.startswith("input") and found.cause not in ("data", "start values")
 
 
@@ -164,11 +199,11 @@ def _why(found: Divergence, comparison: RunComparison) -> list[str]:
 
 def _amount(found: Divergence) -> str:
     if found.cause in ("data", "start values") or found.op == "parameter":
-        return f"they differ by {_share(found.relative)} of their norm; nothing before them does"
+        return f"they differ by {_share(found.relative)} of their norm; nothing before them differs"
     if found.shapes is not None:
         return "everything before it agrees within its format"
     if found.factor is not None:
-        return "that is so in most parameters of the first step; on another number of ranks they should be the same"
+        return "this holds for most parameters of the first step; the number of ranks should not change them"
     if found.cause == "randomness":
         return "everything before it agrees within its format"
     unit = f"ulp ({format_of(found.format)})"
@@ -189,17 +224,17 @@ def _share(relative: float) -> str:
 
 def _fix(found: Divergence) -> str:
     fixes = {
-        "data": "give both the same batches in the same order: the same files, transforms, sampler and seed",
-        "start values": "start both from one checkpoint, or seed both alike before the model is built",
-        "randomness": "seed both alike before the first step, or switch dropout off while comparing",
+        "data": "use the same batches in the same order: the same files, transforms, sampler and seed",
+        "start values": "start both from one checkpoint, or set the same seed before the model is built",
+        "randomness": "set the same seed before the first step, or switch dropout off for the comparison",
         "optimizer": "compare the optimizer's settings of the two runs, and its implementation",
-        "collective": "compare how the ranks' gradients are put together: sum or mean, which ranks, which format",
+        "collective": "compare how gradients are reduced: sum or mean, which ranks, which format",
     }
-    if _reads_another(found):
-        return f"compare the buffers and constants of {found.site} on both sides, and what they are made from"
+    if _reads_other_tensor(found):
+        return f"compare the buffers and constants of {found.site} on both sides, and how they are computed"
     if found.is_only_in is not None:
-        return f"look at why only the {found.is_only_in} runs it"
-    return fixes.get(found.cause, "look at this op's settings and its kernel on both sides")
+        return f"check why only the {found.is_only_in} runs it"
+    return fixes.get(found.cause, "compare this op's settings and its kernel on both sides")
 
 
 def _confidence(found: Divergence) -> float:
@@ -224,44 +259,22 @@ def _steps(comparison: RunComparison) -> str:
     return ", ".join(str(step) for step in comparison.steps)
 
 
-AGAINST_CODES = ("first-divergence", "config-difference")
-
-_EXPLAINING = {
-    "data": (SettingKind.DATA, SettingKind.SEED),
-    "start values": (SettingKind.START_VALUE, SettingKind.SEED),
-    "randomness": (SettingKind.SEED,),
-    "backward": (SettingKind.LOOP,),
-    "optimizer": (SettingKind.HYPERPARAMETER, SettingKind.LOOP, SettingKind.MODEL),
-    "collective": (SettingKind.RANKS,),
-}
-"""Which settings explain a difference of each cause, wherever it is."""
-
-
-def against(reference: Run) -> Rule:
-    """Return the rule that holds a run against a reference; `diagnose_run` takes it after all others."""
-    return Rule(
-        codes=AGAINST_CODES,
-        checks=f"what differs from {reference.path}",
-        find=lambda run: findings_against(compare_runs(reference, run)),
-    )
-
-
-def findings_against(comparison: RunComparison) -> list[Finding]:
-    """Return the first difference, with the settings that explain it; or the settings alone, which are a note then."""
-    told = config_difference(comparison.settings)
-    first = first_divergence(comparison)
-    if first is None:
-        agrees = bool(comparison.rows)
-        return [] if told is None else [replace(told, severity=Severity.NOTE) if agrees else told]
-    settings = [] if comparison.divergence is None else _explaining(comparison.divergence, comparison.settings)
-    if settings:
-        lines = [f"the runs differ in {setting.text}" for setting in settings[:3]]
-        first = replace(first, why="\n".join([first.why, *lines]), fix=f"make {settings[0].what} the same in both runs")
-    return [first if told is None else replace(first, related=(*first.related, told))]
-
-
-def _explaining(divergence: Divergence, settings: tuple[SettingDifference, ...]) -> list[SettingDifference]:
-    """Return the settings of the very place that differs, or else those that its cause speaks for."""
-    here = [setting for setting in settings if divergence.site in setting.places]
-    kinds = _EXPLAINING.get(divergence.cause, ())
-    return here or [setting for setting in settings if setting.kind in kinds]
+AGAINST_CODES = (
+    Code(
+        name="first-divergence",
+        means="Of all ops of the two runs, this is the first whose result differs by more than its format explains, "
+        "given its own inputs. Everything after it differs because of it.",
+        detected="Two runs are compared op by op: how far the results of an op are apart, how much of that its own "
+        "inputs explain, and how much rounding in its format allows.",
+        fix="Check the op and the settings that the finding names: another epsilon, another kernel, another seed. "
+        "Formats alone are never reported as a difference.",
+    ),
+    Code(
+        name="config-difference",
+        means="The two runs have different settings: hyperparameters, modules, data, seeds, packages.",
+        detected="What the two runs recorded about themselves is compared: loss, hyperparameters, modules, calls, "
+        "data, seeds, environment.",
+        fix="Align them one at a time, starting with the first, the most suspicious one.",
+    ),
+)
+"""Codes of findings that need a reference run."""

@@ -5,19 +5,21 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from roundoff.diagnose.rules import FOLLOWS_FROM, PROCEDURE, RULES, Rule
-from roundoff.runs import CachedRun, Finding, Run, Severity, order_findings
-
-RULE_FAILED = "rule-failed"
-"""The code of the note about a rule that could not look."""
+from roundoff.diagnose.rule import Rule
+from roundoff.diagnose.rules import RULES, causes_by_code, codes_of
+from roundoff.errors import RoundoffError
+from roundoff.runs import RULE_FAILED, Answer, CachedRun, Finding, RuleAnswer, Run, Severity, order_findings
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Diagnosis:
-    """What was found, the verdict first, and what was looked at and found fine."""
+    """What was found, the verdict first, and what each rule answered."""
 
     findings: tuple[Finding, ...]
-    checked: tuple[str, ...]
+    answers: tuple[RuleAnswer, ...]
+    """One for each rule, in the order of the decision."""
+    failures: tuple[Failure, ...] = ()
+    """Rules that failed because of a bug in roundoff, not because of a damaged run."""
 
     @property
     def is_clean(self) -> bool:
@@ -26,63 +28,85 @@ class Diagnosis:
 
     @property
     def is_complete(self) -> bool:
-        """Whether every rule could look."""
-        return all(finding.rule != RULE_FAILED for finding in self.findings)
-
-
-def diagnose_run(run: Run, *, rules: Sequence[Rule] = RULES) -> Diagnosis:
-    """Apply every rule to a run and order what they find; a rule that fails becomes a note and hides no other."""
-    kept = CachedRun.of(run)
-    found: list[Finding] = []
-    checked: list[str] = []
-    for rule in rules:
-        try:
-            findings = rule.find(kept)
-        except Exception as error:  # what it is does not matter: the others still have something to say
-            findings = [_failure_note(rule, error)]
-        found.extend(findings)
-        if not findings:
-            checked.append(rule.checks)
-    verdict_first = order_findings(_with_consequences(found), procedure=PROCEDURE)
-    return Diagnosis(findings=tuple(verdict_first), checked=tuple(checked))
+        """Whether no rule failed."""
+        return all(answer.answer is not Answer.FAILED for answer in self.answers)
 
 
 def diagnose_and_save(run: Run, *, reference: Run | None = None) -> Diagnosis:
-    """Diagnose a run, also against a reference if there is one, and write the findings into its folder."""
+    """Diagnose a run, also against a reference if there is one, and write the result into its folder."""
     rules: tuple[Rule, ...] = RULES
     if reference is not None:
-        from roundoff.diagnose.against import against  # comparing loads the recipes, and half of torch with them
+        from roundoff.diagnose.against import reference_rule  # comparing loads the recipes, and half of torch with them
 
-        rules = (*RULES, against(reference))
+        rules = (*RULES, reference_rule(reference))
     diagnosis = diagnose_run(run, rules=rules)
-    run.write_findings(diagnosis.findings)
+    run.write_findings(diagnosis.findings, answers=diagnosis.answers, failures=diagnosis.failures)
     return diagnosis
 
 
-def _with_consequences(findings: Iterable[Finding]) -> list[Finding]:
-    """Put findings that a graver one explains among its related ones; what every rank says is said once."""
-    known = order_findings(findings, procedure=PROCEDURE)
-    causes: dict[int, int] = {}
-    for place, finding in enumerate(known):
-        explaining = (other for other in range(len(known)) if other != place and _explains(known[other], finding))
-        cause = next(explaining, None)
+def diagnose_run(run: Run, *, rules: Sequence[Rule] = RULES) -> Diagnosis:
+    """Apply every rule to a run and order the findings; a rule that fails becomes a note and hides no other."""
+    cached = CachedRun.of(run)
+    findings: list[Finding] = []
+    answers: list[RuleAnswer] = []
+    failures: list[Failure] = []
+    for rule in rules:
+        try:
+            found, answer = _apply(rule, cached)
+        except Exception as error:  # whatever it is, the other rules can still find something
+            found, answer = [_failure_note(rule, error)], _answer(rule, Answer.FAILED, reason=_first_line(error))
+            if not isinstance(error, RoundoffError):
+                failures.append(Failure.of(error, check="rule", name=rule.codes[0].name))
+        findings.extend(found)
+        answers.append(answer)
+    known = sorted(dict.fromkeys((*RULES, *rules)), key=lambda rule: rule.order)
+    procedure = [code.name for code in codes_of(known)]
+    related = _relate_consequences(findings, procedure=procedure, causes=causes_by_code(known))
+    ordered = order_findings(related, procedure=procedure)
+    return Diagnosis(findings=tuple(ordered), answers=tuple(answers), failures=tuple(failures))
+
+
+def _apply(rule: Rule, run: Run) -> tuple[list[Finding], RuleAnswer]:
+    found = rule.find(run)
+    if found:
+        return found, _answer(rule, Answer.FOUND)
+    missing = rule.missing(run)
+    return [], _answer(rule, Answer.FINE if missing is None else Answer.NOTHING_TO_LOOK_AT, reason=missing)
+
+
+def _answer(rule: Rule, answer: Answer, *, reason: str | None = None) -> RuleAnswer:
+    codes = tuple(code.name for code in rule.codes)
+    return RuleAnswer(checks=rule.checks, codes=codes, answer=answer, reason=reason)
+
+
+def _relate_consequences(
+    findings: Iterable[Finding], *, procedure: Sequence[str], causes: Mapping[str, frozenset[str]]
+) -> list[Finding]:
+    """Move findings that an earlier one explains into its related findings, each code once per step."""
+    known = order_findings(findings, procedure=procedure)
+    cause_of: dict[int, int] = {}
+    for index, finding in enumerate(known):
+        others = (other for other in range(len(known)) if other != index)
+        cause = next((other for other in others if _explains(known[other], finding, causes)), None)
         if cause is not None:
-            causes[place] = cause
-    roots = [_root_cause(place, causes) for place in range(len(known))]
+            cause_of[index] = cause
+    roots = [_root_cause(index, cause_of) for index in range(len(known))]
     return [
-        replace(finding, related=_once_each((*finding.related, *(known[i] for i in causes if roots[i] == place != i))))
-        for place, finding in enumerate(known)
-        if roots[place] == place
+        replace(
+            finding, related=_once_each((*finding.related, *(known[i] for i in cause_of if roots[i] == index != i)))
+        )
+        for index, finding in enumerate(known)
+        if roots[index] == index
     ]
 
 
-def _root_cause(place: int, causes: Mapping[int, int]) -> int:
-    """Follow causes to the one that has none; of some that explain each other the first is taken."""
-    path = [place]
-    while path[-1] in causes:
-        if causes[path[-1]] in path:
-            return min(path[path.index(causes[path[-1]]) :])
-        path.append(causes[path[-1]])
+def _root_cause(index: int, cause_of: Mapping[int, int]) -> int:
+    """Follow causes to the one that has none; of findings that explain each other, the first."""
+    path = [index]
+    while path[-1] in cause_of:
+        if cause_of[path[-1]] in path:
+            return min(path[path.index(cause_of[path[-1]]) :])
+        path.append(cause_of[path[-1]])
     return path[-1]
 
 
@@ -90,12 +114,12 @@ def _once_each(findings: Iterable[Finding]) -> tuple[Finding, ...]:
     return tuple({(finding.rule, finding.step): finding for finding in findings}.values())
 
 
-def _explains(cause: Finding, finding: Finding) -> bool:
-    if finding.rule in (known.rule for known in cause.related):
-        return True  # the rule that found the cause has told of it already
-    if cause.rule in (known.rule for known in finding.related):
+def _explains(cause: Finding, finding: Finding, causes: Mapping[str, frozenset[str]]) -> bool:
+    if finding.rule in (related.rule for related in cause.related):
+        return True  # the rule that found the cause has reported it already
+    if cause.rule in (related.rule for related in finding.related):
         return False
-    if cause.rule not in FOLLOWS_FROM.get(finding.rule, ()) or cause.step is None or finding.step is None:
+    if cause.rule not in causes.get(finding.rule, ()) or cause.step is None or finding.step is None:
         return False
     if cause.severity is Severity.NOTE and finding.severity is not Severity.NOTE:
         return False
@@ -103,12 +127,16 @@ def _explains(cause: Finding, finding: Finding) -> bool:
 
 
 def _failure_note(rule: Rule, error: Exception) -> Finding:
-    first_line = str(error).partition("\n")[0] or "it says no more"
+    is_bug = not isinstance(error, RoundoffError)
     return Finding(
         rule=RULE_FAILED,
         severity=Severity.NOTE,
         confidence=1.0,
-        title=f"could not look for {rule.checks}",
-        why=f"rule {rule.codes[0]} failed: {type(error).__name__}: {first_line}",
-        fix="diagnose a complete copy of the run; if this one is complete, it is a bug of roundoff",
+        title=f"could not check {rule.checks}",
+        why=f"rule {rule.codes[0].name} failed: {type(error).__name__}: {_first_line(error)}",
+        fix="report it as a bug in roundoff" if is_bug else "diagnose a complete copy of the run",
     )
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).partition("\n")[0] or type(error).__name__

@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-_MOST_FOLDERS = 500
-_MOST_BYTES = 2**20
+_MAX_FOLDERS = 500
+_MAX_BYTES = 2**20
 _NAMES_ONLY = ("name", "description")
 """A recipe is the same under another name."""
 
@@ -56,7 +56,7 @@ def _settings(toml: str) -> dict[str, Any]:
 def _files_around(run_folder: Path) -> Iterator[Path]:
     """Yield the recipes of plan folders: those that hold the run as a trial, and those beside it."""
     folder = run_folder.resolve()
-    beside = sorted(itertools.islice(folder.parent.glob("*/plan.json"), _MOST_FOLDERS))
+    beside = sorted(itertools.islice(folder.parent.glob("*/plan.json"), _MAX_FOLDERS))
     for plan in (*(parent / "plan.json" for parent in folder.parents[:4]), *beside):
         recipe = plan.with_name("recipe.toml")
         if plan.is_file() and recipe.is_file():
@@ -65,7 +65,7 @@ def _files_around(run_folder: Path) -> Iterator[Path]:
 
 def _text(path: Path) -> str:
     try:
-        return path.read_text(encoding="utf-8") if path.stat().st_size <= _MOST_BYTES else ""
+        return path.read_text(encoding="utf-8") if path.stat().st_size <= _MAX_BYTES else ""
     except (OSError, UnicodeDecodeError):
         return ""
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from roundoff.runs import CachedRun, Finding, Run
+from roundoff.runs import CachedRun, Failure, Finding, RuleAnswer, Run
 
 if TYPE_CHECKING:
     from roundoff.compare.runs.run_comparison import RunComparison
@@ -19,6 +19,10 @@ class RunView:
     run: CachedRun
     findings: Sequence[Finding]
     """The verdict first."""
+    answers: Sequence[RuleAnswer] = ()
+    """What each rule answered, if that is known."""
+    failures: Sequence[Failure] = ()
+    """Checks that failed inside roundoff."""
     reference: CachedRun | None = None
     comparison: RunComparison | None = None
     """With the reference."""
@@ -40,26 +44,31 @@ def view_run(run: Run, *, against: Run | None = None) -> RunView:
     if against is not None:
         return _view_against(cached, CachedRun.of(against))
     findings = cached.findings()
-    if findings is None:
-        from roundoff.diagnose.diagnosis import diagnose_run  # a diagnosed run needs no rules
+    if findings is not None:
+        return RunView(run=cached, findings=findings, answers=cached.rule_answers(), failures=cached.failures())
+    from roundoff.diagnose.diagnosis import diagnose_run  # a diagnosed run needs no rules
 
-        findings = list(diagnose_run(cached).findings)
-    return RunView(run=cached, findings=findings)
+    diagnosis = diagnose_run(cached)
+    failures = [*cached.failures(), *diagnosis.failures]
+    return RunView(run=cached, findings=diagnosis.findings, answers=diagnosis.answers, failures=failures)
 
 
 def _view_against(run: CachedRun, reference: CachedRun) -> RunView:
     # Comparing loads the recipes and half of torch with them; a report without a reference should not wait for that.
     from roundoff.compare.runs.run_comparison import compare_runs
-    from roundoff.diagnose.against import AGAINST_CODES, findings_against
+    from roundoff.diagnose.against import findings_against, reference_rule
     from roundoff.diagnose.diagnosis import diagnose_run
-    from roundoff.diagnose.rules import RULES, Rule
+    from roundoff.diagnose.rules import RULES
 
     comparison = compare_runs(reference, run)
     found = findings_against(comparison)
-    rule = Rule(codes=AGAINST_CODES, checks=f"differences from {reference.path}", find=lambda _: found)
+    diagnosis = diagnose_run(run, rules=(*RULES, replace(reference_rule(reference), find=lambda _: found)))
+    probes = [failure for failure in run.failures() if failure.check != "rule"]
     return RunView(
         run=run,
-        findings=diagnose_run(run, rules=(*RULES, rule)).findings,
+        findings=diagnosis.findings,
+        answers=diagnosis.answers,
+        failures=[*probes, *diagnosis.failures],
         reference=reference,
         comparison=comparison,
         divergence=next(iter(found), None),

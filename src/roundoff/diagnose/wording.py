@@ -1,4 +1,4 @@
-"""Numbers and formats as sentences write them."""
+"""Numbers, counts and formats as the sentences of findings write them."""
 
 from __future__ import annotations
 
@@ -33,10 +33,10 @@ def eps_of(dtype: str) -> float:
 
 
 def format_short(number: float) -> str:
-    """Write a number with few digits, the way people do.
+    """Write a number with two or three digits.
 
-    >>> short(1712.0), short(0.25), short(2.9e6), short(1e-7), short(353.2)
-    ('1.7e3', '0.25', '2.9e6', '1e-7', '353')
+    >>> [format_short(number) for number in (1712.0, 0.25, 2.9e6, 1e-7, 353.2)]
+    ['1.7e3', '0.25', '2.9e6', '1e-7', '353']
     """
     text = f"{number:.3g}" if 1 <= abs(number) < 999 else f"{number:.2g}"
     mantissa, mark, exponent = text.partition("e")
@@ -44,10 +44,12 @@ def format_short(number: float) -> str:
 
 
 def format_distinct(reference: float, candidate: float) -> tuple[str, str]:
-    """Write two numbers with six digits, or with as many as it takes to see that they differ.
+    """Write two numbers with six digits, or with as many as it takes to show that they differ.
 
-    >>> told_apart(2.30258, 2.30259), told_apart(0.25, 0.25), told_apart(2.3025851, 2.3025853)
-    (('2.30258', '2.30259'), ('0.25', '0.25'), ('2.3025851', '2.3025853'))
+    >>> format_distinct(2.30258, 2.30259), format_distinct(0.25, 0.25)
+    (('2.30258', '2.30259'), ('0.25', '0.25'))
+    >>> format_distinct(2.3025851, 2.3025853)
+    ('2.3025851', '2.3025853')
     """
     for digits in range(6, 18):
         texts = f"{reference:.{digits}g}", f"{candidate:.{digits}g}"
@@ -59,7 +61,7 @@ def format_distinct(reference: float, candidate: float) -> tuple[str, str]:
 def format_whole(number: float) -> str:
     """Write a format's largest number.
 
-    >>> whole(65504.0), whole(3.4028234663852886e38)
+    >>> format_whole(65504.0), format_whole(3.4028234663852886e38)
     ('65504', '3.4e38')
     """
     return f"{number:.0f}" if abs(number) < 1e6 else format_short(number)

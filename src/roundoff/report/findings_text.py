@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from roundoff.report.sparkline import curve_lines
-from roundoff.runs import Finding, Severity
+from roundoff.runs import RULE_FAILED, Answer, Failure, Finding, RuleAnswer, Severity, failures_line
 from roundoff.words import plural, wrap
 
 if TYPE_CHECKING:
@@ -38,6 +38,7 @@ def verdict_text(
         saved=saved_line(run, diagnosis),
         next_commands=next_commands(run, diagnosis),
         watched="\n".join([*curves, *([watched] if watched else [])]) or None,
+        failed=failure_lines(diagnosis.answers, run.failures()),
         width=width,
     )
 
@@ -48,6 +49,7 @@ def findings_text(
     saved: str | None = None,
     next_commands: Sequence[str] = (),
     watched: str | None = None,
+    failed: Sequence[str] = (),
     width: int = WIDTH,
 ) -> str:
     """Lay out the first finding in full and the others in one line each; say so plainly when there are none.
@@ -57,17 +59,18 @@ def findings_text(
         saved: what was kept of the bad step, and the command that opens it.
         next_commands: what to type next.
         watched: the last line, as `watched_text` writes it.
+        failed: lines about checks that failed, as `failure_lines` writes them.
         width: of the screen.
     """
     told = [finding for finding in findings if finding.severity is not Severity.NOTE]
-    notes = [finding for finding in findings if finding.severity is Severity.NOTE]
+    notes = [f for f in findings if f.severity is Severity.NOTE and f.rule != RULE_FAILED]
     if not told:
-        return "\n".join([_nothing_found(watched), *_others(notes, width)])
+        return "\n".join([_nothing_found(watched, is_complete=not failed), *_others(notes, width), *failed])
     lines = _finding_lines(told[0], width)
     if saved:
         lines.append(f"  saved  {saved}")
     lines += _next_lines(next_commands, width)
-    lines += _others([*told[1:], *notes], width)
+    lines += [*_others([*told[1:], *notes], width), *failed]
     return "\n".join([*lines, watched] if watched else lines)
 
 
@@ -107,9 +110,23 @@ def watched_text(*, num_steps: int, seconds: float, cost: float | None = None) -
     return text if cost is None else f"{text}; cost {100 * cost:.1f} %"
 
 
-def explained_text(checked: Sequence[str]) -> str:
-    """List what was looked at and found fine."""
-    return "\n".join(f"  fine   {name}" for name in checked)
+def answers_text(answers: Sequence[RuleAnswer]) -> str:
+    """List what every rule answered: those that found something first, then fine, nothing to look at and failed."""
+    ordered = sorted(answers, key=lambda answer: list(Answer).index(answer.answer))
+    return "\n".join(f"  {answer.answer:<20}{describe_answer(answer)}" for answer in ordered)
+
+
+def describe_answer(answer: RuleAnswer) -> str:
+    """Return what a rule looked at, and the reason for an answer that has one."""
+    return answer.checks if answer.reason is None else f"{answer.checks}: {answer.reason}"
+
+
+def failure_lines(answers: Sequence[RuleAnswer], failures: Sequence[Failure]) -> list[str]:
+    """Return at most two lines: checks that failed because of a bug in roundoff, and rules that could not read files."""
+    bugs = {failure.name for failure in failures if failure.check == "rule"}
+    failed = [answer for answer in answers if answer.answer is Answer.FAILED and not bugs.intersection(answer.codes)]
+    unreadable = f"{plural(len(failed), 'check')} could not read the run: {failed[0].reason}" if failed else None
+    return [line for line in (failures_line(failures), unreadable) if line is not None]
 
 
 def place_in_words(finding: Finding) -> str:
@@ -121,8 +138,9 @@ def place_in_words(finding: Finding) -> str:
     return "   ".join(part for part in (finding.rule, place, ", ".join(when)) if part)
 
 
-def _nothing_found(watched: str | None) -> str:
-    return f"Nothing found; {watched}" if watched else "Nothing found."
+def _nothing_found(watched: str | None, *, is_complete: bool) -> str:
+    text = "Nothing found" if is_complete else "Nothing found, but some checks failed"
+    return f"{text}; {watched}" if watched else f"{text}."
 
 
 def _finding_lines(finding: Finding, width: int) -> list[str]:

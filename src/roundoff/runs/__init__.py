@@ -24,7 +24,7 @@ from roundoff.runs.reader import CachedRun, Run
 from roundoff.runs.records.call import Call
 from roundoff.runs.records.event import Event, EventKey, shape_from_text, shape_to_text
 from roundoff.runs.records.failure import Failure, failures_line
-from roundoff.runs.records.finding import Finding, Severity, order_findings
+from roundoff.runs.records.finding import RULE_FAILED, Answer, Finding, RuleAnswer, Severity, order_findings
 from roundoff.runs.records.info import Ending, RunInfo, sketches_line_up
 from roundoff.runs.records.metrics import Anomaly, AnomalyKind, MemoryLook, Metrics
 from roundoff.runs.records.replay_info import Origin, ReplayInfo
@@ -44,11 +44,13 @@ __all__ = [
     "HISTOGRAM_LENGTH",
     "PARAMETERS",
     "READABLE_BY",
+    "RULE_FAILED",
     "SKETCH_LENGTH",
     "TABLES",
     "VERSION",
     "Anomaly",
     "AnomalyKind",
+    "Answer",
     "BatchFacts",
     "CachedRun",
     "Call",
@@ -73,6 +75,7 @@ __all__ = [
     "ParameterFacts",
     "RecordingStoppedWarning",
     "ReplayInfo",
+    "RuleAnswer",
     "Run",
     "RunInfo",
     "RunSummary",

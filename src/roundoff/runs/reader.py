@@ -22,7 +22,7 @@ from roundoff.runs.record_kinds import LinesKind, ObjectKind
 from roundoff.runs.records.call import Call
 from roundoff.runs.records.event import Event, events_of
 from roundoff.runs.records.failure import Failure
-from roundoff.runs.records.finding import Finding
+from roundoff.runs.records.finding import Finding, RuleAnswer
 from roundoff.runs.records.info import Ending, RunInfo, read_info
 from roundoff.runs.records.metrics import Anomaly, MemoryLook, Metrics
 from roundoff.runs.records.replay_info import Origin, ReplayInfo
@@ -228,12 +228,20 @@ class Run:
         """Return what a diagnosis found, the verdict first; None if the run was not diagnosed."""
         return self._read_diagnosis("findings", Finding) if names.findings_path(self.path).exists() else None
 
-    def write_findings(self, findings: Sequence[Finding], *, failures: Sequence[Failure] = ()) -> None:
-        """Write what a diagnosis found, in the order given, and the rules that failed, over the last diagnosis."""
+    def rule_answers(self) -> list[RuleAnswer]:
+        """Return what each rule of the last diagnosis answered; empty if that was not recorded."""
+        return self._read_diagnosis("answers", RuleAnswer)
+
+    def write_findings(
+        self, findings: Sequence[Finding], *, answers: Sequence[RuleAnswer] = (), failures: Sequence[Failure] = ()
+    ) -> None:
+        """Write what a diagnosis found, what its rules answered and which failed, over the last diagnosis."""
         value: dict[str, JsonValue] = {
             "version": names.VERSION,
             "findings": [finding.to_object() for finding in findings],
         }
+        if answers:
+            value["answers"] = [answer.to_object() for answer in answers]
         if failures:
             value["failures"] = [object_of(failure) for failure in failures]
         path = names.findings_path(self.path)
@@ -248,7 +256,7 @@ class Run:
         if not path.exists():
             return []
         content = read_json_object(path)
-        items = content.get(name, [] if name == "failures" else None)
+        items = content.get(name, None if name == "findings" else [])
         try:
             if not isinstance(items, list):
                 raise ValueError(f"it has no list '{name}'")

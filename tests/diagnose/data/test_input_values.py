@@ -31,7 +31,7 @@ def test_an_input_is_judged_by_its_size(std: float, severity: Severity | None, t
 def test_says_reach_mean_and_std(tmp_path: Path) -> None:
     finding = only(large_inputs, run_with(tmp_path / "run", tensor(min=-4200.0, max=3900.0, mean=12.0, std=1000.0)))
     assert (finding.rule, finding.step, finding.site) == ("input-scale", 0, "<model>")
-    assert "its numbers reach 4.2e3, with mean 12 and std 1e3" in finding.why
+    assert "its values reach 4.2e3 (mean 12, std 1e3)" in finding.why
 
 
 def test_whole_numbers_masks_and_times_may_be_large(tmp_path: Path) -> None:
@@ -54,14 +54,14 @@ def test_an_input_of_one_number_is_named(tmp_path: Path) -> None:
     finding = only(constant_inputs, run_with(tmp_path / "run", tensor(**ZERO), tensor("<model>:mask", (16, 16))))
     assert (finding.rule, finding.step, finding.site) == ("constant-input", 0, "<model>")
     assert finding.title == "the input <model>[0] is constant"
-    assert "every element of it is 0 in all 4 steps" in finding.why
+    assert "every element is 0 in all 4 observed steps" in finding.why
 
 
 def test_samples_that_are_all_the_same_are_named(tmp_path: Path) -> None:
     batches = [BatchFacts(step=step, tensors=(tensor(),)) for step in range(3)]
     hashes = [(step, "sample", "<model>[0]", 7) for step in range(3) for _ in range(8)]
     finding = only(constant_inputs, write_run(tmp_path / "run", batches=batches, hashes=hashes))
-    assert "every sample of it is the same in all 3 steps" in finding.why
+    assert "every sample is the same in all 3 observed steps" in finding.why
 
 
 @pytest.mark.parametrize("beside", ["<model>[1]", "<model>:attention_mask"])

@@ -22,7 +22,7 @@ def batches_of(*targets: Any, num_steps: int = 12, criterion: str = "cross_entro
 def test_one_label_over_the_whole_data_set_is_named(tmp_path: Path) -> None:
     finding = only(single_classes, write_run(tmp_path / "run", batches=batches_of(labels({"3": 8}), num_classes=5)))
     assert (finding.rule, finding.severity) == ("single-class", Severity.ERROR)
-    assert "all 96 labels of the 12 steps that were looked at are 3, though the model tells 5 apart" in finding.why
+    assert "all 96 labels of the 12 observed steps are 3, although the model distinguishes 5 classes" in finding.why
 
 
 def test_labels_to_be_ignored_do_not_count(tmp_path: Path) -> None:

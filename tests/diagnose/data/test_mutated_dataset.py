@@ -25,7 +25,7 @@ def test_names_the_array_and_how_it_changed(tmp_path: Path) -> None:
     finding = only(mutated_datasets, two_epochs(tmp_path / "run", hash="b", mean=0.4, std=0.8))
     assert (finding.rule, finding.step) == ("dataset-mutated", 6)
     assert "mean 0.5 became 0.4, std 1 became 0.8" in finding.why
-    assert finding.title == "the data set changes while it is read (points)"
+    assert finding.title == "the dataset changes while it is read (points)"
 
 
 @pytest.mark.parametrize(

@@ -29,7 +29,7 @@ def test_samples_that_come_again_are_counted_within_their_epoch(tmp_path: Path) 
         duplicate_samples, run_of(tmp_path / "run", [[n // 2 for n in shuffled(step)] for step in range(NUM_STEPS)])
     )
     assert (finding.rule, finding.severity, finding.step) == ("duplicate-samples", Severity.WARNING, 0)
-    assert "12 of 24 samples of the epoch that begins with step 0 had come before in it" in finding.why
+    assert "12 of 24 samples in the epoch that begins with step 0 are repetitions" in finding.why
 
 
 def test_the_same_samples_in_the_next_epoch_are_as_they_should(tmp_path: Path) -> None:

@@ -18,8 +18,8 @@ def test_the_second_step_is_named(tmp_path: Path) -> None:
     (finding,) = double_steps(written(tmp_path / "run", [[CLEAR, BACKWARD, by_scaler], [STEP]] * 4))
     assert (finding.rule, finding.step) == ("double-step", 1)
     assert finding.why == (
-        "Adam stepped two times after one backward, by the scaler and by itself, with nothing in between that made new "
-        "gradients; so 4 times, first with step 1"
+        "Adam stepped twice after one backward (by the scaler and directly), without new gradients in between; this "
+        "happened 4 times, first in step 1"
     )
 
 

@@ -17,8 +17,8 @@ def test_carried_gradients_are_told_since_the_step_that_used_them(tmp_path: Path
     (finding,) = wrongly_cleared_gradients(written(tmp_path / "run", [[BACKWARD, STEP], *[[BACKWARD, CARRIED]] * 5]))
     assert (finding.rule, finding.step) == ("missing-zero-grad", 0)
     assert finding.why == (
-        "when step 1 went backward, 4 parameters of SGD still had the gradient that step 0 had used, and the new one "
-        "was added to it; so in 5 of the 5 steps that were looked at"
+        "when backward ran in step 1, 4 parameters of SGD still had the gradient that step 0 had used, and the new one "
+        "was added to it; this happened in 5 of 5 observed steps"
     )
 
 

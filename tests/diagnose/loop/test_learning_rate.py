@@ -68,8 +68,8 @@ def test_updates_too_small_to_matter_are_told_with_their_ratio(tmp_path: Path) -
     (finding,) = tiny_rates(trained(tmp_path, rates=[1e-6] * 100, losses=NOISY, ratio=1e-7))
     assert (finding.rule, finding.step) == ("lr-too-low", 0)
     assert finding.why == (
-        "an update is 1e-7 of the weights at most (learning rate 1e-6), so 100 steps move them by 1e-5 of their size; "
-        "the gradients are there, with a norm of 3, and the loss stays where it is"
+        "the largest update is 1e-7 of the weights (learning rate 1e-6), so 100 steps move them by 1e-5 of their size; "
+        "the gradient norm is 3, but the loss does not fall"
     )
 
 
@@ -84,7 +84,7 @@ def test_updates_as_large_as_the_weights_are_told_where_the_loss_is_worse(tmp_pa
     losses = [1.4, 16.0, 25.0, *[1.9] * 97]
     (finding,) = large_rates(trained(tmp_path, rates=[0.3] * 100, losses=losses, ratio=0.9))
     assert (finding.rule, finding.step) == ("lr-too-high", 0)
-    assert finding.why.endswith("the loss rose from 1.4 to 25, and is 1.9 at the end")
+    assert finding.why.endswith("the loss rose from 1.4 to 25 and ended at 1.9")
 
 
 def test_large_updates_are_silent_where_the_loss_falls(tmp_path: Path) -> None:

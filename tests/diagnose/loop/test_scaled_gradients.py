@@ -28,7 +28,7 @@ def test_a_step_without_the_scaler_names_the_factor(tmp_path: Path) -> None:
     assert (finding.rule, finding.step) == ("step-on-scaled-gradients", 0)
     assert finding.why == (
         "the loss was multiplied by 1024 before backward, and SGD stepped without the scaler: its gradients are 1024 "
-        "times too large, with the norm 2e3 instead of 2; so in 3 steps since step 0"
+        "times too large (norm 2e3 instead of 2); this happened in 3 steps since step 0"
     )
 
 
@@ -36,8 +36,8 @@ def test_clipping_before_the_scaler_steps_says_what_is_left(tmp_path: Path) -> N
     (finding,) = found(tmp_path, [SCALED, CLIP, UNSCALE, BY_SCALER])
     assert (finding.rule, finding.step) == ("clip-before-unscale", 0)
     assert finding.why == (
-        "clipping met gradients that were still multiplied by the loss scale 1024: their norm was 2e3, and 2 unscaled; "
-        "clipping to 1 and then unscaling leaves 0.00098; so in 3 steps since step 0"
+        "clipping was applied to gradients still multiplied by the loss scale 1024: their norm was 2e3, or 2 unscaled; "
+        "clipping to 1 and then unscaling leaves 0.00098; this happened in 3 steps since step 0"
     )
 
 

@@ -38,7 +38,7 @@ def test_a_schedule_of_epochs_that_runs_with_every_batch_is_told(tmp_path: Path)
     (finding,) = found(tmp_path, lambda step: 0.1 * 0.1 ** (step // 10))
     assert (finding.rule, finding.step) == ("scheduler-rate", 10)
     assert finding.why == (
-        "StepLR was stepped 200 times in the 200 steps that were noted: the learning rate fell tenfold within 10 "
+        "StepLR was stepped 200 times in 200 recorded steps: the learning rate fell to a tenth within 10 "
         "steps, from 0.1 to 1e-20 at the end, and was below a thousandth of its peak for 160 of 200 steps"
     )
 

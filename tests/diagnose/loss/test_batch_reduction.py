@@ -22,7 +22,7 @@ def half_batch(loss: float, *halves: float) -> dict[str, object]:
 def test_halves_that_add_up_to_the_whole_are_told(tmp_path: Path) -> None:
     (finding,) = summed_losses(written(tmp_path / "run", probes=[half_batch(12.0, 7.0, 5.0)]))
     assert (finding.rule, finding.step) == ("loss-sum-reduction", 0)
-    assert finding.why.startswith("step 9 again with half of its batch gives 7 and with the other half 5, which add up")
+    assert finding.why.startswith("step 9 replayed with each half of its batch gives 7 and 5, which add up")
 
 
 def test_halves_whose_mean_is_the_whole_are_silent(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ def test_the_head_is_named_with_what_guessing_costs(tmp_path: Path) -> None:
         model[2].weight.mul_(50)
     finding = only(initial_losses, watched_training(tmp_path / "run", model))
     assert (finding.rule, finding.step, finding.site, finding.parameter) == ("initial-loss", 0, "2", "2.weight")
-    assert "where guessing gives 1.39" in finding.title
+    assert "while guessing gives 1.39" in finding.title
 
 
 def test_a_loss_near_guessing_is_fine(tmp_path: Path) -> None:

@@ -38,8 +38,8 @@ def log_probabilities(scores: Tensor) -> Tensor:
     [
         (lambda scores: -F.cross_entropy(scores, LABELS), "the sign of the loss is flipped"),
         (lambda scores: -(scores - 1).pow(2).mean(), "the sign of the loss is flipped"),
-        (lambda scores: log_probabilities(scores).mean(), "the loss misses its minus"),
-        (lambda scores: F.nll_loss(scores, LABELS), "nll_loss is given scores instead of log-probabilities"),
+        (lambda scores: log_probabilities(scores).mean(), "the loss lacks its minus sign"),
+        (lambda scores: F.nll_loss(scores, LABELS), "nll_loss gets scores instead of log-probabilities"),
     ],
     ids=["minus", "by hand", "no minus", "no log"],
 )

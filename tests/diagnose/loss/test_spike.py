@@ -28,7 +28,7 @@ def test_says_from_where_to_where_and_what_the_update_before_was(tmp_path: Path)
     assert (finding.rule, finding.step, finding.severity) == ("loss-spike", 40, Severity.WARNING)
     assert finding.title == "the loss jumped from 1.03 to 8"
     assert finding.why == (
-        "the 40 losses before it stay below 2.06\nThe update of the step before was 30 times as large as usual."
+        "the 40 losses before it are below 2.06\nThe update of the step before was 30 times as large as usual."
     )
 
 
@@ -46,7 +46,7 @@ def test_inputs_that_reach_far_point_at_the_batch(tmp_path: Path) -> None:
         file.writelines(Metrics(step=step, loss=loss).to_text() + "\n" for step, loss in enumerate(JUMP))
     train(replay_path(tmp_path / "run", step=40), 60.0, 40)
     (finding,) = loss_spikes(Run.open(tmp_path / "run"))
-    assert finding.why.endswith("\nIts inputs reach 60, 60 times as far as elsewhere: look at the batch.")
+    assert finding.why.endswith("\nIts inputs reach 60, 60 times as much as elsewhere: check the batch.")
 
 
 def test_healthy_losses_are_silent(tmp_path: Path) -> None:

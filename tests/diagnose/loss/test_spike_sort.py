@@ -26,15 +26,15 @@ def probe(
 @pytest.mark.parametrize(
     ("losses", "cause", "fix"),
     [
-        ((8.0, 1.1, 7.9), "its batch", "look at the batch of this step"),
-        ((8.0, 6.0, 1.2), "the state before it", "look at the update of step 39"),
+        ((8.0, 1.1, 7.9), "its batch", "check the batch of this step"),
+        ((8.0, 6.0, 1.2), "the state before it", "check the update of step 39"),
         (
             (8.0, 6.0, 7.9),
-            "its batch, and of the state before it",
-            "look at the batch of this step; and look at the up",
+            "its batch and the state before it",
+            "check the batch of this step; and check the up",
         ),
         ((8.0, 1.1, 1.2), "this batch in this state", "clip gradients"),
-        ((1.1, 1.1, 1.1), "the state, changed outside of the steps", "look for code that changes weights"),
+        ((1.1, 1.1, 1.1), "the state, which was changed between the steps", "look for code that changes weights"),
     ],
     ids=["batch", "state", "both", "together", "outside"],
 )
@@ -49,9 +49,9 @@ def test_the_sort_is_in_the_title_and_in_the_fix(
 def test_the_losses_that_tell_are_in_the_why(tmp_path: Path) -> None:
     (finding,) = loss_spikes(write_rank(tmp_path / "run", metrics=METRICS, probes=[probe(8.0, 1.1, 7.9)]))
     assert finding.why == (
-        "the 40 losses before it stay below 2.06\n"
-        "It is the batch: this batch has a loss of 7.9 in the state before step 39, too, and the batch of the step "
-        "before has a loss of 1.1 in the state of this step."
+        "the 40 losses before it are below 2.06\n"
+        "The cause is the batch: this batch has a loss of 7.9 in the state before step 39 too, but the previous batch "
+        "has a loss of 1.1 in the state of this step."
     )
 
 
@@ -64,7 +64,7 @@ def test_a_single_sample_that_makes_the_jump_is_named_in_a_note(tmp_path: Path) 
     one = probe(8.0, 1.1, 7.9, worst_loss=110.0)
     (finding,) = loss_spikes(write_rank(tmp_path / "one", metrics=METRICS, probes=[one]))
     assert (finding.severity, finding.title[-10:]) == (Severity.NOTE, "one sample")
-    assert "It is sample 5 of the batch, with a loss of 110 by itself" in finding.why
+    assert "The cause is sample 5 of the batch, whose own loss is 110" in finding.why
     many = probe(8.0, 1.1, 7.9, worst_loss=20.0)
     (finding,) = loss_spikes(write_rank(tmp_path / "many", metrics=METRICS, probes=[many]))
     assert finding.severity is Severity.WARNING

@@ -14,7 +14,7 @@ PROBE = {"probe": "batch-mixing", "step": 9, "sample": 4, "changed": [5, 6], "si
 def test_the_site_where_samples_mix_is_named(tmp_path: Path) -> None:
     finding = only(mixed_batches, write_run(tmp_path / "run", probes=[PROBE]))
     assert (finding.rule, finding.step, finding.site) == ("batch-mixing", 9, "lstm")
-    assert "the outputs of sample 5, 6 change, too" in finding.why
+    assert "also changes the outputs of sample 5, 6" in finding.why
 
 
 def test_samples_of_their_own_and_a_norm_without_statistics_are_fine(tmp_path: Path) -> None:

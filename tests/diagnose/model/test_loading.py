@@ -26,8 +26,8 @@ KEYS = ["a.weight", "a.bias", "b.weight", "b.bias"]
 @pytest.mark.parametrize(
     ("missing", "unexpected", "fix"),
     [
-        (KEYS, [f"module.{key}" for key in KEYS], "take the prefix 'module.' off"),
-        ([f"net.{key}" for key in KEYS], KEYS, "put the prefix 'net.' before every key"),
+        (KEYS, [f"module.{key}" for key in KEYS], "remove the prefix 'module.'"),
+        ([f"net.{key}" for key in KEYS], KEYS, "add the prefix 'net.' to every key"),
         ([f"body.{key}" for key in KEYS], [f"encoder.{key}" for key in KEYS], "rename 'encoder.' to 'body.'"),
     ],
 )

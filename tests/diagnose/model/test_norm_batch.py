@@ -30,7 +30,7 @@ def train(folder: Path, norm: nn.Module, *shape: int) -> Run:
 def test_two_samples_are_too_few(size: int, tmp_path: Path) -> None:
     finding = only(tiny_norm_batches, train(tmp_path / "run", nn.BatchNorm2d(4), 2, 3, size, size))
     assert (finding.rule, finding.severity, finding.site) == ("tiny-norm-batch", Severity.WARNING, "1")
-    assert f"come from {2 * size * size} numbers of 2 samples" in finding.why
+    assert f"come from {2 * size * size} values of 2 samples" in finding.why
 
 
 @pytest.mark.parametrize("norm", [nn.BatchNorm2d(4).eval(), nn.InstanceNorm2d(4), nn.GroupNorm(2, 4)], ids=str)

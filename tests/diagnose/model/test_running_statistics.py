@@ -71,7 +71,7 @@ def train(folder: Path, *, writes_back: bool) -> Run:
 def test_statistics_that_are_written_back_are_lost(tmp_path: Path) -> None:
     finding = only(lost_statistics, train(tmp_path / "run", writes_back=True))
     assert (finding.rule, finding.site, finding.step) == ("running-stats-lost", "1", 1)
-    assert "bit for bit the same before each of 5 forwards" in finding.why
+    assert "bitwise the same before each of 5 forwards" in finding.why
 
 
 def test_statistics_that_move_are_not(tmp_path: Path) -> None:

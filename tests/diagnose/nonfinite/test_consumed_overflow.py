@@ -23,7 +23,7 @@ def test_the_square_whose_infinity_is_divided_away_is_named(tmp_path: Path) -> N
     assert (finding.rule, finding.step, finding.site, finding.op) == (
         "consumed-overflow", BAD_STEP, "1.1", "aten.mul#1",
     )  # fmt: skip
-    assert "beyond 65504" in finding.why
+    assert "exceed 65504" in finding.why
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,7 @@ def run_with(folder: Path, *, first_scale: float, num_skipped: int, loss: float 
 def test_skips_down_to_a_scale_below_one_are_named(tmp_path: Path) -> None:
     (finding,) = collapsed_loss_scales(run_with(tmp_path / "run", first_scale=1024.0, num_skipped=13))
     assert (finding.rule, finding.step) == ("loss-scale-collapsed", 0)
-    assert "13 steps in a row were skipped since step 0, from 1e3 to 0.25" in finding.why
+    assert "13 steps in a row were skipped since step 0, while the scale fell from 1e3 to 0.25" in finding.why
 
 
 def test_long_skips_without_a_good_loss_are_named_whatever_the_scale(tmp_path: Path) -> None:

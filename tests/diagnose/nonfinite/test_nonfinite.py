@@ -66,7 +66,7 @@ def test_names_the_step_site_op_and_line_where_it_was_planted(
     assert (finding.rule, finding.step, finding.site, finding.op) == (rule, BAD_STEP, "1.1", op)
     assert finding.phase == "forward"
     assert finding.source is not None
-    assert finding.source.startswith("tests/diagnose/test_nonfinite.py:")
+    assert finding.source.startswith("tests/diagnose/nonfinite/test_nonfinite.py:")
 
 
 def test_is_silent_on_a_healthy_run(tmp_path: Path) -> None:

@@ -47,7 +47,7 @@ def test_names_the_op_that_made_the_first_bad_value(
     assert place is not None
     assert (place.kind, place.phase, place.site, place.bad.op_name) == ("op", phase, "1.1", op)
     assert place.bad.source is not None
-    assert place.bad.source.startswith("tests/diagnose/test_origin.py:")
+    assert place.bad.source.startswith("tests/diagnose/nonfinite/test_origin.py:")
     assert place.is_masked == (op == "aten._softmax#0")
     assert place.batch_size == 6
 

@@ -44,7 +44,7 @@ def test_the_op_and_the_format_are_named(tmp_path: Path) -> None:
     (finding,) = overflows(tmp_path / "run")
     assert (finding.step, finding.site, finding.op) == (2, "1", "aten.mm#0")
     assert finding.title == "fp16 matmul overflowed"
-    assert "is beyond 65504; before it is rounded it is finite" in finding.why
+    assert "exceeds 65504; before rounding it is finite" in finding.why
     assert "fp64" not in finding.why
     assert finding.fix.startswith(
         'keep this layer wide:  apply_recipe(model, optimizer, ..., overrides={"1": "fp32"})\n'

@@ -48,7 +48,7 @@ def test_names_the_step_and_the_parameter_of_the_update(tmp_path: Path) -> None:
     finding = update_before(write_run(tmp_path / "run", weight_update=40.0, weight=41.0), BAD)
     assert finding is not None
     assert (finding.step, finding.parameter, finding.site) == (6, "fc.weight", "fc")
-    assert finding.why == "the update of step 6 has the norm 40, and the parameter after it 41"
+    assert finding.why == "the update of step 6 has the norm 40, the parameter after it 41"
 
 
 @pytest.mark.parametrize("update", [0.02, 0.2])

@@ -39,7 +39,7 @@ def trained(folder: Path, *, inside: torch.dtype = torch.int64, before: torch.dt
 def test_the_cast_inside_the_model_is_named(tmp_path: Path) -> None:
     (finding,) = ids_through_float(trained(tmp_path / "run", inside=torch.float16, most=5900))
     assert (finding.rule, finding.step, finding.op) == ("ids-through-float", 0, "aten._to_copy#0")
-    assert "2049 is the first that becomes another" in finding.why
+    assert "2049 is the first that changes" in finding.why
 
 
 @pytest.mark.parametrize(("dtype", "first_wrong"), [(torch.float16, 2049), (torch.bfloat16, 257)], ids=["fp16", "bf16"])

@@ -34,22 +34,22 @@ def test_graphs_that_are_kept_name_variable_line_and_slope(tmp_path: Path) -> No
     (finding,) = growing_memory(run)
     assert (finding.rule, finding.severity, finding.source) == ("graph-leak", Severity.ERROR, "train.py:12")
     assert finding.why == (
-        "losses keeps 180 entries with the graphs they came from, with every activation in them\n"
-        "The process grew from 330 MiB to 562 MiB in 200 steps, 1.2 MiB a step."
+        "losses holds 180 entries with the graphs they were computed from, with all their activations\n"
+        "The process grew from 330 MiB to 562 MiB in 200 steps, 1.2 MiB per step."
     )
-    assert finding.fix == "keep the number or the plain tensor: .item(), or .detach()"
+    assert finding.fix == "keep the number or the detached tensor: .item() or .detach()"
 
 
 def test_growth_without_graphs_names_what_grew(tmp_path: Path) -> None:
     run = write_run(tmp_path / "run", look(60, 380), look(120, 450, keepers=(CACHE,), tensors=(TENSORS,)))
     (finding,) = growing_memory(run)
     assert (finding.rule, finding.source) == ("memory-growth", "train.py:12")
-    assert "cache grew by 40 entries between two looks, 40 MiB (float32 512x512 tensor)" in finding.why
+    assert "cache grew by 40 entries between two measurements, 40 MiB (float32 512x512 tensor)" in finding.why
 
 
 def test_growth_that_nobody_keeps_names_the_tensors_or_says_that_it_is_native(tmp_path: Path) -> None:
     (finding,) = growing_memory(write_run(tmp_path / "a", look(60, 380), look(120, 450, tensors=(TENSORS,))))
-    assert "40 more tensors of the kind float32 512x512 tensor" in finding.why
+    assert "40 more tensors like float32 512x512 tensor" in finding.why
     (finding,) = growing_memory(write_run(tmp_path / "b", look(60, 380), look(120, 450)))
     assert "native library" in finding.why
 

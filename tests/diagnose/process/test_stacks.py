@@ -97,7 +97,7 @@ def test_frames_of_another_package_are_the_users():
 
 def test_native_frames_begin_below_the_signal():
     frames = native_frames(NATIVE, section="crash", thread=None)
-    assert [frame.told for frame in frames[:2]] == [
+    assert [frame.text for frame in frames[:2]] == [
         "mkl_blas_sgemm (libtorch_cpu.so)",
         "at::native::addmm_impl_cpu_ (libtorch_cpu.so)",
     ]
@@ -108,12 +108,12 @@ def test_a_name_without_its_arguments_keeps_its_end():
         "mkl_blas_sgemm ()", "at::native::(anonymous namespace)::softmax_kernel(at::Tensor const&) ()"
     )
     frame = native_frames(text, section="crash", thread=None)[0]
-    assert frame.told == "at::native::softmax_kernel (libtorch_cpu.so)"
+    assert frame.text == "at::native::softmax_kernel (libtorch_cpu.so)"
 
 
 def test_the_machinery_of_an_abort_is_left_out():
     frames = native_frames(ABORTED, section="crash", thread=None)
-    assert [frame.told for frame in frames] == ["my_op (op.cpp:12)"]
+    assert [frame.text for frame in frames] == ["my_op (op.cpp:12)"]
 
 
 def test_the_innermost_op_is_named_without_its_overload():

@@ -57,7 +57,7 @@ def test_an_exception_is_named_with_its_line_step_and_site(tmp_path: Path):
     assert finding.title.startswith("RuntimeError: mat1 and mat2 shapes cannot be multiplied")
     assert (finding.rule, finding.step, finding.phase, finding.site) == ("exception", 5, "forward", "head")
     assert finding.source is not None
-    assert finding.source.endswith(f"test_exception.py:{caught_line()}")
+    assert finding.source.endswith(f"test_uncaught_exception.py:{caught_line()}")
     assert finding.severity is Severity.ERROR
 
 
@@ -70,35 +70,35 @@ def test_an_exception_inside_torch_is_traced_to_the_users_line(tmp_path: Path):
     error = caught(lambda: torch.nn.Linear(3, 2)(torch.zeros(2, 5)))
     (finding,) = found_after(tmp_path / "run", error)
     assert finding.source is not None
-    assert "test_exception.py" in finding.source
+    assert "test_uncaught_exception.py" in finding.source
 
 
 def test_an_exception_in_a_worker_is_named_as_such_with_the_workers_line(tmp_path: Path):
     error = caught(lambda: list(DataLoader(Broken(), num_workers=1)))
     (finding,) = found_after(tmp_path / "run", error)
-    assert finding.title == "worker 0 of the DataLoader raised ValueError: sample 2 has no label"
+    assert finding.title == "DataLoader worker 0 raised ValueError: sample 2 has no label"
     assert finding.source is not None
-    assert "test_exception.py" in finding.source
+    assert "test_uncaught_exception.py" in finding.source
     assert finding.why.startswith("raised in __getitem__, ")
 
 
 def test_a_worker_that_was_killed_is_named_as_such(tmp_path: Path):
     error = RuntimeError("DataLoader worker (pid 4242) is killed by signal: Bus error. It is possible that ...")
     (finding,) = found_after(tmp_path / "run", error)
-    assert finding.title == "a worker of the DataLoader is killed by signal: Bus error"
+    assert finding.title == "a DataLoader worker is killed by signal: Bus error"
     assert "/dev/shm" in finding.why
 
 
 def test_a_worker_that_crashed_is_named_with_its_signal(tmp_path: Path):
     error = caught(lambda: list(DataLoader(Crashing(), num_workers=1)))
     (finding,) = found_after(tmp_path / "run", error)
-    assert finding.title == "a worker of the DataLoader is killed by signal: Segmentation fault"
+    assert finding.title == "a DataLoader worker is killed by signal: Segmentation fault"
 
 
 def test_a_lack_of_host_memory_is_named_as_such(tmp_path: Path):
     error = caught(lambda: torch.empty(2**60, dtype=torch.uint8))
     (finding,) = found_after(tmp_path / "run", error)
-    assert finding.title == "the host's memory ran out"
+    assert finding.title == "out of host memory"
     assert "you tried to allocate 1152921504606846976 bytes" in finding.why
 
 
@@ -107,7 +107,7 @@ def test_a_lack_of_host_memory_is_named_as_such(tmp_path: Path):
 )
 def test_other_lacks_of_memory_are_named_too(tmp_path: Path, error: Exception):
     (finding,) = found_after(tmp_path / "run", error)
-    assert finding.title.endswith("memory ran out")
+    assert finding.title.startswith("out of ")
 
 
 def test_the_loss_of_a_rank_that_crashed_is_a_note(tmp_path: Path):

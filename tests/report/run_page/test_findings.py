@@ -1,10 +1,11 @@
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from roundoff.diagnose.run_view import RunView
 from roundoff.report.run_page.findings import MAX_FINDINGS, verdict_section
-from roundoff.runs import CachedRun, Finding, Run, RunInfo, RunWriter, Severity
+from roundoff.runs import Answer, CachedRun, Failure, Finding, RuleAnswer, Run, RunInfo, RunWriter, Severity
 from tests.report.sample_runs import HOSTILE, write_metrics_run
 
 OVERFLOW = Finding(
@@ -74,3 +75,23 @@ def test_hostile_words_stay_text(run: CachedRun):
     body = verdict_section(RunView(run=run, findings=[hostile])).body
     assert body.count("alert(1)") == 8
     assert "<script" not in body
+
+
+def test_the_answers_of_rules_are_listed_apart(run: CachedRun):
+    answers = [
+        RuleAnswer(checks="jumps of the loss", codes=("loss-spike",), answer=Answer.FINE),
+        RuleAnswer(
+            checks="ranks", codes=("x",), answer=Answer.NOTHING_TO_LOOK_AT, reason="the training ran on one rank"
+        ),
+    ]
+    body = verdict_section(RunView(run=run, findings=[], answers=answers)).body
+    assert "<summary>fine: 1 check</summary><ul><li>jumps of the loss</li></ul>" in body
+    assert "<summary>nothing to look at: 1 check</summary><ul><li>ranks: the training ran on one rank</li></ul>" in body
+
+
+def test_rules_that_failed_are_one_line(run: CachedRun):
+    failed = replace(NOTE, rule="rule-failed", title="could not check learning rates of 0")
+    failure = Failure(check="rule", name="lr-zero", error="IndexError: list index out of range")
+    body = verdict_section(RunView(run=run, findings=[failed], failures=[failure])).body
+    assert "1 check failed inside roundoff; please report: rule lr-zero (IndexError: list index out of range)" in body
+    assert "could not check" not in body

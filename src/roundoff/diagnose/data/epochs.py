@@ -1,4 +1,4 @@
-"""How samples are drawn: some again and again within one epoch, or all in the same order in every epoch."""
+"""What epochs should not be: samples repeated within one, the same order in each, or a dataset that changes."""
 
 from __future__ import annotations
 
@@ -7,23 +7,29 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
+from roundoff.diagnose import needs
 from roundoff.diagnose.batches import Epoch, first_input, sample_hashes, training_epochs
+from roundoff.diagnose.rule import Code, Rule
 from roundoff.diagnose.wording import format_short
 from roundoff.runs import Finding, Run, Severity, TensorFacts
 from roundoff.words import plural
 
-# == Data sets that change under the training: a transform writes into what it was given.
+_MIN_REPEATED_SHARE = 0.1
+_MIN_REPEATED = 4
+_MIN_SAMPLE_SIZE = 8
+"""Smaller samples may be equal by nature."""
+_MIN_PAIRS = 3
 
 
 def mutated_datasets(run: Run) -> list[Finding]:
-    """Find a data set whose arrays are other numbers in the same memory whenever an epoch begins."""
+    """Find a dataset whose arrays hold different values in the same memory when the next epoch begins."""
     for rank in run.ranks:
         epochs = training_epochs(run, rank)
         for one, other in itertools.pairwise(epochs):
             for name, before in _arrays(one).items():
                 after = _arrays(other).get(name)
                 if after is not None and _is_edited(before, after):
-                    return [_finding(name, before, after, other.first_step, rank, len(epochs))]
+                    return [_mutated_finding(name, before, after, other.first_step, rank, len(epochs))]
     return []
 
 
@@ -32,7 +38,7 @@ def _arrays(epoch: Epoch) -> dict[str, Mapping[str, Any]]:
 
 
 def _is_edited(before: Mapping[str, Any], after: Mapping[str, Any]) -> bool:
-    """Say whether numbers were changed in place; a cache that was empty and an order that was shuffled are none."""
+    """Say whether values were changed in place; filling an empty cache or shuffling does not count."""
     if before["hash"] == after["hash"] or before.get("address") != after.get("address"):
         return False
     was_empty = not before["mean"] and not before["std"]
@@ -44,7 +50,7 @@ def _is_close(one: float, other: float) -> bool:
     return abs(one - other) <= 1e-9 * (abs(one) + abs(other))
 
 
-def _finding(
+def _mutated_finding(
     name: str, before: Mapping[str, Any], after: Mapping[str, Any], step: int, rank: int, num_epochs: int
 ) -> Finding:
     what = [f"{key} {format_short(before[key])} became {format_short(after[key])}" for key in ("mean", "std")]
@@ -54,43 +60,36 @@ def _finding(
         confidence=0.9 if num_epochs > 2 else 0.8,
         step=step,
         rank=rank,
-        title=f"the data set changes while it is read ({name})",
-        why=f"when the next epoch began with step {step}, the same memory held other numbers: {', '.join(what)}; "
-        "whoever reads a sample writes into the data set, and the next epoch trains on something else",
+        title=f"the dataset changes while it is read ({name})",
+        why=f"when the next epoch began in step {step}, the same memory held different values: {', '.join(what)}; code "
+        "that reads a sample writes into the dataset, so the next epoch trains on different data",
         fix="work on a copy: x = x.clone() (or x.copy()) first in __getitem__ and in transforms, and x = x - mean "
         "instead of x -= mean",
         evidence=({"name": name, "before": dict(before), "after": dict(after)},),
     )
 
 
-_SHARE = 0.1
-_FEWEST = 4
-_SMALLEST_SAMPLE = 8
-"""Samples of fewer numbers may well be equal by nature."""
-_FEWEST_PAIRS = 3
-
-
 def duplicate_samples(run: Run) -> list[Finding]:
-    """Find samples that come several times within an epoch, though their sampler does not say that they may."""
+    """Find samples that occur several times within an epoch, although their sampler does not draw with replacement."""
     for rank in run.ranks:
         given = first_input(run, rank)
-        if given is None or _numbers_in_sample(given[1][0][1]) < _SMALLEST_SAMPLE:
+        if given is None or _sample_size(given[1][0][1]) < _MIN_SAMPLE_SIZE:
             continue
         for epoch in training_epochs(run, rank):
             if epoch.detail.get("replacement") or epoch.detail.get("sampler") == "DistributedSampler":
                 break
             hashes = sample_hashes(run, rank, given[0], epoch=epoch)
             again = len(hashes) - len(set(hashes))
-            is_much = again >= max(_FEWEST, _SHARE * len(hashes)) and len(set(hashes)) > 1
-            if is_much and not _are_some_chosen(hashes):
-                return [_duplicates(run, epoch, given[0], hashes, again, rank)]
+            is_much = again >= max(_MIN_REPEATED, _MIN_REPEATED_SHARE * len(hashes)) and len(set(hashes)) > 1
+            if is_much and not _is_oversampling(hashes):
+                return [_duplicates_finding(run, epoch, given[0], hashes, again, rank)]
     return []
 
 
-def _are_some_chosen(hashes: list[int]) -> bool:
-    """Say whether most samples come once and a few of them many times: those of a rare class, put in several times.
+def _is_oversampling(hashes: list[int]) -> bool:
+    """Say whether most samples occur once and a few of them often: a rare class, oversampled on purpose.
 
-    Samples that are drawn by accident come twice more often than three times and more.
+    Among accidental repetitions, samples that occur twice outnumber those that occur more often.
     """
     counts = Counter(Counter(hashes).values())
     num_often = sum(num for times, num in counts.items() if times > 2)
@@ -108,12 +107,12 @@ def repeated_orders(run: Run) -> list[Finding]:
             if len(batch.targets) == 1 and batch.step in batches and len(batch.targets[0].counts) != 1:
                 batches[batch.step] = batch.targets[0].hash
         pairs = _pairs(training_epochs(run, rank), batches) or _pairs_by_period(batches)
-        if len(pairs) >= _FEWEST_PAIRS and all(batches[one] == batches[other] for one, other in pairs):
-            return [_not_shuffled(pairs, rank)]
+        if len(pairs) >= _MIN_PAIRS and all(batches[one] == batches[other] for one, other in pairs):
+            return [_same_order_finding(pairs, rank)]
     return []
 
 
-def _numbers_in_sample(tensor: TensorFacts) -> int:
+def _sample_size(tensor: TensorFacts) -> int:
     count = 1
     for length in tensor.shape[1:]:
         count *= length
@@ -121,7 +120,7 @@ def _numbers_in_sample(tensor: TensorFacts) -> int:
 
 
 def _pairs(epochs: list[Epoch], batches: Mapping[int, str]) -> list[tuple[int, int]]:
-    """Return the steps with the same place in the first and in a later epoch, of epochs of several batches."""
+    """Return pairs of steps at the same position in the first and in a later epoch, for epochs of several batches."""
     if len(epochs) < 2 or epochs[0].end_step - epochs[0].first_step < 2:
         return []
     first = epochs[0]
@@ -134,7 +133,7 @@ def _pairs(epochs: list[Epoch], batches: Mapping[int, str]) -> list[tuple[int, i
 
 
 def _pairs_by_period(batches: Mapping[int, str]) -> list[tuple[int, int]]:
-    """Return the steps that lie one round apart, if the first batch comes again with others in between."""
+    """Return pairs of steps that are one period apart, if the first batch occurs again after others."""
     if not batches or len(set(batches.values())) < 2:
         return []
     first = min(batches)
@@ -144,10 +143,10 @@ def _pairs_by_period(batches: Mapping[int, str]) -> list[tuple[int, int]]:
     return [(step, step + period) for step in sorted(batches) if step + period in batches]
 
 
-def _duplicates(run: Run, epoch: Epoch, place: str, hashes: list[int], again: int, rank: int) -> Finding:
+def _duplicates_finding(run: Run, epoch: Epoch, place: str, hashes: list[int], again: int, rank: int) -> Finding:
     most = max(hashes.count(number) for number in set(hashes[:200]))
     first = next(
-        (step for step in range(epoch.first_step, epoch.end_step) if _has_again(run, rank, place, epoch, step)),
+        (step for step in range(epoch.first_step, epoch.end_step) if _has_repetition(run, rank, place, epoch, step)),
         epoch.first_step,
     )
     return Finding(
@@ -156,23 +155,23 @@ def _duplicates(run: Run, epoch: Epoch, place: str, hashes: list[int], again: in
         confidence=0.8,
         step=first,
         rank=rank,
-        title="samples come several times within an epoch",
-        why=f"{again} of {len(hashes)} samples of the epoch that begins with step {epoch.first_step} had come before "
-        f"in it, one of them {most} times; the sampler ({epoch.detail.get('sampler')}) does not draw with replacement",
-        fix="look at the sampler: each index of the data set should come once in an epoch; if repetition is meant, "
+        title="samples are repeated within an epoch",
+        why=f"{again} of {len(hashes)} samples in the epoch that begins with step {epoch.first_step} are repetitions, "
+        f"one sample occurs {most} times; the sampler ({epoch.detail.get('sampler')}) does not draw with replacement",
+        fix="check the sampler: each index of the dataset should occur once per epoch; if repetition is intended, "
         "draw with RandomSampler(replacement=True) or WeightedRandomSampler",
         evidence=({"num_samples": len(hashes), "num_again": again, "place": place},),
     )
 
 
-def _has_again(run: Run, rank: int, place: str, epoch: Epoch, step: int) -> bool:
-    """Say whether the samples up to a step of the epoch hold one twice."""
+def _has_repetition(run: Run, rank: int, place: str, epoch: Epoch, step: int) -> bool:
+    """Say whether a sample is repeated up to a step of the epoch."""
     part = Epoch(first_step=epoch.first_step, end_step=step + 1, detail=epoch.detail)
     hashes = sample_hashes(run, rank, place, epoch=part)
     return len(set(hashes)) < len(hashes)
 
 
-def _not_shuffled(pairs: list[tuple[int, int]], rank: int) -> Finding:
+def _same_order_finding(pairs: list[tuple[int, int]], rank: int) -> Finding:
     one, other = pairs[0]
     return Finding(
         rule="data-not-shuffled",
@@ -180,9 +179,73 @@ def _not_shuffled(pairs: list[tuple[int, int]], rank: int) -> Finding:
         confidence=0.9,
         step=other,
         rank=rank,
-        title="the data come in the same order in every epoch",
-        why=f"step {other} has the batch of step {one}, and so on: all {plural(len(pairs), 'pair')} of steps at the "
-        "same place of their epochs that were looked at are equal",
-        fix="DataLoader(..., shuffle=True), unless the order is meant",
+        title="the data has the same order in every epoch",
+        why=f"step {other} has the batch of step {one}, and so on: all {plural(len(pairs), 'observed pair')} of steps "
+        "at the same position of their epochs have equal batches",
+        fix="DataLoader(..., shuffle=True), unless the order is intended",
         evidence=({"pairs": [[*pair] for pair in pairs[:10]]},),
     )
+
+
+def _hashed_dataset(run: Run) -> str | None:
+    epochs = [epoch for rank in run.ranks for epoch in training_epochs(run, rank)]
+    return None if any(_arrays(epoch) for epoch in epochs) else "the arrays of the dataset could not be read"
+
+
+def _hashed_samples(run: Run) -> str | None:
+    places = [(rank, given[0]) for rank in run.ranks if (given := first_input(run, rank)) is not None]
+    return None if any(sample_hashes(run, rank, place) for rank, place in places) else "no samples were hashed"
+
+
+def _comparable_batches(run: Run) -> str | None:
+    num_batches = max((len(given[1]) for rank in run.ranks if (given := first_input(run, rank)) is not None), default=0)
+    return None if num_batches > _MIN_PAIRS else "too few batches were observed"
+
+
+RULES = (
+    Rule(
+        order=1310,
+        checks="datasets that change while they are read",
+        find=mutated_datasets,
+        needs=(needs.epochs(2), _hashed_dataset),
+        codes=(
+            Code(
+                name="dataset-mutated",
+                means="The dataset holds different numbers in the next epoch: code that reads a sample also writes "
+                "into it.",
+                fix="Work on copies: `x = x.clone()` first in `__getitem__`, and `x = x - mean` instead of `x -= "
+                "mean`.",
+            ),
+        ),
+    ),
+    Rule(
+        order=1320,
+        checks="samples repeated within an epoch",
+        find=duplicate_samples,
+        needs=(needs.inputs, needs.epochs(1), _hashed_samples),
+        codes=(
+            Code(
+                name="duplicate-samples",
+                means="Samples occur several times within an epoch, although the sampler does not draw with "
+                "replacement.",
+                fix="Check the sampler: each index should occur once. If repetition is intended, use a sampler that "
+                "draws with replacement.",
+            ),
+        ),
+    ),
+    Rule(
+        order=1530,
+        checks="the order of the data",
+        find=repeated_orders,
+        needs=(needs.inputs, _comparable_batches),
+        codes=(
+            Code(
+                name="data-not-shuffled",
+                means="The batches come in the same order in every epoch. This is only a note: sometimes it is "
+                "intended.",
+                fix="`DataLoader(..., shuffle=True)`.",
+                follows_from=("epoch-order-repeated", "dataset-mutated", "duplicate-samples"),
+            ),
+        ),
+    ),
+)

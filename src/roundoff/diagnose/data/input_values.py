@@ -1,4 +1,4 @@
-"""Inputs whose numbers cannot be meant: far too large, or the same for every sample."""
+"""Inputs whose values cannot be intended: far too large, constant, or padding that is a real token."""
 
 from __future__ import annotations
 
@@ -9,15 +9,21 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from roundoff.diagnose import needs
 from roundoff.diagnose.batches import model_inputs, sample_hashes, site_of, targets_of
 from roundoff.diagnose.parameter_histories import ParameterHistory, parameter_histories
+from roundoff.diagnose.rule import Code, Rule
 from roundoff.diagnose.wording import format_short
 from roundoff.runs import Event, Finding, ModuleFacts, Run, Severity, TensorFacts
 from roundoff.runs.records.step_ops import bare_name
+from roundoff.words import plural
 
-# == Embeddings whose padding row is a token of the text: it stays as it was at the start.
-
-_FEWEST = 3
+LARGE, VERY_LARGE = 50.0, 300.0
+"""Root mean squares of an input: raw pixels are large, standardized values times a thousand are very large."""
+_PRODUCTS = ("addmm", "mm", "bmm", "baddbmm", "convolution", "linear", "matmul", "mkldnn_rnn_layer", "lstm", "gru")
+_MIN_COLLISIONS = 3
+Seen = Sequence[tuple[int, TensorFacts]]
+"""(step, tensor) of one input."""
 
 
 def colliding_paddings(run: Run) -> list[Finding]:
@@ -32,13 +38,13 @@ def colliding_paddings(run: Run) -> list[Finding]:
             row = str(embedding.settings["padding_idx"])
             num_steps = sum(row in tensor.inner_counts for tensor in tensors)
             inside = sum(tensor.inner_counts.get(row, 0) for tensor in tensors)
-            if inside >= _FEWEST and 2 * num_steps >= len(tensors):
-                return [_finding(embedding, row, tensors, seen[0][0], rank, inside)]
+            if inside >= _MIN_COLLISIONS and 2 * num_steps >= len(tensors):
+                return [_padding_finding(embedding, row, tensors, seen[0][0], rank, inside)]
     return []
 
 
 def _embedding(modules: list[ModuleFacts], tensors: list[TensorFacts]) -> ModuleFacts | None:
-    """Return the first embedding with a padding row that these ids can be looked up in."""
+    """Return the first embedding with a padding row that is large enough for these ids."""
     if not tensors:
         return None
     largest = max(tensor.max or 0.0 for tensor in tensors)
@@ -50,7 +56,7 @@ def _embedding(modules: list[ModuleFacts], tensors: list[TensorFacts]) -> Module
     return None
 
 
-def _finding(
+def _padding_finding(
     embedding: ModuleFacts, row: str, tensors: list[TensorFacts], step: int, rank: int, inside: int
 ) -> Finding:
     counts: Counter[str] = Counter()
@@ -69,20 +75,14 @@ def _finding(
         parameter=f"{site}.weight" if not site.startswith("<") else None,
         title=f"padding_idx {row} is a real token",
         why=f"row {row} of {site} is never trained, because it is padding_idx; but {100 * share:.2g} % of the tokens "
-        f"are {row}, {inside} of them between other tokens, where no padding is",
-        fix="give padding an id of its own that the tokenizer does not use, or leave padding_idx out",
+        f"are {row}, {inside} of them between other tokens, where there is no padding",
+        fix="give padding its own id that the tokenizer does not use, or leave padding_idx out",
         evidence=({"row": int(row), "share": share, "num_inside": inside},),
     )
 
 
-LARGE, VERY_LARGE = 50.0, 300.0
-"""Root mean squares of an input: raw pixels are large, standardised numbers times a thousand are very large."""
-_PRODUCTS = ("addmm", "mm", "bmm", "baddbmm", "convolution", "linear", "matmul", "mkldnn_rnn_layer", "lstm", "gru")
-Seen = Sequence[tuple[int, TensorFacts]]
-
-
 def large_inputs(run: Run) -> list[Finding]:
-    """Find the input of a model that is far from the size its start values are made for, and is used as it is."""
+    """Find a model input that is far larger than initial values assume, and is used without normalization."""
     for rank in run.ranks:
         for place, seen in model_inputs(run, rank).items():
             first = seen[0][1]
@@ -90,23 +90,23 @@ def large_inputs(run: Run) -> list[Finding]:
                 continue
             size = statistics.median(_size(tensor) for _, tensor in seen)
             if size >= LARGE and _meets_a_weight(run, rank, size, math.prod(first.shape)):
-                return [_large(place, seen, size, rank)]
+                return [_large_finding(place, seen, size, rank)]
     return []
 
 
 def constant_inputs(run: Run) -> list[Finding]:
-    """Find the input of a model that is the same number throughout, or the same for every sample."""
+    """Find a model input that is the same number everywhere, or the same for every sample."""
     for rank in run.ranks:
         for places in _by_model(model_inputs(run, rank)).values():
             batch_size = next(iter(places.values()))[0][1].shape[:1]
-            told = [place for place, seen in places.items() if not _says_nothing(run, rank, place, seen, batch_size)]
+            varying = [place for place, seen in places.items() if not _is_constant(run, rank, place, seen, batch_size)]
             names = list(places)
-            if not told and (_targets_differ(run, rank) or len(next(iter(places.values()))) == 1):
-                return [_constant(names[0], places[names[0]], rank, weight=None)]
+            if not varying and (_targets_differ(run, rank) or len(next(iter(places.values()))) == 1):
+                return [_constant_finding(names[0], places[names[0]], rank, weight=None)]
             for place in names:
                 weight = _unmoved_weight(run, rank) if _is_zero(places[place], batch_size) else None
                 if weight is not None:
-                    return [_constant(place, places[place], rank, weight=weight)]
+                    return [_constant_finding(place, places[place], rank, weight=weight)]
     return []
 
 
@@ -115,14 +115,14 @@ def _size(tensor: TensorFacts) -> float:
 
 
 def _is_mask(seen: Seen) -> bool:
-    """Say whether it is a mask to be added: 0, and a number that nothing survives."""
+    """Say whether it is an additive mask: 0 and a large negative number."""
     return all(tensor.max == 0.0 or tensor.num_nonfinite for _, tensor in seen)
 
 
 def _meets_a_weight(run: Run, rank: int, size: float, count: int) -> bool:
-    """Say whether large numbers go into the first product of the forward, or the input itself into any.
+    """Say whether large values reach the first product of the forward, or the input itself reaches any product.
 
-    A model may bring its input to another scale first, or use it as ids. Where no step was recorded nobody knows.
+    A model may rescale its input first, or use it as ids. If no step was recorded, assume that they do.
     """
     step = next(iter(run.steps), None)
     if step is None:
@@ -152,8 +152,8 @@ def _is_one_number(tensor: TensorFacts) -> bool:
     return tensor.min is not None and tensor.min == tensor.max and not tensor.num_nonfinite
 
 
-def _says_nothing(run: Run, rank: int, place: str, seen: Seen, batch_size: tuple[int, ...]) -> bool:
-    """Say whether an input cannot tell one sample from another: one number, one row, or the same mask in each step."""
+def _is_constant(run: Run, rank: int, place: str, seen: Seen, batch_size: tuple[int, ...]) -> bool:
+    """Say whether an input is the same for all samples: one number, one row, or the same mask in each step."""
     if all(_is_one_number(tensor) for _, tensor in seen):
         return True
     if len(seen) > 1 and seen[0][1].shape[:1] != batch_size and len({tensor.hash for _, tensor in seen}) == 1:
@@ -174,7 +174,7 @@ def _is_zero(seen: Seen, batch_size: tuple[int, ...]) -> bool:
 
 
 def _unmoved_weight(run: Run, rank: int) -> str | None:
-    """Return the first weight whose gradient is 0 in every step: what multiplies zeros learns nothing."""
+    """Return the first weight whose gradient is 0 in every step: a weight multiplied by zeros learns nothing."""
     wide = {p.name for structure in run.structures(rank=rank) for p in structure.parameters if len(p.shape) > 1}
     histories = parameter_histories(run, rank, names=[name for name in wide if name])
     return next((name for name, history in histories.items() if _is_unmoved(history)), None)
@@ -185,7 +185,7 @@ def _is_unmoved(history: ParameterHistory) -> bool:
     return bool(shares.size) and bool((shares == 1.0).all())
 
 
-def _large(place: str, seen: Seen, size: float, rank: int) -> Finding:
+def _large_finding(place: str, seen: Seen, size: float, rank: int) -> Finding:
     reach = max(max(abs(tensor.min or 0.0), abs(tensor.max or 0.0)) for _, tensor in seen)
     std = statistics.median(tensor.std or 0.0 for _, tensor in seen)
     mean = statistics.median(tensor.mean or 0.0 for _, tensor in seen)
@@ -198,23 +198,20 @@ def _large(place: str, seen: Seen, size: float, rank: int) -> Finding:
         phase="forward",
         site=site_of(place),
         title=f"the input {place} is far too large",
-        why=f"its numbers reach {format_short(reach)}, with mean {format_short(mean)} and std "
-        f"{format_short(std)}, and meet the first "
-        "weights as they are; start values and learning rates are made for numbers around 1",
-        fix="normalise the data: (x - mean) / std with mean and std of the training set, or x / 255 for raw pixels",
+        why=f"its values reach {format_short(reach)} (mean {format_short(mean)}, std {format_short(std)}) and reach "
+        "the first weights without normalization; initial values and learning rates assume values around 1",
+        fix="normalize the data: (x - mean) / std with the values of the training set, or x / 255 for raw pixels",
         evidence=({"place": place, "absmax": reach, "mean": mean, "std": std},),
     )
 
 
-def _constant(place: str, seen: Seen, rank: int, *, weight: str | None) -> Finding:
+def _constant_finding(place: str, seen: Seen, rank: int, *, weight: str | None) -> Finding:
     first = seen[0][1]
     if _is_one_number(first):
-        what = f"every element of it is {format_short(first.min or 0.0)} in all {len(seen)} steps that were looked at"
+        what = f"every element is {format_short(first.min or 0.0)} in all {plural(len(seen), 'observed step')}"
     else:
-        what = f"every sample of it is the same in all {len(seen)} steps that were looked at"
-    so = (
-        f"; {weight} meets nothing else and has had no gradient" if weight else "; the output cannot depend on the data"
-    )
+        what = f"every sample is the same in all {plural(len(seen), 'observed step')}"
+    effect = f"{weight} has no other input and no gradient" if weight else "the output cannot depend on the data"
     return Finding(
         rule="constant-input",
         severity=Severity.ERROR,
@@ -225,8 +222,62 @@ def _constant(place: str, seen: Seen, rank: int, *, weight: str | None) -> Findi
         site=site_of(place),
         parameter=weight,
         title=f"the input {place} is constant",
-        why=f"{what}{so}",
-        fix="look at what the data set returns: a sample that was never filled, a transform that clamps or multiplies "
-        "everything away, the wrong column",
+        why=f"{what}; {effect}",
+        fix="check what the dataset returns: a sample that is never filled, a transform that clamps or zeroes "
+        "everything, the wrong column",
         evidence=({"place": place, "value": first.min, "shape": list(first.shape)},),
     )
+
+
+def _padded_embedding(run: Run) -> str | None:
+    modules = [module for rank in run.ranks for look in run.structures(rank=rank) for module in look.modules]
+    has_some = any(isinstance(module.settings.get("padding_idx"), int) for module in modules)
+    return None if has_some else "no embedding has a padding_idx"
+
+
+RULES = (
+    Rule(
+        order=510,
+        checks="constant inputs",
+        find=constant_inputs,
+        needs=(needs.inputs,),
+        codes=(
+            Code(
+                name="constant-input",
+                means="An input is the same number everywhere, or the same for every sample, so nothing can be learned "
+                "from it.",
+                fix="Check what the dataset returns: a buffer that is never filled, a transform that clamps, the wrong "
+                "column.",
+            ),
+        ),
+    ),
+    Rule(
+        order=540,
+        checks="padding rows that are real tokens",
+        find=colliding_paddings,
+        needs=(needs.inputs, _padded_embedding),
+        codes=(
+            Code(
+                name="padding-collision",
+                means="The `padding_idx` of an embedding is a token that occurs in the text: its row is never trained.",
+                fix="Give padding its own id, or leave `padding_idx` out.",
+            ),
+        ),
+    ),
+    Rule(
+        order=980,
+        checks="inputs of unusual size",
+        find=large_inputs,
+        needs=(needs.inputs,),
+        codes=(
+            Code(
+                name="input-scale",
+                means="An input is far from the size that initial values and learning rates assume, and reaches the "
+                "first weights without normalization.",
+                fix="Normalize it: `(x - mean) / std` with the values of the training set, or `x / 255` for raw "
+                "pixels.",
+                follows_from=("overflow", "domain-error", "masked-softmax", "nonfinite-update", "consumed-overflow"),
+            ),
+        ),
+    ),
+)

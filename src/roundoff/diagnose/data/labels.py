@@ -1,13 +1,13 @@
-"""Targets that cannot teach: all the same, or the input itself."""
+"""Labels that teach nothing: all the same, copied from the input, or unrelated to it."""
 
 from __future__ import annotations
 
 import math
-import statistics
 from collections import Counter
 from collections.abc import Mapping
-from statistics import median
+from statistics import mean, median
 
+from roundoff.diagnose import needs
 from roundoff.diagnose.batches import (
     ASKS_YES_OR_NO,
     CLASSIFIES,
@@ -18,47 +18,54 @@ from roundoff.diagnose.batches import (
 )
 from roundoff.diagnose.flow import Flow
 from roundoff.diagnose.layers import PRODUCTS
+from roundoff.diagnose.rule import Code, Rule
 from roundoff.diagnose.wording import format_short
-from roundoff.runs import BatchFacts, Finding, JsonValue, Metrics, Run, Severity, TensorFacts
+from roundoff.runs import BatchFacts, Finding, JsonValue, Run, Severity, TensorFacts
 from roundoff.runs.records.step_ops import ops_of
 from roundoff.words import plural
 
-# == Labels that have nothing to do with their inputs: one batch can be learned by heart, the data set cannot.
-
 _MIN_TRAINED_STEPS = 100
-_OF_CHANCE = 0.93
-"""A loss that stays above this part of what knowing nothing gives has learned nothing of the data set."""
+_NEAR_CHANCE = 0.93
+"""A loss that stays above this fraction of the chance level has learned nothing from the dataset."""
 _OVERFITTED = 0.9
-"""A loss on one batch that falls to this part of chance within a few steps shows that model and optimizer can learn."""
+"""A loss on one batch that falls below this fraction of chance shows that model and optimizer can learn."""
 _TIMES_LESS = 3.0
-"""So many times less than on one batch must the training have learned, in many more steps."""
+"""The training must have learned this many times less than on one batch, in many more steps."""
 _TIMES_LONGER = 3
 _SQUARES = ("mse_loss", "MSELoss")
 
 
 def independent_labels(run: Run) -> list[Finding]:
-    """Find a training that stays at chance though the same optimizer learns any one batch by heart."""
-    batches = [batch for batch in run.inputs(rank=0) if targets_of(batch)]
-    chance = _chance(batches)
-    losses = [metric for metric in run.metrics(rank=0) if metric.loss is not None and math.isfinite(metric.loss)]
-    if chance is None or len(losses) < _MIN_TRAINED_STEPS:
+    """Find a training that stays at chance level, although the same optimizer can memorize a single batch."""
+    chance, losses = _chance(run), _finite_losses(run)
+    if chance is None or len(losses) < _MIN_TRAINED_STEPS or not _is_at_chance(losses, chance):
         return []
-    late = _median(losses[len(losses) // 2 :])
-    if not _OF_CHANCE * chance < late < 1.5 * chance:
-        return []
+    late = _late_loss(losses)
     for probe in run.probes():
         if probe.get("probe") == "overfit":
             tried = [loss for loss in _as_list(probe.get("losses")) if isinstance(loss, float)]
             if _can_learn(tried, chance=chance, late=late) and len(losses) >= _TIMES_LONGER * len(tried):
-                return [_finding(chance, late, len(losses), tried)]
+                return [_independent_finding(chance, late, len(losses), tried)]
     return []
 
 
-def _chance(batches: list[BatchFacts]) -> float | None:
-    """Return the loss of a model that knows how often each label occurs and nothing else; None if that is not known."""
+def _finite_losses(run: Run) -> list[float]:
+    return [metric.loss for metric in run.metrics(rank=0) if metric.loss is not None and math.isfinite(metric.loss)]
+
+
+def _late_loss(losses: list[float]) -> float:
+    return median(losses[len(losses) // 2 :])
+
+
+def _is_at_chance(losses: list[float], chance: float) -> bool:
+    return _NEAR_CHANCE * chance < _late_loss(losses) < 1.5 * chance
+
+
+def _chance(run: Run) -> float | None:
+    """Return the loss of a model that only knows how often each label occurs; None if that is unknown."""
     counts: Counter[str] = Counter()
     variances: list[float] = []
-    for batch in batches:
+    for batch in [batch for batch in run.inputs(rank=0) if targets_of(batch)]:
         settings, targets = batch.criterion_settings, targets_of(batch)
         if settings.get("reduction", "mean") != "mean" or settings.get("label_smoothing") or len(targets) != 1:
             return None
@@ -73,20 +80,16 @@ def _chance(batches: list[BatchFacts]) -> float | None:
         else:
             return None
     if variances:
-        return None if counts else statistics.mean(variances)
+        return None if counts else mean(variances)
     shares = [num / counts.total() for num in counts.values() if num]
     return -sum(share * math.log(share) for share in shares) if len(shares) > 1 else None
 
 
 def _is_yes_or_no(target: TensorFacts) -> bool:
-    """Say whether there is one answer per sample, 0 or 1: only those have this deviation."""
+    """Say whether there is one answer per sample, 0 or 1: only those have this standard deviation."""
     if target.mean is None or target.std is None or math.prod(target.shape) != target.shape[0]:
         return False
     return math.isclose(target.std**2, target.mean * (1 - target.mean), rel_tol=1e-6, abs_tol=1e-9)
-
-
-def _median(metrics: list[Metrics]) -> float:
-    return statistics.median(metric.loss or 0.0 for metric in metrics)
 
 
 def _as_list(value: JsonValue) -> list[JsonValue]:
@@ -99,27 +102,22 @@ def _can_learn(tried: list[float], *, chance: float, late: float) -> bool:
     return chance - min(tried) > _TIMES_LESS * (chance - late)
 
 
-def _finding(chance: float, late: float, num_steps: int, tried: list[float]) -> Finding:
+def _independent_finding(chance: float, late: float, num_steps: int, tried: list[float]) -> Finding:
     return Finding(
         rule="labels-independent",
         severity=Severity.ERROR,
         confidence=0.8,
         step=0,
         phase="forward",
-        title="the labels have nothing to do with the inputs",
-        why=f"after {num_steps} steps the loss is {format_short(late)}, and who knows only how often each label "
-        "occurs gets "
-        f"{format_short(chance)}; on one batch alone it falls from {format_short(tried[0])} to "
-        f"{format_short(min(tried))} within "
-        f"{len(tried)} steps, so the model and the optimizer can learn",
-        fix="look at some samples with their labels: two files sorted differently, inputs shuffled without their "
+        title="the labels are unrelated to the inputs",
+        why=f"after {num_steps} steps the loss is {format_short(late)}, and knowing only how often each label occurs "
+        f"gives {format_short(chance)}; on a single batch it falls from {format_short(tried[0])} to "
+        f"{format_short(min(tried))} within {len(tried)} steps, so the model and the optimizer can learn",
+        fix="check some samples with their labels: two files sorted differently, inputs shuffled without their "
         "labels, an index off by one",
         evidence=({"chance": chance, "loss": late, "overfit": [*tried]},),
     )
 
-
-# == What becomes of labels in a recorded step: whether a layer learns from them, and what the scores are scores
-# == of.
 
 _LEARN = PRODUCTS | {"embedding", "_embedding_bag", "bmm", "baddbmm", "mkldnn_rnn_layer", "lstm", "gru"}
 _CRITERIA = frozenset({"_log_softmax", "nll_loss_forward", "nll_loss2d_forward"})
@@ -128,10 +126,10 @@ _JOIN = frozenset({"cat", "stack"})
 
 
 def meets_weights(run: Run, rank: int, given: TensorFacts) -> bool:
-    """Say whether a layer reads what becomes of an input; also where it is lost sight of.
+    """Say whether a layer reads an input or something computed from it; True also if it cannot be followed.
 
-    Labels that go past all layers and meet the scores right before the criterion, such as those of a margin, give the
-    answer away to nobody.
+    Labels that bypass all layers and meet the scores right before the criterion, such as those of a margin, do not leak
+    the answer.
     """
     flow = _flow(run, rank)
     number = int(given.hash, 16) if given.hash else None
@@ -152,9 +150,9 @@ def meets_weights(run: Run, rank: int, given: TensorFacts) -> bool:
 
 
 def are_places_in_a_row(run: Run, rank: int) -> bool:
-    """Say whether the scores of a criterion were put together from several tensors: then a class is a place in a row.
+    """Say whether the scores of a criterion were concatenated, so that a class is a position in a row.
 
-    So the right one among others may always be the first, as it is in contrastive losses.
+    Then the right class may always be the first, as in contrastive losses.
     """
     flow = _flow(run, rank)
     for op in flow.ops:
@@ -172,44 +170,44 @@ def _flow(run: Run, rank: int) -> Flow:
 
 
 _MIN_LABELLED_STEPS = 10
-"""So many steps with one class may be the beginning of sorted data, where nobody knows how long an epoch is."""
-_NUM_BEFORE, _STANDS_OUT = 10, 4.0
-"""A loss that is so many times the median of those before it has met something that they had not."""
-_FEWEST_EQUAL = 3
+"""Fewer steps with one class may be the start of sorted data, if the length of an epoch is unknown."""
+_NUM_BEFORE, _OUTLIER = 10, 4.0
+"""A loss this many times the median of those before it saw something new."""
+_MIN_EQUAL = 3
 _LEARNED = 0.2
-"""A loss that has fallen to this part shows that the copy was found."""
+"""A loss that falls below this fraction of the first shows that the model found the copy."""
 
 
 def single_classes(run: Run) -> list[Finding]:
-    """Find a training whose labels are all the same, over the whole data set and not only in one batch."""
+    """Find a training whose labels are all the same, in the whole dataset and not only in one batch."""
     for rank in run.ranks:
         batches = [batch for batch in run.inputs(rank=rank) if targets_of(batch)]
         counts = _label_counts(batches)
         if len(counts) != 1 or not model_inputs(run, rank) or are_places_in_a_row(run, rank):
-            continue  # several classes; no data at all; or the number of the right one among others
+            continue  # several classes, no data, or the index of the right choice in a row
         if _covers_the_data(run, rank, batches, next(iter(counts))) and not _is_surprised(run, rank, batches):
-            return [_single_class(batches, counts, rank)]
+            return [_single_class_finding(batches, counts, rank)]
     return []
 
 
 def leaking_labels(run: Run) -> list[Finding]:
-    """Find targets that are an input of the model; silent where all of a sample is to be reconstructed."""
+    """Find targets that are also an input of the model; silent if the whole sample is reconstructed."""
     for rank in run.ranks:
         pairs = [pair for batch in run.inputs(rank=rank) if (pair := _equal_pair(batch)) is not None]
         batches = [batch for batch in run.inputs(rank=rank) if targets_of(batch)]
-        if len(pairs) < _FEWEST_EQUAL or len(pairs) < len(batches):
+        if len(pairs) < _MIN_EQUAL or len(pairs) < len(batches):
             continue
         given, target = pairs[0]
         if not meets_weights(run, rank, given):
             continue
         is_whole = math.prod(target.shape) > given.shape[0]
         if not is_whole or ("int" in target.dtype and _was_learned(run, rank)):
-            return [_leak(given, target, batches[0].step, rank, len(pairs), is_whole=is_whole)]
+            return [_leak_finding(given, target, batches[0].step, rank, len(pairs), is_whole=is_whole)]
     return []
 
 
 def _label_counts(batches: list[BatchFacts]) -> Mapping[float, int]:
-    """Return how often each label occurs, without those to be ignored; empty if these are no labels of classes."""
+    """Return how often each label occurs, without ignored ones; empty if targets are not class labels."""
     counts: Counter[float] = Counter()
     for batch in batches:
         ignored = {-100.0, batch.criterion_settings.get("ignore_index")}
@@ -225,7 +223,7 @@ def _label_counts(batches: list[BatchFacts]) -> Mapping[float, int]:
 
 
 def _covers_the_data(run: Run, rank: int, batches: list[BatchFacts], label: float) -> bool:
-    """Say whether what was looked at stands for the whole data set, and not for the beginning of sorted data."""
+    """Say whether the observed batches represent the whole dataset, and not only the start of sorted data."""
     epochs = training_epochs(run, rank)
     if not epochs:
         return len(batches) >= _MIN_LABELLED_STEPS
@@ -239,14 +237,14 @@ def _covers_the_data(run: Run, rank: int, batches: list[BatchFacts], label: floa
 
 
 def _is_surprised(run: Run, rank: int, batches: list[BatchFacts]) -> bool:
-    """Say whether a loss stood out after the steps that were looked at: another class came, which is rare."""
+    """Say whether a later loss stands out: then another, rare class occurred."""
     losses = [m.loss for m in run.metrics(rank=rank) if m.loss is not None and m.step > batches[-1].step]
     windows = [(losses[place - _NUM_BEFORE : place], losses[place]) for place in range(_NUM_BEFORE, len(losses))]
-    return any(loss > _STANDS_OUT * median(before) for before, loss in windows)
+    return any(loss > _OUTLIER * median(before) for before, loss in windows)
 
 
 def _equal_pair(batch: BatchFacts) -> tuple[TensorFacts, TensorFacts] | None:
-    """Return an input of a model and a target that hold the same numbers."""
+    """Return a model input and a target that hold the same values."""
     inputs = [tensor for tensor in batch.tensors if not tensor.is_target and len(tensor.shape) and tensor.std]
     for target in batch.targets:
         for given in inputs:
@@ -260,7 +258,7 @@ def _is_to_a_model(tensor: TensorFacts) -> bool:
 
 
 def _is_same(one: TensorFacts, other: TensorFacts) -> bool:
-    """Say whether two tensors hold the same numbers, whatever their shape and dtype."""
+    """Say whether two tensors hold the same values, whatever their shape and dtype."""
     if math.prod(one.shape) != math.prod(other.shape):
         return False
     if one.dtype == other.dtype:
@@ -273,10 +271,10 @@ def _was_learned(run: Run, rank: int) -> bool:
     return len(losses) > 1 and min(losses[len(losses) // 2 :]) < _LEARNED * losses[0]
 
 
-def _single_class(batches: list[BatchFacts], counts: Mapping[float, int], rank: int) -> Finding:
+def _single_class_finding(batches: list[BatchFacts], counts: Mapping[float, int], rank: int) -> Finding:
     ((label, num),) = counts.items()
     classes = batches[0].num_classes
-    of = f", though the model tells {classes} apart" if classes is not None and classes > 1 else ""
+    of = f", although the model distinguishes {classes} classes" if classes is not None and classes > 1 else ""
     return Finding(
         rule="single-class",
         severity=Severity.ERROR,
@@ -285,22 +283,23 @@ def _single_class(batches: list[BatchFacts], counts: Mapping[float, int], rank: 
         rank=rank,
         phase="forward",
         title="all labels are the same",
-        why=f"all {num} labels of the {plural(len(batches), 'step')} that were looked at are "
-        f"{format_short(label)}{of}: "
+        why=f"all {num} labels of the {plural(len(batches), 'observed step')} are {format_short(label)}{of}: "
         "their entropy is 0, and there is nothing to learn from them",
-        fix="look at where labels come from: a column of one value, a filter that leaves one class, a file name parsed "
-        "wrongly, a loop variable that stays",
+        fix="check where labels come from: a constant column, a filter that leaves one class, a file name parsed "
+        "incorrectly, a loop variable that does not change",
         evidence=({"label": label, "num_labels": num, "num_steps": len(batches)},),
     )
 
 
-def _leak(given: TensorFacts, target: TensorFacts, step: int, rank: int, num: int, *, is_whole: bool) -> Finding:
+def _leak_finding(
+    given: TensorFacts, target: TensorFacts, step: int, rank: int, num: int, *, is_whole: bool
+) -> Finding:
     if is_whole:
-        why = f"in all {plural(num, 'step')} that were looked at they hold the same ids: the model learns to copy"
+        why = f"in all {plural(num, 'observed step')} they hold the same ids: the model learns to copy"
         fix = "shift them: predict ids[:, 1:] from ids[:, :-1]"
     else:
-        why = f"in all {plural(num, 'step')} that were looked at they hold the same numbers: the answer is given"
-        fix = "take the target out of what the model is given"
+        why = f"in all {plural(num, 'observed step')} they hold the same values: the model sees the answer"
+        fix = "remove the target from the inputs of the model"
     return Finding(
         rule="label-leak",
         severity=Severity.WARNING,
@@ -314,3 +313,65 @@ def _leak(given: TensorFacts, target: TensorFacts, step: int, rank: int, num: in
         fix=fix,
         evidence=({"input": given.place, "hash": given.hash, "shape": list(target.shape)},),
     )
+
+
+def _class_labels(run: Run) -> str | None:
+    has_some = any(_label_counts([b for b in run.inputs(rank=rank) if targets_of(b)]) for rank in run.ranks)
+    return None if has_some else "the targets are not class labels"
+
+
+def _known_chance(run: Run) -> str | None:
+    return None if _chance(run) is not None else "the chance level of this loss is unknown"
+
+
+def _overfit_probe(run: Run) -> str | None:
+    """Look for the overfit probe, which only a loss at chance level calls for."""
+    chance = _chance(run)
+    is_at_chance = chance is not None and _is_at_chance(_finite_losses(run), chance)
+    return needs.probe("overfit")(run) if is_at_chance else None
+
+
+RULES = (
+    Rule(
+        order=520,
+        checks="labels that are all the same",
+        find=single_classes,
+        needs=(needs.inputs, needs.targets, _class_labels),
+        codes=(
+            Code(
+                name="single-class",
+                means="All labels of the dataset are the same.",
+                fix="Check where labels come from: a constant column, a filter, a file name parsed incorrectly.",
+            ),
+        ),
+    ),
+    Rule(
+        order=530,
+        checks="targets that are also inputs",
+        find=leaking_labels,
+        needs=(needs.inputs, needs.targets),
+        codes=(
+            Code(
+                name="label-leak",
+                means="The target is an input of the model, so the model learns to copy. Reconstruction and next-token "
+                "prediction are not reported.",
+                fix="Remove the column from the inputs, or shift the target.",
+            ),
+        ),
+    ),
+    Rule(
+        order=1510,
+        checks="labels unrelated to the inputs",
+        find=independent_labels,
+        needs=(needs.targets, needs.losses(_MIN_TRAINED_STEPS), _known_chance, _overfit_probe),
+        codes=(
+            Code(
+                name="labels-independent",
+                means="The loss stays at chance level, although the same model and optimizer can memorize a single "
+                "batch: labels and inputs do not belong together.",
+                fix="Look at some samples with their labels: files sorted differently, inputs shuffled without their "
+                "labels, an index off by one.",
+            ),
+        ),
+    ),
+)

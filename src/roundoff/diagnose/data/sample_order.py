@@ -1,4 +1,4 @@
-"""Which samples came when: labels counted, and order and repetitions across epochs and ranks."""
+"""Which samples came when: label counts, and the order and repetitions across epochs and ranks."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ MAX_EPOCHS = 20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EpochSeen:
-    """What one rank was given in one epoch, as far as that was looked at."""
+    """What one rank received in one epoch, as far as it was observed."""
 
     rank: int
     epoch: int
@@ -24,19 +24,19 @@ class EpochSeen:
     first_step: int
     last_step: int
     sampler: str
-    """The class of its sampler; empty where no DataLoader was seen."""
+    """The class of its sampler; empty if no DataLoader was seen."""
     num_samples: int
     num_again: int
-    """Samples that had come before in the same epoch."""
+    """Samples that had occurred before in the same epoch."""
     num_elsewhere: int
-    """Samples that another rank was given in the epoch of the same number, too."""
+    """Samples that another rank received in the same epoch too."""
     is_same_order: bool | None
-    """Whether its batches are those of the first epoch, one by one; None for that, and where it cannot be told."""
+    """Whether its batches are those of the first epoch in the same order; None for the first epoch, or if unknown."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LabelCounts:
-    """How often each label was seen, in the steps that were looked at."""
+    """How often each label was seen in the observed steps."""
 
     counts: Mapping[int, int]
     """In the order of the labels."""
@@ -45,7 +45,7 @@ class LabelCounts:
 
 
 def label_counts(run: Run) -> LabelCounts | None:
-    """Count the labels of all ranks; None if targets are no whole numbers, or of too many kinds."""
+    """Count the labels of all ranks; None if targets are not integers, or there are too many different ones."""
     counts: Counter[int] = Counter()
     num_ignored = num_steps = 0
     for rank in run.ranks:
@@ -66,7 +66,7 @@ def label_counts(run: Run) -> LabelCounts | None:
 
 
 def _label(text: str) -> int:
-    """Return a label as a number: that of a class, or 1 for yes and 0 for no."""
+    """Return a label as a number: a class, or 1 for True and 0 for False."""
     return int(text) if re.fullmatch(r"-?[0-9]{1,19}", text) else int(text == "True")
 
 
@@ -86,11 +86,11 @@ def epochs_seen(run: Run) -> list[EpochSeen]:
             found = sample_hashes(run, rank, place, epoch=epoch)
             if found:
                 hashes[rank, number], epochs[rank, number] = found, epoch
-    told = []
+    found_epochs = []
     for (rank, number), epoch in epochs.items():
         mine, first = hashes[rank, number], epochs.get((rank, 0))
         others = {each for (of, at), found in hashes.items() if at == number and of != rank for each in found}
-        told.append(
+        found_epochs.append(
             EpochSeen(
                 rank=rank,
                 epoch=number,
@@ -103,11 +103,11 @@ def epochs_seen(run: Run) -> list[EpochSeen]:
                 is_same_order=None if not number or first is None else _is_same(first, epoch, batches[rank]),
             )
         )
-    return told
+    return found_epochs
 
 
 def _is_same(first: Epoch, later: Epoch, batches: Mapping[int, str]) -> bool | None:
-    """Say whether the batches at the same places of two epochs are equal; None if there are none to compare."""
+    """Say whether the batches at the same positions of two epochs are equal; None if there are none to compare."""
     ahead = later.first_step - first.first_step
     pairs = [
         (batches[step - ahead], batches[step])

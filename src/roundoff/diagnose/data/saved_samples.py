@@ -1,4 +1,4 @@
-"""The first samples that a run keeps, as numbers: what models were given, with the label of each sample."""
+"""The first samples that a run saved, as arrays: the inputs of models, with the label of each sample."""
 
 from __future__ import annotations
 

@@ -1,26 +1,27 @@
-"""Rules for gradients that are cleared never, or too early."""
+"""Gradients that are never cleared, or cleared too early."""
 
 from __future__ import annotations
 
 import math
 from collections import defaultdict
 
+from roundoff.diagnose import needs
 from roundoff.diagnose.loop_calls import count, first_rank_with, loop_steps
+from roundoff.diagnose.rule import Code, Effect, Rule
 from roundoff.runs import Call, Finding, Run, Severity
 from roundoff.words import plural
 
-CLEARING_CODES = ("zero-grad-before-step", "missing-zero-grad")
-_LEAST_STEPS = 2
-_LEAST_SHARE = 0.5
-"""Of the steps that were looked at: what happens now and then is wanted."""
+_MIN_STEPS = 2
+_MIN_SHARE = 0.5
+"""Of the observed steps: what happens only now and then is intended."""
 
 
 def wrongly_cleared_gradients(run: Run) -> list[Finding]:
-    """Find gradients that steps use again and again, and such as are cleared before the step that needs them."""
-    return first_rank_with(run, lambda run, rank: _cleared_too_early(run, rank) or _never_cleared(run, rank))
+    """Find gradients that several steps use again, and gradients that are cleared before the step that needs them."""
+    return first_rank_with(run, lambda run, rank: _find_cleared_early(run, rank) or _find_never_cleared(run, rank))
 
 
-def _never_cleared(run: Run, rank: int) -> list[Finding]:
+def _find_never_cleared(run: Run, rank: int) -> list[Finding]:
     steps: dict[object, list[Call]] = defaultdict(list)
     for loop_step in loop_steps(run, rank):
         for call in loop_step.named("step"):
@@ -28,7 +29,7 @@ def _never_cleared(run: Run, rank: int) -> list[Finding]:
     for optimizer, calls in steps.items():
         places = [place for place, call in enumerate(calls) if count(call, "num_carried")]
         looked_at = min(len(calls) - 1, places[-1]) if places else 0
-        if len(places) < _LEAST_STEPS or len(places) < _LEAST_SHARE * looked_at:
+        if len(places) < _MIN_STEPS or len(places) < _MIN_SHARE * looked_at:
             continue
         first = calls[places[0]]
         since = calls[places[0] - 1].step if places[0] else first.step
@@ -41,9 +42,9 @@ def _never_cleared(run: Run, rank: int) -> list[Finding]:
                 rank=rank,
                 phase="backward",
                 title="gradients are never cleared",
-                why=f"when step {first.step} went backward, {plural(count(first, 'num_carried'), 'parameter')} of "
-                f"{optimizer} still had the gradient that step {since} had used, and the new one was added to it; so "
-                f"in {len(places)} of the {plural(looked_at, 'step')} that were looked at",
+                why=f"when backward ran in step {first.step}, {plural(count(first, 'num_carried'), 'parameter')} of "
+                f"{optimizer} still had the gradient that step {since} had used, and the new one was added to it; "
+                f"this happened in {len(places)} of {plural(looked_at, 'observed step')}",
                 fix="call optimizer.zero_grad() once per step, before backward or after optimizer.step()",
                 evidence=({"steps": [calls[place].step for place in places]},),
             )
@@ -51,7 +52,7 @@ def _never_cleared(run: Run, rank: int) -> list[Finding]:
     return []
 
 
-def _cleared_too_early(run: Run, rank: int) -> list[Finding]:
+def _find_cleared_early(run: Run, rank: int) -> list[Finding]:
     norms = {metric.step: metric.grad_norm for metric in run.metrics(rank=rank)}
     early: list[int] = []
     judged = 0
@@ -65,7 +66,7 @@ def _cleared_too_early(run: Run, rank: int) -> list[Finding]:
         has_none = norm == 0 or math.isnan(norm)
         if has_none and before and before[-1] == "zero_grad" and "backward" in before:
             early.append(loop_step.step)
-    if len(early) < _LEAST_STEPS or len(early) < _LEAST_SHARE * judged:
+    if len(early) < _MIN_STEPS or len(early) < _MIN_SHARE * judged:
         return []
     return [
         Finding(
@@ -76,9 +77,37 @@ def _cleared_too_early(run: Run, rank: int) -> list[Finding]:
             rank=rank,
             phase="optimizer",
             title="gradients are cleared before the optimizer uses them",
-            why=f"zero_grad came between backward and step, so no parameter had a gradient when the optimizer stepped, "
-            f"and the weights cannot learn; so in {len(early)} of the {plural(judged, 'step')} that were looked at",
-            fix="move zero_grad before backward, or behind optimizer.step()",
+            why=f"zero_grad was called between backward and step, so no parameter had a gradient when the optimizer "
+            f"stepped, and the weights cannot learn; this happened in {len(early)} of "
+            f"{plural(judged, 'observed step')}",
+            fix="move zero_grad before backward, or after optimizer.step()",
             evidence=({"steps": early[:20]},),
         )
     ]
+
+
+RULES = (
+    Rule(
+        order=640,
+        checks="gradients cleared too early or never",
+        find=wrongly_cleared_gradients,
+        needs=(needs.calls("step", missing="no optimizer step was seen"),),
+        codes=(
+            Code(
+                name="zero-grad-before-step",
+                means="`zero_grad` is called between backward and step, so the optimizer never sees a gradient.",
+                detected="The order of calls, and a gradient norm of 0 at the step, in at least half of the steps.",
+                fix="Move `zero_grad` before backward, or after the step.",
+                leads_to=(Effect.STOPS_LEARNING,),
+            ),
+            Code(
+                name="missing-zero-grad",
+                means="Gradients are never cleared: each step uses the sum of all gradients so far.",
+                detected="When backward begins, parameters still have the gradient that the last step used, in at "
+                "least half of the steps.",
+                fix="Call `optimizer.zero_grad()` once per step.",
+                leads_to=(Effect.BLOWS_UP,),
+            ),
+        ),
+    ),
+)

@@ -1,4 +1,4 @@
-"""Rules for learning rates that are zero, too small, or too large for the weights they move."""
+"""Learning rates that are zero, too low, or too high."""
 
 from __future__ import annotations
 
@@ -10,32 +10,32 @@ from statistics import mean, median, stdev
 
 import numpy as np
 
+from roundoff.diagnose import needs
 from roundoff.diagnose.loop_calls import first_rank_with, loop_steps, rates
+from roundoff.diagnose.rule import Code, Effect, Rule
 from roundoff.diagnose.wording import format_short
 from roundoff.runs import Finding, Metrics, Run, Severity
 from roundoff.words import plural
 
-# == How far each step moved the weights, measured over all of them.
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Movement:
-    """One step that was measured."""
+    """How far one measured step moved the weights, over all parameters."""
 
     step: int
     weights: float
-    """Norm of all parameters after it."""
+    """Norm of all parameters after the step."""
     update: float
     gradient: float
 
     @property
     def ratio(self) -> float:
-        """The update against the weights."""
+        """The norm of the update divided by that of the weights."""
         return self.update / self.weights if self.weights else 0.0
 
 
 def movements(run: Run, rank: int) -> list[Movement]:
-    """Return the measured steps in order; parameters that are not finite leave theirs out."""
+    """Return the measured steps in order, without those that are not finite."""
     table = run.parameters(rank=rank)
     if not table.num_rows:
         return []
@@ -52,16 +52,16 @@ def movements(run: Run, rank: int) -> list[Movement]:
     return [Movement(step=step, weights=l2, update=update, gradient=grad) for step, l2, update, grad in finite]
 
 
-_LEAST_ZERO = 3
+_MIN_ZERO = 3
 _LATE_ZERO, _LATE_SHARE = 10, 0.2
-"""A rate of 0 until the end counts from so many steps on, and so large a share of all."""
+"""A rate of 0 until the end counts if it lasts this many steps, and this share of all steps."""
 _TINY_RATIO, _TINY_TRAVEL = 1e-6, 1e-3
-"""An update against the weights; all updates of a run against the weights."""
-_LEAST_STEPS = 30
+"""One update, and all updates of a run, relative to the weights."""
+_MIN_STEPS = 30
 _NUM_COMPARED = 10
-_LARGE_RATIO, _LEAST_LARGE = 0.4, 2
+_LARGE_RATIO, _MIN_LARGE = 0.4, 2
 _WORSE, _NOT_BETTER, _MUCH_BETTER = 3.0, 0.8, 0.4
-"""Losses against the first one: so bad was one of them in between, so bad are the last ones."""
+"""Losses relative to the first: the worst in between, and the last ones."""
 
 
 def zero_rates(run: Run) -> list[Finding]:
@@ -71,25 +71,23 @@ def zero_rates(run: Run) -> list[Finding]:
 
 def _zero_of_rank(run: Run, rank: int) -> list[Finding]:
     attempts = [(call.step, rates(call)) for loop_step in loop_steps(run, rank) for call in loop_step.named("step")]
-    told = [(step, max(lr)) for step, lr in attempts if lr]
+    rated = [(step, max(lr)) for step, lr in attempts if lr]
     moved = {one.step for one in movements(run, rank) if one.update > 0}
-    leading = [step for step, _ in takewhile(lambda attempt: attempt[1] == 0, told)]
-    if len(leading) >= _LEAST_ZERO and not moved.intersection(leading):
-        if len(leading) == len(told):
-            until = f"in all of the {plural(len(told), 'step')} that were noted"
+    leading = [step for step, _ in takewhile(lambda attempt: attempt[1] == 0, rated)]
+    if len(leading) >= _MIN_ZERO and not moved.intersection(leading):
+        if len(leading) == len(rated):
+            until = f"in all {plural(len(rated), 'recorded step')}"
         else:
             until = f"up to step {leading[-1]}"
-        return [_zero_finding(leading[1], f"{until}; a warm-up may begin at 0 for one step only", rank)]
+        return [_zero_finding(leading[1], f"{until}; a warm-up may start at 0, but only for one step", rank)]
     metrics = [metric for metric in run.metrics(rank=rank) if metric.lr is not None]
     trailing = [metric.step for metric in takewhile(lambda metric: metric.lr == 0, reversed(metrics))]
     if len(trailing) >= max(_LATE_ZERO, _LATE_SHARE * len(metrics)) and not moved.intersection(trailing):
-        return [
-            _zero_finding(trailing[-1], "from there to the end: the schedule is over, and the training is not", rank)
-        ]
+        return [_zero_finding(trailing[-1], "from there to the end: the schedule ended before the training", rank)]
     return []
 
 
-def _zero_finding(step: int, told: str, rank: int) -> Finding:
+def _zero_finding(step: int, when: str, rank: int) -> Finding:
     return Finding(
         rule="lr-zero",
         severity=Severity.ERROR,
@@ -98,14 +96,14 @@ def _zero_finding(step: int, told: str, rank: int) -> Finding:
         rank=rank,
         phase="optimizer",
         title="the learning rate is 0",
-        why=f"the learning rate of every group is exactly 0 in step {step} and {told}; these steps change no weight",
-        fix="look at how the schedule computes its factor: an integer division (step // warmup) or too small a count "
-        "of steps gives 0",
+        why=f"the learning rate of every group is exactly 0 in step {step} and {when}; these steps change no weight",
+        fix="check how the schedule computes its factor: an integer division (step // warmup) or a total number of "
+        "steps that is too small gives 0",
     )
 
 
 def tiny_rates(run: Run) -> list[Finding]:
-    """Find updates too small to matter, where gradients are there and the loss stays where it was."""
+    """Find updates too small to matter, although there are gradients and the loss does not fall."""
     return first_rank_with(run, _tiny_of_rank)
 
 
@@ -114,8 +112,8 @@ def _tiny_of_rank(run: Run, rank: int) -> list[Finding]:
     metrics = run.metrics(rank=rank)
     losses = [metric.loss for metric in metrics if metric.loss is not None and math.isfinite(metric.loss)]
     known = [metric.lr for metric in metrics if metric.lr]
-    if not moved or len(metrics) < _LEAST_STEPS or not known or known[-1] > known[0]:
-        return []  # a rate that rises is a warm-up
+    if not moved or len(metrics) < _MIN_STEPS or not known or known[-1] > known[0]:
+        return []  # a rising learning rate is a warm-up
     largest = max(one.ratio for one in moved)
     travel = median(one.ratio for one in moved) * len(metrics)
     is_still = largest < _TINY_RATIO and travel < _TINY_TRAVEL
@@ -132,11 +130,9 @@ def _tiny_of_rank(run: Run, rank: int) -> list[Finding]:
             rank=rank,
             phase="optimizer",
             title="the learning rate is too low to train",
-            why=f"an update is {format_short(largest)} of the weights at most (learning rate "
-            f"{format_short(max(known))}), so "
-            f"{plural(len(metrics), 'step')} move them by {format_short(travel)} of their size; the gradients are "
-            "there, "
-            f"with a norm of {format_short(gradient)}, and the loss stays where it is",
+            why=f"the largest update is {format_short(largest)} of the weights (learning rate "
+            f"{format_short(max(known))}), so {plural(len(metrics), 'step')} move them by {format_short(travel)} of "
+            f"their size; the gradient norm is {format_short(gradient)}, but the loss does not fall",
             fix="raise the learning rate: updates of about a thousandth of the weights are usual",
             evidence=({"largest_ratio": largest, "travel": travel, "gradient": gradient},),
         )
@@ -154,17 +150,17 @@ def _has_fallen(losses: Sequence[float]) -> bool:
 
 
 def large_rates(run: Run) -> list[Finding]:
-    """Find updates as large as the weights themselves, after which the loss is worse, or never gets better."""
+    """Find updates as large as the weights themselves, after which the loss gets worse, or never better."""
     return first_rank_with(run, _large_of_rank)
 
 
 def _large_of_rank(run: Run, rank: int) -> list[Finding]:
     moved = movements(run, rank)
     large = [one for one in moved if one.ratio >= _LARGE_RATIO]
-    if len(large) < _LEAST_LARGE:
-        return []  # a single one may be the gradient of a single batch
+    if len(large) < _MIN_LARGE:
+        return []  # a single one may come from a single batch
     first = large[0]
-    harm = _harm(run.metrics(rank=rank), first)
+    harm = _describe_harm(run.metrics(rank=rank), first)
     if harm is None:
         return []
     growth = moved[-1].weights / max(moved[0].weights - moved[0].update, moved[0].weights / 2)
@@ -178,31 +174,76 @@ def _large_of_rank(run: Run, rank: int) -> list[Finding]:
             rank=rank,
             phase="optimizer",
             title="the learning rate is too high",
-            why=f"the update of step {first.step} has {format_short(first.ratio)} times the norm of the weights "
-            "it leaves"
-            f"{'' if lr is None else f' (learning rate {format_short(lr)})'}, and {len(large)} of "
-            f"{plural(len(moved), 'measured step')} are like it; by step {moved[-1].step} the weights have grown "
-            f"{format_short(growth)}-fold; {harm}",
-            fix="lower the learning rate ten- or a hundredfold; updates of about a thousandth of the weights are usual",
+            why=f"the norm of the update in step {first.step} is {format_short(first.ratio)} times that of the weights "
+            f"after it{'' if lr is None else f' (learning rate {format_short(lr)})'}, like in {len(large)} of "
+            f"{plural(len(moved), 'measured step')}; by step {moved[-1].step} the weights have grown "
+            f"{format_short(growth)} times; {harm}",
+            fix="lower the learning rate 10 to 100 times; updates of about a thousandth of the weights are usual",
             evidence=({"ratio": first.ratio, "growth": growth, "steps": [one.step for one in large]},),
         )
     ]
 
 
-def _harm(metrics: Sequence[Metrics], first: Movement) -> str | None:
-    """Say what became of the loss after the first large update; None if nothing bad did."""
+def _describe_harm(metrics: Sequence[Metrics], first: Movement) -> str | None:
+    """Return how the loss got worse after the first large update; None if it did not."""
     before = [metric.loss for metric in metrics if metric.loss is not None and metric.step <= first.step]
     after = [metric.loss for metric in metrics if metric.loss is not None and metric.step > first.step]
     if not before or not after:
         return None
     start = before[0]
     if not all(map(math.isfinite, after)):
-        return f"the loss, {format_short(start)} at first, ends up not finite"
+        return f"the loss started at {format_short(start)} and ends up not finite"
     worst, end = max(after), median(after[-_NUM_COMPARED:])
     if worst > _WORSE * abs(start) and end > _MUCH_BETTER * abs(start):
-        return (
-            f"the loss rose from {format_short(start)} to {format_short(worst)}, and is {format_short(end)} at the end"
-        )
-    if len(after) >= _LEAST_STEPS and end > _NOT_BETTER * abs(start):
-        return f"the loss, {format_short(start)} at first, is {format_short(end)} at the end"
+        return f"the loss rose from {format_short(start)} to {format_short(worst)} and ended at {format_short(end)}"
+    if len(after) >= _MIN_STEPS and end > _NOT_BETTER * abs(start):
+        return f"the loss started at {format_short(start)} and ended at {format_short(end)}"
     return None
+
+
+RULES = (
+    Rule(
+        order=620,
+        checks="learning rates of 0",
+        find=zero_rates,
+        needs=(needs.calls("step", missing="no optimizer step was seen"),),
+        codes=(
+            Code(
+                name="lr-zero",
+                means="The learning rate is exactly 0 in steps that should train.",
+                fix="Check how the schedule computes its factor: an integer division gives 0 until the end of a "
+                "warm-up.",
+                leads_to=(Effect.STOPS_LEARNING,),
+            ),
+        ),
+    ),
+    Rule(
+        order=740,
+        checks="updates as large as the weights",
+        find=large_rates,
+        needs=(needs.measured_parameters,),
+        codes=(
+            Code(
+                name="lr-too-high",
+                means="Updates are as large as the weights themselves, and the loss got worse or never better.",
+                fix="Lower the learning rate 10 to 100 times; updates of about a thousandth of the weights are usual.",
+                leads_to=(Effect.BLOWS_UP,),
+                follows_from=(Effect.BLOWS_UP, "exploding-activations", "input-scale"),
+            ),
+        ),
+    ),
+    Rule(
+        order=1210,
+        checks="updates too small to matter",
+        find=tiny_rates,
+        needs=(needs.measured_parameters, needs.losses(_MIN_STEPS)),
+        codes=(
+            Code(
+                name="lr-too-low",
+                means="There are gradients, but the updates are so small that the loss stays where it is.",
+                fix="Raise the learning rate; updates of about a thousandth of the weights are usual.",
+                follows_from=(Effect.STOPS_LEARNING,),
+            ),
+        ),
+    ),
+)

@@ -1,4 +1,4 @@
-"""The rule for norms whose weights melt away under weight decay."""
+"""Normalization weights that shrink under weight decay."""
 
 from __future__ import annotations
 
@@ -6,20 +6,22 @@ import math
 
 import numpy as np
 
+from roundoff.diagnose import needs
 from roundoff.diagnose.parameter_histories import ParameterHistory, parameter_histories
+from roundoff.diagnose.rule import Code, Rule
 from roundoff.diagnose.wording import format_short
 from roundoff.runs import Finding, Metrics, Run, Severity, Structure
 
 _LEFT = 0.8
-"""A norm's weights that are still this much of what they were are no fault."""
+"""Weights that keep at least this fraction of their size are fine."""
 _EXPLAINED = 0.6
-"""Decay that explains this much of the loss, as a logarithm, is its cause."""
+"""Weight decay is the cause if it explains at least this share of the shrinking, as a logarithm."""
 _STRONG = 0.1
-"""Weight decay from here on is strong in itself; below it must outweigh the gradient."""
+"""Weight decay from here on is strong by itself; a weaker one must outweigh the gradient."""
 
 
 def decaying_norms(run: Run) -> list[Finding]:
-    """Find norms whose weights shrink step by step by what weight decay takes, with nothing that holds against it."""
+    """Find normalization layers whose weights shrink by the weight decay of each step, with no gradient against it."""
     structures = run.structures()
     decay = max((_decay(structure) for structure in structures), default=0.0)
     if not decay:
@@ -29,8 +31,8 @@ def decaying_norms(run: Run) -> list[Finding]:
     ]
     metrics = [metric for metric in run.metrics() if metric.lr is not None and not metric.skipped]
     histories = parameter_histories(run, 0, names=norms) if norms else {}
-    melting = [norm for norm in histories.values() if len(norm.steps) > 2 and _melts(norm, metrics, decay)]
-    return [_finding(melting, len(norms), metrics, decay)] if melting else []
+    shrinking = [norm for norm in histories.values() if len(norm.steps) > 2 and _shrinks(norm, metrics, decay)]
+    return [_finding(shrinking, len(norms), metrics, decay)] if shrinking else []
 
 
 def _decay(structure: Structure) -> float:
@@ -39,7 +41,7 @@ def _decay(structure: Structure) -> float:
     return max((float(value) for value in values if isinstance(value, (int, float))), default=0.0)
 
 
-def _melts(norm: ParameterHistory, metrics: list[Metrics], decay: float) -> bool:
+def _shrinks(norm: ParameterHistory, metrics: list[Metrics], decay: float) -> bool:
     first, last = norm.norm[0], norm.norm[-1]
     if not first or not math.isfinite(last) or last > _LEFT * first:
         return False
@@ -56,12 +58,12 @@ def _outweighs_gradient(norm: ParameterHistory, decay: float) -> bool:
     return bool(has.any()) and float(np.median((decay * norm.norm - norm.gradient)[has])) > 0
 
 
-def _finding(melting: list[ParameterHistory], num_norms: int, metrics: list[Metrics], decay: float) -> Finding:
-    norm = melting[0]
+def _finding(shrinking: list[ParameterHistory], num_norms: int, metrics: list[Metrics], decay: float) -> Finding:
+    norm = shrinking[0]
     step, first, last = int(norm.steps[0]), float(norm.norm[0]), float(norm.norm[-1])
     rate = next((metric.lr for metric in metrics if metric.step == step), metrics[0].lr) or 0.0
     gradients = norm.gradient[~np.isnan(norm.gradient)]
-    against = f", where its gradient is {format_short(float(np.median(gradients)))}" if gradients.size else ""
+    against = f", while its gradient has the norm {format_short(float(np.median(gradients)))}" if gradients.size else ""
     return Finding(
         rule="norm-weight-decay",
         severity=Severity.ERROR,
@@ -71,12 +73,41 @@ def _finding(melting: list[ParameterHistory], num_norms: int, metrics: list[Metr
         phase="optimizer",
         site=norm.site,
         parameter=norm.name,
-        title="weight decay melts the norms",
+        title="weight decay shrinks the normalization weights",
         why=f"the norm of {norm.name} falls from {format_short(first)} to {format_short(last)} in "
-        f"{norm.steps[-1] - step} steps, by {rate * decay:.2g} of itself in each, as learning rate {rate:.3g} "
-        f"times weight decay {decay:g} makes it; the decay's part is {format_short(decay * first)}{against}. So do "
-        f"{len(melting)} of {num_norms} norms",
-        fix="leave norms and biases out of weight decay: a second group of the optimizer with weight_decay=0 for "
-        "parameters with one dimension; and use a smaller one elsewhere, 0.01 to 0.1",
+        f"{norm.steps[-1] - step} steps, by {rate * decay:.2g} of itself per step, which is the learning rate "
+        f"{rate:.3g} times the weight decay {decay:g}; the decay term has the norm {format_short(decay * first)}"
+        f"{against}. This holds for {len(shrinking)} of {num_norms} normalization layers",
+        fix="exclude normalization layers and biases from weight decay: a second parameter group with weight_decay=0 "
+        "for parameters with one dimension; and use a smaller value elsewhere, 0.01 to 0.1",
         evidence=({"first_l2": first, "last_l2": last, "weight_decay": decay, "lr": rate},),
     )
+
+
+def _weight_decay(run: Run) -> str | None:
+    return None if any(map(_decay, run.structures())) else "no optimizer uses weight decay"
+
+
+def _normalization_weights(run: Run) -> str | None:
+    facts = [fact for look in run.structures()[:1] for fact in look.parameters]
+    has_some = any(fact.mean == 1 and fact.std == 0 for fact in facts)
+    return None if has_some else "the model has no normalization weights"
+
+
+RULES = (
+    Rule(
+        order=970,
+        checks="normalization weights under weight decay",
+        find=decaying_norms,
+        needs=(needs.structure, _weight_decay, _normalization_weights, needs.measured_parameters),
+        codes=(
+            Code(
+                name="norm-weight-decay",
+                means="Weight decay shrinks the weights of normalization layers step by step, and no gradient "
+                "counteracts it.",
+                fix="Exclude normalization layers and biases from weight decay: a second parameter group with "
+                "`weight_decay=0`.",
+            ),
+        ),
+    ),
+)

@@ -1,19 +1,19 @@
-"""Rules for gradients that are still multiplied by the loss scale when they are clipped or stepped on."""
+"""Gradients that are clipped or used while still multiplied by the loss scale."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
+from roundoff.diagnose import needs
 from roundoff.diagnose.loop_calls import first_rank_with, loop_steps
+from roundoff.diagnose.rule import Code, Effect, Rule
 from roundoff.diagnose.wording import format_short, format_whole
 from roundoff.runs import Call, Finding, Run, Severity
 from roundoff.words import plural
 
-SCALED_CODES = ("step-on-scaled-gradients", "clip-before-unscale")
-
 
 def scaled_gradients(run: Run) -> list[Finding]:
-    """Find steps and clippings that came between a scaler's backward and its unscaling."""
+    """Find steps and clipping between a scaled backward and its unscaling."""
     return first_rank_with(run, _of_rank)
 
 
@@ -31,7 +31,7 @@ def _of_rank(run: Run, rank: int) -> list[Finding]:
 
 
 def _early_calls(run: Run, rank: int) -> tuple[list[Call], list[Call]]:
-    """Return the clippings and the steps that met gradients which only scaled losses had made."""
+    """Return the clip and step calls on gradients that come only from scaled losses."""
     clips: list[Call] = []
     steps: list[Call] = []
     is_scaled: bool | None = None  # None without gradients, False also where a plain loss added to them
@@ -53,7 +53,7 @@ def _early_calls(run: Run, rank: int) -> tuple[list[Call], list[Call]]:
 
 
 def _step_finding(steps: Sequence[Call], scale: float, norm: float | None, rank: int) -> Finding:
-    told = f", with the norm {format_short(norm)} instead of {format_short(norm / scale)}" if norm else ""
+    norms = f" (norm {format_short(norm)} instead of {format_short(norm / scale)})" if norm else ""
     return Finding(
         rule="step-on-scaled-gradients",
         severity=Severity.ERROR,
@@ -63,7 +63,7 @@ def _step_finding(steps: Sequence[Call], scale: float, norm: float | None, rank:
         phase="optimizer",
         title="the optimizer steps on scaled gradients",
         why=f"the loss was multiplied by {format_whole(scale)} before backward, and {steps[0].detail.get('optimizer')} "
-        f"stepped without the scaler: its gradients are {format_whole(scale)} times too large{told}; "
+        f"stepped without the scaler: its gradients are {format_whole(scale)} times too large{norms}; "
         f"{_how_often(steps)}",
         fix="step through the scaler, which unscales first: scaler.step(optimizer); scaler.update()",
         evidence=({"scale": scale, "grad_norm": norm, "steps": [call.step for call in steps[:20]]},),
@@ -71,13 +71,12 @@ def _step_finding(steps: Sequence[Call], scale: float, norm: float | None, rank:
 
 
 def _clip_finding(clips: Sequence[Call], scale: float, rank: int) -> Finding:
-    told = ""
+    effect = ""
     norm, most = clips[0].detail.get("total_norm"), clips[0].detail.get("max_norm")
     if isinstance(norm, (int, float)) and isinstance(most, (int, float)) and norm > 0:
-        told = (
-            f": their norm was {format_short(norm)}, and {format_short(norm / scale)} unscaled; clipping to "
-            f"{format_short(most)} and then "
-            f"unscaling leaves {format_short(min(most, norm) / scale)}"
+        effect = (
+            f": their norm was {format_short(norm)}, or {format_short(norm / scale)} unscaled; clipping to "
+            f"{format_short(most)} and then unscaling leaves {format_short(min(most, norm) / scale)}"
         )
     return Finding(
         rule="clip-before-unscale",
@@ -87,7 +86,7 @@ def _clip_finding(clips: Sequence[Call], scale: float, rank: int) -> Finding:
         rank=rank,
         phase="optimizer",
         title="gradients are clipped before they are unscaled",
-        why=f"clipping met gradients that were still multiplied by the loss scale {format_whole(scale)}{told}; "
+        why=f"clipping was applied to gradients still multiplied by the loss scale {format_whole(scale)}{effect}; "
         f"{_how_often(clips)}",
         fix="unscale first: scaler.unscale_(optimizer), then clip, then scaler.step(optimizer)",
         evidence=({"scale": scale, "total_norm": norm, "max_norm": most, "steps": [call.step for call in clips[:20]]},),
@@ -95,4 +94,33 @@ def _clip_finding(clips: Sequence[Call], scale: float, rank: int) -> Finding:
 
 
 def _how_often(calls: Sequence[Call]) -> str:
-    return f"so in {plural(len({call.step for call in calls}), 'step')} since step {calls[0].step}"
+    return f"this happened in {plural(len({call.step for call in calls}), 'step')} since step {calls[0].step}"
+
+
+RULES = (
+    Rule(
+        order=630,
+        checks="gradients used while still multiplied by the loss scale",
+        find=scaled_gradients,
+        needs=(needs.loss_scaling,),
+        codes=(
+            Code(
+                name="step-on-scaled-gradients",
+                means="The loss was scaled, and the optimizer stepped without unscaling: its gradients are too large "
+                "by the loss scale.",
+                detected="The order of calls: backward ran on a scaled loss, and the optimizer stepped before its "
+                "gradients were unscaled.",
+                fix="Step through the scaler: `scaler.step(optimizer)`, then `scaler.update()`.",
+                leads_to=(Effect.BLOWS_UP,),
+            ),
+            Code(
+                name="clip-before-unscale",
+                means="Gradients were clipped while still multiplied by the loss scale, so almost nothing is left of "
+                "them after unscaling.",
+                detected="The order of calls: clipping came between a scaled backward and the unscaling.",
+                fix="Call `scaler.unscale_(optimizer)`, then clip, then `scaler.step(optimizer)`.",
+                leads_to=(Effect.STOPS_LEARNING,),
+            ),
+        ),
+    ),
+)

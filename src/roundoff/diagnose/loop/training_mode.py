@@ -1,22 +1,24 @@
-"""The rule for training steps in eval mode."""
+"""Training steps in eval mode."""
 
 from __future__ import annotations
 
 from collections import defaultdict
 
+from roundoff.diagnose import needs
 from roundoff.diagnose.loop_calls import LoopStep, first_rank_with, loop_steps
+from roundoff.diagnose.rule import Code, Rule
 from roundoff.runs import Finding, Run, Severity
 from roundoff.runs.records.step_ops import bare_name
 from roundoff.words import plural
 
-_LEAST_STEPS = 2
+_MIN_STEPS = 2
 _RANDOM_OR_BATCH = ("dropout", "bernoulli", "batch_norm", "rrelu")
-"""Ops that do something else in eval mode, or are not there."""
+"""Ops that behave differently in eval mode, or do not run."""
 _KINDS = ("Dropout", "BatchNorm", "InstanceNorm", "RReLU")
 
 
 def training_in_eval_mode(run: Run) -> list[Finding]:
-    """Find steps with a model in eval mode that had been in training mode before, or had only been evaluated."""
+    """Find training steps with a model in eval mode that was in training mode before, or was evaluated first."""
     return first_rank_with(run, _of_rank)
 
 
@@ -33,14 +35,14 @@ def _of_rank(run: Run, rank: int) -> list[Finding]:
         if not _is_trained(run, rank, site):
             continue
         in_eval = [step for step, is_training in seen[first:] if not is_training]
-        if len(in_eval) < min(_LEAST_STEPS, len(seen) - first):
+        if len(in_eval) < min(_MIN_STEPS, len(seen) - first):
             continue
         return [_finding(run, rank, site, in_eval, since_start=first == 0)]
     return []
 
 
 def _modes(loop_step: LoopStep) -> dict[str, bool]:
-    """Return of each model that a step goes backward through whether it ran in training mode, be it once."""
+    """Return, for each model that a step trains, whether it ran in training mode at least once."""
     calls = loop_step.calls
     last = max((place for place, call in enumerate(calls) if call.call == "backward"), default=0)
     found: dict[str, bool] = {}
@@ -52,7 +54,7 @@ def _modes(loop_step: LoopStep) -> dict[str, bool]:
 
 
 def _is_trained(run: Run, rank: int, site: str) -> bool:
-    """Say whether an optimizer holds a parameter inside a module; one that is frozen may be in any mode."""
+    """Say whether an optimizer holds a parameter of a module; a frozen module may be in any mode."""
     parameters = [parameter for structure in run.structures(rank=rank) for parameter in structure.parameters]
     trained = {parameter.site for parameter in parameters if parameter.optimizers}
     if site == "<model>":
@@ -71,9 +73,11 @@ def _was_evaluated_first(run: Run, rank: int, first: LoopStep) -> bool:
 
 def _finding(run: Run, rank: int, site: str, in_eval: list[int], *, since_start: bool) -> Finding:
     matters = _mode_matters(run, rank)
-    before = "after an evaluation" if since_start else "the steps before were in training mode"
+    before = "after an evaluation" if since_start else "the steps before ran in training mode"
     effect = (
-        "dropout is off and norms use their running statistics" if matters else "nothing in this model depends on it"
+        "dropout is off, and normalization layers use their running statistics"
+        if matters
+        else "nothing in this model depends on it"
     )
     return Finding(
         rule="eval-mode-training",
@@ -97,3 +101,21 @@ def _mode_matters(run: Run, rank: int) -> bool:
     return any(part in op for part in _RANDOM_OR_BATCH for op in ops) or any(
         part in kind for part in _KINDS for kind in kinds
     )
+
+
+RULES = (
+    Rule(
+        order=680,
+        checks="training in eval mode",
+        find=training_in_eval_mode,
+        needs=(needs.calls("forward", missing="no call of a model was seen"),),
+        codes=(
+            Code(
+                name="eval-mode-training",
+                means="Training steps ran with the model in eval mode: dropout is off, and normalization layers do not "
+                "update their statistics. Usually `train()` was not called after an evaluation.",
+                fix="Call `model.train()` after each evaluation.",
+            ),
+        ),
+    ),
+)

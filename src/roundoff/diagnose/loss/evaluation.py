@@ -1,4 +1,4 @@
-"""The same batch in train mode and in eval mode: random in evaluation, or another loss altogether."""
+"""Evaluation that is random, far from training on the same batch, getting worse, or not finite."""
 
 from __future__ import annotations
 
@@ -7,32 +7,32 @@ import statistics
 from collections.abc import Mapping
 from typing import Any
 
+from roundoff.diagnose import needs
+from roundoff.diagnose.rule import Code, Effect, Rule
 from roundoff.diagnose.wording import format_short
 from roundoff.record.loop.sites import LOOP
 from roundoff.runs import Finding, Metrics, Run, Severity
 from roundoff.runs.records.step_ops import bare_name
 from roundoff.words import plural
 
-# == Losses of evaluations: they turn up while training goes on falling, or are not finite at all.
-
-_FEWEST = 5
-_FEWEST_AFTER = 3
+_MIN_EVALUATIONS = 5
+_MIN_AFTER = 3
 _RISE = 1.1
 
 
 def rising_eval_losses(run: Run) -> list[Finding]:
-    """Find since when evaluation has been getting worse while training got better; or what broke it."""
+    """Find when evaluation started to get worse while training got better, or the evaluation that broke."""
     metrics = run.metrics(rank=0)
     looks = [metric for metric in metrics if metric.eval_loss is not None]
-    return _broken(run, metrics, looks) or _rising(metrics, looks)
+    return _find_broken(run, metrics, looks) or _find_rising(metrics, looks)
 
 
-def _broken(run: Run, metrics: list[Metrics], looks: list[Metrics]) -> list[Finding]:
+def _find_broken(run: Run, metrics: list[Metrics], looks: list[Metrics]) -> list[Finding]:
     bad = next((look for look in looks if not math.isfinite(_eval(look))), None)
     if bad is None or any(not math.isfinite(m.loss) for m in metrics if m.loss is not None and m.step <= bad.step):
         return []
     buffers = sorted({str(anomaly.name) for _, anomaly in run.anomalies() if anomaly.kind == "buffer"})
-    why = f"the buffer {buffers[0]} is not finite" if buffers else "all losses of training up to it are finite"
+    why = f"the buffer {buffers[0]} is not finite" if buffers else "all training losses before it are finite"
     return [
         Finding(
             rule="eval-loss-rising",
@@ -41,21 +41,21 @@ def _broken(run: Run, metrics: list[Metrics], looks: list[Metrics]) -> list[Find
             step=bad.step,
             phase="eval",
             title=f"the evaluation loss is {bad.eval_loss}",
-            why=f"{why}: it is the forward in eval mode that breaks, or its data",
-            fix="look for NaN in the evaluation data, and at what the model does in eval mode only: running "
+            why=f"{why}: the forward in eval mode, or the evaluation data, is at fault",
+            fix="look for NaN in the evaluation data, and check what the model does only in eval mode: running "
             "statistics, batches of other lengths",
             evidence=({"eval_loss": bad.eval_loss, "buffers": [*buffers]},),
         )
     ]
 
 
-def _rising(metrics: list[Metrics], looks: list[Metrics]) -> list[Finding]:
-    if len(looks) < _FEWEST:
+def _find_rising(metrics: list[Metrics], looks: list[Metrics]) -> list[Finding]:
+    if len(looks) < _MIN_EVALUATIONS:
         return []
     best = min(range(len(looks)), key=lambda place: _eval(looks[place]))
     after = [_eval(look) for look in looks[best + 1 :]]
-    lowest, last = _eval(looks[best]), statistics.median(after[-_FEWEST_AFTER:]) if after else 0.0
-    if len(after) < _FEWEST_AFTER or last <= _RISE * max(lowest, 1e-12):
+    lowest, last = _eval(looks[best]), statistics.median(after[-_MIN_AFTER:]) if after else 0.0
+    if len(after) < _MIN_AFTER or last <= _RISE * max(lowest, 1e-12):
         return []
     turn = looks[best].step
     before, since = _losses(metrics, until=turn), _losses(metrics, since=turn)
@@ -70,10 +70,10 @@ def _rising(metrics: list[Metrics], looks: list[Metrics]) -> list[Finding]:
             phase="eval",
             title=f"the evaluation loss has been rising since step {turn}",
             why=f"it was {format_short(lowest)} then and is {format_short(last)} after "
-            f"{plural(len(after), 'more evaluation')}, "
-            f"while the training loss fell from {format_short(statistics.median(before))} to "
-            f"{format_short(statistics.median(since))}: the model learns the training data by heart",
-            fix=f"stop at step {turn}, or regularise: more data, augmentation, dropout, weight decay",
+            f"{plural(len(after), 'more evaluation')}, while the training loss fell from "
+            f"{format_short(statistics.median(before))} to {format_short(statistics.median(since))}: the model "
+            "overfits",
+            fix=f"stop at step {turn}, or regularize: more data, augmentation, dropout, weight decay",
             evidence=({"best_step": turn, "best": lowest, "last": last},),
         )
     ]
@@ -88,34 +88,34 @@ def _losses(metrics: list[Metrics], *, since: int = 0, until: float = math.inf) 
 
 
 _DROPS = ("dropout", "bernoulli", "attention", "rrelu")
-"""What leaves things out at random, as training does; other random numbers may be the model's purpose."""
+"""Ops that drop values at random, as in training; other random numbers may be the purpose of the model."""
 _RATIO, _DIFFERENCE = 3.0, 0.1
 _TIMES_TO_SETTLE = 5.0
-"""Running statistics follow within a few times 1/momentum steps."""
+"""Running statistics settle within a few times 1/momentum steps."""
 
 
 def random_evaluations(run: Run) -> list[Finding]:
-    """Find ops that draw random numbers in eval mode and make the loss another one each time."""
+    """Find ops that draw random numbers in eval mode, so that the loss differs each time."""
     for probe in _eval_probes(run):
-        ops = [op for op in probe.get("random_ops") or [] if op["site"] != LOOP]  # the loop has no mode
+        ops = [op for op in probe.get("random_ops") or [] if op["site"] != LOOP]  # the loop has no eval mode
         dropping = [op for op in ops if any(name in bare_name(op["op"]) for name in _DROPS)]
         is_random = probe.get("eval_loss") != probe.get("eval_again")
         if dropping:
-            return [_random(probe, dropping[0], len(dropping), Severity.ERROR)]
+            return [_random_finding(probe, dropping[0], len(dropping), Severity.ERROR)]
         if ops and is_random:
-            return [_random(probe, ops[0], len(ops), Severity.NOTE)]
+            return [_random_finding(probe, ops[0], len(ops), Severity.NOTE)]
     return []
 
 
 def evaluation_gaps(run: Run) -> list[Finding]:
-    """Find a model that is much worse in eval mode on the very batch it does well on in train mode."""
+    """Find a model that has a much higher loss in eval mode than in train mode, on the same batch."""
     for probe in _eval_probes(run):
         train, evaluated = probe.get("train_loss"), probe.get("eval_loss")
         if not isinstance(train, float) or not isinstance(evaluated, float) or not math.isfinite(train):
             continue
         is_far = evaluated > _RATIO * abs(train) and evaluated - train > _DIFFERENCE
         if (is_far or not math.isfinite(evaluated)) and probe["step"] + 1 >= _steps_to_settle(run):
-            return [_gap(probe, train, evaluated)]
+            return [_gap_finding(probe, train, evaluated)]
     return []
 
 
@@ -124,7 +124,7 @@ def _eval_probes(run: Run) -> list[Mapping[str, Any]]:
 
 
 def _steps_to_settle(run: Run) -> float:
-    """Return after how many steps the slowest norm's statistics can be expected to be those of the data."""
+    """Return after how many steps even the slowest running statistics should match the data."""
     slowest = 0.0
     for structure in run.structures():
         for module in structure.modules:
@@ -134,11 +134,11 @@ def _steps_to_settle(run: Run) -> float:
     return slowest
 
 
-def _random(probe: Mapping[str, Any], op: Mapping[str, Any], count: int, severity: Severity) -> Finding:
+def _random_finding(probe: Mapping[str, Any], op: Mapping[str, Any], count: int, severity: Severity) -> Finding:
     losses = (
         f"the same batch gives {_format_loss(probe.get('eval_loss'))} and then {_format_loss(probe.get('eval_again'))}"
     )
-    more = f"; {count - 1} more ops do so" if count > 1 else ""
+    more = f"; {plural(count - 1, 'more op')} {'does' if count == 2 else 'do'} the same" if count > 1 else ""
     is_error = severity is Severity.ERROR
     return Finding(
         rule="stochastic-eval",
@@ -150,30 +150,83 @@ def _random(probe: Mapping[str, Any], op: Mapping[str, Any], count: int, severit
         op=op.get("op"),
         source=op.get("source"),
         title=f"{bare_name(op['op'])} draws random numbers in eval mode",
-        why=f"with every module in eval mode {losses}{more}",
-        fix="hand the mode on: F.dropout(x, p, training=self.training), dropout_p=self.p if self.training else 0.0, or "
-        "use nn.Dropout, which knows it"
+        why=f"with every module in eval mode, {losses}{more}",
+        fix="pass the mode on: F.dropout(x, p, training=self.training), dropout_p=self.p if self.training else 0.0, or "
+        "use nn.Dropout"
         if is_error
-        else "if evaluation is to be repeatable, use the mean instead of a sample in eval mode, or seed a generator",
+        else "if evaluation should be repeatable, use the mean instead of a sample in eval mode, or seed a generator",
         evidence=({"random_ops": [dict(op)], "eval_loss": probe.get("eval_loss"), "again": probe.get("eval_again")},),
     )
 
 
-def _gap(probe: Mapping[str, Any], train: float, evaluated: float) -> Finding:
+def _gap_finding(probe: Mapping[str, Any], train: float, evaluated: float) -> Finding:
     return Finding(
         rule="train-eval-gap",
         severity=Severity.ERROR,
         confidence=0.8,
         step=probe["step"],
         phase="eval",
-        title="the model is another one in eval mode",
+        title="the model behaves differently in eval mode",
         why=f"the same batch, with the same weights, has the loss {format_short(train)} in train mode and "
-        f"{_format_loss(evaluated)} "
-        "in eval mode; between them lie only norms' running statistics, dropout and code that asks for self.training",
-        fix="look at the running statistics of the norms, and at what the model does only in one of the two modes",
+        f"{_format_loss(evaluated)} in eval mode; only running statistics, dropout and code that uses self.training "
+        "differ",
+        fix="check the running statistics of normalization layers, and code that runs in only one of the two modes",
         evidence=({"train_loss": train, "eval_loss": evaluated},),
     )
 
 
 def _format_loss(loss: object) -> str:
     return format_short(loss) if isinstance(loss, float) and math.isfinite(loss) else str(loss)
+
+
+def _evaluations(run: Run) -> str | None:
+    has_some = any(metric.eval_loss is not None for metric in run.metrics(rank=0))
+    return None if has_some else "no evaluation loss was recorded"
+
+
+RULES = (
+    Rule(
+        order=1430,
+        checks="random numbers in eval mode",
+        find=random_evaluations,
+        needs=(needs.probe("eval-mode"),),
+        codes=(
+            Code(
+                name="stochastic-eval",
+                means="The model draws random numbers in eval mode, so its loss differs every time.",
+                fix="Pass the mode on: `F.dropout(x, p, training=self.training)`, or use `nn.Dropout`.",
+                leads_to=(Effect.BREAKS_EVALUATION,),
+            ),
+        ),
+    ),
+    Rule(
+        order=1440,
+        checks="the same batch in train and eval mode",
+        find=evaluation_gaps,
+        needs=(needs.probe("eval-mode"),),
+        codes=(
+            Code(
+                name="train-eval-gap",
+                means="The same batch, with the same weights, has a much higher loss in eval mode than in train mode.",
+                fix="Check the running statistics of normalization layers, and code that uses `self.training`.",
+                follows_from=(Effect.BREAKS_EVALUATION, "tiny-norm-batch"),
+            ),
+        ),
+    ),
+    Rule(
+        order=1520,
+        checks="evaluation losses",
+        find=rising_eval_losses,
+        needs=(_evaluations,),
+        codes=(
+            Code(
+                name="eval-loss-rising",
+                means="The evaluation loss rises while the training loss falls. This is a note, because overfitting is "
+                "not a fault; it is an error if the evaluation loss is not finite.",
+                fix="Stop at the step that the finding names, or regularize. If it is not finite: check the evaluation "
+                "data and what the model does only in eval mode.",
+                follows_from=(Effect.BREAKS_EVALUATION, "train-eval-gap"),
+            ),
+        ),
+    ),
+)

@@ -1,4 +1,4 @@
-"""Jumps of the loss: when one counts as such."""
+"""When a loss counts as a jump."""
 
 from __future__ import annotations
 
@@ -9,34 +9,34 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 WINDOW = 50
-"""So many losses before a step are what it is judged by."""
+"""The number of losses before a step by which it is judged."""
 WARM_UP = 20
-"""So many losses must be known before one can stand out."""
+"""The number of losses that must be known before one can stand out."""
 NUM_DEVIATIONS = 10.0
 NUM_LOG_DEVIATIONS = 8.0
 _DEVIATION_OF_MAD = 1.48
-"""What turns a median absolute deviation into a standard deviation, for normal noise."""
+"""Converts a median absolute deviation into a standard deviation, for normal noise."""
 MIN_RATIO = 2.0
 MIN_JUMP = 0.5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Spike:
-    """A loss that stands far above those before it."""
+    """A loss that is far above those before it."""
 
     loss: float
     median: float
     """Of the losses before it."""
     limit: float
-    """What it would have had to stay below."""
+    """The value it exceeded."""
 
 
 class SpikeDetector:
     """Says of each loss whether it jumped; a few microseconds a step.
 
-    A jump is above the median of the last losses by ten deviations, above twice the median, and above it by 0.5. Where
-    losses spread over magnitudes by nature it must also be far out among those. Losses that are not finite are left
-    out: they are no spikes but worse. A loss that jumped still enters the window: a new level is told once.
+    A jump is above the median of the last losses by ten deviations, by a factor of two, and by 0.5. If losses vary by
+    orders of magnitude, it must also be an outlier among their logarithms. Losses that are not finite are ignored here.
+    A loss that jumped still enters the window, so a new level is reported once.
     """
 
     def __init__(self) -> None:
@@ -71,6 +71,6 @@ class SpikeDetector:
 
 
 def _deviation(values: Sequence[float], median: float) -> float:
-    """Estimate the standard deviation from the median absolute one, which a few outliers do not move."""
+    """Estimate the standard deviation from the median absolute deviation, which is robust against outliers."""
     distances = sorted(abs(value - median) for value in values)
     return _DEVIATION_OF_MAD * distances[len(distances) // 2]

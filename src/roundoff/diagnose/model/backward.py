@@ -1,29 +1,29 @@
-"""The rule for parameters that no gradient ever reaches: the graph ends between them and the loss."""
+"""Gradients that do not arrive, because the graph is cut, or are wrong, because of a custom autograd function."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
+from roundoff.diagnose import needs
 from roundoff.diagnose.layers import first_rank, forward_ops
 from roundoff.diagnose.parameter_histories import first_histories
+from roundoff.diagnose.rule import Code, Rule
 from roundoff.diagnose.wording import format_short
 from roundoff.runs import Finding, JsonValue, ParameterFacts, Run, Severity
 from roundoff.runs.records.step_ops import StepOp
 from roundoff.words import join_names, plural
 
-# == The rule for an autograd function whose backward is not the derivative of its forward.
-
 _IS_OFF = 0.05
-_LEAST, _MOST = 0.1, 10.0
-"""Outside of these it is no mistake: rounding has no slope, and a gradient that is reversed is meant to be."""
+_MIN_RATIO, _MAX_RATIO = 0.1, 10.0
+"""Outside of these it is deliberate: rounding has no slope, and a gradient may be reversed on purpose."""
 _AGREES = 0.05
-"""So near two walks of different lengths come to each other where there is a slope, and no jumps."""
+"""How closely steps of two lengths must agree: then the loss is smooth there, without jumps."""
 
 
 def wrong_backwards(run: Run) -> list[Finding]:
-    """Find gradients along which the loss does not change as they say, where an own autograd function is in the graph.
+    """Find gradients that do not predict how the loss changes along them, in a graph with a custom autograd function.
 
-    Without such a function there is nothing that can be wrong: gradients are then edited, or stopped, on purpose.
+    Without such a function nothing can be wrong: then gradients are edited, or stopped, on purpose.
     """
     for probe in run.probes():
         if probe.get("probe") != "direction":
@@ -37,11 +37,11 @@ def wrong_backwards(run: Run) -> list[Finding]:
 
 
 def _is_off(entry: dict[str, JsonValue]) -> bool:
-    """Say whether the loss has a slope along a parameter's gradient, and another than the gradient says."""
+    """Say whether the loss has a slope along a parameter's gradient that the gradient does not predict."""
     ratio, further = entry.get("ratio"), entry.get("ratio_further", entry.get("ratio"))
     if not isinstance(ratio, float) or not isinstance(further, float):
         return False
-    has_slope = _LEAST < ratio < _MOST and abs(ratio - further) <= _AGREES * ratio
+    has_slope = _MIN_RATIO < ratio < _MAX_RATIO and abs(ratio - further) <= _AGREES * ratio
     return has_slope and abs(ratio - 1) > _IS_OFF
 
 
@@ -62,9 +62,8 @@ def _wrong_backward_finding(
         parameter=names[-1],
         source=None if place is None else place.first.source,
         title=f"the backward of {join_names(functions)} is wrong",
-        why=f"along the gradients of {join_names(names)} the loss changes, in fp64, "
-        f"{format_short(ratios[len(ratios) // 2])} "
-        "times as much as they say, where it should be 1; all of them lie before the function",
+        why=f"along the gradients of {join_names(names)} the loss changes {format_short(ratios[len(ratios) // 2])} "
+        "times as much as they predict (measured in fp64; it should be 1 times); all of them come before the function",
         fix=f"compare backward with forward in {join_names(functions)}: torch.autograd.gradcheck(function, fp64 "
         "inputs)",
         evidence=({"functions": list(functions), "ratio": probe.get("ratio"), "by_site": probe.get("by_site")},),
@@ -80,8 +79,8 @@ def _place_after(sites: set[str], ops: list[StepOp]) -> StepOp | None:
 def cut_graphs(run: Run) -> list[Finding]:
     """Find where the graph is cut: everything before it runs and is in an optimizer, and never has a gradient.
 
-    A part that runs without any loss that depends on it (a pooler nobody uses) is no cut: there nothing behind it
-    learns, while parts before it do.
+    A part whose output no loss depends on (an unused pooler) is not a cut: there, nothing after it learns, while parts
+    before it do.
     """
     looks = run.structures(rank=first_rank(run))
     ops = forward_ops(run)
@@ -127,16 +126,17 @@ def _cut_finding(cut: StepOp, without: Sequence[ParameterFacts], *, is_detach: b
     names = [str(p.name) for p in without]
     at = cut.first
     if is_detach:
-        why = f"its result leaves the graph here; {plural(len(names), 'parameter')} before it never have a gradient"
-        fix = "remove the detach (or .data); if it is meant so, leave those parameters out of the optimizer"
+        why = f"its result leaves the graph here, so {plural(len(names), 'parameter')} before it never get gradients"
+        fix = "remove the detach (or .data); if it is intended, leave those parameters out of the optimizer"
     else:
         why = (
-            f"this is the last op before the graph begins: {plural(len(names), 'parameter')} up to here never have a "
-            "gradient, though an optimizer holds them"
+            f"this is the last op before the graph begins: {plural(len(names), 'parameter')} up to here never "
+            f"{'has' if len(names) == 1 else 'have'} a gradient, although an optimizer holds "
+            f"{'it' if len(names) == 1 else 'them'}"
         )
         fix = (
-            "take this part out of torch.no_grad(), and let tensors stay tensors: .numpy(), .item() and torch.tensor() "
-            "leave the graph; if it is meant so, leave those parameters out of the optimizer"
+            "take this part out of torch.no_grad(), and keep tensors as tensors: .numpy(), .item() and torch.tensor() "
+            "leave the graph; if it is intended, leave those parameters out of the optimizer"
         )
     return Finding(
         rule="graph-cut",
@@ -148,8 +148,45 @@ def _cut_finding(cut: StepOp, without: Sequence[ParameterFacts], *, is_detach: b
         op=at.op_name,
         parameter=names[0],
         source=at.source,
-        title="the graph is cut: gradients do not come past this op",
+        title="the graph is cut: gradients do not pass this op",
         why=f"{why}: {join_names(names)}",
         fix=fix,
         evidence=({"without_gradient": list(names)},),
     )
+
+
+def _custom_functions(run: Run) -> str | None:
+    has_some = any(found.get("functions") for found in run.probes() if found.get("probe") == "direction")
+    return None if has_some else "no custom autograd function was seen"
+
+
+RULES = (
+    Rule(
+        order=220,
+        checks="gradients that stop before they reach a parameter",
+        find=cut_graphs,
+        needs=(needs.structure, needs.recorded_first_step, needs.measured_parameters),
+        codes=(
+            Code(
+                name="graph-cut",
+                means="The autograd graph ends between the loss and some parameters: a `detach`, a `.data`, a "
+                "`no_grad` or a conversion to numpy. These parameters never get a gradient.",
+                fix="Remove the cut, or move it before the part that should learn.",
+            ),
+        ),
+    ),
+    Rule(
+        order=470,
+        checks="custom autograd functions",
+        find=wrong_backwards,
+        needs=(needs.probe("direction"), _custom_functions),
+        codes=(
+            Code(
+                name="wrong-backward",
+                means="A custom autograd function has a backward that is not the derivative of its forward. Such a "
+                "training often still learns something.",
+                fix="Check it with `torch.autograd.gradcheck` on fp64 inputs.",
+            ),
+        ),
+    ),
+)

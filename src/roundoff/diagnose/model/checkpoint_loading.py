@@ -1,4 +1,4 @@
-"""The rule for checkpoints that were read and not loaded."""
+"""Checkpoints that were read but not loaded, and resumed trainings that lost the state of their optimizer."""
 
 from __future__ import annotations
 
@@ -8,41 +8,41 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import median
 
+from roundoff.diagnose import needs
 from roundoff.diagnose.layers import first_rank
 from roundoff.diagnose.loop_calls import rates
+from roundoff.diagnose.rule import Code, Rule
 from roundoff.runs import Call, Finding, Metrics, Run, Severity
 from roundoff.words import join_names
 
-# == The rule for trainings that were resumed without the state of their optimizer.
-
-_AROUND = 5
-"""So many losses before and after say whether a training goes on or begins again."""
+_NUM_COMPARED = 5
+"""Losses before and after a load that show whether the training continues or starts over."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Resumption:
-    """A load into a model and the step that follows it, with an optimizer that has no state."""
+    """A load into a model, followed by a step of an optimizer without state."""
 
     load: Call
     step: Call
     keys: tuple[str, ...]
-    """Where the checkpoint that was read before holds the state of an optimizer of the same rate."""
+    """Keys under which the checkpoint contains the state of an optimizer with the same learning rate."""
     before: Call | None
     """The last step before the load that had state; None at the start of the run."""
 
 
 def lost_optimizer_states(run: Run) -> list[Finding]:
-    """Find weights that were loaded to go on with, while the optimizer starts from nothing.
+    """Find weights that were loaded to continue a training, while the optimizer starts without state.
 
-    Weights alone are loaded for fine-tuning, too, and then at another rate. So the checkpoint must have held an
-    optimizer's state that nobody took, with the rate of now; or the training was under way in this very run, with such
-    a state, and goes on with an optimizer of its kind.
+    Fine-tuning also loads weights alone, but at another learning rate. So either the checkpoint contains an optimizer
+    state for the present rate that was not loaded, or this run had such a state before and continues with an optimizer
+    of the same kind.
     """
     rank = first_rank(run)
     calls, metrics = run.calls(rank=rank), run.metrics(rank=rank)
     for found in _resumptions(calls):
-        if found.keys or (found.before is not None and _goes_on(found, found.before, metrics)):
-            return [_finding(found)]
+        if found.keys or (found.before is not None and _continues(found, found.before, metrics)):
+            return [_lost_state_finding(found)]
     return []
 
 
@@ -66,7 +66,7 @@ def _resumptions(calls: Sequence[Call]) -> list[_Resumption]:
 
 
 def _has_rate_of(read: Call, step: Call) -> bool:
-    """Say whether an optimizer whose state was read had, now or at its start, a learning rate that steps now."""
+    """Say whether an optimizer whose state was read had, last or initially, the learning rate of this step."""
     known = read.detail.get("optimizer_rates")
     if not isinstance(known, list) or not known:
         return True
@@ -74,20 +74,20 @@ def _has_rate_of(read: Call, step: Call) -> bool:
 
 
 def _is_whole(call: Call) -> bool:
-    """Say whether a load filled a model: nothing missing, nothing left over."""
+    """Say whether a load filled a model: no key missing, none unexpected."""
     is_model = "missing" in call.detail and bool(call.detail.get("num_keys"))
     return is_model and call.detail.get("num_missing") == 0 and call.detail.get("num_unexpected") == 0
 
 
-def _goes_on(found: _Resumption, before: Call, metrics: Sequence[Metrics]) -> bool:
-    """Say whether the loss goes on from where it was, with the same kind of optimizer at the same rate."""
+def _continues(found: _Resumption, before: Call, metrics: Sequence[Metrics]) -> bool:
+    """Say whether the loss continues where it was, with the same kind of optimizer at the same learning rate."""
     if _kind(before) != _kind(found.step) or before.detail.get("lr") != found.step.detail.get("lr"):
         return False
     losses = {metric.step: metric.loss for metric in metrics if metric.loss is not None}
-    start = [loss for step, loss in losses.items() if step < _AROUND]
-    last = [loss for step, loss in losses.items() if found.step.step - _AROUND <= step < found.step.step]
-    new = [loss for step, loss in losses.items() if found.step.step <= step < found.step.step + _AROUND]
-    if not start or not last or not new or found.step.step < 2 * _AROUND:
+    start = [loss for step, loss in losses.items() if step < _NUM_COMPARED]
+    last = [loss for step, loss in losses.items() if found.step.step - _NUM_COMPARED <= step < found.step.step]
+    new = [loss for step, loss in losses.items() if found.step.step <= step < found.step.step + _NUM_COMPARED]
+    if not start or not last or not new or found.step.step < 2 * _NUM_COMPARED:
         return False
     return abs(median(new) - median(last)) < abs(median(new) - median(start))
 
@@ -101,15 +101,13 @@ def _texts(call: Call, key: str) -> list[str]:
     return [str(item) for item in value] if isinstance(value, list) else []
 
 
-def _finding(found: _Resumption) -> Finding:
+def _lost_state_finding(found: _Resumption) -> Finding:
     kind = _kind(found.step)
     if found.keys:
-        cause = (
-            f"the checkpoint holds the state of an optimizer ({join_names(found.keys)}), which was not loaded into it"
-        )
-        fix = f"load it, too, after the optimizer is built: optimizer.load_state_dict(checkpoint['{found.keys[0]}'])"
+        cause = f"the checkpoint contains an optimizer state ({join_names(found.keys)}) that was not loaded"
+        fix = f"load it after the optimizer is built: optimizer.load_state_dict(checkpoint['{found.keys[0]}'])"
     else:
-        cause = "the optimizer is a new one, and what the one before had learned is gone"
+        cause = "the optimizer is new, and the state of the one before is gone"
         fix = "save optimizer.state_dict() with the weights, and load it after the optimizer is built"
     return Finding(
         rule="optimizer-state-lost",
@@ -117,7 +115,7 @@ def _finding(found: _Resumption) -> Finding:
         confidence=0.9 if found.keys else 0.8,
         step=found.step.step,
         phase="optimizer",
-        title=f"{kind} goes on without its state",
+        title=f"{kind} continues without its state",
         why=f"all {found.load.detail.get('num_keys')} keys of {found.load.detail.get('into')} were loaded before step "
         f"{found.step.step}, but {cause}: its averages start from 0",
         fix=fix,
@@ -126,11 +124,10 @@ def _finding(found: _Resumption) -> Finding:
 
 
 def checkpoints_not_loaded(run: Run) -> list[Finding]:
-    """Find a load into a model after which nothing, or all but nothing, is loaded.
+    """Find a load into a model that loaded nothing or almost nothing.
 
-    Some missing keys are normal: a new head on a known body, or an embedding alone. Here not one of the keys that were
-    given fits the model, or missing and unexpected ones are the same but for a prefix, or most of the model has got
-    another name.
+    Some missing keys are normal: a new head on a pretrained body, or an embedding alone. Here none of the given keys
+    matches the model, or missing and unexpected keys differ only by a prefix, or most of the model is named otherwise.
     """
     found = [_judge(call) for call in run.calls(rank=first_rank(run)) if call.call == "load"]
     return [finding for finding in found if finding is not None][:1]
@@ -146,7 +143,7 @@ def _judge(call: Call) -> Finding | None:
     is_prefix = renaming is not None and "" in renaming
     is_most_renamed = (
         renaming is not None and num_missing > num_keys / 2
-    )  # less may be a new head in an old one's place
+    )  # fewer may be a new head in place of an old one
     if not (is_nothing_loaded or is_prefix or is_most_renamed):
         return None
     of_keys = f" of its {num_keys}" if num_keys else ""
@@ -160,7 +157,7 @@ def _judge(call: Call) -> Finding | None:
         severity=Severity.ERROR,
         confidence=0.97,
         step=call.step,
-        title="the checkpoint was not loaded: its keys do not fit the model",
+        title="the checkpoint was not loaded: its keys do not match the model",
         why=why,
         fix=_fix(renaming),
         evidence=(dict(call.detail),),
@@ -169,30 +166,32 @@ def _judge(call: Call) -> Finding | None:
 
 def _fix(renaming: tuple[str, str] | None) -> str:
     if renaming is None:
-        return "load the part of the checkpoint that holds the weights, with strict=True, which tells what is missing"
-    theirs, ours = renaming
-    if not ours:
-        return f"take the prefix '{theirs}' off: {{k.removeprefix('{theirs}'): v for k, v in saved.items()}}"
-    if not theirs:
-        return f"put the prefix '{ours}' before every key: {{'{ours}' + k: v for k, v in saved.items()}}"
-    return f"rename '{theirs}' to '{ours}': {{k.replace('{theirs}', '{ours}', 1): v for k, v in saved.items()}}"
+        return (
+            "load the part of the checkpoint that contains the weights, with strict=True, which reports what is missing"
+        )
+    saved, wanted = renaming
+    if not wanted:
+        return f"remove the prefix '{saved}': {{k.removeprefix('{saved}'): v for k, v in saved.items()}}"
+    if not saved:
+        return f"add the prefix '{wanted}' to every key: {{'{wanted}' + k: v for k, v in saved.items()}}"
+    return f"rename '{saved}' to '{wanted}': {{k.replace('{saved}', '{wanted}', 1): v for k, v in saved.items()}}"
 
 
 def _renaming(missing: Sequence[str], unexpected: Sequence[str]) -> tuple[str, str] | None:
-    """Return the beginning of the checkpoint's keys, and the one the model has in its place, that makes most fit."""
-    pairs = Counter(_beginnings(ours, theirs) for ours in missing for theirs in unexpected)
+    """Return the prefix in the checkpoint's keys, and the one in the model's, whose exchange makes most keys match."""
+    pairs = Counter(_prefixes(name, key) for name in missing for key in unexpected)
     fitting = [(pair, num) for pair, num in pairs.items() if pair is not None]
     best, num = max(fitting, key=lambda entry: entry[1], default=(None, 0))
     return best if num >= max(1, min(len(missing), len(unexpected)) // 2) else None
 
 
-def _beginnings(ours: str, theirs: str) -> tuple[str, str] | None:
-    """Return what two keys begin with before the part in which they agree; None if not even their last words do."""
-    shorter = min(ours.count("."), theirs.count(".")) + 1
+def _prefixes(name: str, key: str) -> tuple[str, str] | None:
+    """Return the prefixes of a checkpoint's key and a model's name before the common tail; None without one."""
+    shorter = min(name.count("."), key.count(".")) + 1
     for num_same in range(shorter, 0, -1):
-        tail = ".".join(ours.split(".")[-num_same:])
-        if theirs == tail or theirs.endswith(f".{tail}"):
-            return theirs.removesuffix(tail), ours.removesuffix(tail)
+        tail = ".".join(name.split(".")[-num_same:])
+        if key == tail or key.endswith(f".{tail}"):
+            return key.removesuffix(tail), name.removesuffix(tail)
     return None
 
 
@@ -204,3 +203,33 @@ def _names(call: Call, key: str) -> list[str]:
 def _number(call: Call, key: str) -> int:
     value = call.detail.get(key)
     return value if isinstance(value, int) else 0
+
+
+RULES = (
+    Rule(
+        order=310,
+        checks="checkpoints loaded into models",
+        find=checkpoints_not_loaded,
+        needs=(needs.calls("load", missing="nothing was loaded into a model"),),
+        codes=(
+            Code(
+                name="checkpoint-not-loaded",
+                means="A load with `strict=False` loaded nothing or almost nothing, because the names do not match.",
+                fix="Rename the keys (the verdict names the prefix that would match), and check what the load returns.",
+            ),
+        ),
+    ),
+    Rule(
+        order=320,
+        checks="optimizer state after a checkpoint was loaded",
+        find=lost_optimizer_states,
+        needs=(needs.calls("load", missing="nothing was loaded into a model"),),
+        codes=(
+            Code(
+                name="optimizer-state-lost",
+                means="Training was resumed from saved weights, but the optimizer started without its state.",
+                fix="Save `optimizer.state_dict()` with the weights, and load it too.",
+            ),
+        ),
+    ),
+)

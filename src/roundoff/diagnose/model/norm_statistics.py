@@ -1,4 +1,4 @@
-"""Norms whose running statistics stay as they were: evaluation normalises with numbers that mean nothing."""
+"""Normalization layers whose statistics are meaningless: never updated, overwritten, or of too few values."""
 
 from __future__ import annotations
 
@@ -6,17 +6,18 @@ import math
 
 import pyarrow.compute as pc
 
+from roundoff.diagnose import needs
+from roundoff.diagnose.rule import Code, Effect, Rule
 from roundoff.runs import Event, Finding, ModuleFacts, Run, Severity
 from roundoff.words import plural
 
-# == Norms over too few numbers: their statistics are noise.
-
-_FEWEST_SAMPLES = 2
-_FEWEST_NUMBERS = 4
+_MAX_TINY_SAMPLES = 2
+_MAX_TINY_VALUES = 4
+_MIN_LOOKS = 3
 
 
 def tiny_norm_batches(run: Run) -> list[Finding]:
-    """Find norms over the batch that take their statistics from two samples, or from a handful of numbers."""
+    """Find batch normalizations whose statistics come from two samples or a handful of values."""
     for rank in run.ranks:
         modules = [module for structure in run.structures(rank=rank) for module in structure.modules]
         norms = {module.site: module.kind for module in modules if module.training and "Norm" in module.kind}
@@ -25,7 +26,7 @@ def tiny_norm_batches(run: Run) -> list[Finding]:
             for step in run.steps[:2]
         ]
         if tiny and all(tiny):
-            return [_finding(tiny[0], run.steps[0], rank)]
+            return [_tiny_finding(tiny[0], run.steps[0], rank)]
     return []
 
 
@@ -38,18 +39,18 @@ def _is_tiny(event: Event, kind: str | None) -> bool:
     if kind is None or len(event.shape) < 2:
         return False
     if kind.startswith("InstanceNorm"):  # the samples are channels to the op
-        return math.prod(event.shape[2:]) <= _FEWEST_SAMPLES
-    return event.shape[0] <= _FEWEST_SAMPLES or _num_numbers(event) <= _FEWEST_NUMBERS
+        return math.prod(event.shape[2:]) <= _MAX_TINY_SAMPLES
+    return event.shape[0] <= _MAX_TINY_SAMPLES or _num_values(event) <= _MAX_TINY_VALUES
 
 
-def _num_numbers(event: Event) -> int:
+def _num_values(event: Event) -> int:
     return event.num_elements // max(event.shape[1], 1)
 
 
-def _finding(events: list[Event], step: int, rank: int) -> Finding:
+def _tiny_finding(events: list[Event], step: int, rank: int) -> Finding:
     first = events[0]
     sites = list(dict.fromkeys(event.site for event in events))
-    more = f" (and {plural(len(sites) - 1, 'more norm')})" if len(sites) > 1 else ""
+    more = f" (and in {plural(len(sites) - 1, 'more layer')})" if len(sites) > 1 else ""
     return Finding(
         rule="tiny-norm-batch",
         severity=Severity.WARNING,
@@ -60,22 +61,19 @@ def _finding(events: list[Event], step: int, rank: int) -> Finding:
         site=first.site,
         op=first.op_name,
         source=first.source,
-        title=f"{first.site} normalises over {plural(first.shape[0], 'sample')}",
-        why=f"mean and variance of each channel{more} come from {plural(_num_numbers(first), 'number')} of "
-        f"{plural(first.shape[0], 'sample')}: they are noise, and evaluation uses other ones",
-        fix="use a larger batch, SyncBatchNorm over several ranks, or a norm that does not look at other samples: "
-        "GroupNorm, LayerNorm",
+        title=f"{first.site} normalizes over {plural(first.shape[0], 'sample')}",
+        why=f"mean and variance of each channel{more} come from {plural(_num_values(first), 'value')} of "
+        f"{plural(first.shape[0], 'sample')}: they are noise, and evaluation uses different ones",
+        fix="use a larger batch, SyncBatchNorm over several ranks, or a normalization that does not use other "
+        "samples: GroupNorm, LayerNorm",
         evidence=({"sites": [*sites], "shape": list(first.shape)},),
     )
 
 
-_FEWEST_LOOKS = 3
-
-
 def frozen_statistics(run: Run) -> list[Finding]:
-    """Find norms with momentum 0, or in eval mode while the model trains, that never learned any statistics.
+    """Find layers that never learned any statistics: with momentum 0, or in eval mode while the model trains.
 
-    A norm in eval mode whose parameters are frozen, too, is part of a body that is meant to stay as it is.
+    A layer in eval mode whose parameters are frozen too is part of a body that is meant to stay as it is.
     """
     for rank in run.ranks:
         for structure in run.structures(rank=rank):
@@ -86,12 +84,12 @@ def frozen_statistics(run: Run) -> list[Finding]:
             by_mode = [m for m in norms if not m.training and m.site not in frozen] if is_trained else []
             found = by_momentum or by_mode
             if found:
-                return [_frozen(found, structure.step, rank, is_momentum=bool(by_momentum))]
+                return [_frozen_finding(found, structure.step, rank, is_momentum=bool(by_momentum))]
     return []
 
 
 def lost_statistics(run: Run) -> list[Finding]:
-    """Find norms that run in training mode, and whose statistics are the same again before every forward."""
+    """Find layers that run in training mode, but whose statistics are the same again before every forward."""
     for rank in run.ranks:
         structures = run.structures(rank=rank)
         norms = {module.site: module for structure in structures for module in structure.modules if _learns(module)}
@@ -100,7 +98,7 @@ def lost_statistics(run: Run) -> list[Finding]:
         found = [site for site in norms if site in used and _stays(looks.get(_buffer(site), []))]
         if found:
             step = next(step for step, _ in looks[_buffer(found[0])][1:])
-            return [_lost(found, step, len(looks[_buffer(found[0])]), rank)]
+            return [_lost_finding(found, step, len(looks[_buffer(found[0])]), rank)]
     return []
 
 
@@ -125,20 +123,22 @@ def _hashes_by_buffer(run: Run, rank: int) -> dict[str, list[tuple[int, int]]]:
 
 
 def _buffer(site: str) -> str:
-    """Return the name of the running mean of a norm: its path in the model that it belongs to."""
+    """Return the name of a layer's running mean in its model."""
     path = site.rpartition(":")[2]
     return "running_mean" if path.startswith("<") or not path else f"{path}.running_mean"
 
 
 def _stays(looks: list[tuple[int, int]]) -> bool:
-    return len({step for step, _ in looks}) >= _FEWEST_LOOKS and len({number for _, number in looks}) == 1
+    return len({step for step, _ in looks}) >= _MIN_LOOKS and len({number for _, number in looks}) == 1
 
 
-def _frozen(norms: list[ModuleFacts], step: int, rank: int, *, is_momentum: bool) -> Finding:
+def _frozen_finding(norms: list[ModuleFacts], step: int, rank: int, *, is_momentum: bool) -> Finding:
     first = norms[0]
     why = "its momentum is 0" if is_momentum else "it is in eval mode while the model trains"
-    more = f", and so are {len(norms) - 1} more ({_join_sites([m.site for m in norms[1:]])})" if len(norms) > 1 else ""
-    so = "evaluation normalises with them" if is_momentum else "training and evaluation normalise with them"
+    more = (
+        f", like that of {len(norms) - 1} more ({_join_sites([m.site for m in norms[1:]])})" if len(norms) > 1 else ""
+    )
+    so = "evaluation normalizes with them" if is_momentum else "training and evaluation normalize with them"
     return Finding(
         rule="running-stats-frozen",
         severity=Severity.ERROR,
@@ -148,16 +148,16 @@ def _frozen(norms: list[ModuleFacts], step: int, rank: int, *, is_momentum: bool
         phase="forward",
         site=first.site,
         title=f"the running statistics of {first.site} never change",
-        why=f"{why}{more}; mean 0 and variance 1, its start values, stay for ever, and {so}",
-        fix="give it a momentum, nn.BatchNorm2d(..., momentum=0.1)"
+        why=f"{why}{more}; mean and variance keep their initial values 0 and 1, and {so}",
+        fix="set a momentum: nn.BatchNorm2d(..., momentum=0.1)"
         if is_momentum
-        else "call model.train() after everything that calls eval(); freeze only norms whose statistics were learned",
+        else "call model.train() after everything that calls eval(); freeze only layers with learned statistics",
         evidence=({"sites": [module.site for module in norms], "momentum": first.settings.get("momentum")},),
     )
 
 
-def _lost(sites: list[str], step: int, num_looks: int, rank: int) -> Finding:
-    more = f" (and {plural(len(sites) - 1, 'more norm')}: {_join_sites(sites[1:])})" if len(sites) > 1 else ""
+def _lost_finding(sites: list[str], step: int, num_looks: int, rank: int) -> Finding:
+    more = f" (and {len(sites) - 1} more: {_join_sites(sites[1:])})" if len(sites) > 1 else ""
     return Finding(
         rule="running-stats-lost",
         severity=Severity.ERROR,
@@ -167,12 +167,73 @@ def _lost(sites: list[str], step: int, num_looks: int, rank: int) -> Finding:
         phase="forward",
         site=sites[0],
         title=f"the running statistics of {sites[0]} are lost after every forward",
-        why=f"the norm{more} runs in training mode and updates them, but running_mean was bit for bit the same before "
-        f"each of {num_looks} forwards: somebody writes the old values back, or the forward runs on a copy",
-        fix="keep the buffers that the forward leaves; put them back only when a step is skipped",
+        why=f"the layer{more} runs in training mode and updates them, but running_mean was bitwise the same before "
+        f"each of {num_looks} forwards: other code writes the old values back, or the forward runs on a copy",
+        fix="keep the buffers as the forward leaves them; restore them only when a step is skipped",
         evidence=({"sites": [*sites], "num_looks": num_looks},),
     )
 
 
 def _join_sites(sites: list[str]) -> str:
     return ", ".join(sites[:3]) + (", ..." if len(sites) > 3 else "")
+
+
+def _running_statistics(run: Run) -> str | None:
+    modules = [module for rank in run.ranks for look in run.structures(rank=rank) for module in look.modules]
+    has_some = any(module.has_start_statistics is not None for module in modules)
+    return None if has_some else "no layer has running statistics"
+
+
+def _batch_norm_op(run: Run) -> str | None:
+    has_some = any("batch_norm" in op for op in run.events(columns=["op"])["op"].unique().to_pylist())
+    return None if has_some else "no batch normalization was recorded"
+
+
+RULES = (
+    Rule(
+        order=610,
+        checks="normalization layers that never update their statistics",
+        find=frozen_statistics,
+        needs=(needs.structure, _running_statistics),
+        codes=(
+            Code(
+                name="running-stats-frozen",
+                means="A normalization layer never updates its running statistics: its momentum is 0, or it is in eval "
+                "mode while the model trains.",
+                fix="Set a momentum, or call `model.train()` after everything that calls `eval()`.",
+                leads_to=(Effect.BREAKS_EVALUATION,),
+                follows_from=("eval-mode-training",),
+            ),
+        ),
+    ),
+    Rule(
+        order=1410,
+        checks="normalization layers whose statistics are overwritten",
+        find=lost_statistics,
+        needs=(needs.structure, _running_statistics, needs.recorded_steps),
+        codes=(
+            Code(
+                name="running-stats-lost",
+                means="A normalization layer updates its statistics in every forward, but other code writes the old "
+                "ones back.",
+                fix="Keep the buffers as the forward leaves them; restore them only when a step is skipped.",
+                leads_to=(Effect.BREAKS_EVALUATION,),
+                follows_from=("zero-init", "dead-units", "constant-input"),
+            ),
+        ),
+    ),
+    Rule(
+        order=1420,
+        checks="batch statistics of too few values",
+        find=tiny_norm_batches,
+        needs=(needs.recorded_steps, _batch_norm_op),
+        codes=(
+            Code(
+                name="tiny-norm-batch",
+                means="A batch normalization computes its statistics from two samples or a handful of values, so they "
+                "are noise.",
+                fix="Use a larger batch, SyncBatchNorm, or a normalization that does not use other samples.",
+            ),
+        ),
+    ),
+)

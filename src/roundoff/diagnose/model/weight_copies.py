@@ -1,22 +1,27 @@
-"""The rule for averages of the weights that are none: the weights themselves, or copies that never move."""
+"""Copies of weights that should not be copies, or should change: untied embeddings and averages (EMA)."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
+from roundoff.diagnose import needs
 from roundoff.diagnose.layers import first_rank
+from roundoff.diagnose.rule import Code, Rule
 from roundoff.diagnose.wording import format_short
 from roundoff.runs import Finding, JsonValue, ParameterFacts, Run, Severity, Structure
 from roundoff.words import plural
 
-# == The rule for a head that was to be the embedding and is a copy of it.
+_MAX_STILL = 2e-5
+"""A copy that moves less than this, relative to the weight, is not an average: one with a decay of 0.9999 moves fifty
+times as far in the observed steps."""
+_MIN_WRITES = 5
 
 
 def broken_ties(run: Run) -> list[Finding]:
     """Find an embedding and another weight that start with the same values in different memory.
 
-    Random start values never agree by chance. Copies of whole layers and of whole models do: only a pair of an
-    embedding and something else is taken for a tie.
+    Random initial values never agree by chance. Copies of whole layers or models do, so only a pair of an embedding and
+    another kind of layer counts as a tie.
     """
     looks = run.structures(rank=first_rank(run))
     return [_tie_finding(looks[0], *pair) for pair in _pairs(looks[0])] if looks else []
@@ -28,11 +33,11 @@ def _pairs(look: Structure) -> Iterator[tuple[ParameterFacts, ParameterFacts]]:
     for embedding in trained:
         for other in trained:
             is_pair = embedding.site in embeddings and other.site not in embeddings
-            if is_pair and _start(embedding) == _start(other):
+            if is_pair and _initial_values(embedding) == _initial_values(other):
                 yield embedding, other
 
 
-def _start(parameter: ParameterFacts) -> tuple[object, ...]:
+def _initial_values(parameter: ParameterFacts) -> tuple[object, ...]:
     return parameter.shape, parameter.mean, parameter.std, parameter.absmax
 
 
@@ -52,49 +57,44 @@ def _tie_finding(look: Structure, embedding: ParameterFacts, other: ParameterFac
     )
 
 
-_STANDS_STILL = 2e-5
-"""Of the weight's own way: an average with a decay of 0.9999 goes fifty times as far in the steps looked at."""
-_LEAST_WRITES = 5
-
-
 def broken_averages(run: Run) -> list[Finding]:
-    """Find averages that share memory with the weights, and those that are written to and stay where they are."""
+    """Find averages that share memory with the weights, and averages that are written to but never change."""
     for probe in run.probes():
         if probe.get("probe") == "averages":
-            found = _alias(probe) or _still(probe)
+            found = _judge_shared_memory(probe) or _judge_still_copy(probe)
             if found is not None:
                 return [found]
     return []
 
 
-def _alias(probe: dict[str, JsonValue]) -> Finding | None:
-    """Averaging a weight with itself makes it smaller by the same factor each time, and does nothing else."""
+def _judge_shared_memory(probe: dict[str, JsonValue]) -> Finding | None:
+    """Find a weight that is averaged with itself: each time it only shrinks by the same factor."""
     scales, holders = probe.get("scales"), probe.get("num_holders")
     known = [scale for scale in scales if isinstance(scale, float)] if isinstance(scales, list) else []
-    if len(known) < _LEAST_WRITES or not holders or not all(0.5 < scale <= 1.0 + 1e-6 for scale in known):
+    if len(known) < _MIN_WRITES or not holders or not all(0.5 < scale <= 1.0 + 1e-6 for scale in known):
         return None
     factor = sorted(known)[len(known) // 2]
     return _average_finding(
         probe,
         title="the average of the weights is the weights themselves",
-        why=f"somebody else holds the memory of {probe.get('parameter')}, and between optimizer steps it is written "
-        f"{plural(len(known), 'time')} to itself times {factor:.6g}: it is averaged with itself",
+        why=f"another object shares the memory of {probe.get('parameter')}, which was multiplied by {factor:.6g} "
+        f"{plural(len(known), 'time')} between optimizer steps: it is averaged with itself",
         fix="average into copies: copy.deepcopy(model), or {name: value.clone() for name, value in state_dict.items()}",
     )
 
 
-def _still(probe: dict[str, JsonValue]) -> Finding | None:
+def _judge_still_copy(probe: dict[str, JsonValue]) -> Finding | None:
     copies, moved = probe.get("copies"), probe.get("moved")
     if not isinstance(copies, list) or not isinstance(moved, float) or not moved:
         return None
     for copy in copies:
-        way = copy.get("moved") if isinstance(copy, dict) else None
-        if isinstance(copy, dict) and isinstance(way, (int, float)) and way <= _STANDS_STILL * moved:
+        distance = copy.get("moved") if isinstance(copy, dict) else None
+        if isinstance(copy, dict) and isinstance(distance, (int, float)) and distance <= _MAX_STILL * moved:
             return _average_finding(
                 probe,
-                title="the average of the weights never moves",
+                title="the average of the weights never changes",
                 why=f"a copy of {probe.get('parameter')} was written to {copy.get('num_writes')} times and moved by "
-                f"{format_short(way)}, while the weight moved by {format_short(moved)}",
+                f"{format_short(distance)}, while the weight moved by {format_short(moved)}",
                 fix="average with the live weights and a decay below 1: average.lerp_(weight, 1 - decay)",
             )
     return None
@@ -114,3 +114,40 @@ def _average_finding(probe: dict[str, JsonValue], *, title: str, why: str, fix: 
         fix=fix,
         evidence=(dict(probe),),
     )
+
+
+def _embedding(run: Run) -> str | None:
+    modules = [module for look in run.structures(rank=first_rank(run))[:1] for module in look.modules]
+    return None if any("num_embeddings" in module.settings for module in modules) else "the model has no embedding"
+
+
+RULES = (
+    Rule(
+        order=230,
+        checks="weights tied to an embedding",
+        find=broken_ties,
+        needs=(needs.structure, _embedding),
+        codes=(
+            Code(
+                name="tie-broken",
+                means="An output layer starts with exactly the values of the embedding but has its own memory: the two "
+                "were meant to be one parameter and drift apart.",
+                fix="Assign the parameter itself, after the last change to either: `head.weight = embedding.weight`.",
+            ),
+        ),
+    ),
+    Rule(
+        order=330,
+        checks="averages of the weights (EMA)",
+        find=broken_averages,
+        needs=(needs.probe("averages", missing="no average of the weights was seen"),),
+        codes=(
+            Code(
+                name="ema-broken",
+                means="The average of the weights does not work: it shares memory with the weights, or it never "
+                "changes.",
+                fix="Average into clones: `average.lerp_(weight, 1 - decay)`.",
+            ),
+        ),
+    ),
+)

@@ -1,4 +1,4 @@
-"""Steps in which something was not finite, with everything the run holds about each."""
+"""Steps in which something was not finite, with everything that the run knows about each."""
 
 from __future__ import annotations
 
@@ -15,10 +15,9 @@ from roundoff.diagnose.nonfinite.origin import Liveness, OriginPlace, find_origi
 from roundoff.diagnose.nonfinite.provenance import MASKS
 from roundoff.errors import RunFolderError
 from roundoff.runs import Anomaly, Metrics, Origin, ReplayInfo, Run, TensorFile
-from roundoff.words import join_words
 
 MAX_STEPS = 50
-"""So many steps of a rank are looked into; a run whose every step is bad says nothing new after that."""
+"""At most this many steps of a rank are examined; further bad steps say nothing new."""
 
 _NOT_FINITE = ("loss", "gradient", "weight", "buffer")
 _MASK_OPS = [f"aten.{name}{mark}" for name in sorted(MASKS) for mark in ("", "_")]
@@ -33,18 +32,18 @@ class BadStep:
     anomalies: tuple[Anomaly, ...]
     metrics: Metrics | None
     was_skipped: bool
-    """Whether the optimizer's step was left out, as loss scaling does."""
+    """Whether the optimizer's step was skipped, as loss scaling does."""
     was_undone: bool
-    """Whether the watch undid the step, as it was asked to."""
+    """Whether the watch undid the step, as `--on-anomaly skip` requests."""
     events: Run | None
     """The run that holds the step's events: its replay, or this run if it was recorded."""
     place: OriginPlace | None
     origin: Origin | None
     """The op caught with its inputs, if it is the one at `place`."""
     events_step: int
-    """The step that those events are of: this one, or an earlier one whose replay broke where it had not."""
+    """The step of those events: this one, or an earlier one whose replay broke although the step itself had not."""
     replay_note: str | None = None
-    """What the replay has to say about itself, such as why it failed."""
+    """A note of the replay about itself, such as why it failed."""
 
     def names_of(self, kind: str) -> list[str]:
         """Return the parameters or buffers that an anomaly of this kind was seen in."""
@@ -56,14 +55,14 @@ class BadStep:
 
     @property
     def is_faithful(self) -> bool:
-        """Whether the events show what happened in this very step."""
+        """Whether the events are of this step itself."""
         return self.events_step == self.step
 
     @property
     def is_refuted(self) -> bool:
-        """Whether the metrics of the step say that it was fine where its replay was not: that came later in truth.
+        """Whether the metrics say that the step was fine although its replay was not: the fault came later.
 
-        Code that looks at its own state, such as a counter, may do in a replay what it did only after the step.
+        Code that depends on its own state, such as a counter, may do in a replay what it really did after the step.
         """
         if self.place is None or self.metrics is None or self.was_skipped:
             return False
@@ -86,12 +85,12 @@ class BadStep:
 
     @property
     def is_deliberate(self) -> bool:
-        """Whether loss scaling tried a scale that was too large and left the step out: nothing is wrong then."""
+        """Whether loss scaling tried a scale that was too large and skipped the step: then nothing is wrong."""
         return self.was_skipped and not self.loss_is_bad and not self.has("buffer") and not self.has("weight")
 
     @property
     def is_lasting(self) -> bool:
-        """Whether weights are bad from here on, so that later steps only tell the same again."""
+        """Whether weights are bad from here on, so that later steps say nothing new."""
         has_bad_weights = self.place is not None and self.place.liveness.num_bad_weights > 0
         is_bad = self.has("weight") or has_bad_weights or (self.gradients_are_bad and not self.was_skipped)
         return is_bad and not self.was_undone
@@ -100,9 +99,9 @@ class BadStep:
 def bad_steps(run: Run) -> list[BadStep]:
     """Return, rank by rank, the steps in which something was not finite, up to the one after which everything is.
 
-    They are known from anomalies, from losses, or in a run without a watch from the recorded events. The replayed
-    steps before the first of them are looked into, too: weights may have been bad for a while before it showed, and a
-    script may have raised before anybody else saw it.
+    They are known from anomalies, from losses, or, in a run without a watch, from the recorded events. Replayed steps
+    before the first of them are examined too: weights may have been bad before it showed, and the script may have
+    raised an exception before the watch saw it.
     """
     return [bad for rank in run.ranks for bad in _of_rank(run, rank)]
 
@@ -121,7 +120,7 @@ def _of_rank(run: Run, rank: int) -> Iterator[BadStep]:
     skipped = {call.step for call in calls if call.call == "step" and call.detail.get("skipped")}
     undone = {call.step for call in calls if call.call == "undone"}
     for step in sorted(known | recorded | replayed)[:MAX_STEPS]:
-        bad = _look(run, rank, step, anomalies.get(step, []), metrics.get(step), was_skipped=step in skipped)
+        bad = _examine(run, rank, step, anomalies.get(step, []), metrics.get(step), was_skipped=step in skipped)
         bad = replace(bad, was_undone=step in undone)
         if known and step in replayed - known and bad.is_refuted:
             first = min(known)
@@ -132,7 +131,7 @@ def _of_rank(run: Run, rank: int) -> Iterator[BadStep]:
                 return
 
 
-def _look(
+def _examine(
     run: Run, rank: int, step: int, anomalies: list[Anomaly], metrics: Metrics | None, *, was_skipped: bool
 ) -> BadStep:
     events, info = _run_with_events(run, step), _replay_info(run, rank, step)
@@ -171,7 +170,7 @@ def _run_with_events(run: Run, step: int) -> Run | None:
 
 
 def _recorded_bad_steps(run: Run, rank: int) -> set[int]:
-    """Return the recorded steps in which an op or a batch holds something that is not finite and not a mask."""
+    """Return the recorded steps with a result or a batch that is not finite and not a mask."""
     table = run.events(rank=rank, columns=["step", "op", "output", "phase", "num_nan", "num_posinf", "num_neginf"])
     is_mask = pc.is_in(table["op"], value_set=pa.array(_MASK_OPS))
     is_wanted = pc.and_(pc.starts_with(table["output"], "output"), pc.not_equal(table["phase"], "eval"))
@@ -180,20 +179,17 @@ def _recorded_bad_steps(run: Run, rank: int) -> set[int]:
     return set(table.filter(pc.and_(is_wanted, pc.or_(worse, negative)))["step"].unique().to_pylist())
 
 
-# == How far a bad value spread, in a sentence.
-
-
 def spread_of(bad: BadStep, place: OriginPlace) -> str:
-    """Say what the bad value reaches, and up to when everything was fine."""
+    """Return sentences about what the bad value reaches, and until when everything was fine."""
     noun = "NaN" if place.bad.num_nan else "infinity"
     reached = _reached(place.liveness, is_update=place.phase == "optimizer")
-    sentences = [f"The {noun} reaches {join_words(reached)}."] if reached else []
+    sentences = [f"The {noun} reaches {_join_reached(reached)}."] if reached else []
     if not place.liveness.reaches_loss and place.liveness.num_bad_gradients and place.phase == "forward":
-        sentences.append("The loss does not show it: what is masked in forward is 0 times NaN in backward.")
+        sentences.append("The loss does not show it: a value masked in forward becomes 0 times NaN in backward.")
     if bad.was_skipped:
-        sentences.append("The optimizer's step was skipped, so the weights are as they were.")
+        sentences.append("The optimizer's step was skipped, so the weights did not change.")
     elif bad.was_undone:
-        sentences.append("The step was undone: the training went on as if its batch had never come.")
+        sentences.append("The step was undone: the training continued as if its batch had not existed.")
     elif bad.step > 0:
         sentences.append(f"Loss and weights were fine up to step {bad.step - 1}.")
     return " ".join(sentences)
@@ -206,7 +202,7 @@ def _reached(liveness: Liveness, *, is_update: bool) -> list[str]:
     if is_update and liveness.num_bad_weights:
         found.append(_share(liveness.num_bad_weights, liveness.num_weights, "weight"))
     if liveness.reaches_statistics:
-        found.append("the running statistics of a norm")
+        found.append("running statistics")
     return found
 
 
@@ -216,14 +212,15 @@ def _share(count: int, total: int, thing: str) -> str:
     return f"{count} of {total} {thing}s"
 
 
-# == Which sample of the batch a bad value belongs to.
+def _join_reached(parts: list[str]) -> str:
+    return " and ".join([", ".join(parts[:-1]), parts[-1]] if len(parts) > 1 else parts)
 
 
 def sample_of(bad: BadStep) -> int | None:
-    """Return the sample whose result the caught op spoilt; None where its first dimension is not the batch.
+    """Return the sample whose result is bad in the caught op; None if its first dimension is not the batch.
 
-    Attention may fold heads into that dimension: then it is a multiple of the batch's size, the heads of a sample
-    side by side.
+    Attention may fold heads into that dimension: then it is a multiple of the batch size, with the heads of a sample
+    next to each other.
     """
     if bad.origin is None or bad.place is None or not bad.origin.bad_index or not bad.place.batch_size:
         return None
@@ -232,7 +229,7 @@ def sample_of(bad: BadStep) -> int | None:
 
 
 def bad_index_in_batch(bad: BadStep) -> tuple[str, tuple[int, ...]] | None:
-    """Return key and index of the first value of the kept batch that is not finite; None without one."""
+    """Return key and index of the first value of the saved batch that is not finite; None without one."""
     if bad.events is None:
         return None
     try:

@@ -1,4 +1,4 @@
-"""The rule for infinities that nobody sees: divided by, they leave a 0 where a number should be."""
+"""Infinities that a division hides: dividing by them gives 0 where a number should be."""
 
 from __future__ import annotations
 
@@ -6,9 +6,11 @@ from collections.abc import Sequence
 
 import pyarrow.compute as pc
 
+from roundoff.diagnose import needs
 from roundoff.diagnose.flow import recorded_steps
 from roundoff.diagnose.nonfinite.origin import roots_without_effect
 from roundoff.diagnose.nonfinite.provenance import Provenance, Root
+from roundoff.diagnose.rule import Code, Effect, Rule
 from roundoff.diagnose.wording import FORMATS, format_of, format_short, format_whole, largest_of
 from roundoff.runs import Finding, Run, Severity
 from roundoff.runs.records.step_ops import StepOp, bare_name, ops_of
@@ -20,12 +22,12 @@ _GROW = frozenset(
         "linalg_vector_norm", "norm", "mm", "bmm", "addmm", "baddbmm", "mv", "convolution", "_to_copy", "copy",
     }
 )  # fmt: skip
-"""Ops whose infinity is a number too large for its format; that of exp or of 1/x may be as good as right."""
+"""Ops whose infinity means that a number is too large for its format; that of exp or 1/x may be right."""
 _DIVIDE = ("div", "reciprocal", "rsqrt")
 
 
 def consumed_overflows(run: Run) -> list[Finding]:
-    """Find the first op of each rank whose infinity is divided away, so that neither loss nor gradients show it."""
+    """Find the first op of each rank whose infinity a division hides, so that neither loss nor gradients show it."""
     return [finding for rank in run.ranks for finding in _of_rank(run, rank)[:1]]
 
 
@@ -48,7 +50,7 @@ def _has_infinity(run: Run, step: int, rank: int) -> bool:
 
 
 def _divider(root: Root, ops: Sequence[StepOp], provenance: Provenance) -> StepOp | None:
-    """Return the op that makes something finite of a root's infinity by dividing by it; None if none does."""
+    """Return the op that turns a root's infinity into finite values by dividing by it; None if none does."""
     bad = root.bad
     if root.kind != "op" or bad.phase != "forward" or not bad.num_posinf or bare_name(bad.op) not in _GROW:
         return None
@@ -75,15 +77,34 @@ def _finding(root: Root, divider: StepOp) -> Finding:
         site=bad.site,
         op=bad.op_name,
         source=bad.source,
-        title=f"{name} {bare_name(bad.op).strip('_')} overflowed, and its infinity was divided away",
-        why=f"its inputs reach {format_short(reach)}, and {bad.num_posinf} of "
-        f"{plural(bad.num_elements, 'result')} are beyond "
-        f"{limit}; {result.op_name} in {result.site} divides by them, which leaves {result.num_zero} of "
-        f"{result.num_elements} numbers 0. No NaN shows, and nothing is learnt through them",
+        title=f"{name} {bare_name(bad.op).strip('_')} overflowed, and a division hides its infinity",
+        why=f"its inputs reach {format_short(reach)}, and {bad.num_posinf} of {plural(bad.num_elements, 'result')} "
+        f"{'exceeds' if bad.num_posinf == 1 else 'exceed'} {limit}; {result.op_name} in {result.site} divides by them, "
+        f"which makes {result.num_zero} of {plural(result.num_elements, 'value')} 0. NaN does not show up, but nothing "
+        "is learned through these zeros",
         fix=f"compute it in fp32, x.float(), from {bad.source or bad.op_name} to {result.source or result.op_name}\n"
-        "or scale the inputs before they are multiplied or added up: divide by their largest magnitude first",
+        "or scale the inputs before they are multiplied or summed: divide by their largest magnitude first",
         evidence=(
             {"absmax_of_inputs": reach, "infinite": bad.num_posinf, "of": bad.num_elements, "dtype": bad.dtype},
             {"divided_by_in": f"{result.site} / {result.op_name}", "zero": result.num_zero, "of": result.num_elements},
         ),
     )
+
+
+RULES = (
+    Rule(
+        order=910,
+        checks="infinities hidden by a division",
+        find=consumed_overflows,
+        needs=(needs.recorded_steps,),
+        codes=(
+            Code(
+                name="consumed-overflow",
+                means="An op overflowed, and a later op divided by its infinity, which gives 0. NaN never shows up, "
+                "but nothing is learned through these zeros.",
+                fix="Compute both ops in fp32, or divide by the largest magnitude before squaring and summing.",
+                leads_to=(Effect.STOPS_LEARNING,),
+            ),
+        ),
+    ),
+)

@@ -1,4 +1,4 @@
-"""The origin of a bad value: the op that made it from good ones, and how far it spread."""
+"""The origin of a bad value: the op that computed it from good ones, how far it spread, and along which path."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ class Liveness:
     num_bad_weights: int
     num_weights: int
     reaches_statistics: bool
-    """Whether a norm counted it into its running statistics."""
+    """Whether the running statistics of a normalization layer contain it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OriginPlace:
-    """The first op of a step that made a bad value from good ones and whose result matters; or how else it came in."""
+    """The first op of a step that made a bad value from good ones and whose result matters, or how else it came in."""
 
     kind: RootKind
     """op, or: input, parameter, state, collective for values that were bad before any op of this step and rank."""
@@ -36,9 +36,9 @@ class OriginPlace:
     """The bad result; for kinds other than op the tensor as it was first seen."""
     inputs: tuple[Event, ...]
     is_masked: bool
-    """Whether the op is a softmax or attention that had only the -inf of a mask to work with."""
+    """Whether the op is a softmax or attention over a fully masked row."""
     has_inputs: bool
-    """Whether inputs were recorded; without them the first op with a bad result is only likely the origin."""
+    """Whether inputs were recorded; without them the first op with a bad result is only probably the origin."""
     batch_size: int | None
     """The first dimension of the first input of the step's models."""
     liveness: Liveness
@@ -82,8 +82,8 @@ class OriginPlace:
 def find_origin(run: Run, *, step: int, rank: int = 0) -> OriginPlace | None:
     """Return where the first bad value came from that reaches loss, gradients, weights or statistics, or None.
 
-    Works on the events of one recorded or replayed step. A mask's -inf is no error, and neither are values that are
-    masked or divided away later.
+    Works on the events of one recorded or replayed step. The -inf of a mask is not an error, and neither are values
+    that are masked or divided away later.
     """
     ops = ops_of(event for event in run.iter_events(step=step, rank=rank) if event.phase != "eval")
     provenance = Provenance(ops)
@@ -147,7 +147,7 @@ class _Sinks:
 
 
 def losses_of(ops: Sequence[StepOp]) -> list[Event]:
-    """Return the scalars that backward started from: it begins by making a 1 in their likeness."""
+    """Return the scalars that backward started from: its first op is a ones_like of each."""
     found: list[Event] = []
     last_scalar: Event | None = None
     start: Event | None = None
@@ -179,25 +179,22 @@ def _new_weights(ops: Sequence[StepOp]) -> list[Event]:
     return list(found.values())
 
 
-# == The way of the bad values through one step: where they began, and which results carried them on.
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BadFlow:
-    """Which results of a step hold NaN or infinity because of its origin; results are told by their `order`."""
+    """Which results of a step hold NaN or infinity because of its origin; results are identified by their `order`."""
 
     origin: OriginPlace | None
-    """None where no bad value reaches a loss, a gradient, a weight or a norm's statistics."""
+    """None if no bad value reaches a loss, a gradient, a weight or running statistics."""
     start: int | None
-    """The result of the origin; where the bad value came from outside, that of the first op that reads it."""
+    """The result of the origin; if the bad value came from outside, that of the first op that reads it."""
     came_from: Mapping[int, int]
-    """For each result that holds bad values of the origin: the result it has them from."""
+    """For each result with bad values of the origin, the result they came from."""
     others: frozenset[int]
-    """Results that are bad for another reason. What a mask wrote is not among them."""
+    """Results that are bad for another reason, without those that a mask wrote."""
 
 
 def bad_flow(run: Run, *, step: int, rank: int = 0) -> BadFlow | None:
-    """Follow the bad values of a recorded or replayed step from op to op; None if it has none but those of masks."""
+    """Follow the bad values of a recorded or replayed step from op to op; None if there are only those of masks."""
     ops = ops_of(event for event in run.iter_events(step=step, rank=rank) if event.phase != "eval")
     provenance = Provenance(ops)
     if not provenance.roots:
@@ -208,17 +205,17 @@ def bad_flow(run: Run, *, step: int, rank: int = 0) -> BadFlow | None:
         return BadFlow(origin=None, start=None, came_from={}, others=frozenset(event.order for event in bad))
     start = _start(ops, origin)
     carriers = [event for event in bad if origin.order in provenance.roots_of(event) and event.order != start]
-    ours = {start, *(event.order for event in carriers)}
+    from_origin = {start, *(event.order for event in carriers)}
     return BadFlow(
         origin=origin,
         start=start,
         came_from=_came_from(ops, carriers, start),
-        others=frozenset(event.order for event in bad if event.order not in ours),
+        others=frozenset(event.order for event in bad if event.order not in from_origin),
     )
 
 
 def _start(ops: Sequence[StepOp], origin: OriginPlace) -> int:
-    """Return the order of the origin's result; a bad value from outside is first seen going into an op."""
+    """Return the order of the origin's result; a bad value from outside is first seen as the input of an op."""
     for op in ops:
         if any(event.order == origin.order for event in op.inputs):
             return op.first.order
@@ -226,7 +223,7 @@ def _start(ops: Sequence[StepOp], origin: OriginPlace) -> int:
 
 
 def _came_from(ops: Sequence[StepOp], carriers: Sequence[Event], start: int) -> dict[int, int]:
-    """Return for each carrier the latest of the others that it reads; or, where views hide that, the one before it."""
+    """Return for each carrier the latest other carrier that it reads; or the one before it, if views hide that."""
     flow, known, previous = Flow(ops), {start}, start
     op_of = {event.order: op for op in ops for event in op.outputs}
     found: dict[int, int] = {}

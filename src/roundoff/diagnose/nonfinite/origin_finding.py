@@ -1,11 +1,11 @@
-"""The finding about the op that made a bad value from good ones."""
+"""The finding about the first bad value: the op that computed it from good ones, or the batch that contained it."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
 from roundoff.diagnose.nonfinite.bad_step import BadStep, bad_index_in_batch, sample_of, spread_of
-from roundoff.diagnose.nonfinite.domain import fix_outside, left_its_domain, why_outside
+from roundoff.diagnose.nonfinite.domain import domain_fix, domain_title, domain_why, left_its_domain
 from roundoff.diagnose.nonfinite.origin import OriginPlace
 from roundoff.diagnose.wording import FORMATS, format_of, format_short, format_whole, largest_of
 from roundoff.runs import Event, Finding, JsonValue, Run, Severity
@@ -19,30 +19,40 @@ _ROUNDING = "roundoff.round"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class OriginText:
+    """The code and the words of a finding about an origin."""
+
+    rule: str
+    title: str
+    why: str
+    fix: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RoundedResult:
-    """The result of an op, finite before it was rounded and not after."""
+    """The result of an op, finite before it was rounded but not after: emulated recipes round in an op of their own."""
 
     result: Event
-    """As the op made it."""
+    """As the op computed it."""
     inputs: tuple[Event, ...]
-    """What the op made it of."""
+    """The inputs of that op."""
     fmt: str | None
-    """What it was rounded to, where the rounding was caught."""
+    """The format it was rounded to, if the rounding was caught."""
 
 
 def is_rounding(place: OriginPlace) -> bool:
-    """Whether the op that made the bad value is the rounding of an emulated recipe."""
+    """Say whether the op that made the bad value is the rounding of an emulated recipe."""
     return place.op.startswith(_ROUNDING)
 
 
 def rounded_result(bad: BadStep, place: OriginPlace) -> RoundedResult | None:
-    """Return the result that a rounding made infinite; None if that cannot be told.
+    """Return the result that a rounding made infinite; None if that is unknown.
 
-    It is known by its hash: what goes into the rounding is bit for bit what came out of the op.
+    It is recognized by its hash: the input of the rounding is bitwise the result of the op.
     """
     if not is_rounding(place) or bad.events is None or not place.inputs:
         return None
-    taken = place.inputs[0]
+    rounded = place.inputs[0]
     events = [
         event
         for event in bad.events.iter_events(step=bad.events_step, rank=bad.rank, phase=place.phase)
@@ -51,11 +61,11 @@ def rounded_result(bad: BadStep, place: OriginPlace) -> RoundedResult | None:
     made = [
         event
         for event in events
-        if event.output.startswith("output") and event.hash == taken.hash and event.order < place.bad.order
+        if event.output.startswith("output") and event.hash == rounded.hash and event.order < place.bad.order
     ]
     if not made:
         return None
-    result = min(made, key=lambda event: event.order)  # others of that hash are views of it
+    result = min(made, key=lambda event: event.order)  # others with that hash are views of it
     inputs = tuple(event for event in events if event.op_name == result.op_name and event.output.startswith("input"))
     fmt = None if bad.origin is None else bad.origin.arguments.get("format")
     return RoundedResult(result=result, inputs=inputs, fmt=fmt if isinstance(fmt, str) else None)
@@ -66,12 +76,12 @@ _NARROW = ("fp16", "bf16", "e4m3", "e5m2")
 
 
 def origin_finding(run: Run, bad: BadStep, place: OriginPlace) -> Finding:
-    """Say what the op did wrong, how far it spread, and what to change."""
-    rule, title, why, fix = _describe_origin(run, bad, place)
+    """Return what the op did wrong, how far it spread, and what to change."""
+    text = _describe_origin(run, bad, place)
     rounded = rounded_result(bad, place)
-    is_benign = bad.was_skipped or rule == "no-valid-targets"
+    is_benign = bad.was_skipped or text.rule == "no-valid-targets"
     return Finding(
-        rule=rule,
+        rule=text.rule,
         severity=Severity.WARNING if is_benign else Severity.ERROR,
         confidence=_confidence(bad, place),
         step=bad.step,
@@ -81,15 +91,15 @@ def origin_finding(run: Run, bad: BadStep, place: OriginPlace) -> Finding:
         op=place.bad.op_name if rounded is None else rounded.result.op_name,
         parameter=place.bad.parameter,
         source=place.bad.source,
-        title=title,
-        why="\n".join(part for part in (why, spread_of(bad, place)) if part),
-        fix=fix,
+        title=text.title,
+        why="\n".join(part for part in (text.why, spread_of(bad, place)) if part),
+        fix=text.fix,
         evidence=evidence_of(bad, place),
     )
 
 
 def evidence_of(bad: BadStep, place: OriginPlace) -> tuple[JsonValue, ...]:
-    """Return the measurements: the tensors of the op, what came out in fp64, and what the bad value reached."""
+    """Return the measurements: the tensors of the op, its result in fp64, and what the bad value reached."""
     tensors: list[JsonValue] = [
         {"tensor": event.output, "absmax": event.absmax, "nonfinite": event.num_nonfinite, "dtype": event.dtype,
          "shape": list(event.shape)}
@@ -109,56 +119,70 @@ def evidence_of(bad: BadStep, place: OriginPlace) -> tuple[JsonValue, ...]:
     return tuple(found)
 
 
-def _describe_origin(run: Run, bad: BadStep, place: OriginPlace) -> tuple[str, str, str, str]:
-    """Return rule, title, why and fix."""
+def _describe_origin(run: Run, bad: BadStep, place: OriginPlace) -> OriginText:
     if _has_no_targets(bad, place):
-        return _no_valid_targets(place)
+        return _no_valid_targets()
     if place.is_masked:
         return _masked_softmax(bad, place)
     if place.phase == "optimizer":
-        return _nonfinite_update(bad, place)
+        return _nonfinite_update(place)
     if left_its_domain(place, bad.origin):
         forward_ops = _forward_ops(bad, place)
-        why, fix = why_outside(place, bad.origin, forward_ops), fix_outside(place, bad.origin, forward_ops)
-        return "domain-error", f"{_verb(place)} left its domain", why, fix
+        return OriginText(
+            rule="domain-error",
+            title=domain_title(place, bad.origin, forward_ops, verb=_verb(place)),
+            why=domain_why(place, bad.origin),
+            fix=domain_fix(place, bad.origin, forward_ops),
+        )
     return _overflow(run, bad, place)
 
 
-def _overflow(run: Run, bad: BadStep, place: OriginPlace) -> tuple[str, str, str, str]:
+def _overflow(run: Run, bad: BadStep, place: OriginPlace) -> OriginText:
     if is_rounding(place):
-        return _rounding_overflowed(run, bad, place)
+        return _rounding_overflow(run, bad, place)
     name, noun, verb = format_of(place.bad.dtype), "product" if _is_product(place) else "result", _verb(place)
-    title = f"{name} {verb} overflowed"
-    told = _reach(place)
-    limit = format_whole(largest_of(name)) if name in FORMATS.values() else "what it can hold"
+    reach = _describe_reach(place)
+    limit = format_whole(largest_of(name)) if name in FORMATS.values() else "its largest number"
     origin = bad.origin
     if origin is not None and origin.is_finite_in_fp64 and origin.fp64_absmax is not None:
-        why = f"{told}the {noun} {format_short(origin.fp64_absmax)} is beyond {limit}; in fp64 it is finite"
+        why = f"{reach}the {noun} {format_short(origin.fp64_absmax)} exceeds {limit}; in fp64 it is finite"
     elif origin is not None and origin.is_finite_in_fp64 is False:
-        why = f"{told}the {noun} is beyond {limit}, and fp64 cannot hold it either"
+        why = f"{reach}the {noun} exceeds {limit}, and overflows in fp64 too"
     else:
         share = f"{place.bad.num_nonfinite} of {place.bad.num_elements} {noun}s"
-        why = f"{told}{share} are beyond {limit}, {name}'s largest number" if limit[0].isdigit() else f"{told}{share}"
-    return "overflow", title, why + _first_sample(bad), _fix_overflow(run, place, name, verb)
+        largest = f"{limit}, the largest number of {name}" if limit[0].isdigit() else limit
+        why = f"{reach}{share} {'exceeds' if place.bad.num_nonfinite == 1 else 'exceed'} {largest}"
+    return OriginText(
+        rule="overflow",
+        title=f"{name} {verb} overflowed",
+        why=why + _first_sample(bad),
+        fix=_overflow_fix(run, place, name, verb),
+    )
 
 
-def _rounding_overflowed(run: Run, bad: BadStep, place: OriginPlace) -> tuple[str, str, str, str]:
-    """Tell of a result that an emulated recipe could not round: the op that made it is to blame, not the rounding."""
+def _rounding_overflow(run: Run, bad: BadStep, place: OriginPlace) -> OriginText:
+    """Describe a result that an emulated recipe could not round: the op that computed it is to blame."""
     rounded = rounded_result(bad, place)
     if rounded is None:
-        why = f"{_reach(place)}which is beyond what the format can hold{_first_sample(bad)}"
-        title = "a rounding to the recipe's format overflowed"
-        return "overflow", title, why, _fix_overflow(run, place, "the recipe's format", "rounding")
+        return OriginText(
+            rule="overflow",
+            title="a rounding to the recipe's format overflowed",
+            why=f"{_describe_reach(place)}which exceeds the range of the format{_first_sample(bad)}",
+            fix=_overflow_fix(run, place, "the recipe's format", "rounding"),
+        )
     maker = replace(place, bad=rounded.result, inputs=rounded.inputs)
     name, noun, verb = rounded.fmt or "the recipe's format", "product" if _is_product(maker) else "result", _verb(maker)
-    limit = format_whole(largest_of(name)) if name in FORMATS.values() else "what that can hold"
-    reached = f"the {noun} {format_short(rounded.result.absmax)} is beyond {limit}"
-    why = f"{_reach(maker)}{reached}; before it is rounded it is finite{_first_sample(bad)}"
-    title = f"{name} {verb} overflowed" if rounded.fmt is not None else f"{verb} overflowed in {name}"
-    return "overflow", title, why, _fix_overflow(run, maker, name, verb)
+    limit = format_whole(largest_of(name)) if name in FORMATS.values() else "its largest number"
+    exceeds = f"the {noun} {format_short(rounded.result.absmax)} exceeds {limit}"
+    return OriginText(
+        rule="overflow",
+        title=f"{name} {verb} overflowed" if rounded.fmt is not None else f"{verb} overflowed in {name}",
+        why=f"{_describe_reach(maker)}{exceeds}; before rounding it is finite{_first_sample(bad)}",
+        fix=_overflow_fix(run, maker, name, verb),
+    )
 
 
-def _reach(place: OriginPlace) -> str:
+def _describe_reach(place: OriginPlace) -> str:
     reach = max((x.absmax for x in place.inputs if x.absmax == x.absmax), default=None)
     return f"its inputs reach {format_short(reach)}, " if reach is not None else ""
 
@@ -168,7 +192,7 @@ def _first_sample(bad: BadStep) -> str:
     return f" (first in sample {sample} of the batch)" if sample is not None else ""
 
 
-def _fix_overflow(run: Run, place: OriginPlace, name: str, verb: str) -> str:
+def _overflow_fix(run: Run, place: OriginPlace, name: str, verb: str) -> str:
     at = f" ({place.bad.source})" if place.bad.source else ""
     if verb == "exp":
         smaller = f"subtract the largest argument before exp, as softmax does{at}"
@@ -189,14 +213,14 @@ def _fix_overflow(run: Run, place: OriginPlace, name: str, verb: str) -> str:
 
 
 def _applied_recipe(run: Run) -> str | None:
-    """Return the recipe as it stands in the code, dots where only the script knows that; None if there is none."""
+    """Return the recipe as the script should write it, or dots if only the script knows; None if there is none."""
     if run.info.recipe is not None:
         return f'"{run.info.recipe}"'
     is_applied = any(optimizer.recipe for made_of in run.structures() for optimizer in made_of.optimizers)
     return "..." if is_applied else None
 
 
-def _masked_softmax(bad: BadStep, place: OriginPlace) -> tuple[str, str, str, str]:
+def _masked_softmax(bad: BadStep, place: OriginPlace) -> OriginText:
     sample = sample_of(bad)
     row = f"a row of sample {sample} of the batch" if sample is not None else "a row"
     why = (
@@ -207,27 +231,31 @@ def _masked_softmax(bad: BadStep, place: OriginPlace) -> tuple[str, str, str, st
         "leave one position of every row unmasked, mask with a large negative number instead of -inf, or use "
         "scaled_dot_product_attention with a boolean mask"
     )
-    return "masked-softmax", "softmax has a fully masked row", why, fix
+    return OriginText(rule="masked-softmax", title="softmax has a fully masked row", why=why, fix=fix)
 
 
 def _has_no_targets(bad: BadStep, place: OriginPlace) -> bool:
-    """Say whether the loss is a mean over no targets: the weights that nll_loss adds up come to 0."""
+    """Say whether the loss is a mean over no targets: the weights in nll_loss add up to 0."""
     if not bare_name(place.op).startswith("nll_loss") or bad.events is None or not place.bad.num_nan:
         return False
-    beside = bad.events.iter_events(
+    events = bad.events.iter_events(
         step=bad.events_step, rank=bad.rank, op=place.bad.op_name, site=_exactly(place.site)
     )
-    totals = [e for e in beside if e.output == "output1" and e.microbatch == place.microbatch and e.phase == "forward"]
+    totals = [e for e in events if e.output == "output1" and e.microbatch == place.microbatch and e.phase == "forward"]
     return any(total.num_zero == total.num_elements == 1 for total in totals)
 
 
-def _no_valid_targets(place: OriginPlace) -> tuple[str, str, str, str]:
-    why = "every target of the batch is ignore_index, so the mean is 0/0; the gradients are 0 and the weights are fine"
-    fix = "leave such batches out, or divide the sum of the losses by max(1, number of valid targets)"
-    return "no-valid-targets", "the batch has no valid target", why, fix
+def _no_valid_targets() -> OriginText:
+    return OriginText(
+        rule="no-valid-targets",
+        title="the batch has no valid target",
+        why="every target of the batch is ignore_index, so the mean is 0/0; the gradients are 0 and the weights are "
+        "fine",
+        fix="skip such batches, or divide the sum of the losses by max(1, number of valid targets)",
+    )
 
 
-def _nonfinite_update(bad: BadStep, place: OriginPlace) -> tuple[str, str, str, str]:
+def _nonfinite_update(place: OriginPlace) -> OriginText:
     name, bare = format_of(place.bad.dtype), bare_name(place.op)
     what = place.bad.parameter or "a parameter"
     divisor = place.inputs[-1] if place.inputs else None
@@ -236,14 +264,16 @@ def _nonfinite_update(bad: BadStep, place: OriginPlace) -> tuple[str, str, str, 
         why = f"{bare} divides by 0: the optimizer's eps and the squares of small gradients round to 0 in {name}"
         fix = (
             'keep fp32 master weights:  apply_recipe(model, optimizer, "O2")\n'
-            "or give the optimizer an eps that the format can hold, 1e-4"
+            "or use an eps that the format can represent, such as 1e-4"
         )
     else:
         reach = max((x.absmax for x in place.inputs if x.absmax == x.absmax), default=None)
-        told = f"its inputs are finite and reach {format_short(reach)}; " if reach is not None else ""
-        why = f"{told}{place.bad.num_nonfinite} of {place.bad.num_elements} results of {bare} are not finite"
+        inputs = f"its inputs are finite and reach {format_short(reach)}; " if reach is not None else ""
+        why = f"{inputs}{place.bad.num_nonfinite} of {place.bad.num_elements} results of {bare} are not finite"
         fix = f"lower the learning rate, or keep the weights and the optimizer's state wider than {name}"
-    return "nonfinite-update", f"the optimizer's update of {what} is not finite", why, fix
+    return OriginText(
+        rule="nonfinite-update", title=f"the optimizer's update of {what} is not finite", why=why, fix=fix
+    )
 
 
 def _confidence(bad: BadStep, place: OriginPlace) -> float:
@@ -253,7 +283,7 @@ def _confidence(bad: BadStep, place: OriginPlace) -> float:
 
 
 def _forward_ops(bad: BadStep, place: OriginPlace) -> list[str]:
-    """Return the bare names of the forward ops that stand on the line of a backward op."""
+    """Return the bare names of the forward ops on the source line of a backward op."""
     if place.phase != "backward" or bad.events is None or place.bad.source is None:
         return []
     events = bad.events.iter_events(step=bad.events_step, rank=bad.rank, phase="forward", site=_exactly(place.site))
@@ -261,7 +291,7 @@ def _forward_ops(bad: BadStep, place: OriginPlace) -> list[str]:
 
 
 def _exactly(site: str) -> str:
-    """Return a pattern that matches this site only."""
+    """Return a pattern that matches only this site."""
     return site.replace("[", "[[]").replace("*", "[*]").replace("?", "[?]")
 
 
@@ -276,11 +306,8 @@ def _verb(place: OriginPlace) -> str:
     return "matmul" if _is_product(place) and bare != "convolution" else bare
 
 
-# == The finding about values that were bad in the data already.
-
-
 def nonfinite_input(bad: BadStep, place: OriginPlace) -> Finding:
-    """Say which sample of the batch, and which of its features, is not finite."""
+    """Return which sample of the batch, and which of its features, is not finite."""
     event = place.bad
     found = bad_index_in_batch(bad)
     what = "NaN" if event.num_nan else "infinity"
@@ -302,11 +329,10 @@ def nonfinite_input(bad: BadStep, place: OriginPlace) -> Finding:
         site=event.site,
         op=None if event.op == "input" else event.op_name,
         source=event.source,
-        title=f"the batch holds {what}",
-        why=f"{where}; {plural(max(event.shape[0], 1), 'sample') if event.shape else 'a scalar'} came in"
+        title=f"the batch contains {what}",
+        why=f"{where} ({plural(max(event.shape[0], 1), 'sample') if event.shape else 'a scalar'})"
         f"\n{spread_of(bad, place)}",
-        fix="look at this sample in the data set; clean it, or leave samples out that are not finite: "
-        "torch.isfinite(x).all()",
+        fix="check this sample in the dataset; clean it, or skip samples that are not finite: torch.isfinite(x).all()",
         evidence=tuple(evidence),
     )
 

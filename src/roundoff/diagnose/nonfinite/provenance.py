@@ -1,4 +1,4 @@
-"""Where each NaN and infinity of a step came from: its roots, carried along from op to op."""
+"""Where each NaN and infinity of a step came from: its roots, followed from op to op."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ MASKS = frozenset(
         "constant_pad_nd", "masked_scatter",
     }
 )  # fmt: skip
-"""Ops that write -inf because they were told to."""
+"""Ops that write -inf on purpose."""
 
 RootKind: TypeAlias = Literal["op", "input", "parameter", "state", "collective"]
 
@@ -25,10 +25,10 @@ class Root:
     """Where a bad value entered the step."""
 
     kind: RootKind
-    """op: it made the value from good ones. input: it came with the batch. parameter, state (buffers, optimizer state,
-    memory that was never written): it was there when the step began. collective: it came from another rank."""
+    """op: computed from good values. input: contained in the batch. parameter, state (buffers, optimizer state,
+    uninitialized memory): there when the step began. collective: from another rank."""
     bad: Event
-    """The bad result of the op; for the other kinds the tensor as it was first seen."""
+    """The bad result of the op; for the other kinds, the tensor as it was first seen."""
     inputs: tuple[Event, ...] = ()
 
 
@@ -41,8 +41,8 @@ NO_ROOTS: Roots = frozenset()
 class Provenance:
     """Follows bad values through the ops of one step, by the hashes of the tensors that hold them.
 
-    -inf that a mask wrote is innocent until an op makes NaN or +inf of it. Views leave no events: a tensor whose hash
-    is unknown is taken for a view of the latest result that could contain it.
+    The -inf of a mask is harmless until an op turns it into NaN or +inf. Views leave no events: a tensor with an
+    unknown hash is treated as a view of the latest result that could contain it.
     """
 
     def __init__(self, ops: Sequence[StepOp]) -> None:
@@ -56,11 +56,11 @@ class Provenance:
             self._follow(op)
 
     def roots_of(self, event: Event) -> Roots:
-        """Return the roots of an event of these ops; empty if it is finite or innocent."""
+        """Return the roots of an event of these ops; empty if it is finite or harmless."""
         return self._by_order.get(event.order, NO_ROOTS)
 
     def _look_up(self, event: Event) -> Roots | None:
-        """Return the roots of the latest tensor that this one is or could be a view of; None if nobody knows it."""
+        """Return the roots of the latest tensor that this one equals or could be a view of; None if it is unknown."""
         exact = self._by_hash.get((event.hash, event.num_elements))
         if exact is not None:
             return exact
@@ -78,7 +78,7 @@ class Provenance:
                 self._by_hash[output.hash, output.num_elements] = roots
 
     def _roots_of_named(self, event: Event) -> Roots:
-        """Take inputs and parameters for what came from outside, unless an op of this step made them."""
+        """Return the roots of an input or parameter: it came from outside, unless an op of this step computed it."""
         known = self._look_up(event)
         if known is not None:
             return known
@@ -89,12 +89,12 @@ class Provenance:
     def _roots_of_result(self, op: StepOp, output: Event) -> Roots:
         inputs = op.inputs_of(output)
         inherited = NO_ROOTS.union(*(self.roots_of(x) for x in inputs)) if self._has_inputs else self._last
-        if self._has_inputs and not inputs:  # a view that is noted all the same holds what is known already
+        if self._has_inputs and not inputs:  # a recorded view contains what is known already
             inherited = self._by_hash.get((output.hash, output.num_elements), NO_ROOTS)
         if inherited:
             return inherited
-        is_told = op.bare in MASKS or any(x.num_neginf for x in inputs)
-        if is_told and not _is_certain(output):
+        is_mask = op.bare in MASKS or any(x.num_neginf for x in inputs)
+        if is_mask and not _is_certain(output):
             return NO_ROOTS
         kind: RootKind = "collective" if output.op.startswith("c10d.") else "op"
         self._last = self._new_root(kind, output, inputs)

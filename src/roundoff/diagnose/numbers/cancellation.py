@@ -1,4 +1,4 @@
-"""The rule for differences that leave nothing but rounding errors, of which much is then made."""
+"""Subtractions that leave only rounding errors, which a later op amplifies."""
 
 from __future__ import annotations
 
@@ -7,16 +7,18 @@ from collections.abc import Iterator
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from roundoff.diagnose import needs
 from roundoff.diagnose.flow import Flow, mean_magnitude, recorded_steps
+from roundoff.diagnose.rule import Code, Rule
 from roundoff.diagnose.wording import FORMATS, eps_of, format_short
 from roundoff.runs import Event, Finding, Run, Severity
 from roundoff.runs.records.step_ops import NAMED, StepOp, ops_of
 
 _DIFFERENCES = ("sub", "rsub", "add", "addcmul")
-_FEW_UNITS = 8.0
-"""A mean result of so many units in the last place of its operands is made of their rounding errors."""
+_FEW_ULPS = 8.0
+"""A mean result below this many ulps of its operands consists of their rounding errors."""
 _MORE, _MUCH_MORE = 10.0, 1e4
-"""A root, or a product with a constant, that is so many times its argument makes much of it."""
+"""A square root, or a product with a constant, that is this many times its argument amplifies it."""
 _COPIES = frozenset({"_to_copy", "clone", "copy", "index", "index_select", "embedding"})
 _PASSING = frozenset(
     {"add", "sub", "clamp", "clamp_min", "relu", "abs", "maximum", "neg", "_to_copy", "clone", "mul", "sum", "mean"}
@@ -25,10 +27,10 @@ _SENSITIVE = ("sqrt", "rsqrt", "reciprocal", "log", "pow")
 
 
 def cancellations(run: Run) -> list[Finding]:
-    """Find the first subtraction of each rank whose result is rounding errors that a root or quotient makes much of.
+    """Find the first subtraction of each rank that leaves rounding errors which a square root or quotient amplifies.
 
-    The subtraction of close numbers is exact, so that no reference shows an error in it: what counts is how much
-    smaller the result is than its operands. Differences that stay as small as they are do no harm.
+    Subtracting close numbers is exact, so no reference run shows an error: what counts is how much smaller the result
+    is than its operands. Differences that stay small do no harm.
     """
     return [finding for rank in run.ranks for finding in _of_rank(run, rank)[:1]]
 
@@ -51,7 +53,7 @@ def _has_differences(run: Run, step: int, rank: int) -> bool:
 def _cancelling(flow: Flow) -> Iterator[tuple[StepOp, StepOp]]:
     for op in flow.ops:
         if op.bare in _DIFFERENCES and _leaves_rounding_errors(op) and all(_is_computed(flow, x) for x in op.inputs):
-            reader = flow.first_reader(op.outputs[0], wanted=_makes_much, passing=_PASSING)
+            reader = flow.first_reader(op.outputs[0], wanted=_amplifies, passing=_PASSING)
             if reader is not None:
                 yield op, reader
 
@@ -62,17 +64,17 @@ def _leaves_rounding_errors(op: StepOp) -> bool:
     result, sizes = op.outputs[0], [mean_magnitude(x) for x in op.inputs]
     if any(x.dtype != result.dtype or x.num_nonfinite for x in op.inputs) or result.num_zero == result.num_elements:
         return False
-    return sizes[0] > 0 and mean_magnitude(result) < _FEW_UNITS * eps_of(result.dtype) * sizes[0]
+    return sizes[0] > 0 and mean_magnitude(result) < _FEW_ULPS * eps_of(result.dtype) * sizes[0]
 
 
 def _is_computed(flow: Flow, event: Event) -> bool:
-    """Say whether arithmetic made a tensor: only then has it rounding errors of its own."""
+    """Say whether arithmetic computed a tensor: only then does it have rounding errors."""
     maker = flow.maker_of(event)
     return maker is not None and maker.first.op not in NAMED and maker.bare not in _COPIES
 
 
-def _makes_much(op: StepOp, tensor: Event) -> bool:
-    """Say whether an op divides by the tensor, or makes something much larger of it."""
+def _amplifies(op: StepOp, tensor: Event) -> bool:
+    """Say whether an op divides by the tensor, or makes it much larger."""
     if not op.outputs:
         return False
     if op.bare == "div" and len(op.inputs) > 1 and op.inputs[-1].hash == tensor.hash:
@@ -95,13 +97,31 @@ def _finding(op: StepOp, reader: StepOp) -> Finding:
         site=result.site,
         op=result.op_name,
         source=result.source,
-        title="a subtraction leaves nothing but rounding errors",
-        why=f"its operands are about {format_short(operands)}, their difference about {format_short(left)}: "
-        "rounding errors "
-        f"of the operands, {format_short(eps_of(result.dtype) / 2)} of them in {FORMATS[result.dtype]}, are "
-        f"{format_short(times)} "
-        f"times as large a part of the result; {reader.first.op_name} in {reader.first.site} then makes much of it",
-        fix="for a variance, subtract the mean first and square then: (x - x.mean()).square().mean(), or x.var(); "
-        "elsewhere rearrange the difference, or compute both operands in fp64",
+        title="a subtraction leaves only rounding errors",
+        why=f"its operands are about {format_short(operands)}, their difference about {format_short(left)}: the "
+        f"relative rounding error of {FORMATS[result.dtype]}, {format_short(eps_of(result.dtype) / 2)}, becomes "
+        f"{format_short(times)} times as large in the result; {reader.first.op_name} in {reader.first.site} then "
+        "amplifies it",
+        fix="for a variance, subtract the mean before squaring: (x - x.mean()).square().mean(), or x.var(); "
+        "otherwise rearrange the difference, or compute both operands in fp64",
         evidence=({"operands": operands, "difference": left, "amplification": times, "dtype": result.dtype},),
     )
+
+
+RULES = (
+    Rule(
+        order=920,
+        checks="subtractions that leave only rounding errors",
+        find=cancellations,
+        needs=(needs.recorded_steps,),
+        codes=(
+            Code(
+                name="cancellation",
+                means="Two nearly equal numbers were subtracted. The result consists mostly of their rounding errors, "
+                "and a square root or a quotient amplifies it.",
+                fix="Rearrange the computation: subtract the mean before squaring, use `x.var()`, or compute both "
+                "operands in fp64.",
+            ),
+        ),
+    ),
+)

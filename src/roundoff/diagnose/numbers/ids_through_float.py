@@ -1,31 +1,33 @@
-"""The rule for whole numbers that went through a format too narrow for them, and came out as others."""
+"""Integer ids that were converted to a float format too narrow for them."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from roundoff.diagnose import needs
 from roundoff.diagnose.flow import Flow, recorded_steps
+from roundoff.diagnose.rule import Code, Rule
 from roundoff.diagnose.wording import FORMATS
 from roundoff.runs import BatchFacts, Event, Finding, Run, Severity, TensorFacts
 from roundoff.runs.records.step_ops import StepOp, ops_of
 
 _LARGEST_EXACT = {"float16": 2**11, "bfloat16": 2**8, "float32": 2**24}
-"""Up to here every whole number has its own value."""
-_LEAST_VALUES = 12
-"""So many different ids that all happen to be such as a narrow format can hold are no accident."""
+"""Up to here the format represents every integer."""
+_MIN_VALUES = 12
+"""It is no accident if this many different ids are all representable in a narrow format."""
 _LOOK_UP = ("embedding", "index", "index_select", "gather", "nll_loss_forward", "one_hot", "scatter")
 
 
 def ids_through_float(run: Run) -> list[Finding]:
-    """Find ids that were cast to a format which rounds them: by the casts of a recorded step, or by what is left."""
+    """Find ids that were rounded by a cast, from the casts of a recorded step or from the values that are left."""
     for rank in run.ranks:
-        found = [*_by_casts(run, rank), *_by_values(run, rank)]
+        found = [*_find_by_casts(run, rank), *_find_by_values(run, rank)]
         if found:
             return found[:1]
     return []
 
 
-def _by_casts(run: Run, rank: int) -> Iterator[Finding]:
+def _find_by_casts(run: Run, rank: int) -> Iterator[Finding]:
     for step, events in recorded_steps(run):
         names = events.events(step=step, rank=rank, columns=["dtype"])["dtype"].unique().to_pylist()
         if not set(names).intersection(("float16", "bfloat16", "float32")) or "int64" not in names:
@@ -33,13 +35,13 @@ def _by_casts(run: Run, rank: int) -> Iterator[Finding]:
         flow = Flow(ops_of(events.iter_events(step=step, rank=rank, phase="forward")))
         for op in flow.ops:
             if op.bare == "_to_copy" and op.inputs and op.outputs and "int" in op.outputs[0].dtype:
-                found = _rounded_before(flow, op)
+                found = _judge_cast_back(flow, op)
                 if found is not None:
                     yield found
 
 
-def _rounded_before(flow: Flow, back: StepOp) -> Finding | None:
-    """Judge a cast to whole numbers by the cast that its argument came from, or else by its size alone."""
+def _judge_cast_back(flow: Flow, back: StepOp) -> Finding | None:
+    """Judge a cast to integers by the cast that its argument came from, or else by its size alone."""
     rounded = back.inputs[0]
     limit = _LARGEST_EXACT.get(rounded.dtype)
     if limit is None:
@@ -55,8 +57,8 @@ def _rounded_before(flow: Flow, back: StepOp) -> Finding | None:
     return None
 
 
-def _by_values(run: Run, rank: int) -> Iterator[Finding]:
-    """Judge whole numbers that came into the training: a narrow format leaves only multiples of 2, 4, ..."""
+def _find_by_values(run: Run, rank: int) -> Iterator[Finding]:
+    """Judge integers that came into the training: a narrow format leaves only multiples of 2, 4, ..."""
     by_place: dict[str, list[TensorFacts]] = {}
     batches: Sequence[BatchFacts] = run.inputs(rank=rank)
     for batch in batches:
@@ -65,18 +67,18 @@ def _by_values(run: Run, rank: int) -> Iterator[Finding]:
                 by_place.setdefault(tensor.place, []).append(tensor)
     for place, tensors in by_place.items():
         values = {int(value) for tensor in tensors for value in tensor.counts}
-        dtype = _survived(values)
+        dtype = _rounding_dtype(values)
         event = _look_up(run, rank, tensors) if dtype is not None else None
         if dtype is not None and event is not None:
             yield _finding(event, max(values), dtype, place=place)
 
 
-def _survived(values: set[int]) -> str | None:
-    """Return the format that all of the numbers can be held in, though not every number of their size; or None."""
+def _rounding_dtype(values: set[int]) -> str | None:
+    """Return the narrow dtype that represents all these values, though not all integers of their size; or None."""
     for dtype in ("bfloat16", "float16"):
         limit = _LARGEST_EXACT[dtype]
         large = [abs(value) for value in values if abs(value) > limit]
-        if len(large) >= _LEAST_VALUES and all(
+        if len(large) >= _MIN_VALUES and all(
             value % (1 << (value.bit_length() - limit.bit_length() + 1)) == 0 for value in large
         ):
             return dtype
@@ -84,7 +86,7 @@ def _survived(values: set[int]) -> str | None:
 
 
 def _look_up(run: Run, rank: int, tensors: Sequence[TensorFacts]) -> Event | None:
-    """Return the tensor where an op of a recorded step looks something up by it; None if none does."""
+    """Return the input of a recorded op that uses one of these tensors as an index; None if none does."""
     hashes = {int(tensor.hash, 16) for tensor in tensors if tensor.hash}
     for step, events in recorded_steps(run):
         for event in events.iter_events(step=step, rank=rank, phase="forward"):
@@ -98,7 +100,7 @@ def _finding(event: Event, largest: float, dtype: str, *, place: str | None = No
     if place is None:
         seen = f"the largest id is {largest:.0f}"
     else:
-        seen = f"the largest id is {largest:.0f}, and all above {limit} in {place} are such as {name} can hold"
+        seen = f"the largest id is {largest:.0f}, and {name} represents all ids above {limit} in {place}"
     return Finding(
         rule="ids-through-float",
         severity=Severity.ERROR,
@@ -109,8 +111,26 @@ def _finding(event: Event, largest: float, dtype: str, *, place: str | None = No
         site=event.site,
         op=event.op_name,
         source=event.source,
-        title=f"ids went through {name} and came out as others",
-        why=f"{name} holds whole numbers up to {limit} only: {limit + 1} is the first that becomes another; {seen}",
-        fix="keep ids in an integer dtype all the way: cast only tensors with x.is_floating_point()",
+        title=f"ids were rounded to {name}",
+        why=f"{name} represents every integer only up to {limit}: {limit + 1} is the first that changes; {seen}",
+        fix="keep ids in an integer dtype: cast only tensors with x.is_floating_point()",
         evidence=({"largest_id": largest, "first_wrong": limit + 1, "dtype": dtype},),
     )
+
+
+RULES = (
+    Rule(
+        order=930,
+        checks="integer ids converted to a narrow float format",
+        find=ids_through_float,
+        needs=(needs.recorded_steps,),
+        codes=(
+            Code(
+                name="ids-through-float",
+                means="Integers, such as token ids, passed through a format that rounds them: above 2048, fp16 "
+                "represents only every second one. The model reads different tokens from those in the text.",
+                fix="Keep ids in an integer dtype; cast only tensors with `x.is_floating_point()`.",
+            ),
+        ),
+    ),
+)

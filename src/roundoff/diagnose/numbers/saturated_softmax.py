@@ -1,27 +1,29 @@
-"""The rule for attention that looks at one place only, from the start: nothing can be learnt through it."""
+"""Attention that puts all its weight on one position, so that nothing can be learned through it."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator
 
+from roundoff.diagnose import needs
 from roundoff.diagnose.flow import Flow, recorded_steps
+from roundoff.diagnose.rule import Code, Effect, Rule
 from roundoff.diagnose.wording import format_short
 from roundoff.runs import Event, Finding, Run, Severity
 from roundoff.runs.records.step_ops import StepOp, ops_of
 
 _SATURATED = 0.97
-"""Of weights whose squares add up to this, nearly everything is in one place."""
+"""If the squares of the weights add up to this, nearly all weight is on one position."""
 _EMPTY = 0.8
-"""So many places with a weight of exactly 0 had logits far below the largest."""
+"""If this share of the positions has a weight of exactly 0, their logits are far below the largest."""
 _MASKED = -6e4
 """Logits below this are those of a mask."""
-_FEW_PLACES = 3
+_MIN_POSITIONS = 3
 _PRODUCTS = ("bmm", "mm", "baddbmm", "addmm")
 _PASSING = frozenset({"native_dropout", "mul", "_to_copy", "clone", "bernoulli", "div"})
 _FUSED = ("_scaled_dot_product", "_flash_attention", "_efficient_attention")
 _SPREAD_OF_LOGITS = 20.0
-"""Logits that differ so much by their factors' sizes leave all the weight to the largest."""
+"""If logits differ by this much, judged by the sizes of their factors, the largest gets all the weight."""
 
 
 def saturated_softmaxes(run: Run) -> list[Finding]:
@@ -53,10 +55,9 @@ def _weights_in_one_place(flow: Flow) -> Iterator[Finding]:
             entropy = max(-math.log(_sum_of_squares(weights)), 0.0)
             yield _finding(
                 weights,
-                f"the entropy of its weights is {format_short(entropy)}, where {num_places} equal ones have "
-                f"{format_short(math.log(num_places))}: its logits reach {format_short(op.inputs[0].absmax)}, and "
-                "the largest takes "
-                "everything",
+                f"the entropy of its weights is {format_short(entropy)}, while {num_places} equal weights have "
+                f"{format_short(math.log(num_places))}: its logits reach {format_short(op.inputs[0].absmax)}, and the "
+                "largest gets all the weight",
                 {"entropy": entropy, "entropy_of_equal_weights": math.log(num_places)},
             )
 
@@ -66,14 +67,14 @@ def _multiplies(op: StepOp, _: Event) -> bool:
 
 
 def _is_saturated(op: StepOp) -> bool:
-    """Say whether nearly all weight of each row is in one place, or all but few of the open places have none at all.
+    """Say whether nearly all weight of each row is on one position, or most unmasked positions have none at all.
 
-    The second is so where keys repeat: they share the weight.
+    The second happens if keys repeat: they share the weight.
     """
     logits, weights = op.inputs[0], op.outputs[0]
     num_places, num_open = _num_places(weights), weights.num_elements - logits.num_neginf
     num_rows = weights.num_elements // max(num_places, 1)
-    if weights.num_nonfinite or num_places < _FEW_PLACES or num_open < 2 * num_rows:
+    if weights.num_nonfinite or num_places < _MIN_POSITIONS or num_open < 2 * num_rows:
         return False
     hides_a_mask = logits.min < _MASKED
     num_empty = 0 if hides_a_mask else weights.num_zero - logits.num_neginf
@@ -81,20 +82,20 @@ def _is_saturated(op: StepOp) -> bool:
 
 
 def _sum_of_squares(weights: Event) -> float:
-    """Return the mean over rows of the sum of squares: 1 for weight in one place, 1/n for n equal ones."""
+    """Return the mean over rows of the sum of squares: 1 for weight on one position, 1/n for n equal weights."""
     return min(weights.l2**2 / weights.sum_abs, 1.0) if weights.sum_abs else 1.0
 
 
 def _num_places(weights: Event) -> int:
-    """Return how long the rows are that add up to 1."""
+    """Return the length of the rows that add up to 1."""
     return round(1 / weights.mean) if weights.mean > 0 else 0
 
 
 def _fused_in_one_place(flow: Flow) -> Iterator[Finding]:
-    """Judge fused attention by its results, for it keeps its weights to itself.
+    """Judge fused attention by its results, because its weights are not visible.
 
-    The factors say how far apart the logits are, the logarithm of their exponentials' sum that the largest towers over
-    the number of places, and results as large as the values that nothing was averaged.
+    The sizes of queries and keys show how far apart the logits are, the log-sum-exp shows that the largest dominates,
+    and results as large as the values show that nothing was averaged.
     """
     for op in flow.ops:
         if not op.bare.startswith(_FUSED) or len(op.inputs) < 3 or len(op.outputs) < 2 or not op.outputs[0].shape:
@@ -105,14 +106,12 @@ def _fused_in_one_place(flow: Flow) -> Iterator[Finding]:
         spread = _rms(q) * _rms(k)
         is_averaged = _rms(mixed) < 0.9 * _rms(v)
         is_high = sums.mean > math.log(num_places) + _SPREAD_OF_LOGITS / 2
-        if spread > _SPREAD_OF_LOGITS and is_high and not is_averaged and num_places >= _FEW_PLACES:
+        if spread > _SPREAD_OF_LOGITS and is_high and not is_averaged and num_places >= _MIN_POSITIONS:
             yield _finding(
                 mixed,
-                f"queries of {format_short(_rms(q))} and keys of {format_short(_rms(k))} give logits that differ "
-                "by about "
-                f"{format_short(spread)}, so that the largest takes everything: the results are as large as the "
-                "values, "
-                f"unaveraged ({format_short(_rms(mixed))} and {format_short(_rms(v))})",
+                f"queries of size {format_short(_rms(q))} and keys of size {format_short(_rms(k))} give logits that "
+                f"differ by about {format_short(spread)}, so the largest gets all the weight: the results are as large "
+                f"as the values, not averaged ({format_short(_rms(mixed))} and {format_short(_rms(v))})",
                 {"spread_of_logits": spread, "mean_log_sum_exp": sums.mean},
             )
 
@@ -132,9 +131,34 @@ def _finding(event: Event, why: str, measured: dict[str, float]) -> Finding:
         site=event.site,
         op=event.op_name,
         source=event.source,
-        title="attention is saturated: each row has all its weight in one place",
-        why=f"{why}. No gradient comes back through a softmax like that",
-        fix="divide the logits by the root of the head's width, start queries and keys with smaller weights, or "
-        "normalise both before their product",
+        title="attention is saturated: each row puts all its weight on one position",
+        why=f"{why}. No gradient flows back through such a softmax",
+        fix="divide the logits by the square root of the head size, use smaller initial weights for queries and "
+        "keys, or normalize both before their product",
         evidence=({**measured},),
     )
+
+
+def _attention(run: Run) -> str | None:
+    has_some = any(_has_attention(events, step, rank) for step, events in recorded_steps(run) for rank in run.ranks)
+    return None if has_some else "no attention was recorded"
+
+
+RULES = (
+    Rule(
+        order=940,
+        checks="attention that puts all its weight on one position",
+        find=saturated_softmaxes,
+        needs=(needs.recorded_steps, _attention),
+        codes=(
+            Code(
+                name="saturated-softmax",
+                means="From the start, each row of an attention puts all its weight on one position. No gradient flows "
+                "back through such a softmax.",
+                fix="Divide the logits by the square root of the head size, use smaller initial values for queries and "
+                "keys, or normalize them.",
+                leads_to=(Effect.STOPS_LEARNING,),
+            ),
+        ),
+    ),
+)

@@ -1,4 +1,4 @@
-"""The rule for gradients that are too small for their format and became 0."""
+"""Gradients and updates that are too small for their format."""
 
 from __future__ import annotations
 
@@ -6,34 +6,34 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
+from roundoff.diagnose import needs
 from roundoff.diagnose.parameter_histories import FIRST_STEPS, ParameterHistory, parameter_histories
+from roundoff.diagnose.rule import Code, Effect, Rule
 from roundoff.diagnose.wording import FORMATS, eps_of, format_short
 from roundoff.runs import Finding, JsonValue, Run, Severity
 
-# == The rule for updates that narrow weights are too coarse to take.
-
-_FEW = 0.08
-"""Fewer weights than this that change, of those that have a gradient, are those close to 0."""
+_MIN_CHANGED = 0.08
+"""If fewer weights with a gradient change, only those close to 0 do."""
 _NUM_STEPS = 20
-_LEAST_STEPS = 3
+_MIN_STEPS = 3
 
 
 def updates_below_ulp(run: Run) -> list[Finding]:
-    """Find weights in a narrow format that have gradients and hardly ever change, though the learning rate is not 0.
+    """Find weights in a narrow format that have gradients but hardly change, although the learning rate is not 0.
 
-    Only the first steps count, in which there is something to learn, and of a warm-up the end.
+    Only the first steps count, in which there is something to learn; of a warm-up, only its end.
     """
     narrow = _narrow_parameters(run)
     rows = _rows(run, narrow) if narrow else []
     steps = {row["step"] for row in rows}
-    if len(steps) < _LEAST_STEPS:
+    if len(steps) < _MIN_STEPS:
         return []
     by_name: dict[str, list[dict[str, Any]]] = {}
     for row in rows:
         by_name.setdefault(row["parameter"], []).append(row)
     changed = {name: _changed_share(of_name) for name, of_name in by_name.items()}
     share = _changed_share(rows)
-    return [_small_update_finding(rows, changed, share, narrow)] if share < _FEW else []
+    return [_small_update_finding(rows, changed, share, narrow)] if share < _MIN_CHANGED else []
 
 
 def _narrow_parameters(run: Run) -> dict[str, str]:
@@ -87,34 +87,33 @@ def _small_update_finding(
         site=first["site"],
         parameter=worst,
         title=f"updates are too small for {name} weights",
-        why=f"of the weights with a gradient only {share:.1%} change in a step ({changed[worst]:.1%} of {worst}): "
-        f"their typical size is {format_short(typical)}, where {name} has steps of {format_short(gap)}, and "
-        "smaller updates round to "
-        "nothing",
+        why=f"only {share:.1%} of the weights with a gradient change per step ({changed[worst]:.1%} of {worst}): their "
+        f"typical size is {format_short(typical)}, where the numbers of {name} are {format_short(gap)} apart, and "
+        "updates below half of that have no effect",
         fix='keep fp32 master weights:  apply_recipe(model, optimizer, "O2")\n'
-        "or round weights stochastically, or use a larger learning rate",
+        "or use stochastic rounding for the weights, or a larger learning rate",
         evidence=({"changed_fraction": evidence},),
     )
 
 
 _MORE_ZEROS = 0.25
-"""So many gradient elements that are 0 here and not in a wide replay are a fault."""
+"""The share of gradient elements that are 0 here, but not in a wide replay, that counts as a fault."""
 _MANY_SUBNORMAL = 0.5
-"""Where nobody looked wider: of the elements that are not 0 so many are subnormal, in the first steps."""
+"""Without a wide replay: the share of nonzero elements that are subnormal in the first steps."""
 
 
 def underflowing_gradients(run: Run) -> list[Finding]:
     """Find a training in which many gradient elements are 0 that would not be in a wide format.
 
-    The wide replay decides; without one, gradients that are subnormal for the most part do.
+    The wide replay decides; without one, gradients that are mostly subnormal do.
     """
     probes = [probe for probe in run.probes() if probe.get("probe") == "wide" and probe.get("parameters")]
     if probes:
-        return [finding for probe in probes[:1] for finding in _against_wide(run, probe)]
-    return _mostly_subnormal(run)
+        return [finding for probe in probes[:1] for finding in _compare_with_wide(run, probe)]
+    return _find_subnormal(run)
 
 
-def _against_wide(run: Run, probe: Mapping[str, JsonValue]) -> list[Finding]:
+def _compare_with_wide(run: Run, probe: Mapping[str, JsonValue]) -> list[Finding]:
     step = int(probe.get("step") or 0)  # type: ignore[arg-type]
     rows: list[Any] = [row for row in probe["parameters"] if isinstance(row, dict)]  # type: ignore[union-attr]
     histories = parameter_histories(run, 0, names=[row["name"] for row in rows])
@@ -141,11 +140,11 @@ def _against_wide(run: Run, probe: Mapping[str, JsonValue]) -> list[Finding]:
 
 
 def _first_step(history: ParameterHistory, share: float, step: int) -> int:
-    """Return the first measured step in which as large a share of a parameter's gradient was 0 already."""
+    """Return the first measured step in which at least this share of a parameter's gradient was 0."""
     return int(min(history.steps[history.zero_share >= share], default=step))
 
 
-def _mostly_subnormal(run: Run) -> list[Finding]:
+def _find_subnormal(run: Run) -> list[Finding]:
     rows = [
         row
         for row in run.parameters(step=FIRST_STEPS, rank=0).to_pylist()
@@ -182,3 +181,44 @@ def _underflow_finding(
         fix='scale the loss: torch.amp.GradScaler, or a recipe that does:  apply_recipe(model, optimizer, "O2")',
         evidence=(measured,),
     )
+
+
+def _narrow_weights(run: Run) -> str | None:
+    return None if _narrow_parameters(run) else "no optimizer holds weights in a 16-bit format"
+
+
+RULES = (
+    Rule(
+        order=950,
+        checks="gradients too small for their format",
+        find=underflowing_gradients,
+        needs=(needs.measured_parameters,),
+        codes=(
+            Code(
+                name="gradient-underflow",
+                means="Many gradient elements are 0 in their format but would not be in a wide one. Their weights get "
+                "no signal from the loss.",
+                fix="Scale the loss: `torch.amp.GradScaler`, or a recipe that does so; or use bf16, which has the "
+                "range of fp32.",
+                leads_to=(Effect.STOPS_LEARNING,),
+                follows_from=("consumed-overflow", "saturated-softmax"),
+            ),
+        ),
+    ),
+    Rule(
+        order=960,
+        checks="updates too small for the weights' format",
+        find=updates_below_ulp,
+        needs=(needs.structure, _narrow_weights, needs.measured_parameters),
+        codes=(
+            Code(
+                name="update-below-ulp",
+                means="Weights in a narrow format have gradients but do not change: the updates are smaller than half "
+                "the distance to the next representable number.",
+                fix='Keep fp32 master weights, `apply_recipe(model, optimizer, "O2")`, or use stochastic rounding for '
+                "the weights.",
+                leads_to=(Effect.STOPS_LEARNING,),
+            ),
+        ),
+    ),
+)

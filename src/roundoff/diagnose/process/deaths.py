@@ -1,4 +1,4 @@
-"""Deaths of the process: crashes, kills and hangs, told from what it was doing at its last moment."""
+"""Crashes, kills and hangs of the process, and what it was doing when they happened."""
 
 from __future__ import annotations
 
@@ -6,24 +6,23 @@ import signal
 from dataclasses import replace
 
 from roundoff.diagnose.process.last_moment import CRASH_SIGNALS, LastMoment, last_moment, users_frame
+from roundoff.diagnose.rule import Code, Rule
 from roundoff.runs import Finding, JsonValue, Run, Severity
 
-PROCESS_CODES = ("native-crash", "killed", "hang", "interrupted")
-
-_MEANING = {
-    signal.SIGSEGV: "it touched memory that is not its own",
-    signal.SIGBUS: "it touched memory behind which there is nothing: a mapped file that shrank, or a full /dev/shm",
-    signal.SIGABRT: "a library gave up: an exception nobody caught, a failed check, or a damaged heap",
-    signal.SIGILL: "it met an instruction that this processor does not have",
+_SIGNAL_MEANING = {
+    signal.SIGSEGV: "it accessed memory that does not belong to it",
+    signal.SIGBUS: "it accessed mapped memory that no longer exists: a mapped file shrank, or /dev/shm is full",
+    signal.SIGABRT: "a library aborted: an uncaught C++ exception, a failed check, or a corrupted heap",
+    signal.SIGILL: "it executed an instruction that this processor does not support",
     signal.SIGFPE: "it divided an integer by zero",
     signal.SIGTRAP: "a library hit one of its own traps",
-    signal.SIGSYS: "it made a system call that is forbidden here",
+    signal.SIGSYS: "it made a forbidden system call",
 }
 _GIB = 2**30
 
 
 def process_deaths(run: Run) -> list[Finding]:
-    """Return how ranks died or hung; those that only waited for one that did are among its related findings."""
+    """Find ranks that died or hung; ranks that only waited for one of those are related findings of it."""
     moments = [moment for rank in run.ranks if (moment := last_moment(run, rank)) is not None]
     found = [(moment, finding) for moment in moments if (finding := _finding(moment)) is not None]
     errors = [(moment, finding) for moment, finding in found if finding.severity is Severity.ERROR]
@@ -51,37 +50,37 @@ def _finding(moment: LastMoment) -> Finding | None:
 
 def _crash(moment: LastMoment, number: signal.Signals) -> Finding:
     where = f" in {moment.op}" if moment.op else ""
-    when = " while the process was ending, after the training" if moment.ending.was_over else ""
+    when = " at process exit, after the training had ended" if moment.ending.was_over else ""
     return _at(
         moment,
         rule="native-crash",
         severity=Severity.WARNING if moment.ending.was_over else Severity.ERROR,
         title=f"the process crashed with {number.name}{where}{when}",
-        why="; ".join([_MEANING[number], *_stack_in_words(moment)]),
-        fix=_fix_of_crash(moment),
+        why="; ".join([_SIGNAL_MEANING[number], *_describe_stacks(moment)]),
+        fix=_crash_fix(moment),
         confidence=1.0,
     )
 
 
-def _fix_of_crash(moment: LastMoment) -> str:
+def _crash_fix(moment: LastMoment) -> str:
     place = f"what {moment.source} passes on" if moment.source else "the last op"
-    inputs = f"check {place}: shapes, indices, dtypes, memory that was freed or mapped elsewhere"
+    inputs = f"check {place}: shapes, indices, dtypes, freed or remapped memory"
     if moment.op is None and not moment.ending.has_ops:
-        return f"{inputs}\nto learn which op it was:  roundoff run --ops ..."
-    return f"{inputs}\nto find the first bad access:  roundoff run --valgrind ..."
+        return f"{inputs}\nto find out which op it was:  roundoff run --ops ..."
+    return f"{inputs}\nto find the first invalid access:  roundoff run --valgrind ..."
 
 
 def _killed(moment: LastMoment) -> Finding:
     evidence = _memory_evidence(moment)
-    held = _held(moment)
-    last = f"; the last op that began was {moment.last_op}" if moment.last_op else ""
+    held = _describe_memory(moment)
+    last = f"; the last op that started was {moment.last_op}" if moment.last_op else ""
     if evidence is None:
         return _at(
             moment,
             rule="killed",
             title="the process was killed (SIGKILL)",
-            why=f"nothing points to a lack of memory: {held}{last}; somebody sent the signal, a scheduler or a user",
-            fix="ask what ran on this machine at that time: time limits, the scheduler's log, other users",
+            why=f"nothing points to a lack of memory: {held}{last}; a scheduler or a user sent the signal",
+            fix="check what happened on this machine at that time: time limits, the scheduler's log, other users",
             confidence=0.9,
         )
     return _at(
@@ -95,7 +94,7 @@ def _killed(moment: LastMoment) -> Finding:
 
 
 def _memory_evidence(moment: LastMoment) -> str | None:
-    """Say what speaks for a lack of memory, if anything does."""
+    """Return the evidence for a lack of memory, or None."""
     ending = moment.ending
     total = ending.memory_bytes
     peak = max(ending.last_rss_bytes or 0, ending.peak_rss_bytes or 0)
@@ -104,23 +103,23 @@ def _memory_evidence(moment: LastMoment) -> str | None:
     is_large = peak > 0.25 * total
     is_short = ending.available_bytes is not None and ending.available_bytes < 0.05 * total
     if ending.num_oom_kills and (is_large or is_short):
-        return "the kernel killed for want of memory while it ran"
+        return "the kernel killed processes for lack of memory while it ran"
     if peak > 0.8 * total:
-        return "it held nearly all the memory there is"
+        return "it used nearly all of the memory"
     if is_large and is_short:
-        return "there was hardly any memory left, and it held much of it"
+        return "hardly any memory was left, and it used much of it"
     return None
 
 
-def _held(moment: LastMoment) -> str:
+def _describe_memory(moment: LastMoment) -> str:
     ending = moment.ending
     peak = max(ending.last_rss_bytes or 0, ending.peak_rss_bytes or 0)
-    told = f"it held {peak / _GIB:.2f} GiB"
+    text = f"it used {peak / _GIB:.2f} GiB"
     if ending.memory_bytes:
-        told += f" of {ending.memory_bytes / _GIB:.1f} GiB"
+        text += f" of {ending.memory_bytes / _GIB:.1f} GiB"
     if ending.available_bytes is not None:
-        told += f", and {ending.available_bytes / _GIB:.1f} GiB were left when last looked at"
-    return told
+        text += f", and {ending.available_bytes / _GIB:.1f} GiB were free at the last measurement"
+    return text
 
 
 def _hang(moment: LastMoment, seconds: float) -> Finding:
@@ -130,9 +129,9 @@ def _hang(moment: LastMoment, seconds: float) -> Finding:
             moment,
             rule="hang",
             severity=Severity.NOTE,
-            title=f"no progress for {seconds:.0f} s{where}, then it went on",
-            why=_stood_where(moment),
-            fix="raise --hang-after if that is usual here",
+            title=f"no progress for {seconds:.0f} s{where}, then it continued",
+            why=_describe_hang(moment),
+            fix="raise --hang-after if such pauses are normal here",
             confidence=0.9,
         )
     stopped = "; it was stopped" if moment.ending.was_stopped else ""
@@ -140,40 +139,40 @@ def _hang(moment: LastMoment, seconds: float) -> Finding:
         moment,
         rule="hang",
         title=f"no progress for {seconds:.0f} s{where}{stopped}",
-        why=_stood_where(moment),
-        fix=_fix_of_hang(moment),
+        why=_describe_hang(moment),
+        fix=_hang_fix(moment),
         confidence=0.95,
     )
 
 
-def _stood_where(moment: LastMoment) -> str:
-    told = []
+def _describe_hang(moment: LastMoment) -> str:
+    parts = []
     if moment.collective:
-        told.append(f"rank {moment.rank} waits for other ranks in {moment.collective}")
+        parts.append(f"rank {moment.rank} waits for other ranks in {moment.collective}")
     if moment.waits_for_data:
-        told.append("it waits for a worker of the DataLoader")
-    return "; ".join([*told, *_stack_in_words(moment)]) or "its stacks could not be taken"
+        parts.append("it waits for a DataLoader worker")
+    return "; ".join([*parts, *_describe_stacks(moment)]) or "its stacks could not be read"
 
 
-def _stack_in_words(moment: LastMoment) -> list[str]:
-    told = []
+def _describe_stacks(moment: LastMoment) -> list[str]:
+    parts = []
     if moment.native:
-        caller = f", called by {moment.native[1].told}" if len(moment.native) > 1 else ""
-        told.append(f"native code was in {moment.native[0].told}{caller}")
+        caller = f", called by {moment.native[1].text}" if len(moment.native) > 1 else ""
+        parts.append(f"native code was in {moment.native[0].text}{caller}")
     if (frame := users_frame(moment.python) or next(iter(moment.python), None)) is not None:
-        told.append(f"Python was in {frame.function}, {frame.source}")
+        parts.append(f"Python was in {frame.function}, {frame.source}")
     flight = moment.flight
     if moment.ending.has_ops and flight is not None and flight.op is not None and flight.is_op_done:
-        told.append(f"the last op before was {flight.op}")
-    return told
+        parts.append(f"the last op before was {flight.op}")
+    return parts
 
 
-def _fix_of_hang(moment: LastMoment) -> str:
+def _hang_fix(moment: LastMoment) -> str:
     if moment.collective:
-        return "see that every rank makes the same collective calls in the same order, and that none has died"
+        return "check that every rank makes the same collective calls in the same order, and that none has died"
     if moment.waits_for_data:
-        return "try num_workers=0; look at what the data set does in a worker: locks, threads, network"
-    return f"look at {moment.source or 'the stacks in the run folder'}: what it waits for, or why it does not end"
+        return "try num_workers=0; check what the dataset does in a worker: locks, threads, network"
+    return f"look at {moment.source or 'the stacks in the run folder'}: what does it wait for, or why does it not end?"
 
 
 def _interrupted(moment: LastMoment, number: int) -> Finding:
@@ -182,11 +181,16 @@ def _interrupted(moment: LastMoment, number: int) -> Finding:
         moment,
         rule="interrupted",
         severity=Severity.NOTE,
-        title=f"the training was ended from outside ({name})",
-        why="somebody, or a scheduler, asked it to stop",
-        fix="nothing, if that was wanted",
+        title=f"the training was stopped from outside ({name})",
+        why="a user or a scheduler sent the signal",
+        fix="nothing, if that was intended",
         confidence=0.9,
     )
+
+
+def _known_ending(run: Run) -> str | None:
+    is_known = run.info.status != "running" or any(run.ending(rank=rank) for rank in run.ranks)
+    return None if is_known else "the process has not ended, or nothing recorded how it ended"
 
 
 def _at(
@@ -214,3 +218,48 @@ def _at(
         source=moment.source,
         evidence=(*moment.evidence, {"memory": memory}) if rule == "killed" else moment.evidence,
     )
+
+
+RULES = (
+    Rule(
+        order=110,
+        checks="crashes, kills and hangs of the process",
+        find=process_deaths,
+        needs=(_known_ending,),
+        codes=(
+            Code(
+                name="native-crash",
+                means="Native code ended the process with a signal such as SIGSEGV. The finding says what was running, "
+                "with the Python stack and, if gdb is installed, the native stack.",
+                detected="The parent process sees the signal that ended the child. What the child was doing is read "
+                "from a memory-mapped file that survives it.",
+                fix="Check what the named line passes on: shapes, indices, dtypes, freed memory. `--ops` names the "
+                "exact op, `--valgrind` the first invalid access.",
+            ),
+            Code(
+                name="killed",
+                means="The process received SIGKILL. The finding blames a lack of memory only if there is evidence for "
+                "it.",
+                detected="The child received SIGKILL. Its memory use, the memory that was left and the kernel's count "
+                "of out-of-memory kills show whether memory ran out.",
+                fix="Use less memory (a smaller batch, fewer workers, activation checkpointing), or find out who sent "
+                "the signal.",
+            ),
+            Code(
+                name="hang",
+                means="There was no progress for the time set by `--hang-after`. If several ranks hang, the finding "
+                "names the one that the others wait for.",
+                detected="The process made no progress for the time set by `--hang-after`; then its stacks were taken.",
+                fix="Look at the stack: an op that never returns, a DataLoader worker, a collective that one rank "
+                "missed.",
+                follows_from=("collective-mismatch",),
+            ),
+            Code(
+                name="interrupted",
+                means="The training was stopped from outside, by Ctrl-C or a scheduler.",
+                detected="The child was ended by a signal that requests a stop, such as SIGINT or SIGTERM.",
+                fix="Nothing, if that was intended.",
+            ),
+        ),
+    ),
+)

@@ -1,4 +1,4 @@
-"""What a process was doing at its last moment, put together from its flight recorder and its stacks."""
+"""What a process was doing when it died or hung, from its flight recorder and the stacks of faulthandler and gdb."""
 
 from __future__ import annotations
 
@@ -11,19 +11,17 @@ from typing import Literal, TypeAlias
 from roundoff.record.source_lines import shown_path
 from roundoff.runs import Ending, Flight, JsonValue, Run
 
-# == Stacks as faulthandler and gdb write them, and which of their frames says something to a user.
-
 _PYTHON_FRAME = re.compile(r'^ +File "(.+)", line (\d+),? in (.+)$')
 _NATIVE_FRAME = re.compile(r"^#\d+ +(?:0x[0-9a-f]+ in )?(.+?)(?: from (\S+)| at (\S+:\d+))?$")
 _THREAD = re.compile(r"^Thread \d+ \(.*\bLWP (\d+)\b")
 _ATEN_CALL = re.compile(r"\bat::_ops::(\w+)::(?:call|redispatch)\b")
 _COLLECTIVE = re.compile(r"\bc10d::(?:ops::)?(?:\(anonymous namespace\)::)?(\w+)")
-_NOT_A_USERS = re.compile(
-    r"/lib/python3[.\d]*/(?!\w+-packages/)|-packages/torch/|/roundoff/\w+/\w+\.py|^<(?:frozen|string)"
+_LIBRARY_FILE = re.compile(
+    r"/lib/python3[.\d]*/(?!\w+-packages/)|-packages/torch/|/roundoff/(?:\w+/)+\w+\.py|^<(?:frozen|string)"
 )
 _FATAL = "Fatal Python error"
 _SIGNAL_FRAME = "<signal handler called>"
-_ENDING_ITSELF = re.compile(
+_ABORT_FRAME = re.compile(
     r"^(_*(GI_+)?(pthread_kill\w*|raise|abort|libc_message|fortify_fail|stack_chk_fail)|malloc_printerr|_int_free|"
     r"free|cfree|std::terminate|__gnu_cxx::\w+|__cxxabiv1::.*|_?_cxa_\w+|\?\?)(?!\w)"
 )
@@ -42,33 +40,33 @@ class PythonFrame:
 
     @property
     def is_the_users(self) -> bool:
-        """Whether it is neither of torch, nor of Python's own library, nor of ours."""
-        return _NOT_A_USERS.search(self.file) is None
+        """Whether it belongs neither to torch, nor to Python's standard library, nor to roundoff."""
+        return _LIBRARY_FILE.search(self.file) is None
 
     @property
     def source(self) -> str:
-        """Where it is, for people: `model.py:41`."""
+        """File and line, as findings show them: `model.py:41`."""
         return f"{shown_path(self.file)}:{self.line}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NativeFrame:
-    """A function of a library that was running."""
+    """A native function that was running."""
 
     name: str
-    """As in the source, without its arguments where they say nothing."""
+    """As in the source."""
     place: str | None
-    """The library, or file and line where those are known."""
+    """The library, or file and line if those are known."""
 
     @property
-    def told(self) -> str:
-        """Name and place in short: `sgemm_ (libtorch_cpu.so)`."""
+    def text(self) -> str:
+        """Short name and place: `sgemm_ (libtorch_cpu.so)`."""
         name = self.name.replace("(anonymous namespace)::", "").partition("(")[0] or self.name
         return f"{name} ({self.place.rpartition('/')[2]})" if self.place else name
 
 
 def python_frames(text: str, *, section: Section) -> list[PythonFrame]:
-    """Return the frames, innermost first, of the thread that faulthandler calls the current one, or of the main one."""
+    """Return the frames, innermost first, of the thread that faulthandler calls current, or else of the main thread."""
     threads = _threads(_section(text, section), begins=("Current thread", "Thread "))
     if not threads:
         return []
@@ -83,12 +81,12 @@ def frames_in(lines: Iterable[str]) -> list[PythonFrame]:
 
 
 def users_frame(frames: Iterable[PythonFrame]) -> PythonFrame | None:
-    """Return the innermost frame of the user's own code, of frames that begin with the innermost."""
+    """Return the innermost frame of the user's own code; `frames` starts with the innermost."""
     return next((frame for frame in frames if frame.is_the_users), None)
 
 
 def native_frames(text: str, *, section: Section, thread: int | None) -> list[NativeFrame]:
-    """Return the frames, innermost first, of a thread; without those of handling the signal and of ending itself."""
+    """Return the frames of a thread, innermost first, without those that handle the signal or abort."""
     lines = _section(text, section)
     if lines and (named := re.search(r"in thread (\d+)", lines[0])):
         thread = int(named[1])
@@ -98,13 +96,13 @@ def native_frames(text: str, *, section: Section, thread: int | None) -> list[Na
     signals = [place for place, frame in enumerate(frames) if frame.name == _SIGNAL_FRAME]
     if signals:
         frames = frames[signals[-1] + 1 :]
-    while len(frames) > 1 and _ENDING_ITSELF.match(frames[0].name):
+    while len(frames) > 1 and _ABORT_FRAME.match(frames[0].name):
         frames.pop(0)
     return frames
 
 
 def aten_op(frames: Sequence[NativeFrame]) -> str | None:
-    """Return the innermost op of torch among native frames: `aten.mm`."""
+    """Return the innermost torch op among native frames: `aten.mm`."""
     for frame in frames:
         if match := _ATEN_CALL.search(frame.name):
             return f"aten.{_without_overload(match[1])}"
@@ -112,18 +110,18 @@ def aten_op(frames: Sequence[NativeFrame]) -> str | None:
 
 
 def collective(python: Sequence[PythonFrame], native: Sequence[NativeFrame]) -> str | None:
-    """Return the collective that the process was in: `c10d.all_reduce`; None if it was in none."""
+    """Return the collective call that the process was in: `c10d.all_reduce`; None if it was in none."""
     for call in python:
         if call.file.endswith("torch/distributed/distributed_c10d.py") and not call.function.startswith("_"):
             return f"c10d.{call.function}"
     for frame in native:
         if match := _COLLECTIVE.search(frame.name):
-            return "c10d.allreduce_" if match[1] == "Reducer" else f"c10d.{match[1]}"  # that of a parallel model
+            return "c10d.allreduce_" if match[1] == "Reducer" else f"c10d.{match[1]}"  # of DistributedDataParallel
     return None
 
 
 def _without_overload(name: str) -> str:
-    """Take the overload off the name of a generated class: `add_Tensor` is `add`."""
+    """Remove the overload from the name of a generated class: `add_Tensor` is `add`."""
     import torch
 
     parts = name.split("_")
@@ -206,7 +204,7 @@ class LastMoment:
 
     @property
     def op(self) -> str | None:
-        """The op that was running: as it was noted, or else as the native stack tells."""
+        """The op that was running, from the flight recorder or else from the native stack."""
         flight = self.flight
         if self.ending.has_ops and flight is not None and flight.op is not None and not flight.is_op_done:
             return flight.op
@@ -214,23 +212,23 @@ class LastMoment:
 
     @property
     def last_op(self) -> str | None:
-        """The last op that began, where every op was noted."""
+        """The last op that started, if every op was recorded."""
         return self.flight.op if self.flight else None
 
     @property
     def collective(self) -> str | None:
-        """The collective it was in."""
+        """The collective call it was in."""
         return collective(self.python, self.native)
 
     @property
     def may_wait_for_others(self) -> bool:
-        """Whether it was in a collective, or, where no native stack tells, in a backward that may hold one."""
+        """Whether it was in a collective call, or in a backward that may contain one and left no native stack."""
         in_backward = bool(self.python) and self.python[0].function == "_engine_run_backward"
         return self.collective is not None or (in_backward and not self.native)
 
     @property
     def waits_for_data(self) -> bool:
-        """Whether it was waiting for a worker of a DataLoader."""
+        """Whether it was waiting for a DataLoader worker."""
         return any(frame.file.endswith("torch/utils/data/dataloader.py") for frame in self.python)
 
     @property
@@ -241,9 +239,9 @@ class LastMoment:
 
     @property
     def evidence(self) -> tuple[JsonValue, ...]:
-        """Both stacks, the innermost frames of each, and the modules that were running."""
+        """The innermost frames of both stacks, and the modules that were running."""
         python: list[JsonValue] = [f"{frame.source} in {frame.function}" for frame in self.python[:12]]
-        native: list[JsonValue] = [frame.told for frame in self.native[:12]]
+        native: list[JsonValue] = [frame.text for frame in self.native[:12]]
         sites: list[JsonValue] = list(self.flight.sites) if self.flight else []
         return tuple(
             value
@@ -253,7 +251,7 @@ class LastMoment:
 
 
 def last_moment(run: Run, rank: int) -> LastMoment | None:
-    """Return where a rank was when it ended or hung; None if nobody waited for it and it wrote no stacks itself."""
+    """Return where a rank was when it ended or hung; None if no parent waited for it and it wrote no stacks itself."""
     python, native = run.python_stacks(rank=rank), run.native_stacks(rank=rank)
     ending = run.ending(rank=rank) or _ending_in(python)
     if ending is None:
@@ -269,7 +267,7 @@ def last_moment(run: Run, rank: int) -> LastMoment | None:
 
 
 def _ending_in(stacks: str) -> Ending | None:
-    """Return the crash that faulthandler wrote of in a process that nobody waited for."""
+    """Return the crash that faulthandler reported in a process without a waiting parent."""
     for words, number in _IN_WORDS.items():
         if f"Fatal Python error: {words}" in stacks:
             return Ending(pid=0, signal=number)

@@ -1,14 +1,15 @@
-"""The rule for steps that came out differently when they were replayed."""
+"""Steps that gave a different result when they were replayed."""
 
 from __future__ import annotations
 
+from roundoff.diagnose.rule import Code, Rule
 from roundoff.runs import Event, Finding, ReplayInfo, Run, Severity
 
 
 def replays_that_differ(run: Run) -> list[Finding]:
-    """Find the first replayed step of each rank that was not bit for bit what it had been.
+    """Find the first replayed step of each rank whose results were not bitwise identical.
 
-    Compiled code runs eagerly in a replay and agrees within its format only: that is no fault.
+    Compiled code runs eagerly in a replay and agrees only up to rounding: that is not a fault.
     """
     found: dict[int, Finding] = {}
     for step in run.replayed_steps:
@@ -23,21 +24,22 @@ def replays_that_differ(run: Run) -> list[Finding]:
 def first_difference(run: Run, replay: Run, *, step: int, rank: int) -> Event | None:
     """Return the first result that differs between the events of the run itself and those of the replay.
 
-    Both must hold the step, which the run does for the first ones only. Inputs are left out: they were results before.
+    Both must contain the step, which the run does only for the first steps. Inputs are skipped: they are results of
+    earlier ops.
     """
-    theirs = {event.key: event.hash for event in run.iter_events(step=step, rank=rank)}
+    hashes = {event.key: event.hash for event in run.iter_events(step=step, rank=rank)}
     for event in sorted(replay.iter_events(step=step, rank=rank), key=lambda event: event.order):
         is_result = event.output.startswith("output")
-        if is_result and theirs.get(event.key, event.hash) != event.hash:
+        if is_result and hashes.get(event.key, event.hash) != event.hash:
             return event
     return None
 
 
 def _finding(info: ReplayInfo, rank: int, event: Event | None) -> Finding:
-    what = f"{info.first_difference} differs first" if info.first_difference else "it differs"
+    what = f"{info.first_difference} differs first" if info.first_difference else "the result differs"
     if event is not None:
-        what = f"{event.op_name} in {event.site} is the first op that gives something else"
-    since = "" if info.step == info.snapshot_step else " (or a step shortly before it, from which it was rebuilt)"
+        what = f"{event.op_name} in {event.site} is the first op with a different result"
+    since = "" if info.step == info.snapshot_step else " (or from an earlier step, to rebuild it)"
     return Finding(
         rule="nondeterministic-step",
         severity=Severity.ERROR,
@@ -48,10 +50,33 @@ def _finding(info: ReplayInfo, rank: int, event: Event | None) -> Finding:
         site=event.site if event is not None else None,
         op=event.op_name if event is not None else None,
         source=event.source if event is not None else None,
-        title="the step does not repeat",
-        why=f"replayed from the same state, batch and generators{since}, {what}: something draws on randomness or on "
-        "data that nobody seeded, or adds up in an order that changes",
-        fix="draw random numbers from torch, numpy or random, which are put back for a replay; "
-        "torch.use_deterministic_algorithms(True) names ops whose order changes",
+        title="the step is not reproducible",
+        why=f"replayed from the same state, batch and random generators{since}, {what}: something uses unseeded "
+        "randomness or data, or sums in a varying order",
+        fix="use the random generators of torch, numpy or random, which a replay restores; "
+        "torch.use_deterministic_algorithms(True) names ops whose order varies",
         evidence=({"first_difference": info.first_difference},),
     )
+
+
+def _replayed_steps(run: Run) -> str | None:
+    return None if run.replayed_steps else "no step was replayed"
+
+
+RULES = (
+    Rule(
+        order=1110,
+        checks="replays that differ from their step",
+        find=replays_that_differ,
+        needs=(_replayed_steps,),
+        codes=(
+            Code(
+                name="nondeterministic-step",
+                means="A step replayed from the same state, batch and random generators gave a different result: "
+                "something uses unseeded randomness or data, or sums in a varying order.",
+                fix="Use the random generators of torch, numpy or random; `torch.use_deterministic_algorithms(True)` "
+                "names ops whose order varies.",
+            ),
+        ),
+    ),
+)

@@ -1,4 +1,4 @@
-"""Which ranks had the same inputs, gradients, weights and buffers, and from which step on they had not."""
+"""Which ranks had the same inputs, gradients, weights and buffers, and since when they did not."""
 
 from __future__ import annotations
 
@@ -12,8 +12,6 @@ import pyarrow.compute as pc
 from roundoff.diagnose.ranks.data_sharding import batch_hashes
 from roundoff.runs import Run
 
-# == The hashes of several ranks side by side: what should agree, step by step.
-
 ByRank: TypeAlias = Mapping[int, int]
 """The hash of one tensor by rank."""
 
@@ -21,8 +19,8 @@ ByRank: TypeAlias = Mapping[int, int]
 def hashes_by_step(run: Run, kind: str) -> dict[int, dict[str, dict[int, int]]]:
     """Return the hashes of a kind, by step, name and rank.
 
-    Of gradients those after the last backward of the step, of other kinds those taken first: a step that was recorded
-    has them again from its replay.
+    For gradients, those after the last backward of the step; for other kinds, the first of the step, because the replay
+    of a recorded step writes them again.
     """
     found: dict[int, dict[str, dict[int, int]]] = {}
     for rank in run.ranks:
@@ -46,19 +44,19 @@ def differing_names(step: Mapping[str, ByRank]) -> list[str]:
 
 
 def odd_rank(by_rank: ByRank) -> int:
-    """Return the first rank that has another hash than most; of two ranks the second."""
+    """Return the first rank whose hash differs from the most common one; of two ranks, the second."""
     usual, _ = Counter(by_rank.values()).most_common(1)[0]
     return next(rank for rank, number in sorted(by_rank.items()) if number != usual)
 
 
 def is_sharded(run: Run) -> bool:
-    """Say whether ranks hold parts of the weights, which differ by design."""
+    """Say whether each rank holds a part of the weights, so that ranks differ by design."""
     kinds = {module.kind for structure in run.structures(rank=run.ranks[0]) for module in structure.modules}
     return any(kind.startswith(("FSDP", "FullyShardedDataParallel")) for kind in kinds)
 
 
 def is_parallel(run: Run) -> bool:
-    """Say whether a model of torch's takes care of gradients and buffers."""
+    """Say whether DistributedDataParallel reduces gradients and broadcasts buffers."""
     structures = run.structures(rank=run.ranks[0])
     return any(module.kind == "DistributedDataParallel" for s in structures for module in s.modules)
 
@@ -68,12 +66,12 @@ KINDS = ("gradient", "clipped", "parameter", "buffer")
 """What should be the same on every rank: gradients after backward, as the optimizer uses them, weights, buffers."""
 
 Partition = tuple[int | None, ...]
-"""A number for each rank: the same for ranks that have the same; 0 is what most have. None where nothing is known."""
+"""A group number for each rank; ranks with equal tensors share one, the largest group is 0. None if unknown."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stretch:
-    """Consecutive steps, of those that were looked at, in which the same ranks agreed with each other."""
+    """Consecutive observed steps in which the same ranks agreed with each other."""
 
     first_step: int
     last_step: int
@@ -81,34 +79,34 @@ class Stretch:
     groups: Partition
     """In the order of `Agreement.ranks`."""
     differing: Sequence[str]
-    """Names of the tensors that were not the same on all ranks in its first step."""
+    """Names of the tensors that differed between ranks in its first step."""
 
     @property
     def is_same(self) -> bool:
-        """Whether all ranks that are known had the same."""
+        """Whether all known ranks had the same."""
         return len({group for group in self.groups if group is not None}) <= 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Agreement:
-    """What ranks had of one kind, along the steps."""
+    """How far ranks agreed in one kind of tensor, over the steps."""
 
     kind: str
     """One of `KINDS`, or `INPUT`."""
     ranks: Sequence[int]
     stretches: Sequence[Stretch]
     num_tensors: int
-    """Of a step, at most."""
+    """The largest number in a step."""
     is_wanted: bool
-    """Whether ranks should have the same: not their inputs, nor parts of weights that are divided among them."""
+    """Whether ranks should agree: not in their inputs, nor in sharded weights."""
 
     @property
     def first_odd(self) -> Stretch | None:
-        """Where it first was otherwise than wanted; None if it never was."""
+        """The first stretch that is not as it should be, or None."""
         return next((each for each in self.stretches if self.is_odd(each)), None)
 
     def is_odd(self, stretch: Stretch) -> bool:
-        """Say whether ranks differ that should agree, or have the same batch."""
+        """Say whether ranks differ that should agree, or share a batch."""
         if self.is_wanted:
             return not stretch.is_same
         known = [group for group in stretch.groups if group is not None]
@@ -116,7 +114,7 @@ class Agreement:
 
 
 def rank_agreement(run: Run) -> list[Agreement]:
-    """Return what several ranks had, kind by kind as far as it was noted; empty for a training on one."""
+    """Return how far ranks agreed, by kind of tensor; empty for a training on one rank."""
     ranks = run.ranks
     if len(ranks) < 2:
         return []
@@ -151,12 +149,12 @@ def _agreement(
 
 
 def _partition(tensors: Mapping[str, ByRank], ranks: Sequence[int]) -> Partition:
-    """Return the group of each rank; the largest group is 0, of equal ones that with the lowest rank."""
+    """Return the group of each rank; the largest group is 0, or of equally large ones that of the lowest rank."""
     held: dict[int, list[tuple[str, int]]] = {}
     for name, by_rank in tensors.items():
         for rank, number in by_rank.items():
             held.setdefault(rank, []).append((name, number))
-    told = {rank: hash(tuple(sorted(pairs))) for rank, pairs in held.items()}
-    order = [content for content, _ in Counter(told[rank] for rank in ranks if rank in told).most_common()]
+    contents = {rank: hash(tuple(sorted(pairs))) for rank, pairs in held.items()}
+    order = [content for content, _ in Counter(contents[rank] for rank in ranks if rank in contents).most_common()]
     numbers = {content: number for number, content in enumerate(order)}
-    return tuple(numbers[told[rank]] if rank in told else None for rank in ranks)
+    return tuple(numbers[contents[rank]] if rank in contents else None for rank in ranks)

@@ -1,16 +1,18 @@
-"""The rule for ranks that take a different number of steps, so that one waits for a partner that never comes."""
+"""Gradient reductions that wait in vain: for unused parameters, or for a rank that takes fewer steps."""
 
 from __future__ import annotations
 
+from roundoff.diagnose import needs
 from roundoff.diagnose.ranks.agreement import is_parallel
+from roundoff.diagnose.rule import Code, Rule
 from roundoff.runs import Finding, Run, Severity
-from roundoff.words import plural
+from roundoff.words import join_names, plural
 
-# == The rule for parameters of a parallel model that no loss depends on.
+_COLLECTIVE_WORDS = ("gloo", "nccl", "closed by peer", "timed out", "timeout", "collective", "rank")
 
 
 def unused_parameters(run: Run) -> list[Finding]:
-    """Find parameters of a parallel model without gradient on any rank; an error where the exchange waits for them."""
+    """Find parameters of a parallel model without a gradient on any rank; an error if the reduction waits for them."""
     if len(run.ranks) < 2 or not is_parallel(run):
         return []
     unused: set[str] | None = None
@@ -27,12 +29,11 @@ def unused_parameters(run: Run) -> list[Finding]:
         anomaly.kind == "exception" and "reduction" in str(anomaly.detail.get("message"))
         for _, anomaly in run.anomalies()
     )
-    return [_finding(kept, has_failed=has_failed)] if kept else []
+    return [_unused_finding(kept, has_failed=has_failed)] if kept else []
 
 
-def _finding(names: list[str], *, has_failed: bool) -> Finding:
-    shown = ", ".join(names[:6]) + (f" and {len(names) - 6} more" if len(names) > 6 else "")
-    waits = "the exchange of gradients waits for them and fails in the next step" if has_failed else "they never learn"
+def _unused_finding(names: list[str], *, has_failed: bool) -> Finding:
+    effect = "the gradient reduction waits for them and fails in the next step" if has_failed else "they never learn"
     return Finding(
         rule="unused-parameter",
         severity=Severity.ERROR if has_failed else Severity.NOTE,
@@ -42,18 +43,15 @@ def _finding(names: list[str], *, has_failed: bool) -> Finding:
         site=names[0].rpartition(".")[0] or "<model>",
         parameter=names[0],
         title=f"no loss depends on {plural(len(names), 'parameter')}",
-        why=f"backward reaches {shown} on no rank, so that {waits}",
-        fix="use their output in the loss, remove them, or freeze them before the model is made parallel; if it "
-        "changes from step to step which are used: DistributedDataParallel(..., find_unused_parameters=True)",
+        why=f"backward does not reach {join_names(names, at_most=6)} on any rank, so {effect}",
+        fix="use their output in the loss, remove them, or freeze them before wrapping the model; if different "
+        "parameters are used in each step: DistributedDataParallel(..., find_unused_parameters=True)",
         evidence=({"parameters": list(names)},),
     )
 
 
-_OF_COLLECTIVES = ("gloo", "nccl", "closed by peer", "timed out", "timeout", "collective", "rank")
-
-
 def mismatched_collectives(run: Run) -> list[Finding]:
-    """Find a rank that ended well with fewer steps, while another failed or hung in a collective of a later one."""
+    """Find a rank that ended normally after fewer steps, while another failed or hung in a later collective."""
     if len(run.ranks) < 2:
         return []
     steps = {rank: len(run.metrics(rank=rank)) for rank in run.ranks}
@@ -72,10 +70,10 @@ def mismatched_collectives(run: Run) -> list[Finding]:
             rank=behind,
             phase="backward",
             title=f"rank {behind} took fewer steps than rank {waiting}",
-            why=f"rank {waiting} waits in a collective of its step {last}, number {steps[waiting]} of its exchanges, "
-            f"and rank {behind} ended after {steps[behind]}: it left out a batch or had fewer, and since then each "
-            "exchange mixed gradients of different steps",
-            fix="let every rank take every step: same number of batches (drop_last=True, DistributedSampler), no "
+            why=f"rank {waiting} waits in a collective of step {last}, its reduction number {steps[waiting]}, but rank "
+            f"{behind} ended after {steps[behind]}: it skipped a batch or had fewer, and since then each reduction "
+            "mixed gradients of different steps",
+            fix="let every rank take every step: the same number of batches (drop_last=True, DistributedSampler), no "
             "`continue` that depends on the rank's own data; or wrap the loop in torch.distributed.algorithms.Join",
             evidence=(
                 {"steps": {str(rank): count for rank, count in steps.items()}},
@@ -88,7 +86,7 @@ def mismatched_collectives(run: Run) -> list[Finding]:
 def _waits(run: Run, rank: int) -> bool:
     """Say whether a rank ended in an exception of a collective, or hung."""
     messages = [str(a.detail.get("message", "")).lower() for _, a in run.anomalies(rank=rank) if a.kind == "exception"]
-    if any(word in message for message in messages for word in _OF_COLLECTIVES):
+    if any(word in message for message in messages for word in _COLLECTIVE_WORDS):
         return True
     return _hangs(run, rank)
 
@@ -99,7 +97,44 @@ def _hangs(run: Run, rank: int) -> bool:
 
 
 def _has_failed(run: Run, rank: int) -> bool:
-    """Say whether a rank ended by itself before its time: then that is what is wrong."""
+    """Say whether a rank failed for a reason of its own: then that is the fault."""
     ending = run.ending(rank=rank)
     was_killed = ending is not None and ending.signal is not None and not ending.was_stopped
     return was_killed or (not _waits(run, rank) and any(a.kind == "exception" for _, a in run.anomalies(rank=rank)))
+
+
+def _parallel_model(run: Run) -> str | None:
+    return None if is_parallel(run) else "no model is wrapped in DistributedDataParallel"
+
+
+RULES = (
+    Rule(
+        order=1010,
+        checks="unused parameters of parallel models",
+        find=unused_parameters,
+        needs=(needs.several_ranks, _parallel_model),
+        codes=(
+            Code(
+                name="unused-parameter",
+                means="No loss depends on some parameters of a parallel model, and the gradient reduction waits for "
+                "them.",
+                fix="Use, remove or freeze them before wrapping the model; or set `find_unused_parameters=True`.",
+            ),
+        ),
+    ),
+    Rule(
+        order=1050,
+        checks="ranks that take different numbers of steps",
+        find=mismatched_collectives,
+        needs=(needs.several_ranks,),
+        codes=(
+            Code(
+                name="collective-mismatch",
+                means="A rank took fewer steps than another, which now waits for a partner that never arrives. Since "
+                "then, each reduction mixed gradients of different steps.",
+                fix="Let every rank take every step: equal numbers of batches, no `continue` that depends on the "
+                "rank's data; or `torch.distributed.algorithms.Join`.",
+            ),
+        ),
+    ),
+)

@@ -1,16 +1,16 @@
-"""The rule for ranks whose weights drift apart: from the start, for want of an exchange, or by what came after it."""
+"""Ranks whose weights or buffers differ: from the start, without a gradient reduction, or by a later change."""
 
 from __future__ import annotations
 
+from roundoff.diagnose import needs
 from roundoff.diagnose.ranks.agreement import differing_names, hashes_by_step, is_parallel, is_sharded, odd_rank
+from roundoff.diagnose.rule import Code, Rule
 from roundoff.runs import Finding, Run, Severity
 from roundoff.words import join_names, plural
 
-# == The rule for buffers, such as running statistics, that differ between ranks when a forward uses them.
-
 
 def buffers_that_differ(run: Run) -> list[Finding]:
-    """Find buffers that are not the same on all ranks at the point of a forward where they have been exchanged."""
+    """Find buffers that are not the same on all ranks at the start of a forward, where they were just broadcast."""
     if len(run.ranks) < 2 or is_sharded(run):
         return []
     for step, tensors in hashes_by_step(run, "buffer").items():
@@ -21,7 +21,6 @@ def buffers_that_differ(run: Run) -> list[Finding]:
 
 
 def _buffers_finding(step: int, names: list[str]) -> Finding:
-    shown = ", ".join(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")
     return Finding(
         rule="rank-buffers-differ",
         severity=Severity.ERROR,
@@ -31,23 +30,18 @@ def _buffers_finding(step: int, names: list[str]) -> Finding:
         site=names[0].rpartition(".")[0] or "<model>",
         parameter=names[0],
         title="buffers differ between ranks",
-        why=f"when the forward of step {step} begins, {shown} are not the same on every rank: each keeps statistics of "
-        "its own data, and a checkpoint holds those of one",
-        fix="leave DistributedDataParallel to broadcast buffers (its default), or use SyncBatchNorm",
+        why=f"when the forward of step {step} begins, {join_names(names)} {'is' if len(names) == 1 else 'are'} not the "
+        "same on every rank: each rank keeps the statistics of its own data, and a checkpoint contains those of one "
+        "rank",
+        fix="let DistributedDataParallel broadcast buffers (its default), or use SyncBatchNorm",
         evidence=({"buffers": list(names)},),
     )
 
 
-RANK_GRADIENT_CODES = (
-    "rank-init-mismatch", "module-replaced-after-wrap", "gradients-not-reduced", "rank-clip-mismatch",
-    "rank-gradient-divergence",
-)  # fmt: skip
-
-
 def ranks_that_drift_apart(run: Run) -> list[Finding]:
-    """Find the first step in which ranks use different gradients, or that they started from different weights.
+    """Find ranks that start from different weights, or the first step in which they use different gradients.
 
-    Weights that come together again later are averaged by design, and sharded ones differ by design.
+    Weights that agree again later are averaged by design, and sharded ones differ by design.
     """
     if len(run.ranks) < 2 or is_sharded(run):
         return []
@@ -69,7 +63,7 @@ def ranks_that_drift_apart(run: Run) -> list[Finding]:
 
 
 def _start_values_that_differ(run: Run) -> list[str]:
-    """Return the parameters whose mean and spread at the start were not the same on every rank."""
+    """Return the parameters whose initial mean, deviation or largest magnitude differ between ranks."""
     by_name: dict[str, set[tuple[float | None, ...]]] = {}
     for rank in run.ranks:
         for structure in run.structures(rank=rank)[:1]:
@@ -86,82 +80,78 @@ def _agree_later(run: Run, step: int) -> bool:
 
 def _init_mismatch(names: list[str]) -> Finding:
     return _drift_finding(
-        "rank-init-mismatch",
-        0,
-        None,
         names,
-        "ranks start from different weights",
-        f"{plural(len(names), 'parameter')} differ between ranks before the first step "
-        f"({join_names(names)}), and "
-        "exchanging gradients does not bring them together",
-        "seed every rank alike before the model is made, or broadcast the weights of rank 0, as "
+        rule="rank-init-mismatch",
+        step=0,
+        title="ranks start from different weights",
+        why=f"{plural(len(names), 'parameter')} differ between ranks before the first step ({join_names(names)}), and "
+        "reducing gradients does not bring them together",
+        fix="set the same seed on every rank before the model is built, or broadcast the weights of rank 0, as "
         "DistributedDataParallel does",
     )
 
 
 def _replaced(step: int, names: list[str]) -> Finding:
     return _drift_finding(
-        "module-replaced-after-wrap",
-        step,
-        None,
         names,
-        "a part of the model was put in after it was made parallel",
-        f"the gradients of {join_names(names)} are not exchanged between ranks, and all others are: "
-        "DistributedDataParallel knows only the parameters that were there when it was made",
-        "change the model first, and make it parallel and give it to the optimizer then",
+        rule="module-replaced-after-wrap",
+        step=step,
+        title="a part of the model was added after it was wrapped",
+        why=f"the gradients of {join_names(names)} are not reduced, while all others are: DistributedDataParallel "
+        "only knows the parameters that existed when it was created",
+        fix="change the model first, then wrap it and build the optimizer",
     )
 
 
 def _not_reduced(run: Run, step: int, names: list[str], num_gradients: int) -> Finding:
     share = "all" if len(names) == num_gradients else f"{len(names)} of {num_gradients}"
     how = (
-        "the parallel model is there, but something else is called or exchanges are switched off (no_sync)"
+        "there is a parallel model, but something else is called, or reductions are switched off (no_sync)"
         if is_parallel(run)
-        else "nothing exchanges them: no parallel model is called, and no collective runs between backward and step"
+        else "nothing reduces them: no parallel model is called, and no collective runs between backward and step"
     )
     return _drift_finding(
-        "gradients-not-reduced",
-        step,
-        None,
         names,
-        "ranks do not exchange their gradients",
-        f"{share} gradients differ between ranks when the optimizer uses them ({join_names(names)}), from "
-        f"step {step} "
-        f"on; {how}",
-        "call the DistributedDataParallel model itself, not model.module; or all_reduce every gradient before the step",
+        rule="gradients-not-reduced",
+        step=step,
+        title="gradients are not reduced between ranks",
+        why=f"from step {step} on, {share} gradients differ between ranks when the optimizer uses them "
+        f"({join_names(names)}); {how}",
+        fix="call the DistributedDataParallel model itself, not model.module; or all_reduce every gradient before the "
+        "step",
     )
 
 
 def _changed_after_exchange(
     run: Run, step: int, names: list[str], used: dict[str, dict[int, int]], exchanged: dict[str, dict[int, int]]
 ) -> Finding:
-    """Tell clipping on some ranks from a gradient that was changed on one."""
+    """Distinguish clipping on some ranks from a gradient that was changed on one rank."""
     changed = {
         rank for name in names for rank, number in used[name].items() if exchanged.get(name, {}).get(rank) != number
     }
     rank = min(changed) if len(changed) == 1 else odd_rank(used[names[0]])
     clips = {of: _clips(run, of, step) for of in run.ranks}
     if any(clips.values()) and len(set(clips.values())) > 1:
-        told = ", ".join(f"rank {of}: {clip or 'no clipping'}" for of, clip in clips.items())
+        clipping = ", ".join(f"rank {of}: {clip or 'no clipping'}" for of, clip in clips.items())
         return _drift_finding(
-            "rank-clip-mismatch",
-            step,
-            rank,
             names,
-            "ranks clip their gradients differently",
-            f"the gradients are the same on every rank after the exchange, and {plural(len(names), 'gradient')} differ "
-            f"after clipping ({told})",
-            "clip on every rank, with the same limit, after the exchange",
+            rule="rank-clip-mismatch",
+            step=step,
+            rank=rank,
+            title="ranks clip their gradients differently",
+            why=f"the gradients are the same on every rank after the reduction, but {plural(len(names), 'gradient')} "
+            f"{'differs' if len(names) == 1 else 'differ'} after clipping ({clipping})",
+            fix="clip on every rank, with the same limit, after the reduction",
         )
     return _drift_finding(
-        "rank-gradient-divergence",
-        step,
-        rank,
         names,
-        f"rank {rank} has another gradient than the others",
-        f"after the exchange all ranks have the same gradients; what the optimizer of rank {rank} uses in step {step} "
-        f"differs in {join_names(names)}",
-        f"look at what rank {rank} does between backward and optimizer.step(): hooks, masks, zeroed gradients",
+        rule="rank-gradient-divergence",
+        step=step,
+        rank=rank,
+        title=f"rank {rank} uses different gradients from the other ranks",
+        why=f"after the reduction all ranks have the same gradients, but those that the optimizer of rank {rank} uses "
+        f"in step {step} differ in {join_names(names)}",
+        fix=f"check what rank {rank} does between backward and optimizer.step(): hooks, masks, zeroed gradients",
     )
 
 
@@ -171,7 +161,9 @@ def _clips(run: Run, rank: int, step: int) -> str | None:
     return f"max_norm {latest[-1].detail.get('max_norm')}" if latest else None
 
 
-def _drift_finding(rule: str, step: int, rank: int | None, names: list[str], title: str, why: str, fix: str) -> Finding:
+def _drift_finding(
+    names: list[str], *, rule: str, step: int, title: str, why: str, fix: str, rank: int | None = None
+) -> Finding:
     return Finding(
         rule=rule,
         severity=Severity.ERROR,
@@ -186,3 +178,76 @@ def _drift_finding(rule: str, step: int, rank: int | None, names: list[str], tit
         fix=fix,
         evidence=({"parameters": list(names)},),
     )
+
+
+def _replicated_weights(run: Run) -> str | None:
+    return None if not is_sharded(run) else "the weights are sharded, so ranks differ by design"
+
+
+def _hashed_buffers(run: Run) -> str | None:
+    return None if hashes_by_step(run, "buffer") else "the model has no buffers"
+
+
+RULES = (
+    Rule(
+        order=1020,
+        checks="ranks that drift apart",
+        find=ranks_that_drift_apart,
+        needs=(needs.several_ranks, _replicated_weights),
+        codes=(
+            Code(
+                name="rank-init-mismatch",
+                means="Ranks start from different weights. Summing their gradients does not make them one model.",
+                detected="The mean, standard deviation and largest magnitude of every initial parameter are compared "
+                "between ranks, and the weights do not agree later either.",
+                fix="Set the same seed on all ranks before the model is built, or broadcast the weights from rank 0.",
+            ),
+            Code(
+                name="module-replaced-after-wrap",
+                means="A layer was replaced after the model was wrapped, so its gradients are not reduced.",
+                detected="In the first step the gradients of some parameters differ between ranks after backward, "
+                "while all others agree.",
+                fix="Change the model first, then wrap it.",
+            ),
+            Code(
+                name="gradients-not-reduced",
+                means="Each rank steps on the gradients of its own data: they are never reduced. Often `model.module` "
+                "is called instead of the wrapped model.",
+                detected="Hashes of the gradients that the optimizer uses are compared between ranks: they differ "
+                "right after backward.",
+                fix="Call the wrapped model itself, outside of `no_sync`.",
+                follows_from=("unused-parameter",),
+            ),
+            Code(
+                name="rank-clip-mismatch",
+                means="Gradients agree after the reduction but differ after clipping: not every rank clips, or the "
+                "limits differ.",
+                detected="Gradients agree after backward but differ when the optimizer uses them, and the ranks "
+                "clipped differently.",
+                fix="Clip on all ranks, with the same limit, after the reduction.",
+            ),
+            Code(
+                name="rank-gradient-divergence",
+                means="A rank uses a different gradient from the others, although gradients were reduced: something "
+                "changed it afterwards.",
+                detected="Gradients agree after backward but differ when the optimizer uses them, and clipping does "
+                "not explain it.",
+                fix="Look for hooks and code after backward that depend on the rank.",
+            ),
+        ),
+    ),
+    Rule(
+        order=1040,
+        checks="buffers that differ between ranks",
+        find=buffers_that_differ,
+        needs=(needs.several_ranks, _replicated_weights, _hashed_buffers),
+        codes=(
+            Code(
+                name="rank-buffers-differ",
+                means="Buffers such as running statistics differ between ranks when a forward uses them.",
+                fix="Let DistributedDataParallel broadcast buffers (its default), or use SyncBatchNorm.",
+                follows_from=("rank-init-mismatch", "gradients-not-reduced"),
+            ),
+        ),
+    ),
+)

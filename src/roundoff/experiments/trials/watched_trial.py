@@ -80,7 +80,7 @@ def rules_found_in(run_folder: Path) -> tuple[str, ...]:
 
     run = Run.open(run_folder)
     diagnosis = diagnose_run(run)
-    run.write_findings(diagnosis.findings)
+    run.write_findings(diagnosis.findings, diagnosis.answers)
     return tuple(finding.rule for finding in diagnosis.findings)
 
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from roundoff.diagnose.run_view import RunView
-from roundoff.report.findings_text import findings_text, place_in_words
+from roundoff.report.findings_text import describe_answer, failure_lines, findings_text, place_in_words
 from roundoff.report.markup import Html, joined, tag
 from roundoff.report.run_page.section import Section
-from roundoff.runs import Finding, JsonValue, Severity, to_json
+from roundoff.runs import RULE_FAILED, Answer, Finding, JsonValue, RuleAnswer, Severity, to_json
+from roundoff.words import plural
 
 MAX_FINDINGS = 60
 MAX_EVIDENCE = 40
@@ -14,19 +17,36 @@ MAX_EVIDENCE = 40
 
 
 def verdict_section(view: RunView) -> Section:
-    """Say what is wrong, the first finding unfolded; or that nothing was found."""
-    shown = view.findings[:MAX_FINDINGS]
-    left_out = len(view.findings) - len(shown)
+    """Show what is wrong, the first finding unfolded, or that nothing was found; and what each rule answered."""
+    findings = [finding for finding in view.findings if finding.rule != RULE_FAILED]
+    shown = findings[:MAX_FINDINGS]
+    left_out = len(findings) - len(shown)
     is_clean = all(finding.severity is Severity.NOTE for finding in view.findings)
     words = "Nothing found so far." if view.run.info.status == "running" else findings_text(())
     nothing = [tag("p", words, class_="verdict clean")] if is_clean else []
+    failed = [tag("p", line, class_="failed") for line in failure_lines(view.answers, view.failures)]
     cards = [_finding(finding, is_first=not place and not is_clean) for place, finding in enumerate(shown)]
     return Section(
         key="verdict",
         title="Verdict",
-        body=joined(*nothing, *cards),
+        body=joined(*nothing, *cards, *failed, *_answers(view.answers)),
         thinned=[f"{left_out} more findings are in findings.json."] if left_out else [],
     )
+
+
+def _answers(answers: Sequence[RuleAnswer]) -> list[Html]:
+    """List the rules by their answers, folded: what was fine must not look like what could not be checked."""
+    groups = [(answer, [each for each in answers if each.answer is answer]) for answer in Answer]
+    return [
+        tag(
+            "details",
+            tag("summary", f"{answer}: {plural(len(group), 'check')}"),
+            tag("ul", *(tag("li", describe_answer(each)) for each in group)),
+            class_="answers",
+        )
+        for answer, group in groups
+        if group
+    ]
 
 
 def _finding(finding: Finding, *, is_first: bool) -> Html:

@@ -1,4 +1,4 @@
-"""One thing that is wrong, as data."""
+"""What a diagnosis found, and what each of its rules answered, as data."""
 
 from __future__ import annotations
 
@@ -74,6 +74,36 @@ FINDING_FIELDS = (
     "related",
 )
 """The fields of a finding in the order they are written."""
+
+
+RULE_FAILED = "rule-failed"
+"""The code of the note about a rule that failed."""
+
+
+class Answer(StrEnum):
+    """What a rule answered about a run."""
+
+    FOUND = "found"
+    FINE = "fine"
+    NOTHING_TO_LOOK_AT = "nothing to look at"
+    FAILED = "failed"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RuleAnswer:
+    """The answer of one rule."""
+
+    checks: str
+    """What the rule looks at, in words."""
+    codes: tuple[str, ...]
+    """The codes that its findings may carry."""
+    answer: Answer
+    reason: str | None = None
+    """Why there was nothing to look at, or why the rule failed."""
+
+    def to_object(self) -> dict[str, JsonValue]:
+        """Return the answer as a JSON object."""
+        return object_of(self) | {"codes": list(self.codes), "answer": str(self.answer)}
 
 
 def order_findings(findings: Iterable[Finding], *, procedure: Sequence[str] = ()) -> list[Finding]:
