@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from roundoff.diagnose.rule import Rule
 from roundoff.diagnose.rules import RULES, causes_by_code, codes_of
 from roundoff.errors import RoundoffError
-from roundoff.runs import RULE_FAILED, Answer, CachedRun, Finding, RuleAnswer, Run, Severity, order_findings
+from roundoff.runs import RULE_FAILED, Answer, CachedRun, Failure, Finding, RuleAnswer, Run, Severity, order_findings
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -122,7 +122,7 @@ def describe_answer(answer: RuleAnswer) -> str:
 
 
 def failure_lines(answers: Sequence[RuleAnswer], failures: Sequence[Failure]) -> list[str]:
-    """Return at most two lines: checks that failed because of a bug in roundoff, and rules that could not read files."""
+    """Return at most two lines: checks that failed because of a bug in roundoff, and rules that could not read."""
     bugs = {failure.name for failure in failures if failure.check == "rule"}
     failed = [answer for answer in answers if answer.answer is Answer.FAILED and not bugs.intersection(answer.codes)]
     unreadable = f"{plural(len(failed), 'check')} could not read the run: {failed[0].reason}" if failed else None

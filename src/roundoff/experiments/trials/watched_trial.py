@@ -76,11 +76,10 @@ def watch_settings(*, with_rules: bool) -> WatchSettings:
 def rules_found_in(run_folder: Path) -> tuple[str, ...]:
     """Diagnose a run, and return the codes of its findings, the verdict first."""
     # Imported here: most trials are judged by their losses.
-    from roundoff.diagnose import diagnose_run
+    from roundoff.diagnose import diagnose_and_save
 
     run = Run.open(run_folder)
-    diagnosis = diagnose_run(run)
-    run.write_findings(diagnosis.findings, diagnosis.answers)
+    diagnosis = diagnose_and_save(run)
     return tuple(finding.rule for finding in diagnosis.findings)
 
 
