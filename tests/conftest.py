@@ -33,3 +33,15 @@ def only_new_objects() -> Iterator[None]:
     gc.freeze()
     yield
     gc.unfreeze()
+
+
+@pytest.fixture(params=["compiled", "torch"])
+def either_kernel(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Run the test once with the compiled kernels and once with their torch versions."""
+    from roundoff.kernels.availability import compiled
+
+    if request.param == "torch":
+        monkeypatch.setattr("roundoff.kernels.layout.compiled", lambda: None)
+    elif compiled() is None:
+        pytest.skip("the compiled kernels are not built")
+    return str(request.param)

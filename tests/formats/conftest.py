@@ -5,19 +5,8 @@ import torch
 from torch import Tensor
 
 from roundoff.formats import SmallFloat
-from roundoff.kernels.availability import compiled
 
 BITS = {torch.float64: torch.int64, torch.float32: torch.int32, torch.bfloat16: torch.int16, torch.float16: torch.int16}
-
-
-@pytest.fixture(params=["compiled", "torch"])
-def either_kernel(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Run the test once with the compiled kernels and once with their torch versions."""
-    if request.param == "torch":
-        monkeypatch.setattr("roundoff.kernels.layout.compiled", lambda: None)
-    elif compiled() is None:
-        pytest.skip("the compiled kernels are not built")
-    return str(request.param)
 
 
 def all_numbers(fmt: SmallFloat) -> Tensor:

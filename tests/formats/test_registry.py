@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from roundoff.errors import FormatError
-from roundoff.formats import FixedPoint, SmallFloat, format_named, known_formats
+from roundoff.formats import FixedPoint, SmallFloat, format_named, known_formats, round_to
 
 NAMES = [
     "fp64",
@@ -90,3 +90,16 @@ def test_an_unknown_name_is_an_error_with_the_known_ones_and_a_guess():
 def test_every_wrong_name_gets_its_hint(name, hint):
     with pytest.raises(FormatError, match=hint):
         format_named(name)
+
+
+@pytest.mark.parametrize("fmt", known_formats(), ids=lambda fmt: fmt.name)
+def test_every_format_holds_the_limits_it_states(fmt):
+    assert 0 < fmt.smallest_subnormal <= fmt.smallest_normal <= fmt.largest < math.inf
+    held = [fmt.eps if isinstance(fmt, FixedPoint) else 1 + fmt.eps, fmt.largest]
+    held += [limit for limit in (fmt.smallest_subnormal, fmt.smallest_normal) if limit >= 2.0**-1022]
+    for number in held:
+        assert round_to(torch.tensor([number], dtype=torch.float64), fmt).item() == number
+    if fmt.name != "fp64":
+        beyond = round_to(torch.tensor([2 * fmt.largest], dtype=torch.float64), fmt).item()
+        expected = {"saturate": fmt.largest, "infinity": math.inf, "nan": math.nan}[fmt.overflow]
+        assert beyond == pytest.approx(expected, rel=0, nan_ok=True)

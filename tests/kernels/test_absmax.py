@@ -56,3 +56,10 @@ def test_strides_do_not_matter():
 def test_integers_are_an_error():
     with pytest.raises(KernelError):
         absmax(torch.ones(3, dtype=torch.int32))
+
+
+@pytest.mark.usefixtures("either_kernel")
+def test_both_kernels_find_the_largest_finite_magnitude():
+    found = absmax(torch.tensor([[1.0, -3.0], [math.nan, -math.inf]]))
+    assert (found.value, found.num_nonfinite) == (3.0, 2)
+    assert absmax(torch.zeros(0)).value == 0

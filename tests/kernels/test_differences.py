@@ -208,3 +208,10 @@ def test_every_instruction_set_gives_the_same(tmp_path: Path):
         printed[name] = rows
         assert len(rows) == len(cases)
     assert len({tuple(rows) for rows in printed.values()}) == 1
+
+
+@pytest.mark.usefixtures("either_kernel")
+def test_both_kernels_measure_the_difference():
+    found = difference(torch.tensor([3.0, 4.0, math.nan]), torch.tensor([3.0, 7.0, 1.0]))
+    assert (found.largest, found.largest_at, found.norm) == (3.0, 1, 3.0)
+    assert (found.num_different, found.num_unlike, found.first_unlike) == (2, 1, 2)

@@ -189,3 +189,12 @@ def test_the_key_alone_decides_the_rounding():
 def test_what_cannot_be_compressed_is_refused(x, options, word):
     with pytest.raises(KernelError, match=word):
         compress_groups(x, key=0, **options)
+
+
+@pytest.mark.parametrize("bits", CODE_BITS)
+def test_whole_groups_are_the_same_in_torch(bits):
+    x = values("signed", size=512)
+    compressed = compress_groups(x, bits=bits, group=256, key=5)
+    heads, codes = compress_groups_torch(x, bits=bits, group=256, key=5)
+    assert torch.equal(heads, compressed.heads)
+    assert torch.equal(codes, compressed.codes)

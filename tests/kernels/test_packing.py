@@ -78,3 +78,11 @@ def test_a_width_beyond_a_byte_is_an_error(num_bits):
 def test_codes_are_bytes():
     with pytest.raises(KernelError, match=r"torch\.int64 cannot hold codes"):
         pack_bits(torch.zeros(3, dtype=torch.int64), num_bits=2)
+
+
+@pytest.mark.usefixtures("either_kernel")
+@pytest.mark.parametrize("num_bits", WIDTHS)
+def test_both_kernels_pack_and_unpack(num_bits):
+    original = codes(num_bits, 65)
+    packed = pack_bits(original, num_bits=num_bits)
+    assert torch.equal(unpack_bits(packed, num_bits=num_bits, num_codes=65), original)

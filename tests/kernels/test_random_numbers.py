@@ -55,3 +55,13 @@ def test_a_generator_on_a_device_is_an_error():
 
 def test_elements_are_numbered_in_row_major_order():
     assert indices_of(torch.ones(3, 2).t()).tolist() == [[0, 1, 2], [3, 4, 5]]
+
+
+def test_indices_beyond_32_bits_have_numbers_of_their_own(monkeypatch):
+    index = torch.arange(1000)
+    expected = random_31(index, key=KEY)
+    monkeypatch.setattr("roundoff.kernels.random_numbers._MAX_SHORT", 0)  # a tensor that long would take 32 GB
+    assert torch.equal(random_31(index, key=KEY), expected)
+    beyond = random_31(index + (1 << 32), key=KEY)
+    assert (beyond == expected).sum() < 5
+    assert 0 <= beyond.min() <= beyond.max() < 2**31

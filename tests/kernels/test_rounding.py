@@ -13,7 +13,7 @@ from torch import Tensor
 
 from roundoff.errors import KernelError
 from roundoff.kernels.availability import compiled
-from roundoff.kernels.rounding import round_blocks, round_fixed, round_float
+from roundoff.kernels.rounding import _runs_of, round_blocks, round_fixed, round_float
 from roundoff.kernels.rounding_rules import ROUNDINGS, FloatGrid
 from roundoff.kernels.rounding_torch import round_blocks_torch, round_fixed_torch, round_float_torch
 
@@ -184,3 +184,9 @@ def test_a_view_that_negates_is_read_and_written_as_what_it_shows(version, monke
     )
     round_float(x, GRIDS["e4m3"], out=x)
     assert torch.equal(x, expected)
+
+
+def test_steps_on_another_device_are_left_to_torch():
+    assert _runs_of(torch.zeros(4), torch.ones((), device="meta")) is None
+    steps, num_equal = _runs_of(torch.zeros(4), torch.ones(()))
+    assert (steps.tolist(), num_equal) == ([1.0], 4)

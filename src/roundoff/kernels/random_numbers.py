@@ -19,6 +19,8 @@ PERIOD = 1024
 
 _MASK_64 = (1 << 64) - 1
 _MASK_32 = 0xFFFFFFFF
+_MAX_SHORT = 1 << 32
+"""Tensors of at most this many elements have indices of 32 bits."""
 
 
 def draw_key(generator: torch.Generator | None = None, *, stream: int = 0) -> int:
@@ -44,7 +46,7 @@ def draw_key(generator: torch.Generator | None = None, *, stream: int = 0) -> in
 def random_31(index: Tensor, *, key: int) -> Tensor:
     """Return 31 random bits for each int64 `index`."""
     step: Tensor | int = key >> 32 | 1
-    if index.numel() > _MASK_32:
+    if index.numel() > _MAX_SHORT:
         step = (key >> 32 ^ ((index >> 32) * 0x9E3779B9 & _MASK_32)) | 1
     h = (index * step + (key & _MASK_32)) & _MASK_32
     h = h ^ (h >> 16)

@@ -5,7 +5,7 @@ import torch
 
 from roundoff.errors import KernelError
 from roundoff.kernels.rounding_rules import FixedRule
-from roundoff.kernels.scaled_fixed_point import is_beyond_torch, quantize_fixed, zero_beyond_
+from roundoff.kernels.scaled_fixed_point import follow_data_, is_beyond_torch, quantize_fixed, zero_beyond_
 
 EVERY_DTYPE = [torch.float64, torch.float32, torch.bfloat16, torch.float16]
 
@@ -28,12 +28,12 @@ def test_both_versions_agree(monkeypatch, dtype, range_, float_scale, rounding):
     for axis in (None, 0, 1, 3):
         scales = [torch.zeros([] if axis is None else [x.shape[axis]]) for _ in range(2)]
         options = {"follow": "data", "axis": axis, "rounding": rounding, "key": 123, "wants_beyond": True}
-        ours = quantize_fixed(x, scales[0], rule, **options)
-        theirs = in_torch(monkeypatch, x, scales[1], rule, **options)
+        compiled = quantize_fixed(x, scales[0], rule, **options)
+        in_torch_only = in_torch(monkeypatch, x, scales[1], rule, **options)
         torch.testing.assert_close(*scales, rtol=1e-6, atol=0)
         if torch.equal(*scales):
-            torch.testing.assert_close(ours.values, theirs.values, rtol=0, atol=0, equal_nan=True)
-        assert int(ours.num_nonfinite) == int(theirs.num_nonfinite) == 3
+            torch.testing.assert_close(compiled.values, in_torch_only.values, rtol=0, atol=0, equal_nan=True)
+        assert int(compiled.num_nonfinite) == int(in_torch_only.num_nonfinite) == 3
 
 
 @pytest.mark.parametrize("dtype", EVERY_DTYPE)
@@ -122,3 +122,42 @@ def test_large_results_are_right_too(either_kernel):
     x = torch.full((9_000_000,), 0.3)
     found = quantize_fixed(x, torch.tensor(1.0), FixedRule(num_bits=3), follow="never")
     assert torch.equal(found.values, torch.full_like(x, 0.25))
+
+
+@pytest.mark.parametrize("axis", [None, 0])
+@pytest.mark.parametrize("range_", ["max", "3sigma", "sweep", "percentile"])
+def test_a_scale_can_follow_data_that_is_not_rounded(either_kernel, range_, axis):
+    x = torch.randn(4, 64)
+    before = x.clone()
+    rule = FixedRule(num_bits=5, range=range_)
+    measured, expected = (torch.zeros([] if axis is None else [4]) for _ in range(2))
+    follow_data_(measured, x, rule, axis=axis)
+    quantize_fixed(x, expected, rule, follow="data", axis=axis)
+    assert torch.equal(measured, expected)
+    assert torch.equal(x, before)
+
+
+def test_no_data_leaves_the_scale(either_kernel):
+    scale = torch.tensor(2.0)
+    follow_data_(scale, torch.zeros(0), FixedRule(num_bits=4))
+    assert scale.item() == 2.0
+
+
+def test_values_beyond_the_scale_are_zeroed_in_every_dtype_and_layout():
+    x = torch.tensor([[0.1, 3.0, -0.2], [-5.0, 0.5, 0.3]])
+    beyond = quantize_fixed(x, torch.tensor(1.0), FixedRule(num_bits=4), follow="never", wants_beyond=True).beyond
+    expected = torch.tensor([[1.0, 0.0, 1.0], [0.0, 1.0, 1.0]])
+    for ones in (torch.ones(2, 3), torch.ones(2, 3, dtype=torch.float64), torch.ones(3, 2).t()):
+        assert torch.equal(zero_beyond_(ones, beyond).float(), expected)
+
+
+def test_a_negated_view_is_quantized_as_its_values(either_kernel):
+    x = torch.complex(torch.zeros(8), torch.linspace(-1, 1, 8))
+    negated = x.conj().imag
+    assert negated.is_neg()
+    scales = torch.zeros(()), torch.zeros(())
+    rule = FixedRule(num_bits=4)
+    found = quantize_fixed(negated, scales[0], rule, follow="data")
+    plain = quantize_fixed(negated.resolve_neg(), scales[1], rule, follow="data")
+    assert torch.equal(found.values, plain.values)
+    assert torch.equal(*scales)
