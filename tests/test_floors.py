@@ -9,7 +9,7 @@ import pytest
 PACKAGE = Path(__file__).parents[1] / "src" / "roundoff"
 
 FLOORS = [
-    {"kernels", "errors", "lazy_names", "words"},
+    {"kernels", "errors", "lazy_names", "words", "progress"},
     {"formats", "runs", "checkpoints"},
     {"precision", "record"},
     {"compare", "sensitivity", "switches"},

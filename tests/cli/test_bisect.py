@@ -8,7 +8,7 @@ from roundoff.cli import command_line
 from roundoff.cli.training_argument import training_named
 from roundoff.runs import RunInfo, RunWriter
 
-PLANTED = Path(__file__).parents[1] / "experiments" / "planted_overflow.py"
+PLANTED = Path(__file__).parents[1] / "experiments" / "bisect" / "planted_overflow.py"
 CHECK = 'case ",$ROUNDOFF_SITES," in *,c,*) exit 0;; *) exit 3;; esac'
 TINY = ("--width", "4", "--limit", "64", "--batch-size", "32", "--steps", "3", "--threads", "1")
 PLAIN = """

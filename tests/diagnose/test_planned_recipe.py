@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 
 from roundoff.diagnose.planned_recipe import overrides_of, planned_recipe
+from roundoff.experiments.plan.options import Target
 from roundoff.experiments.plan.proposal import propose
 from roundoff.experiments.plan.proposal_recipe import planned_recipe as recipe_of
 from roundoff.experiments.plan.proposal_recipe import recipe_text
-from roundoff.experiments.plan.target import Target
 from roundoff.precision import find_recipe, to_toml
 from roundoff.precision.recipe.recipe import Recipe
 from tests.experiments.measured_steps import effect, rounded, small_gpt

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-PLANTED = Path(__file__).parents[1] / "experiments" / "planted_overflow.py"
+PLANTED = Path(__file__).parents[1] / "experiments" / "bisect" / "planted_overflow.py"
 COMMAND = (sys.executable, "-m", "roundoff", "bisect")
 
 

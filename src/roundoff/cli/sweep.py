@@ -25,25 +25,23 @@ if TYPE_CHECKING:
     type=click.Choice(["pool", "ray"]),
     default="pool",
     show_default=True,
-    help="Train in processes of this machine, or on a Ray cluster: RAY_ADDRESS, or else this machine.",
+    help="Train in processes on this machine, or on a Ray cluster (RAY_ADDRESS, by default on this machine).",
 )
-@click.option("--only", metavar="PATTERN", help="Only rows like this: O2, 'recipe=O*', 'O2, 64*'.")
-@click.option("--steps", type=click.IntRange(min=1), help="Stop every training after so many steps: a rehearsal.")
+@click.option("--only", metavar="PATTERN", help="Only train matching rows: O2, 'recipe=O*', 'O2, 64*'.")
+@click.option("--steps", type=click.IntRange(min=1), help="Stop every training after this many steps, as a rehearsal.")
 @click.option("--csv", "csv_file", type=click.Path(path_type=Path), metavar="FILE", help="Also write the rows as CSV.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON array.")
-@click.option("--resume", is_flag=True, help="Keep finished rows whose settings are unchanged; train the others.")
-@click.option("--name", help="Name of the sweep's folder.  [default: that in the file]")
-@click.option(
-    "--runs", type=click.Path(path_type=Path), default="runs", show_default=True, help="Folder of that folder."
-)
+@click.option("--resume", is_flag=True, help="Keep finished rows with unchanged settings; train the others.")
+@click.option("--name", help="Name of the folder.  [default: the name in the file]")
+@click.option("--runs", type=click.Path(path_type=Path), default="runs", show_default=True, help="Parent directory.")
 @click.option(
     "--show",
     "shown",
     type=click.Path(path_type=Path),
     metavar="FOLDER",
-    help="Train nothing: print and write again what this folder of a sweep holds so far.",
+    help="Train nothing: print the rows that this folder holds so far, and write its page and CSV again.",
 )
-@click.option("--list", "list_them", is_flag=True, help="Name the sweeps that come along.")
+@click.option("--list", "list_them", is_flag=True, help="List the included sweeps.")
 def sweep_command(
     file: str | None,
     jobs: int,
@@ -58,11 +56,11 @@ def sweep_command(
     shown: Path | None,
     list_them: bool,
 ) -> None:
-    """Train every combination that a sweep file asks for, and print one row for each.
+    """Train every combination of a sweep file, and print one row for each.
 
-    Every training has a process of its own: one that crashes is a row that says so. 0 jobs train in this process.
-    Rows are kept in RUNS/NAME as they come; after an interruption --resume goes on. They are written there as a page
-    (report.html) and as rows.csv, too.
+    Every training runs in its own process; one that crashes is a row that says so. 0 jobs: all run in this process.
+    Rows are stored in RUNS/NAME as they finish, also as a page (report.html) and as rows.csv; --resume continues an
+    interrupted sweep.
 
     Ends with 1 if a training crashed. NaN is a result.
     """
@@ -73,15 +71,21 @@ def sweep_command(
     if shown is not None:
         if file or only or steps or resume or name:
             raise UsageError.explain(
-                "--show trains nothing.", why="it reads a folder as it is.", fix=f"roundoff sweep --show {shown}"
+                "--show cannot be combined with options for training.",
+                why="it only reads a folder.",
+                fix=f"roundoff sweep --show {shown}",
             )
         from roundoff.experiments.sweep.folder import SweepFolder
         from roundoff.experiments.sweep.results import write_results
 
-        kept = write_results(SweepFolder(path=shown))
-        _answer(kept.rows, kept.axes, num_planned=len(kept.planned), folder=shown, csv_file=csv_file, as_json=as_json)
+        stored = write_results(SweepFolder(path=shown))
+        _print_answer(
+            stored.rows, stored.axes, num_planned=len(stored.planned), folder=shown, csv_file=csv_file, as_json=as_json
+        )
     if file is None:
-        raise UsageError.explain("Which sweep?", fix="roundoff sweep FILE.toml, or a name from roundoff sweep --list")
+        raise UsageError.explain(
+            "No sweep is given.", fix="roundoff sweep FILE.toml, or a name from roundoff sweep --list"
+        )
     from roundoff.experiments.sweep.definition import find_sweep, read_sweep
     from roundoff.experiments.sweep.experiment import run_sweep
 
@@ -89,15 +93,15 @@ def sweep_command(
     sweep = sweep.only(only) if only else sweep
     sweep = sweep.shortened(steps) if steps else sweep
     folder = runs / (name or sweep.name)
-    with SweepProgress(num_rows=len(sweep.trainings), again=_again()) as progress:
+    with SweepProgress(num_rows=len(sweep.trainings), resume=_resume_command()) as progress:
         rows = run_sweep(sweep, folder=folder, jobs=jobs, on=on, resume=resume, on_row=progress.row)
-    _answer(rows, sweep.axes, num_planned=len(rows), folder=folder, csv_file=csv_file, as_json=as_json)
+    _print_answer(rows, sweep.axes, num_planned=len(rows), folder=folder, csv_file=csv_file, as_json=as_json)
 
 
-def _answer(
+def _print_answer(
     rows: list[SweepRow], axes: tuple[str, ...], *, num_planned: int, folder: Path, csv_file: Path | None, as_json: bool
 ) -> NoReturn:
-    """Print the rows, say where the page is, and end as they did."""
+    """Print the rows and where the page is, and end with the exit code."""
     from roundoff.experiments.sweep.folder import SweepFolder
     from roundoff.experiments.sweep.sweep_rows import rows_csv, summarize_rows
 
@@ -129,7 +133,7 @@ def _text(rows: list[SweepRow], axes: tuple[str, ...]) -> str:
 
 
 def _check_writable(csv_file: Path | None) -> None:
-    """Raise now what would otherwise be known after the last training."""
+    """Raise if the CSV file cannot be written, now and not after the last training."""
     if csv_file is not None and not csv_file.parent.is_dir():
         raise UsageError.explain(f"'{csv_file}' cannot be written.", why=f"there is no folder '{csv_file.parent}'.")
 
@@ -141,8 +145,8 @@ def _write(path: Path, text: str) -> None:
         raise UsageError.explain(f"'{path}' cannot be written.", why=f"{error.strerror}.") from error
 
 
-def _again() -> str:
-    """Return the command that goes on with what this one began: the same words, and --resume."""
+def _resume_command() -> str:
+    """Return the command that resumes this one: the same words, and --resume."""
     context = click.get_current_context()
     words = ["roundoff", "sweep", str(context.params["file"])]
     for option in context.command.params:

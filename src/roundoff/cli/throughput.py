@@ -22,22 +22,22 @@ _LIKE_TRAIN = {
     *("augment", "mixup", "ema", "clip", "label_smoothing", "loss_reduction", "lr", "device", "dist_backend"),
     *("find_unused_parameters", "sync_bn", "fsdp"),
 }
-"""Options of `roundoff train` that decide what a step costs, taken over as they are."""
+"""Options of `roundoff train` that determine the cost of a step; they work here in the same way."""
 
 _LEFT = ("recipe", "note")
 
 
-def _words(ctx: click.Context, param: click.Parameter, text: str) -> tuple[str, ...]:
+def _parse_words(ctx: click.Context, param: click.Parameter, text: str) -> tuple[str, ...]:
     """Return the words between commas, without repetitions."""
     words = tuple(dict.fromkeys(word.strip() for word in text.split(",") if word.strip()))
     if not words:
-        raise click.BadParameter("give one or more, with commas between them.", ctx, param)
+        raise click.BadParameter("give one or more, separated by commas.", ctx, param)
     return words
 
 
-def _numbers(ctx: click.Context, param: click.Parameter, text: str) -> tuple[int, ...]:
+def _parse_numbers(ctx: click.Context, param: click.Parameter, text: str) -> tuple[int, ...]:
     """Return the whole numbers between commas, without repetitions."""
-    words = _words(ctx, param, text)
+    words = _parse_words(ctx, param, text)
     if not all(word.isdecimal() for word in words):
         raise click.BadParameter(f"'{text}' is not a list of whole numbers such as 0,2.", ctx, param)
     return tuple(map(int, words))
@@ -47,16 +47,29 @@ def _numbers(ctx: click.Context, param: click.Parameter, text: str) -> tuple[int
     name="throughput",
     epilog="Example: roundoff throughput --data digits --workers 0 --threads 1 --seconds 1",
 )
-@click.option("--recipes", metavar="LIST", callback=_words, default="fp32", show_default=True, help="Recipes to try.")
 @click.option(
-    "--workers", metavar="LIST", callback=_numbers, default="0,2", show_default=True, help="Loader processes per rank."
+    "--recipes", metavar="LIST", callback=_parse_words, default="fp32", show_default=True, help="Recipes to try."
 )
 @click.option(
-    "--threads", metavar="LIST", callback=_numbers, default="1,2", show_default=True, help="Threads per rank."
+    "--workers",
+    metavar="LIST",
+    callback=_parse_numbers,
+    default="0,2",
+    show_default=True,
+    help="Loader processes per rank.",
 )
-@click.option("--procs", metavar="LIST", callback=_numbers, default="1", show_default=True, help="Ranks, 1: no others.")
 @click.option(
-    "--seconds", type=click.FloatRange(min=0, min_open=True), default=5.0, show_default=True, help="Of each setting."
+    "--threads", metavar="LIST", callback=_parse_numbers, default="1,2", show_default=True, help="Threads per rank."
+)
+@click.option(
+    "--procs", metavar="LIST", callback=_parse_numbers, default="1", show_default=True, help="Ranks (processes)."
+)
+@click.option(
+    "--seconds",
+    type=click.FloatRange(min=0, min_open=True),
+    default=5.0,
+    show_default=True,
+    help="Time for each combination.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
 def throughput_command(
@@ -68,23 +81,23 @@ def throughput_command(
     as_json: bool,
     **options: Any,
 ) -> None:
-    """Train for some seconds with every combination, and name the fastest as a command to use.
+    """Train for some seconds with every combination, and print the fastest as a command to use.
 
-    Each has a fresh process; with more than one rank it starts them as `roundoff train --procs` does. `first batch` is
-    the time until it is there: reading the data, starting workers, and ranks if there are several. Nothing is written.
+    Each runs in a new process; several ranks are started as by `roundoff train --procs`. `first batch` is the time
+    until the first batch: reading the data, starting workers, and starting ranks. Nothing is written.
 
-    Ends with 1 if a setting failed.
+    Ends with 1 if a combination failed.
     """
     from roundoff.experiments.throughput.launches import all_launches, fastest, measure_throughput
 
     common = _config(options)
-    _check_once(common, recipes)
+    _check_recipes_and_data(common, recipes)
     tried = all_launches(recipes=recipes, workers=workers, threads=threads, procs=procs)
-    speeds = measure_throughput(common, tried, seconds=seconds, on_speed=_Teller(len(tried)))
+    speeds = measure_throughput(common, tried, seconds=seconds, on_speed=_SpeedLines(len(tried)))
     best = fastest(speeds)
     if best is None:
         why = f"the first one failed: {(speeds[0].failure or '').rstrip('.')}."
-        raise UsageError.explain("No setting could be measured.", why=why)
+        raise UsageError.explain("No combination could be measured.", why=why)
     command = _command(common, best)
     if as_json:
         from roundoff.runs import to_json
@@ -115,8 +128,8 @@ def _config(options: dict[str, Any]) -> TrainConfig:
     return TrainConfig(**settings)
 
 
-def _check_once(common: TrainConfig, recipes: tuple[str, ...]) -> None:
-    """Raise what every training would fail with: a recipe that does not exist, data that is not there."""
+def _check_recipes_and_data(common: TrainConfig, recipes: tuple[str, ...]) -> None:
+    """Raise what would make every training fail: an unknown recipe, missing data."""
     from roundoff.precision import find_recipe
     from roundoff.train.data import load_data
 
@@ -157,8 +170,8 @@ def _number(value: float | None, form: str, unit: str = "") -> str:
     return "-" if value is None else f"{value:{form}}{unit}"
 
 
-class _Teller:
-    """Says on the standard error what has been measured, one line each, with the time left."""
+class _SpeedLines:
+    """Prints a line on stderr for every combination that was measured, with the time left."""
 
     def __init__(self, num_settings: int) -> None:
         self._num_settings, self._num_done = num_settings, 0

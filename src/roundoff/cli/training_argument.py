@@ -23,24 +23,24 @@ _EXAMPLES: dict[Command, str] = {
 def training_named(
     words: Sequence[str], *, command: Command, is_module: bool, with_rules: bool, seed: int
 ) -> TrialTarget:
-    """Return the training that the words behind `roundoff COMMAND` name.
+    """Return the training that the arguments of `roundoff COMMAND` name.
 
     Raises:
-        UsageError: they name none.
+        UsageError: they do not name a training.
     """
     if not words:
-        raise UsageError.explain("Which training?", fix=f"for example: {_EXAMPLES[command]}")
+        raise UsageError.explain("No training is given.", fix=f"for example: {_EXAMPLES[command]}")
     first, *rest = words
     if not is_module and (Path(first) / "run.json").is_file():
         _check_no_more_words(first, rest)
-        return _subject_of_run(Path(first), command=command, with_rules=with_rules, seed=seed)
+        return _target_of_run(Path(first), command=command, with_rules=with_rules, seed=seed)
     if not is_module and first == "roundoff" and rest:
         first, *rest = rest
     if not is_module and first == "train":
-        return _train_subject(_train_settings(rest), words=rest, with_rules=with_rules)
+        return _train_target(_train_settings(rest), words=rest, with_rules=with_rules)
     if is_module or first.endswith(".py"):
-        return _script_subject(first, rest, is_module=is_module, with_rules=with_rules, seed=seed)
-    return _command_subject(words, command=command)
+        return _script_target(first, rest, is_module=is_module, with_rules=with_rules, seed=seed)
+    return _command_target(words, command=command)
 
 
 def _train_settings(words: Sequence[str]) -> dict[str, Any]:
@@ -50,14 +50,14 @@ def _train_settings(words: Sequence[str]) -> dict[str, Any]:
     return settings_of({name: value for name, value in context.params.items() if name != "as_json"})
 
 
-def _train_subject(settings: Mapping[str, Any], *, words: Sequence[str] = (), with_rules: bool) -> TrialTarget:
+def _train_target(settings: Mapping[str, Any], *, words: Sequence[str] = (), with_rules: bool) -> TrialTarget:
     from roundoff.experiments.trials.targets import TrainTarget
     from roundoff.train.config import TrainConfig
 
     return TrainTarget(config=TrainConfig(**settings), words=tuple(words), with_rules=with_rules)
 
 
-def _script_subject(first: str, rest: Sequence[str], *, is_module: bool, with_rules: bool, seed: int) -> TrialTarget:
+def _script_target(first: str, rest: Sequence[str], *, is_module: bool, with_rules: bool, seed: int) -> TrialTarget:
     from roundoff.experiments.trials.targets import ScriptTarget
     from roundoff.record.script import Script
 
@@ -66,20 +66,20 @@ def _script_subject(first: str, rest: Sequence[str], *, is_module: bool, with_ru
     return ScriptTarget(script=script, with_rules=with_rules, seed=seed)
 
 
-def _command_subject(words: Sequence[str], *, command: Command) -> TrialTarget:
+def _command_target(words: Sequence[str], *, command: Command) -> TrialTarget:
     from roundoff.experiments.trials.targets import CommandTarget
 
     if shutil.which(words[0]) is None:
         raise UsageError.explain(
-            f"There is nothing to {command} in '{words[0]}'.",
-            why="it is no run folder, no Python script, no command, and not the word train.",
+            f"Cannot {command} '{words[0]}'.",
+            why="it is not a run folder, a Python script, a command, or the word train.",
             fix=f"for example: {_EXAMPLES[command]}, or: roundoff {command} train.py --epochs 1",
         )
     return CommandTarget(words=tuple(words))
 
 
-def _subject_of_run(folder: Path, *, command: Command, with_rules: bool, seed: int) -> TrialTarget:
-    """Return the training that a run folder was made by."""
+def _target_of_run(folder: Path, *, command: Command, with_rules: bool, seed: int) -> TrialTarget:
+    """Return the training that made a run folder."""
     from roundoff.runs import Run
     from roundoff.train.config import TrainConfig
 
@@ -90,7 +90,7 @@ def _subject_of_run(folder: Path, *, command: Command, with_rules: bool, seed: i
         augment, runs = settings["augment"], settings["runs"]
         settings |= {"augment": None if augment is None else tuple(augment), "runs": runs and Path(runs)}
         settings |= {name: None for name in ("name", "resume", "tensorboard")}
-        return _train_subject(settings, with_rules=with_rules)
+        return _train_target(settings, with_rules=with_rules)
     words = list(info.command)
     if words[:1] == ["python"]:
         words = words[1:]
@@ -102,11 +102,11 @@ def _subject_of_run(folder: Path, *, command: Command, with_rules: bool, seed: i
             why=f"its command is {' '.join(info.command) or 'empty'}.",
             fix=f"name the training itself: roundoff {command} train.py ...",
         )
-    return _script_subject(words[0], words[1:], is_module=is_module, with_rules=with_rules, seed=seed)
+    return _script_target(words[0], words[1:], is_module=is_module, with_rules=with_rules, seed=seed)
 
 
 def _check_no_more_words(first: str, rest: Sequence[str]) -> None:
     if rest:
         raise UsageError.explain(
-            f"'{rest[0]}' does not fit behind the run '{first}'.", why="a run says itself how it was started."
+            f"Unexpected '{rest[0]}' after the run '{first}'.", why="the run already says how it was started."
         )

@@ -36,7 +36,7 @@ class Script:
 
     @property
     def command(self) -> tuple[str, ...]:
-        """What a user would have typed."""
+        """What a user would type."""
         return ("python", *(("-m",) if self.is_module else ()), self.target, *self.args)
 
     def check(self) -> None:

@@ -138,8 +138,6 @@ def _limits(x: Tensor, fmt: Format) -> tuple[Tensor, Tensor]:
     return scale * fmt.element.largest, scale * fmt.element.smallest_normal
 
 
-# == What was seen of each op of a step, added up on the device and read once at the end.
-
 OpGroups = frozenset[frozenset[tuple[str, str]]]
 """Sites and ops that may have rounded a tensor: one of each group must have."""
 

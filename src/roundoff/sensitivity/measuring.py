@@ -18,8 +18,6 @@ from roundoff.sensitivity.effects import Sensitivity
 from roundoff.sensitivity.step_measurement import StepMeasurement
 from roundoff.words import plural
 
-# == What rounding one site really does to the loss: the measurement that predictions are held against.
-
 
 def effect_alone(
     model: nn.Module, run_step: Callable[[nn.Module], Tensor], fmt: str, keys: Sequence[str]

@@ -205,9 +205,6 @@ def _draws_random_numbers(func: Function, kwargs: dict[str, Any]) -> bool:
     return "dropout" in name or name in ("rrelu", "rrelu_", "gumbel_softmax") or bool(kwargs.get("dropout_p"))
 
 
-# == The calls of a step that would be rounded, kept until their gradients come.
-
-
 class PendingCalls:
     """Writes every call into the ledger when the gradient of its result comes, and then lets it go.
 

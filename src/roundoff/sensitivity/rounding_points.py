@@ -76,8 +76,6 @@ def is_among(x: Tensor, tensors: Iterable[Tensor]) -> bool:
     return any(x is each for each in tensors)
 
 
-# == A mode that rounds nothing, and follows where a recipe would round.
-
 _VIEWS = frozenset({"T", "mT", "H", "mH"})
 """Attributes that are tensors of the step."""
 _OUTSIDE: OpGroups = frozenset({frozenset()})

@@ -137,9 +137,6 @@ def _repeat_call(kept: _KeptCall, values: Mapping[_ValueSource, Tensor], alone: 
     return [operands[0].copy_(narrow[0])] if call.writes and is_other else narrow
 
 
-# == By how much the loss moves with one site narrow and nothing else, computed from what a step has kept.
-
-
 class SingleSiteEffects:
     """What the first order says, corrected where the step was computed again with a site or an op alone narrow.
 

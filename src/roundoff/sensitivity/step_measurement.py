@@ -64,9 +64,6 @@ def _rounds(recipe: Recipe) -> bool:
     return recipe.compute != "plain" or bool(recipe.device_profile) or has_narrow_sites
 
 
-# == Follows a loop, and has the wanted steps measured.
-
-
 class StepMeasurement(LoopFollower):
     """Turns `RoundingPoints` on for the steps that are wanted, and makes a value of each."""
 

@@ -177,8 +177,6 @@ def _tensors(values: Any) -> list[Tensor]:
     return [value for value in tree_flatten(values)[0] if isinstance(value, Tensor)]
 
 
-# == The switch `randomness`: random numbers that no device, dtype or memory layout has a say in.
-
 OPTIONS: Final[frozenset[str]] = frozenset()
 _LARGEST_SEED: Final = 2**63 - 1
 

@@ -71,9 +71,6 @@ def _writes_into_operand(func: Callable[..., Any], kwargs: dict[str, Any]) -> bo
     return "out" in kwargs or name == "__setitem__" or (name.endswith("_") and not name.endswith("__"))
 
 
-# == The switch `widest`: every recipe computes with as many bits as there are, and nothing else is narrow
-# == either.
-
 OPTIONS: Final[frozenset[str]] = frozenset()
 _MAX_FIXED_BITS: Final = 24
 _MAX_ACTIVATION_BITS: Final = 8

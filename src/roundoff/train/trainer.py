@@ -147,7 +147,7 @@ class Training:
     def run(self, run_log: RunLog, shown: EpochLines, on_step: OnStep | None) -> TrainResult:
         """Train all epochs, evaluate and save after each, and return the result."""
         for note in self.history.notes:
-            shown.say(note)
+            shown.line(note)
         if self.config.eval_only or self.step >= self.last_step:
             self.history.scores.append(self._evaluate())
         while self.step < self.last_step and not self.config.eval_only:
@@ -156,7 +156,7 @@ class Training:
                 losses = self._train_epoch(epoch, run_log, shown, on_step)
             except KeyboardInterrupt:
                 if run_log.folder is not None and (run_log.folder / NAME).exists():
-                    shown.say(f"interrupted in step {self.step}; continue with --resume {run_log.folder}")
+                    shown.line(f"interrupted in step {self.step}; continue with --resume {run_log.folder}")
                 raise
             score = self._evaluate()
             self.history.losses += losses

@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from roundoff.cli.console.screen import can_draw, columns, is_live, show_plainly, waiting
+from roundoff.cli.console.screen import can_draw, columns, show_plainly, waiting
+from roundoff.progress import is_live
 
 
 def stream(encoding: str) -> io.TextIOWrapper:

@@ -23,7 +23,7 @@ def shown(patch: pytest.MonkeyPatch, *rows: SweepRow, **environment: str) -> str
         patch.setenv(name, value)
     with patch.context() as patched:
         patched.setattr(sys, "stderr", terminal)
-        with SweepProgress(num_rows=len(rows), again="roundoff sweep a.toml --resume") as progress:
+        with SweepProgress(num_rows=len(rows), resume="roundoff sweep a.toml --resume") as progress:
             for row in rows:
                 progress.row(row, True)
     return terminal.getvalue()

@@ -7,7 +7,7 @@ import pytest
 from roundoff.errors import BisectError
 from roundoff.experiments.bisect.candidates import Candidates
 from roundoff.experiments.bisect.changes import WideSites
-from roundoff.experiments.bisect.folder import BisectFolder
+from roundoff.experiments.bisect.experiment import BisectFolder
 from roundoff.experiments.bisect.options import BisectEvent, BisectOptions
 from roundoff.experiments.bisect.search import BisectSearch, SearchResult
 from roundoff.experiments.trials.runner import TrialRunner

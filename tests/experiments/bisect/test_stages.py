@@ -63,9 +63,9 @@ for _ in range(10):
 def walked(tmp_path: Path, text: str, *args: str, **options: object) -> BisectAnswer:
     (tmp_path / "train.py").write_text(text)
     subject = ScriptTarget(script=Script(target="train.py", args=args), working_folder=tmp_path)
-    chosen = BisectOptions(auto=True, **options)
+    chosen = BisectOptions(auto=True, runs=tmp_path / "runs", jobs=0, **options)
     events: list[BisectEvent] = []
-    answer = bisect_training(subject, chosen, base=tmp_path / "runs", jobs=0, on_event=events.append)
+    answer = bisect_training(subject, chosen, on_event=events.append)
     assert [event.what for event in events if event.what in answer.stages] == [*answer.stages], "all are told at once"
     return answer
 
@@ -73,7 +73,7 @@ def walked(tmp_path: Path, text: str, *args: str, **options: object) -> BisectAn
 def test_random_numbers_that_depend_on_the_format_are_the_answer(tmp_path: Path):
     answer = walked(tmp_path, DRAWS_BY_FORMAT)
     assert answer.found == ("randomness",)
-    assert bisect_text(answer).startswith("Fixed random numbers make the training good: the switch `randomness` is")
+    assert bisect_text(answer).startswith("Fixed random numbers make the training good: `randomness` makes")
     assert [stage.partition(":")[0] for stage in answer.stages] == [
         "configuration and data",
         "widest formats",
@@ -84,8 +84,8 @@ def test_random_numbers_that_depend_on_the_format_are_the_answer(tmp_path: Path)
 def test_a_scale_that_moves_is_the_answer(tmp_path: Path):
     answer = walked(tmp_path, SCALE_MUST_STAY)
     assert answer.found == ("adaptive",)
-    assert answer.stages[2] == "fixed random numbers: still bad (exit 1), it is something else"
-    assert answer.stages[3] == "frozen scales: good (exit 0), that is it"
+    assert answer.stages[2] == "fixed random numbers: still bad (exit 1), that is not the cause"
+    assert answer.stages[3] == "frozen scales: good (exit 0), that is the cause"
 
 
 def test_a_format_is_searched_for_when_the_widest_helps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -93,18 +93,18 @@ def test_a_format_is_searched_for_when_the_widest_helps(tmp_path: Path, monkeypa
     with monkeypatch.context() as wide, watching(to=tmp_path / "good"):
         wide.setenv("ROUNDOFF_RECIPE", "fp32")
         run_script(script)
-    options = BisectOptions(auto=True, modules_only=True, against=tmp_path / "good")
-    answer = bisect_training(ScriptTarget(script=script), options, base=tmp_path, jobs=0)
+    options = BisectOptions(auto=True, modules_only=True, against=tmp_path / "good", runs=tmp_path, jobs=0)
+    answer = bisect_training(ScriptTarget(script=script), options)
     assert answer.found == ("1",)
     assert answer.stages[0] == f"configuration and data: the same as those of {tmp_path / 'good'}"
     assert answer.stages[1].startswith("widest formats: good (finite, loss ")
-    assert answer.stages[-1] == "so formats are searched, site by site"
+    assert answer.stages[-1] == "next: search formats, site by site"
 
 
 @pytest.mark.slow
 def test_an_op_is_searched_for_when_no_format_helps(tmp_path: Path):
     subject = ScriptTarget(script=Script(target=str(HERE / "planted_wrong_op.py")))
-    answer = bisect_training(subject, BisectOptions(auto=True, seeds=1), base=tmp_path)
+    answer = bisect_training(subject, BisectOptions(auto=True, seeds=1, runs=tmp_path))
     assert answer.found == ("1:backward:planted.squash_backward",)
 
 
@@ -112,7 +112,7 @@ def test_trainings_that_were_told_different_things_are_aligned_first(tmp_path: P
     (tmp_path / "good.py").write_text(LEARNS)
     with watching(to=tmp_path / "good"):
         run_script(Script(target=str(tmp_path / "good.py"), args=("0.1",)))
-    answer = walked(tmp_path, LEARNS, "0.00001", against=tmp_path / "good")
+    answer = walked(tmp_path, LEARNS, "0.00001", against=tmp_path / "good", runs=tmp_path, jobs=0)
     assert answer.found[0] == "lr of SGD"
     assert bisect_text(answer).startswith("The two trainings were not told the same; align them first")
     assert "lr of SGD: 0.1 against 1e-05" in answer.stages[0]

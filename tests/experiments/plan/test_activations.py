@@ -5,7 +5,8 @@ from pathlib import Path
 import pytest
 
 from roundoff.errors import RecipeError
-from roundoff.experiments.plan.extra import ActivationBudget, ActivationTask, choose_activation_bits, with_activations
+from roundoff.experiments.plan.extra import ActivationTask, choose_activation_bits, with_activations
+from roundoff.experiments.plan.options import ActivationBudget
 from roundoff.precision import find_recipe, to_toml
 from roundoff.train import TrainConfig, train
 
@@ -16,7 +17,7 @@ def test_a_share_is_met_and_the_recipe_saves_that_little(tmp_path: Path) -> None
     plan = choose_activation_bits(ActivationTask(config=SMALL, budget=ActivationBudget(share=0.2), step=1))
     assert plan.bytes_after <= plan.budget_bytes == int(0.2 * plan.bytes_before)
     assert len(set(plan.bits.values())) > 1  # not the same everywhere
-    assert f"{plan.bytes_after} bytes of {plan.bytes_before}" in plan.evidence()[0]
+    assert f"{plan.bytes_after} bytes instead of {plan.bytes_before}" in plan.evidence()[0]
 
     file = tmp_path / "planned.toml"
     file.write_text(to_toml(with_activations(find_recipe("fp32"), plan)))

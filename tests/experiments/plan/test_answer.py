@@ -3,11 +3,10 @@
 from dataclasses import replace
 from pathlib import Path
 
-from roundoff.experiments.plan.answer import plan_text, verdict
-from roundoff.experiments.plan.options import Plan, PlanOptions
+from roundoff.experiments.plan.answer import Plan, plan_text, verdict
+from roundoff.experiments.plan.options import PlanOptions, Target
 from roundoff.experiments.plan.proposal import propose
 from roundoff.experiments.plan.proposal_recipe import planned_recipe
-from roundoff.experiments.plan.target import Target
 from roundoff.experiments.plan.verification import Verification, VerifiedProposal
 from roundoff.experiments.trials.judges import LossJudge, Spread
 from roundoff.precision import find_recipe

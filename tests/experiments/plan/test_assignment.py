@@ -4,8 +4,8 @@ import pytest
 
 from roundoff.errors import PlanError
 from roundoff.experiments.plan.assignment import FormatChoice, choose_formats, format_choices
+from roundoff.experiments.plan.options import Target
 from roundoff.experiments.plan.site_formats import site_ops
-from roundoff.experiments.plan.target import Target
 from tests.experiments.measured_steps import effect, measured
 
 

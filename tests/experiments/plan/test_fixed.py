@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from roundoff.experiments.plan.fixed_bits import FixedChoice, FixedPlan, FixedTask, measure_and_choose_fixed
-from roundoff.experiments.plan.target import Target
+from roundoff.experiments.plan.options import Target
 from roundoff.precision import find_recipe, to_toml
 from roundoff.precision.fixed import TensorSetting
 from roundoff.train import TrainConfig, train

@@ -4,10 +4,10 @@ from collections import OrderedDict
 
 from torch import nn
 
+from roundoff.experiments.plan.options import Target
 from roundoff.experiments.plan.proposal import propose
 from roundoff.experiments.plan.proposal_recipe import overrides_of
 from roundoff.experiments.plan.site_formats import Proposal, SitePlan
-from roundoff.experiments.plan.target import Target
 from roundoff.precision.recipe.site_formats import override_sites
 from tests.experiments.measured_steps import small_gpt
 

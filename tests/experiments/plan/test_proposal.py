@@ -3,9 +3,9 @@
 import pytest
 
 from roundoff.errors import PlanError
+from roundoff.experiments.plan.options import Target
 from roundoff.experiments.plan.proposal import propose
 from roundoff.experiments.plan.site_formats import Proposal
-from roundoff.experiments.plan.target import Target
 from roundoff.sensitivity.effects import Sensitivity
 from tests.experiments.measured_steps import effect, measured, rounded, small_gpt
 

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from roundoff.errors import PlanError
+from roundoff.experiments.plan.options import Target
 from roundoff.experiments.plan.proposal import propose
 from roundoff.experiments.plan.proposal_recipe import (
     can_be_safer,
@@ -16,7 +17,6 @@ from roundoff.experiments.plan.proposal_recipe import (
     rounded_ops,
 )
 from roundoff.experiments.plan.site_formats import Proposal
-from roundoff.experiments.plan.target import Target
 from roundoff.precision import find_recipe
 from roundoff.precision.recipe.toml import from_toml
 from roundoff.sensitivity.effects import Effect

@@ -4,11 +4,11 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from roundoff.experiments.bisect.judgements import Budget
-from roundoff.experiments.plan.folder import PlanFolder
+from roundoff.experiments.plan.options import Target
 from roundoff.experiments.plan.proposal import propose
 from roundoff.experiments.plan.proposal_recipe import planned_recipe
+from roundoff.experiments.plan.session import PlanFolder
 from roundoff.experiments.plan.site_formats import Proposal
-from roundoff.experiments.plan.target import Target
 from roundoff.experiments.plan.verification import VerifiedProposal, Verifier, verify_and_repair
 from roundoff.experiments.trials.trial import TrialResult, TrialSetting
 from roundoff.precision import Recipe, find_recipe
@@ -36,7 +36,7 @@ def repaired(folder: Path, is_good: IsGood, *, base: str = "half", budget: Budge
         return [TrialResult(losses=(1.0 if each.name == "fp32" or is_good(each) else 9.0,)) for each in recipes]
 
     verifier = Verifier(
-        try_settings=try_settings,
+        run_trials=try_settings,
         folder=PlanFolder(path=folder),
         seeds=(0, 1),
         num_steps=10,

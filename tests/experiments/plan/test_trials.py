@@ -7,7 +7,7 @@ import pytest
 
 from roundoff.errors import PlanError
 from roundoff.experiments.bisect.judgements import Budget, OutOfBudget
-from roundoff.experiments.plan.folder import PlanFolder
+from roundoff.experiments.plan.session import PlanFolder
 from roundoff.experiments.plan.verification import Verifier
 from roundoff.experiments.trials.trial import TrialResult, TrialSetting
 from roundoff.precision import find_recipe
@@ -28,7 +28,7 @@ def verifier(folder: Path, loss: Loss, *, budget: Budget | None = None, exit_cod
         return ended
 
     return Verifier(
-        try_settings=try_settings,
+        run_trials=try_settings,
         folder=PlanFolder(path=folder),
         seeds=(0, 1, 2),
         num_steps=10,

@@ -5,7 +5,7 @@ import pytest
 
 from roundoff.errors import RunFolderError, SweepError
 from roundoff.experiments.sweep.definition import Sweep, read_sweep
-from roundoff.experiments.sweep.folder import SweepFolder, read_losses, read_sweep_folder, write_request
+from roundoff.experiments.sweep.folder import SweepFolder, read_losses, read_sweep_folder, sweep_request
 from roundoff.experiments.sweep.sweep_rows import SweepRow, append_row
 
 
@@ -19,7 +19,7 @@ def sweep(tmp_path: Path) -> Sweep:
 def folder(tmp_path: Path, sweep: Sweep) -> SweepFolder:
     (tmp_path / "s").mkdir()
     written = SweepFolder(path=tmp_path / "s")
-    write_request(written, sweep)
+    written.write_request(sweep_request(sweep))
     return written
 
 
@@ -60,20 +60,20 @@ def test_a_folder_without_a_sweep_is_an_error(tmp_path: Path):
 
 @pytest.mark.parametrize("row", [{}, {"key": "k"}, {"key": "../k", "labels": {}}, {"key": 1, "labels": {}}])
 def test_a_plan_that_cannot_be_is_an_error(folder: SweepFolder, row: dict[str, object]):
-    folder.plan.write_text(json.dumps({"name": "a", "description": "", "axes": [], "rows": [row]}))
+    folder.request.write_text(json.dumps({"name": "a", "description": "", "axes": [], "rows": [row]}))
     with pytest.raises(SweepError, match=r"sweep\.json' cannot be read"):
         read_sweep_folder(folder.path)
 
 
 def test_labels_that_look_like_numbers_stay_labels(folder: SweepFolder):
     rows = [{"key": "k", "labels": {"clip": "inf"}}]
-    folder.plan.write_text(json.dumps({"name": "nan", "description": "", "axes": ["clip"], "rows": rows}))
+    folder.request.write_text(json.dumps({"name": "nan", "description": "", "axes": ["clip"], "rows": rows}))
     kept = read_sweep_folder(folder.path)
     assert (kept.name, kept.planned[0].labels["clip"]) == ("nan", "inf")
 
 
 def test_a_plan_that_is_not_json_is_an_error(folder: SweepFolder):
-    folder.plan.write_text("{")
+    folder.request.write_text("{")
     with pytest.raises(RunFolderError, match="it is not JSON"):
         read_sweep_folder(folder.path)
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import codecs
-import os
 import shutil
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from io import TextIOWrapper
 from typing import TextIO
+
+from roundoff.progress import is_live
 
 MAX_COLUMNS = 100
 _MIN_COLUMNS = 40
@@ -22,11 +22,6 @@ _ERRORS = "roundoff.plain"
 def columns() -> int:
     """Return how wide text may be: as wide as the terminal, or as COLUMNS says, but 100 at most, and so in a pipe."""
     return max(_MIN_COLUMNS, min(MAX_COLUMNS, shutil.get_terminal_size((MAX_COLUMNS, 24)).columns))
-
-
-def is_live(stream: TextIO | None = None) -> bool:
-    """Whether bars can move on a stream, by default stderr: a terminal that is not dumb."""
-    return (stream or sys.stderr).isatty() and os.environ.get("TERM") != "dumb"
 
 
 def can_draw(stream: TextIO) -> bool:

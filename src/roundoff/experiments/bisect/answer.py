@@ -36,7 +36,7 @@ class BisectAnswer:
     num_sites: int = 0
     """How many were searched."""
     is_measured: bool = False
-    """Whether a measured step ordered them."""
+    """Whether their order comes from a measured step."""
     found: tuple[str, ...] = ()
     """A smallest set of sites or ops; empty if there was nothing to find."""
     modules: tuple[str, ...] = ()
@@ -45,11 +45,11 @@ class BisectAnswer:
     stopped_by: str | None = None
     """The option that ended the search early."""
     with_them: str = ""
-    """The verdict on the run with the set."""
+    """The verdict on the run with the set changed."""
     without: Mapping[str, str] = field(default_factory=dict)
     """The verdict on the run in which all of the set but this one is kept."""
     as_it_is: str = ""
-    """The verdict on the run as it is."""
+    """The verdict on the unchanged run."""
     still_above: str = ""
     """The set makes the losses finite, but not good: the verdict on the last of them."""
     notes: tuple[str, ...] = ()

@@ -1,4 +1,4 @@
-"""Candidates: the sites and ops of a training that may be to blame, the most suspicious first."""
+"""The candidates of a bisection: the sites and ops that may be the cause, the most suspicious first."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import fnmatch
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import zip_longest
-from pathlib import Path
 from typing import Self
 
 from roundoff.errors import BisectError, TrialError
@@ -17,7 +16,7 @@ from roundoff.experiments.trials.runner import TrialRunner, quote_log
 from roundoff.experiments.trials.targets import CommandTarget
 from roundoff.experiments.trials.trial import TrialResult, TrialTarget
 from roundoff.experiments.trials.trial_environment import APPLIED_NAME
-from roundoff.precision import Recipe, find_recipe
+from roundoff.precision import Recipe
 from roundoff.precision.recipe.named_recipes import recipe_named
 from roundoff.precision.recipe.recipe_environment import RecipeApplication, read_applied_recipes
 from roundoff.precision.recipe.toml import from_toml
@@ -29,29 +28,29 @@ from roundoff.switches import Listing, read_listing
 from roundoff.words import join_words
 
 MODEL_SITE = "<model>"
-"""The code of the model itself, outside of all its parts."""
+"""The code of the model itself, outside all its submodules."""
 _MAX_SHOWN = 6
 _HOLDERS = frozenset({"Sequential", "ModuleList", "ModuleDict", "ParameterList", "ParameterDict"})
-"""Modules that compute nothing themselves."""
+"""Modules that only contain others and compute nothing themselves."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Candidates:
-    """What may be to blame, as overrides name it: modules, and the ops inside each."""
+    """What may be the cause, named as in overrides: modules, and the ops inside each."""
 
     modules: tuple[str, ...]
     """The most suspicious first."""
     ops: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    """The ops of each module's own code, `blocks.1.attn:softmax`, the most suspicious first; none if not measured."""
+    """The ops of each module's own code, `blocks.1.attn:softmax`, the most suspicious first; empty if not measured."""
     is_measured: bool = False
-    """Whether a measured step ordered them."""
+    """Whether their order comes from a measured step."""
     covers_inner: bool = True
-    """Whether to change a module is to change those inside it, too."""
+    """Whether changing a module also changes the modules inside it."""
     own_kernels: tuple[str, ...] = ()
-    """Operators among them whose own kernels the other implementation runs, too."""
+    """Operators among them for which the other implementation runs the same kernel."""
 
     def inside(self, modules: Iterable[str]) -> tuple[str, ...]:
-        """Return the ops that are changed with these modules: the most suspicious of each, then the second ones."""
+        """Return the ops of these modules: the most suspicious of each module first, then the second ones."""
         sites = dict.fromkeys(site for module in modules for site in self._covered(module))
         in_turn = zip_longest(*(self.ops[site] for site in sites))
         return tuple(op for ops in in_turn for op in ops if op is not None)
@@ -61,15 +60,15 @@ class Candidates:
         return [module, *inner] if module in self.ops else inner
 
     def without_ops(self) -> Self:
-        """Return the modules alone, for recipes that cannot treat an op in its own way."""
+        """Return the modules alone, for recipes that do not support overrides of single ops."""
         modules = tuple(module for module in self.modules if ":" not in module)
         return replace(self, modules=modules, ops={})
 
     def only(self, patterns: Sequence[str]) -> Self:
-        """Return those that a pattern matches, `blocks.*.attn`, and what is inside them; all if there is no pattern.
+        """Return those that match a pattern, `blocks.*.attn`, with what is inside them; all if there is no pattern.
 
         Raises:
-            BisectError: a pattern matches none.
+            BisectError: a pattern matches nothing.
         """
         if not patterns:
             return self
@@ -77,15 +76,15 @@ class Candidates:
             if not any(_matches(site, [pattern]) for site in self.modules):
                 raise BisectError.explain(
                     f"--sites {pattern} matches no site.",
-                    why=f"there are {join_words(self.modules, at_most=_MAX_SHOWN)}.",
+                    why=f"the sites are {join_words(self.modules, at_most=_MAX_SHOWN)}.",
                 )
         return replace(self, modules=tuple(site for site in self.modules if _matches(site, patterns)))
 
 
 def candidates_from_names(sites: Mapping[str, str]) -> Candidates:
-    """Return the modules of a model by their names and classes: the innermost first, as they stand in the model.
+    """Return the modules of a model from their names and classes: the innermost first, in the order of the model.
 
-    Modules that only hold others are left out; the code of the model itself comes last.
+    Modules that only contain others are left out.
     """
     computing = [site for site, kind in sites.items() if kind not in _HOLDERS]
     holders = {site.rpartition(".")[0] for site in sites}
@@ -95,9 +94,9 @@ def candidates_from_names(sites: Mapping[str, str]) -> Candidates:
 
 
 def candidates_from_step(measured: Sensitivity, *, sites: Mapping[str, str], fmt: str) -> Candidates:
-    """Return the modules that rounding to a format touches, in the order in which a measured step suspects them.
+    """Return the modules that rounding to a format affects, ordered by the effects in a measured step.
 
-    Only those of `sites`, the modules that an override can name, and the code of the model itself.
+    These are only modules of `sites`, which an override can name, and the code of the model itself.
     """
     by_site: dict[str, list[Effect]] = {}
     for effect in measured.of(fmt):
@@ -130,7 +129,7 @@ def _ops_by_suspicion(site: str, effects: Sequence[Effect]) -> tuple[str, ...]:
 
 
 def _override_key(site: str) -> str:
-    """Return the override that keeps a site wide; the model's own code has no name but its ops."""
+    """Return the override that keeps a site wide; the model's own code can only be named by its ops."""
     return f"{MODEL_SITE}:*" if site == MODEL_SITE else site
 
 
@@ -140,30 +139,30 @@ def _matches(site: str, patterns: Sequence[str]) -> bool:
     return any(fnmatch.fnmatchcase(each, pattern) for pattern in patterns for each in outer)
 
 
-# == Measures one step of a training in fp32, once per bisection, to know whom to suspect first.
-
 _MEASURED_STEPS = (2, 0)
-"""The first step tells little where something starts at zero, but a later one may never come."""
+"""The first step says little where something starts at zero, but a later one may never be reached."""
 
 
 def measure_suspects(trials: TrialRunner, *, fmt: str, on_event: OnEvent) -> Sensitivity | None:
-    """Return the measured step of a training, kept or measured now; None if it cannot be measured, which is told."""
+    """Return a measured step of the training, stored or measured now; None if it cannot be measured."""
     path = trials.folder.path / "sensitivity.json"
     if path.exists():
-        on_event(BisectEvent(what="one step measured", verdict="", is_new=False))
+        on_event(BisectEvent(what="measured one step", verdict="", is_new=False))
         return Sensitivity.from_object(read_json_object(path))
     why = ""
     for step in _MEASURED_STEPS:
-        task = measurement_task(trials.subject, formats=(fmt,), step=step, folder=trials.folder.path / "measured")
+        task = measurement_task(trials.target, formats=(fmt,), step=step, folder=trials.folder.path / "measured")
         try:
-            measured: Sensitivity = trials.run(task).sensitivity
+            measured: Sensitivity = trials.run_task(task).sensitivity
         except TrialError as error:
             why = why or str(error).partition("why: ")[2].partition("\n")[0]
             continue
         write_atomically(path, to_json(measured.to_object()).encode())
-        on_event(BisectEvent(what=f"step {step} measured in fp32, to know whom to suspect first", verdict=""))
+        on_event(
+            BisectEvent(what=f"measured step {step} in fp32, to search the most suspicious sites first", verdict="")
+        )
         return measured
-    on_event(BisectEvent(what="no step could be measured, so nobody is suspected first", verdict=why))
+    on_event(BisectEvent(what="no step could be measured, so the sites are searched in their own order", verdict=why))
     return None
 
 
@@ -172,82 +171,52 @@ def list_ops(trials: TrialRunner, change: SubstitutedSites, *, on_event: OnEvent
     file = (trials.folder.path / "listing.json").absolute()
     is_new = not file.exists()
     if is_new:
-        result = trials.apart(change.listing(str(file)))
+        result = trials.run_uncounted(change.listing(str(file)))
         if result.exit_code and not file.exists():
             raise BisectError.explain(
-                f"`{trials.subject.name}` fails by itself: exit code {result.exit_code}.",
-                why=f"it ended before its first step was over{quote_log(result.folder)}",
-                fix="see that it runs.",
+                f"`{trials.target.name}` fails on its own: exit code {result.exit_code}.",
+                why=f"it ended before the end of its first step{quote_log(result.folder)}",
+                fix="check that it runs on its own.",
             )
     candidates = candidates_from_listing(read_listing(file))
     number = sum(map(len, candidates.ops.values()))
-    on_event(BisectEvent(what=f"{number} ops of one step, each beside {change.good_name}", verdict="", is_new=is_new))
+    on_event(BisectEvent(what=f"compared {number} ops of one step with {change.good_name}", verdict="", is_new=is_new))
     return candidates
 
 
 def narrow_format(recipe: Recipe) -> str:
-    """Return the format that a recipe gives to what it narrows."""
+    """Return the narrow format of a recipe."""
     return recipe.operands.forward if recipe.compute == "operands" else recipe.compute_format
 
 
 def supports_op_overrides(recipe: Recipe) -> bool:
-    """Whether a recipe can treat an op of a site in its own way."""
+    """Whether a recipe supports another format for a single op of a site."""
     return recipe.compute not in ("autocast", "fixed") and recipe.arithmetic != "native"
-
-
-# == What a bisection searches: what is done to sites, which sites there are, and the recipe that is bad.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scope:
-    """What there is to search among."""
+    """What there is to search."""
 
     candidates: Candidates
     recipe: Recipe | None = None
-    """The bad one, as it was applied; None where that is not known or beside the question."""
+    """The bad recipe, as it was applied; None if it is not known or does not matter."""
 
 
-def make_change(options: BisectOptions) -> WideSites | SubstitutedSites:
-    """Return what is done to chosen sites.
-
-    Raises:
-        BisectError, RecipeError: a recipe does not exist, or cannot be given to a site.
-    """
-    bad = None if options.bad is None else _resolve_recipe(options.bad)
-    if options.substitute is not None:
-        return SubstitutedSites(bad=bad, good_name=options.substitute, switches=options.switches)
-    good = find_recipe(options.good)
-    if good.compute not in ("plain", "cast"):
-        raise BisectError.explain(
-            f"Sites cannot be given the recipe '{options.good}'.",
-            why=f"a site takes a format, and '{options.good}' has several.",
-            fix="--good fp32, bf16 or half",
-        )
-    return WideSites(
-        bad=bad, good=_resolve_recipe(options.good), good_name=good.compute_format, switches=options.switches
-    )
-
-
-def _resolve_recipe(recipe: str) -> str:
-    """Return a recipe as a process anywhere finds it, or raise that there is none."""
-    find_recipe(recipe)
-    return str(Path(recipe).absolute()) if recipe.endswith(".toml") else recipe
-
-
-def check_command(subject: TrialTarget, options: BisectOptions) -> None:
-    """Raise if it is a command whose sites nobody can know."""
-    if isinstance(subject, CommandTarget) and not options.sites and not options.auto:
-        raise _sites_needed_error(subject)
+def check_command(target: TrialTarget, options: BisectOptions) -> None:
+    """Raise if the target is a command and its sites are not given."""
+    if isinstance(target, CommandTarget) and not options.sites and not options.auto:
+        raise _sites_needed_error(target)
 
 
 def check_sites(trials: TrialRunner, change: WideSites | SubstitutedSites, options: BisectOptions) -> None:
-    """Raise if the model has no site of a name that was asked for: one step tells, before any whole training."""
+    """Raise if a requested site does not exist; one step shows that, before any whole training."""
     as_it_is = change.setting(())
-    if not options.sites or isinstance(trials.subject, CommandTarget) or trials.is_kept(as_it_is):
+    if not options.sites or isinstance(trials.target, CommandTarget) or trials.is_known(as_it_is):
         return
-    if isinstance(change, SubstitutedSites):  # its sites are those of the ops, which one step lists anyway
+    if isinstance(change, SubstitutedSites):  # its sites come from the listing of one step, which is made anyway
         return
-    first_step = trials.apart(replace(as_it_is, steps=1))
+    first_step = trials.run_uncounted(replace(as_it_is, steps=1))
     applied = read_applied_recipes(first_step.folder / APPLIED_NAME) if first_step.folder is not None else []
     if applied:
         Candidates(modules=(*applied[0].sites, f"{MODEL_SITE}:*")).only(options.sites)
@@ -261,19 +230,19 @@ def find_scope(
     *,
     on_event: OnEvent,
 ) -> Scope:
-    """Return the sites to search among, the most suspicious first, once the bad run is known.
+    """Return the sites to search, the most suspicious first; the bad run tells which recipe was applied.
 
     Raises:
-        BisectError: the training tells nothing of its sites.
+        BisectError: the sites of the training are not known.
     """
-    subject = trials.subject
-    if isinstance(subject, CommandTarget):
+    target = trials.target
+    if isinstance(target, CommandTarget):
         if not options.sites:
-            raise _sites_needed_error(subject)
+            raise _sites_needed_error(target)
         return Scope(candidates=Candidates(modules=options.sites))
     if isinstance(change, SubstitutedSites):
         return Scope(candidates=list_ops(trials, change, on_event=on_event).only(options.sites))
-    applied = _read_applied_recipe(subject, bad)
+    applied = _read_applied_recipe(target, bad)
     recipe = from_toml(applied.recipe_toml, where="the training's recipe", named=recipe_named)
     measured = measure_suspects(trials, fmt=narrow_format(recipe), on_event=on_event)
     if measured is not None:
@@ -286,32 +255,32 @@ def find_scope(
 
 
 def calls_apply_recipe(bad: TrialResult) -> bool:
-    """Whether formats of single sites reach the training."""
+    """Whether the training calls `apply_recipe`, so that formats of single sites take effect."""
     return bad.folder is not None and bool(read_applied_recipes(bad.folder / APPLIED_NAME))
 
 
-def _sites_needed_error(subject: CommandTarget) -> BisectError:
+def _sites_needed_error(target: CommandTarget) -> BisectError:
     return BisectError.explain(
-        f"Which sites of `{subject.name}`?",
-        why="a command tells nothing of its sites.",
-        fix="--sites a,b,c or --sites FILE; a Python script is named without `python` in front of it.",
+        f"--sites is needed to bisect `{target.name}`.",
+        why="the sites of a command are not known.",
+        fix="--sites a,b,c or --sites FILE; for a Python script leave out `python`.",
     )
 
 
-def _read_applied_recipe(subject: TrialTarget, bad: TrialResult) -> RecipeApplication:
+def _read_applied_recipe(target: TrialTarget, bad: TrialResult) -> RecipeApplication:
     assert bad.folder is not None
     calls = read_applied_recipes(bad.folder / APPLIED_NAME)
     if calls:
         return calls[0]
     if bad.exit_code:
         raise BisectError.explain(
-            f"`{subject.name}` fails by itself: exit code {bad.exit_code}.",
+            f"`{target.name}` fails on its own: exit code {bad.exit_code}.",
             why=f"it ended before it called apply_recipe{quote_log(bad.folder)}",
-            fix="see that it runs.",
+            fix="check that it runs on its own.",
         )
     raise BisectError.explain(
-        f"`{subject.name}` never calls apply_recipe.",
-        why="formats of single sites reach a script through it, so there is nothing to search.",
-        fix="add `model, optimizer = roundoff.apply_recipe(model, optimizer, 'half')`, or search by --switch "
-        "substitute=fp64, which needs no such call.",
+        f"`{target.name}` never calls apply_recipe.",
+        why="only through it can single sites take another format.",
+        fix="add `model, optimizer = roundoff.apply_recipe(model, optimizer, 'half')`, or search with --switch "
+        "substitute=fp64, which does not need it.",
     )

@@ -1,12 +1,16 @@
-"""What is done to the sites that a search chooses: they take a format, or another implementation."""
+"""What a search changes at the sites it chooses: their format, or the implementation of their ops."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Protocol
 
+from roundoff.errors import BisectError
+from roundoff.experiments.bisect.options import BisectOptions
 from roundoff.experiments.trials.trial import TrialSetting
+from roundoff.precision import find_recipe
 
 
 class Change(Protocol):
@@ -14,15 +18,15 @@ class Change(Protocol):
 
     @property
     def noun(self) -> str:
-        """What the chosen sites are called: `wide`, `substituted`."""
+        """What a changed site is: `wide`, `substituted`."""
 
     @property
     def good_name(self) -> str:
-        """What the changed sites have: `fp32`."""
+        """What the changed sites use: `fp32`."""
 
     @property
     def reference_name(self) -> str:
-        """What the good training is called: `recipe fp32`."""
+        """The name of the good training: `recipe fp32`."""
 
     def setting(self, chosen: Iterable[str], *, seed: int | None = None) -> TrialSetting:
         """Return the trial in which exactly these sites are changed."""
@@ -33,10 +37,10 @@ class Change(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WideSites:
-    """Chosen sites take a wide format, the others that of the recipe."""
+    """Chosen sites take a wide format; the others keep that of the recipe."""
 
     bad: str | None
-    """The recipe; None: the training's own."""
+    """The recipe; None keeps the training's own."""
     good: str
     good_name: str
     """The wide format."""
@@ -51,7 +55,7 @@ class WideSites:
 
     def setting(self, chosen: Iterable[str], *, seed: int | None = None) -> TrialSetting:
         """Return the trial in which exactly these sites are wide."""
-        overrides = dict.fromkeys(_needed(chosen), self.good_name)
+        overrides = dict.fromkeys(_without_covered_ops(chosen), self.good_name)
         return TrialSetting(recipe=self.bad, overrides=overrides, switches=self.switches, seed=seed)
 
     def reference(self, *, seed: int | None = None) -> TrialSetting:
@@ -64,7 +68,7 @@ class SubstitutedSites:
     """Chosen sites or ops run through another implementation."""
 
     bad: str | None
-    """The recipe; None: the training's own, if it has one."""
+    """The recipe; None keeps the training's own, if it has one."""
     good_name: str
     """The implementation: `fp64`, `cpu`, `decomposed`, or a user's function, `module:function`."""
     switches: Mapping[str, str] = field(default_factory=dict)
@@ -78,7 +82,7 @@ class SubstitutedSites:
 
     def setting(self, chosen: Iterable[str], *, seed: int | None = None) -> TrialSetting:
         """Return the trial in which exactly these sites are substituted."""
-        sites = ",".join(_needed(chosen))
+        sites = ",".join(_without_covered_ops(chosen))
         substitute = {"substitute": self.good_name, "substitute.ops": sites} if sites else {}
         return TrialSetting(recipe=self.bad, switches={**self.switches, **substitute}, seed=seed)
 
@@ -92,7 +96,34 @@ class SubstitutedSites:
         return TrialSetting(recipe=self.bad, switches={**self.switches, **listing}, steps=1)
 
 
-def _needed(chosen: Iterable[str]) -> list[str]:
-    """Return the chosen sites in order, without the ops of modules that are chosen whole: one trial has one name."""
+def make_change(options: BisectOptions) -> WideSites | SubstitutedSites:
+    """Return what the search changes at the chosen sites.
+
+    Raises:
+        BisectError, RecipeError: a recipe does not exist, or cannot be applied to single sites.
+    """
+    bad = None if options.bad is None else _resolve_recipe(options.bad)
+    if options.substitute is not None:
+        return SubstitutedSites(bad=bad, good_name=options.substitute, switches=options.switches)
+    good = find_recipe(options.good)
+    if good.compute not in ("plain", "cast"):
+        raise BisectError.explain(
+            f"Invalid --good {options.good}.",
+            why="single sites take one format, and this recipe has several.",
+            fix="use --good fp32, bf16 or half.",
+        )
+    return WideSites(
+        bad=bad, good=_resolve_recipe(options.good), good_name=good.compute_format, switches=options.switches
+    )
+
+
+def _resolve_recipe(recipe: str) -> str:
+    """Return a recipe under a name that works in any working directory; raise if it does not exist."""
+    find_recipe(recipe)
+    return str(Path(recipe).absolute()) if recipe.endswith(".toml") else recipe
+
+
+def _without_covered_ops(chosen: Iterable[str]) -> list[str]:
+    """Return the chosen sites in order, without ops of whole modules, so that equal trials are equal settings."""
     sites = set(chosen)
     return sorted(site for site in sites if site.partition(":")[0] not in sites - {site})

@@ -1,4 +1,4 @@
-"""Asks a judge about sets of sites: never twice without need, several times where it is noisy, within a budget."""
+"""The judgements of a search: each set is judged only as often as needed, within a budget, and stored in a file."""
 
 from __future__ import annotations
 
@@ -11,37 +11,35 @@ from typing import Literal
 
 from roundoff.errors import BisectError
 from roundoff.runs.files.atomic import write_atomically
-from roundoff.runs.files.lines import append_lines, read_lines
+from roundoff.runs.files.lines import append_lines, drop_partial_line, read_lines
 from roundoff.runs.files.plain_json import JsonValue, to_json
-
-# == The file in which a bisection remembers every run it has judged, so that an interrupted one goes on.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Judgement:
-    """What one run said about one set of sites."""
+    """The verdict of one run on one set of sites."""
 
     sites: frozenset[str]
     holds: bool
 
 
 def open_judgements(path: Path, *, question: str, sites: Sequence[str]) -> list[Judgement]:
-    """Return the judgements that a file holds, in order; make the file if there is none, but not its folder.
+    """Return the judgements in a file, in order; create the file if it does not exist, but not its folder.
 
-    The first line says what was asked and about which sites, and each other line what one run said. A last line that
-    was cut off is taken off the file.
+    The first line holds the question and the sites, every other line one judgement. An incomplete last line is
+    removed from the file.
 
     Raises:
         BisectError: the file is something else, or belongs to another question or other sites.
-        RunFolderError: a line in it is broken.
+        RunFolderError: a line in it is damaged.
     """
     header: dict[str, JsonValue] = {"question": question, "all_sites": list(sites)}
     if not path.exists() or path.stat().st_size == 0:
         if not path.absolute().parent.is_dir():
             raise BisectError.explain(
-                f"Nothing can be remembered in '{path}'.",
+                f"The judgements cannot be written to '{path}'.",
                 why="its folder does not exist.",
-                fix="make the folder, or name another file.",
+                fix="create the folder, or name another file.",
             )
         write_atomically(path, f"{to_json(header)}\n".encode())
         return []
@@ -51,46 +49,39 @@ def open_judgements(path: Path, *, question: str, sites: Sequence[str]) -> list[
 
 
 def append_judgement(path: Path, judgement: Judgement) -> None:
-    """Write a judgement at the end of the file at once: it is then safe from what happens to this process."""
+    """Append a judgement to the file at once, so that it survives whatever happens to this process."""
     append_lines(path, [to_json({"sites": sorted(judgement.sites), "holds": judgement.holds})])
 
 
 def _check_header(path: Path, *, question: str, sites: Sequence[str]) -> None:
-    """Refuse a file that this search must neither believe nor change."""
+    """Raise if the file belongs to something else, so that this search must neither use nor change it."""
     with path.open("rb") as file:
-        starts_as_ours = file.readline().startswith(b'{"question": ')
-    # The first line was written with its file, never cut off: without it the file is somebody else's.
-    header = next(read_lines(path, dict), None) if starts_as_ours else None
+        has_header = file.readline().startswith(b'{"question": ')
+    # The header is written atomically with the file, so a file without a complete one was not made by a bisection.
+    header = next(read_lines(path, dict), None) if has_header else None
     if header is None:
         raise BisectError.explain(
             f"'{path}' does not hold the judgements of a bisection.",
-            why="its first line is none that a bisection writes.",
+            why="its first line is not the header that a bisection writes.",
             fix="name another file, or one that does not exist yet.",
         )
     known = header.get("all_sites")
     same_sites = isinstance(known, list) and {str(site) for site in known} == set(sites)
     if header["question"] != question or not same_sites:
         raise BisectError.explain(
-            f"'{path}' remembers another bisection.",
+            f"'{path}' holds the judgements of another bisection.",
             why=f"it was made by {header['question']}{'' if same_sites else ' with other sites'}.",
             fix="name another file, or delete this one.",
         )
 
 
-def drop_partial_line(path: Path) -> None:
-    """Remove a last line without its newline: the next one would be written behind it."""
-    data = path.read_bytes()
-    if not data.endswith(b"\n"):
-        write_atomically(path, data[: data.rfind(b"\n") + 1])
-
-
 def _parse_judgement(line: dict[str, JsonValue]) -> Judgement | None:
-    """Read a line; the first one holds no judgement."""
+    """Parse a line; the header, which is no judgement, gives None."""
     if "question" in line:
         return None
     sites, holds = line.get("sites"), line.get("holds")
     if not isinstance(sites, list) or not isinstance(holds, bool):
-        raise ValueError("it does not say which sites were judged, and how")
+        raise ValueError("it does not hold the sites and their judgement")
     return Judgement(sites=frozenset(str(site) for site in sites), holds=holds)
 
 
@@ -98,7 +89,7 @@ Limit = Literal["max_runs", "deadline_seconds"]
 
 
 class OutOfBudget(Exception):
-    """There is no budget left for the run that was asked for; it has not been started."""
+    """The budget does not allow the next run, which has not been started."""
 
     def __init__(self, limit: Limit) -> None:
         super().__init__(limit)
@@ -107,13 +98,13 @@ class OutOfBudget(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Budget:
-    """How much a search may cost. A run that has begun is never cut short."""
+    """How much a search may cost. A run that has started is never interrupted."""
 
     max_runs: int | None = None
     deadline_seconds: float | None = None
 
     def exceeded(self, *, num_runs: int, seconds: float) -> Limit | None:
-        """Name the limit that forbids one more run, if any."""
+        """Return the limit that forbids another run, if any."""
         if self.max_runs is not None and num_runs >= self.max_runs:
             return "max_runs"
         if self.deadline_seconds is not None and seconds >= self.deadline_seconds:
@@ -123,18 +114,18 @@ class Budget:
 
 @dataclass(slots=True, kw_only=True)
 class Judgements:
-    """What is known about sets of sites; called with one, it says whether the property holds, running what it must.
+    """What is known about sets of sites; called with a set, it says whether the property holds, making runs if needed.
 
     Raises:
-        OutOfBudget: it would take a run that the budget does not allow.
+        OutOfBudget: it would need a run that the budget does not allow.
     """
 
     judge: Callable[[frozenset[str]], bool]
     repeats: int
-    """How many runs judge one set at most: the majority decides, and no run is made that cannot change it."""
+    """How many runs judge one set at most: the majority decides, and runs that cannot change it are left out."""
     budget: Budget
     on_run: Callable[[Judgement], None]
-    """Is told of every run as soon as it has ended."""
+    """Called with every judgement as soon as its run has ended."""
     num_runs: int = 0
     num_cached: int = 0
     """Questions that were answered without any run."""
@@ -142,7 +133,7 @@ class Judgements:
     _started: float = field(default_factory=time.monotonic)
 
     def remember(self, judgements: Iterable[Judgement]) -> None:
-        """Count runs that were made before."""
+        """Add judgements of earlier runs."""
         for judgement in judgements:
             self._votes.setdefault(judgement.sites, Counter())[judgement.holds] += 1
 

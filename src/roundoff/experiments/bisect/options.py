@@ -1,4 +1,4 @@
-"""What a bisection can be told, and what it tells while it goes on."""
+"""The options of a bisection, and the events that it reports while it runs."""
 
 from __future__ import annotations
 
@@ -7,40 +7,54 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from roundoff.errors import BisectError, UsageError
+from roundoff.experiments.engine.scheduler import Backend
 from roundoff.experiments.trials.judges import check_judge
 from roundoff.switches import switched
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BisectOptions:
-    """What to search for, who judges, and how much it may cost; a `RoundoffError` says what cannot be."""
+    """What to search for, how to judge, and how much it may cost; invalid values raise a `RoundoffError`."""
 
     good: str = "fp32"
-    """The recipe whose format sites are given."""
+    """The recipe whose format the chosen sites take."""
     bad: str | None = None
-    """The recipe that spoils the training; None: the training's own."""
+    """The recipe that makes the training bad; None: the training's own."""
     judge: str = "auto"
     sites: tuple[str, ...] = ()
-    """Patterns of sites to search among; all if there are none. Of a command: the sites themselves."""
+    """Patterns of the sites to search; empty: all of them. For a command: the sites themselves."""
     seeds: int = 3
-    """How often the reference is trained, each time with another seed, to learn its noise."""
+    """How many times the reference is trained, each time with another seed, to measure its noise."""
     repeats: int = 1
-    """How many runs judge one set; an odd number, of which the majority decides."""
+    """How many runs judge one set of sites; an odd number, because the majority decides."""
     modules_only: bool = False
     """Do not search the ops inside the modules that were found."""
     mirror: bool = False
-    """Find a smallest set of sites that spoils a good run, instead of one that saves a bad one."""
+    """Find a smallest set of sites that makes a good run bad, instead of one that makes a bad run good."""
     max_runs: int | None = None
-    """How many runs the search may make, those before it not counted."""
+    """How many runs the search may make, not counting those before it."""
     max_seconds: float | None = None
     substitute: str | None = None
-    """Search by running ops through this implementation, and not by formats."""
+    """Search by running ops through this implementation instead of by formats."""
     switches: Mapping[str, str] = field(default_factory=dict)
     """Other switches, on in every run."""
     auto: bool = False
-    """Try what experienced people try first, and let that decide what is searched for."""
+    """Run the standard checks first, and let them decide what to search."""
     against: Path | None = None
-    """The folder of a good run, which `auto` compares with."""
+    """The folder of a good run for `auto` to compare with."""
+    runs: Path = Path("runs")
+    """The parent directory of the folder of the bisection."""
+    name: str | None = None
+    """The name of that folder; None: the next of `bisect-1`, `bisect-2`, ..."""
+    jobs: int = 1
+    """How many runs there are at a time, where they do not depend on each other."""
+    on: Backend = "pool"
+    """Where runs are made."""
+
+    @property
+    def with_rules(self) -> bool:
+        """Whether the judge needs the findings of each run."""
+        return self.judge.startswith("rule:")
 
     def __post_init__(self) -> None:
         check_judge(self.judge)
@@ -50,41 +64,47 @@ class BisectOptions:
                 raise UsageError.explain(f"--sites names {site} twice.", fix="name every site once.")
         if self.repeats % 2 == 0:
             raise UsageError.explain(
-                f"--repeats={self.repeats} cannot be.", why="the majority of the runs decides.", fix="use 1, 3, 5, ..."
+                f"Invalid --repeats {self.repeats}.",
+                why="the majority decides, so it must be odd.",
+                fix="use 1, 3, 5, ...",
             )
         if self.against is not None and not self.auto:
-            raise BisectError.explain("--against is compared with by --auto only.", fix="add --auto, or leave it out.")
+            raise BisectError.explain("--against works only with --auto.", fix="add --auto, or leave it out.")
         if self.auto and (self.mirror or self.substitute):
-            raise BisectError.explain("--auto chooses itself what is searched for.", fix="leave out the other option.")
+            raise BisectError.explain(
+                "--auto cannot be combined with --mirror or --switch substitute.",
+                why="it decides itself what to search.",
+                fix="leave one of them out.",
+            )
         if self.seeds < 1:
-            raise BisectError.explain(f"--seeds {self.seeds} cannot be.", why="the reference is trained at least once.")
+            raise BisectError.explain(f"Invalid --seeds {self.seeds}: at least 1 is needed.")
 
     def _check_switches(self) -> None:
-        """Raise if a switch does not exist, or not with this value."""
+        """Raise if a switch does not exist, or its value is invalid."""
         switches = dict(self.switches)
         if self.substitute is not None:
-            # A user's function is looked for where the training is, which is not here.
+            # A user's function can only be imported where the training runs, so another value is checked in its place.
             switches["substitute"] = "fp64" if ":" in self.substitute else self.substitute
         switched(switches)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BisectEvent:
-    """One run has ended, or something was learned without one."""
+    """One run has ended, or the search has learned something without a run."""
 
     what: str
-    """What was tried: `as it is`, `3 sites wide`."""
+    """What was tried: `unchanged`, `3 sites wide`."""
     verdict: str
-    """What the judge says of it; empty if nobody was asked."""
+    """The verdict of the judge; empty if there is none."""
     num_runs: int | None = None
-    """Which run of the search this was; None: one before it."""
+    """The number of this run in the search; None: a run before the search."""
     at_most: int | None = None
-    """How many runs the search takes at most if there is one culprit, or may take."""
+    """How many runs the search needs at most if there is one culprit, or how many it may make."""
     known: tuple[str, ...] = ()
     """The smallest set so far that contains the culprits."""
     seconds_left: float | None = None
     is_new: bool = True
-    """Whether it was run now, and not kept from before."""
+    """Whether it was run now, and not read from the folder."""
 
 
 OnEvent = Callable[[BisectEvent], None]

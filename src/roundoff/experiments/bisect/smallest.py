@@ -1,4 +1,4 @@
-"""One bisection from its two outer runs to its answer; which property is searched for is up to the question."""
+"""Finds a smallest set of sites that makes a bad run good, or the mirror: one that makes a good run bad."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from roundoff.experiments.bisect.subset_search import minimal_subset
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SearchQuestion:
-    """What is searched for, and what to say where there is nothing to find."""
+    """What is searched for, and what to say if there is nothing to find."""
 
     name: str
     all_fail: str
-    """Why there is no answer if not even all sites will do."""
+    """Why there is no answer if even all sites do not suffice."""
     all_fail_fix: str
     none_holds: str
     """Why there is no answer if no site is needed."""
@@ -34,28 +34,28 @@ class SearchQuestion:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SmallestSet:
-    """The set that a bisection came to."""
+    """The set that a bisection found."""
 
     sites: tuple[str, ...]
     """In the order in which they were given."""
     is_minimal: bool
-    """Every set with one site less was judged, and none of them will do. False if the budget ended first."""
+    """Whether every set with one site less was judged and does not suffice. False if the budget ended first."""
     num_runs: int
-    """Calls of the judge in this search, the two outer runs among them."""
+    """Calls of the judge in this search, including those for all sites and for none."""
     num_cached: int
-    """Questions of the search that runs before had answered, in this search or in the file."""
+    """Questions that needed no run, because an earlier one had answered them."""
     stopped_by: Limit | None = None
     """The limit that ended the search early."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SearchProgress:
-    """What a bisection knows after one more run."""
+    """What a bisection knows after a run."""
 
     num_runs: int
     num_cached: int
     smallest: tuple[str, ...] | None
-    """The smallest set so far that will do; None as long as not even all sites have been judged."""
+    """The smallest set so far that suffices; None until all sites have been judged."""
 
 
 OnSearchProgress = Callable[[SearchProgress], None]
@@ -71,15 +71,15 @@ def find_smallest(
     remember_in: Path | str | None,
     on_progress: OnSearchProgress | None,
 ) -> SmallestSet:
-    """Return a set of sites for which `judge` is true although it is false with any one of them left out.
+    """Return a set of sites for which `judge` is true, but false with any one of them left out.
 
     Raises:
-        BisectError: there is nothing to find, an argument cannot be, or the budget is too small for the outer runs.
+        BisectError: there is nothing to find, an argument is invalid, or the budget is too small to judge all and none.
     """
     if isinstance(sites, str):
         raise BisectError.explain(
-            f"sites={sites!r} is one text.",
-            why="its letters would be taken for sites.",
+            f"Invalid sites={sites!r}: it is a string, not a list.",
+            why="each of its letters would be a site.",
             fix=f"use a list: [{sites!r}].",
         )
     sites = tuple(sites)
@@ -121,14 +121,14 @@ def find_smallest(
 
 
 def _check_arguments(sites: tuple[str, ...], *, repeats: int, budget: Budget) -> None:
-    """Refuse what cannot be searched."""
+    """Raise if an argument is invalid."""
     if not sites:
         raise BisectError.explain("There is nothing to bisect.", why="the list of sites is empty.")
     if twice := sorted({site for site in sites if sites.count(site) > 1}):
         raise BisectError.explain(f"Site '{twice[0]}' is listed twice.", fix="name every site once.")
     if repeats < 1 or repeats % 2 == 0:
         raise BisectError.explain(
-            f"repeats={repeats} cannot be.", why="a majority must come out of it.", fix="use 1, 3, 5 ..."
+            f"Invalid repeats={repeats}.", why="the majority decides, so it must be odd.", fix="use 1, 3, 5, ..."
         )
     for name, limit in (("max_runs", budget.max_runs), ("deadline_seconds", budget.deadline_seconds)):
         if limit is not None and limit <= 0:
@@ -138,7 +138,7 @@ def _check_arguments(sites: tuple[str, ...], *, repeats: int, budget: Budget) ->
 
 
 def _check_all_and_none(question: SearchQuestion, sites: tuple[str, ...], judgements: Judgements) -> None:
-    """See that there is something to find: all sites will do, and none will not."""
+    """Raise if there is nothing to find: all sites must suffice, and no site must not."""
     what = f"There is nothing to bisect among {len(sites)} sites, '{sites[0]}' to '{sites[-1]}'."
     try:
         if not judgements(sites):
@@ -147,27 +147,25 @@ def _check_all_and_none(question: SearchQuestion, sites: tuple[str, ...], judgem
             raise BisectError.explain(what, why=question.none_holds, fix=question.none_holds_fix)
     except OutOfBudget as out:
         raise BisectError.explain(
-            f"The bisection came to no answer: {out.limit} ended it after {judgements.num_runs} runs.",
-            why="all sites and none of them have to be judged before anything is known.",
+            f"The bisection has no answer: {out.limit} ended it after {judgements.num_runs} runs.",
+            why="all sites, and none of them, must be judged before anything is known.",
             fix=f"raise {out.limit}.",
         ) from None
 
 
-# == A smallest set of sites that saves a bad run, and its mirror: a smallest set that spoils a good one.
-
 _WIDE = SearchQuestion(
     name="smallest_wide",
-    all_fail="is_good is false with all of them wide: something else than their precision spoils the run.",
-    all_fail_fix="see that is_good accepts the run without any narrow format, and that no site is missing.",
+    all_fail="is_good is false with all of them wide, so their precision is not the cause.",
+    all_fail_fix="check that is_good accepts the run without any narrow format, and that no site is missing.",
     none_holds="is_good is true with none of them wide.",
-    none_holds_fix="train as it is, or let is_good demand more.",
+    none_holds_fix="train without changes, or make is_good stricter.",
 )
 _BAD = SearchQuestion(
     name="smallest_bad",
-    all_fail="is_bad is false with all of them switched: what spoils the run is not among them.",
-    all_fail_fix="see that is_bad recognises the bad run, and that no site is missing.",
-    none_holds="is_bad is true with none of them switched: the run is bad by itself.",
-    none_holds_fix="begin with a run that is good, or let is_bad demand more.",
+    all_fail="is_bad is false with all of them switched, so the cause is not among them.",
+    all_fail_fix="check that is_bad recognises the bad run, and that no site is missing.",
+    none_holds="is_bad is true with none of them switched: the run is bad on its own.",
+    none_holds_fix="start from a good run, or make is_bad stricter.",
 )
 
 
@@ -186,21 +184,21 @@ def smallest_wide(
     >>> smallest_wide(["embed", "block.0", "block.1", "head"], lambda wide: "block.1" in wide).sites
     ('block.1',)
 
-    It is one such set; there may be others, and smaller ones where a run needs either this or that.
+    This is one such set; there may be others, and smaller ones if a run needs either one site or another.
 
     Args:
-        sites: the most suspicious first. If the first few suffice, the others are never looked at.
-        is_good: makes a run in which only these sites are wide, and judges it. What it raises ends the search.
-        repeats: an odd number of runs, of which the majority decides; fewer are made if the rest cannot change it.
-            A judge that errs in 10 (20) of 100 runs needs about 9 (19).
-        max_runs: call `is_good` no more often; the best set so far is returned then, not proven minimal.
-        deadline_seconds: begin no run later than this; likewise.
-        remember_in: a file that keeps every judgement. A search that finds it there repeats none of them, so it must
-            be the same training that is judged.
-        on_progress: is told after every run what is known.
+        sites: The most suspicious first. If the first few suffice, the others are never tried.
+        is_good: Makes a run in which only these sites are wide, and judges it. An exception in it ends the search.
+        repeats: How many runs judge one set; an odd number, because the majority decides. Runs that cannot change the
+            majority are left out. A judge that is wrong in 10 % (20 %) of the runs needs about 9 (19).
+        max_runs: Call `is_good` at most this often; then the smallest set so far is returned, not proven minimal.
+        deadline_seconds: Start no run later than this; likewise.
+        remember_in: A file that stores every judgement. A search that finds judgements there does not repeat them, so
+            the training must be the same.
+        on_progress: Called after every run with what is known.
 
     Raises:
-        BisectError: the run is bad with all sites wide, or good with none; or an argument cannot be.
+        BisectError: the run is bad with all sites wide, or good with none of them; or an argument is invalid.
     """
     return find_smallest(
         _WIDE,
@@ -223,13 +221,13 @@ def smallest_bad(
     remember_in: Path | str | None = None,
     on_progress: OnSearchProgress | None = None,
 ) -> SmallestSet:
-    """Return a smallest set of sites that spoils the run when only they are switched: none of them can be left out.
+    """Return a smallest set of sites that makes the run bad when only they are switched: none can be left out.
 
     >>> smallest_bad(["embed", "block.0", "block.1", "head"], lambda switched: {"embed", "head"} <= switched).sites
     ('embed', 'head')
 
-    Args and errors are those of `smallest_wide`; `is_bad` makes a run in which only these sites are switched (to the
-    narrow format, the other device, the other implementation) and says whether it is spoilt.
+    Arguments and errors are those of `smallest_wide`; `is_bad` makes a run in which only these sites are switched (to
+    the narrow format, the other device, the other implementation) and says whether it is bad.
     """
     return find_smallest(
         _BAD,

@@ -7,15 +7,15 @@ from itertools import pairwise
 from math import isqrt
 
 Holds = Callable[[Sequence[str]], bool]
-"""Says whether the property holds for some of the sites. It is asked twice about one set: let it remember."""
+"""Says whether the property holds for some of the sites. It may be asked twice about a set, so it should cache."""
 
 
 def minimal_subset(sites: Sequence[str], holds: Holds) -> list[str]:
     """Return some of `sites` for which `holds` is true, and false as soon as any one of them is left out.
 
-    It must be true for all sites and false for none. Where more sites never spoil it (the usual case), each member of
-    the answer costs about `log2(len(sites))` questions, and fewer the earlier it stands in `sites`. Where they do, the
-    answer is still such a set, but there may be others, and smaller ones.
+    It must be true for all sites and false for no site. If adding sites never makes it false (the usual case), each
+    member of the answer costs about `log2(len(sites))` questions, and fewer the earlier it is in `sites`. Otherwise
+    the answer is still such a set, but there may be others, and smaller ones.
     """
     found = subset_by_prefixes(sites, holds)
     smaller = next((rest for rest in _leave_each_out(found) if holds(rest)), None)
@@ -26,7 +26,7 @@ def subset_by_prefixes(sites: Sequence[str], holds: Holds) -> list[str]:
     """Return some of `sites` for which `holds` is true, asking about the first few before all others.
 
     The last site of the shortest prefix that suffices is needed; it is kept, and the sites before it are searched
-    again for what else is needed beside it. None of them can be left out if more sites never spoil the property.
+    again for what else is needed. None can be left out if adding sites never makes the property false.
     """
     kept: list[str] = []
     rest = list(sites)  # at all times `holds(kept + rest)`
@@ -41,8 +41,8 @@ def ddmin(sites: Sequence[str], holds: Holds) -> list[str]:
     """Return a subset of which no single site can be left out, by delta debugging.
 
     The sites are cut into pieces. A piece that suffices alone, or that can be left out, makes the set smaller;
-    if there is none, the pieces are halved, down to single sites. Nothing is assumed about `holds` but that it is
-    true for all sites and false for none; the price is up to about `len(sites) ** 2` questions.
+    if there is none, the pieces are halved, down to single sites. The only assumption about `holds` is that it is
+    true for all sites and false for no site; the price is up to about `len(sites) ** 2` questions.
     """
     found = list(sites)
     num_pieces = 2
@@ -63,8 +63,8 @@ def ddmin(sites: Sequence[str], holds: Holds) -> list[str]:
 def _shortest_prefix(sites: list[str], holds: Callable[[list[str]], bool]) -> int:
     """Return a length at which the prefix suffices and one less does not; all sites are known to suffice.
 
-    Asks about the first site, then about the first few, then halves: a good order is rewarded, and a bad one costs
-    two questions more than halving alone.
+    Asks about the first site, then about the first few, then halves: a good order saves questions, and a bad one costs
+    two more than halving alone.
     """
     too_short, enough = 0, len(sites)
     lengths = [1, isqrt(len(sites))]
@@ -88,6 +88,6 @@ def _leave_each_out(sites: list[str]) -> Iterator[list[str]]:
 
 
 def _split(sites: list[str], num_pieces: int) -> list[list[str]]:
-    """Cut into pieces whose lengths differ by one at most."""
+    """Split into pieces whose lengths differ by at most one."""
     ends = [len(sites) * piece // num_pieces for piece in range(num_pieces + 1)]
     return [sites[start:end] for start, end in pairwise(ends)]

@@ -1,4 +1,4 @@
-"""Makes calls on this machine, each in a fresh process: one that crashes hurts no other."""
+"""Runs tasks on this machine, each in a new process, so that a crash affects only one of them."""
 
 from __future__ import annotations
 
@@ -20,15 +20,13 @@ from pathlib import Path
 from roundoff.errors import RoundoffError
 from roundoff.experiments.engine.task import WorkerReply, error_in_one_line
 
-# == What the process of one task does: make the call, send the answer, and end when whoever wants it is gone.
-
 SHUTDOWN_SECONDS = 5.0
-"""How long a process that was told to end may take before it is killed."""
+"""How long a process that was asked to end may take before it is killed."""
 
 
 def run_task_process(packed: bytes, log: Path | None, writer: Connection) -> None:
-    """Be the process of one task: send its pickled value and None, or None and how the call failed."""
-    # A group of its own, so that what the task starts (ranks, scripts) can be ended with it.
+    """Run in the process of one task: send the pickled result and None, or None and how the call failed."""
+    # Its own process group, so that what the task starts (ranks, scripts) can be ended with it.
     os.setpgrp()
     threading.Thread(target=_end_with_parent, daemon=True).start()
     if log is not None:
@@ -47,17 +45,17 @@ def _call_and_pack(packed: bytes) -> tuple[bytes | None, str | None]:
     try:
         return pickle.dumps(value), None
     except (pickle.PicklingError, AttributeError, TypeError) as error:
-        return None, f"its value cannot be sent to another process: {error}"
+        return None, f"its result cannot be sent to another process: {error}"
 
 
 def end_group(leader: int, number: signal.Signals) -> None:
-    """Send a signal to a task's process and to all that it started; it may be gone already."""
+    """Send a signal to a task's process and to everything it started, if they still exist."""
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(leader, number)
 
 
 def _end_with_parent() -> None:
-    """Wait until the parent is gone, however it went, and end this process and what it started."""
+    """Wait until the parent has ended, then end this process and everything it started."""
     parent = multiprocessing.parent_process()
     assert parent is not None
     wait([parent.sentinel])
@@ -67,7 +65,7 @@ def _end_with_parent() -> None:
 
 
 def _redirect_output(path: Path) -> None:
-    """Send what this process prints to a file, what its libraries print included."""
+    """Redirect the output of this process to a file, including what native libraries print."""
     path.parent.mkdir(parents=True, exist_ok=True)
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o666)
     for stream in (sys.stdout, sys.stderr):
@@ -78,7 +76,7 @@ def _redirect_output(path: Path) -> None:
 
 
 _PRELOADED = ("roundoff.experiments.sweep.row_training", "roundoff.experiments.throughput.timed_training")
-"""What the server that processes are forked from imports. It starts once, so it takes what any task may need."""
+"""What the fork server imports: everything that any task may need, because it starts only once."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,11 +88,11 @@ class _Running:
 
 
 class ProcessPool:
-    """Workers that are processes of this machine, one for each call.
+    """Workers that are processes on this machine, one for each call.
 
-    They are forked from a clean server that has imported the trainer (spawned where there is none), so a fresh one
-    costs milliseconds and inherits nothing from this process. What a task leaves running ends with it, and everything
-    ends with this process.
+    They are forked from a clean fork server that has imported the trainer (or spawned where there is no fork server),
+    so a new one costs milliseconds and inherits nothing from this process. What a task leaves running is ended with
+    it, and everything ends with this process.
     """
 
     def __init__(self) -> None:
@@ -103,9 +101,9 @@ class ProcessPool:
         self._num_started = 0
 
     def start(self, packed: bytes, *, log: Path | None) -> int:
-        """Have a pickled call and its argument called in a fresh process; return a number for this try."""
+        """Run a pickled call in a new process; return the number of this attempt."""
         reader, writer = self._context.Pipe(duplex=False)
-        # Not a daemon: a training may start processes of its own.
+        # Not a daemon: daemons may not start processes, and a training may (ranks, loader workers).
         process = self._context.Process(target=run_task_process, args=(packed, log, writer), daemon=False)  # type: ignore[attr-defined]
         process.start()
         writer.close()
@@ -115,15 +113,15 @@ class ProcessPool:
         return number
 
     def next_answer(self) -> tuple[int, WorkerReply]:
-        """Wait until a try ends; return its number and how it ended."""
-        # The process as well as its pipe: what it has started may hold the pipe open after it has died.
+        """Wait until an attempt ends; return its number and how it ended."""
+        # Wait for the process as well as for its pipe: its children may hold the pipe open after it has died.
         ready = wait([*self._running, *(each.process.sentinel for each in self._running.values())])
         reader = next(pipe for pipe, each in self._running.items() if pipe in ready or each.process.sentinel in ready)
         done = self._running.pop(reader)
         return done.number, _collect_reply(done, reader)
 
     def close(self) -> None:
-        """End what is still running: processes that do not end by themselves are killed."""
+        """Stop what is still running; processes that do not end when asked are killed."""
         running = list(self._running.items())
         self._running.clear()
         for _, each in running:
@@ -152,7 +150,7 @@ def _collect_reply(done: _Running, reader: Connection) -> WorkerReply:
             packed, failure = reader.recv()
             has_died = False
     reader.close()
-    # It may not come to an end of its own: it waits for the processes and threads that its task has left.
+    # The process may hang at its end, waiting for processes and threads that the task left running.
     done.process.join(SHUTDOWN_SECONDS)
     end_group(_leader(done), signal.SIGTERM)
     _kill_if_alive(done.process)
@@ -180,12 +178,12 @@ def _remove_if_empty(log: Path | None) -> None:
 
 
 def _describe_death(code: int) -> str:
-    """Say how a process ended that did not answer.
+    """Describe how a process ended that sent no reply.
 
     >>> _death(-9)
-    'killed by SIGKILL, perhaps for want of memory'
+    'killed by SIGKILL (possibly out of memory)'
     """
     if code >= 0:
         return f"the process ended with exit code {code}"
     name = signal.Signals(-code).name
-    return f"killed by {name}" + (", perhaps for want of memory" if name == "SIGKILL" else "")
+    return f"killed by {name}" + (" (possibly out of memory)" if name == "SIGKILL" else "")

@@ -1,4 +1,4 @@
-"""The connection to a Ray cluster: one that is there, or one of this machine that ends with the connection."""
+"""Runs tasks on a Ray cluster: an existing one, or one on this machine that ends with the connection."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ _CONNECT_SECONDS = 10.0
 
 @contextmanager
 def connected_to_ray() -> Iterator[ModuleType]:
-    """Be connected to a Ray cluster in this block, and quietly; yields the module `ray`.
+    """Connect to a Ray cluster inside the block, without its log output; yields the module `ray`.
 
-    That is the cluster which this process is connected to already (and stays connected to), the one at `RAY_ADDRESS`,
-    the one that `ray start` began on this machine, or else one that is started here and ended with the block.
+    This is the cluster that this process is already connected to (it stays connected), the one at `RAY_ADDRESS`, the
+    one that `ray start` started on this machine, or else a new one on this machine, which ends with the block.
 
     Raises:
         ClusterError: Ray is not installed, or the cluster does not answer.
@@ -43,13 +43,13 @@ def connected_to_ray() -> Iterator[ModuleType]:
 
 
 def _import_ray() -> ModuleType:
-    # Without it Ray hides the accelerators of a machine from tasks that do not ask for one by its number.
+    # Without it Ray hides accelerators from tasks that do not request one.
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
     try:
         import ray
     except ImportError as error:
         raise ClusterError.explain(
-            "Ray is not installed.", why="experiments on a cluster need it.", fix="pip install 'roundoff[cluster]'"
+            "Ray is not installed.", why="--on ray needs it.", fix="pip install 'roundoff[cluster]'"
         ) from error
     return ray
 
@@ -64,12 +64,12 @@ def _connect(ray: ModuleType) -> None:
         raise ClusterError.explain(
             f"The Ray cluster{where} cannot be reached.",
             why=first_line(error),
-            fix="unset RAY_ADDRESS to use this machine." if address else "ray stop, then try again.",
+            fix="unset RAY_ADDRESS to use this machine." if address else "run `ray stop`, then try again.",
         ) from error
 
 
 def _check_reachable(address: str) -> None:
-    """Raise an `OSError` now if nobody listens at `[ray://]host:port`: Ray would try for minutes."""
+    """Raise an `OSError` if nothing listens at `[ray://]host:port`; Ray itself would retry for minutes."""
     host, _, port = address.rpartition("/")[2].rpartition(":")
     if host and port.isdigit():
         socket.create_connection((host.strip("[]"), int(port)), timeout=_CONNECT_SECONDS).close()
@@ -77,18 +77,18 @@ def _check_reachable(address: str) -> None:
 
 @contextmanager
 def _restoring_sigterm() -> Iterator[None]:
-    """Put back who handles SIGTERM: Ray takes it over when it connects."""
+    """Restore the SIGTERM handler afterwards: Ray replaces it when it connects."""
     before = signal.getsignal(signal.SIGTERM)
     try:
         yield
     finally:
-        if threading.current_thread() is threading.main_thread():  # only there it was taken over
+        if threading.current_thread() is threading.main_thread():  # Ray replaces it only there
             signal.signal(signal.SIGTERM, before)
 
 
 @contextmanager
 def _silencing_ray(ray: ModuleType) -> Iterator[None]:
-    """Keep Ray from printing to standard output, where answers go, that a worker died: outcomes tell it."""
+    """Keep Ray from printing to stdout, which is for results, that a worker died: outcomes say that."""
     module = ray._private.worker
     printing = module.print_to_stdstream
     module.print_to_stdstream = lambda *_, **__: None
@@ -98,36 +98,34 @@ def _silencing_ray(ray: ModuleType) -> Iterator[None]:
         module.print_to_stdstream = printing
 
 
-# == Makes calls on a Ray cluster; on its machine each has a fresh process, just as here.
-
 _CANCEL_SECONDS = 10.0
-"""How long calls that were cancelled may take to end."""
+"""How long cancelled calls may take to end."""
 
 
 class RayWorkers:
-    """Workers that are machines of a Ray cluster, each call asking for one CPU and waiting until there is one.
+    """Workers that are machines of a Ray cluster; each call requests one CPU and waits until one is free.
 
-    The machines have roundoff installed and share the folder that this process works in: what a task reads and writes,
-    its log included, is where it would be if it ran here. Connects when it is made, unless this process is connected.
+    The machines must have roundoff installed and share the working directory of this process, so that a task reads and
+    writes the same files (its log too) as on this machine. Connects when constructed, unless already connected.
     """
 
     def __init__(self) -> None:
         self._connection = ExitStack()
         self._ray = self._connection.enter_context(connected_to_ray())
-        # Ray's own retries are off: ours are counted, and the same everywhere.
+        # Ray's own retries are off: `run_tasks` counts retries, in the same way for every backend.
         self._remote_call = self._ray.remote(num_cpus=1, max_retries=0, scheduling_strategy="SPREAD")(_call_on_machine)
         self._running: dict[Any, int] = {}
         self._num_started = 0
 
     def start(self, packed: bytes, *, log: Path | None) -> int:
-        """Have a pickled call and its argument called in a fresh process; return a number for this try."""
+        """Run a pickled call in a new process; return the number of this attempt."""
         number = self._num_started
         self._num_started += 1
         self._running[self._remote_call.remote(packed, log, Path.cwd())] = number
         return number
 
     def next_answer(self) -> tuple[int, WorkerReply]:
-        """Wait until a try ends; return its number and how it ended."""
+        """Wait until an attempt ends; return its number and how it ended."""
         (reference,), _ = self._ray.wait(list(self._running), num_returns=1)
         number = self._running.pop(reference)
         try:
@@ -139,7 +137,7 @@ class RayWorkers:
         return number, answer
 
     def close(self) -> None:
-        """End what is still running, and the connection if it is ours."""
+        """Stop what is still running, and disconnect if this object connected."""
         try:
             for reference in self._running:
                 self._ray.cancel(reference, force=True)
@@ -151,7 +149,7 @@ class RayWorkers:
 
 
 def _call_on_machine(packed: bytes, log: Path | None, folder: Path) -> WorkerReply:
-    """Make a call in a fresh process of the machine this runs on, in the same folder as there."""
+    """Run a call in a new process on the Ray machine, in the working directory of the caller."""
     try:
         os.chdir(folder)
     except OSError:

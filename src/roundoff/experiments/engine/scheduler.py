@@ -1,4 +1,4 @@
-"""Makes many calls, each in a process of its own, here or on a cluster, and again those whose process died."""
+"""Runs many tasks, each in its own process, on this machine or on a cluster, and retries those whose process died."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from roundoff.experiments.engine.task import OnOutcome, Task, TaskOutcome, Worke
 
 Backend = Literal["pool", "ray"]
 BACKENDS: tuple[Backend, ...] = get_args(Backend)
-"""Where tasks can run: in processes of this machine, or on a Ray cluster."""
+"""Where tasks can run: in processes on this machine, or on a Ray cluster."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,17 +32,17 @@ _Finish = Callable[[int, TaskOutcome], None]
 def run_tasks(
     tasks: Iterable[Task], *, jobs: int = 1, on: Backend = "pool", retries: int = 1, on_result: OnOutcome | None = None
 ) -> list[TaskOutcome]:
-    """Make every call, `jobs` at a time, each in a process of its own; return the outcomes in the order of `tasks`.
+    """Run every task, `jobs` at a time, each in its own process; return the outcomes in the order of `tasks`.
 
-    A call that raises has failed. A process that dies (killed, crashed, its machine gone) is tried again up to
-    `retries` times, on a cluster perhaps elsewhere. `on_result` is called here, as soon as a task is done. However
-    this ends, no process is left behind.
+    A call that raises counts as failed. A task whose process dies (killed, crashed, its machine lost) is retried up to
+    `retries` times, on a cluster possibly on another machine. `on_result` is called in this process as soon as a task
+    is done. No process is left behind, however this ends.
 
-    0 jobs make the calls in this process, one after another: for debugging, since a crash takes everything with it.
+    With `jobs=0` the calls run in this process, one after another. This is for debugging: a crash ends everything.
 
     Raises:
-        UsageError: 0 jobs on a cluster.
-        ClusterError: there is no Ray, or its cluster cannot be reached.
+        UsageError: `jobs` is 0 and the backend is a cluster.
+        ClusterError: Ray is not installed, or its cluster cannot be reached.
     """
     outcomes: dict[int, TaskOutcome] = {}
 
@@ -62,15 +62,15 @@ def run_tasks(
 
 @contextmanager
 def connected(on: Backend) -> Iterator[None]:
-    """Stay connected to the cluster in this block, so that many calls of `run_tasks` share one connection.
+    """Stay connected to the cluster inside the block, so that many calls of `run_tasks` share one connection.
 
     Raises:
-        ClusterError: there is no Ray, or its cluster cannot be reached.
+        ClusterError: Ray is not installed, or its cluster cannot be reached.
     """
     if on == "pool":
         yield
         return
-    # Imported here: Ray is an extra.
+    # Imported here: Ray is an optional dependency.
     from roundoff.experiments.engine.ray_cluster import connected_to_ray
 
     with connected_to_ray():
@@ -80,7 +80,7 @@ def connected(on: Backend) -> Iterator[None]:
 def _run_in_this_process(waiting: Iterable[_Attempt], *, on: Backend, finish: _Finish) -> None:
     if on != "pool":
         raise UsageError.explain(
-            "0 jobs and a cluster do not fit together.", why="0 jobs make all calls in this process.", fix="--jobs 1"
+            "--jobs 0 does not work on a cluster.", why="0 jobs run everything in this process.", fix="--jobs 1"
         )
     for each in waiting:
         began = time.perf_counter()

@@ -1,40 +1,109 @@
-"""A plan for people: the verdict, what is wide and why, what was tried, and how to use it."""
+"""The answer of a plan, as a value and as text: the verdict, what is wide and why, and how to use it."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
 
-from roundoff.experiments.plan.options import Plan
+from roundoff.experiments.plan.options import PlanOptions
 from roundoff.experiments.plan.site_formats import Proposal, SitePlan
-from roundoff.experiments.plan.verification import Verification
+from roundoff.experiments.plan.verification import Verification, VerifiedProposal
+from roundoff.precision.recipe.recipe import Recipe
 from roundoff.report.precision_loss import sensitivity_text
+from roundoff.runs import JsonValue
+from roundoff.sensitivity.effects import Sensitivity
 from roundoff.words import wrap
 
 _WIDTH = 100
 _MAX_SHOWN = 12
 _MAX_NAMED = 4
 _MAX_COSTLY = 6
-"""Sites of the table of where the precision goes; the page has all of them."""
+"""How many sites the table of lost precision shows; the page has all of them."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """A recipe, its evidence, and whether it trains."""
+
+    subject: str
+    options: PlanOptions
+    measured: Sensitivity
+    measured_format: str
+    """The format of most sites, as the recipe names it."""
+    proposal: Proposal
+    recipe: Recipe
+    verified: VerifiedProposal | None
+    """None if the recipe was not verified."""
+    not_tried: str | None
+    """Why the recipe was not verified."""
+    num_trials: int
+    folder: Path
+    recipe_file: Path
+
+    @property
+    def page_file(self) -> Path:
+        """The page that shows where precision is lost."""
+        return self.folder / "precision.html"
+
+    @property
+    def is_good(self) -> bool:
+        """Whether the recipe was verified and trains as well as fp32, or was not to be verified."""
+        return self.verified.is_good if self.verified is not None else not self.options.verify
+
+    @property
+    def text(self) -> str:
+        """The plan as text, the verdict first."""
+        return plan_text(self)
+
+    def to_object(self) -> dict[str, JsonValue]:
+        """Return everything as JSON values, without the measured step, which has its own file."""
+        verified = self.verified
+        verification = None if verified is None else verified.verification
+        return {
+            "subject": self.subject,
+            "recipe": str(self.recipe_file),
+            "folder": str(self.folder),
+            "page": str(self.page_file),
+            "good": self.is_good,
+            "base": self.options.base_name,
+            "format": self.proposal.base_format,
+            "loss": self.proposal.loss,
+            "expected_loss_change": self.proposal.loss_change,
+            "narrow_parameters": self.proposal.narrow_parameters,
+            "mean_bits": self.proposal.mean_bits,
+            "loss_scale": self.recipe.loss_scale.kind,
+            "master_weights": self.recipe.master_weights,
+            "overrides": dict(self.recipe.overrides),
+            "wide": [
+                {"site": each.site, "format": each.fmt, "ops": dict(each.ops), "reasons": list(each.reasons)}
+                for each in self.proposal.wide
+            ],
+            "verification": None if verification is None else verification.to_object(),
+            "tried": [] if verified is None else list(verified.tried),
+            "not_tried": self.not_tried,
+            "trials": self.num_trials,
+        }
 
 
 def plan_text(plan: Plan) -> str:
     """Lay out a plan, the verdict first."""
     lines = [*wrap(verdict(plan)), *_wide_lines(plan), "", *_fact_lines(plan), "", *_use_lines(plan)]
     where = sensitivity_text(plan.measured, plan.measured.formats[0], num_sites=_MAX_COSTLY)
-    return "\n".join([*lines, "", "where the precision goes", where])
+    return "\n".join([*lines, "", "where precision is lost", where])
 
 
 def evidence_lines(plan: Plan) -> list[str]:
-    """Return what is known about the recipe, for the top of its file."""
+    """Return the evidence for the recipe, for the top of its file."""
     return [f"Planned by roundoff for: {plan.subject}", verdict(plan), "", *_fact_lines(plan)]
 
 
 def verdict(plan: Plan) -> str:
-    """Say in one sentence what is narrow, and whether it trains."""
+    """Return in one sentence what is narrow, and whether it trains."""
     proposal = plan.proposal
     wide = [_whole_or_own_code(each, proposal) for each in proposal.wide]
     shown = ", ".join(wide[:_MAX_NAMED]) + (f" and {len(wide) - _MAX_NAMED} more" if len(wide) > _MAX_NAMED else "")
-    what = f"{plan.measured_format} everywhere" if not wide else f"{plan.measured_format} everywhere but {shown}"
+    what = f"{plan.measured_format} everywhere" if not wide else f"{plan.measured_format} everywhere except {shown}"
     if len(wide) == len(proposal.sites):
         what = f"no site can take {plan.measured_format}"
     narrow = f"{100 * proposal.narrow_parameters:.3g} % of the parameters are narrow"
@@ -42,7 +111,7 @@ def verdict(plan: Plan) -> str:
 
 
 def _whole_or_own_code(wide: SitePlan, proposal: Proposal) -> str:
-    """Name a wide site; where a module inside it is narrow, only its own code is meant."""
+    """Name a wide site; if a module inside it is narrow, only its own code is wide."""
     names = {each.site for each in proposal.wide}
     has_narrow_parts = any(
         each.site.startswith(f"{wide.site}.") and each.site not in names and each.num_elements
@@ -53,12 +122,11 @@ def _whole_or_own_code(wide: SitePlan, proposal: Proposal) -> str:
 
 def _ending(plan: Plan) -> str:
     if plan.verified is None:
-        return ", not tried"
+        return ", not verified"
     if plan.is_good:
-        return ", and it trains as fp32 does"
-    return (
-        ", but it does not train as fp32 does" if plan.verified.verification is not None else ", not tried to the end"
-    )
+        return ", and it trains as well as fp32"
+    is_complete = plan.verified.verification is not None
+    return ", but it does not train as well as fp32" if is_complete else ", verification not finished"
 
 
 def _wide_lines(plan: Plan) -> Iterator[str]:
@@ -69,11 +137,11 @@ def _wide_lines(plan: Plan) -> Iterator[str]:
         for reason in each.reasons or ("",):
             yield from _two_columns(names.pop() if names else "", reason, width=width)
     if len(wide) > _MAX_SHOWN:
-        yield f"  and {len(wide) - _MAX_SHOWN} more, in the recipe"
+        yield f"  and {len(wide) - _MAX_SHOWN} more (see the recipe)"
 
 
 def _two_columns(name: str, reason: str, *, width: int) -> Iterator[str]:
-    """Yield a reason in a column of its own, in as many lines as it takes."""
+    """Yield a name and its reason in two columns, in as many lines as needed."""
     lines = wrap(reason, width=max(40, _WIDTH - width - 4))
     yield f"  {name.ljust(width)}  {lines[0]}".rstrip()
     yield from (f"  {''.ljust(width)}  {line}" for line in lines[1:])
@@ -88,8 +156,8 @@ def _fact_lines(plan: Plan) -> Iterator[str]:
     proposal, recipe = plan.proposal, plan.recipe
     share = proposal.loss_change / abs(proposal.loss) if proposal.loss else 0.0
     yield f"measured  step {plan.measured.step} in fp32, loss {proposal.loss:.4g}; the target is {plan.options.target}"
-    yield f"expected  the loss moves by {proposal.loss_change:.2g} ({100 * share:.2g} %) in one step"
-    yield f"bits      {proposal.mean_bits:.1f} a weight or result on average"
+    yield f"expected  the loss changes by {proposal.loss_change:.2g} ({100 * share:.2g} %) in one step"
+    yield f"bits      {proposal.mean_bits:.1f} per weight or result on average"
     if proposal.scaling is not None:
         yield f"scale     {recipe.loss_scale.kind}: {proposal.scaling}"
     if plan.not_tried is not None:
@@ -102,14 +170,14 @@ def _fact_lines(plan: Plan) -> Iterator[str]:
 
 
 def verification_lines(verification: Verification) -> Iterator[str]:
-    """Yield what came of the trainings with a recipe, and of those in fp32."""
+    """Yield the results of the trainings with a recipe, and of those in fp32."""
     ended, reference = verification.text.split("; ", 1)
     yield from label_lines("verified", f"{ended};")
     yield from label_lines("", reference)
 
 
 def label_lines(label: str, text: str) -> Iterator[str]:
-    """Yield a fact beside its label, in as many lines as it takes."""
+    """Yield a fact next to its label, in as many lines as needed."""
     for number, line in enumerate(wrap(text, width=_WIDTH - 10)):
         yield f"{'' if number else label:<10}{line}"
 

@@ -1,4 +1,4 @@
-"""Gives every unit a format: the narrowest for an error, or the least error for a budget."""
+"""Chooses a format for every op at every site: the narrowest for an error, or the smallest error for a budget."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from roundoff.errors import PlanError
+from roundoff.experiments.plan.options import Target
 from roundoff.experiments.plan.site_formats import WIDE, SiteOp
-from roundoff.experiments.plan.target import Target
 from roundoff.formats import format_named
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FormatChoice:
-    """One format that a unit may take, and what that costs."""
+    """One format that an op may take, and its cost."""
 
     fmt: str
     squared_change: float
@@ -23,7 +23,7 @@ class FormatChoice:
 
 
 def format_choices(unit: SiteOp, allowed: Sequence[str]) -> tuple[FormatChoice, ...]:
-    """Return what a unit may take, from narrow to wide; the last is wide. Of formats of one width the better stays."""
+    """Return what an op may take, from narrow to wide, the last being fp32; of equally wide formats only the best."""
     formats = sorted({*allowed, WIDE}, key=lambda fmt: (format_named(fmt).num_bits, unit.squared_change(fmt)))
     best = {format_named(fmt).num_bits: fmt for fmt in reversed(formats)}
     kept = [fmt for fmt in formats if best[format_named(fmt).num_bits] == fmt]
@@ -33,13 +33,13 @@ def format_choices(unit: SiteOp, allowed: Sequence[str]) -> tuple[FormatChoice, 
 
 
 def choose_formats(choices: Sequence[Sequence[FormatChoice]], *, target: Target, loss: float) -> list[FormatChoice]:
-    """Return one choice for every unit, so that the target is met.
+    """Return one choice for every op, so that the target is met.
 
-    For a loss, everything begins as narrow as it may be, and what takes the most error away for its bits is widened
-    until the rest is small enough. For a budget, everything begins wide and is narrowed the other way round.
+    For a loss, everything starts as narrow as allowed, and what removes most error per bit is widened until the rest
+    is small enough. For a budget, everything starts wide and is narrowed in the same way.
 
     Raises:
-        PlanError: not even the narrowest allowed formats meet the budget.
+        PlanError: even the narrowest allowed formats exceed the budget.
     """
     if target.loss is not None:
         return _widen_until(choices, limit=(target.loss * abs(loss)) ** 2)
@@ -64,7 +64,7 @@ def _widen_until(choices: Sequence[Sequence[FormatChoice]], *, limit: float) -> 
 
 
 def _narrow_until(choices: Sequence[Sequence[FormatChoice]], *, budget: float) -> list[FormatChoice]:
-    # What takes no room gains nothing by being wide.
+    # What takes no memory starts narrow: narrowing it would save no bits, so it would never be narrowed.
     places = [len(each) - 1 if each[-1].num_bits else 0 for each in choices]
     heap = [move for unit, each in enumerate(choices) for move in _narrowings(each, places[unit], unit)]
     heapq.heapify(heap)
@@ -73,13 +73,13 @@ def _narrow_until(choices: Sequence[Sequence[FormatChoice]], *, budget: float) -
     if least > budget:
         raise PlanError.explain(
             f"The model does not fit into {budget / 8:.0f} bytes of weights and results.",
-            why=f"with every op as narrow as it can be they take {least / 8:.0f} bytes, of {bits / 8:.0f} in fp32.",
+            why=f"with every op as narrow as allowed they take {least / 8:.0f} bytes; in fp32 {bits / 8:.0f}.",
             fix="allow narrower formats (--formats e4m3,bf16), or raise the budget.",
         )
     while bits > budget:
         _, unit, place, to = heapq.heappop(heap)
         if places[unit] != place:
-            continue  # another move of this unit came first
+            continue  # outdated: another move of this op came first
         bits -= choices[unit][place].num_bits - choices[unit][to].num_bits
         places[unit] = to
         for move in _narrowings(choices[unit], to, unit):
@@ -92,7 +92,7 @@ def _total_error(choices: Sequence[Sequence[FormatChoice]], places: Sequence[int
 
 
 def _best_widening(each: Sequence[FormatChoice], place: int, unit: int) -> tuple[float, int, int] | None:
-    """Return the step that takes the most error away for the bits it adds."""
+    """Return the step to a wider choice that removes most error per bit it adds."""
     now = each[place]
     steps = [
         (-(now.squared_change - each[to].squared_change) / max(each[to].num_bits - now.num_bits, 1.0), unit, to)
@@ -103,7 +103,7 @@ def _best_widening(each: Sequence[FormatChoice], place: int, unit: int) -> tuple
 
 
 def _narrowings(each: Sequence[FormatChoice], place: int, unit: int) -> Iterator[tuple[float, int, int, int]]:
-    """Yield the steps to narrower choices: the error each adds for the bits it saves."""
+    """Yield the steps to narrower choices with the error that each adds per bit it saves."""
     now = each[place]
     for to in range(place):
         saved = now.num_bits - each[to].num_bits

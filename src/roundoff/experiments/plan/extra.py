@@ -1,4 +1,4 @@
-"""Plans of what a recipe adds to a model besides formats: compressed activations, and fixed point."""
+"""Plans of other things than formats: the bits of saved activations, and fixed point."""
 
 from __future__ import annotations
 
@@ -8,14 +8,13 @@ from pathlib import Path
 
 from roundoff.errors import PlanError
 from roundoff.experiments.bisect.judgements import OutOfBudget
-from roundoff.experiments.engine.scheduler import Backend
 from roundoff.experiments.engine.task import Task
 from roundoff.experiments.plan.answer import verification_lines
-from roundoff.experiments.plan.experiment import PlanSession
 from roundoff.experiments.plan.fixed_bits import FixedPlan, fixed_task
-from roundoff.experiments.plan.options import OnMessage, PlanOptions
+from roundoff.experiments.plan.options import ActivationBudget, OnMessage, PlanOptions
 from roundoff.experiments.plan.paused_training import PausedStep, pausing_training
-from roundoff.experiments.plan.verification import Verification
+from roundoff.experiments.plan.session import PlanSession
+from roundoff.experiments.plan.verification import Verification, Verifier
 from roundoff.experiments.trials.targets import TrainTarget
 from roundoff.experiments.trials.trial import TrialTarget
 from roundoff.precision import find_recipe, to_toml
@@ -29,24 +28,10 @@ from roundoff.precision.recipe.recipe import Recipe
 from roundoff.runs import JsonValue
 from roundoff.train.config import TrainConfig
 
-# == Bits for the saved activations of every site, under a memory budget.
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ActivationBudget:
-    """How much a forward may keep for its backward: so many bytes, or a share of what it keeps uncompressed."""
-
-    num_bytes: int | None = None
-    share: float | None = None
-
-    def bytes_of(self, uncompressed: int) -> int:
-        """Return the budget in bytes."""
-        return self.num_bytes if self.num_bytes is not None else int((self.share or 0.0) * uncompressed)
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ActivationPlan:
-    """Bits of every site that saves something, and what that takes."""
+    """The bits of every site that saves activations, and the memory that they need."""
 
     bits: Mapping[str, int]
     """By site, outer sites first, as a recipe reads them."""
@@ -55,12 +40,12 @@ class ActivationPlan:
     budget_bytes: int
 
     def evidence(self) -> list[str]:
-        """Say what it rests on."""
+        """Return what the choice is based on, line by line."""
         counts = {bits: list(self.bits.values()).count(bits) for bits in sorted(set(self.bits.values()))}
         widths = ", ".join(f"{count} at {_bits_text(bits)}" for bits, count in counts.items())
         ratio = self.bytes_before / max(1, self.bytes_after)
         return [
-            f"saved     {self.bytes_after} bytes of {self.bytes_before}, {ratio:.1f} times less; "
+            f"saved     {self.bytes_after} bytes instead of {self.bytes_before}, {ratio:.1f} times less; "
             f"the budget is {self.budget_bytes}",
             f"sites     {widths}; chosen by what compressing each alone does to the gradient",
         ]
@@ -68,7 +53,7 @@ class ActivationPlan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ActivationTask:
-    """What is sent to the process that measures."""
+    """The request, as it is sent to the process that measures."""
 
     config: TrainConfig
     budget: ActivationBudget
@@ -76,7 +61,7 @@ class ActivationTask:
 
 
 def activations_task(config: TrainConfig, budget: ActivationBudget, *, step: int, folder: Path) -> Task:
-    """Return the call that chooses bits for a training, and whose value is an `ActivationPlan`."""
+    """Return the task that chooses bits for a training, and returns an `ActivationPlan`."""
     argument = ActivationTask(config=config, budget=budget, step=step)
     return Task(name="activations", call=choose_activation_bits, argument=argument, log=folder / "log.txt")
 
@@ -85,13 +70,13 @@ def choose_activation_bits(task: ActivationTask) -> ActivationPlan:
     """Train for a few steps, then choose bits by what compressing each site does to the gradient of the next.
 
     Raises:
-        RecipeError: not even 2 bits everywhere fit the budget.
+        RecipeError: even 2 bits everywhere exceed the budget.
     """
-    with pausing_training(task.config, after=task.step) as standing:
-        before = _count_saved_bytes(standing, UNCOMPRESSED)
+    with pausing_training(task.config, after=task.step) as paused:
+        before = _count_saved_bytes(paused, UNCOMPRESSED)
         budget = task.budget.bytes_of(before)
-        chosen = choose_bits(standing.model, standing.run, budget_bytes=budget)
-        after = _count_saved_bytes(standing, chosen)
+        chosen = choose_bits(paused.model, paused.run, budget_bytes=budget)
+        after = _count_saved_bytes(paused, chosen)
     return ActivationPlan(bits=dict(chosen), bytes_before=before, bytes_after=after, budget_bytes=budget)
 
 
@@ -100,10 +85,10 @@ def with_activations(recipe: Recipe, plan: ActivationPlan) -> Recipe:
     return replace(recipe, activation_bits=0, activation_sites=dict(plan.bits))
 
 
-def _count_saved_bytes(standing: PausedStep, bits: int | Mapping[str, int]) -> int:
-    with compress_activations(standing.model, ActivationSettings(bits=bits)) as compressed:
-        standing.run()
-        standing.model.zero_grad()
+def _count_saved_bytes(paused: PausedStep, bits: int | Mapping[str, int]) -> int:
+    with compress_activations(paused.model, ActivationSettings(bits=bits)) as compressed:
+        paused.run()
+        paused.model.zero_grad()
         return compressed.report().bytes_after
 
 
@@ -113,28 +98,28 @@ def _bits_text(bits: int) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExtraPlan:
-    """A recipe, what it rests on, and whether it trains."""
+    """A recipe, its evidence, and whether it trains."""
 
     subject: str
     recipe: Recipe
     evidence: tuple[str, ...]
     verification: Verification | None
-    """None if nothing was tried, or not to the end."""
+    """None if it was not verified, or not completely."""
     is_good: bool
     recipe_file: Path
     folder: Path
 
     @property
     def text(self) -> str:
-        """The plan for people, the verdict first."""
+        """The plan as text, the verdict first."""
         return "\n".join([*self.lines, "", f"recipe    {self.recipe_file}"])
 
     @property
     def lines(self) -> list[str]:
-        """The verdict, and what it rests on."""
+        """The verdict and its evidence."""
         if self.verification is None:
-            return [f"{self.recipe.name}, not tried.", *self.evidence]
-        trains = "trains as fp32 does" if self.verification.is_good else "does not train as fp32 does"
+            return [f"{self.recipe.name}, not verified.", *self.evidence]
+        trains = "trains as well as fp32" if self.verification.is_good else "does not train as well as fp32"
         return [f"{self.recipe.name} {trains}.", *self.evidence, *verification_lines(self.verification)]
 
     def to_object(self) -> dict[str, JsonValue]:
@@ -149,97 +134,61 @@ class ExtraPlan:
         }
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ExtraRequest:
-    """What is planned: bits of saved activations under a budget, or fixed point of so many bits."""
-
-    activations: ActivationBudget | None = None
-    fixed_bits: int | None = None
-
-    @property
-    def asked(self) -> str:
-        """What was asked for, in words, which tells plans apart."""
-        if self.activations is None:
-            return f"fixed {self.fixed_bits}"
-        share, num_bytes = self.activations.share, self.activations.num_bytes
-        return f"activations {num_bytes} bytes" if share is None else f"activations {100 * share:g}%"
-
-    @property
-    def called(self) -> str:
-        """What is planned, for people."""
-        return "the bits of saved activations" if self.activations is not None else "fixed point"
-
-    @property
-    def by_hand(self) -> str:
-        """What to do with a training that cannot be planned."""
-        if self.activations is not None:
-            return "choose_bits, docs/compressed-activations.md"
-        return "start from recipe fixed, docs/fixed-point.md"
-
-    def task(self, config: TrainConfig, options: PlanOptions, folder: Path) -> Task:
-        """Return the call that measures and chooses."""
-        if self.activations is not None:
-            return activations_task(config, self.activations, step=options.measured_step, folder=folder)
-        assert self.fixed_bits is not None
-        return fixed_task(
-            config, bits=self.fixed_bits, target=options.target, step=options.measured_step, folder=folder
-        )
-
-    def recipe(self, chosen: ActivationPlan | FixedPlan, base: Recipe, *, name: str) -> Recipe:
-        """Return the recipe of what was chosen."""
-        if isinstance(chosen, ActivationPlan):
-            return replace(with_activations(base, chosen), name=name)
-        return chosen.recipe(name=name)
-
-
-def make_extra_plan(
-    subject: TrialTarget,
-    extra: ExtraRequest,
-    options: PlanOptions,
-    *,
-    base: Path,
-    name: str | None = None,
-    recipe_file: Path | None = None,
-    jobs: int = 1,
-    on: Backend = "pool",
-    tell: OnMessage = lambda line: None,
-) -> ExtraPlan:
-    """Choose by what one step shows, try the recipe beside fp32, and write it down.
+def make_extra_plan(training: TrialTarget, options: PlanOptions, *, on_message: OnMessage) -> ExtraPlan:
+    """Choose from one measured step, verify the recipe against fp32, and write it.
 
     Raises:
         PlanError: the training is a script, or fails in fp32.
     """
-    if not isinstance(subject, TrainTarget):
-        raise PlanError.explain(
-            f"Of `{subject.name}` {extra.called} cannot be planned.",
-            why="one step has to be run again and again, which only settings of roundoff train allow.",
-            fix=f"roundoff plan ... train OPTIONS; for a model of yours: {extra.by_hand}",
-        )
-    workplace = PlanSession.open(subject, options, base=base, name=name, jobs=jobs, on=on, tell=tell)
-    folder = workplace.folder
-    chosen: ActivationPlan | FixedPlan = workplace.trials.run(extra.task(subject.config, options, folder.trial(0)))
-    file = recipe_file or folder.recipe
-    recipe = extra.recipe(chosen, find_recipe(options.base), name=file.stem)
-    tell("chosen; now it is tried" if options.verify else "chosen")
-    verification = _verify_recipe(recipe, options, workplace)
+    if not isinstance(training, TrainTarget):
+        raise _unsupported_error(training, options)
+    session = PlanSession.open(training, options, on_message=on_message)
+    chosen: ActivationPlan | FixedPlan = session.trials.run_task(_choice_task(training, options, session))
+    name = session.recipe_file.stem
+    if isinstance(chosen, ActivationPlan):
+        recipe = replace(with_activations(find_recipe(options.base_name), chosen), name=name)
+    else:
+        recipe = chosen.recipe(name=name)
+    on_message("chosen; verifying it" if options.verify else "chosen")
+    verification = _verify_recipe(recipe, options, session)
     plan = ExtraPlan(
-        subject=subject.name,
-        recipe=replace(recipe, description=f"planned for {subject.name}"),
+        subject=training.name,
+        recipe=replace(recipe, description=f"planned for {training.name}"),
         evidence=tuple(chosen.evidence()),
         verification=verification,
         is_good=not options.verify or (verification is not None and verification.is_good),
-        recipe_file=file,
-        folder=folder.path,
+        recipe_file=session.recipe_file,
+        folder=session.folder.path,
     )
-    folder.finish(_toml(plan), answer=plan.to_object(), also=file)
+    session.folder.finish(_toml(plan), answer=plan.to_object(), recipe_file=plan.recipe_file)
     return plan
 
 
-def _verify_recipe(recipe: Recipe, options: PlanOptions, workplace: PlanSession) -> Verification | None:
+def _unsupported_error(training: TrialTarget, options: PlanOptions) -> PlanError:
+    what, by_hand = "The bits of saved activations", "choose_bits, docs/compressed-activations.md"
+    if options.activations is None:
+        what, by_hand = "Fixed point", "start from recipe fixed, docs/fixed-point.md"
+    return PlanError.explain(
+        f"{what} cannot be planned for `{training.name}`.",
+        why="one step must be run many times, which only works for settings of roundoff train.",
+        fix=f"roundoff plan ... train OPTIONS; for your own model: {by_hand}",
+    )
+
+
+def _choice_task(training: TrainTarget, options: PlanOptions, session: PlanSession) -> Task:
+    """Return the task that measures one step and chooses."""
+    config, step, folder = training.config, options.measured_step, session.folder.trial(0)
+    if options.activations is not None:
+        return activations_task(config, options.activations, step=step, folder=folder)
+    assert options.fixed_bits is not None
+    return fixed_task(config, bits=options.fixed_bits, target=options.target, step=step, folder=folder)
+
+
+def _verify_recipe(recipe: Recipe, options: PlanOptions, session: PlanSession) -> Verification | None:
     if not options.verify:
         return None
     try:
-        return workplace.verifier(options).verify(recipe)
+        return Verifier.for_session(session, options).verify(recipe)
     except OutOfBudget:
         return None
 

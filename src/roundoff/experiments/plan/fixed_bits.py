@@ -1,4 +1,4 @@
-"""A plan in fixed point: bits and range of every tensor, and the recipe made of them."""
+"""A plan in fixed point: the bits and the range of every tensor, chosen by what they do to the loss of one step."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from torch import Tensor, nn
 
 from roundoff.experiments.engine.task import Task
 from roundoff.experiments.plan.assignment import FormatChoice, choose_formats
+from roundoff.experiments.plan.options import Target
 from roundoff.experiments.plan.paused_training import PausedStep, pausing_training
-from roundoff.experiments.plan.target import Target
 from roundoff.kernels.rounding_rules import RANGES, FixedRule, Range
 from roundoff.kernels.scaled_fixed_point import quantize_fixed
 from roundoff.precision.fixed import FixedPointSettings, TensorSetting
@@ -31,28 +31,28 @@ _PLANNED_KINDS: Final[tuple[PlannedKind, ...]] = ("weight", "activation", "gradi
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FixedChoice:
-    """Bits and range of one kind of tensor at one site."""
+    """The bits and the range of one kind of tensor at one site."""
 
     site: str
     kind: PlannedKind
     bits: int
     range: Range
     error: float
-    """What it moves the loss by; of gradients, the error relative to their length."""
+    """How much it changes the loss; for gradients, the error relative to their norm."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FixedPlan:
-    """Bits and ranges of a model, and what they are expected to do."""
+    """The bits and ranges of a model, and their expected effect."""
 
     bits: int
-    """What a tensor takes that nothing speaks against."""
+    """The bits of every tensor that does not need more."""
     choices: tuple[FixedChoice, ...]
     loss: float
     loss_change: float
 
     def settings(self) -> FixedPointSettings:
-        """Return the settings: the usual of each kind, and the sites that differ, outer ones first."""
+        """Return the settings: the most common of each kind, and the sites that differ, outer ones first."""
         usual = {kind: TensorSetting(bits=self.bits, range=self._usual_range(kind)) for kind in _PLANNED_KINDS}
         sites: dict[str, dict[str, TensorSetting]] = {}
         for each in sorted(self.choices, key=lambda choice: choice.site.count(".")):
@@ -69,16 +69,16 @@ class FixedPlan:
         return Recipe(name=name, description=description, compute="fixed", fixed=self.settings())
 
     def evidence(self) -> list[str]:
-        """Say what it rests on, the tensors that matter most first."""
+        """Return what the choice is based on, line by line, the tensors that matter most first."""
         wider = Counter(f"{each.bits} bits" for each in self.choices)
         ranges = Counter(str(each.range) for each in self.choices)
         share = self.loss_change / abs(self.loss) if self.loss else 0.0
         worst = sorted((each for each in self.choices if each.kind in ("weight", "activation")), key=_by_error)[:5]
         return [
-            f"expected  the loss {self.loss:.4g} moves by {self.loss_change:.2g} ({100 * share:.2g} %) in one step",
+            f"expected  the loss {self.loss:.4g} changes by {self.loss_change:.2g} ({100 * share:.2g} %) in one step",
             f"widths    {_join_counts(wider)}",
             f"ranges    {_join_counts(ranges)}",
-            *(f"most      {each.site or '<model>'} {each.kind}: {each.error:.2g}" for each in worst),
+            *(f"largest   {each.site or '<model>'} {each.kind}: {each.error:.2g}" for each in worst),
         ]
 
     def _usual_range(self, kind: PlannedKind) -> Range:
@@ -88,7 +88,7 @@ class FixedPlan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FixedTask:
-    """What is sent to the process that measures."""
+    """The request, as it is sent to the process that measures."""
 
     config: TrainConfig
     bits: int
@@ -97,18 +97,15 @@ class FixedTask:
 
 
 def fixed_task(config: TrainConfig, *, bits: int, target: Target, step: int, folder: Path) -> Task:
-    """Return the call that chooses bits and ranges for a training, and whose value is a `FixedPlan`."""
+    """Return the task that chooses bits and ranges for a training, and returns a `FixedPlan`."""
     argument = FixedTask(config=config, bits=bits, target=target, step=step)
     return Task(name="fixed", call=measure_and_choose_fixed, argument=argument, log=folder / "log.txt")
 
 
 def measure_and_choose_fixed(task: FixedTask) -> FixedPlan:
     """Train for a few steps in float, then choose by what quantizing each tensor does to the loss of the next."""
-    # Imported here: choosing makes values of this file.
-    from roundoff.experiments.plan.fixed_bits import choose_fixed
-
-    with pausing_training(task.config, after=task.step) as standing:
-        return choose_fixed(standing, bits=task.bits, target=task.target)
+    with pausing_training(task.config, after=task.step) as paused:
+        return choose_fixed(paused, bits=task.bits, target=task.target)
 
 
 def _by_error(each: FixedChoice) -> float:
@@ -119,17 +116,15 @@ def _join_counts(counts: Counter[str]) -> str:
     return ", ".join(f"{count} at {name}" for name, count in sorted(counts.items()))
 
 
-# == Widths and range methods for fixed point, tensor by tensor, by what they do to the loss of one step.
-
 _EXTRA_BITS: Final = (0, 2, 4, 8)
 _MAX_BITS: Final = 16
 _MIN_GRADIENT_DB: Final = 15.0
-"""Rounding a gradient moves no loss of this step; it takes so many bits that it keeps its direction."""
+"""Rounding a gradient does not change the loss of this step, so it takes enough bits to keep its direction."""
 
 
-def choose_fixed(standing: PausedStep, *, bits: int, target: Target) -> FixedPlan:
-    """Return bits and ranges for every module: the range that hurts least, and more bits until the target is met."""
-    seen, loss = _observe_step(standing)
+def choose_fixed(paused: PausedStep, *, bits: int, target: Target) -> FixedPlan:
+    """Return bits and ranges for every module: the best range, and more bits until the target is met."""
+    seen, loss = _observe_step(paused)
     widths = sorted({min(bits + more, max(bits, _MAX_BITS)) for more in _EXTRA_BITS})
     forward = [each for each in seen if each.kind in ("weight", "activation")]
     ranges = [{width: _best_range(each, width) for width in widths} for each in forward]
@@ -162,7 +157,7 @@ def choose_fixed(standing: PausedStep, *, bits: int, target: Target) -> FixedPla
 
 @dataclass(slots=True, kw_only=True)
 class _SeenTensors:
-    """The tensors of one kind at one site, with dL/dx for those that the forward uses."""
+    """The tensors of one kind at one site, with dL/dx for those that the forward pass uses."""
 
     site: str
     kind: PlannedKind
@@ -173,29 +168,29 @@ class _SeenTensors:
         return sum(x.numel() for x, _ in self.pairs)
 
 
-def _observe_step(standing: PausedStep) -> tuple[list[_SeenTensors], float]:
-    """Run the step once, and return what fixed point would quantize in it, and its loss."""
+def _observe_step(paused: PausedStep) -> tuple[list[_SeenTensors], float]:
+    """Run the step once, and return the tensors that fixed point would quantize, and the loss."""
     outputs: dict[str, list[Tensor]] = {}
     made: list[Tensor] = []
 
     def note(name: str, module: nn.Module, args: object, output: object) -> None:
-        # What a module inside has made passes as it is, and so does a loss.
+        # The output of an inner module is noted there already, and a scalar loss is not quantized.
         if isinstance(output, Tensor) and output.requires_grad and output.dim() and not any(x is output for x in made):
             output.retain_grad()
             made.append(output)
             outputs.setdefault(name, []).append(output)
 
     hooks = [
-        module.register_forward_hook(partial(note, site_of(name))) for name, module in standing.model.named_modules()
+        module.register_forward_hook(partial(note, site_of(name))) for name, module in paused.model.named_modules()
     ]
-    standing.model.zero_grad()
+    paused.model.zero_grad()
     try:
-        loss = float(standing.run())
+        loss = float(paused.run())
     finally:
         for hook in hooks:
             hook.remove()
-    seen = [*_parameters(standing.model), *_outputs(outputs)]
-    standing.model.zero_grad()
+    seen = [*_parameters(paused.model), *_outputs(outputs)]
+    paused.model.zero_grad()
     return seen, loss
 
 
@@ -217,9 +212,9 @@ def _outputs(outputs: Mapping[str, Sequence[Tensor]]) -> Iterator[_SeenTensors]:
 
 
 def _best_range(seen: _SeenTensors, bits: int) -> tuple[Range, float]:
-    """Return the range that moves the loss least, and the square of that.
+    """Return the range that changes the loss least, and the square of that change.
 
-    <g, d> is what it moves this loss by; the sum of (g d)^2 beside it is what chance may add in other steps.
+    <g, d> is how much this loss changes; the sum of (g d)^2 is added for what chance may do in other steps.
     """
     errors: dict[Range, float] = {}
     for name in RANGES:

@@ -1,63 +1,162 @@
-"""What a plan can be told, and what it gives back."""
+"""The options of a plan: where it starts, what it has to meet, and how much its verification may cost."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from roundoff.errors import PlanError
-from roundoff.experiments.plan.site_formats import Proposal
-from roundoff.experiments.plan.target import DEFAULT_LOSS, Target
-from roundoff.experiments.plan.verification import VerifiedProposal
+from roundoff.errors import PlanError, UsageError
+from roundoff.experiments.engine.scheduler import Backend
 from roundoff.formats import format_named
-from roundoff.precision.recipe.recipe import Recipe
 from roundoff.runs import JsonValue
-from roundoff.sensitivity.effects import Sensitivity
 
 OnMessage = Callable[[str], None]
-"""Is told what is going on, a line at a time."""
+"""Called with what is going on, a line at a time."""
+DEFAULT_LOSS = 0.005
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Target:
+    """One of three: the relative change of the loss, the mean bits per number, or the bytes."""
+
+    loss: float | None = None
+    """The largest relative change of the loss in one step."""
+    bits: float | None = None
+    """The mean bits of the weights and results of the model."""
+    memory_bytes: int | None = None
+    """The bytes of the weights and results of one step together."""
+
+    def __post_init__(self) -> None:
+        given = [name for name in ("loss", "bits", "memory_bytes") if getattr(self, name) is not None]
+        if len(given) != 1:
+            raise PlanError.explain(
+                f"A plan has exactly one target; {len(given)} are given.",
+                why="the narrowest formats for a loss and the smallest error for a budget are different searches.",
+                fix="give one of --target loss=0.5%, --bits 18, --memory 40MB.",
+            )
+        if not getattr(self, given[0]) > 0:
+            raise PlanError.explain(f"Invalid target {given[0]} = {getattr(self, given[0])}: it must be above 0.")
+
+    @property
+    def is_budget(self) -> bool:
+        """Whether the memory is limited, not the error."""
+        return self.loss is None
+
+    def __str__(self) -> str:
+        if self.loss is not None:
+            return f"the loss within {100 * self.loss:g} % of fp32 in one step"
+        if self.bits is not None:
+            return f"{self.bits:g} bits per number on average"
+        return f"{self.memory_bytes} bytes of weights and results"
+
+
+def target_of(text: str | None, *, bits: float | None = None, memory_bytes: int | None = None) -> Target:
+    """Return the target of the options; the default is the loss within 0.5 %.
+
+    >>> target_of("loss=0.5%").loss
+    0.005
+
+    Raises:
+        PlanError: the text is not a target, or there is more than one.
+    """
+    if text is None and bits is None and memory_bytes is None:
+        return Target(loss=DEFAULT_LOSS)
+    return Target(loss=None if text is None else _loss(text), bits=bits, memory_bytes=memory_bytes)
+
+
+def _loss(text: str) -> float:
+    match = re.fullmatch(r"loss=(\d*\.?\d+(?:[eE][-+]?\d+)?)(%?)", text.strip())
+    if match is None:
+        raise PlanError.explain(
+            f"Invalid --target {text}.", why="it says how much the loss may change.", fix="write it as loss=0.5%"
+        )
+    return float(match[1]) / (100 if match[2] else 1)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ActivationBudget:
+    """How much a forward pass may save for its backward pass: in bytes, or as a share of what it saves uncompressed."""
+
+    num_bytes: int | None = None
+    share: float | None = None
+
+    def bytes_of(self, uncompressed: int) -> int:
+        """Return the budget in bytes."""
+        return self.num_bytes if self.num_bytes is not None else int((self.share or 0.0) * uncompressed)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanOptions:
-    """Where a plan starts, what it has to meet, and how much trying it may cost."""
+    """Where a plan starts, what it has to meet, and how much its verification may cost."""
 
-    base: str = "half"
-    """The recipe to start from: a name or a TOML file."""
+    base: str | None = None
+    """The recipe to start from, a name or a TOML file; None: half, or fp32 if no formats are planned."""
     formats: tuple[str, ...] = ()
-    """What sites may take besides fp32; none: what the base recipe computes in."""
+    """What sites may take besides fp32; empty: what the base recipe computes in."""
     target: Target = field(default_factory=lambda: Target(loss=DEFAULT_LOSS))
     modules_only: bool = False
-    """Let no op of a site take another format than the site."""
-    extra: str = ""
-    """What is planned instead of formats, as it was asked for; empty: formats."""
+    """Give formats to whole sites only, never to single ops."""
+    activations: ActivationBudget | None = None
+    """Plan the bits of saved activations under this budget, instead of formats."""
+    fixed_bits: int | None = None
+    """Plan fixed point, starting from this many bits, instead of formats."""
     measured_step: int = 2
-    """The step that is measured, from 0. In the first ones, what starts at zero has not moved."""
+    """The step that is measured, from 0. In the first steps, what starts at zero has not changed yet."""
     verify: bool = True
     seeds: int = 3
-    """How many trainings of each kind are compared."""
+    """How many trainings with the recipe, and how many in fp32, are compared."""
     num_steps: int | None = 100
-    """How long these are; None: as long as the training itself."""
+    """How many steps these take; None: as many as the training itself."""
     max_runs: int | None = None
     max_seconds: float | None = None
+    recipe_file: Path | None = None
+    """Where the recipe goes, besides the folder of the plan."""
+    runs: Path = Path("runs")
+    """The parent directory of the folder of the plan."""
+    name: str | None = None
+    """The name of that folder; None: the next of `plan-1`, `plan-2`, ..."""
+    jobs: int = 1
+    """How many trainings there are at a time."""
+    on: Backend = "pool"
+    """Where they run."""
 
     def __post_init__(self) -> None:
+        if self.activations is not None and self.fixed_bits is not None:
+            raise UsageError.explain(
+                "--activations and --fixed cannot be combined.", fix="make two plans, one after the other."
+            )
         for fmt in self.formats:
-            format_named(fmt)  # an unknown one is an error now, and not after the first training
+            format_named(fmt)  # an unknown format is an error now, not after the first training
         if self.seeds < 2:
             raise PlanError.explain(
-                f"--seeds {self.seeds} cannot be.",
-                why="how far trainings in fp32 are apart takes two of them to know.",
+                f"Invalid --seeds {self.seeds}: at least 2 are needed.",
+                why="the noise is measured from several trainings in fp32.",
                 fix="use 2 or more, or --no-verify.",
             )
 
-    def asked(self, subject: str, fingerprint: str) -> dict[str, JsonValue]:
-        """Return what makes this plan another one than others, as JSON values; budgets do not."""
+    @property
+    def base_name(self) -> str:
+        """The recipe to start from."""
+        return self.base or ("fp32" if self.extra else "half")
+
+    @property
+    def extra(self) -> str:
+        """What is planned instead of formats, in words; empty: formats."""
+        if self.fixed_bits is not None:
+            return f"fixed {self.fixed_bits}"
+        if self.activations is None:
+            return ""
+        share, num_bytes = self.activations.share, self.activations.num_bytes
+        return f"activations {num_bytes} bytes" if share is None else f"activations {100 * share:g}%"
+
+    def request(self, subject: str, fingerprint: str) -> dict[str, JsonValue]:
+        """Return what must be equal for a plan to resume, as JSON values; budgets may change."""
         return {
             "subject": subject,
             "fingerprint": fingerprint,
-            "base": self.base,
+            "base": self.base_name,
             "formats": list(self.formats),
             "target": str(self.target),
             "modules_only": self.modules_only,
@@ -65,63 +164,4 @@ class PlanOptions:
             "measured_step": self.measured_step,
             "seeds": self.seeds,
             "num_steps": self.num_steps,
-        }
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
-    """A recipe, what it rests on, and whether it trains."""
-
-    subject: str
-    options: PlanOptions
-    measured: Sensitivity
-    measured_format: str
-    """The format whose effects were looked at first."""
-    proposal: Proposal
-    recipe: Recipe
-    verified: VerifiedProposal | None
-    """None if nothing was tried."""
-    not_tried: str | None
-    """Why nothing was tried."""
-    num_trials: int
-    folder: Path
-    recipe_file: Path
-
-    @property
-    def page_file(self) -> Path:
-        """Where the precision goes, as a page."""
-        return self.folder / "precision.html"
-
-    @property
-    def is_good(self) -> bool:
-        """Whether the recipe was tried and trains as fp32 does, or was not to be tried."""
-        return self.verified.is_good if self.verified is not None else not self.options.verify
-
-    def to_object(self) -> dict[str, JsonValue]:
-        """Return everything but the measured step, which has a file of its own, as JSON values."""
-        verified = self.verified
-        verification = None if verified is None else verified.verification
-        return {
-            "subject": self.subject,
-            "recipe": str(self.recipe_file),
-            "folder": str(self.folder),
-            "page": str(self.page_file),
-            "good": self.is_good,
-            "base": self.options.base,
-            "format": self.proposal.base_format,
-            "loss": self.proposal.loss,
-            "expected_loss_change": self.proposal.loss_change,
-            "narrow_parameters": self.proposal.narrow_parameters,
-            "mean_bits": self.proposal.mean_bits,
-            "loss_scale": self.recipe.loss_scale.kind,
-            "master_weights": self.recipe.master_weights,
-            "overrides": dict(self.recipe.overrides),
-            "wide": [
-                {"site": each.site, "format": each.fmt, "ops": dict(each.ops), "reasons": list(each.reasons)}
-                for each in self.proposal.wide
-            ],
-            "verification": None if verification is None else verification.to_object(),
-            "tried": [] if verified is None else list(verified.tried),
-            "not_tried": self.not_tried,
-            "trials": self.num_trials,
         }

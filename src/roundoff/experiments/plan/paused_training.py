@@ -1,4 +1,4 @@
-"""A training that stands still after a few steps, so that its next one can be looked at again and again."""
+"""A training that is paused after a few steps, so that its next step can be run many times."""
 
 from __future__ import annotations
 
@@ -39,16 +39,16 @@ class PausedStep:
 
 @contextlib.contextmanager
 def pausing_training(config: TrainConfig, *, after: int) -> Iterator[PausedStep]:
-    """Train in fp32 for `after` steps, in this process, and give the step that follows.
+    """Train in fp32 for `after` steps, in this process, and yield the next step.
 
     Raises:
         PlanError: the training has several ranks, or fewer steps.
     """
     if config.num_ranks > 1:
         raise PlanError.explain(
-            "A training on several ranks cannot be looked into like this.",
-            why="the step is run in one process.",
-            fix="plan it with --procs 1; the recipe serves any number of ranks.",
+            "This plan does not work for a training on several ranks.",
+            why="its step is run in one process.",
+            fix="plan it with --procs 1; the recipe works for any number of ranks.",
         )
     alone = replace(config, recipe="fp32", loss_scale="recipe", runs=None, resume=None, workers=0)
     with joined_ranks(alone, place_here(alone)) as ranks:
@@ -66,5 +66,5 @@ def pausing_training(config: TrainConfig, *, after: int) -> Iterator[PausedStep]
 def _next_batch(batches: Iterator[Batch], device: torch.device, after: int) -> Batch:
     batch = next(batches, None)
     if batch is None:
-        raise PlanError.explain(f"There is no step {after} in an epoch of this training.", fix="--measure-step 0")
+        raise PlanError.explain(f"An epoch of this training has no step {after}.", fix="--measure-step 0")
     return batch.to(device)

@@ -1,4 +1,4 @@
-"""A format for every site, from one measured step: the proposal that is then tried."""
+"""Proposes a format for every site from one measured step; the proposal is then verified."""
 
 from __future__ import annotations
 
@@ -9,23 +9,21 @@ from typing import Literal
 
 from roundoff.errors import PlanError
 from roundoff.experiments.plan.assignment import FormatChoice, choose_formats, format_choices
+from roundoff.experiments.plan.options import Target
 from roundoff.experiments.plan.site_formats import MODEL_SITE, Proposal, SiteOp, SitePlan, site_ops
-from roundoff.experiments.plan.target import Target
 from roundoff.formats import BlockFormat, format_named
 from roundoff.sensitivity.effects import Effect, Rounded, Sensitivity
-
-# == What speaks against a format at one op, whatever the loss says: overflow, and gradients that vanish.
 
 RiskKind = Literal["overflow", "headroom", "lost", "underflow"]
 
 HEADROOM = 4.0
-"""Values grow while a net trains: one that comes as near as this to the largest number is taken to overflow later."""
+"""Values grow during training: one within this factor of the largest number counts as a later overflow."""
 _MIN_VALUE_DB = 10.0
-"""A tensor whose rounding error is a third of it (in length) is not the same tensor any more."""
+"""A tensor whose rounding error is a third of its norm is too inaccurate to use."""
 _MIN_GRADIENT_DB = 20.0
-"""A gradient that is a tenth off (in length), because of what became 0 or subnormal, no longer says where to go."""
+"""A gradient with an error of a tenth of its norm, from what became 0 or subnormal, has lost its direction."""
 _SCALED_ROOM = 2.0**6
-"""With a loss scale a gradient is safe if its largest number is so far above the smallest normal one."""
+"""With a loss scale a gradient is safe if its largest number exceeds the smallest normal one by this factor."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,13 +32,13 @@ class Risk:
 
     kind: RiskKind
     text: str
-    """`overflow: its result reaches 2.9e+06, fp16 ends at 65504`."""
+    """`overflow: its result reaches 2.9e+06, the largest fp16 number is 65504`."""
 
 
 def risk_of(unit: SiteOp, fmt: str, *, loss_scale: float = 1.0) -> Risk | None:
-    """Return what speaks against a format at a unit, the gravest first; None if nothing does."""
+    """Return the most serious risk of a format at an op; None if there is none."""
     effects = unit.effects.get(fmt, ())
-    # In a format with scales of its own what is too large is only less exact.
+    # A format with its own scales does not overflow: large values are only less accurate.
     has_scales = isinstance(format_named(fmt), BlockFormat)
     too_large = None if has_scales else _overflow_risk(effects, fmt) or _headroom_risk(effects, fmt)
     return too_large or _precision_risk(effects, fmt) or _underflow_risk(effects, fmt, loss_scale=loss_scale)
@@ -50,12 +48,13 @@ def _overflow_risk(effects: Iterable[Effect], fmt: str) -> Risk | None:
     largest = format_named(fmt).largest
     for effect in effects:
         if effect.value.overflow > 0:
-            text = f"overflow: its {effect.part} reaches {effect.absmax:.3g}, {fmt} ends at {largest:g}"
+            text = f"overflow: its {effect.part} reaches {effect.absmax:.3g}, the largest {fmt} number is {largest:g}"
             return Risk(kind="overflow", text=text)
         if effect.gradient is not None and effect.gradient.overflow > 0:
             reached = effect.gradient_absmax or 0.0
             return Risk(
-                kind="overflow", text=f"overflow: its gradient reaches {reached:.3g}, {fmt} ends at {largest:g}"
+                kind="overflow",
+                text=f"overflow: its gradient reaches {reached:.3g}, the largest {fmt} number is {largest:g}",
             )
     return None
 
@@ -63,9 +62,11 @@ def _overflow_risk(effects: Iterable[Effect], fmt: str) -> Risk | None:
 def _headroom_risk(effects: Iterable[Effect], fmt: str) -> Risk | None:
     largest = format_named(fmt).largest
     for effect in effects:
-        # A weight does not grow by that much; what is computed from many of them does.
+        # Weights do not grow by that factor; what is computed from many of them may.
         if effect.part != "weight" and effect.absmax * HEADROOM > largest:
-            text = f"near overflow: its {effect.part} reaches {effect.absmax:.3g}, {fmt} ends at {largest:g}"
+            text = (
+                f"near overflow: its {effect.part} reaches {effect.absmax:.3g}, the largest {fmt} number is {largest:g}"
+            )
             return Risk(kind="headroom", text=text)
     return None
 
@@ -73,7 +74,7 @@ def _headroom_risk(effects: Iterable[Effect], fmt: str) -> Risk | None:
 def _precision_risk(effects: Iterable[Effect], fmt: str) -> Risk | None:
     for effect in effects:
         if effect.value.snr_db < _MIN_VALUE_DB and effect.gradient is not None:
-            left = f"{effect.value.snr_db:.0f} dB are left"
+            left = f"the signal-to-noise ratio is {effect.value.snr_db:.0f} dB"
             text = f"underflow: of its {effect.part} {_lost_share_text(effect.value)} in {fmt}; {left}"
             return Risk(kind="lost", text=text)
     return None
@@ -95,7 +96,7 @@ def _underflow_risk(effects: Iterable[Effect], fmt: str, *, loss_scale: float) -
 
 
 def _lost_share_text(rounded: Rounded) -> str:
-    """Say which share of some numbers a format loses.
+    """Describe which share of some numbers a format loses.
 
     >>> _share(Rounded(num_elements=4, overflow=0, underflow=0.25, subnormal=0.5, ulps=0, snr_db=3))
     '25 % become 0 and 50 % subnormal'
@@ -109,7 +110,7 @@ def _lost_share_text(rounded: Rounded) -> str:
 
 
 _GLOBAL_SHARE = 0.25
-"""Gradients that vanish at more of the ops than this are a matter of the loss's size, and not of these ops."""
+"""If gradients vanish at a larger share of the ops than this, the loss is too small; the ops are not the cause."""
 _LARGEST_SCALE = 2.0**24
 _USUAL_SCALE = 2.0**16
 
@@ -123,15 +124,15 @@ def propose(
     is_scaled: bool = False,
     only_ops: frozenset[str] | None = None,
 ) -> Proposal:
-    """Give every site the narrowest of `formats` (or fp32) that nothing speaks against and that meets the target.
+    """Pick, for every site, the narrowest of `formats` (or fp32) that passes all checks and meets the target.
 
     Args:
-        sensitivity: one measured step; it must hold all of `formats`.
-        formats: what may be chosen, besides fp32.
-        target: how far the loss may move, or how much room there is.
-        modules_only: let no op of a site take another format than the site.
-        is_scaled: whether the loss is scaled anyway; else that is proposed where gradients vanish everywhere.
-        only_ops: ops that are rounded at all, if not all of them are; others count for nothing.
+        sensitivity: One measured step; it must hold all of `formats`.
+        formats: What may be chosen, besides fp32.
+        target: How much the loss may change, or how much memory there is.
+        modules_only: Give formats to whole sites only, never to single ops.
+        is_scaled: Whether the loss is scaled anyway; otherwise scaling is proposed where gradients vanish everywhere.
+        only_ops: The ops that the recipe rounds, if not all; the others are ignored.
 
     Raises:
         PlanError: a format was not measured, nothing was, or the budget is too small.
@@ -169,43 +170,43 @@ def _check_measured(sensitivity: Sensitivity, formats: Sequence[str]) -> None:
     missing = [fmt for fmt in formats if fmt not in sensitivity.formats]
     if missing or not formats:
         raise PlanError.explain(
-            f"Nothing is known of {', '.join(missing) or 'no format'}.",
-            why=f"the step was measured for {', '.join(sensitivity.formats)}.",
+            f"The step was not measured for {', '.join(missing)}." if missing else "No formats are given.",
+            why=f"it was measured for {', '.join(sensitivity.formats)}.",
             fix="measure it again with these formats.",
         )
     if not any(_is_planned(unit) for unit in site_ops(sensitivity)):
         raise PlanError.explain(
             "The measured step rounds nothing.",
-            why="no op of the model computes something that a narrow format would change.",
-            fix="see that the training calls its model in that step.",
+            why="a narrow format would not change the result of any op of the model.",
+            fix="check that the training calls its model in that step.",
         )
 
 
 def _is_planned(unit: SiteOp) -> bool:
-    """Whether a recipe reaches it: what the loop computes, and further models (`Critic:0`), it does not."""
+    """Whether a recipe applies to it: not to what the loop computes, nor to further models (`Critic:0`)."""
     return unit.site != "<loop>" and ":" not in unit.site
 
 
 def _why_scaled(units: Sequence[SiteOp], fmt: str) -> str | None:
-    """Say why the loss has to be scaled: gradients vanish at many of the ops; None if they do not."""
+    """Return why the loss must be scaled: gradients vanish at many of the ops; None if they do not."""
     with_gradient = [unit for unit in units if unit.has_gradient]
     risks = [risk_of(unit, fmt) for unit in with_gradient]
     num_lost = sum(risk is not None and risk.kind == "underflow" for risk in risks)
     if num_lost <= _GLOBAL_SHARE * len(with_gradient):
         return None
     largest = _largest_gradient(units, fmt)
-    return f"gradients vanish in {fmt} at {num_lost} of {len(with_gradient)} ops: the largest of all is {largest:.3g}"
+    return f"gradients vanish in {fmt} at {num_lost} of {len(with_gradient)} ops; the largest of all is {largest:.3g}"
 
 
 def _loss_scale(units: Sequence[SiteOp], fmt: str) -> float:
-    """Return the scale that a dynamic one comes to: the largest gradient is well within the format."""
+    """Return the scale at which a dynamic one settles: the largest gradient is well within the format."""
     largest = _largest_gradient(units, fmt)
     room = format_named(fmt).largest / HEADROOM / largest if largest else 1.0
     return min(_LARGEST_SCALE, 2.0 ** math.floor(math.log2(max(1.0, room))))
 
 
 def _first_scale(units: Sequence[SiteOp], fmt: str) -> float:
-    """Return where a dynamic scale begins: as usual, or lower where the largest gradient would overflow with that."""
+    """Return where a dynamic scale starts: at the default, or lower if the largest gradient would overflow with it."""
     return min(_USUAL_SCALE, _loss_scale(units, fmt)) if _largest_gradient(units, fmt) else _USUAL_SCALE
 
 
@@ -215,7 +216,7 @@ def _largest_gradient(units: Sequence[SiteOp], fmt: str) -> float:
 
 
 def _reason(unit: SiteOp, choice: FormatChoice, risks: Mapping[str, Risk | None], target: Target) -> str | None:
-    """Say why a unit did not take the narrowest format."""
+    """Return why an op did not take the narrowest format."""
     bits = format_named(choice.fmt).num_bits
     narrower = [fmt for fmt in risks if format_named(fmt).num_bits < bits]
     if not narrower:
@@ -225,8 +226,8 @@ def _reason(unit: SiteOp, choice: FormatChoice, risks: Mapping[str, Risk | None]
         return f"{unit.op} {found[-1]}"
     fmt = max(narrower, key=lambda each: format_named(each).num_bits)
     moved = math.sqrt(unit.squared_change(fmt))
-    why = "and there is room" if target.is_budget else f"the target is {target}"
-    return f"{unit.op} would move the loss by {moved:.2g} in {fmt}; {why}"
+    why = "and the budget allows more" if target.is_budget else f"the target is {target}"
+    return f"{unit.op} would change the loss by {moved:.2g} in {fmt}; {why}"
 
 
 def _site_plan(
@@ -237,9 +238,9 @@ def _site_plan(
     *,
     whole: bool,
 ) -> SitePlan:
-    """Put the formats of a site's ops together; `whole` gives the site one format, the widest of them."""
+    """Combine the formats of a site's ops; `whole` gives the site one format, the widest of them."""
     formats = {unit.op: chosen[unit.key].fmt for unit in units}
-    # Parameters are stored in the format of their site, so that is the one of the ops that use them.
+    # Parameters are stored in the format of their site, so it is that of the ops that use them.
     weighty = [formats[unit.op] for unit in units if unit.has_weights]
     fmt = _widest(formats.values()) if whole else _widest(weighty) if weighty else _narrowest(formats.values())
     bits = format_named(fmt).num_bits
@@ -260,9 +261,9 @@ def _site_plan(
 
 
 def _is_worth_ops(site: str, units: Sequence[SiteOp]) -> bool:
-    """Whether ops of a site should have formats of their own: its parameters stay narrow, or it has no name but them.
+    """Whether ops of a site should have their own formats: its parameters stay narrow, or only its ops have names.
 
-    Elsewhere a whole site is better: no device computes single ops of a narrow site natively.
+    Otherwise a whole site is better: no device computes single ops of a narrow site natively.
     """
     return site == MODEL_SITE or any(unit.has_weights for unit in units)
 
@@ -270,7 +271,7 @@ def _is_worth_ops(site: str, units: Sequence[SiteOp]) -> bool:
 def _most_common(
     sites: Sequence[SitePlan], *, formats: Sequence[str], parameters: Mapping[str, int], default: str
 ) -> str:
-    """Return the format that most parameters take, of those that may be chosen."""
+    """Return the allowed format that most parameters take."""
     counts = dict.fromkeys(formats, 0)
     for each in sites:
         if each.fmt in counts:

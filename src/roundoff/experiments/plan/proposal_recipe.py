@@ -1,4 +1,4 @@
-"""The recipe of a plan, and its TOML file with the evidence as comments."""
+"""The recipe of a proposal, its overrides, and its TOML file with the evidence as comments."""
 
 from __future__ import annotations
 
@@ -15,14 +15,12 @@ from roundoff.precision.recipe.recipe import Recipe
 from roundoff.precision.recipe.site_formats import names_an_op
 from roundoff.precision.recipe.toml import to_toml
 
-# == The overrides that give every site of a plan its format, in the order in which a recipe reads them.
-
 
 def overrides_of(proposal: Proposal) -> dict[str, str]:
     """Return overrides by site and op: `{"blocks.1.attn:softmax": "fp32"}`.
 
-    An override covers all sites inside its own and later ones win, so outer sites come first, and what is inside and
-    narrow is named again. Norms never are: a recipe keeps their parameters in a format of their own, and wide is safe.
+    An override covers all sites inside its own, and later ones win, so outer sites come first, and narrow sites inside
+    a wide one are named again. Norms are never narrowed: a recipe keeps their parameters separately, and wide is safe.
     """
     found: dict[str, str] = {}
     formats: dict[str, str] = {}
@@ -40,7 +38,7 @@ def overrides_of(proposal: Proposal) -> dict[str, str]:
 
 
 def _op_overrides(each: SitePlan, *, base: str) -> dict[str, str]:
-    """Return the ops that need a line of their own; the model's own code has no other way."""
+    """Return the ops that need their own override; the model's own code can only be named by its ops."""
     if each.site == MODEL_SITE and each.fmt != base:
         return {**dict.fromkeys(each.all_ops, each.fmt), **each.ops}
     return dict(each.ops)
@@ -57,7 +55,7 @@ def _inherited_format(site: str, formats: dict[str, str], *, base: str) -> str:
 
 
 def pattern_of(site: str) -> str:
-    """Return a pattern that matches this site only.
+    """Return a pattern that matches only this site.
 
     >>> pattern_of("heads.[a]")
     'heads.[[]a]'
@@ -66,7 +64,7 @@ def pattern_of(site: str) -> str:
 
 
 _OPERANDS_AS = {"e4m3": "mxfp8", "e5m2": "mxfp8"}
-"""Operands have a scale per tensor, which measuring knows nothing of; a format with scales of its own comes nearest."""
+"""Operands have a scale per tensor, which the measurement does not know; a format with its own scales comes closest."""
 _LARGE = 1e30
 _PLANNED = ("cast", "lists", "autocast", "operands")
 
@@ -98,7 +96,8 @@ def rounded_ops(base: Recipe) -> frozenset[str] | None:
 def planned_recipe(proposal: Proposal, base: Recipe, *, name: str, description: str = "", safe: bool = False) -> Recipe:
     """Return the base recipe with the formats of the proposal.
 
-    The loss is scaled if the proposal asks for it. `safe` adds what no site can: a loss scale and master weights.
+    The loss is scaled if the proposal requires it. `safe` adds a loss scale and master weights, which no format of a
+    site can replace.
     """
     recipe = replace(
         base,
@@ -118,12 +117,12 @@ def planned_recipe(proposal: Proposal, base: Recipe, *, name: str, description: 
 
 
 def can_be_safer(recipe: Recipe) -> bool:
-    """Whether there is something left that makes any narrow training safer: a loss scale, master weights."""
+    """Whether a loss scale or master weights, which make any narrow training safer, are missing."""
     return _lacks_scale(recipe) or (recipe.narrow_weights and not recipe.master_weights)
 
 
 def recipe_text(recipe: Recipe, proposal: Proposal, *, evidence: Sequence[str]) -> str:
-    """Return the TOML of a recipe, with what is known about it and about each of its sites as comments."""
+    """Return the TOML of a recipe, with the evidence and the reason of every override as comments."""
     lines = [*(f"# {line}".rstrip() for line in evidence), ""]
     before, table, overrides = to_toml(recipe).partition("[overrides]\n")
     lines += [*before.splitlines(), *table.splitlines()]
@@ -140,7 +139,7 @@ def recipe_text(recipe: Recipe, proposal: Proposal, *, evidence: Sequence[str]) 
 
 
 def _reachable(overrides: Mapping[str, str], base: Recipe) -> dict[str, str]:
-    """Return the overrides that the recipe can follow: autocast knows sites only."""
+    """Return the overrides that the recipe supports: autocast has none for single ops."""
     return {key: fmt for key, fmt in overrides.items() if base.compute != "autocast" or not names_an_op(key)}
 
 
@@ -152,12 +151,12 @@ def _lacks_scale(recipe: Recipe) -> bool:
 def _cast_to(recipe: Recipe, fmt: str) -> Recipe:
     inputs = recipe.inputs if recipe.inputs == "keep" else fmt
     norms = recipe.norms if recipe.norms == "fp32" else fmt
-    # One value at a time would not pass the recipe's own checks.
+    # All at once: a recipe with only some of these changed would be invalid.
     return replace(recipe, weights=fmt, compute_format=fmt, inputs=inputs, norms=norms)
 
 
 def _reasons_by_override(proposal: Proposal) -> dict[str, tuple[str, ...]]:
-    """Return what is to be said above each override."""
+    """Return the comments above each override."""
     found: dict[str, tuple[str, ...]] = {}
     for each in proposal.sites:
         if each.ops:
@@ -165,7 +164,7 @@ def _reasons_by_override(proposal: Proposal) -> dict[str, tuple[str, ...]]:
                 own = tuple(reason for reason in each.reasons if reason.startswith(f"{op} "))
                 found[f"{pattern_of(each.site)}:{op}"] = own
         else:
-            found[pattern_of(each.site)] = each.reasons or ("narrow inside a site that is wide",)
+            found[pattern_of(each.site)] = each.reasons or ("narrow inside a wide site",)
     return found
 
 

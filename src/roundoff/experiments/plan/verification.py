@@ -1,18 +1,21 @@
-"""Trains shortly with a planned recipe and with fp32, under several seeds: does it train as fp32 does?"""
+"""Verifies a planned recipe by short trainings with several seeds against fp32, and repairs it where it is worse."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Self
 
 from roundoff.errors import BisectError, PlanError
 from roundoff.experiments.bisect.judgements import Budget, OutOfBudget
 from roundoff.experiments.bisect.smallest import OnSearchProgress, SmallestSet, smallest_wide
-from roundoff.experiments.plan.folder import PlanFolder
+from roundoff.experiments.plan.options import PlanOptions
 from roundoff.experiments.plan.proposal_recipe import can_be_safer
+from roundoff.experiments.plan.session import PlanFolder, PlanSession
 from roundoff.experiments.plan.site_formats import WIDE, Proposal
 from roundoff.experiments.trials.judges import LossJudge, final_loss, loss_judge
+from roundoff.experiments.trials.targets import TrainTarget
 from roundoff.experiments.trials.trial import TrialResult, TrialSetting
 from roundoff.precision.recipe.recipe import Recipe
 from roundoff.precision.recipe.toml import to_toml
@@ -20,20 +23,20 @@ from roundoff.runs import JsonValue
 from roundoff.sensitivity.effects import Sensitivity, most_suspicious
 
 RunTrials = Callable[[Sequence[TrialSetting]], list[TrialResult]]
-"""Trains with each setting, or knows what came of it."""
+"""Trains with each setting, or returns its known result."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verification:
-    """What came of a recipe under several seeds, beside fp32."""
+    """The results of a recipe with several seeds, compared with fp32."""
 
     judge: LossJudge
     losses: tuple[float | None, ...]
-    """At the end of each trial, by seed; None where there was none."""
+    """At the end of each trial, by seed; None if there was none."""
     bad_seeds: tuple[int, ...]
     verdicts: tuple[str, ...]
     num_steps: int
-    """How long the longest of the trials was."""
+    """The number of steps of the longest trial."""
 
     @property
     def is_good(self) -> bool:
@@ -46,7 +49,7 @@ class Verification:
         ended = ", ".join(f"{loss:.4g}" if loss is not None else "none" for loss in self.losses)
         return (
             f"{len(self.losses)} trainings of {self.num_steps} steps ended with a loss of {ended}; "
-            f"fp32 has {self.judge.reference.text}, up to {self.judge.limit:.4g} is good"
+            f"fp32 has {self.judge.reference.text}, at most {self.judge.limit:.4g} is good"
         )
 
     def to_object(self) -> dict[str, JsonValue]:
@@ -66,28 +69,41 @@ class Verification:
 class Verifier:
     """Judges recipes by short trainings, within a budget."""
 
-    try_settings: RunTrials
+    run_trials: RunTrials
     folder: PlanFolder
     seeds: tuple[int, ...]
     num_steps: int | None
     budget: Budget = field(default_factory=Budget)
-    _asked: set[tuple[str | None, int | None]] = field(default_factory=set)
+    _requested: set[tuple[str | None, int | None]] = field(default_factory=set)
     _judge: LossJudge | None = None
     _began: float = field(default_factory=time.monotonic)
 
+    @classmethod
+    def for_session(cls, session: PlanSession, options: PlanOptions) -> Self:
+        """Return the verifier of the recipes of a plan."""
+        training = session.trials.target
+        first = training.config.seed if isinstance(training, TrainTarget) else 0
+        return cls(
+            run_trials=session.trials.run_all,
+            folder=session.folder,
+            seeds=tuple(range(first, first + options.seeds)),
+            num_steps=options.num_steps,
+            budget=Budget(max_runs=options.max_runs, deadline_seconds=options.max_seconds),
+        )
+
     @property
     def num_trials(self) -> int:
-        """Different trials that were asked for; an earlier try of this plan may have made some of them."""
-        return len(self._asked)
+        """How many different trials were requested, including those read from the folder."""
+        return len(self._requested)
 
     def judge(self) -> LossJudge:
-        """Return the judge that knows how far the trainings in fp32 are apart.
+        """Return the judge that knows how much trainings in fp32 vary.
 
         Raises:
             PlanError: the training fails in fp32.
         """
         if self._judge is None:
-            results = self._tried([self._setting("fp32", seed) for seed in self.seeds])
+            results = self._run([self._setting("fp32", seed) for seed in self.seeds])
             for result in results:
                 if result.exit_code != 0 or not result.is_finite or final_loss(result) is None:
                     raise _fp32_error(result)
@@ -95,9 +111,9 @@ class Verifier:
         return self._judge
 
     def verify(self, recipe: Recipe) -> Verification:
-        """Train with the recipe under every seed."""
+        """Train with the recipe and every seed."""
         judge = self.judge()
-        results = self._tried([self._setting(self._file(recipe), seed) for seed in self.seeds])
+        results = self._run([self._setting(self._file(recipe), seed) for seed in self.seeds])
         verdicts = [judge(result) for result in results]
         return Verification(
             judge=judge,
@@ -108,63 +124,61 @@ class Verifier:
         )
 
     def is_good(self, recipe: Recipe, *, seed: int) -> bool:
-        """Train with the recipe under one seed."""
-        (result,) = self._tried([self._setting(self._file(recipe), seed)])
+        """Train with the recipe and one seed."""
+        (result,) = self._run([self._setting(self._file(recipe), seed)])
         return not self.judge()(result).is_bad
 
     def _file(self, recipe: Recipe) -> str:
-        return str(self.folder.keep_recipe(to_toml(recipe)).absolute())
+        return str(self.folder.write_trial_recipe(to_toml(recipe)).absolute())
 
     def _setting(self, recipe: str, seed: int) -> TrialSetting:
         return TrialSetting(recipe=recipe, seed=seed, steps=self.num_steps)
 
-    def _tried(self, settings: Sequence[TrialSetting]) -> list[TrialResult]:
-        asked = self._asked | {(setting.recipe, setting.seed) for setting in settings}
+    def _run(self, settings: Sequence[TrialSetting]) -> list[TrialResult]:
+        requested = self._requested | {(setting.recipe, setting.seed) for setting in settings}
         seconds = time.monotonic() - self._began
-        if len(asked) > len(self._asked):
-            if limit := self.budget.exceeded(num_runs=len(asked) - 1, seconds=seconds):
+        if len(requested) > len(self._requested):
+            if limit := self.budget.exceeded(num_runs=len(requested) - 1, seconds=seconds):
                 raise OutOfBudget(limit)
-            self._asked = asked
-        return self.try_settings(settings)
+            self._requested = requested
+        return self.run_trials(settings)
 
 
 def _fp32_error(result: TrialResult) -> PlanError:
     if result.exit_code != 0:
         why = f"it ended with exit code {result.exit_code}"
     elif not result.is_finite:
-        why = f"its loss was not finite in step {result.first_nonfinite_step}"
+        why = f"its loss was not finite at step {result.first_nonfinite_step}"
     else:
-        why = "no loss was seen in it"
+        why = "no loss was observed"
     log = "" if result.folder is None else f": {result.folder / 'log.txt'}"
     return PlanError.explain(
-        "The training fails in fp32, too.",
+        "The training also fails in fp32.",
         why=f"{why}{log}",
-        fix="find out why first: roundoff run SCRIPT",
+        fix="find the cause first: roundoff run SCRIPT",
     )
 
-
-# == Where a planned recipe does not train as fp32 does: what it lacks, found by trying.
 
 _MAX_REPAIRS = 3
 
 BuildRecipe = Callable[[Proposal, bool], Recipe]
-"""Makes the recipe of a proposal; True adds what no site can: a loss scale and master weights."""
+"""Makes the recipe of a proposal; True adds a loss scale and master weights."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VerifiedProposal:
-    """The proposal in the end, its recipe, and how it got there."""
+    """The final proposal, its recipe, and the repairs that led to it."""
 
     proposal: Proposal
     recipe: Recipe
     verification: Verification | None
-    """None if the budget ended before the recipe was tried."""
+    """None if the budget ended before the recipe was verified."""
     tried: tuple[str, ...]
-    """What was tried besides, in order, a sentence each."""
+    """The repairs that were tried, in order, a sentence each."""
 
     @property
     def is_good(self) -> bool:
-        """Whether the recipe trains as fp32 does."""
+        """Whether the recipe trains as well as fp32."""
         return self.verification is not None and self.verification.is_good
 
 
@@ -176,10 +190,10 @@ def verify_and_repair(
     verifier: Verifier,
     on_progress: OnSearchProgress | None = None,
 ) -> VerifiedProposal:
-    """Try a proposal, and repair it as long as it does not train as fp32 does.
+    """Verify a proposal, and repair it as long as it does not train as well as fp32.
 
-    First a loss scale and master weights are tried, which cure what no site is to blame for. Then a bisection over the
-    narrow sites, the most suspicious first, finds a smallest set that has to be wide.
+    First a loss scale and master weights are tried, which help where no single site is the cause. Then a bisection over
+    the narrow sites, the most suspicious first, finds a smallest set that must be wide.
     """
     tried: list[str] = []
     safe = False
@@ -198,12 +212,12 @@ def verify_and_repair(
             repair = _Repair(proposal=proposal, measured=measured, build=build, verifier=verifier, seed=seed, safe=safe)
             found, safe = repair.search(number + 1, on_progress=on_progress)
             tried.append(_describe_repair(found))
-            reason = f"bisection: seed {seed} trains badly with it in {proposal.base_format}"
+            reason = f"bisection: the training with seed {seed} is bad with it in {proposal.base_format}"
             proposal, verification = proposal.with_wide(found.sites, reason=reason), None
     except OutOfBudget as out:
         tried.append(f"{out.limit} ended the trials")
     except BisectError as error:
-        tried.append(f"a bisection over the sites came to nothing: {_why(error)}")
+        tried.append(f"a bisection over the sites found nothing: {_why(error)}")
     return VerifiedProposal(
         proposal=proposal, recipe=build(proposal, safe), verification=verification, tried=tuple(tried)
     )
@@ -221,11 +235,11 @@ class _Repair:
     safe: bool
 
     def search(self, number: int, *, on_progress: OnSearchProgress | None) -> tuple[SmallestSet, bool]:
-        """Return the smallest set that saves the training, and whether it took a loss scale and master weights, too."""
+        """Return the smallest set that helps, and whether a loss scale and master weights are also needed."""
         sites = self._suspects()
         safe = self.safe
         if not safe and not self._is_good(frozenset(sites), safe=False):
-            safe = True  # with every site wide it is still bad: what is left is not a matter of sites alone
+            safe = True  # still bad with every site wide: sites alone are not the cause
         found = smallest_wide(
             sites,
             lambda wide: self._is_good(wide, safe=safe),

@@ -1,4 +1,4 @@
-"""The axes of a sweep: what varies, under which labels, and every combination of it."""
+"""The axes of a sweep and the settings they vary, checked before anything is trained."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Axis = Mapping[str, Settings]
 
 
 def read_axes(tables: object, *, known: Sequence[str], where: str) -> list[dict[str, Axis]]:
-    """Read `[axes]`, or several `[[axes]]` whose combinations are added up.
+    """Read `[axes]`, or several `[[axes]]` whose combinations are concatenated.
 
     An axis is a list of values, if it has the name of a setting, or a table from labels to settings:
 
@@ -31,7 +31,7 @@ def read_axes(tables: object, *, known: Sequence[str], where: str) -> list[dict[
     if not several or not all(isinstance(table, dict) and table for table in several):
         raise SweepError.explain(
             f"'{where}' has no axes.",
-            why="a sweep without anything that varies is one training.",
+            why="a sweep in which nothing varies is one training.",
             fix='add for example:  [axes]  recipe = ["fp32", "O2"]',
         )
     return [
@@ -46,9 +46,9 @@ def combinations(axes: Mapping[str, Axis]) -> Iterator[dict[str, str]]:
 
 
 def merge_settings(*settings: Settings) -> dict[str, Any]:
-    """Return all settings together; of two values the later one counts, tables are merged.
+    """Return all settings together; later values win, and tables are merged.
 
-    The name of a recipe is short for a table that begins with it, so that axes can add to it.
+    The name of a recipe stands for a table based on it, so that axes can add to it.
 
     >>> merged({"recipe": "fixed"}, {"recipe": {"fixed": {"weight": {"bits": 4}}}})
     {'recipe': {'base': 'fixed', 'fixed': {'weight': {'bits': 4}}}}
@@ -69,7 +69,7 @@ def _parse_axis(name: str, axis: object, *, known: Sequence[str], where: str) ->
         return _parse_axis_values(name, axis, known=known, where=where)
     if not isinstance(axis, dict):
         raise SweepError.explain(
-            f"Axis '{name}' of '{where}' cannot be {axis!r}.",
+            f"Axis '{name}' of '{where}' is invalid: {axis!r}.",
             why="an axis is a list of values, or a table from labels to settings.",
             fix=f"write {name} = [{axis!r}], or put it under [settings].",
         )
@@ -84,7 +84,7 @@ def _parse_axis_values(name: str, values: list[Any], *, known: Sequence[str], wh
     if name not in known:
         raise SweepError.explain(
             f"Axis '{name}' of '{where}' is not the name of a setting.",
-            why=f"a list gives values to one; settings are {', '.join(known)}.",
+            why=f"a list holds values of one setting; settings are {', '.join(known)}.",
             fix=f"use the name of a setting, or a table: [axes.{name}]  label = {{ lr = 0.1, clip = 1.0 }}",
         )
     labels = [label_of(value) for value in values]
@@ -92,27 +92,27 @@ def _parse_axis_values(name: str, values: list[Any], *, known: Sequence[str], wh
         if labels.count(label) > 1:
             raise SweepError.explain(
                 f"Axis '{name}' of '{where}' has the value '{label}' {labels.count(label)} times.",
-                why="each would train the same again.",
-                fix="leave one; for repetitions add the axis  seed = [0, 1, 2]",
+                why="it would train the same thing again.",
+                fix="keep one; for repetitions add the axis  seed = [0, 1, 2]",
             )
     return {label: {name: value} for label, value in zip(labels, values, strict=True)}
 
 
 def _parse_label_settings(name: str, label: str, value: object, *, known: Sequence[str], where: str) -> Settings:
-    """Return the settings behind a label: a table, or the one value of an axis named like its setting."""
+    """Return the settings of a label: a table, or one value if the axis has the name of a setting."""
     if isinstance(value, dict):
         return value
     if name in known:
         return {name: value}
     raise SweepError.explain(
-        f"Label '{label}' of axis '{name}' in '{where}' cannot be {value!r}.",
+        f"Label '{label}' of axis '{name}' in '{where}' is invalid: {value!r}.",
         why=f"'{name}' is not the name of a setting, so each label needs a table of settings.",
         fix=f"write {label} = {{ lr = 0.1 }}",
     )
 
 
 def label_of(value: object) -> str:
-    """Return what a table calls a value."""
+    """Return the label of a value in tables."""
     if isinstance(value, bool):
         return "yes" if value else "no"
     if isinstance(value, list):
@@ -122,11 +122,11 @@ def label_of(value: object) -> str:
 
 def _empty_axis_error(name: str, where: str) -> SweepError:
     return SweepError.explain(
-        f"Axis '{name}' of '{where}' is empty.", why="there is no value to train with.", fix="add one, or remove it."
+        f"Axis '{name}' of '{where}' is empty.",
+        why="there is no value to train with.",
+        fix="add one, or remove the axis.",
     )
 
-
-# == The settings a sweep may set: those of a training, checked before anything is trained.
 
 _DECIDED_BY_THE_SWEEP = {"name", "runs", "resume", "eval_only", "save_every", "tensorboard", "rank", "world_size"}
 _LOSS_SCALE_WORDS = {"none": None, "dynamic": 0.0, "recipe": "recipe"}
@@ -136,23 +136,23 @@ SWEEP_SETTINGS = tuple(field.name for field in fields(TrainConfig) if field.name
 
 
 def make_train_config(settings: Mapping[str, Any], *, where: str) -> TrainConfig:
-    """Make a config of settings as a TOML file has them; `where` is what errors call them.
+    """Make a config of settings from a TOML file; `where` names them in errors.
 
-    Trainings of a sweep use one thread each unless told otherwise: results then do not depend on the number of jobs.
+    The default is one thread per training, so that results do not depend on the number of jobs.
 
     Raises:
-        SweepError: an unknown name, a value of the wrong type, or a training that cannot be.
+        SweepError: an unknown name, a value of the wrong type, or an invalid training.
     """
     check_names(settings, where=where)
     values = {name: _check_value(name, value, where=where) for name, value in settings.items()}
     try:
         return TrainConfig(**{"threads": 1, **values, "runs": None})
     except TrainError as error:
-        raise SweepError(f"{where} cannot be trained: {error}") from error
+        raise SweepError(f"{where} is not a valid training: {error}") from error
 
 
 def setting_text(name: str, value: object) -> str:
-    """Return a setting as a sweep file has it, without quotes.
+    """Return a setting as it is written in a sweep file, without quotes.
 
     >>> setting_text("loss_scale", 0.0), setting_text("lr", None), setting_text("lr_scaling", True)
     ('dynamic', 'not set', 'yes')
@@ -174,7 +174,7 @@ def check_names(settings: Mapping[str, Any], *, where: str) -> None:
         raise SweepError.explain(
             f"{where} has an unknown setting '{name}'.",
             why=f"settings are {', '.join(SWEEP_SETTINGS)}.",
-            fix=f"did you mean '{close[0]}'?" if close else "docs/sweeps.md tells what each means.",
+            fix=f"did you mean '{close[0]}'?" if close else "docs/sweeps.md explains them.",
         )
 
 
@@ -202,7 +202,7 @@ def _value_error(name: str, value: object, allowed: str, *, where: str) -> Sweep
 
 
 def _setting_types() -> dict[str, tuple[type, ...]]:
-    """Return the types that a TOML value may have for each setting: a whole number is a number, too."""
+    """Return the types that a TOML value may have for each setting; where a float is allowed, so is an int."""
     found = {}
     for name, hint in typing.get_type_hints(TrainConfig).items():
         plain = typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)

@@ -1,4 +1,19 @@
-"""A sweep as a value: the trainings it asks for, each with the labels that tell it from the others."""
+"""What a sweep is: its trainings with their labels, read from a TOML file.
+
+```toml
+name = "loss-scaling"            # of its folder; default: the name of the file
+
+[settings]                       # of every training, named as in TrainConfig
+data = "digits"
+epochs = 3
+
+[axes]                           # every combination is trained
+recipe = ["fp32", "O2"]          # values of one setting
+[axes.batch]                     # or groups of settings under labels
+small = { batch_size = 64, lr = 0.1 }
+large = { batch_size = 512, lr = 0.05 }
+```
+"""
 
 from __future__ import annotations
 
@@ -28,18 +43,16 @@ from roundoff.precision.recipe.toml import from_toml
 from roundoff.runs import to_json
 from roundoff.train import TrainConfig
 
-# == The sweeps that come with roundoff, found by name.
-
-SHIPPED_FOLDER = Path(__file__).parents[1] / "sweeps"
+SHIPPED_FOLDER = Path(__file__).parent / "shipped"
 
 
 def shipped_sweeps() -> tuple[Path, ...]:
-    """Return the files of the sweeps that come along, by name."""
+    """Return the files of the included sweeps, by name."""
     return tuple(sorted(SHIPPED_FOLDER.glob("*.toml")))
 
 
 def find_sweep(name: str) -> Path:
-    """Return the file that is meant: a path, or the name of a sweep that comes along."""
+    """Return the file of a sweep, given by its path or by the name of an included sweep."""
     path = Path(name)
     if path.suffix == ".toml" or path.exists():
         return path
@@ -48,13 +61,11 @@ def find_sweep(name: str) -> Path:
         close = difflib.get_close_matches(name, names, n=1)
         raise SweepError.explain(
             f"No sweep '{name}'.",
-            why=f"there is no such file, and by name there are {', '.join(names)}.",
+            why=f"there is no such file, and the included sweeps are {', '.join(names)}.",
             fix=f"did you mean '{close[0]}'?" if close else None,
         )
     return names[name]
 
-
-# == The recipes of a sweep: names, files beside it, or tables that its axes put together.
 
 _TABLE = "table"
 
@@ -62,10 +73,10 @@ _TABLE = "table"
 def resolve_recipe_setting(setting: object, *, folder: Path, where: str) -> tuple[str, str | None]:
     """Return the name of a recipe, and its whole TOML if the name alone does not say it.
 
-    `setting` is a name, the path of a TOML file (seen from `folder`, where the sweep is), or a table as in such a file.
+    `setting` is a name, the path of a TOML file (relative to `folder`, where the sweep is), or a table.
 
     Raises:
-        SweepError: it is none of these, or the recipe cannot be.
+        SweepError: it is none of these, or the recipe is invalid.
     """
     try:
         if isinstance(setting, str) and not setting.endswith(".toml"):
@@ -79,7 +90,7 @@ def resolve_recipe_setting(setting: object, *, folder: Path, where: str) -> tupl
                 f"{where} cannot set recipe = {setting!r}.", why="it must be a name, a TOML file, or a table."
             )
     except RecipeError as error:
-        raise SweepError(f"{where} has a recipe that cannot be: {_about_a_table(error)}") from error
+        raise SweepError(f"{where} has an invalid recipe: {_about_a_table(error)}") from error
     return recipe.name, to_toml(recipe)
 
 
@@ -92,13 +103,13 @@ def _from_table(table: Mapping[str, Any], *, folder: Path) -> Recipe:
 
 
 def _about_a_table(error: RecipeError) -> str:
-    """Return what is wrong with a recipe without the file and line it never had."""
+    """Return the error without file and line, which a table does not have."""
     text = re.sub(rf"^Recipe file '{_TABLE}'(?: line \d+)?:? ", "", str(error))
     return text.replace("has an unknown", "an unknown", 1) if text.startswith("has ") else text
 
 
 def _inline_toml(value: Any) -> str:
-    """Write a value that came out of a TOML file as TOML again, tables in one line."""
+    """Return a value from a TOML file as TOML, with tables in one line."""
     if isinstance(value, Mapping):
         return "{" + ", ".join(f"{_quote_key(key)} = {_inline_toml(item)}" for key, item in value.items()) + "}"
     if isinstance(value, list):
@@ -118,20 +129,20 @@ class PlannedTraining:
     """One training of a sweep, and so one row of its table."""
 
     labels: Mapping[str, str]
-    """Where it stands on each axis: {"recipe": "O2", "batch_size": "64"}."""
+    """Its label on each axis: {"recipe": "O2", "batch_size": "64"}."""
     config: TrainConfig
     """`recipe` is a name; with `recipe_toml` it is the name of the file to write that to."""
     recipe_toml: str | None = None
-    """The whole recipe, if it has no name of its own."""
+    """The whole recipe, if it has no name."""
 
     @property
     def name(self) -> str:
-        """The labels in one line, for people."""
+        """The labels in one line."""
         return ", ".join(self.labels.values())
 
     @property
     def key(self) -> str:
-        """A fingerprint of everything that decides the result: equal for equal settings."""
+        """A fingerprint of everything that determines the result."""
         settings = {k: v for k, v in self.config.to_object().items() if k not in _DO_NOT_CHANGE_A_ROW}
         text = to_json([settings, self.recipe_toml or self.config.recipe])
         return hashlib.sha256(text.encode()).hexdigest()[:16]
@@ -152,7 +163,7 @@ class Sweep:
     trainings: tuple[PlannedTraining, ...]
 
     def only(self, pattern: str) -> Sweep:
-        """Return the sweep with those trainings alone that a pattern matches; a `SweepError` if there is none."""
+        """Return the sweep with only the trainings that match a pattern; a `SweepError` if there are none."""
         kept = tuple(training for training in self.trainings if training.matches(pattern))
         if not kept:
             names = "; ".join(training.name for training in self.trainings[:6])
@@ -165,16 +176,10 @@ class Sweep:
         return replace(self, trainings=kept)
 
     def shortened(self, steps: int) -> Sweep:
-        """Return the sweep with every training stopped after so many steps."""
+        """Return the sweep with every training stopped after this many steps."""
         short = (replace(each, config=replace(each.config, steps=steps)) for each in self.trainings)
         return replace(self, trainings=tuple(short))
 
-
-# == Reads a sweep from its TOML file, and refuses what it would not train as its author believes. ```toml name
-# == = "loss-scaling" # of its folder; left out: that of the file [settings] # of every training, named as in
-# == TrainConfig data = "digits" epochs = 3 [axes] # every combination is trained recipe = ["fp32", "O2"] #
-# == values of one setting [axes.batch] # or groups of settings under labels small = { batch_size = 64, lr = 0.1
-# == } large = { batch_size = 512, lr = 0.05 } ```
 
 _KEYS = ("name", "description", "settings", "axes")
 
@@ -183,18 +188,18 @@ def read_sweep(path: Path) -> Sweep:
     """Read a sweep file.
 
     Raises:
-        SweepError: the file cannot be read, or something in it cannot be; the text names file, key and what is allowed.
+        SweepError: the file cannot be read, or something in it is invalid; the message names file and key.
     """
     try:
         table = tomllib.loads(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError) as error:
         why = error.strerror if isinstance(error, OSError) else str(error)
-        fix = "roundoff sweep --list names those that come along."
+        fix = "roundoff sweep --list prints the included ones."
         if isinstance(error, IsADirectoryError):
-            fix = f"to see what was trained there: roundoff sweep --show {path}"
+            fix = f"to print what was trained there: roundoff sweep --show {path}"
         raise SweepError.explain(f"Sweep file '{path}' cannot be read.", why=f"{why}.", fix=fix) from error
     except tomllib.TOMLDecodeError as error:
-        raise SweepError.explain(f"Sweep file '{path}' is not TOML.", why=f"{error}.") from error
+        raise SweepError.explain(f"Sweep file '{path}' is not valid TOML.", why=f"{error}.") from error
     return _parse_sweep(table, path=path)
 
 
@@ -203,12 +208,12 @@ def _parse_sweep(table: Mapping[str, Any], *, path: Path) -> Sweep:
         if key not in _KEYS:
             raise SweepError.explain(
                 f"'{path}' has an unknown key '{key}'.",
-                why=f"known are {', '.join(_KEYS)}.",
+                why=f"known keys are {', '.join(_KEYS)}.",
                 fix=f"put settings of the training under [settings]: {key} = ..." if key in SWEEP_SETTINGS else None,
             )
     settings = table.get("settings", {})
     if not isinstance(settings, dict):
-        raise SweepError.explain(f"'settings' of '{path}' cannot be {settings!r}.", why="it is a table: [settings]")
+        raise SweepError.explain(f"'settings' of '{path}' is invalid: {settings!r}.", why="it is a table: [settings]")
     check_names(settings, where=f"[settings] of '{path}'")
     grids = read_axes(table.get("axes"), known=SWEEP_SETTINGS, where=str(path))
     trainings = [training for axes in grids for training in _expand_axes(axes, settings, path=path)]
@@ -239,16 +244,16 @@ def _check_no_duplicates(trainings: list[PlannedTraining], *, path: Path) -> Non
         other = seen.setdefault(training.key, training)
         if other is not training:
             raise SweepError.explain(
-                f"'{path}' would train the same twice: '{other.name}' and '{training.name}'.",
-                why="their settings are equal once all axes are put together.",
-                fix="remove one, or let a label set something the other does not.",
+                f"'{path}' would train the same thing twice: '{other.name}' and '{training.name}'.",
+                why="their settings are equal once all axes are combined.",
+                fix="remove one, or make their settings different.",
             )
 
 
 def _check_sweep_name(name: object, *, path: Path) -> str:
     if not isinstance(name, str) or not re.fullmatch(r"[\w.-]+", name) or not name.strip("."):
         raise SweepError.explain(
-            f"'{path}' cannot be named {name!r}.",
-            why="the name is that of a folder: letters, digits, '-', '_' and '.'.",
+            f"Invalid name {name!r} of the sweep in '{path}'.",
+            why="it is the name of a folder: letters, digits, '-', '_' and '.'.",
         )
     return name

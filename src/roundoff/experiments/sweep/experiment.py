@@ -1,4 +1,4 @@
-"""Trains a sweep: row by row into its folder, so that an interrupted one goes on where it was."""
+"""Trains a sweep row by row into its folder, so that an interrupted one can resume."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from roundoff.errors import SweepError
 from roundoff.experiments.engine.scheduler import Backend, run_tasks
 from roundoff.experiments.engine.task import Task, TaskOutcome
 from roundoff.experiments.sweep.definition import PlannedTraining, Sweep
-from roundoff.experiments.sweep.folder import SweepFolder, write_request
+from roundoff.experiments.sweep.folder import SweepFolder, sweep_request
 from roundoff.experiments.sweep.results import write_results
 from roundoff.experiments.sweep.sweep_rows import SweepRow, append_row, read_rows
 from roundoff.words import plural
 
 OnRow = Callable[[SweepRow, bool], None]
-"""Gets each row, and whether it was trained now (and not kept from before)."""
+"""Called with each row, and whether it was trained now (not read from the folder)."""
 
 
 def run_sweep(
@@ -29,15 +29,15 @@ def run_sweep(
     resume: bool = False,
     on_row: OnRow | None = None,
 ) -> list[SweepRow]:
-    """Train everything a sweep asks for, `jobs` at a time, here or on a cluster, and return its rows in their order.
+    """Run all trainings of a sweep, `jobs` at a time, here or on a cluster, and return its rows in order.
 
-    Each row is written to `folder`/rows.jsonl as soon as it is there; however this ends, the rows so far are written
-    as a CSV file and as a page, too. With `resume`, rows that are there and whose settings are unchanged are not
-    trained again; failed ones are. A training that crashes is a row that says so.
+    Each row is written to `folder`/rows.jsonl as soon as it is finished; however this ends, the rows so far are also
+    written as a CSV file and as a page. With `resume`, finished rows with unchanged settings are not trained again;
+    failed ones are. A training that crashes is a row that says so.
 
     Raises:
-        SweepError: `folder` holds rows already and `resume` is false, or it cannot be written to.
-        ClusterError: there is no Ray, or its cluster cannot be reached.
+        SweepError: `folder` already holds rows and `resume` is false, or it cannot be written to.
+        ClusterError: Ray is not installed, or its cluster cannot be reached.
     """
     files = SweepFolder(path=folder)
     kept = _read_finished_rows(sweep, files, resume=resume)
@@ -70,31 +70,26 @@ def run_sweep(
 
 
 def _read_finished_rows(sweep: Sweep, files: SweepFolder, *, resume: bool) -> Mapping[str, SweepRow]:
-    folder = files.path
     before = read_rows(files.rows)
     if before and not resume:
         held = plural(len(before), "row")
         num_done = sum(training.key in before for training in sweep.trainings)
         raise SweepError.explain(
-            f"'{folder}' already holds a sweep.",
-            why=f"it has {held}, {num_done} of the {len(sweep.trainings)} asked for.",
+            f"'{files.path}' already holds a sweep.",
+            why=f"it has {held}, {num_done} of the {len(sweep.trainings)} requested.",
             fix="--resume trains what is missing; --name NEW starts in another folder.",
         )
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        write_request(files, sweep)
-    except OSError as error:
-        raise SweepError.explain(f"'{folder}' cannot be written.", why=f"{error.strerror}.") from error
+    files.write_request(sweep_request(sweep))
     return {key: row for key, row in before.items() if row.failure is None}
 
 
 def _relabel(row: SweepRow, training: PlannedTraining) -> SweepRow:
-    """Return a kept row under the labels of today: a renamed label changes no number."""
+    """Return a finished row with the present labels: renaming a label changes no number."""
     return replace(row, labels=training.labels)
 
 
 def _row_task(training: PlannedTraining, number: int, files: SweepFolder) -> Task:
-    # Imported here: whoever only reads rows needs no torch.
+    # Imported here: reading rows needs no torch.
     from roundoff.experiments.sweep.row_training import RowTask, train_row
 
     recipe_file = None

@@ -1,35 +1,30 @@
-"""The folder of a sweep: what was planned, the rows so far, and what each training left; all of it readable later."""
+"""The folder of a sweep: the request, the rows so far, and the files of each training."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
-from roundoff.errors import SweepError
+from roundoff.errors import RoundoffError, SweepError
+from roundoff.experiments.experiment_folder import ExperimentFolder
 from roundoff.experiments.sweep.definition import Sweep
 from roundoff.experiments.sweep.sweep_rows import SweepRow, read_rows
-from roundoff.runs import Metrics, to_json
-from roundoff.runs.files.atomic import write_atomically
+from roundoff.runs import Metrics
 from roundoff.runs.files.lines import read_lines
-from roundoff.runs.files.plain_json import read_json_object
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SweepFolder:
-    """Where everything of a sweep is."""
+class SweepFolder(ExperimentFolder):
+    """The folder of a sweep. Its request may change when it resumes: rows are found again by their keys."""
 
-    path: Path
-
-    @property
-    def plan(self) -> Path:
-        """What was asked for last: name, description, axes, and key and labels of every row."""
-        return self.path / "sweep.json"
+    kind: ClassVar[str] = "sweep"
+    noun: ClassVar[str] = "sweep"
+    error: ClassVar[type[RoundoffError]] = SweepError
 
     @property
     def rows(self) -> Path:
-        """The rows, one JSON object a line, as they came; of two with one key the later one counts."""
+        """The rows, one JSON object per line; later rows replace earlier ones with the same key."""
         return self.path / "rows.jsonl"
 
     @property
@@ -39,7 +34,7 @@ class SweepFolder:
 
     @property
     def page(self) -> Path:
-        """The rows as a page for people."""
+        """The rows as a page."""
         return self.path / "report.html"
 
     def metrics(self, key: str) -> Path:
@@ -51,13 +46,13 @@ class SweepFolder:
         return self.path / "recipes" / f"{key}.toml"
 
     def log(self, number: int) -> Path:
-        """What a training printed, if it did."""
+        """The output of a training, if there was any."""
         return self.path / "logs" / f"{number}.txt"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredRow:
-    """One row that was asked for, and what it came to if it is there."""
+    """One requested row, and its result if it is finished."""
 
     key: str
     labels: Mapping[str, str]
@@ -66,70 +61,63 @@ class StoredRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredSweep:
-    """A sweep as its folder tells it, finished or not."""
+    """A sweep as stored in its folder, finished or not."""
 
     name: str
     description: str
     axes: tuple[str, ...]
     planned: tuple[StoredRow, ...]
-    """What was asked for, in its order."""
+    """The requested rows, in order."""
 
     @property
     def rows(self) -> list[SweepRow]:
-        """The rows that are there."""
+        """The finished rows."""
         return [each.row for each in self.planned if each.row is not None]
 
 
-def write_request(folder: SweepFolder, sweep: Sweep) -> None:
-    """Write down what is going to be trained."""
-    plan: dict[str, Any] = {
+def sweep_request(sweep: Sweep) -> dict[str, Any]:
+    """Return what a sweep requests, as JSON values: name, description, axes, and key and labels of every row."""
+    return {
         "name": sweep.name,
         "description": sweep.description,
         "axes": list(sweep.axes),
         "rows": [{"key": training.key, "labels": dict(training.labels)} for training in sweep.trainings],
     }
-    write_atomically(folder.plan, f"{to_json(plan, indent=1)}\n".encode())
 
 
 def read_sweep_folder(path: Path) -> StoredSweep:
-    """Return the sweep that a folder holds, with the rows it has so far.
+    """Return the sweep in a folder, with its rows so far.
 
     Raises:
         SweepError: there is none.
-        RunFolderError: a file in it is broken.
+        RunFolderError: a file in it is damaged.
     """
     folder = SweepFolder(path=path)
-    if not folder.plan.exists():
-        raise SweepError.explain(
-            f"'{path}' holds no sweep.",
-            why=f"there is no {folder.plan.name} in it." if path.is_dir() else "there is no such folder.",
-            fix="name a folder that roundoff sweep wrote: runs/NAME",
-        )
-    plan: Mapping[str, Any] = read_json_object(folder.plan)
+    request = folder.read_request()
     rows = read_rows(folder.rows)
     try:
         return StoredSweep(
-            name=str(plan["name"]),
-            description=str(plan["description"]),
-            axes=tuple(plan["axes"]),
-            planned=tuple(_stored_row(rows.get(each["key"]), **each) for each in plan["rows"]),
+            name=str(request["name"]),
+            description=str(request["description"]),
+            axes=tuple(request["axes"]),
+            planned=tuple(_stored_row(rows.get(each["key"]), **each) for each in request["rows"]),
         )
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise SweepError.explain(
-            f"'{folder.plan}' cannot be read.", why=f"it does not say what was planned ({error})."
+            f"'{folder.request}' cannot be read.", why=f"it does not hold the request of a sweep ({error})."
         ) from error
 
 
 def _stored_row(row: SweepRow | None, *, key: str, labels: Mapping[str, object]) -> StoredRow:
-    """Return a row under the labels of the plan: a renamed label changes no number."""
+    """Return a row with the labels of the request: renaming a label changes no number."""
     if not key.isalnum():
-        raise ValueError(f"{key!r} is not a key")  # it becomes the name of a file
+        raise ValueError(f"{key!r} is not a key")  # checked because it becomes the name of a file
     # A label such as "inf" comes back as a number.
     texts = {axis: str(label) for axis, label in labels.items()}
     return StoredRow(key=key, labels=texts, row=None if row is None else replace(row, labels=texts))
 
 
 def read_losses(folder: SweepFolder, key: str) -> list[float]:
-    """Return the loss of every step of a training; none if it has not begun."""
+    """Return the loss of every step of a training; empty if it has not started."""
     metrics = read_lines(folder.metrics(key), Metrics.from_object)
     return [step.loss for step in metrics if step.loss is not None]

@@ -1,4 +1,4 @@
-"""What a sweep leaves for others to read: a CSV file and a page, made from its folder alone."""
+"""The results of a sweep as a CSV file and a page, made from its folder alone."""
 
 from __future__ import annotations
 
@@ -83,14 +83,14 @@ def _page_row(
 
 def _row_status(row: SweepRow | None) -> tuple[str, Mark | None]:
     if row is None:
-        return "not there yet", "waiting"
+        return "not finished yet", "waiting"
     if row.failure is not None:
         return "failed", "failed"
     return ("went non-finite", "bad") if is_nonfinite(row) else ("trained", None)
 
 
 def _common_settings(rows: Sequence[SweepRow]) -> dict[str, object]:
-    """Return the settings that are the same in every row."""
+    """Return the settings that are equal in every row."""
     first = rows[0].settings if rows else {}
     return {
         name: first[name]

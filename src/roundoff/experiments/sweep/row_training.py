@@ -1,4 +1,4 @@
-"""What the process of one training does: train, and return the numbers of its row."""
+"""What the process of one row does: train, and return the numbers of the row."""
 
 from __future__ import annotations
 
@@ -21,13 +21,11 @@ from roundoff.train.ranks import joined_ranks, place_here
 from roundoff.train.result import TrainResult
 from roundoff.train.trainer import OnStep, Training, train
 
-# == How many bytes a training keeps between forward and backward.
-
 
 def measure_saved_bytes(config: TrainConfig) -> int | None:
-    """Return what one forward of a first batch saves for its backward, parameters and buffers left out.
+    """Return what the forward pass of the first batch saves for its backward pass, without parameters and buffers.
 
-    Runs that forward, at the price of one step, in this process; None for several ranks.
+    Runs that forward pass in this process, which costs about one step; None for several ranks.
     """
     if config.num_ranks > 1:
         return None
@@ -55,7 +53,7 @@ class RowTask:
     recipe_file: Path | None = None
     """Where the recipe is, if it has no name."""
     metrics_file: Path | None = None
-    """Where the metrics of every step go; what an earlier try left there goes."""
+    """The file for the metrics of every step; what an earlier attempt left there is removed."""
 
 
 def train_row(task: RowTask) -> dict[str, Any]:
@@ -80,7 +78,7 @@ def train_row(task: RowTask) -> dict[str, Any]:
 
 
 def _start_metrics_file(path: Path | None) -> OnStep | None:
-    """Return what each step is told to, and begin anew."""
+    """Return the callback that writes the metrics of each step to a new file."""
     if path is None:
         return None
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -102,5 +100,5 @@ def _notes(result: TrainResult, warned: list[str]) -> list[str]:
     notes = [note for note in result.notes if not note.startswith(_TOLD_BY_OTHER_COLUMNS)]
     if result.ended_nonfinite:
         notes.insert(0, "ended NaN" if result.losses and result.losses[-1] != result.losses[-1] else "ended non-finite")
-    # Of torch's warnings about itself a reader of the table learns nothing.
+    # Torch's warnings about itself do not help the reader of the table.
     return [*notes, *dict.fromkeys(text for text in warned if "recipe" in text)]

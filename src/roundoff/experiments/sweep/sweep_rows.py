@@ -1,4 +1,4 @@
-"""One row of a sweep's table: what a training came to, or how it failed; kept line by line in a file."""
+"""The rows of a sweep: the result of each training, in a file, as a table, as CSV and in one sentence."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from roundoff.words import plural
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SweepRow:
-    """What one training came to. Numbers are None where a failed training has none."""
+    """The result of one training. Numbers are None if a failed training has none."""
 
     key: str
-    """Fingerprint of the settings: a row is trained again only if it changes."""
+    """A fingerprint of the settings: a row is trained again only if it changes."""
     labels: Mapping[str, str]
     top1: float | None = None
     eval_loss: float | None = None
@@ -31,13 +31,13 @@ class SweepRow:
     skipped: int = 0
     """Steps that loss scaling skipped."""
     saved_activation_bytes: int | None = None
-    """What one forward of a whole batch kept for its backward."""
+    """What the forward pass of one batch saved for its backward pass."""
     seconds: float = 0.0
-    """Time spent training, without evaluation; of a failed one, until it failed."""
+    """The training time without evaluation; for a failed training, the time until it failed."""
     failure: str | None = None
     note: str = ""
     settings: Mapping[str, JsonValue]
-    """Everything the training was told."""
+    """All settings of the training."""
     recipe_toml: str | None = None
 
     @property
@@ -51,7 +51,7 @@ class SweepRow:
 
     @classmethod
     def from_object(cls, value: Mapping[str, Any]) -> SweepRow:
-        """Read what `to_object` wrote; a `ValueError` says what is missing. Fields of newer versions are ignored."""
+        """Read what `to_object` wrote; a `ValueError` says what is missing. Unknown fields are ignored."""
         known = {field.name for field in fields(cls)}
         if not {"key", "labels", "settings"} <= set(value):
             raise ValueError("it has no key, labels or settings")
@@ -59,22 +59,19 @@ class SweepRow:
 
 
 def append_row(path: Path, row: SweepRow) -> None:
-    """Write a row at the end of the file at once: it is then safe from what happens to this process."""
+    """Append a row to the file at once, so that it survives whatever happens to this process."""
     append_lines(path, [to_json(row.to_object())])
 
 
 def read_rows(path: Path) -> dict[str, SweepRow]:
-    """Return the rows of a file by key; of two with the same key the later one, and none if there is no file."""
+    """Return the rows of a file by key; later rows replace earlier ones; empty if there is no file."""
     return {row.key: row for row in read_lines(path, SweepRow.from_object)}
 
 
-# == A sweep in one sentence: how many rows, how many went wrong, and which is best.
-
-
 def summarize_rows(rows: Sequence[SweepRow], *, num_planned: int) -> str:
-    """Say what the rows came to; one that crashed or went non-finite is counted and never the best."""
+    """Return the rows in one sentence: how many, how many failed or went non-finite, and the best of the others."""
     if not rows:
-        return f"None of the {num_planned} rows is there yet."
+        return f"None of the {num_planned} rows is finished yet."
     counted = f"{len(rows)} of {num_planned} rows so far" if len(rows) < num_planned else plural(len(rows), "row")
     failed = sum(row.failure is not None for row in rows)
     nonfinite = sum(is_nonfinite(row) for row in rows)
@@ -84,7 +81,7 @@ def summarize_rows(rows: Sequence[SweepRow], *, num_planned: int) -> str:
 
 
 def is_nonfinite(row: SweepRow) -> bool:
-    """Whether a loss was NaN or infinite, be it of a step or of the evaluation."""
+    """Whether the loss of a step or of the evaluation was NaN or infinite."""
     return row.first_nonfinite_step is not None or row.ended_nonfinite
 
 
@@ -94,14 +91,13 @@ def _best(rows: Sequence[SweepRow]) -> str:
         return "; no row is good"
     most = max(row.top1 or 0.0 for row in good)
     best = [row for row in good if row.top1 == most]
-    others = f", level with {plural(len(best) - 1, 'other')}" if len(best) > 1 else ""
+    others = f", tied with {plural(len(best) - 1, 'other')}" if len(best) > 1 else ""
     return f"; best is '{best[0].name}' with top-1 {most:.3f}{others}"
 
 
-# == A sweep's rows as cells: for the tables that people read, and for the CSV file that keeps everything.
 
 TEXT_COLUMNS = ("note",)
-"""Columns of words; those of the axes are, too."""
+"""Columns of text, besides those of the axes."""
 
 _CSV_COLUMNS = (
     *("top1", "eval_loss", "steps", "first_nonfinite_step", "ended_nonfinite", "skipped"),
@@ -111,13 +107,13 @@ _CSV_COLUMNS = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RowColumn:
-    """A column of numbers: how a row's number is written, and what it is."""
+    """A column of numbers: its text and its value for each row."""
 
     name: str
     text: Callable[[SweepRow], str]
     value: Callable[[SweepRow], float | None]
     always: bool = False
-    """Shown even if no row has anything to say in it."""
+    """Whether it is shown even if it is empty for every row."""
 
 
 ROW_COLUMNS = (
@@ -147,12 +143,12 @@ ROW_COLUMNS = (
 
 
 def shown_columns(rows: Sequence[SweepRow]) -> list[RowColumn]:
-    """Return the columns in which something is to be said about these rows."""
+    """Return the columns that are not empty for these rows."""
     return [each for each in ROW_COLUMNS if each.always or any(each.text(row) not in ("-", "0") for row in rows)]
 
 
 def rows_table(rows: Sequence[SweepRow], axes: Sequence[str]) -> list[tuple[str, ...]]:
-    """Return the header and a line of cells for each row; a column in which nothing was to be said is left out."""
+    """Return the header and a line of cells for each row; empty columns are left out."""
     measures = shown_columns(rows)
     notes = ["note"] if any(row.note for row in rows) else []
     header = (*axes, *(measure.name for measure in measures), *notes)
@@ -168,7 +164,7 @@ def rows_table(rows: Sequence[SweepRow], axes: Sequence[str]) -> list[tuple[str,
 
 
 def rows_csv(rows: Sequence[SweepRow], axes: Sequence[str]) -> str:
-    """Return a line for each row under a header: its labels, everything measured, and the whole note."""
+    """Return the rows as CSV with a header: labels, all measurements, and the note."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow([*axes, *_CSV_COLUMNS])
@@ -179,7 +175,7 @@ def rows_csv(rows: Sequence[SweepRow], axes: Sequence[str]) -> str:
 
 
 def size_text(num_bytes: int) -> str:
-    """Return bytes with three digits.
+    """Return a number of bytes with three digits.
 
     >>> size_text(1_234_567)
     '1.23 MB'

@@ -1,4 +1,4 @@
-"""One way to start a training, and what it gave: the rows of `roundoff throughput`."""
+"""Ways to launch a training, and the speed of each: the rows of `roundoff throughput`."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _NOT_FOR_A_COMMAND = ("runs", "name", "steps")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Launch:
-    """What can be chosen without changing what is learned, but for the recipe."""
+    """How a training is launched; except for the recipe, this does not change what is learned."""
 
     recipe: str
     workers: int
@@ -27,7 +27,7 @@ class Launch:
     procs: int
 
     def config(self, common: TrainConfig) -> TrainConfig:
-        """Return the training that is started this way."""
+        """Return the training with this launch."""
         return replace(
             common, recipe=self.recipe, workers=self.workers, threads=self.threads, procs=self.procs, runs=None
         )
@@ -35,15 +35,15 @@ class Launch:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Speed:
-    """What a launch gave; numbers are None if it failed."""
+    """The speed of a launch; numbers are None if it failed."""
 
     launch: Launch
     samples_per_second: float | None = None
     """Over all ranks, from the second step on."""
     first_batch_seconds: float | None = None
-    """From the start of the training, all imported, to its first batch: reading data, starting workers and ranks."""
+    """From the start of the training, without imports, to its first batch: reading data, starting workers and ranks."""
     cpu_share: float | None = None
-    """Cores kept busy, by ranks and their loader workers together; None where the system does not say."""
+    """The number of busy cores, ranks and their loader workers together; None if the system does not report it."""
     steps: int = 0
     failure: str | None = None
 
@@ -53,13 +53,13 @@ class Speed:
 
 
 def fastest(speeds: list[Speed]) -> Speed | None:
-    """Return the launch with the most samples a second; None if all failed."""
+    """Return the launch with the most samples per second; None if all failed."""
     measured = [speed for speed in speeds if speed.samples_per_second is not None]
     return max(measured, key=lambda speed: speed.samples_per_second or 0.0, default=None)
 
 
 def train_command(config: TrainConfig) -> str:
-    """Return the command line that trains as `config` says; what is a default anyway is left out.
+    """Return the command line that trains with `config`, without options that have their default.
 
     >>> train_command(TrainConfig(recipe="O2", threads=2, lr_scaling=False))
     'roundoff train --recipe O2 --no-lr-scaling --threads 2'
@@ -86,8 +86,6 @@ def _option(name: str, value: object) -> list[str]:
     return [option, str(value)]
 
 
-# == Which way of starting a training is fastest here: every combination is tried for some seconds.
-
 _UNLIMITED_EPOCHS = 10**6
 
 OnSpeed = Callable[[Speed], None]
@@ -96,7 +94,7 @@ OnSpeed = Callable[[Speed], None]
 def all_launches(
     *, recipes: Sequence[str], workers: Sequence[int], threads: Sequence[int], procs: Sequence[int]
 ) -> list[Launch]:
-    """Return every combination, the last varying fastest."""
+    """Return every combination; the number of workers varies fastest."""
     return [
         Launch(recipe=recipe, procs=ranks, threads=of_rank, workers=loaders)
         for recipe, ranks, of_rank, loaders in itertools.product(recipes, procs, threads, workers)
@@ -106,10 +104,10 @@ def all_launches(
 def measure_throughput(
     common: TrainConfig, tried: Sequence[Launch], *, seconds: float = 5.0, on_speed: OnSpeed | None = None
 ) -> list[Speed]:
-    """Train for so many seconds with each launch, one after another, each in a fresh process.
+    """Train for this many seconds with each launch, one after another, each in a new process.
 
-    Nothing is written and nothing is evaluated. A launch that cannot be (a batch that ranks cannot share, a recipe
-    that does not exist) or that crashes is a `Speed` that says so.
+    Nothing is written and nothing is evaluated. A launch that is invalid (a batch that ranks cannot share, an unknown
+    recipe) or that crashes is a `Speed` that says so.
     """
     speeds = []
     for launch in tried:

@@ -1,4 +1,4 @@
-"""What the processes of one measured training do: train for some seconds, and tell how fast."""
+"""What the processes of one timed training do: train for some seconds, and return the speed."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from roundoff.train.run_log import RunLog
 from roundoff.train.trainer import Training
 
 _WARM_STEPS = 2
-"""The first steps are slower: memory, caches, workers that only begin."""
+"""The first steps are slower: memory allocation, caches, workers that are starting."""
 
 _MIN_STEPS = 3
 
@@ -34,7 +34,7 @@ class SpeedTask:
 
 
 def measure_launch(task: SpeedTask) -> dict[str, Any]:
-    """Train for about so many seconds, in this process or in ranks of its own; return the fields of a `Speed`."""
+    """Train for about this many seconds, in this process or in new ranks; return the fields of a `Speed`."""
     measure = _MeasureRank(budget=task.seconds, began=time.time())
     if task.config.procs > 1:
         answer = launch_ranks(task.config, measure)
@@ -46,7 +46,7 @@ def measure_launch(task: SpeedTask) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _MeasureRank:
-    """A function that pickles: one rank of the measured training."""
+    """One rank of the timed training, as a function that can be pickled."""
 
     budget: float
     began: float
@@ -72,12 +72,12 @@ class _MeasureRank:
 
 
 class _TimeUpError(Exception):
-    """Raised out of the training when its time is up."""
+    """Raised inside the training when its time is up."""
 
 
 @dataclass(slots=True)
 class _Stopwatch:
-    """Counts steps and time; all ranks stop after the same step, since they agree on its number once."""
+    """Counts steps and time; all ranks stop after the same step, which the first rank decides."""
 
     ranks: Ranks
     budget: float
@@ -93,7 +93,7 @@ class _Stopwatch:
             self.first_batch = time.time()
 
     def step(self, metrics: Metrics) -> None:
-        """Count a step; raise when enough were counted."""
+        """Count a step; raise `_TimeUpError` after the last one."""
         self.num_steps += 1
         self.times.append(time.perf_counter())
         self.cpu_times.append(_cpu_seconds())
@@ -105,25 +105,25 @@ class _Stopwatch:
             raise _TimeUpError
 
     def steps_per_second(self) -> float:
-        """Return the speed after the warm-up, or over all steps of a training that was shorter."""
+        """Return the speed after the warm-up, or over all steps of a shorter training."""
         start = _WARM_STEPS - 1 if self.num_steps > _WARM_STEPS else 0
         if self.num_steps - start < 2:
             raise RoundoffError.explain(
-                "The training was over before its speed could be measured.",
+                "The training ended before its speed could be measured.",
                 why=f"it has {self.num_steps} steps.",
-                fix="a smaller --batch-size, or more --epochs.",
+                fix="use a smaller --batch-size, or more --epochs.",
             )
         return (self.num_steps - 1 - start) / (self.times[-1] - self.times[start])
 
     def cpu_share(self) -> float:
-        """Return how many cores this rank and its workers kept busy."""
+        """Return how many cores this rank and its workers keep busy."""
         if len(self.times) < 2:
             return 0.0
         return max(0.0, self.cpu_times[-1] - self.cpu_times[0]) / (self.times[-1] - self.times[0])
 
 
 class _TimedBatches:
-    """Batches as they are; the stopwatch learns when the first one arrives."""
+    """Passes batches through, and tells the stopwatch when the first one arrives."""
 
     def __init__(self, batches: Any, watch: _Stopwatch) -> None:
         self._batches, self._watch = batches, watch
@@ -138,7 +138,7 @@ class _TimedBatches:
 
 
 def _cpu_seconds() -> float:
-    """Return the time of all threads of this process and of its workers, where the system tells it."""
+    """Return the CPU time of this process and of its workers, if the system reports it."""
     return time.process_time() + sum(map(_cpu_seconds_of, multiprocessing.active_children()))
 
 

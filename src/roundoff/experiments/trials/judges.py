@@ -1,4 +1,4 @@
-"""Judges: what makes a trial good or bad, and with which numbers."""
+"""Judges decide whether a trial is good or bad, and say by which numbers."""
 
 from __future__ import annotations
 
@@ -16,36 +16,36 @@ from roundoff.words import plural
 JUDGES = ("auto", "nonfinite", "loss", "accuracy", "rule:CODE", "exit")
 
 _SMOOTHED_SHARE = 0.2
-"""The loss of a training is the mean over this share of its steps, the last ones."""
+"""The final loss of a training is the mean over this share of its steps, the last ones."""
 _MAX_MARGIN = 0.5
-"""Relative to the reference: where good runs are further apart than this, a run within them tells nothing."""
+"""Relative to the reference: if good runs are further apart than this, a run among them may still be bad."""
 _MIN_MARGIN = 0.01
-"""Relative to the reference: what is closer is the same, however little the references vary."""
+"""Relative to the reference: runs closer than this count as equal, however little the references vary."""
 _QUANTILES = {2: 6.314, 3: 2.920, 4: 2.353, 5: 2.132, 6: 2.015, 7: 1.943, 8: 1.895, 9: 1.860, 10: 1.833}
-"""Student's t with so many references: one run of another seed in twenty is beyond it by chance. Trials have the seed
-of a reference, so fewer are, and a wider margin would take trainings that learn little for good ones."""
+"""Student's t by number of references: one in twenty runs with another seed exceeds it by chance. Trials use the seed
+of a reference, so fewer do; a wider margin would accept trainings that learn little."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
-    """What a judge says of one trial."""
+    """What a judge says about one trial."""
 
     is_bad: bool
     text: str
-    """With its number: `loss 2.31, at most 1.34`."""
+    """With its number: `loss 2.31, at most 1.34 is good`."""
     number: float | None = None
 
 
 class Judge(Protocol):
-    """Says whether a trial is good or bad."""
+    """Decides whether a trial is good or bad."""
 
     @property
     def name(self) -> str:
-        """As `--judge` takes it."""
+        """The name of the judge, as `--judge` takes it."""
 
     @property
     def text(self) -> str:
-        """What is bad, and with which numbers: for a reader."""
+        """What counts as bad, with numbers, for the user."""
 
     def __call__(self, result: TrialResult) -> Verdict:
         """Judge one trial."""
@@ -56,7 +56,7 @@ class NonFiniteJudge:
     """A trial is bad if a loss, or the evaluation, is NaN or infinite."""
 
     name: str = "nonfinite"
-    text: str = "bad is a loss that is not finite"
+    text: str = "a loss that is not finite is bad"
 
     def __call__(self, result: TrialResult) -> Verdict:
         """Judge one trial."""
@@ -64,7 +64,7 @@ class NonFiniteJudge:
             return ended
         step = result.first_nonfinite_step
         if step is not None:
-            return Verdict(is_bad=True, text=f"loss {result.losses[step]} in step {step}", number=result.losses[step])
+            return Verdict(is_bad=True, text=f"loss {result.losses[step]} at step {step}", number=result.losses[step])
         if not result.is_finite:
             return Verdict(is_bad=True, text=f"eval loss {result.eval_loss}", number=result.eval_loss)
         loss = final_loss(result)
@@ -73,23 +73,23 @@ class NonFiniteJudge:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Spread:
-    """What the reference comes to under several seeds."""
+    """The results of the reference with several seeds."""
 
     mean: float
     deviation: float
-    """The sample's standard deviation; 0 if there was one run, or if all were alike."""
+    """The sample standard deviation; 0 if there was one run, or if all were equal."""
     num_runs: int
 
     @property
     def margin(self) -> float:
-        """How far a run may be from the mean: one in twenty is further by chance, or 1 % of the mean."""
+        """How far a good run may be from the mean: one in twenty is further by chance; at least 1 % of the mean."""
         quantile = _QUANTILES.get(self.num_runs, 1.7)
         by_chance = quantile * self.deviation * math.sqrt(1 + 1 / self.num_runs)
         return max(by_chance if self.num_runs > 1 else 0.0, _MIN_MARGIN * abs(self.mean))
 
     @property
     def is_too_noisy(self) -> bool:
-        """Whether good runs are so far apart that a bad one may well be among them."""
+        """Whether good runs are so far apart that a bad one may be among them."""
         return self.margin > _MAX_MARGIN * abs(self.mean)
 
     @property
@@ -119,8 +119,8 @@ class LossJudge:
 
     @property
     def text(self) -> str:
-        """What is bad, and with which numbers."""
-        return f"bad is a loss above {self.limit:.4g}; the reference has {self.reference.text}"
+        """What counts as bad, with numbers."""
+        return f"a loss above {self.limit:.4g} is bad; the reference has {self.reference.text}"
 
     def __call__(self, result: TrialResult) -> Verdict:
         """Judge one trial."""
@@ -128,7 +128,7 @@ class LossJudge:
             return ended
         loss = final_loss(result)
         if loss is None:
-            raise _judge_error("loss", "no loss was seen in it")
+            raise _judge_error("loss", "no loss was observed")
         is_bad = not loss <= self.limit
         return Verdict(is_bad=is_bad, text=f"loss {loss:.4g}, {_limit_text(self.limit, 'at most')}", number=loss)
 
@@ -147,15 +147,15 @@ class AccuracyJudge:
 
     @property
     def text(self) -> str:
-        """What is bad, and with which numbers."""
-        return f"bad is an accuracy below {self.limit:.4g}; the reference has {self.reference.text}"
+        """What counts as bad, with numbers."""
+        return f"an accuracy below {self.limit:.4g} is bad; the reference has {self.reference.text}"
 
     def __call__(self, result: TrialResult) -> Verdict:
         """Judge one trial."""
         if ended := _ended_early(result):
             return ended
         if result.accuracy is None:
-            raise _judge_error("accuracy", "it tells none; roundoff train does")
+            raise _judge_error("accuracy", "it reports none; roundoff train does")
         is_bad = not result.accuracy >= self.limit
         text = f"accuracy {result.accuracy:.4g}, {_limit_text(self.limit, 'at least')}"
         return Verdict(is_bad=is_bad, text=text, number=result.accuracy)
@@ -169,13 +169,13 @@ class RuleJudge:
 
     @property
     def name(self) -> str:
-        """As `--judge` takes it."""
+        """The name of the judge, as `--judge` takes it."""
         return f"rule:{self.code}"
 
     @property
     def text(self) -> str:
-        """What is bad."""
-        return f"bad is a finding of the rule {self.code}"
+        """What counts as bad."""
+        return f"a finding of the rule {self.code} is bad"
 
     def __call__(self, result: TrialResult) -> Verdict:
         """Judge one trial."""
@@ -188,7 +188,7 @@ class ExitJudge:
     """A trial is bad if its exit status is not 0."""
 
     name: str = "exit"
-    text: str = "bad is an exit status other than 0"
+    text: str = "an exit status other than 0 is bad"
 
     def __call__(self, result: TrialResult) -> Verdict:
         """Judge one trial."""
@@ -196,7 +196,7 @@ class ExitJudge:
 
 
 def final_loss(result: TrialResult) -> float | None:
-    """Return the mean loss of the last fifth of the steps, or the evaluation's where no step was seen."""
+    """Return the mean loss of the last fifth of the steps, or the evaluation loss if no step was observed."""
     if not result.losses:
         return result.eval_loss
     num_last = max(1, round(_SMOOTHED_SHARE * len(result.losses)))
@@ -204,19 +204,19 @@ def final_loss(result: TrialResult) -> float | None:
 
 
 def loss_judge(references: Sequence[TrialResult]) -> LossJudge:
-    """Return the judge that knows how far the losses of good runs are apart."""
+    """Return the judge that knows how much the losses of good runs vary."""
     return LossJudge(reference=Spread.of(_finite_numbers([final_loss(each) for each in references], "loss")))
 
 
 def accuracy_judge(references: Sequence[TrialResult]) -> AccuracyJudge:
-    """Return the judge that knows how far the accuracies of good runs are apart."""
+    """Return the judge that knows how much the accuracies of good runs vary."""
     return AccuracyJudge(reference=Spread.of(_finite_numbers([each.accuracy for each in references], "accuracy")))
 
 
 def _finite_numbers(values: Sequence[float | None], what: str) -> list[float]:
     numbers = [value for value in values if value is not None and math.isfinite(value)]
     if not numbers or len(numbers) < len(values):
-        raise _judge_error(what, "the reference itself has none, or one that is not finite")
+        raise _judge_error(what, "a run of the reference has none, or one that is not finite")
     return numbers
 
 
@@ -238,20 +238,18 @@ def _judge_error(what: str, why: str) -> BisectError:
     )
 
 
-# == Chooses who judges a bisection, from a bad run, a good one, and the noise of the reference.
-
 References = Callable[[], Sequence[TrialResult]]
-"""Trains the reference under several seeds, when it is called: most searches need none of that."""
+"""Trains the reference with several seeds when it is called; many searches need no reference."""
 
 
 def check_judge(asked: str) -> None:
-    """Raise if there is no such judge, or no such rule."""
+    """Raise if the judge, or its rule, does not exist."""
     kind, _, code = asked.partition(":")
     if asked in JUDGES and not code:
         return
     if kind != "rule" or not code:
         raise BisectError.explain(f"There is no judge '{asked}'.", why=f"the judges are {', '.join(JUDGES)}.")
-    # Imported here: few searches ask for findings.
+    # Imported here: few searches need findings.
     from roundoff.diagnose.rules import PROCEDURE
 
     if code not in PROCEDURE:
@@ -259,14 +257,14 @@ def check_judge(asked: str) -> None:
         raise BisectError.explain(
             f"There is no rule '{code}'.",
             why="--judge rule:CODE takes the code of a finding.",
-            fix=f"did you mean 'rule:{close[0]}'?" if close else "roundoff diagnose names the codes of a run.",
+            fix=f"did you mean 'rule:{close[0]}'?" if close else "roundoff diagnose prints the codes of a run.",
         )
 
 
 def choose_judge(asked: str, *, bad: TrialResult, good: TrialResult, references: References) -> Judge:
-    """Return the judge that was asked for; `auto` takes the first that finds the bad run bad.
+    """Return the requested judge; `auto` takes the first one that finds the bad run bad.
 
-    Where none does, it is the loss, which then says how little the two are apart.
+    If none does, it is the loss judge, whose verdict says how close the two runs are.
     """
     if asked == "nonfinite":
         return NonFiniteJudge()
@@ -282,12 +280,12 @@ def choose_judge(asked: str, *, bad: TrialResult, good: TrialResult, references:
 
 
 def check_noise(judge: Judge, verdict: Verdict) -> None:
-    """Raise if a run that was judged to be good may be bad all the same: good runs are too far apart to tell."""
+    """Raise if a run that was judged good may be bad all the same, because good runs vary too much to tell."""
     if isinstance(judge, LossJudge | AccuracyJudge) and judge.reference.is_too_noisy and not verdict.is_bad:
         raise BisectError.explain(
             f"The runs are too noisy to tell whether anything is bad: {verdict.text}.",
-            why=f"good runs are that far apart: the reference has {judge.reference.text}.",
-            fix="raise --seeds, train for more steps, or judge by something else: --judge",
+            why=f"good runs vary too much: the reference has {judge.reference.text}.",
+            fix="raise --seeds, train for more steps, or choose another --judge.",
         )
 
 

@@ -1,4 +1,4 @@
-"""Measures one step of a training, in a process of its own that ends with the step."""
+"""Measures one step of a training, in its own process, which ends with the step."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from roundoff.sensitivity.effects import Sensitivity
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measurement:
-    """One measured step, and whether a recipe reaches the training."""
+    """One measured step, and whether recipes can be applied to the training."""
 
     sensitivity: Sensitivity
     applies_recipes: bool
-    """False for a script that never calls `apply_recipe`: its plan can be made, and not tried."""
+    """False for a script that never calls `apply_recipe`: its plan can be made, but not verified."""
 
     def to_object(self) -> dict[str, JsonValue]:
         """Return everything as JSON values."""
@@ -37,32 +37,32 @@ class Measurement:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MeasurementRequest:
-    """One training that is to be measured, as it is sent to its process."""
+    """One training to be measured, as it is sent to its process."""
 
-    subject: TrialTarget
+    target: TrialTarget
     formats: tuple[str, ...]
     step: int
     folder: Path
 
 
-def measurement_task(subject: TrialTarget, *, formats: tuple[str, ...], step: int, folder: Path) -> Task:
-    """Return the call that measures one step of a training in fp32, and whose value is a `Measurement`."""
-    if not isinstance(subject, TrainTarget | ScriptTarget):
+def measurement_task(target: TrialTarget, *, formats: tuple[str, ...], step: int, folder: Path) -> Task:
+    """Return the task that measures one step of a training in fp32, and returns a `Measurement`."""
+    if not isinstance(target, TrainTarget | ScriptTarget):
         raise PlanError.explain(
-            f"`{subject.name}` cannot be measured.",
-            why="a plan looks into one step, and a command can only be asked for its exit status.",
+            f"`{target.name}` cannot be measured.",
+            why="a plan measures one step, and of a command only the exit status is known.",
             fix="name a script (roundoff plan train.py ...) or settings of roundoff train.",
         )
-    trial = MeasurementRequest(subject=subject, formats=formats, step=step, folder=folder.absolute())
+    trial = MeasurementRequest(target=target, formats=formats, step=step, folder=folder.absolute())
     return Task(name="measuring", call=run_measurement, argument=trial, log=folder / "log.txt")
 
 
 def run_measurement(trial: MeasurementRequest) -> Measurement:
-    """Train in fp32 up to the step, and return what was measured in it.
+    """Train in fp32 up to the step, and return its measurement.
 
     Raises:
-        PlanError: the training failed before.
-        SensitivityError: it never came to that step, or it cannot be measured.
+        PlanError: the training failed before that step.
+        SensitivityError: it never reached that step, or the step cannot be measured.
     """
     from roundoff.sensitivity.measuring import measuring_sensitivity
 
@@ -73,40 +73,40 @@ def run_measurement(trial: MeasurementRequest) -> Measurement:
         steering_environment(setting, folder=trial.folder),
         measuring_sensitivity(step=trial.step, formats=trial.formats, on_done=ending.leave) as measured,
     ):
-        code = _train_until_measured(trial.subject, setting)
+        code = _train_until_measured(trial.target, setting)
         ending.has_left = True
     if code and not measured.sensitivities:
         raise PlanError.explain(
-            f"`{trial.subject.name}` fails in fp32 before step {trial.step} is over.",
-            why=f"it ended with exit code {code}; its output: {trial.folder / 'log.txt'}",
-            fix="see that it runs by itself.",
+            f"`{trial.target.name}` fails in fp32 before the end of step {trial.step}.",
+            why=f"it ended with exit code {code}; log: {trial.folder / 'log.txt'}",
+            fix="check that it runs on its own.",
         )
     return Measurement(sensitivity=measured.sensitivity, applies_recipes=(trial.folder / APPLIED_NAME).exists())
 
 
-def _train_until_measured(subject: TrialTarget, setting: TrialSetting) -> int:
-    if isinstance(subject, TrainTarget):
+def _train_until_measured(target: TrialTarget, setting: TrialSetting) -> int:
+    if isinstance(target, TrainTarget):
         from roundoff.train.trainer import train
 
         with contextlib.suppress(SystemExit):
-            train(trial_config(subject.config, setting))
+            train(trial_config(target.config, setting))
         return 0
-    assert isinstance(subject, ScriptTarget)
+    assert isinstance(target, ScriptTarget)
     from roundoff.record.repeatable import repeatable
     from roundoff.record.script import run_script
 
-    repeating = repeatable(seed=subject.seed, deterministic=False, repeat_batch=False)
-    with contextlib.chdir(subject.working_folder), repeating:
-        return run_script(subject.script)
+    repeating = repeatable(seed=target.seed, deterministic=False, repeat_batch=False)
+    with contextlib.chdir(target.working_folder), repeating:
+        return run_script(target.script)
 
 
 class _EarlyExit:
-    """Ends a training as soon as all that is wanted of it is known."""
+    """Ends a training as soon as its step is measured."""
 
     def __init__(self) -> None:
         self.has_left = False
 
     def leave(self, _: Sensitivity) -> None:
-        """End the training, unless it has ended by itself."""
+        """End the training, unless it has already ended."""
         if not self.has_left:
             raise SystemExit(0)

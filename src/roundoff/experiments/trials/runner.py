@@ -1,4 +1,4 @@
-"""Runs trials of one subject, keeps what came of each, and never makes one twice."""
+"""Runs the trials of one training, stores every result, and never runs a trial twice."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from roundoff.errors import TrialError
-from roundoff.experiments.bisect.judgements import drop_partial_line
 from roundoff.experiments.engine.scheduler import Backend, run_tasks
 from roundoff.experiments.engine.task import Task, TaskOutcome
+from roundoff.experiments.experiment_folder import ExperimentFolder
 from roundoff.experiments.trials.trial import TrialResult, TrialSetting, TrialTarget
 from roundoff.runs import JsonValue, to_json
-from roundoff.runs.files.lines import append_lines, read_lines
+from roundoff.runs.files.lines import append_lines, drop_partial_line, read_lines
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,30 +23,15 @@ class FinishedTrial:
     """A trial that has ended."""
 
     number: int
-    """From 1 on, in the order in which they were begun."""
+    """From 1, in the order in which they were started."""
     setting: TrialSetting
     result: TrialResult
     seconds: float
     is_new: bool = False
-    """Whether it was made now, and not kept from before."""
+    """Whether it was run now, and not read from the folder."""
 
 
 OnTrial = Callable[[FinishedTrial], None]
-
-
-class TrialsFolder(Protocol):
-    """Where trials go: the folder of a bisection, or of a plan."""
-
-    @property
-    def path(self) -> Path:
-        """The folder itself."""
-
-    @property
-    def trials(self) -> Path:
-        """The file that gets a line for every trial that has ended."""
-
-    def trial(self, number: int) -> Path:
-        """Where one trial may write."""
 
 
 class TrialRunner:
@@ -54,86 +39,86 @@ class TrialRunner:
 
     def __init__(
         self,
-        subject: TrialTarget,
-        folder: TrialsFolder,
+        target: TrialTarget,
+        folder: ExperimentFolder,
         *,
         jobs: int = 1,
         on: Backend = "pool",
         on_trial: OnTrial | None = None,
     ) -> None:
-        self.subject = subject
+        self.target = target
         self.folder = folder
         self._jobs, self._on, self._on_trial = jobs, on, on_trial
         if folder.trials.exists():
             drop_partial_line(folder.trials)
-        self._kept = {_key(trial.setting): trial for trial in read_lines(folder.trials, _parse_trial)}
-        self._asked: set[str] = set()
+        self._finished = {_key(trial.setting): trial for trial in read_lines(folder.trials, _parse_trial)}
+        self._requested: set[str] = set()
 
     @property
-    def num_asked(self) -> int:
-        """How many trials were asked for, those that were kept from before among them."""
-        return len(self._asked)
+    def num_requested(self) -> int:
+        """How many different trials were requested, including those read from the folder."""
+        return len(self._requested)
 
     @property
     def seconds(self) -> float:
-        """How long the trials took that were asked for, whenever they were made."""
-        return sum(self._kept[key].seconds for key in self._asked if key in self._kept)
+        """How long the requested trials took, whenever they were run."""
+        return sum(self._finished[key].seconds for key in self._requested if key in self._finished)
 
     def __call__(self, setting: TrialSetting) -> TrialResult:
-        """Return what came of a setting, trying it if that is not known."""
-        return self.all([setting])[0]
+        """Return the result of a setting, running the trial if it is not known yet."""
+        return self.run_all([setting])[0]
 
-    def all(self, settings: Sequence[TrialSetting]) -> list[TrialResult]:
-        """Return what came of each setting, trying those that are not known, several at a time.
+    def run_all(self, settings: Sequence[TrialSetting]) -> list[TrialResult]:
+        """Return the result of each setting, running those that are not known yet, several at a time.
 
         Raises:
-            TrialError: a trial came to nothing, or its process died; its log tells more.
+            TrialError: a trial failed, or its process died; its log says more.
         """
-        self._asked.update(map(_key, settings))
-        missing = {_key(setting): setting for setting in settings if _key(setting) not in self._kept}
-        first = 1 + max((trial.number for trial in self._kept.values()), default=0)
+        self._requested.update(map(_key, settings))
+        missing = {_key(setting): setting for setting in settings if _key(setting) not in self._finished}
+        first = 1 + max((trial.number for trial in self._finished.values()), default=0)
         numbered = {f"{number}": setting for number, setting in enumerate(missing.values(), first)}
-        tasks = [self.subject.task(setting, folder=self.folder.trial(int(n))) for n, setting in numbered.items()]
+        tasks = [self.target.task(setting, folder=self.folder.trial(int(n))) for n, setting in numbered.items()]
 
-        def ended(outcome: TaskOutcome) -> None:
-            self._keep(outcome, numbered[outcome.task.name])
+        def on_result(outcome: TaskOutcome) -> None:
+            self._store(outcome, numbered[outcome.task.name])
 
-        run_tasks(tasks, jobs=self._jobs, on=self._on, on_result=ended)
-        return [self.kept(setting).result for setting in settings]
+        run_tasks(tasks, jobs=self._jobs, on=self._on, on_result=on_result)
+        return [self.finished(setting).result for setting in settings]
 
-    def was_asked(self, setting: TrialSetting) -> bool:
-        """Whether this search has asked for the setting already."""
-        return _key(setting) in self._asked
+    def was_requested(self, setting: TrialSetting) -> bool:
+        """Whether this search has already requested the setting."""
+        return _key(setting) in self._requested
 
-    def is_kept(self, setting: TrialSetting) -> bool:
-        """Whether it is known what came of the setting."""
-        return _key(setting) in self._kept
+    def is_known(self, setting: TrialSetting) -> bool:
+        """Whether the result of the setting is known."""
+        return _key(setting) in self._finished
 
-    def run(self, task: Task) -> Any:
-        """Make a call that is no trial, where trials are made, and return its value."""
+    def run_task(self, task: Task) -> Any:
+        """Run a task that is not a trial in the same place, and return its value."""
         (outcome,) = run_tasks([task], jobs=self._jobs, on=self._on)
         if outcome.failure is not None:
-            raise _trial_error(outcome, self.subject)
+            raise _trial_error(outcome, self.target)
         return outcome.value
 
-    def apart(self, setting: TrialSetting) -> TrialResult:
-        """Make a trial that counts for nothing and is not kept, in a folder of its own."""
-        result: TrialResult = self.run(self.subject.task(setting, folder=self.folder.path / "apart"))
+    def run_uncounted(self, setting: TrialSetting) -> TrialResult:
+        """Run a trial that is neither counted nor stored, in its own folder."""
+        result: TrialResult = self.run_task(self.target.task(setting, folder=self.folder.path / "apart"))
         return result
 
-    def kept(self, setting: TrialSetting) -> FinishedTrial:
-        """Return a trial that was made."""
-        return self._kept[_key(setting)]
+    def finished(self, setting: TrialSetting) -> FinishedTrial:
+        """Return a trial that has been run."""
+        return self._finished[_key(setting)]
 
     @property
     def seconds_each(self) -> float:
-        """How long a trial takes, on average."""
-        seconds = [trial.seconds for trial in self._kept.values()]
+        """How long a trial takes on average."""
+        seconds = [trial.seconds for trial in self._finished.values()]
         return sum(seconds) / len(seconds) if seconds else 0.0
 
-    def _keep(self, outcome: TaskOutcome, setting: TrialSetting) -> None:
+    def _store(self, outcome: TaskOutcome, setting: TrialSetting) -> None:
         if outcome.failure is not None:
-            raise _trial_error(outcome, self.subject)
+            raise _trial_error(outcome, self.target)
         trial = FinishedTrial(
             number=int(outcome.task.name),
             setting=setting,
@@ -142,17 +127,17 @@ class TrialRunner:
             is_new=True,
         )
         append_lines(self.folder.trials, [to_json(_trial_object(trial))])
-        self._kept[_key(setting)] = trial
+        self._finished[_key(setting)] = trial
         if self._on_trial is not None:
             self._on_trial(trial)
 
 
 def quote_log(trial_folder: Path | None) -> str:
-    """Quote the last line that a trial has written, its error as a rule, and say where the others are."""
+    """Quote the last line of a trial's log, which is usually its error, and name the log."""
     log = None if trial_folder is None else trial_folder / "log.txt"
     if log is None or not log.exists():
         return ""
-    return f": {_last_line(log)}\n       all of it: {_shortest_path(log)}"
+    return f": {_last_line(log)}\n       log: {_shortest_path(log)}"
 
 
 def _last_line(log: Path) -> str:
@@ -161,18 +146,18 @@ def _last_line(log: Path) -> str:
 
 
 def _shortest_path(path: Path) -> Path:
-    """Return a path as it is shortest to type."""
+    """Return a path relative to the working directory if it is inside it."""
     here = Path.cwd()
     return path.relative_to(here) if path.is_relative_to(here) else path
 
 
-def _trial_error(outcome: TaskOutcome, subject: TrialTarget) -> TrialError:
+def _trial_error(outcome: TaskOutcome, target: TrialTarget) -> TrialError:
     log = outcome.task.log
-    more = f"\n       all of it: {_shortest_path(log)}" if log is not None and log.exists() else ""
+    more = f"\n       log: {_shortest_path(log)}" if log is not None and log.exists() else ""
     return TrialError.explain(
-        f"A trial of `{subject.name}` failed.",
+        f"A trial of `{target.name}` failed.",
         why=f"{outcome.failure}{more}",
-        fix="see that it runs by itself; trials that have ended are kept.",
+        fix="check that it runs on its own; finished trials are kept.",
     )
 
 
@@ -210,4 +195,4 @@ def _parse_trial(line: dict[str, Any]) -> FinishedTrial:
             ),
         )
     except (KeyError, TypeError) as error:
-        raise ValueError(f"it does not hold a trial ({error})") from error
+        raise ValueError(f"it is not a trial ({error})") from error

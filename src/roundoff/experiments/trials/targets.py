@@ -1,4 +1,4 @@
-"""Settings of `roundoff train` as a subject of trials."""
+"""The trainings that trials can run: settings of `roundoff train`, a script that calls `apply_recipe`, any command."""
 
 from __future__ import annotations
 
@@ -20,11 +20,8 @@ from roundoff.record.script import Script
 from roundoff.runs import Metrics, to_json
 from roundoff.train.config import TrainConfig
 
-# == Any command as a subject of trials: it learns from its environment what is changed, and its exit status
-# == answers.
-
 _NOT_STARTED = (126, 127)
-"""What a shell ends with if it cannot run a command: no answer to the question that was asked."""
+"""The exit codes of a shell that cannot run a command: they say nothing about the training."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,19 +33,19 @@ class CommandTarget:
 
     @property
     def name(self) -> str:
-        """What a user would have typed."""
+        """What a user would type."""
         return shlex.join(self.words)
 
     @property
     def fingerprint(self) -> str:
-        """A hash of the command, and of the files among its words as they are today."""
+        """A hash of the command and of the present contents of the files it names."""
         files = [path for word in self.words if (path := self.working_folder / word).is_file()]
         texts = b"".join(hashlib.sha256(path.read_bytes()).digest() for path in files)
         return hashlib.sha256(self.name.encode() + b"\n" + texts).hexdigest()
 
     def task(self, setting: TrialSetting, *, folder: Path) -> Task:
-        """Return the call that runs the command once, changed by the setting."""
-        trial = CommandTrial(subject=self, setting=setting, folder=folder.absolute())
+        """Return the task that runs the command once, changed by the setting."""
+        trial = CommandTrial(target=self, setting=setting, folder=folder.absolute())
         return Task(name=folder.name, call=run_command_trial, argument=trial, log=folder / "log.txt")
 
 
@@ -56,70 +53,66 @@ class CommandTarget:
 class CommandTrial:
     """One run of a command, as it is sent to its process."""
 
-    subject: CommandTarget
+    target: CommandTarget
     setting: TrialSetting
     folder: Path
 
 
 def run_command_trial(trial: CommandTrial) -> TrialResult:
-    """Run the command once; a signal that ends it counts as a shell counts it, 128 and its number."""
+    """Run the command once; a signal that ends it counts as exit code 128 plus its number, as in a shell."""
     from roundoff.watch.process.ipc import die_with_parent
 
-    subject, parent = trial.subject, os.getpid()
+    target, parent = trial.target, os.getpid()
     trial.folder.mkdir(parents=True, exist_ok=True)
     environment = {**os.environ, **environment_variables(trial.setting, folder=trial.folder)}
     try:
         ended = subprocess.run(
-            subject.words,
+            target.words,
             env=environment,
-            cwd=subject.working_folder,
+            cwd=target.working_folder,
             check=False,
             preexec_fn=lambda: die_with_parent(parent),
         )
     except OSError as error:
-        raise _not_started(subject, f"{error.strerror}.") from error
+        raise _not_started(target, f"{error.strerror}.") from error
     if ended.returncode in _NOT_STARTED:
-        raise _not_started(subject, f"it ended with {ended.returncode}, as a shell does that finds no command.")
+        raise _not_started(target, f"it ended with {ended.returncode}, the exit code of a shell that finds no command.")
     code = ended.returncode if ended.returncode >= 0 else 128 - ended.returncode
     return TrialResult(exit_code=code, folder=trial.folder)
 
 
-def _not_started(subject: CommandTarget, why: str) -> BisectError:
+def _not_started(target: CommandTarget, why: str) -> BisectError:
     return BisectError.explain(
-        f"The command '{subject.name}' cannot be run.", why=why, fix="name a program, with its path if need be."
+        f"The command '{target.name}' cannot be run.", why=why, fix="name a program, with its path if necessary."
     )
-
-
-# == A script that calls `apply_recipe` as a subject of trials: run as it is, under a watch that notes its
-# == losses.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScriptTarget:
-    """A script or a module and its arguments; each trial runs it as the main program of a fresh process."""
+    """A script or a module and its arguments; each trial runs it as the main program of a new process."""
 
     script: Script
     with_rules: bool = False
-    """Diagnose each trial: for judges that ask for findings."""
+    """Diagnose each trial, for judges that need findings."""
     seed: int | None = 0
-    """Every random generator is set to this before the script starts, unless a setting says otherwise."""
+    """The seed of every random generator before the script starts, unless a setting has another one."""
     working_folder: Path = field(default_factory=Path.cwd)
 
     @property
     def name(self) -> str:
-        """What a user would have typed."""
+        """What a user would type."""
         return shlex.join(self.script.command[1:])
 
     @property
     def fingerprint(self) -> str:
-        """A hash of the command, and of the script as it is today."""
+        """A hash of the command and of the present contents of the script."""
         path = self.working_folder / self.script.target
         text = path.read_bytes() if not self.script.is_module and path.is_file() else b""
         return hashlib.sha256(f"{self.name}\n{self.seed}\n".encode() + text).hexdigest()
 
     def task(self, setting: TrialSetting, *, folder: Path) -> Task:
-        """Return the call that runs the script once, changed by the setting."""
-        trial = ScriptTrial(subject=self, setting=setting, folder=folder.absolute())
+        """Return the task that runs the script once, changed by the setting."""
+        trial = ScriptTrial(target=self, setting=setting, folder=folder.absolute())
         return Task(name=folder.name, call=run_script_trial, argument=trial, log=folder / "log.txt")
 
 
@@ -127,14 +120,14 @@ class ScriptTarget:
 class ScriptTrial:
     """One run of a script, as it is sent to its process."""
 
-    subject: ScriptTarget
+    target: ScriptTarget
     setting: TrialSetting
     folder: Path
 
 
 def run_script_trial(trial: ScriptTrial) -> TrialResult:
-    """Run the script once and read what it came to; an exception that it raised is exit code 1, told in its log."""
-    # Imported here: whoever only names a script needs no torch.
+    """Run the script once and return its result; an exception counts as exit code 1 and is in the log."""
+    # Imported here: naming a script needs no torch.
     from roundoff.experiments.trials.watched_trial import (
         empty_run_folder,
         result_of_run,
@@ -147,33 +140,33 @@ def run_script_trial(trial: ScriptTrial) -> TrialResult:
     from roundoff.watch.process.process_guard import ProcessGuard
     from roundoff.watch.watching import start_watching
 
-    subject, setting = trial.subject, trial.setting
-    seed = subject.seed if setting.seed is None else setting.seed
+    target, setting = trial.target, trial.setting
+    seed = target.seed if setting.seed is None else setting.seed
     run_folder = empty_run_folder(trial.folder)
     guard = ProcessGuard()
     try:
-        with contextlib.chdir(subject.working_folder), steering_environment(setting, folder=trial.folder):
+        with contextlib.chdir(target.working_folder), steering_environment(setting, folder=trial.folder):
             watch = start_watching(
                 to=run_folder,
-                settings=watch_settings(with_rules=subject.with_rules),
-                command=subject.script.command,
+                settings=watch_settings(with_rules=target.with_rules),
+                command=target.script.command,
                 seed=seed,
                 guard=guard,
             )
             repeating = repeatable(seed=seed, deterministic=False, repeat_batch=False)
             switching = switched(switches_in_environment())
-            shifting = shifting_seeds((seed or 0) - (subject.seed or 0))
+            shifting = shifting_seeds((seed or 0) - (target.seed or 0))
             with watch.running(), ending_after(setting.steps, of=watch), repeating, shifting, switching:
-                code = int(run_script(subject.script, on_error=watch.note_exception))  # sys.exit(True) gives True
+                code = int(run_script(target.script, on_error=watch.note_exception))  # sys.exit(True) gives True
                 watch.training_failed = code != 0
     finally:
         guard.close()
-    return result_of_run(run_folder, exit_code=code, with_rules=subject.with_rules)
+    return result_of_run(run_folder, exit_code=code, with_rules=target.with_rules)
 
 
 @contextlib.contextmanager
 def ending_after(num_steps: int | None, *, of: Any) -> Iterator[None]:
-    """End the script, as `sys.exit(0)` would, when it begins one step more than this; None: never."""
+    """End the script, as `sys.exit(0)` would, when it starts one step more than `num_steps`; None: never."""
     if num_steps is None:
         yield
         return
@@ -181,7 +174,7 @@ def ending_after(num_steps: int | None, *, of: Any) -> Iterator[None]:
     from torch.nn.modules.module import register_module_forward_pre_hook
 
     def leave_if_done(*_: object) -> None:
-        # The watch was told first: it has closed the step before if this forward begins another.
+        # The watch's own hook ran first, so it has already closed the previous step if this forward starts a new one.
         if torch.is_grad_enabled() and of.step >= num_steps:
             raise SystemExit(0)
 
@@ -197,17 +190,17 @@ _SETTINGS_OF_THE_RUN = ("runs", "name", "resume", "save_every", "tensorboard", "
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainTarget:
-    """A training by the reference trainer; each trial runs `train(config)` in its process."""
+    """A training by the reference trainer; each trial runs `train(config)` in its own process."""
 
     config: TrainConfig
     with_rules: bool = False
-    """Watch each trial and diagnose it: for judges that ask for findings."""
+    """Watch and diagnose each trial, for judges that need findings."""
     words: tuple[str, ...] = ()
-    """The options as they were given; none if only the settings are known."""
+    """The options as the user gave them; empty if only the settings are known."""
 
     @property
     def name(self) -> str:
-        """The command as it was given, or with the settings that are not the usual ones."""
+        """The command as the user gave it, or with the settings that differ from the defaults."""
         if self.words:
             return shlex.join(["roundoff", "train", *self.words])
         usual = TrainConfig()
@@ -220,7 +213,7 @@ class TrainTarget:
 
     @property
     def fingerprint(self) -> str:
-        """A hash of the settings, and of what the recipe is today."""
+        """A hash of the settings and of the present contents of the recipe."""
         from roundoff.precision import find_recipe
         from roundoff.precision.recipe.toml import to_toml
 
@@ -229,7 +222,7 @@ class TrainTarget:
         return hashlib.sha256(text.encode()).hexdigest()
 
     def task(self, setting: TrialSetting, *, folder: Path) -> Task:
-        """Return the call that trains once, changed by the setting."""
+        """Return the task that trains once, changed by the setting."""
         trial = TrainTrial(config=self.config, setting=setting, folder=folder.absolute(), with_rules=self.with_rules)
         return Task(name=folder.name, call=run_training_trial, argument=trial, log=folder / "log.txt")
 
@@ -245,8 +238,8 @@ class TrainTrial:
 
 
 def run_training_trial(trial: TrainTrial) -> TrialResult:
-    """Train once. A loss scale that gives up is an ending with exit code 1; any other error is raised."""
-    # Imported here: whoever only names a training needs no torch.
+    """Train once. A loss scale that gives up counts as exit code 1; any other error is raised."""
+    # Imported here: naming a training needs no torch.
     from roundoff.switches import switched, switches_in_environment
     from roundoff.train.trainer import train
 
@@ -271,7 +264,7 @@ def run_training_trial(trial: TrainTrial) -> TrialResult:
 
 
 def trial_config(config: TrainConfig, setting: TrialSetting) -> TrainConfig:
-    """Return the settings of one trial; it writes no run of its own."""
+    """Return the settings of one trial, which writes no run folder."""
     changes: dict[str, Any] = {name: None for name in ("runs", "name", "tensorboard", "save_every")}
     if setting.recipe is not None:
         changes["recipe"] = setting.recipe
@@ -283,7 +276,7 @@ def trial_config(config: TrainConfig, setting: TrialSetting) -> TrainConfig:
 
 
 def _watch_for_findings(trial: TrainTrial) -> contextlib.AbstractContextManager[object]:
-    """Return the watch over a trial whose findings are wanted."""
+    """Return the watch over a trial that needs findings, or a block that does nothing."""
     if not trial.with_rules:
         return contextlib.nullcontext()
     from roundoff.experiments.trials.watched_trial import empty_run_folder
@@ -302,7 +295,7 @@ def _make_result(trial: TrainTrial, **measured: Any) -> TrialResult:
 
 
 def _option(name: str, value: Any) -> list[str]:
-    """Write a setting as the command line takes it."""
+    """Write a setting as a command-line option."""
     if name == "lr_scaling":
         return ["--no-lr-scaling"]
     option = f"--{name.replace('_seconds', '').replace('_', '-')}"

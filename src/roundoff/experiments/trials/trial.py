@@ -1,4 +1,4 @@
-"""One trial of a training: what is changed about it, and what came of it."""
+"""One trial of a training: what it changes, and its result."""
 
 from __future__ import annotations
 
@@ -13,23 +13,23 @@ from roundoff.experiments.engine.task import Task
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrialSetting:
-    """What one trial changes; everything else stays as the training has it."""
+    """What one trial changes; everything else stays as in the training."""
 
     recipe: str | None = None
-    """A name or a TOML file that takes the place of the training's own recipe; None leaves that."""
+    """A name or a TOML file that replaces the training's own recipe; None keeps that one."""
     overrides: Mapping[str, str] = field(default_factory=dict)
-    """Formats of single sites (`blocks.1.attn`) or ops (`blocks.1.attn:softmax`), over those of the recipe."""
+    """Formats of single sites (`blocks.1.attn`) or ops (`blocks.1.attn:softmax`), which override the recipe."""
     switches: Mapping[str, str] = field(default_factory=dict)
-    """Switches other than formats, as `roundoff.switches` takes them: {"substitute": "fp64", ...}."""
+    """Switches, as `roundoff.switches` takes them: {"substitute": "fp64", ...}."""
     seed: int | None = None
-    """None: the training's own."""
+    """None keeps the training's own."""
     steps: int | None = None
-    """End after so many steps; None: the training's own length."""
+    """Stop after this many steps; None keeps the training's own length."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrialResult:
-    """What came of one trial, as far as this kind of training tells."""
+    """The result of one trial, as far as this kind of training reports it."""
 
     losses: tuple[float, ...] = ()
     """The loss of every step."""
@@ -41,7 +41,7 @@ class TrialResult:
     rules: tuple[str, ...] = ()
     """The codes of the findings, the verdict first."""
     folder: Path | None = None
-    """Where its run or its log is."""
+    """The folder of its run or its log."""
 
     @property
     def first_nonfinite_step(self) -> int | None:
@@ -55,15 +55,15 @@ class TrialResult:
 
 
 class TrialTarget(Protocol):
-    """A training that can be tried again and again: settings of `roundoff train`, a script, or any command."""
+    """A training that can be run repeatedly: settings of `roundoff train`, a script, or any command."""
 
     @property
     def name(self) -> str:
-        """What to call it: `roundoff train --recipe half`, `train.py --epochs 3`."""
+        """What a user would type: `roundoff train --recipe half`, `train.py --epochs 3`."""
 
     @property
     def fingerprint(self) -> str:
-        """Equal for equal trainings, so that a search that goes on asks about the same one."""
+        """Equal for equal trainings, so that a search only resumes with the same one."""
 
     def task(self, setting: TrialSetting, *, folder: Path) -> Task:
-        """Return the call that makes one trial, writes into `folder`, and whose value is a `TrialResult`."""
+        """Return the task that runs one trial, writes into `folder`, and returns a `TrialResult`."""

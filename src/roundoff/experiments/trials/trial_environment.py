@@ -1,4 +1,4 @@
-"""Steers a training that is started here: what a setting changes, as variables of its environment."""
+"""The environment variables that tell a training what a trial changes."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from roundoff.switches import SWITCHES_VARIABLE, switches_in_environment
 
 _RECIPE, _SITES = "ROUNDOFF_RECIPE", "ROUNDOFF_SITES"
 APPLIED_NAME = "applied.jsonl"
-"""In the folder of a trial: what `apply_recipe` left word of there."""
+"""The file in the folder of a trial in which `apply_recipe` records what it applied."""
 
 
 def environment_variables(setting: TrialSetting, *, folder: Path) -> dict[str, str]:
-    """Return the variables by which a process learns what a setting changes.
+    """Return the environment variables that tell a process what a setting changes.
 
-    `ROUNDOFF_SITES` holds the sites of the overrides, separated by commas, for commands that read no JSON. Overrides
-    and switches that this process was given itself belong to the training and stay.
+    `ROUNDOFF_SITES` holds the sites of the overrides, separated by commas, for commands that do not read JSON.
+    Overrides and switches in the environment of this process belong to the training and are kept.
     """
     variables = {
         APPLIED_VARIABLE: str(folder / APPLIED_NAME),
@@ -38,9 +38,9 @@ def environment_variables(setting: TrialSetting, *, folder: Path) -> dict[str, s
 
 @contextlib.contextmanager
 def steering_environment(setting: TrialSetting, *, folder: Path) -> Iterator[None]:
-    """Have the variables of a setting in this process's environment inside the block, and its old ones after it.
+    """Set the variables of a setting in this process's environment inside the block, and restore them after it.
 
-    What an earlier try in the same folder left word of goes.
+    What an earlier attempt recorded in the same folder is removed.
     """
     (folder / APPLIED_NAME).unlink(missing_ok=True)
     with _changing_environment(environment_variables(setting, folder=folder)):

@@ -1,4 +1,4 @@
-"""What a trial came to, read from the run folder that a watch over it left."""
+"""A trial that runs under a watch: its run folder, its result, and its seeds."""
 
 from __future__ import annotations
 
@@ -14,14 +14,13 @@ from roundoff.experiments.trials.trial import TrialResult
 from roundoff.runs import Run
 from roundoff.watch.settings import WatchSettings
 
-# == Another seed for a script that sets its own: what it asks for is shifted, so that trials show its noise.
-
 
 @contextlib.contextmanager
 def shifting_seeds(by: int) -> Iterator[None]:
-    """Add `by` to every whole number that the generators of Python, numpy and torch are seeded with in the block.
+    """Add `by` to every integer seed that the script gives to Python, numpy and torch inside the block.
 
-    A generator object of the script's own (`torch.Generator`, `numpy.random.default_rng`) stays as it is.
+    This shows the noise of a script that sets its own seed. Generator objects that the script makes itself
+    (`torch.Generator`, `numpy.random.default_rng`) are left alone.
     """
     if not by:
         yield
@@ -55,11 +54,11 @@ def _shifted(seed: Callable[..., Any], by: int) -> Callable[..., Any]:
 
 
 RUN_NAME = "run"
-"""The run folder, inside the folder of a trial."""
+"""The name of the run folder inside the folder of a trial."""
 
 
 def empty_run_folder(trial_folder: Path) -> Path:
-    """Make the folder of a trial and return where its run goes; what an interrupted try left there goes."""
+    """Create the folder of a trial and return where its run goes; what an interrupted attempt left there is removed."""
     run_folder = trial_folder / RUN_NAME
     shutil.rmtree(run_folder, ignore_errors=True)
     trial_folder.mkdir(parents=True, exist_ok=True)
@@ -67,7 +66,7 @@ def empty_run_folder(trial_folder: Path) -> Path:
 
 
 def watch_settings(*, with_rules: bool) -> WatchSettings:
-    """Return how a trial is watched: its losses alone, or all that rules want to know."""
+    """Return how a trial is watched: only its losses, or everything that the rules need."""
     if with_rules:
         return WatchSettings()
     return WatchSettings(full_steps=0, recorded_steps=(), probe_seconds=0.0, max_replays=0)
@@ -84,7 +83,7 @@ def rules_found_in(run_folder: Path) -> tuple[str, ...]:
 
 
 def result_of_run(run_folder: Path, *, exit_code: int, with_rules: bool) -> TrialResult:
-    """Return what a script came to that was run under a watch."""
+    """Return the result of a script that was run under a watch."""
     metrics = Run.open(run_folder).metrics()
     eval_losses = [step.eval_loss for step in metrics if step.eval_loss is not None]
     return TrialResult(

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from roundoff.errors import RunFolderError
-from roundoff.runs.files.atomic import naming, write_all
+from roundoff.runs.files.atomic import naming, write_all, write_atomically
 from roundoff.runs.files.plain_json import JsonValue, from_json
 
 T = TypeVar("T")
@@ -32,6 +32,13 @@ def append_lines(path: Path, lines: Iterable[str]) -> None:
             write_all(descriptor, data)
         finally:
             os.close(descriptor)
+
+
+def drop_partial_line(path: Path) -> None:
+    """Remove an incomplete last line, because the next one would be appended to it."""
+    data = path.read_bytes()
+    if not data.endswith(b"\n"):
+        write_atomically(path, data[: data.rfind(b"\n") + 1])
 
 
 def read_lines(path: Path, parse: Callable[[dict[str, JsonValue]], T]) -> Iterator[T]:

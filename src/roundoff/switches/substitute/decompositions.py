@@ -8,8 +8,6 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
-# == Attention by products and an exponential, for those who do not trust the fused kernel.
-
 
 def attention(
     query: Tensor,

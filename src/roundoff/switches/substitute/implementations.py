@@ -23,8 +23,6 @@ from roundoff.record.reference.op_call import OpCall, list_tensors
 from roundoff.record.torch_private import decomposition_of, one_by_one
 from roundoff.switches.substitute.decompositions import ATTENTION, PRODUCTS
 
-# == Finds a function of the user's by its name, `package.module:function` or `file.py:function`.
-
 
 def load_function(name: str) -> Callable[..., Any]:
     """Import a function; modules in the current folder are found, too.

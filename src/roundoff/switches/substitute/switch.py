@@ -154,9 +154,6 @@ def _is_plain(x: Tensor) -> bool:
     return x.layout is torch.strided and not (x.is_meta or x.is_nested)
 
 
-# == The switch `substitute`: chosen ops run through another implementation, forward, backward and in the
-# == optimizer.
-
 OPTIONS = frozenset({"ops", "list"})
 
 

@@ -3,7 +3,7 @@ from pathlib import Path
 
 from roundoff.experiments.sweep.definition import read_sweep, shipped_sweeps
 
-PAGE = (Path(__file__).parents[2] / "docs" / "sweeps.md").read_text()
+PAGE = (Path(__file__).parents[3] / "docs" / "sweeps.md").read_text()
 
 
 def test_the_file_on_the_page_is_a_sweep(tmp_path: Path):

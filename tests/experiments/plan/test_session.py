@@ -1,24 +1,24 @@
-"""What is told of a plan's trainings while they are made."""
+"""The messages about the trainings of a plan."""
 
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from pathlib import Path
 
-from roundoff.experiments.plan.experiment import PlanSession
 from roundoff.experiments.plan.options import PlanOptions
+from roundoff.experiments.plan.session import PlanSession
 from roundoff.experiments.trials.targets import CommandTarget
 from roundoff.experiments.trials.trial import TrialSetting
 
 
 def lines_of(num_runs: int, *, options: PlanOptions, folder: Path) -> list[str]:
     """Return the lines about some runs of a command, the first of which names the folder."""
-    told: list[str] = []
-    place = PlanSession.open(
-        CommandTarget(words=("sleep", "0.6")), options, base=folder, name="here", jobs=0, on="pool", tell=told.append
-    )
-    place.trials.all([TrialSetting(recipe="fp32", seed=seed) for seed in range(num_runs)])
-    return told[1:]
+    messages: list[str] = []
+    options = replace(options, runs=folder, name="here", jobs=0)
+    session = PlanSession.open(CommandTarget(words=("sleep", "0.6")), options, on_message=messages.append)
+    session.trials.run_all([TrialSetting(recipe="fp32", seed=seed) for seed in range(num_runs)])
+    return messages[1:]
 
 
 def test_every_training_is_counted_and_tells_the_time_left(tmp_path: Path) -> None:
