@@ -45,7 +45,7 @@ def test_a_script_that_overflows_at_one_site_is_answered_with_the_op_and_a_recip
     told = result.stderr.splitlines()
     assert told[:2] == [
         "[before] as it is: loss nan in step 0",
-        "[before] step 2 measured in fp32, to know whom to suspect first",
+        "[before] measured step 2 in fp32, to search the most suspicious sites first",
     ]
     assert told[2].startswith("[before] all 8 sites wide: finite, loss ")
     assert told[3].startswith("[before] recipe fp32: finite, loss ")
@@ -62,7 +62,7 @@ def test_a_training_that_fails_in_fp32_too_gets_no_answer():
     for judge in ("nonfinite", "auto", "loss"):
         result = invoke("--judge", judge, "--bad", "half", "hot.py", "4", "8")
         assert result.exit_code == 2
-        assert "`hot.py 4 8` fails in fp32, too." in result.stderr
+        assert "`hot.py 4 8` also fails in fp32." in result.stderr
         assert "fix: find out why first" in result.stderr
 
 
@@ -113,21 +113,21 @@ def test_the_mirror_names_what_spoils_a_good_run():
 @pytest.mark.parametrize(
     ("arguments", "what", "fix"),
     [
-        ((), "Which training?", "for example: roundoff bisect"),
+        ((), "No training is given.", "for example: roundoff bisect"),
         (("--bad", "haf", "planted.py", "4", "8"), "No recipe 'haf'.", "did you mean 'half'?"),
-        (("--good", "O1", "planted.py", "4", "8"), "Sites cannot be given the recipe 'O1'.", "--good fp32"),
+        (("--good", "O1", "planted.py", "4", "8"), "Invalid --good O1.", "--good fp32"),
         (("nothing.py",), "There is no script 'nothing.py'.", "name a Python file"),
-        (("no-such-thing",), "There is nothing to bisect in 'no-such-thing'.", "for example"),
-        (("sh", "check.sh"), "Which sites of `sh check.sh`?", "--sites a,b,c"),
+        (("no-such-thing",), "Cannot bisect 'no-such-thing'.", "for example"),
+        (("sh", "check.sh"), "--sites is needed to bisect `sh check.sh`.", "--sites a,b,c"),
         (("--judge", "los", "planted.py", "4", "8"), "There is no judge 'los'.", "auto, nonfinite"),
         (("--judge", "rule:overflw", "planted.py", "4", "8"), "There is no rule 'overflw'.", "'rule:overflow'?"),
-        (("--sites", "9", "planted.py", "4", "8"), "--sites 9 matches no site.", "there are 0, 1, "),
+        (("--sites", "9", "planted.py", "4", "8"), "--sites 9 matches no site.", "the sites are 0, 1, "),
         (("plain.py",), "`plain.py` never calls apply_recipe.", "--switch substitute=fp64"),
-        (("planted.py",), "`planted.py` fails by itself: exit code 1.", "see that it runs"),
-        (("--sites", "a", "sh", "check.sh"), "fails with every site wide: exit code 3.", "see that it runs"),
-        (("--switch", "substitute", "plain.py"), "--switch substitute says not", "--switch substitute=fp64"),
-        (("--against", "runs/a", "plain.py"), "--against is compared with by --auto only.", "add --auto"),
-        (("--repeats", "2", "planted.py", "4", "8"), "repeats=2 cannot be.", "use 1, 3, 5"),
+        (("planted.py",), "`planted.py` fails on its own: exit code 1.", "check that it runs"),
+        (("--sites", "a", "sh", "check.sh"), "fails with every site wide: exit code 3.", "check that it runs"),
+        (("--switch", "substitute", "plain.py"), "--switch substitute needs a value", "--switch substitute=fp64"),
+        (("--against", "runs/a", "plain.py"), "--against works only with --auto.", "add --auto"),
+        (("--repeats", "2", "planted.py", "4", "8"), "Invalid --repeats 2.", "use 1, 3, 5"),
         (("--judge", "accuracy", "planted.py", "4", "8"), "cannot be judged by its accuracy", "another judge"),
     ],
 )
@@ -144,10 +144,10 @@ def test_what_cannot_be_is_one_clear_error(arguments: tuple[str, ...], what: str
         (("--switch", "bogus=1", "planted.py", "4", "8"), "No switch 'bogus'."),
         (("--switch", "randomness=abc", "planted.py", "4", "8"), "randomness = 'abc' cannot be."),
         (("--switch", "substitute=bogus", "planted.py", "4", "8"), "'bogus'"),
-        (("--name", "../x", "planted.py", "4", "8"), "--name '../x' is not a name."),
+        (("--name", "../x", "planted.py", "4", "8"), "Invalid --name '../x'."),
         (("--sites", "a,a,b", "sh", "check.sh"), "--sites names a twice."),
-        (("--repeats", "4", "planted.py", "4", "8"), "--repeats=4 cannot be."),
-        (("touch", "ran"), "Which sites of `touch ran`?"),
+        (("--repeats", "4", "planted.py", "4", "8"), "Invalid --repeats 4."),
+        (("touch", "ran"), "--sites is needed to bisect `touch ran`."),
     ],
 )
 def test_wrong_input_is_told_before_anything_is_run(arguments: tuple[str, ...], what: str):

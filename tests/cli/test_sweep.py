@@ -33,7 +33,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
         assert callable(on_result)
         for task in tasks:
             if task.argument.config.recipe == "O2":
-                on_result(TaskOutcome(task=task, failure="killed by SIGKILL, perhaps for want of memory", seconds=0.5))
+                on_result(TaskOutcome(task=task, failure="killed by SIGKILL (possibly out of memory)", seconds=0.5))
             else:
                 on_result(TaskOutcome(task=task, value={"top1": 0.5, "seconds": 1.25, "skipped": 2}))
 
@@ -53,10 +53,10 @@ def test_prints_a_row_each_and_ends_with_1_if_one_crashed():
         "recipe  batch_size  top-1  skipped   time  note\n"
         "fp32    16          0.500        2  1.2 s\n"
         "fp32    32          0.500        2  1.2 s\n"
-        "O2      16              -        -  0.5 s  failed: killed by SIGKILL, perhaps for want of memory\n"
-        "O2      32              -        -  0.5 s  failed: killed by SIGKILL, perhaps for want of memory\n"
+        "O2      16              -        -  0.5 s  failed: killed by SIGKILL (possibly out of memory)\n"
+        "O2      32              -        -  0.5 s  failed: killed by SIGKILL (possibly out of memory)\n"
         "\n"
-        "4 rows: 2 failed; best is 'fp32, 16' with top-1 0.500, level with 1 other.\n"
+        "4 rows: 2 failed; best is 'fp32, 16' with top-1 0.500, tied with 1 other.\n"
     )
     assert result.exit_code == 1
 
@@ -66,7 +66,7 @@ def test_says_a_line_for_each_finished_row():
     result = invoke("tiny.toml", "--only", "16")
     assert result.stderr == (
         "[1/2] fp32, 16: top-1 0.500, 2 skipped, 1.2 s\n"
-        "[2/2] O2, 16: failed: killed by SIGKILL, perhaps for want of memory\n"
+        "[2/2] O2, 16: failed: killed by SIGKILL (possibly out of memory)\n"
         "page  runs/tiny/report.html\n"
     )
 
@@ -136,12 +136,12 @@ def test_what_trains_does_not_go_with_show():
     for words in (["tiny.toml"], ["--only", "fp32"], ["--steps", "2"], ["--resume"], ["--name", "other"]):
         result = invoke("--show", "runs/tiny", *words)
         assert result.exit_code == 2
-        assert result.stderr.startswith("UsageError: --show trains nothing.\n")
+        assert result.stderr.startswith("UsageError: --show cannot be combined with options for training.\n")
 
 
 def test_a_folder_in_the_place_of_a_file_leads_to_show():
     Path("runs").mkdir()
-    assert "fix: to see what was trained there: roundoff sweep --show runs\n" in invoke("runs").stderr
+    assert "fix: to print what was trained there: roundoff sweep --show runs\n" in invoke("runs").stderr
 
 
 def test_a_csv_file_that_cannot_be_is_told_before_anything_is_trained():
@@ -163,7 +163,7 @@ def test_an_interrupt_tells_how_to_go_on_with_the_same_words(monkeypatch: pytest
     result = invoke("tiny.toml", "--jobs", "2", "--only", "fp32, *", "--runs", "my runs", "--json")
     assert result.exit_code == 130
     assert result.stderr.splitlines()[-1] == (
-        "1 of 2 rows are kept. To go on: "
+        "1 of 2 rows are kept. To resume: "
         "roundoff sweep tiny.toml --jobs 2 --only 'fp32, *' --json --runs 'my runs' --resume"
     )
     assert "1 of 2 rows so far" in Path("my runs/tiny/report.html").read_text()
@@ -192,5 +192,5 @@ def test_an_error_in_the_file_ends_with_2():
     assert result.stderr == (
         "SweepError: Axis 'lr' of 'bad.toml' is empty.\n"
         "  why: there is no value to train with.\n"
-        "  fix: add one, or remove it.\n"
+        "  fix: add one, or remove the axis.\n"
     )

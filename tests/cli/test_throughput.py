@@ -24,7 +24,7 @@ def speeds(monkeypatch: pytest.MonkeyPatch) -> dict[tuple[str, int], float | Non
             return Speed(launch=launch, failure="killed by SIGKILL")
         return Speed(launch=launch, samples_per_second=rate, first_batch_seconds=0.25, cpu_share=1.0, steps=9)
 
-    monkeypatch.setattr(throughput, "_measure", measured)
+    monkeypatch.setattr(throughput, "_measure_one", measured)
     return table
 
 

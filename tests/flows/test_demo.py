@@ -48,7 +48,7 @@ def test_the_demo_shows_every_command_and_what_it_answers(told: str) -> None:
     assert "digits.py:33" in told
     assert "step 33: the bad value appears again, at the same op.\n" in told
     assert "--recipe fp32" not in told  # the model has one already
-    assert "fp16 everywhere but attention's own code: 100 % of the parameters are narrow" in told
+    assert "fp16 everywhere except attention's own code: 100 % of the parameters are narrow" in told
     assert "Nothing differs beyond what the formats explain" in told
 
 

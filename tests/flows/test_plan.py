@@ -94,7 +94,7 @@ def test_an_overflow_and_an_underflow_are_named_and_the_recipe_trains(
 def test_a_healthy_net_is_narrow_everywhere_and_the_plan_says_so(folder: Path) -> None:
     ended = plan("--steps", "30", "healthy.py", "30")
     assert ended.code == 0, ended.stderr
-    assert ended.stdout.startswith("fp16 everywhere: 100 % of the parameters are narrow, and it trains as fp32 does.\n")
+    assert ended.stdout.startswith("fp16 everywhere: 100 % of the parameters are narrow, and it trains as well as fp32.\n")
     assert find_recipe(folder / "runs" / "plan-1" / "recipe.toml").overrides == {}
 
 
@@ -117,7 +117,7 @@ def test_what_the_measured_step_does_not_show_is_found_by_training(folder: Path)
 def test_a_script_that_knows_no_recipes_gets_a_proposal_that_was_not_tried(folder: Path) -> None:
     ended = plan("without_recipe.py")
     assert ended.code == 1
-    assert ended.stdout.startswith("fp16 everywhere: 100 % of the parameters are narrow, not tried.\n")
+    assert ended.stdout.startswith("fp16 everywhere: 100 % of the parameters are narrow, not verified.\n")
     assert "the script never calls apply_recipe" in ended.stdout
     assert (
         'use       model, optimizer = roundoff.apply_recipe(model, optimizer, "runs/plan-1/recipe.toml")'

@@ -9,7 +9,7 @@ ANSWER = BisectAnswer(
     good="fp32",
     bad="half",
     fmt="fp32",
-    judge="nonfinite: bad is a loss that is not finite",
+    judge="nonfinite: a loss that is not finite is bad",
     num_sites=26,
     is_measured=True,
     found=("blocks.1.attn:softmax",),
@@ -32,7 +32,7 @@ def test_the_verdict_comes_first_then_proof_numbers_recipe_and_what_to_do():
         "  with it    finite, loss 1.32\n"
         "  without    blocks.1.attn:softmax: loss nan in step 3\n"
         "  inside     blocks.1.attn\n"
-        "  judged by  nonfinite: bad is a loss that is not finite\n"
+        "  judged by  nonfinite: a loss that is not finite is bad\n"
         "  searched   26 sites of `train.py --epochs 1`, the most suspicious of one measured step first\n"
         "  took       3 runs to search, and 2 to know what is good and bad; 12 s\n"
         "  recipe     runs/bisect-1/recipe.toml\n"
@@ -82,7 +82,7 @@ def test_every_kind_of_answer_has_its_sentence():
 def test_lines_fit_into_100_columns_but_for_what_is_copied():
     sites = tuple(f"model.decoder.layers.{number}.attention" for number in range(12))
     command = f"roundoff train --data {'x' * 100}"
-    stages = ("configuration and data: the same in every run, there is nothing to compare them with " * 3,)
+    stages = ("configuration and data: not compared, because there is no good run to compare with (--against) " * 3,)
     text = bisect_text(replace(ANSWER, found=sites, modules=sites, stages=stages, next_commands=(command,)))
     assert [line for line in text.splitlines() if len(line) > 100] == [f"  next       {command}"]
 

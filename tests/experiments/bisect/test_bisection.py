@@ -17,8 +17,8 @@ def never(chosen: frozenset[str]) -> bool:
         ([], {}, "the list of sites is empty"),
         ("abc", {}, "sites='abc' is one text"),
         (["embed", "head", "embed"], {}, "Site 'embed' is listed twice"),
-        (["embed"], {"repeats": 0}, "repeats=0 cannot be"),
-        (["embed"], {"repeats": 4}, "repeats=4 cannot be"),
+        (["embed"], {"repeats": 0}, "Invalid repeats=0"),
+        (["embed"], {"repeats": 4}, "Invalid repeats=4"),
         (["embed"], {"max_runs": 0}, "max_runs=0 leaves no room for a run"),
         (["embed"], {"deadline_seconds": -1.0}, r"deadline_seconds=-1\.0 leaves no room for a run"),
     ],
@@ -32,8 +32,8 @@ def test_a_budget_too_small_for_the_outer_runs_says_so():
     with pytest.raises(BisectError) as error:
         smallest_wide(["embed", "head"], lambda wide: "head" in wide, repeats=3, max_runs=3)
     assert str(error.value) == (
-        "The bisection came to no answer: max_runs ended it after 3 runs.\n"
-        "  why: all sites and none of them have to be judged before anything is known.\n"
+        "The bisection has no answer: max_runs ended it after 3 runs.\n"
+        "  why: all sites, and none of them, must be judged before anything is known.\n"
         "  fix: raise max_runs."
     )
 

@@ -51,5 +51,5 @@ def test_patterns_take_what_is_inside_a_matching_module_and_one_that_matches_not
     assert candidates.only(["blocks.*.attn"]).modules == ("blocks.0.attn.qkv", "blocks.0.attn")
     assert candidates.only(["head", "embed"]).modules == ("embed", "head")
     assert candidates.only([]) == candidates
-    with pytest.raises(BisectError, match=r"--sites haed matches no site[\s\S]*there are embed, blocks.0.attn.qkv"):
+    with pytest.raises(BisectError, match=r"--sites haed matches no site[\s\S]*the sites are embed, blocks.0.attn.qkv"):
         candidates.only(["head", "haed"])

@@ -64,7 +64,7 @@ def test_a_broken_line_in_the_middle_is_named(path: Path):
     path.write_text("\n".join([lines[0], '{"sites": "embed"}', lines[2], ""]))
     with pytest.raises(RunFolderError, match="line 2 cannot be read") as error:
         opened(path)
-    assert "it does not say which sites were judged, and how" in str(error.value)
+    assert "it does not hold the sites and their judgement" in str(error.value)
 
 
 @pytest.mark.parametrize("content", ["my notes", "loss\n0.1\n", '{"loss": 1}\n', "[]\n", '{"question": "smalle'])
@@ -80,7 +80,7 @@ def test_another_question_is_refused(path: Path):
     with pytest.raises(BisectError) as error:
         opened(path, question="smallest_bad")
     assert str(error.value) == (
-        f"'{path}' remembers another bisection.\n"
+        f"'{path}' holds the judgements of another bisection.\n"
         "  why: it was made by smallest_wide.\n"
         "  fix: name another file, or delete this one."
     )

@@ -119,7 +119,7 @@ def test_a_module_whose_ops_alone_do_not_suffice_stays_whole(tmp_path: Path):
     ops = {"block.17": ("block.17:linear", "block.17:add")}
     found = Searched(tmp_path, "block.17").find(Candidates(modules=SITES, ops=ops))
     assert found.sites == ("block.17",)
-    assert found.notes == ("whole modules: with only their 2 ops wide it is bad.",)
+    assert found.notes == ("whole modules are needed: with only their 2 ops wide it is bad.",)
 
 
 def test_the_mirror_finds_what_spoils_a_good_run(tmp_path: Path):

@@ -184,8 +184,8 @@ def test_a_run_that_is_bad_with_all_sites_wide_has_no_answer():
         smallest_wide(["embed", "block", "head"], wants("norm"))
     assert str(error.value) == (
         "There is nothing to bisect among 3 sites, 'embed' to 'head'.\n"
-        "  why: is_good is false with all of them wide: something else than their precision spoils the run.\n"
-        "  fix: see that is_good accepts the run without any narrow format, and that no site is missing."
+        "  why: is_good is false with all of them wide, so their precision is not the cause.\n"
+        "  fix: check that is_good accepts the run without any narrow format, and that no site is missing."
     )
 
 
@@ -195,7 +195,7 @@ def test_a_run_that_is_good_with_nothing_wide_has_no_answer():
     assert str(error.value) == (
         "There is nothing to bisect among 3 sites, 'embed' to 'head'.\n"
         "  why: is_good is true with none of them wide.\n"
-        "  fix: train as it is, or let is_good demand more."
+        "  fix: train without changes, or make is_good stricter."
     )
 
 

@@ -15,7 +15,7 @@ from roundoff.experiments.engine.process_pool import ProcessPool
 
 WAITS_FOR_EVER = """
 import pickle, sys
-from roundoff.experiments.pool import ProcessPool
+from roundoff.experiments.engine.process_pool import ProcessPool
 
 if __name__ == "__main__":
     text = "(open(%r, 'w').write(str(__import__('os').getpid())), __import__('time').sleep(600))" % sys.argv[1]
@@ -38,7 +38,7 @@ def evaluated(text: str) -> object:
 def test_processes_inherit_nothing_from_this_one(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(pool, "planted", "by the test", raising=False)
     assert (
-        evaluated("hasattr(__import__('roundoff.experiments.engine.process_pool').experiments.pool, 'planted')")
+        evaluated("hasattr(__import__('roundoff.experiments.engine.process_pool').experiments.engine.process_pool, 'planted')")
         is False
     )
 
@@ -72,7 +72,7 @@ def test_a_killed_process_is_noticed_though_a_process_it_has_forked_lives_on():
         workers.start(pickle.dumps((eval, f"({forks}, {kills})")), log=None)
         _, answer = workers.next_answer()
     assert time.monotonic() - began < 50
-    assert (answer.has_died, answer.failure) == (True, "killed by SIGKILL, perhaps for want of memory")
+    assert (answer.has_died, answer.failure) == (True, "killed by SIGKILL (possibly out of memory)")
 
 
 def test_a_process_that_has_answered_is_not_waited_for_long():

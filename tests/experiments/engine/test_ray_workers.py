@@ -70,7 +70,7 @@ def test_says_what_to_install_where_there_is_no_ray(tmp_path: Path):
     assert ended.returncode == 1
     assert ended.stderr.endswith(
         "ClusterError: Ray is not installed.\n"
-        "  why: experiments on a cluster need it.\n"
+        "  why: --on ray needs it.\n"
         "  fix: pip install 'roundoff[cluster]'\n"
     )
 

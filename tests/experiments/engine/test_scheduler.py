@@ -74,7 +74,7 @@ def test_no_tasks_are_done_at_once(run: Run):
 
 def test_a_killed_process_is_an_outcome_and_the_others_go_on(run: Run):
     dead, alive, left = run(tasks(KILL, "7", "__import__('os')._exit(3)"), jobs=2, retries=0)
-    assert dead.failure == "killed by SIGKILL, perhaps for want of memory"
+    assert dead.failure == "killed by SIGKILL (possibly out of memory)"
     assert (alive.value, alive.failure) == (7, None)
     assert left.failure == "the process ended with exit code 3"
 
@@ -83,7 +83,7 @@ def test_a_process_that_dies_is_tried_again_and_counted(run: Run, tmp_path: Path
     again, good, never = run(tasks(dies_once(tmp_path / "died", then="7"), "8", KILL), jobs=2)
     assert (again.value, again.failure, again.num_tries) == (7, None, 2)
     assert (good.value, good.num_tries) == (8, 1)
-    assert never.failure == "killed by SIGKILL, perhaps for want of memory (2 tries)"
+    assert never.failure == "killed by SIGKILL (possibly out of memory) (2 tries)"
     assert never.num_tries == 2
 
 
@@ -115,7 +115,7 @@ def test_tasks_work_in_the_folder_that_this_process_works_in(run: Run, tmp_path:
 def test_a_value_that_cannot_be_sent_is_a_failure(run: Run):
     (outcome,) = run(tasks("lambda: 0"))
     assert outcome.failure is not None
-    assert outcome.failure.startswith("its value cannot be sent to another process: ")
+    assert outcome.failure.startswith("its result cannot be sent to another process: ")
 
 
 def test_every_call_has_a_process_of_its_own(run: Run):
@@ -164,7 +164,7 @@ def test_0_jobs_make_the_calls_in_this_process():
 
 
 def test_0_jobs_do_not_go_to_a_cluster():
-    with pytest.raises(UsageError, match="0 jobs and a cluster"):
+    with pytest.raises(UsageError, match="--jobs 0 does not work on a cluster"):
         run_tasks(tasks("1"), jobs=0, on="ray")
 
 

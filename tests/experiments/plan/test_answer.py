@@ -28,7 +28,7 @@ def plan_of(*changed: Effect, subject: str = "train.py", verify: bool = True) ->
         proposal=proposal,
         recipe=planned_recipe(proposal, find_recipe("half"), name="planned"),
         verified=None,
-        not_tried="as asked",
+        not_tried="as requested",
         num_trials=0,
         folder=Path("runs/plan-1"),
         recipe_file=Path("planned.toml"),
@@ -50,7 +50,7 @@ OVERFLOW = effect("blocks.1.attn", "matmul", absmax=3e6, value=rounded(overflow=
 
 def test_a_plan_that_trains_says_so_first() -> None:
     assert verdict(tried(plan_of(), 1.0, 1.01, 1.0)) == (
-        "fp16 everywhere: 100 % of the parameters are narrow, and it trains as fp32 does."
+        "fp16 everywhere: 100 % of the parameters are narrow, and it trains as well as fp32."
     )
 
 
@@ -58,16 +58,16 @@ def test_the_whole_text_fits_on_a_screen() -> None:
     plan = tried(plan_of(OVERFLOW), 1.0, 1.01, 1.0)
     text = plan_text(plan).partition("\n\nwhere")[0]
     assert text == (
-        "fp16 everywhere but blocks.1.attn's own code: 100 % of the parameters are narrow, and it trains as\n"
-        "fp32 does.\n"
-        "  blocks.1.attn fp32  matmul overflow: its result reaches 3e+06, fp16 ends at 65504\n"
+        "fp16 everywhere except blocks.1.attn's own code: 100 % of the parameters are narrow, and it trains\n"
+        "as well as fp32.\n"
+        "  blocks.1.attn fp32  matmul overflow: its result reaches 3e+06, the largest fp16 number is 65504\n"
         "\n"
         "measured  step 2 in fp32, loss 2; the target is the loss within 0.5 % of fp32 in one step\n"
-        "expected  the loss moves by 4.1e-06 (0.00021 %) in one step\n"
-        "bits      17.7 a weight or result on average\n"
+        "expected  the loss changes by 4.1e-06 (0.00021 %) in one step\n"
+        "bits      17.7 per weight or result on average\n"
         "tried     first this\n"
         "verified  3 trainings of 100 steps ended with a loss of 1, 1.01, 1;\n"
-        f"          fp32 has 1 +- 0.01 of 3 runs, up to {REFERENCE.limit:.4g} is good\n"
+        f"          fp32 has 1 +- 0.01 of 3 runs, at most {REFERENCE.limit:.4g} is good\n"
         "\n"
         "recipe    planned.toml\n"
         "page      runs/plan-1/precision.html\n"
@@ -90,7 +90,7 @@ def test_reasons_and_trials_that_are_long_go_on_in_their_column() -> None:
 
 
 def test_where_the_precision_goes_comes_last() -> None:
-    where = plan_text(plan_of(OVERFLOW)).partition("\n\nwhere the precision goes\n")[2].splitlines()
+    where = plan_text(plan_of(OVERFLOW)).partition("\n\nwhere precision is lost\n")[2].splitlines()
     assert where[0].startswith("In fp16 blocks.1.attn overflows: 20 % of a tensor of matmul")
     assert where[2].split()[:3] == ["site", "share", "loss"]
     assert sum(line.startswith(("blocks", "embed", "head")) for line in where) == 6
@@ -98,7 +98,7 @@ def test_where_the_precision_goes_comes_last() -> None:
 
 def test_a_plan_that_does_not_train_names_what_to_do_next() -> None:
     plan = tried(plan_of(subject="roundoff train --width 8"), 1.0, 3.0, 1.0)
-    assert verdict(plan).endswith("but it does not train as fp32 does.")
+    assert verdict(plan).endswith("but it does not train as well as fp32.")
     assert not plan.is_good
     lines = plan_text(plan).splitlines()
     assert "use       roundoff train --recipe planned.toml ..." in lines
@@ -107,16 +107,16 @@ def test_a_plan_that_does_not_train_names_what_to_do_next() -> None:
 
 def test_what_was_not_tried_says_so() -> None:
     plan = plan_of(verify=False)
-    assert verdict(plan).endswith("are narrow, not tried.")
+    assert verdict(plan).endswith("are narrow, not verified.")
     assert plan.is_good
     assert not plan_of(verify=True).is_good
-    assert "not tried as asked" in plan_text(plan)
+    assert "not tried as requested" in plan_text(plan)
 
 
 def test_of_many_sites_some_are_named_and_the_rest_is_counted() -> None:
     lossy = [replace(each, loss_change=0.5) for each in small_gpt().effects]
     assert verdict(plan_of(*lossy[1:])).startswith(
-        "fp16 everywhere but blocks.0.norm, blocks.0.attn.qkv, blocks.0.attn, blocks.0.attn.out and 7 more:"
+        "fp16 everywhere except blocks.0.norm, blocks.0.attn.qkv, blocks.0.attn, blocks.0.attn.out and 7 more:"
     )
     assert plan_text(plan_of(*lossy)).splitlines()[1].startswith("  embed fp32 ")
 

@@ -49,7 +49,7 @@ def test_a_budget_in_bytes_is_the_same_budget() -> None:
 
 
 def test_a_budget_below_the_narrowest_formats_is_told_with_what_they_take() -> None:
-    with pytest.raises(PlanError, match="they take 400 bytes, of 800 in fp32"):
+    with pytest.raises(PlanError, match="they take 400 bytes; in fp32 800"):
         formats_for(Target(bits=8.0), 0.1, 0.2)
 
 

@@ -31,7 +31,7 @@ def test_an_overflow_in_one_attention_keeps_that_site_wide_and_its_parameters_na
     proposal = planned(small_gpt(overflowing))
     (attention,) = proposal.wide
     assert (attention.site, attention.fmt, attention.ops) == ("blocks.1.attn", "fp32", {})
-    assert attention.reasons == ("matmul overflow: its result reaches 3e+06, fp16 ends at 65504",)
+    assert attention.reasons == ("matmul overflow: its result reaches 3e+06, the largest fp16 number is 65504",)
     assert proposal.narrow_parameters == 1.0
 
 
@@ -63,7 +63,7 @@ def test_a_layer_whose_weights_are_the_problem_is_wide_as_a_whole() -> None:
     (head,) = proposal.wide
     assert (head.site, head.fmt, head.ops) == ("head", "fp32", {})
     assert head.reasons == (
-        "linear would move the loss by 0.3 in fp16; the target is the loss within 0.5 % of fp32 in one step",
+        "linear would change the loss by 0.3 in fp16; the target is the loss within 0.5 % of fp32 in one step",
     )
     assert proposal.narrow_parameters == pytest.approx(1 - 500 / 3048)
 
@@ -86,7 +86,7 @@ def test_gradients_that_vanish_everywhere_call_for_a_loss_scale() -> None:
     tiny = [effect(e.site, e.op, part=e.part, gradient=LOST, gradient_absmax=1e-8) for e in healthy.effects]
     proposal = planned(measured(*tiny, parameters=dict(healthy.num_parameters)))
     assert proposal.wide == ()
-    assert proposal.scaling == "gradients vanish in fp16 at 14 of 14 ops: the largest of all is 1e-08"
+    assert proposal.scaling == "gradients vanish in fp16 at 14 of 14 ops; the largest of all is 1e-08"
 
 
 @pytest.mark.parametrize(("largest", "scale"), [(1e-8, 2.0**16), (100.0, 128.0), (1e6, 1.0), (None, 2.0**16)])
@@ -139,7 +139,7 @@ def test_what_the_loop_and_further_models_compute_is_not_planned() -> None:
 
 
 def test_a_format_that_was_not_measured_is_an_error() -> None:
-    with pytest.raises(PlanError, match="Nothing is known of e5m2"):
+    with pytest.raises(PlanError, match="was not measured for e5m2"):
         planned(small_gpt(), "e5m2")
 
 

@@ -45,9 +45,9 @@ def test_the_evidence_stands_above_what_it_speaks_of() -> None:
     lines = recipe_text(recipe, proposal, evidence=["Planned for train.py", "", "Verified."]).splitlines()
     assert lines[:5] == ["# Planned for train.py", "#", "# Verified.", "", 'name = "planned"']
     place = lines.index('"blocks.1.attn" = "fp32"')
-    assert lines[place - 1] == "# matmul overflow: its result reaches 3e+06, fp16 ends at 65504"
+    assert lines[place - 1] == "# matmul overflow: its result reaches 3e+06, the largest fp16 number is 65504"
     place = lines.index('head = "fp32"')
-    assert lines[place - 1].startswith("# linear would move the loss by 0.3 in fp16")
+    assert lines[place - 1].startswith("# linear would change the loss by 0.3 in fp16")
     assert any(line.split() == ["#", "blocks.0.attn.qkv", "fp16", "768", "1.41e-06"] for line in lines)
 
 
@@ -55,7 +55,7 @@ def test_an_op_has_its_own_line_and_reason() -> None:
     lossy = effect("<model>", "mul", loss_change=0.5)
     proposal = propose(measured(effect("<model>", "add"), lossy), formats=["fp16"], target=Target(loss=0.005))
     text = recipe_text(planned_recipe(proposal, find_recipe("half"), name="planned"), proposal, evidence=[])
-    assert "# mul would move the loss by 0.5 in fp16; the target is the loss within 0.5 % of fp32 in one step\n" in text
+    assert "# mul would change the loss by 0.5 in fp16; the target is the loss within 0.5 % of fp32 in one step\n" in text
     assert '"<model>:mul" = "fp32"\n' in text
     assert planned_recipe(proposal, find_recipe("amp-fp16"), name="planned").overrides == {}
 
@@ -68,7 +68,7 @@ def test_what_stays_narrow_inside_a_wide_site_says_so() -> None:
         "blocks.1.attn.qkv": "fp16",
         "blocks.1.attn.out": "fp16",
     }
-    assert "# narrow inside a site that is wide" in recipe_text(recipe, proposal, evidence=[])
+    assert "# narrow inside a wide site" in recipe_text(recipe, proposal, evidence=[])
 
 
 def test_a_proposal_that_needs_it_scales_the_loss() -> None:

@@ -60,7 +60,7 @@ def test_a_site_that_must_be_wide_is_found(tmp_path: Path) -> None:
     assert answer.tried[0].startswith("not good enough: 2 trainings of 1 steps ended with a loss of 9, 9")
     assert "blocks.1.norm must be wide (bad if one of them is narrow)" in answer.tried[1]
     (norm,) = [each for each in answer.proposal.sites if each.site == "blocks.1.norm"]
-    assert norm.reasons == ("bisection: seed 0 trains badly with it in fp16",)
+    assert norm.reasons == ("bisection: the training with seed 0 is bad with it in fp16",)
 
 
 def test_updates_that_vanish_are_cured_by_master_weights_and_not_by_sites(tmp_path: Path) -> None:
@@ -82,8 +82,8 @@ def test_where_no_site_helps_that_is_said(tmp_path: Path) -> None:
     answer = repaired(tmp_path, lambda recipe: False, base="O2")
     assert not answer.is_good
     assert answer.tried[-1] == (
-        "a bisection over the sites came to nothing: is_good is false with all of them wide: something else than "
-        "their precision spoils the run."
+        "a bisection over the sites found nothing: is_good is false with all of them wide, so their precision is "
+        "not the cause."
     )
 
 

@@ -19,13 +19,13 @@ def test_nothing_speaks_against_a_format_that_suits() -> None:
 
 def test_one_number_beyond_the_range_is_an_overflow() -> None:
     risk = risk_of_one(effect("attn", "matmul", absmax=2.9e6, value=rounded(overflow=0.01)))
-    assert risk == Risk(kind="overflow", text="overflow: its result reaches 2.9e+06, fp16 ends at 65504")
+    assert risk == Risk(kind="overflow", text="overflow: its result reaches 2.9e+06, the largest fp16 number is 65504")
 
 
 def test_a_gradient_can_overflow_too() -> None:
     risk = risk_of_one(effect("fc", "linear", gradient=rounded(overflow=0.5), gradient_absmax=1e6))
     assert risk is not None
-    assert risk.text == "overflow: its gradient reaches 1e+06, fp16 ends at 65504"
+    assert risk.text == "overflow: its gradient reaches 1e+06, the largest fp16 number is 65504"
 
 
 def test_what_comes_near_the_end_of_the_range_will_overflow_later() -> None:
@@ -62,7 +62,7 @@ def test_a_loss_scale_lifts_gradients_into_the_range(loss_scale: float, is_safe:
 def test_a_result_that_rounding_destroys_is_lost() -> None:
     risk = risk_of_one(effect("norm", "var", value=rounded(underflow=1.0, snr_db=0.0)))
     assert risk is not None
-    assert risk.text == "underflow: of its result 100 % become 0 in fp16; 0 dB are left"
+    assert risk.text == "underflow: of its result 100 % become 0 in fp16; the signal-to-noise ratio is 0 dB"
 
 
 def test_a_format_with_scales_of_its_own_does_not_overflow() -> None:

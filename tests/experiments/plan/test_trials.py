@@ -42,7 +42,7 @@ def test_a_recipe_that_trains_as_fp32_does_is_good(tmp_path: Path) -> None:
     assert verification.losses == (1.0, 1.01, 1.02)
     assert verification.text == (
         "3 trainings of 2 steps ended with a loss of 1, 1.01, 1.02; fp32 has 1.01 +- 0.01 of 3 runs, "
-        f"up to {verification.judge.limit:.4g} is good"
+        f"at most {verification.judge.limit:.4g} is good"
     )
 
 
@@ -56,7 +56,7 @@ def test_a_recipe_that_is_worse_under_one_seed_is_not_good(tmp_path: Path) -> No
 
 
 def test_a_training_that_fails_in_fp32_cannot_be_planned(tmp_path: Path) -> None:
-    with pytest.raises(PlanError, match="not finite in step 1"):
+    with pytest.raises(PlanError, match="not finite at step 1"):
         verifier(tmp_path, lambda name, seed: float("nan")).judge()
     with pytest.raises(PlanError, match="ended with exit code 3"):
         verifier(tmp_path, lambda name, seed: 1.0, exit_code=3).judge()

@@ -63,7 +63,7 @@ def test_no_axes_are_an_error():
     for axes in (None, {}, [], [{"lr": [1]}, {}]):
         assert error_of(axes) == (
             "'my.toml' has no axes.\n"
-            "  why: a sweep without anything that varies is one training.\n"
+            "  why: a sweep in which nothing varies is one training.\n"
             '  fix: add for example:  [axes]  recipe = ["fp32", "O2"]'
         )
 
@@ -71,33 +71,33 @@ def test_no_axes_are_an_error():
 @pytest.mark.parametrize("empty", [[], {}])
 def test_an_empty_axis_is_an_error(empty: object):
     assert error_of({"lr": empty}) == (
-        "Axis 'lr' of 'my.toml' is empty.\n  why: there is no value to train with.\n  fix: add one, or remove it."
+        "Axis 'lr' of 'my.toml' is empty.\n  why: there is no value to train with.\n  fix: add one, or remove the axis."
     )
 
 
 def test_the_same_value_twice_is_an_error():
     assert error_of({"lr": [0.1, 0.2, 0.1]}) == (
         "Axis 'lr' of 'my.toml' has the value '0.1' 2 times.\n"
-        "  why: each would train the same again.\n"
-        "  fix: leave one; for repetitions add the axis  seed = [0, 1, 2]"
+        "  why: it would train the same thing again.\n"
+        "  fix: keep one; for repetitions add the axis  seed = [0, 1, 2]"
     )
 
 
 def test_a_list_under_a_name_that_is_no_setting_is_an_error():
     assert error_of({"size": [1, 2]}) == (
         "Axis 'size' of 'my.toml' is not the name of a setting.\n"
-        "  why: a list gives values to one; settings are recipe, lr, batch_size.\n"
+        "  why: a list holds values of one setting; settings are recipe, lr, batch_size.\n"
         "  fix: use the name of a setting, or a table: [axes.size]  label = { lr = 0.1, clip = 1.0 }"
     )
 
 
 def test_a_single_value_is_no_axis():
-    assert error_of({"lr": 0.1}).startswith("Axis 'lr' of 'my.toml' cannot be 0.1.\n")
+    assert error_of({"lr": 0.1}).startswith("Axis 'lr' of 'my.toml' is invalid: 0.1.\n")
 
 
 def test_a_label_of_a_free_axis_needs_settings():
     assert error_of({"size": {"small": 8}}) == (
-        "Label 'small' of axis 'size' in 'my.toml' cannot be 8.\n"
+        "Label 'small' of axis 'size' in 'my.toml' is invalid: 8.\n"
         "  why: 'size' is not the name of a setting, so each label needs a table of settings.\n"
         "  fix: write small = { lr = 0.1 }"
     )

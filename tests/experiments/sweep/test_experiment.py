@@ -129,7 +129,7 @@ def test_a_taken_folder_is_not_touched(tiny: Sweep, tmp_path: Path, trained: Tra
         run_sweep(tiny, folder=tmp_path / "s")
     assert str(raised.value) == (
         f"'{tmp_path / 's'}' already holds a sweep.\n"
-        "  why: it has 2 rows, 2 of the 4 asked for.\n"
+        "  why: it has 2 rows, 2 of the 4 requested.\n"
         "  fix: --resume trains what is missing; --name NEW starts in another folder."
     )
     assert trained.names == ["O2, 16", "O2, 32"]

@@ -164,54 +164,54 @@ def test_a_flavour_of_dynamic_loss_scaling_is_a_setting(tmp_path: Path):
 
 def test_a_training_that_cannot_be_is_named_with_its_place(tmp_path: Path):
     assert error_of(tmp_path, "[axes]\nbatch_size = [64, 0]") == (
-        "'my.toml' at batch_size = 0 cannot be trained: Invalid --batch-size '0'.\n  why: it must be at least 1."
+        "'my.toml' at batch_size = 0 is not a valid training: Invalid --batch-size '0'.\n  why: it must be at least 1."
     )
 
 
 def test_an_unknown_recipe_is_named_with_its_place(tmp_path: Path):
     text = error_of(tmp_path, '[axes]\nrecipe = ["fp32", "O22"]')
-    assert text.startswith("'my.toml' at recipe = O22 has a recipe that cannot be: No recipe 'O22'.\n")
+    assert text.startswith("'my.toml' at recipe = O22 has an invalid recipe: No recipe 'O22'.\n")
 
 
 def test_a_misspelt_fixed_point_setting_is_found_before_anything_is_trained(tmp_path: Path):
     text = error_of(tmp_path, '[axes.recipe]\na = { recipe = { base = "fixed", fixed.wieght.bits = 4 } }')
-    assert text.startswith("'my.toml' at recipe = a has a recipe that cannot be: Unknown fixed-point setting 'wieght'.")
+    assert text.startswith("'my.toml' at recipe = a has an invalid recipe: Unknown fixed-point setting 'wieght'.")
 
 
 def test_a_misspelt_setting_of_a_recipe_is_found_before_anything_is_trained(tmp_path: Path):
     text = error_of(tmp_path, '[axes.recipe]\na = { recipe = { base = "O2", losscale = 8 } }')
-    assert text.startswith("'my.toml' at recipe = a has a recipe that cannot be: an unknown setting 'losscale'.\n")
+    assert text.startswith("'my.toml' at recipe = a has an invalid recipe: an unknown setting 'losscale'.\n")
 
 
 def test_an_unknown_optimizer_is_found_before_anything_is_trained(tmp_path: Path):
     text = error_of(tmp_path, '[axes]\noptimizer = ["sgd", "sgdd"]')
-    assert text.startswith("'my.toml' at optimizer = sgdd cannot be trained: Invalid --optimizer 'sgdd'.\n")
+    assert text.startswith("'my.toml' at optimizer = sgdd is not a valid training: Invalid --optimizer 'sgdd'.\n")
 
 
 def test_two_labels_with_the_same_settings_are_an_error(tmp_path: Path):
     assert error_of(tmp_path, "[axes.lr]\nlow = 0.1\nalso_low = 0.1") == (
-        "'my.toml' would train the same twice: 'low' and 'also_low'.\n"
-        "  why: their settings are equal once all axes are put together.\n"
-        "  fix: remove one, or let a label set something the other does not."
+        "'my.toml' would train the same thing twice: 'low' and 'also_low'.\n"
+        "  why: their settings are equal once all axes are combined.\n"
+        "  fix: remove one, or make their settings different."
     )
 
 
 def test_a_setting_at_the_top_is_sent_to_its_place(tmp_path: Path):
     assert error_of(tmp_path, "epochs = 3\n[axes]\nseed = [1]") == (
         "'my.toml' has an unknown key 'epochs'.\n"
-        "  why: known are name, description, settings, axes.\n"
+        "  why: known keys are name, description, settings, axes.\n"
         "  fix: put settings of the training under [settings]: epochs = ..."
     )
 
 
 def test_a_name_that_is_no_folder_is_an_error(tmp_path: Path):
     assert error_of(tmp_path, 'name = "../up"\n[axes]\nseed = [1]') == (
-        "'my.toml' cannot be named '../up'.\n  why: the name is that of a folder: letters, digits, '-', '_' and '.'."
+        "Invalid name '../up' of the sweep in 'my.toml'.\n  why: it is the name of a folder: letters, digits, '-', '_' and '.'."
     )
 
 
 def test_a_file_that_is_not_toml_is_an_error(tmp_path: Path):
-    assert error_of(tmp_path, "axes = [").startswith("Sweep file 'my.toml' is not TOML.\n  why: ")
+    assert error_of(tmp_path, "axes = [").startswith("Sweep file 'my.toml' is not valid TOML.\n  why: ")
 
 
 def test_a_missing_file_is_an_error(tmp_path: Path):

@@ -69,7 +69,7 @@ def test_an_interrupted_sweep_leaves_a_page_of_the_rows_so_far(sweep_file: Path,
         run_sweep(read_sweep(sweep_file), folder=folder.path, jobs=0, on_row=interrupt)
     text = folder.page.read_text(encoding="utf-8")
     assert "1 of 2 rows so far" in text
-    assert re.findall(r'<span class="outcome">(.*?)</span>', text) == ["trained", "not there yet"]
+    assert re.findall(r'<span class="outcome">(.*?)</span>', text) == ["trained", "not finished yet"]
 
 
 def test_rows_that_failed_or_went_wrong_are_marked(sweep_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

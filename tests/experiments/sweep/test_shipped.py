@@ -46,7 +46,7 @@ def test_an_unknown_name_is_answered_with_those_there_are():
         find_sweep("loss-scalling")
     assert str(raised.value) == (
         "No sweep 'loss-scalling'.\n"
-        "  why: there is no such file, and by name there are activations, fixed-point, loss-scaling.\n"
+        "  why: there is no such file, and the included sweeps are activations, fixed-point, loss-scaling.\n"
         "  fix: did you mean 'loss-scaling'?"
     )
 

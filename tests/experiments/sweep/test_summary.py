@@ -16,7 +16,7 @@ FAILED = row("fp8", failure="boom")
 @pytest.mark.parametrize(
     ("rows", "sentence"),
     [
-        ([], "None of the 4 rows is there yet."),
+        ([], "None of the 4 rows is finished yet."),
         ([FP32], "1 of 4 rows so far: none went non-finite; best is 'fp32' with top-1 0.900."),
         (
             [FP32, O2, WENT_NAN, ENDED_INFINITE],
@@ -24,7 +24,7 @@ FAILED = row("fp8", failure="boom")
         ),
         ([FP32, O2, WENT_NAN, FAILED], "4 rows: 1 went non-finite, 1 failed; best is 'O2' with top-1 0.950."),
         ([FAILED] * 4, "4 rows: 4 failed; no row is good."),
-        ([O2, FP32, O2, O2], "4 rows: none went non-finite; best is 'O2' with top-1 0.950, level with 2 others."),
+        ([O2, FP32, O2, O2], "4 rows: none went non-finite; best is 'O2' with top-1 0.950, tied with 2 others."),
     ],
 )
 def test_one_sentence_tells_how_many_what_went_wrong_and_which_is_best(rows: list[SweepRow], sentence: str):

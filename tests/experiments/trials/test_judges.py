@@ -24,7 +24,7 @@ def losing(*losses: float, **more: object) -> TrialResult:
 def test_a_loss_that_is_not_finite_is_bad_and_named_with_its_step():
     judge = NonFiniteJudge()
     verdict = judge(losing(2.0, math.nan, 1.0))
-    assert (verdict.is_bad, verdict.text) == (True, "loss nan in step 1")
+    assert (verdict.is_bad, verdict.text) == (True, "loss nan at step 1")
     assert judge(losing(2.0, 1.0)).is_bad is False
     assert judge(losing(2.0, eval_loss=math.inf)).is_bad is True
 
@@ -86,5 +86,5 @@ def test_a_judge_that_cannot_be_says_which_others_there_are():
         accuracy_judge([TrialResult()])
     with pytest.raises(BisectError, match="not finite"):
         loss_judge([losing(math.nan)])
-    with pytest.raises(BisectError, match="no loss was seen"):
+    with pytest.raises(BisectError, match="no loss was observed"):
         loss_judge([losing(1.0)])(TrialResult())

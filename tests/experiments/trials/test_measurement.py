@@ -74,7 +74,7 @@ def test_a_step_that_never_comes_is_an_error(tmp_path: Path) -> None:
 
 
 def test_a_script_that_fails_before_is_an_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(PlanError, match="fails in fp32 before step 2 is over"):
+    with pytest.raises(PlanError, match="fails in fp32 before the end of step 2"):
         measured(script(tmp_path, apply="raise RuntimeError('no data')"), tmp_path / "trial")
     assert "no data" in capsys.readouterr().err
 
