@@ -40,11 +40,11 @@ def test_a_script_that_overflows_at_one_site_is_answered_with_the_op_and_a_recip
     assert result.exit_code == 1
     first, *rest = result.stdout.splitlines()
     assert first == "4:mul must stay in fp32: good with it, bad without it."
-    assert "  without    4:mul: loss nan in step 0" in rest
+    assert "  without    4:mul: loss nan at step 0" in rest
     assert "  recipe     runs/bisect-1/recipe.toml" in rest
     told = result.stderr.splitlines()
     assert told[:2] == [
-        "[before] as it is: loss nan in step 0",
+        "[before] as it is: loss nan at step 0",
         "[before] measured step 2 in fp32, to search the most suspicious sites first",
     ]
     assert told[2].startswith("[before] all 8 sites wide: finite, loss ")
@@ -63,7 +63,7 @@ def test_a_training_that_fails_in_fp32_too_gets_no_answer():
         result = invoke("--judge", judge, "--bad", "half", "hot.py", "4", "8")
         assert result.exit_code == 2
         assert "`hot.py 4 8` also fails in fp32." in result.stderr
-        assert "fix: find out why first" in result.stderr
+        assert "fix: the format is not the cause" in result.stderr
 
 
 def test_settings_of_train_are_searched_in_processes():
@@ -101,7 +101,7 @@ def test_a_rule_of_the_diagnosis_can_judge():
     result = invoke("--judge", "rule:overflow", "--modules-only", "planted.py", "2", "4")
     assert result.exit_code == 1, result.stderr
     assert result.stdout.startswith("2 must stay in fp32")
-    assert "judged by  rule:overflow: bad is a finding of the rule overflow" in result.stdout
+    assert "judged by  rule:overflow: a finding of the rule overflow is bad" in result.stdout
 
 
 def test_the_mirror_names_what_spoils_a_good_run():

@@ -15,7 +15,7 @@ def never(chosen: frozenset[str]) -> bool:
     ("sites", "options", "message"),
     [
         ([], {}, "the list of sites is empty"),
-        ("abc", {}, "sites='abc' is one text"),
+        ("abc", {}, "Invalid sites='abc'"),
         (["embed", "head", "embed"], {}, "Site 'embed' is listed twice"),
         (["embed"], {"repeats": 0}, "Invalid repeats=0"),
         (["embed"], {"repeats": 4}, "Invalid repeats=4"),

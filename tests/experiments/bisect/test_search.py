@@ -150,7 +150,7 @@ def test_progress_tells_runs_what_is_known_and_the_verdict(tmp_path: Path):
     searched = Searched(tmp_path, "block.17")
     found = searched.find()
     before, during = searched.events[:2], searched.events[2:]
-    assert [event.what for event in before] == ["as it is", "all 26 sites wide"]
+    assert [event.what for event in before] == ["unchanged", "all 26 sites wide"]
     assert [event.num_runs for event in during] == list(range(1, found.num_runs + 1))
     assert {event.at_most for event in during} == {8}
     assert during[-1].known == ("block.17",)

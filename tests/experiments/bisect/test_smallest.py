@@ -163,7 +163,7 @@ def test_a_search_out_of_budget_goes_on_from_its_file(tmp_path: Path):
 
 def test_what_was_remembered_for_one_question_does_not_answer_the_other(tmp_path: Path):
     smallest_wide(SITES, wants(*CULPRITS), remember_in=tmp_path / "bisect.jsonl")
-    with pytest.raises(BisectError, match="remembers another bisection"):
+    with pytest.raises(BisectError, match="holds the judgements of another bisection"):
         smallest_bad(SITES, wants(*CULPRITS), remember_in=tmp_path / "bisect.jsonl")
 
 
@@ -202,5 +202,5 @@ def test_a_run_that_is_good_with_nothing_wide_has_no_answer():
 def test_the_mirror_says_in_its_own_words_that_there_is_no_answer():
     with pytest.raises(BisectError, match="is_bad is false with all of them switched"):
         smallest_bad(["embed", "head"], wants("norm"))
-    with pytest.raises(BisectError, match="is_bad is true with none of them switched: the run is bad by itself"):
+    with pytest.raises(BisectError, match="is_bad is true with none of them switched: the run is bad on its own"):
         smallest_bad(["embed", "head"], wants())
