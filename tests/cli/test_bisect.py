@@ -44,7 +44,7 @@ def test_a_script_that_overflows_at_one_site_is_answered_with_the_op_and_a_recip
     assert "  recipe     runs/bisect-1/recipe.toml" in rest
     told = result.stderr.splitlines()
     assert told[:2] == [
-        "[before] as it is: loss nan at step 0",
+        "[before] unchanged: loss nan at step 0",
         "[before] measured step 2 in fp32, to search the most suspicious sites first",
     ]
     assert told[2].startswith("[before] all 8 sites wide: finite, loss ")

@@ -45,7 +45,7 @@ def test_one_culprit_is_found_to_the_op_in_three_runs_with_the_measured_step(
     assert found["num_sites"] == num_sites
     assert found["is_minimal"] is True
     assert found["num_runs"] <= 3
-    assert found["num_other_runs"] == 5  # as it is, every site wide, and the reference under three seeds
+    assert found["num_other_runs"] == 5  # unchanged, every site wide, and the reference with three seeds
 
 
 @pytest.mark.slow

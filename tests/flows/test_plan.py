@@ -94,7 +94,9 @@ def test_an_overflow_and_an_underflow_are_named_and_the_recipe_trains(
 def test_a_healthy_net_is_narrow_everywhere_and_the_plan_says_so(folder: Path) -> None:
     ended = plan("--steps", "30", "healthy.py", "30")
     assert ended.code == 0, ended.stderr
-    assert ended.stdout.startswith("fp16 everywhere: 100 % of the parameters are narrow, and it trains as well as fp32.\n")
+    assert ended.stdout.startswith(
+        "fp16 everywhere: 100 % of the parameters are narrow, and it trains as well as fp32.\n"
+    )
     assert find_recipe(folder / "runs" / "plan-1" / "recipe.toml").overrides == {}
 
 

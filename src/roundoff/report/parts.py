@@ -41,7 +41,7 @@ class Facts:
 
     pairs: Sequence[tuple[str, str]]
     label_width: int = 7
-    overflow: Literal["wrap", "cut"] = "wrap"
+    overflow: Literal["wrap", "cut", "keep"] = "wrap"
     """What happens on a console to a text that is too long for its line."""
 
 
@@ -116,7 +116,7 @@ def _fact_lines(facts: Facts, width: int) -> Iterator[str]:
             yield from wrap(text, width=width, first=first, rest=rest)
         else:
             line = f"{first}{text}".rstrip()
-            yield line if len(line) <= width else f"{line[: width - 1]}…"
+            yield line if len(line) <= width or facts.overflow == "keep" else f"{line[: width - 1]}…"
 
 
 def _table_lines(part: Table) -> list[str]:

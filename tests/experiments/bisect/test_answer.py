@@ -15,8 +15,8 @@ ANSWER = BisectAnswer(
     found=("blocks.1.attn:softmax",),
     modules=("blocks.1.attn",),
     with_them="finite, loss 1.32",
-    without={"blocks.1.attn:softmax": "loss nan in step 3"},
-    as_it_is="loss nan in step 3",
+    without={"blocks.1.attn:softmax": "loss nan at step 3"},
+    as_it_is="loss nan at step 3",
     num_runs=3,
     num_other_runs=2,
     seconds=12.2,
@@ -30,11 +30,11 @@ def test_the_verdict_comes_first_then_proof_numbers_recipe_and_what_to_do():
     assert bisect_text(ANSWER) == (
         "blocks.1.attn:softmax must stay in fp32: good with it, bad without it.\n"
         "  with it    finite, loss 1.32\n"
-        "  without    blocks.1.attn:softmax: loss nan in step 3\n"
+        "  without    blocks.1.attn:softmax: loss nan at step 3\n"
         "  inside     blocks.1.attn\n"
         "  judged by  nonfinite: a loss that is not finite is bad\n"
-        "  searched   26 sites of `train.py --epochs 1`, the most suspicious of one measured step first\n"
-        "  took       3 runs to search, and 2 to know what is good and bad; 12 s\n"
+        "  searched   26 sites of `train.py --epochs 1`, the most suspicious in one measured step first\n"
+        "  took       3 runs of the search and 2 to compare with; 12 s\n"
         "  recipe     runs/bisect-1/recipe.toml\n"
         "  folder     runs/bisect-1\n"
         "  next       roundoff train --recipe runs/bisect-1/recipe.toml"
@@ -48,25 +48,25 @@ def first_line(**changes: object) -> str:
 
 
 def is_fact(line: str) -> bool:
-    return line.startswith(("  with", "  as it is", "  narrow"))
+    return line.startswith(("  with", "  unchanged", "  narrow"))
 
 
 def test_every_kind_of_answer_has_its_sentence():
     two = ("embed", "head")
     assert first_line(found=()) == "Nothing to find: half is as good as fp32 here."
     assert first_line(found=two) == ("embed and head must stay in fp32: good with them, bad without any one of them.")
-    assert first_line(is_mirror=True) == "blocks.1.attn:softmax spoils the training alone."
+    assert first_line(is_mirror=True) == "blocks.1.attn:softmax makes the training bad alone."
     assert first_line(is_mirror=True, found=two) == (
-        "embed and head spoil the training together, and not with any one of them left out."
+        "embed and head make the training bad together, but not if any one of them is left out."
     )
     assert first_line(is_substituted=True, good="fp64") == (
-        "blocks.1.attn:softmax is to blame: good with it computed by fp64, bad as it is."
+        "blocks.1.attn:softmax is the cause: good with it computed by fp64, bad unchanged."
     )
     assert first_line(is_minimal=False, stopped_by="--max-runs") == (
         "blocks.1.attn:softmax must stay in fp32: good with it, bad without it; --max-runs ended the search inside."
     )
     assert first_line(is_minimal=False, stopped_by="--max-runs", found=two, without={}) == (
-        "embed and head: enough, but perhaps not all needed; --max-runs ended the search."
+        "embed and head: sufficient, but perhaps not all are needed; --max-runs ended the search."
     )
     still_above = {"still_above": "loss 7.8, at most 1.2 is good"}
     assert first_line(**still_above) == (

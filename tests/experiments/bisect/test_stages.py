@@ -126,9 +126,7 @@ def test_a_training_that_is_as_good_as_its_reference_needs_nothing(tmp_path: Pat
 
 
 def test_where_nothing_helps_it_says_what_was_tried(tmp_path: Path):
-    with pytest.raises(
-        BisectError, match=r"No check makes `train.py` good[\s\S]*every op in fp64: still"
-    ):
+    with pytest.raises(BisectError, match=r"No check makes `train.py` good[\s\S]*every op in fp64: still"):
         walked(tmp_path, ALWAYS_BAD)
 
 

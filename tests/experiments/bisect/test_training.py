@@ -48,7 +48,7 @@ def test_the_recipe_holds_the_overrides_and_the_proof_as_comments(tmp_path: Path
     assert answer.num_runs == 1
     lines = (tmp_path / "bisect-1" / "trials.jsonl").read_text().splitlines()
     assert answer.seconds == pytest.approx(sum(json.loads(line)["seconds"] for line in lines))
-    took = f"1 run to search, and {answer.num_other_runs} to know what is good and bad; {answer.seconds:.0f} s"
+    took = f"1 run of the search and {answer.num_other_runs} to compare with; {answer.seconds:.0f} s"
     assert f"#   took       {took}" in comments
 
 

@@ -38,7 +38,9 @@ def evaluated(text: str) -> object:
 def test_processes_inherit_nothing_from_this_one(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(pool, "planted", "by the test", raising=False)
     assert (
-        evaluated("hasattr(__import__('roundoff.experiments.engine.process_pool').experiments.engine.process_pool, 'planted')")
+        evaluated(
+            "hasattr(__import__('roundoff.experiments.engine.process_pool').experiments.engine.process_pool, 'planted')"
+        )
         is False
     )
 

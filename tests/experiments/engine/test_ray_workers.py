@@ -69,9 +69,7 @@ def test_says_what_to_install_where_there_is_no_ray(tmp_path: Path):
     ended = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, check=False, timeout=300)
     assert ended.returncode == 1
     assert ended.stderr.endswith(
-        "ClusterError: Ray is not installed.\n"
-        "  why: --on ray needs it.\n"
-        "  fix: pip install 'roundoff[cluster]'\n"
+        "ClusterError: Ray is not installed.\n  why: --on ray needs it.\n  fix: pip install 'roundoff[cluster]'\n"
     )
 
 

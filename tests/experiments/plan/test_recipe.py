@@ -55,7 +55,9 @@ def test_an_op_has_its_own_line_and_reason() -> None:
     lossy = effect("<model>", "mul", loss_change=0.5)
     proposal = propose(measured(effect("<model>", "add"), lossy), formats=["fp16"], target=Target(loss=0.005))
     text = recipe_text(planned_recipe(proposal, find_recipe("half"), name="planned"), proposal, evidence=[])
-    assert "# mul would change the loss by 0.5 in fp16; the target is the loss within 0.5 % of fp32 in one step\n" in text
+    assert (
+        "# mul would change the loss by 0.5 in fp16; the target is the loss within 0.5 % of fp32 in one step\n" in text
+    )
     assert '"<model>:mul" = "fp32"\n' in text
     assert planned_recipe(proposal, find_recipe("amp-fp16"), name="planned").overrides == {}
 

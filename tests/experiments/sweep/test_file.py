@@ -206,7 +206,8 @@ def test_a_setting_at_the_top_is_sent_to_its_place(tmp_path: Path):
 
 def test_a_name_that_is_no_folder_is_an_error(tmp_path: Path):
     assert error_of(tmp_path, 'name = "../up"\n[axes]\nseed = [1]') == (
-        "Invalid name '../up' of the sweep in 'my.toml'.\n  why: it is the name of a folder: letters, digits, '-', '_' and '.'."
+        "Invalid name '../up' of the sweep in 'my.toml'.\n"
+        "  why: it is the name of a folder: letters, digits, '-', '_' and '.'."
     )
 
 

@@ -1,4 +1,4 @@
-"""The answer of a bisection, as text: what must be wide, the proof, and the recipe to use."""
+"""The answer of a bisection, as a value and as text: what must be wide, the proof, and the recipe to use."""
 
 from __future__ import annotations
 
@@ -6,63 +6,61 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 
+from roundoff.report.parts import Facts, Part, Sentence, to_text
 from roundoff.runs import JsonValue
-from roundoff.words import join_words, plural, wrap
+from roundoff.words import join_words, plural
 
-_WIDTH = 100
 _LABEL_WIDTH = 11
-_TO_COPY = ("next", "recipe", "folder")
-"""What is left on one line, however long: it is copied."""
 _MAX_SHOWN = 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BisectAnswer:
-    """What a bisection came to."""
+    """The result of a bisection."""
 
     subject: str
     """The training, as a user would type it."""
     good: str
     bad: str
-    """The two recipes, or implementations, by name."""
+    """The names of the two recipes, or implementations."""
     fmt: str
-    """What the culprits have to take."""
+    """The format that the culprits must take."""
     judge: str
-    """Who judged, and with which numbers."""
+    """The judge, with its numbers."""
     is_mirror: bool = False
-    """Whether it was asked what spoils a good run, and not what saves a bad one."""
+    """Whether the sites make a good run bad, instead of a bad run good."""
     is_substituted: bool = False
-    """Whether another implementation was searched with, and not a format."""
+    """Whether ops were searched by another implementation, not by formats."""
     num_sites: int = 0
-    """How many were searched."""
+    """How many sites were searched."""
     is_measured: bool = False
     """Whether their order comes from a measured step."""
     found: tuple[str, ...] = ()
     """A smallest set of sites or ops; empty if there was nothing to find."""
     modules: tuple[str, ...] = ()
-    """The modules that the set was narrowed down from."""
+    """The modules that contain them."""
     is_minimal: bool = True
     stopped_by: str | None = None
     """The option that ended the search early."""
     with_them: str = ""
     """The verdict on the run with the set changed."""
     without: Mapping[str, str] = field(default_factory=dict)
-    """The verdict on the run in which all of the set but this one is kept."""
+    """By site, the verdict on the run with all of the set changed except that site."""
     as_it_is: str = ""
     """The verdict on the unchanged run."""
     still_above: str = ""
-    """The set makes the losses finite, but not good: the verdict on the last of them."""
+    """The set makes the losses finite but not good: the verdict on them."""
     notes: tuple[str, ...] = ()
     stages: tuple[str, ...] = ()
-    """What each stage of `--auto` showed, and why the next followed."""
+    """What each stage of `--auto` showed, and why the next one followed."""
     num_runs: int = 0
     """Runs of the search."""
     num_other_runs: int = 0
-    """Runs before it: the bad one, the good one, the reference's."""
+    """Runs besides the search: unchanged, with every site changed, and of the reference."""
     seconds: float = 0.0
-    """Of all these runs, whenever they were made."""
+    """The time of all these runs, whenever they were made."""
     verdict: str = ""
-    """The first line, where it is no set of sites that was found."""
+    """The first line, if something else than a set of sites was found."""
     folder: Path | None = None
     recipe_file: Path | None = None
     next_commands: tuple[str, ...] = ()
@@ -75,15 +73,17 @@ class BisectAnswer:
 
 def bisect_text(answer: BisectAnswer) -> str:
     """Lay out the answer of a bisection, the verdict first."""
-    if not answer.found:
-        return _lines(_verdict(answer), [("as it is", answer.as_it_is), *_common_facts(answer)])
-    kept = "narrow" if answer.is_mirror else "with them" if len(answer.found) > 1 else "with it"
-    facts = [(kept, answer.still_above or answer.with_them)] * bool(answer.with_them)
-    facts += [("as it is", answer.as_it_is)] * (not answer.without)
-    facts += [("without", f"{site}: {text}") for site, text in [*answer.without.items()][:_MAX_SHOWN]]
-    if answer.modules and answer.modules != answer.found:
-        facts.append(("inside", join_words(answer.modules, at_most=_MAX_SHOWN)))
-    return _lines(_verdict(answer), [*facts, *_common_facts(answer)])
+    return to_text(answer_parts(answer))
+
+
+def answer_parts(answer: BisectAnswer) -> list[Part]:
+    """Return the verdict, its proof, and what to do next."""
+    facts, to_copy = [*_proof_facts(answer), *_search_facts(answer)], _use_facts(answer)
+    return [
+        Sentence(_verdict(answer)),
+        Facts(_label_once(facts), label_width=_LABEL_WIDTH),
+        Facts(_label_once(to_copy), label_width=_LABEL_WIDTH, overflow="keep"),
+    ]
 
 
 def _verdict(answer: BisectAnswer) -> str:
@@ -93,12 +93,12 @@ def _verdict(answer: BisectAnswer) -> str:
         return f"Nothing to find: {answer.bad} is as good as {answer.good} here."
     sites, one = join_words(answer.found, at_most=_MAX_SHOWN), len(answer.found) == 1
     if answer.is_mirror:
-        proof = "alone" if one else "together, and not with any one of them left out"
-        verdict = f"{sites} {'spoils' if one else 'spoil'} the training {proof}"
+        proof = "alone" if one else "together, but not if any one of them is left out"
+        verdict = f"{sites} {'makes' if one else 'make'} the training bad {proof}"
     elif answer.is_substituted:
-        proof = "as it is" if one else "with any one of them as it is"
+        proof = "unchanged" if one else "with any one of them unchanged"
         by = f"good with {'it' if one else 'them'} computed by {answer.good}"
-        verdict = f"{sites} {'is' if one else 'are'} to blame: {by}, bad {proof}"
+        verdict = f"{sites} {'is' if one else 'are'} the cause: {by}, bad {proof}"
     else:
         proof = "without it" if one else "without any one of them"
         verdict = f"{sites} must stay in {answer.fmt}: good with {'it' if one else 'them'}, bad {proof}"
@@ -110,29 +110,38 @@ def _verdict(answer: BisectAnswer) -> str:
         return f"{verdict}."
     if answer.without:
         return f"{verdict}; {answer.stopped_by} ended the search inside."
-    return f"{sites}: enough, but perhaps not all needed; {answer.stopped_by} ended the search."
+    return f"{sites}: sufficient, but perhaps not all are needed; {answer.stopped_by} ended the search."
 
 
-def _common_facts(answer: BisectAnswer) -> list[tuple[str, str]]:
-    order = ", the most suspicious of one measured step first" if answer.is_measured else ""
-    counted = f"{plural(answer.num_runs, 'run')} to search, and {answer.num_other_runs} to know what is good and bad"
+def _proof_facts(answer: BisectAnswer) -> list[tuple[str, str]]:
+    if not answer.found:
+        return [("unchanged", answer.as_it_is)]
+    changed = "narrow" if answer.is_mirror else "with them" if len(answer.found) > 1 else "with it"
+    facts = [(changed, answer.still_above or answer.with_them)] * bool(answer.with_them)
+    facts += [("unchanged", answer.as_it_is)] * (not answer.without)
+    facts += [("without", f"{site}: {text}") for site, text in [*answer.without.items()][:_MAX_SHOWN]]
+    if answer.modules and answer.modules != answer.found:
+        facts.append(("inside", join_words(answer.modules, at_most=_MAX_SHOWN)))
+    return facts
+
+
+def _search_facts(answer: BisectAnswer) -> list[tuple[str, str]]:
+    order = ", the most suspicious in one measured step first" if answer.is_measured else ""
+    counted = f"{plural(answer.num_runs, 'run')} of the search and {answer.num_other_runs} to compare with"
     facts = [("stage", stage) for stage in answer.stages]
     facts += [("judged by", answer.judge)]
     facts += [("searched", f"{plural(answer.num_sites, 'site')} of `{answer.subject}`{order}")] * bool(answer.num_runs)
     facts += [("took", f"{counted}; {answer.seconds:.0f} s")]
-    facts += [("note", note) for note in answer.notes]
-    facts += [("recipe", str(answer.recipe_file))] * bool(answer.recipe_file)
+    return facts + [("note", note) for note in answer.notes]
+
+
+def _use_facts(answer: BisectAnswer) -> list[tuple[str, str]]:
+    facts = [("recipe", str(answer.recipe_file))] * bool(answer.recipe_file)
     facts += [("folder", str(answer.folder))] * bool(answer.folder)
     return facts + [("next", command) for command in answer.next_commands]
 
 
-def _lines(verdict: str, facts: list[tuple[str, str]]) -> str:
-    lines, before = wrap(verdict, width=_WIDTH - 2), ""
-    lines[1:] = [f"  {line}" for line in lines[1:]]
-    for label, text in facts:
-        shown = "" if label == before else label
-        first, *more = text.splitlines() if label in _TO_COPY else wrap(text, width=_WIDTH - _LABEL_WIDTH - 2)
-        lines.append(f"  {shown:<{_LABEL_WIDTH}}{first}")
-        lines += [f"  {'':<{_LABEL_WIDTH}}{line}" for line in more]
-        before = label
-    return "\n".join(lines)
+def _label_once(facts: list[tuple[str, str]]) -> list[tuple[str, str]]:
+    """Return facts with a label only at the first of several with the same one."""
+    labels = ["", *(label for label, _ in facts)]
+    return [("" if label == before else label, text) for before, (label, text) in zip(labels, facts, strict=False)]

@@ -132,7 +132,8 @@ class BisectSearch:
         if len(more.modules) == len(sites):  # the budget ended before anything was learned
             found = replace(found, is_minimal=more.is_minimal, stopped_by=more.stopped_by, num_runs=more.num_runs)
             return replace(found, still_above=saved.text, notes=more.notes)
-        note = f"{join_words(found.sites, at_most=8)} avoids NaN but leaves {saved.text}, so the loss was searched as well."
+        names = join_words(found.sites, at_most=8)
+        note = f"{names} avoids NaN but leaves {saved.text}, so the loss was searched as well."
         return replace(more, notes=(note, *more.notes))
 
     def _search(

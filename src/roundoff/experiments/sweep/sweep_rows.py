@@ -95,7 +95,6 @@ def _best(rows: Sequence[SweepRow]) -> str:
     return f"; best is '{best[0].name}' with top-1 {most:.3f}{others}"
 
 
-
 TEXT_COLUMNS = ("note",)
 """Columns of text, besides those of the axes."""
 
