@@ -71,7 +71,7 @@ def test_when_everything_fails_it_says_why(speeds: dict[tuple[str, int], float |
     speeds |= {("fp32", 1): None}
     result = invoke("--workers", "0", "--threads", "1")
     assert result.exit_code == 2
-    assert "No setting could be measured.\n  why: the first one failed: killed by SIGKILL." in result.stderr
+    assert "No combination could be measured.\n  why: the first one failed: killed by SIGKILL." in result.stderr
 
 
 @pytest.mark.parametrize("wrong", [["--threads", "one"], ["--threads", ","], ["--threads", "0"], ["--procs", "0"]])

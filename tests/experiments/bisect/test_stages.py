@@ -114,7 +114,7 @@ def test_trainings_that_were_told_different_things_are_aligned_first(tmp_path: P
         run_script(Script(target=str(tmp_path / "good.py"), args=("0.1",)))
     answer = walked(tmp_path, LEARNS, "0.00001", against=tmp_path / "good")
     assert answer.found[0] == "lr of SGD"
-    assert bisect_text(answer).startswith("The two trainings were not told the same; align them first")
+    assert bisect_text(answer).startswith("The two trainings have different settings; make them equal first")
     assert "lr of SGD: 0.1 against 1e-05" in answer.stages[0]
 
 
