@@ -1,7 +1,12 @@
-"""Holds the floors: a room uses rooms on lower floors only, and rooms on one floor do not know each other."""
+"""Holds the floors: a room uses rooms on lower floors only, and rooms on one floor do not know each other.
+
+The same holds one level down: the parts of a room, its sub-folders and its own files, depend on each other in one
+direction only. A room's `__init__` is its door and is left out: it leads to all parts.
+"""
 
 import ast
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -106,3 +111,43 @@ def test_a_planted_trespass_is_found(room: str, line: str):
 )
 def test_an_honest_import_is_left_alone(room: str, line: str):
     assert trespasses(line, room=room, package=f"roundoff.{room}") == []
+
+
+def part_of(module: str, *, room: str) -> str | None:
+    """Return the sub-folder or file of `room` that a dotted name leads into; None for other rooms and for the door."""
+    parts = module.split(".")
+    if parts[:2] != ["roundoff", room] or len(parts) < 3:
+        return None
+    is_part = (PACKAGE / room / parts[2]).is_dir() or (PACKAGE / room / f"{parts[2]}.py").exists()
+    return parts[2] if is_part else None
+
+
+def parts_of(room: str) -> dict[str, set[str]]:
+    """Return each part of a room with the other parts of it that it imports."""
+    uses: dict[str, set[str]] = {}
+    for path in (PACKAGE / room).rglob("*.py"):
+        name = path.relative_to(PACKAGE / room).parts[0].removesuffix(".py")
+        if name == "__init__":
+            continue
+        package = ".".join(["roundoff", *path.relative_to(PACKAGE).parent.parts])
+        imported = {part_of(found, room=room) for found in imports_in(path.read_text(), package=package)}
+        uses.setdefault(name, set()).update(part for part in imported if part not in (None, name))
+    return uses
+
+
+def circle_in(uses: Mapping[str, set[str]]) -> list[str]:
+    """Return parts that depend on each other in a circle, or nothing."""
+    try:
+        TopologicalSorter(uses).prepare()
+    except CycleError as error:
+        return list(error.args[1])
+    return []
+
+
+@pytest.mark.parametrize("room", sorted(path.name for path in PACKAGE.iterdir() if (path / "__init__.py").exists()))
+def test_the_parts_of_a_room_depend_on_each_other_in_one_direction(room: str):
+    assert circle_in(parts_of(room)) == []
+
+
+def test_a_planted_circle_is_found():
+    assert set(circle_in({"trials": {"engine", "bisect"}, "bisect": {"trials"}, "engine": set()})) == {"trials", "bisect"}
