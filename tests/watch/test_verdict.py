@@ -9,7 +9,6 @@ import pytest
 import torch
 from torch import nn
 
-from roundoff.watch.verdict import verdict_of
 from roundoff.watch.watching import watching
 
 pytestmark = pytest.mark.usefixtures("only_new_objects")
@@ -18,7 +17,7 @@ pytestmark = pytest.mark.usefixtures("only_new_objects")
 def test_complaints_come_first_and_then_what_was_watched(tmp_path: Path) -> None:
     with watching(to=tmp_path / "run") as watch:
         pass
-    findings, screen = verdict_of(watch)
+    findings, screen = watch.diagnose()
     assert findings == ()
     assert screen.splitlines()[0] == "roundoff: no training step was seen: nothing was watched."
     assert screen.splitlines()[-1].startswith("Nothing found; watched 0 steps")
@@ -34,7 +33,7 @@ def test_what_is_found_goes_into_the_run_and_onto_the_screen(tmp_path: Path) -> 
             optimizer.zero_grad()
             (model(torch.randn(4, 2)).square().mean() * scale).backward()
             optimizer.step()
-    findings, screen = verdict_of(watch)
+    findings, screen = watch.diagnose()
     assert findings[0].step == 1
     assert findings[0].rule in screen
     written = json.loads((tmp_path / "run" / "findings.json").read_text())

@@ -19,7 +19,6 @@ from roundoff.replay.investigator import OnAnomaly
 from roundoff.runs import Finding
 from roundoff.watch.process.process_guard import ProcessGuard
 from roundoff.watch.settings import WatchSettings
-from roundoff.watch.verdict import verdict_of
 from roundoff.watch.watch import Watch
 from roundoff.watch.watching import next_folder, start_watching
 
@@ -78,7 +77,7 @@ class FrameworkWatch:
             self.watch.training_failed = True
         self._open.close()
         if rank() == 0:
-            self.findings, screen = verdict_of(self.watch)
+            self.findings, screen = self.watch.diagnose()
             print(screen, file=sys.stderr)
 
     def _end_at_exit(self) -> None:

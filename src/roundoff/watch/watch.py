@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from roundoff.diagnose import diagnose_and_save
 from roundoff.record.loop.calls import CallKind, LoopCall, detail_to_json, learning_rates
 from roundoff.record.loop.follower import BackwardCall, LoopFollower, StepAttempt
 from roundoff.record.loop.module_stack import ModuleCall
@@ -30,8 +31,9 @@ from roundoff.replay.snapshots import Snapshots
 from roundoff.replay.state import Training
 from roundoff.replay.step_tape import BackwardEntry, ModelEntry, StepEntry
 from roundoff.replay.tape_recorder import TapeRecorder
+from roundoff.report import verdict_text, watched_text
 from roundoff.report.tensorboard import TensorBoard
-from roundoff.runs import Anomaly, JsonValue, RecordingStoppedWarning, RunWriter
+from roundoff.runs import Anomaly, Finding, JsonValue, RecordingStoppedWarning, Run, RunWriter
 from roundoff.runs.flight import FlightRecorder
 from roundoff.watch.budget import TimeBudget
 from roundoff.watch.detector import AnomalyDetector
@@ -164,9 +166,16 @@ class Watch(LoopFollower):
 
     def verdict(self) -> str:
         """Diagnose what was seen, and return the screen that `roundoff run` prints; to be called after the block."""
-        from roundoff.watch.verdict import verdict_of  # which needs this file
+        return self.diagnose()[1]
 
-        return verdict_of(self)[1]
+    def diagnose(self) -> tuple[tuple[Finding, ...], str]:
+        """Diagnose what was seen; return the findings, which go into findings.json, and the screen to print."""
+        run = Run.open(self.folder)
+        diagnosis = diagnose_and_save(run)
+        watched = watched_text(num_steps=self.num_steps, seconds=self.seconds, cost=self.cost)
+        screen = verdict_text(run, diagnosis, watched=f"{watched}; {self.folder}", draws=False)
+        complaints = [f"roundoff: {complaint}" for complaint in self.complaints]
+        return tuple(diagnosis.findings), "\n".join([*complaints, screen])
 
     def add_optimizer(self, optimizer: Optimizer) -> None:
         """Know an optimizer before it steps."""
