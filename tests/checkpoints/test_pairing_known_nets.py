@@ -145,8 +145,8 @@ OF_META = {
 
 
 def llama_of_meta(name: str) -> str:
-    for ours, theirs in OF_META.items():
-        name = name.replace(ours, theirs)
+    for reference, candidate in OF_META.items():
+        name = name.replace(reference, candidate)
     return name.removeprefix("model.")
 
 
@@ -178,14 +178,14 @@ def test_every_tensor_finds_its_partner(
     is_sorted: bool,
 ):
     shapes = net()
-    theirs = {rename(name): reshape(rename(name), shape) for name, shape in shapes.items()}
+    candidate = {rename(name): reshape(rename(name), shape) for name, shape in shapes.items()}
     if is_sorted:
-        theirs = dict(sorted(theirs.items()))
+        candidate = dict(sorted(candidate.items()))
     if is_reference:
-        found = pair(entries(shapes), entries(theirs), reference_format="torch-zip", candidate_format=format)
+        found = pair(entries(shapes), entries(candidate), reference_format="torch-zip", candidate_format=format)
         paired = {each.reference: each.candidate for each in found.pairs}
     else:
-        found = pair(entries(theirs), entries(shapes), reference_format=format, candidate_format="torch-zip")
+        found = pair(entries(candidate), entries(shapes), reference_format=format, candidate_format="torch-zip")
         paired = {each.candidate: each.reference for each in found.pairs}
     assert paired == {name: rename(name) for name in shapes}
     assert all(each.is_asked for each in found.pairs)

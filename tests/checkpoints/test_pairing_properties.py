@@ -58,35 +58,35 @@ def entries(drawn: dict[str, tuple[tuple[int, ...], Role]]) -> dict[str, Entry]:
     return {n: Entry(name=n, shape=shape, dtype="float32", role=role) for n, (shape, role) in drawn.items()}
 
 
-def check(found: Pairing, ours: dict[str, Entry], theirs: dict[str, Entry]) -> None:
+def check(found: Pairing, reference: dict[str, Entry], candidate: dict[str, Entry]) -> None:
     references = [each.reference for each in found.pairs] + [each.name for each in found.only_reference]
     candidates = [each.candidate for each in found.pairs] + [each.name for each in found.only_candidate]
-    assert sorted(references) == sorted(ours)
-    assert sorted(candidates) == sorted(theirs)
+    assert sorted(references) == sorted(reference)
+    assert sorted(candidates) == sorted(candidate)
     for each in found.pairs:
-        shape = theirs[each.candidate].shape
+        shape = candidate[each.candidate].shape
         laid = shape if each.axes is None else tuple(shape[axis] for axis in each.axes)
-        assert [size for size in laid if size != 1] == [size for size in ours[each.reference].shape if size != 1]
-        assert (ours[each.reference].role is Role.OPTIMIZER) == (theirs[each.candidate].role is Role.OPTIMIZER)
+        assert [size for size in laid if size != 1] == [size for size in reference[each.reference].shape if size != 1]
+        assert (reference[each.reference].role is Role.OPTIMIZER) == (candidate[each.candidate].role is Role.OPTIMIZER)
 
 
 @settings(max_examples=300, deadline=None)
 @given(checkpoints, checkpoints, st.sampled_from(list(itertools.product(FORMATS, FORMATS))))
 def test_a_pairing_holds_together(first, second, formats):
-    ours, theirs = entries(first), entries(second)
-    found = pair(ours, theirs, reference_format=formats[0], candidate_format=formats[1])
-    check(found, ours, theirs)
-    assert found == pair(ours, theirs, reference_format=formats[0], candidate_format=formats[1])
+    reference, candidate = entries(first), entries(second)
+    found = pair(reference, candidate, reference_format=formats[0], candidate_format=formats[1])
+    check(found, reference, candidate)
+    assert found == pair(reference, candidate, reference_format=formats[0], candidate_format=formats[1])
 
 
 @settings(max_examples=200, deadline=None)
 @given(checkpoints, st.randoms(use_true_random=False))
 def test_a_checkpoint_in_any_order_is_paired_with_itself(drawn, random):
-    ours = entries(drawn)
-    shuffled = list(ours)
+    reference = entries(drawn)
+    shuffled = list(reference)
     random.shuffle(shuffled)
-    theirs = {name: ours[name] for name in shuffled}
-    found = pair(ours, theirs, reference_format="torch-zip", candidate_format="torch-legacy")
-    check(found, ours, ours)
+    candidate = {name: reference[name] for name in shuffled}
+    found = pair(reference, candidate, reference_format="torch-zip", candidate_format="torch-legacy")
+    check(found, reference, reference)
     assert all(each.reference == each.candidate for each in found.pairs)
     assert not found.only_reference

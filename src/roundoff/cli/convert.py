@@ -36,9 +36,11 @@ def convert_command(
     kind = kinds[to] if to else target_of(target)
     with ExitStack() as stack:
         stack.enter_context(waiting(f"writing {target}"))
-        ours = stack.enter_context(read_checkpoint(source))
+        reference = stack.enter_context(read_checkpoint(source))
         wanted = stack.enter_context(read_checkpoint(like)) if like else None
-        plan = plan_conversion(ours, target=kind, like=wanted, name_map=read_name_map(map_file) if map_file else None)
+        plan = plan_conversion(
+            reference, target=kind, like=wanted, name_map=read_name_map(map_file) if map_file else None
+        )
         write_checkpoint(target, plan.tensors, target=kind, replace=force)
     click.echo(f"Wrote {len(plan.tensors)} tensors to {target} ({kind}), read back and equal to those of {source}.")
     for note in plan.notes:

@@ -82,9 +82,9 @@ def test_layers_of_one_shape_are_paired_by_their_numbers_whatever_the_order_of_t
     names = [f"dense_{number}" if number else "dense" for number in range(12)]
     found = pair(linears(*(f"fc{number + 1}" for number in range(12))), kernels(*sorted(names)))
     assert paired(found) == {
-        f"fc{number + 1}.{ours}": f"{names[number]}/{theirs}"
+        f"fc{number + 1}.{reference}": f"{names[number]}/{candidate}"
         for number in range(12)
-        for ours, theirs in (("weight", "kernel"), ("bias", "bias"))
+        for reference, candidate in (("weight", "kernel"), ("bias", "bias"))
     }
     assert {each.by for each in found.pairs} == {PairedBy.POSITION}
 
@@ -106,11 +106,11 @@ def test_a_layer_more_in_the_middle_leaves_the_others_to_their_names():
 
 
 def test_among_layers_of_one_shape_the_names_that_are_most_alike_belong_together():
-    ours = [
+    reference = [
         f"layers.{block}.attention.{name}" for block in range(3) for name in ("queries", "keys", "values", "outputs")
     ]
-    theirs = [f"h.{block}.attn.{name}" for name in ("wk", "wo", "wq", "wv") for block in range(3)]
-    found = pair(linears(*ours), linears(*theirs))
+    candidate = [f"h.{block}.attn.{name}" for name in ("wk", "wo", "wq", "wv") for block in range(3)]
+    found = pair(linears(*reference), linears(*candidate))
     short = {"queries": "wq", "keys": "wk", "values": "wv", "outputs": "wo"}
     assert paired(found) == {
         f"layers.{block}.attention.{name}.{leaf}": f"h.{block}.attn.{other}.{leaf}"
@@ -258,12 +258,12 @@ def test_a_map_that_cannot_be_is_an_error(name_map: dict[str, str], told: str):
 
 
 def test_every_pairing_is_one_to_one_and_the_same_again():
-    ours = linears("a", "b", "net.0", "net.2", size=4) | linears("enc.q", "enc.k", "enc.v")
-    theirs = linears("b", "x", "net.0", "net.1", size=4) | kernels("wk", "wq", "wv")
-    found = pair(ours, theirs)
+    reference = linears("a", "b", "net.0", "net.2", size=4) | linears("enc.q", "enc.k", "enc.v")
+    candidate = linears("b", "x", "net.0", "net.1", size=4) | kernels("wk", "wq", "wv")
+    found = pair(reference, candidate)
     assert len({each.reference for each in found.pairs}) == len({each.candidate for each in found.pairs})
-    assert {each.reference for each in found.pairs} | {each.name for each in found.only_reference} == set(ours)
-    assert found == pair(ours, theirs)
+    assert {each.reference for each in found.pairs} | {each.name for each in found.only_reference} == set(reference)
+    assert found == pair(reference, candidate)
 
 
 def test_names_that_differ_in_their_wrappers_alone_are_not_mixed_up():

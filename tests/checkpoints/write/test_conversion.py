@@ -174,9 +174,9 @@ def test_an_optimizer_goes_on_with_the_moments_that_came_back(tmp_path: Path):
     other.load_state_dict(loaded["model"])
     groups = stepping.state_dict()["param_groups"]
     stepping.load_state_dict({"state": loaded["optimizer"]["state"], "param_groups": groups})
-    for ours, theirs in zip(net.parameters(), other.parameters(), strict=True):
-        assert {name: value.tolist() for name, value in optimizer.state[ours].items()} == {
-            name: value.tolist() for name, value in stepping.state[theirs].items()
+    for reference, candidate in zip(net.parameters(), other.parameters(), strict=True):
+        assert {name: value.tolist() for name, value in optimizer.state[reference].items()} == {
+            name: value.tolist() for name, value in stepping.state[candidate].items()
         }
 
 

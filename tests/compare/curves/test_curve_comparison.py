@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 from torch import nn
@@ -55,8 +55,8 @@ LEVELS = {
 @pytest.mark.parametrize("noise", [0.005, 0.03, 0.2])
 def test_the_same_trend_with_other_noise_is_no_difference(level: Values, noise: float) -> None:
     for seed in range(10):
-        ours, theirs = noisy(seed, level=level, noise=noise), noisy(100 + seed, level=level, noise=noise)
-        assert not compare_curves(curve(ours), curve(theirs)).differs
+        reference, candidate = noisy(seed, level=level, noise=noise), noisy(100 + seed, level=level, noise=noise)
+        assert not compare_curves(curve(reference), curve(candidate)).differs
 
 
 def smoothed(seed: int) -> Values:
@@ -78,9 +78,9 @@ def test_other_start_values_that_are_soon_forgotten_are_no_difference() -> None:
 
 
 def test_a_single_outlier_is_no_difference() -> None:
-    ours, theirs = noisy(0), noisy(1)
-    theirs[MIDDLE] *= 1.5
-    assert not compare_curves(curve(ours), curve(theirs)).differs
+    reference, candidate = noisy(0), noisy(1)
+    candidate[MIDDLE] *= 1.5
+    assert not compare_curves(curve(reference), curve(candidate)).differs
 
 
 def test_a_noisier_candidate_is_no_difference() -> None:
@@ -94,18 +94,18 @@ def test_curves_that_are_the_same_are_called_identical() -> None:
 
 
 def test_it_is_counted_how_long_curves_are_identical() -> None:
-    ours = noisy(0)
-    theirs = np.concatenate([ours[:37], noisy(1)[37:]])
-    comparison = compare_curves(curve(ours), curve(theirs))
+    reference = noisy(0)
+    candidate = np.concatenate([reference[:37], noisy(1)[37:]])
+    comparison = compare_curves(curve(reference), curve(candidate))
     assert comparison.num_identical == 37
     assert not comparison.differs
 
 
 @pytest.mark.parametrize("seed", [0, 1], ids=["the same noise", "another seed"])
 def test_an_explosion_is_found_at_its_step(seed: int) -> None:
-    theirs = noisy(seed)
-    theirs[MIDDLE:] *= np.minimum(1.5 ** np.arange(1, MIDDLE + 1), 1e6)
-    comparison = compare_curves(curve(noisy(0)), curve(theirs))
+    candidate = noisy(seed)
+    candidate[MIDDLE:] *= np.minimum(1.5 ** np.arange(1, MIDDLE + 1), 1e6)
+    comparison = compare_curves(curve(noisy(0)), curve(candidate))
     assert comparison.first_divergence == MIDDLE
     assert comparison.stretches[0].lasts
     assert comparison.candidate_shape.kind is ShapeKind.EXPLODED
@@ -114,40 +114,40 @@ def test_an_explosion_is_found_at_its_step(seed: int) -> None:
 
 
 def test_an_explosion_in_the_last_steps_is_found() -> None:
-    theirs = noisy(1)
-    theirs[-3:] *= [4, 16, 64]
-    assert compare_curves(curve(noisy(0)), curve(theirs)).first_divergence == NUM_STEPS - 3
+    candidate = noisy(1)
+    candidate[-3:] *= [4, 16, 64]
+    assert compare_curves(curve(noisy(0)), curve(candidate)).first_divergence == NUM_STEPS - 3
 
 
 @pytest.mark.parametrize("num_steps", [5, 8, 10, 20])
 def test_a_short_curve_explodes_too(num_steps: int) -> None:
-    ours, theirs = noisy(0, level=trend(num_steps)), noisy(1, level=trend(num_steps))
-    theirs[-3:] *= [3, 9, 27]
-    first = compare_curves(curve(ours), curve(theirs)).first_divergence
+    reference, candidate = noisy(0, level=trend(num_steps)), noisy(1, level=trend(num_steps))
+    candidate[-3:] *= [3, 9, 27]
+    first = compare_curves(curve(reference), curve(candidate)).first_divergence
     assert first is not None
     assert num_steps - 5 <= first <= num_steps - 3
 
 
 def test_a_loss_that_becomes_nan_is_found_at_its_step() -> None:
-    theirs = noisy(1)
-    theirs[MIDDLE:] = math.nan
-    comparison = compare_curves(curve(noisy(0)), curve(theirs))
+    candidate = noisy(1)
+    candidate[MIDDLE:] = math.nan
+    comparison = compare_curves(curve(noisy(0)), curve(candidate))
     assert comparison.first_divergence == MIDDLE
     assert (comparison.candidate_shape.kind, comparison.candidate_shape.since) == (ShapeKind.NON_FINITE, MIDDLE)
     assert math.isnan(comparison.end_candidate)
 
 
 def test_a_single_nan_is_a_difference_that_does_not_last() -> None:
-    theirs = noisy(1)
-    theirs[MIDDLE] = math.nan
-    (stretch,) = compare_curves(curve(noisy(0)), curve(theirs)).stretches
+    candidate = noisy(1)
+    candidate[MIDDLE] = math.nan
+    (stretch,) = compare_curves(curve(noisy(0)), curve(candidate)).stretches
     assert (stretch.first_step, stretch.last_step, stretch.lasts) == (MIDDLE, MIDDLE, False)
 
 
 def test_nan_in_both_is_no_difference() -> None:
-    ours, theirs = noisy(0), noisy(1)
-    ours[MIDDLE:] = theirs[MIDDLE:] = math.nan
-    assert not compare_curves(curve(ours), curve(theirs)).differs
+    reference, candidate = noisy(0), noisy(1)
+    reference[MIDDLE:] = candidate[MIDDLE:] = math.nan
+    assert not compare_curves(curve(reference), curve(candidate)).differs
 
 
 def test_a_curve_without_any_number_differs_from_the_first_step() -> None:
@@ -184,9 +184,9 @@ def test_a_slow_drift_is_found_in_a_flat_loss_of_another_seed() -> None:
 
 @pytest.mark.parametrize("seed", [0, 1], ids=["the same noise", "another seed"])
 def test_a_spike_that_recovers_is_named_and_is_not_where_the_curves_part(seed: int) -> None:
-    theirs = noisy(seed)
-    theirs[MIDDLE : MIDDLE + 3] *= [8, 5, 3]
-    comparison = compare_curves(curve(noisy(0)), curve(theirs))
+    candidate = noisy(seed)
+    candidate[MIDDLE : MIDDLE + 3] *= [8, 5, 3]
+    comparison = compare_curves(curve(noisy(0)), curve(candidate))
     assert comparison.spikes == (MIDDLE,)
     assert comparison.first_divergence is None
     assert comparison.differs
@@ -194,24 +194,24 @@ def test_a_spike_that_recovers_is_named_and_is_not_where_the_curves_part(seed: i
 
 
 def test_a_long_spike_that_recovers_is_a_stretch_that_ends() -> None:
-    theirs = noisy(1)
-    theirs[MIDDLE : MIDDLE + 25] *= 1 + 7 * np.exp(-np.arange(25) / 8)
-    (stretch,) = compare_curves(curve(noisy(0)), curve(theirs)).stretches
+    candidate = noisy(1)
+    candidate[MIDDLE : MIDDLE + 25] *= 1 + 7 * np.exp(-np.arange(25) / 8)
+    (stretch,) = compare_curves(curve(noisy(0)), curve(candidate)).stretches
     assert stretch.first_step == MIDDLE
     assert MIDDLE + 15 <= stretch.last_step <= MIDDLE + 40
     assert not stretch.lasts
 
 
 def test_spikes_that_the_reference_has_too_are_no_difference() -> None:
-    ours, theirs = noisy(0), noisy(1)
-    ours[50] *= 6
-    theirs[200] *= 7
-    assert not compare_curves(curve(ours), curve(theirs)).differs
+    reference, candidate = noisy(0), noisy(1)
+    reference[50] *= 6
+    candidate[200] *= 7
+    assert not compare_curves(curve(reference), curve(candidate)).differs
 
 
 def test_steps_are_lined_up_by_number() -> None:
-    ours, theirs = noisy(0), noisy(1)
-    comparison = compare_curves(curve(ours), curve(theirs[::10], every=10))
+    reference, candidate = noisy(0), noisy(1)
+    comparison = compare_curves(curve(reference), curve(candidate[::10], every=10))
     assert [point.step for point in comparison.points] == list(range(0, NUM_STEPS, 10))
     assert not comparison.is_interpolated
     assert not comparison.differs
@@ -244,12 +244,13 @@ ANY_CURVES = st.lists(st.floats(width=64), min_size=1, max_size=40)
 
 
 @settings(max_examples=150, deadline=None)
-@given(ours=ANY_CURVES, theirs=ANY_CURVES, every=st.integers(1, 3), first=st.integers(-2, 2))
+@example(reference=[0.0, math.inf, 0.0], candidate=[-math.inf, 0.0, math.inf], every=1, first=0)
+@given(reference=ANY_CURVES, candidate=ANY_CURVES, every=st.integers(1, 3), first=st.integers(-2, 2))
 def test_whatever_was_logged_is_compared_and_told(
-    ours: list[float], theirs: list[float], every: int, first: int
+    reference: list[float], candidate: list[float], every: int, first: int
 ) -> None:
     try:
-        comparison = compare_curves(curve(ours), curve(theirs, every=every, first=first))
+        comparison = compare_curves(curve(reference), curve(candidate, every=every, first=first))
     except CompareError:
         return
     assert comparison.num_identical <= len(comparison.points)

@@ -48,9 +48,9 @@ def test_a_smooth_curve_has_hardly_any_noise() -> None:
 
 
 def test_curves_share_the_noise_that_both_have() -> None:
-    ours = noise_of(drawn(0))
-    assert shared_noise(ours, noise_of(drawn(0) * 1.01), begin_alike=False).min() > 0.95
-    assert np.median(shared_noise(ours, noise_of(drawn(1)), begin_alike=True)) < 0.2
+    reference = noise_of(drawn(0))
+    assert shared_noise(reference, noise_of(drawn(0) * 1.01), begin_alike=False).min() > 0.95
+    assert np.median(shared_noise(reference, noise_of(drawn(1)), begin_alike=True)) < 0.2
 
 
 def test_without_noise_the_beginning_tells_whether_curves_belong_together() -> None:

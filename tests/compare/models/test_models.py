@@ -105,7 +105,7 @@ def test_other_names_line_up_and_do_not_hide_a_difference() -> None:
 def test_weights_of_the_other_layout_are_turned_square_ones_too() -> None:
     turned = nn.Sequential(InByOut(8, 32), nn.ReLU(), InByOut(32, 32), nn.ReLU(), InByOut(32, 4))
     comparison = compare_models(mlp(), turned, X)
-    assert [ours for ours, _ in comparison.transfer.transposed] == ["0.weight", "2.weight", "4.weight"]
+    assert [reference for reference, _ in comparison.transfer.transposed] == ["0.weight", "2.weight", "4.weight"]
     assert not comparison.differs
     turned[3] = nn.LeakyReLU(0.1)
     assert place(compare_models(mlp(), turned, X)) == ("forward", "3")
@@ -165,10 +165,10 @@ def state_of(model: nn.Module) -> list[Any]:
     ]
 
 
-def same(ours: Any, theirs: Any) -> bool:
-    if isinstance(ours, Tensor):
-        return torch.equal(ours, theirs)
-    return all(map(same, ours, theirs)) if isinstance(ours, list) else ours == theirs
+def same(reference: Any, candidate: Any) -> bool:
+    if isinstance(reference, Tensor):
+        return torch.equal(reference, candidate)
+    return all(map(same, reference, candidate)) if isinstance(reference, list) else reference == candidate
 
 
 def test_models_inputs_and_random_numbers_stay_as_they_are() -> None:

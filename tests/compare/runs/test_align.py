@@ -91,5 +91,5 @@ def longest(left: str, right: str) -> int:
 
 
 def test_very_long_sites_are_lined_up_the_quicker_way(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(module, "MOST_CELLS", 1)
+    monkeypatch.setattr(module, "MAX_CELLS", 1)
     assert common_subsequence("xabcdy", "zabqcdw") == [(1, 1), (2, 2), (3, 4), (4, 5)]

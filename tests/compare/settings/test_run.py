@@ -12,18 +12,18 @@ from roundoff.runs import OptimizerFacts, Run, RunInfo, RunWriter, Structure
 ENVIRONMENT = {"torch.seed": 0, "torch.num_threads": 1, "torch.cudnn.allow_tf32": True}
 
 
-def differences(tmp_path: Path, ours: dict[str, Any], theirs: dict[str, Any]) -> list[tuple[str, SettingKind]]:
+def differences(tmp_path: Path, reference: dict[str, Any], candidate: dict[str, Any]) -> list[tuple[str, SettingKind]]:
     runs = []
-    for name, facts in (("a", ours), ("b", theirs)):
+    for name, facts in (("a", reference), ("b", candidate)):
         RunWriter.create(tmp_path / name, RunInfo(**facts)).close()
         runs.append(Run.open(tmp_path / name))
     return [(each.text, each.kind) for each in run_differences(*runs)]
 
 
 def test_recipe_ranks_and_commit_are_told(tmp_path: Path) -> None:
-    ours = {"recipe": "fp32", "ranks": 1, "git_commit": "a" * 40}
-    theirs = {"recipe": "bf16", "ranks": 2, "git_commit": "b" * 40}
-    assert differences(tmp_path, ours, theirs) == [
+    reference = {"recipe": "fp32", "ranks": 1, "git_commit": "a" * 40}
+    candidate = {"recipe": "bf16", "ranks": 2, "git_commit": "b" * 40}
+    assert differences(tmp_path, reference, candidate) == [
         ("recipe: fp32 against bf16", SettingKind.RECIPE),
         ("ranks: 1 against 2", SettingKind.RANKS),
         (f"commit: {'a' * 40} against {'b' * 40}", SettingKind.COMMAND),
@@ -31,13 +31,13 @@ def test_recipe_ranks_and_commit_are_told(tmp_path: Path) -> None:
 
 
 def test_the_seed_counts_as_it_was_when_training_began(tmp_path: Path) -> None:
-    ours, theirs = {"seed": 1, "environment": ENVIRONMENT}, {"seed": 2, "environment": ENVIRONMENT}
-    assert differences(tmp_path, ours, theirs) == []
+    reference, candidate = {"seed": 1, "environment": ENVIRONMENT}, {"seed": 2, "environment": ENVIRONMENT}
+    assert differences(tmp_path, reference, candidate) == []
 
 
 def test_switches_and_variables_are_told(tmp_path: Path) -> None:
-    theirs = {**ENVIRONMENT, "torch.cudnn.allow_tf32": False, "NCCL_ALGO": "Ring"}
-    assert differences(tmp_path, {"environment": ENVIRONMENT}, {"environment": theirs}) == [
+    candidate = {**ENVIRONMENT, "torch.cudnn.allow_tf32": False, "NCCL_ALGO": "Ring"}
+    assert differences(tmp_path, {"environment": ENVIRONMENT}, {"environment": candidate}) == [
         ("torch.cudnn.allow_tf32: True against False", SettingKind.ENVIRONMENT),
         ("NCCL_ALGO: not set against Ring", SettingKind.ENVIRONMENT),
     ]
@@ -48,18 +48,18 @@ def test_an_older_run_that_does_not_tell_its_environment_is_not_blamed(tmp_path:
 
 
 def test_packages_and_hardware_that_can_change_a_number_are_told(tmp_path: Path) -> None:
-    ours = {"packages": {"torch": "2.13.0"}, "hardware": {"cpu_capability": "AVX2", "cpu_count": 2}}
-    theirs = {"packages": {"torch": "2.14.0"}, "hardware": {"cpu_capability": "AVX512", "cpu_count": 64}}
-    assert differences(tmp_path, ours, theirs) == [
+    reference = {"packages": {"torch": "2.13.0"}, "hardware": {"cpu_capability": "AVX2", "cpu_count": 2}}
+    candidate = {"packages": {"torch": "2.14.0"}, "hardware": {"cpu_capability": "AVX512", "cpu_count": 64}}
+    assert differences(tmp_path, reference, candidate) == [
         ("version of torch: 2.13.0 against 2.14.0", SettingKind.PACKAGE),
         ("cpu_capability: AVX2 against AVX512", SettingKind.HARDWARE),
     ]
 
 
 def test_arguments_are_told_but_not_paths_and_names(tmp_path: Path) -> None:
-    ours = ("python", "/home/a/train.py", "--lr", "0.1", "--name=first", "--data", "/data/one", "small")
-    theirs = ("python", "/home/b/train.py", "--lr=0.2", "--name=second", "--data", "/data/two", "--fast", "large")
-    assert differences(tmp_path, {"command": ours}, {"command": theirs}) == [
+    reference = ("python", "/home/a/train.py", "--lr", "0.1", "--name=first", "--data", "/data/one", "small")
+    candidate = ("python", "/home/b/train.py", "--lr=0.2", "--name=second", "--data", "/data/two", "--fast", "large")
+    assert differences(tmp_path, {"command": reference}, {"command": candidate}) == [
         ("argument --lr: 0.1 against 0.2", SettingKind.COMMAND),
         ("argument #1: small against not given", SettingKind.COMMAND),
         ("argument --fast: not given against large", SettingKind.COMMAND),

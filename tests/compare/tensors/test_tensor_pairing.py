@@ -27,18 +27,18 @@ def test_equal_names_are_pairs_whatever_their_order():
 
 
 def test_the_numbers_of_files_and_what_stands_between_words_do_not_count():
-    ours = [one("00000-conv1"), one("00001-blocks_3_out")]
-    theirs = [one("00000-extra", (9, 9)), one("00001-conv1"), one("blocks.3/Out")]
-    assert paired(ours, theirs) == [
+    reference = [one("00000-conv1"), one("00001-blocks_3_out")]
+    candidate = [one("00000-extra", (9, 9)), one("00001-conv1"), one("blocks.3/Out")]
+    assert paired(reference, candidate) == [
         ("00000-conv1", "00001-conv1", "name"),
         ("00001-blocks_3_out", "blocks.3/Out", "name"),
     ]
 
 
 def test_the_nth_tensor_of_a_name_belongs_to_the_nth():
-    ours = [one("00000-x"), one("00001-y"), one("00002-x")]
-    theirs = [one("00000-x"), one("00001-x"), one("00002-y")]
-    assert paired(ours, theirs) == [
+    reference = [one("00000-x"), one("00001-y"), one("00002-x")]
+    candidate = [one("00000-x"), one("00001-x"), one("00002-y")]
+    assert paired(reference, candidate) == [
         ("00000-x", "00000-x", "name"),
         ("00001-y", "00002-y", "name"),
         ("00002-x", "00001-x", "name"),
@@ -46,8 +46,8 @@ def test_the_nth_tensor_of_a_name_belongs_to_the_nth():
 
 
 def test_names_that_are_equal_to_the_letter_go_first():
-    ours, theirs = [one("x_1"), one("x.1")], [one("x.1"), one("x_1")]
-    assert paired(ours, theirs) == [("x_1", "x_1", "name"), ("x.1", "x.1", "name")]
+    reference, candidate = [one("x_1"), one("x.1")], [one("x.1"), one("x_1")]
+    assert paired(reference, candidate) == [("x_1", "x_1", "name"), ("x.1", "x.1", "name")]
 
 
 def test_equal_names_are_pairs_even_if_their_shapes_differ():
@@ -55,9 +55,9 @@ def test_equal_names_are_pairs_even_if_their_shapes_differ():
 
 
 def test_other_names_are_lined_up_by_order_and_shape():
-    ours = saved(conv=(2, 3), bn=(2, 3), pool=(4,), loss=())
-    theirs = saved(Conv2d_0=(2, 3), unknown=(7, 7), BatchNorm_0=(2, 3), avg=(1, 4), cost=())
-    assert paired(ours, theirs) == [
+    reference = saved(conv=(2, 3), bn=(2, 3), pool=(4,), loss=())
+    candidate = saved(Conv2d_0=(2, 3), unknown=(7, 7), BatchNorm_0=(2, 3), avg=(1, 4), cost=())
+    assert paired(reference, candidate) == [
         ("conv", "Conv2d_0", "order"),
         ("bn", "BatchNorm_0", "order"),
         ("pool", "avg", "order"),
@@ -66,14 +66,14 @@ def test_other_names_are_lined_up_by_order_and_shape():
 
 
 def test_a_map_goes_before_names():
-    ours, theirs = saved(a=(2,), b=(2,)), saved(a=(2,), b=(2,))
-    assert paired(ours, theirs, name_map={"a": "b"}) == [("a", "b", "map"), ("b", "a", "order")]
+    reference, candidate = saved(a=(2,), b=(2,)), saved(a=(2,), b=(2,))
+    assert paired(reference, candidate, name_map={"a": "b"}) == [("a", "b", "map"), ("b", "a", "order")]
 
 
 def test_a_map_may_leave_the_numbers_away_and_name_many_at_once():
-    ours = [one("00000-conv1"), one("encoder.a"), one("encoder.b")]
-    theirs = [one("00007-Conv2d"), one("backbone.b"), one("backbone.a")]
-    assert paired(ours, theirs, name_map={"conv1": "Conv2d", "encoder.*": "backbone.*"}) == [
+    reference = [one("00000-conv1"), one("encoder.a"), one("encoder.b")]
+    candidate = [one("00007-Conv2d"), one("backbone.b"), one("backbone.a")]
+    assert paired(reference, candidate, name_map={"conv1": "Conv2d", "encoder.*": "backbone.*"}) == [
         ("00000-conv1", "00007-Conv2d", "map"),
         ("encoder.a", "backbone.a", "map"),
         ("encoder.b", "backbone.b", "map"),

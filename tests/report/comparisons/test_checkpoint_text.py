@@ -29,8 +29,8 @@ def compared(tmp_path: Path):
         candidate = {name: value for name, value in (state() | replaced).items() if value is not None}
         torch.save(state(), tmp_path / "a.pth")
         torch.save(candidate, tmp_path / "b.pth")
-        with read_checkpoint(tmp_path / "a.pth") as ours, read_checkpoint(tmp_path / "b.pth") as theirs:
-            return compare_checkpoints(ours, theirs)
+        with read_checkpoint(tmp_path / "a.pth") as first, read_checkpoint(tmp_path / "b.pth") as second:
+            return compare_checkpoints(first, second)
 
     return compare
 

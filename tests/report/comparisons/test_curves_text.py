@@ -12,9 +12,9 @@ FALLING = [2.0 * 0.97**step + 0.5 + (0.01 if step % 2 else -0.01) for step in ra
 
 
 def compared(candidate: list[float], *, every: int = 1) -> CurveComparison:
-    ours = LossCurve(name="a", steps=tuple(range(100)), values=tuple(FALLING))
-    theirs = LossCurve(name="b", steps=tuple(range(0, every * len(candidate), every)), values=tuple(candidate))
-    return compare_curves(ours, theirs)
+    reference = LossCurve(name="a", steps=tuple(range(100)), values=tuple(FALLING))
+    other = LossCurve(name="b", steps=tuple(range(0, every * len(candidate), every)), values=tuple(candidate))
+    return compare_curves(reference, other)
 
 
 def test_nan_is_told_with_its_step() -> None:

@@ -74,8 +74,8 @@ def test_values_that_are_finite_in_one_only_are_pointed_at(tmp_path: Path):
 
 
 def test_what_has_no_counterpart_and_what_order_decided_is_said(tmp_path: Path):
-    ours = {"x": ramp(2), "conv": ramp(3, 3), "more": ramp(7)}
-    assert ComparedTensors(compared(tmp_path, ours, {"x": ramp(2), "Conv2d": ramp(3, 3)})).text() == (
+    reference = {"x": ramp(2), "conv": ramp(3, 3), "more": ramp(7)}
+    assert ComparedTensors(compared(tmp_path, reference, {"x": ramp(2), "Conv2d": ramp(3, 3)})).text() == (
         "All 2 pairs agree bit for bit, but 1 tensor of the reference has no counterpart.\n"
         "  only in REF: 00002-more 7\n"
         "  1 pair rests on order and shape alone: --map FILE decides"
@@ -90,8 +90,8 @@ def test_whole_numbers_are_counted(tmp_path: Path):
 
 
 def test_every_tensor_is_in_the_rows(tmp_path: Path):
-    ours = {"x": ramp(4, 4), "y": ramp(2), "only": ramp(9)}
-    found = compared(tmp_path, ours, {"x": 2 * ramp(4, 4), "y": ramp(2), "other": ramp(11)})
+    reference = {"x": ramp(4, 4), "y": ramp(2), "only": ramp(9)}
+    found = compared(tmp_path, reference, {"x": 2 * ramp(4, 4), "y": ramp(2), "other": ramp(11)})
     rows = [dict(zip(HEADER, row, strict=True)) for row in tensors_rows(found)]
     assert [(row["verdict"], row["reference"], row["candidate"]) for row in rows] == [
         ("different", "00000-x", "00000-x"),

@@ -66,8 +66,8 @@ def test_too_many_results_are_thinned_and_the_divergence_stays(view: RunView, mo
 
 
 def test_runs_that_agree_say_so(tmp_path: Path):
-    ours, theirs = (record_run(tmp_path / name, is_broken=False) for name in "ab")
-    found = compared_section(view_run(theirs, against=ours))
+    reference, candidate = (record_run(tmp_path / name, is_broken=False) for name in "ab")
+    found = compared_section(view_run(candidate, against=reference))
     assert found is not None
     assert "The runs are identical bit for bit" in found.body
     assert "Jump" not in found.body

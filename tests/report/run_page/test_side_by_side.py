@@ -11,7 +11,7 @@ from tests.report.sample_runs import write_metrics_run
 
 def rows(html: str) -> dict[str, tuple[str, str, bool]]:
     found = re.findall(r'<tr( class="differs")?><th scope="row">(.*?)</th><td>(.*?)</td><td>(.*?)</td>', html)
-    return {name: (ours, theirs, bool(mark)) for mark, name, ours, theirs in found}
+    return {name: (reference, candidate, bool(mark)) for mark, name, reference, candidate in found}
 
 
 def test_each_row_tells_both_runs_and_marks_what_differs(tmp_path: Path):

@@ -76,25 +76,25 @@ def match_layers(reference: Sequence[CheckpointLayer], candidate: Sequence[Check
 
 def _renumbered(matching: _Matching) -> None:
     """Match by order where one side counts 0, 2, 4 and the other 0, 1, 2: equal numbers mean nothing then."""
-    for ours, theirs in matching.groups(lambda layer: (skeleton(layer.short_path), _signature(layer))):
-        numbers = [{numbers_in(layer.short_path) for layer in side} for side in (ours, theirs)]
-        if len(ours) == len(theirs) > 1 and numbers[0] != numbers[1]:
-            _in_order(matching, ours, theirs, by=PairedBy.POSITION)
+    for reference, candidate in matching.groups(lambda layer: (skeleton(layer.short_path), _signature(layer))):
+        numbers = [{numbers_in(layer.short_path) for layer in side} for side in (reference, candidate)]
+        if len(reference) == len(candidate) > 1 and numbers[0] != numbers[1]:
+            _in_order(matching, reference, candidate, by=PairedBy.POSITION)
 
 
 def _same_path(matching: _Matching, key: Callable[[CheckpointLayer], Hashable]) -> None:
-    for ours, theirs in matching.groups(key):
-        if len(ours) == len(theirs) == 1 and _fits(ours[0], theirs[0]):
-            matching.match(ours[0], theirs[0], PairedBy.RULES)
+    for reference, candidate in matching.groups(key):
+        if len(reference) == len(candidate) == 1 and _fits(reference[0], candidate[0]):
+            matching.match(reference[0], candidate[0], PairedBy.RULES)
 
 
 def _same_ending(matching: _Matching, words: Callable[[CheckpointLayer], tuple[str, ...]]) -> None:
     """Match `backbone.conv1` with `conv1` where no other path ends so."""
-    for ours, theirs in matching.groups(lambda layer: words(layer)[-1:]):
+    for reference, candidate in matching.groups(lambda layer: words(layer)[-1:]):
         likings = [
             (mine, other)
-            for mine in ours
-            for other in theirs
+            for mine in reference
+            for other in candidate
             if _end_alike(words(mine), words(other)) and _fits(mine, other)
         ]
         places = [mine.place for mine, _ in likings], [other.place for _, other in likings]
@@ -104,37 +104,37 @@ def _same_ending(matching: _Matching, words: Callable[[CheckpointLayer], tuple[s
 
 
 def _same_shapes(matching: _Matching, key: Callable[[CheckpointLayer], Hashable]) -> None:
-    for ours, theirs in matching.groups(key):
-        if len(ours) == len(theirs) == 1:
-            matching.match(ours[0], theirs[0], PairedBy.SHAPE)
-    for ours, theirs in matching.groups(key):
-        _alike(matching, ours, theirs)
-    for ours, theirs in matching.groups(key):
-        _same_last_number(matching, ours, theirs)
-    for ours, theirs in matching.groups(key):
-        if len(ours) == len(theirs):
-            _in_order(matching, ours, theirs, by=PairedBy.POSITION)
+    for reference, candidate in matching.groups(key):
+        if len(reference) == len(candidate) == 1:
+            matching.match(reference[0], candidate[0], PairedBy.SHAPE)
+    for reference, candidate in matching.groups(key):
+        _alike(matching, reference, candidate)
+    for reference, candidate in matching.groups(key):
+        _same_last_number(matching, reference, candidate)
+    for reference, candidate in matching.groups(key):
+        if len(reference) == len(candidate):
+            _in_order(matching, reference, candidate, by=PairedBy.POSITION)
 
 
 def _alike(matching: _Matching, reference: Sequence[CheckpointLayer], candidate: Sequence[CheckpointLayer]) -> None:
     """Match families (layers whose names differ by numbers only) that like each other best, and no other as well."""
-    ours, theirs = _families(reference), _families(candidate)
-    while len(ours) > 1 or len(theirs) > 1:
-        likings = _likings(ours, theirs)
+    reference_families, candidate_families = _families(reference), _families(candidate)
+    while len(reference_families) > 1 or len(candidate_families) > 1:
+        likings = _likings(reference_families, candidate_families)
         mutual = [pair for pair, liking in likings.items() if liking and _is_best(pair, liking, likings)]
         if not mutual:
             return
         for mine, other in mutual:
-            _in_order(matching, ours.pop(mine), theirs.pop(other), by=PairedBy.EDIT_DISTANCE)
+            _in_order(matching, reference_families.pop(mine), candidate_families.pop(other), by=PairedBy.EDIT_DISTANCE)
 
 
 def _likings(
-    ours: dict[str, list[CheckpointLayer]], theirs: dict[str, list[CheckpointLayer]]
+    reference: dict[str, list[CheckpointLayer]], candidate: dict[str, list[CheckpointLayer]]
 ) -> dict[tuple[str, str], float]:
     """Say how alike the names of families of one size are: in all, and in what tells them from the others."""
     likings = {}
-    for size in {len(family) for family in ours.values()}:
-        sides = [[name for name, family in side.items() if len(family) == size] for side in (ours, theirs)]
+    for size in {len(family) for family in reference.values()}:
+        sides = [[name for name, family in side.items() if len(family) == size] for side in (reference, candidate)]
         parts = [telling_parts(names) for names in sides]
         for mine in sides[0]:
             for other in sides[1]:
@@ -151,14 +151,18 @@ def _same_last_number(
     """
     if len(reference) != len(candidate) or len(_families(reference)) == len(_families(candidate)) == 1:
         return
-    ours, theirs = _by_last_number(reference), _by_last_number(candidate)
-    for mine, layers in ours.items():
+    reference_groups, candidate_groups = _by_last_number(reference), _by_last_number(candidate)
+    for mine, layers in reference_groups.items():
         others = [
-            other for other in theirs if other[1] == mine[1] and len(theirs[other]) == len(layers) and len(layers) > 1
+            other
+            for other in candidate_groups
+            if other[1] == mine[1] and len(candidate_groups[other]) == len(layers) and len(layers) > 1
         ]
-        rivals = [other for other in ours if other[1] == mine[1] and len(ours[other]) == len(layers)]
+        rivals = [
+            other for other in reference_groups if other[1] == mine[1] and len(reference_groups[other]) == len(layers)
+        ]
         if len(others) == len(rivals) == 1:
-            _in_order(matching, layers, theirs.pop(others[0]), by=PairedBy.POSITION)
+            _in_order(matching, layers, candidate_groups.pop(others[0]), by=PairedBy.POSITION)
 
 
 def _by_last_number(layers: Sequence[CheckpointLayer]) -> dict[tuple[str, int], list[CheckpointLayer]]:
@@ -184,8 +188,8 @@ def _families(layers: Sequence[CheckpointLayer]) -> dict[str, list[CheckpointLay
 def _in_order(
     matching: _Matching, reference: Sequence[CheckpointLayer], candidate: Sequence[CheckpointLayer], *, by: PairedBy
 ) -> None:
-    for ours, theirs in zip(_ordered(reference), _ordered(candidate), strict=True):
-        matching.match(ours, theirs, by)
+    for reference_layer, candidate_layer in zip(_ordered(reference), _ordered(candidate), strict=True):
+        matching.match(reference_layer, candidate_layer, by)
 
 
 def _ordered(layers: Sequence[CheckpointLayer]) -> list[CheckpointLayer]:

@@ -36,21 +36,25 @@ def read_name_map(path: Path) -> dict[str, str]:
 
 def expand_name_map(names: Mapping[str, str], reference: Iterable[str], candidate: Iterable[str]) -> dict[str, str]:
     """Replace `a.* = b.*` by the names it stands for; a `CheckpointError` names what does not exist or comes twice."""
-    ours, theirs = list(reference), set(candidate)
+    reference_names, candidate_names = list(reference), set(candidate)
     expanded: dict[str, str] = {}
     for left, right in names.items():
         if left.endswith("*") and right.endswith("*"):
-            begun = [name for name in ours if name.startswith(left[:-1])]
+            begun = [name for name in reference_names if name.startswith(left[:-1])]
             found = {name: right[:-1] + name[len(left) - 1 :] for name in begun}
-            found = {name: other for name, other in found.items() if other in theirs}
+            found = {name: other for name, other in found.items() if other in candidate_names}
             if not found:
-                raise _no_such(left, ours, "reference") if not begun else _no_such(right, theirs, "candidate")
+                raise (
+                    _no_such(left, reference_names, "reference")
+                    if not begun
+                    else _no_such(right, candidate_names, "candidate")
+                )
             expanded.update({name: other for name, other in found.items() if name not in names})
             continue
-        if left not in ours:
-            raise _no_such(left, ours, "reference")
-        if right not in theirs:
-            raise _no_such(right, theirs, "candidate")
+        if left not in reference_names:
+            raise _no_such(left, reference_names, "reference")
+        if right not in candidate_names:
+            raise _no_such(right, candidate_names, "candidate")
         expanded[left] = right
     twice = [name for name in expanded.values() if list(expanded.values()).count(name) > 1]
     if twice:

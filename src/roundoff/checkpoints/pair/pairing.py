@@ -59,15 +59,18 @@ def pair(
     if reference_format == candidate_format and not name_map and _are_alike(reference, candidate):
         same = [TensorPair(reference=n, candidate=n, role=e.role, by=PairedBy.SAME_NAME) for n, e in reference.items()]
         return Pairing(pairs=tuple(same), only_reference=(), only_candidate=())
-    ours, theirs = _Side(reference, reference_format), _Side(candidate, candidate_format)
-    pairs = _mapped(ours, theirs, expand_name_map(name_map or {}, reference, candidate))
-    pairs += _weights(ours, theirs, done=pairs)
-    pairs += _remaining_shapes(ours, theirs, done=pairs)
-    pairs += _optimizer_state(ours, theirs, done=pairs)
-    pairs += _others(ours, theirs, done=pairs)
+    reference_side, candidate_side = _Side(reference, reference_format), _Side(candidate, candidate_format)
+    pairs = _mapped(reference_side, candidate_side, expand_name_map(name_map or {}, reference, candidate))
+    pairs += _weights(reference_side, candidate_side, done=pairs)
+    pairs += _remaining_shapes(reference_side, candidate_side, done=pairs)
+    pairs += _optimizer_state(reference_side, candidate_side, done=pairs)
+    pairs += _others(reference_side, candidate_side, done=pairs)
     place = {name: number for number, name in enumerate(reference)}
     pairs.sort(key=lambda found: place[found.reference])
-    left = ours.without(found.reference for found in pairs), theirs.without(found.candidate for found in pairs)
+    left = (
+        reference_side.without(found.reference for found in pairs),
+        candidate_side.without(found.candidate for found in pairs),
+    )
     only_reference, only_candidate = explain_leftovers(*left, reference=reference, candidate=candidate)
     return Pairing(pairs=tuple(pairs), only_reference=only_reference, only_candidate=only_candidate)
 
@@ -118,32 +121,34 @@ def _kept(tensors: Mapping[str, Entry], taken: set[str]) -> dict[str, Entry]:
     return {leaf: entry for leaf, entry in tensors.items() if entry.name not in taken}
 
 
-def _laid(ours: _Side, theirs: _Side, reference: str, candidate: str) -> Fit | None:
+def _laid(reference_side: _Side, candidate_side: _Side, reference: str, candidate: str) -> Fit | None:
     return fit(
-        ours.entries[reference].shape,
-        theirs.entries[candidate].shape,
-        reference_axes=ours.axes.get(reference),
-        candidate_axes=theirs.axes.get(candidate),
+        reference_side.entries[reference].shape,
+        candidate_side.entries[candidate].shape,
+        reference_axes=reference_side.axes.get(reference),
+        candidate_axes=candidate_side.axes.get(candidate),
     )
 
 
-def _pair(ours: _Side, theirs: _Side, reference: str, candidate: str, by: PairedBy) -> TensorPair | None:
-    laid = _laid(ours, theirs, reference, candidate)
+def _pair(
+    reference_side: _Side, candidate_side: _Side, reference: str, candidate: str, by: PairedBy
+) -> TensorPair | None:
+    laid = _laid(reference_side, candidate_side, reference, candidate)
     if laid is None:
         return None
     by = PairedBy.SAME_NAME if reference == candidate and by is PairedBy.RULES else by
-    role = ours.entries[reference].role
+    role = reference_side.entries[reference].role
     return TensorPair(
         reference=reference, candidate=candidate, role=role, by=by, axes=laid.axes, is_asked=laid.is_asked
     )
 
 
-def _mapped(ours: _Side, theirs: _Side, names: Mapping[str, str]) -> list[TensorPair]:
+def _mapped(reference_side: _Side, candidate_side: _Side, names: Mapping[str, str]) -> list[TensorPair]:
     pairs = []
     for reference, candidate in names.items():
-        found = _pair(ours, theirs, reference, candidate, PairedBy.MAP)
+        found = _pair(reference_side, candidate_side, reference, candidate, PairedBy.MAP)
         if found is None:
-            shapes = ours.entries[reference].shape, theirs.entries[candidate].shape
+            shapes = reference_side.entries[reference].shape, candidate_side.entries[candidate].shape
             raise CheckpointError.explain(
                 f"The map puts '{reference}' and '{candidate}' together, which cannot be.",
                 why=f"their shapes are {shapes[0]} and {shapes[1]}.",
@@ -153,19 +158,25 @@ def _mapped(ours: _Side, theirs: _Side, names: Mapping[str, str]) -> list[Tensor
     return pairs
 
 
-def _weights(ours: _Side, theirs: _Side, *, done: Sequence[TensorPair]) -> list[TensorPair]:
-    left = ours.layers_without(found.reference for found in done), theirs.layers_without(f.candidate for f in done)
+def _weights(reference: _Side, candidate: _Side, *, done: Sequence[TensorPair]) -> list[TensorPair]:
+    left = (
+        reference.layers_without(found.reference for found in done),
+        candidate.layers_without(f.candidate for f in done),
+    )
     pairs = []
     for match in match_layers(*left):
         for leaf, entry in match.reference.tensors.items():
             if leaf in match.candidate.tensors:
-                pairs.append(_pair(ours, theirs, entry.name, match.candidate.tensors[leaf].name, match.by))
+                pairs.append(_pair(reference, candidate, entry.name, match.candidate.tensors[leaf].name, match.by))
     return [found for found in pairs if found is not None]
 
 
-def _remaining_shapes(ours: _Side, theirs: _Side, *, done: Sequence[TensorPair]) -> list[TensorPair]:
+def _remaining_shapes(reference: _Side, candidate: _Side, *, done: Sequence[TensorPair]) -> list[TensorPair]:
     """Pair tensors of layers that did not line up as a whole, where only one of each side has a kind and shape."""
-    left = ours.layers_without(found.reference for found in done), theirs.layers_without(f.candidate for f in done)
+    left = (
+        reference.layers_without(found.reference for found in done),
+        candidate.layers_without(f.candidate for f in done),
+    )
     groups: dict[tuple[str, tuple[int, ...]], tuple[list[str], list[str]]] = defaultdict(lambda: ([], []))
     for side, layers in enumerate(left):
         for layer in layers:
@@ -174,15 +185,15 @@ def _remaining_shapes(ours: _Side, theirs: _Side, *, done: Sequence[TensorPair])
                 if leaf != UNCOUNTED and layer.shape(leaf):
                     groups[kind, layer.shape(leaf)][side].append(entry.name)
     alone = [(mine[0], other[0]) for mine, other in groups.values() if len(mine) == len(other) == 1]
-    pairs = [_pair(ours, theirs, *names, PairedBy.SHAPE) for names in alone]
+    pairs = [_pair(reference, candidate, *names, PairedBy.SHAPE) for names in alone]
     return [found for found in pairs if found is not None]
 
 
-def _optimizer_state(ours: _Side, theirs: _Side, *, done: Sequence[TensorPair]) -> list[TensorPair]:
+def _optimizer_state(reference_side: _Side, candidate_side: _Side, *, done: Sequence[TensorPair]) -> list[TensorPair]:
     """Pair the states of paired parameters; those of parameters that are not in the checkpoint by the same rules."""
     left = (
-        ours.optimizer_names(found.reference for found in done),
-        theirs.optimizer_names(found.candidate for found in done),
+        reference_side.optimizer_names(found.reference for found in done),
+        candidate_side.optimizer_names(found.candidate for found in done),
     )
     owners = {found.reference: found for found in done if found.role in WEIGHTS}
     pairs = []
@@ -190,13 +201,15 @@ def _optimizer_state(ours: _Side, theirs: _Side, *, done: Sequence[TensorPair]) 
         owner = owners.get(name.owner)
         candidate = left[1].get(OptimizerName(slot=name.slot, owner=owner.candidate)) if owner else None
         if owner is not None and candidate is not None:
-            pairs.append(_state_pair(ours, theirs, reference, candidate, owner))
-    return pairs + _states_alone(ours, theirs, left, done=pairs)
+            pairs.append(_state_pair(reference_side, candidate_side, reference, candidate, owner))
+    return pairs + _states_alone(reference_side, candidate_side, left, done=pairs)
 
 
-def _state_pair(ours: _Side, theirs: _Side, reference: str, candidate: str, owner: TensorPair) -> TensorPair:
+def _state_pair(
+    reference_side: _Side, candidate_side: _Side, reference: str, candidate: str, owner: TensorPair
+) -> TensorPair:
     """Lay a state over the other as its parameter is; a counter of steps has no axes."""
-    is_whole = len(theirs.entries[candidate].shape) == len(owner.axes or ())
+    is_whole = len(candidate_side.entries[candidate].shape) == len(owner.axes or ())
     by = PairedBy.RULES if owner.by is PairedBy.SAME_NAME else owner.by
     return TensorPair(
         reference=reference,
@@ -209,8 +222,8 @@ def _state_pair(ours: _Side, theirs: _Side, reference: str, candidate: str, owne
 
 
 def _states_alone(
-    ours: _Side,
-    theirs: _Side,
+    reference: _Side,
+    candidate: _Side,
     names: tuple[Mapping[OptimizerName, str], Mapping[OptimizerName, str]],
     *,
     done: Sequence[TensorPair],
@@ -224,10 +237,10 @@ def _states_alone(
                 for name, entry in found.items()
                 if name.slot == slot and entry not in gone
             }
-            for side, found, gone in zip((ours, theirs), names, taken, strict=True)
+            for side, found, gone in zip((reference, candidate), names, taken, strict=True)
         ]
         if all(owners):
-            found = pair(*owners, reference_format=ours.format, candidate_format=theirs.format)
+            found = pair(*owners, reference_format=reference.format, candidate_format=candidate.format)
             pairs += [
                 replace(
                     each,
@@ -240,12 +253,12 @@ def _states_alone(
     return pairs
 
 
-def _others(ours: _Side, theirs: _Side, *, done: Sequence[TensorPair]) -> list[TensorPair]:
+def _others(reference: _Side, candidate: _Side, *, done: Sequence[TensorPair]) -> list[TensorPair]:
     """Pair what is no weight, and belongs to no parameter, by name alone."""
-    left = ours.without(found.reference for found in done), theirs.without(found.candidate for found in done)
+    left = reference.without(found.reference for found in done), candidate.without(found.candidate for found in done)
     others = {entry.name: entry for entry in left[1]}
     pairs = [
-        _pair(ours, theirs, entry.name, entry.name, PairedBy.SAME_NAME)
+        _pair(reference, candidate, entry.name, entry.name, PairedBy.SAME_NAME)
         for entry in left[0]
         if entry.role not in WEIGHTS and entry.name in others and others[entry.name].role is entry.role
     ]

@@ -41,8 +41,8 @@ class CheckpointComparison:
     def missing(self) -> tuple[tuple[UnpairedTensor, ...], tuple[UnpairedTensor, ...]]:
         """What only the reference and only the candidate has, and a model needs."""
         sides = self.only_reference, self.only_candidate
-        ours, theirs = (tuple(each for each in side if each.matters) for side in sides)
-        return ours, theirs
+        reference, candidate = (tuple(each for each in side if each.matters) for side in sides)
+        return reference, candidate
 
     @property
     def differs(self) -> bool:
@@ -116,11 +116,11 @@ def _measure(pair: TensorPair, reference: Checkpoint, candidate: Checkpoint) -> 
 
 
 def _with_pairs(pairing: Pairing, pairs: Sequence[TensorPair]) -> Pairing:
-    ours, theirs = {each.reference for each in pairs}, {each.candidate for each in pairs}
+    reference, candidate = {each.reference for each in pairs}, {each.candidate for each in pairs}
     return Pairing(
         pairs=(*pairing.pairs, *pairs),
-        only_reference=tuple(each for each in pairing.only_reference if each.name not in ours),
-        only_candidate=tuple(each for each in pairing.only_candidate if each.name not in theirs),
+        only_reference=tuple(each for each in pairing.only_reference if each.name not in reference),
+        only_candidate=tuple(each for each in pairing.only_candidate if each.name not in candidate),
     )
 
 

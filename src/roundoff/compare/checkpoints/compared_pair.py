@@ -292,9 +292,9 @@ def measure_pair(pair: TensorPair, reference: Tensor, candidate: Tensor) -> Meas
 
 
 def _why_different(reference: Tensor, laid: Tensor, far: Difference) -> tuple[PairKind, str]:
-    ours, theirs = far.num_nonfinite
-    if ours != theirs:
-        return PairKind.DIFFERENT, f"{theirs} of its values are not finite, {ours} of the reference's"
+    reference_bad, candidate_bad = far.num_nonfinite
+    if reference_bad != candidate_bad:
+        return PairKind.DIFFERENT, f"{candidate_bad} of its values are not finite, {reference_bad} of the reference's"
     constants = constant_value(reference), constant_value(laid)
     if constants[1] is not None and constants[0] is None:
         return PairKind.NOT_LOADED, f"every value is {constants[1]:g}"

@@ -52,12 +52,12 @@ def find_swaps(looked: Iterable[MeasuredPair], reference: Checkpoint, candidate:
     for group in groups.values():
         taken: set[str] = set()
         for place, other in _possible(group[:MAX_GROUP]):
-            ours, theirs = group[place].compared.pair, group[other].compared.pair
-            if taken & {f"< {ours.reference}", f"> {theirs.candidate}"}:
+            reference_pair, candidate_pair = group[place].compared.pair, group[other].compared.pair
+            if taken & {f"< {reference_pair.reference}", f"> {candidate_pair.candidate}"}:
                 continue
-            if _are_the_same(ours.reference, theirs, reference, candidate):
-                found.append(Swap(reference=ours, candidate=theirs))
-                taken |= {f"< {ours.reference}", f"> {theirs.candidate}"}
+            if _are_the_same(reference_pair.reference, candidate_pair, reference, candidate):
+                found.append(Swap(reference=reference_pair, candidate=candidate_pair))
+                taken |= {f"< {reference_pair.reference}", f"> {candidate_pair.candidate}"}
     return found
 
 
@@ -73,7 +73,10 @@ def corrected_pairs(swaps: Sequence[Swap], looked: Iterable[MeasuredPair]) -> li
     lost = [pair for name, pair in guessed.items() if name in taken - matched]
     free = [pair for name, pair in guessed.items() if name in matched - taken]
     told = [_exchange_candidates(each.reference, each.candidate, by=PairedBy.VALUES) for each in right]
-    return told + [_exchange_candidates(ours, theirs, by=ours.by) for ours, theirs in zip(lost, free, strict=True)]
+    return told + [
+        _exchange_candidates(reference, candidate, by=reference.by)
+        for reference, candidate in zip(lost, free, strict=True)
+    ]
 
 
 def leftovers_by_values(
@@ -83,13 +86,13 @@ def leftovers_by_values(
     candidate: Checkpoint,
 ) -> list[TensorPair]:
     """Pair tensors that names did not line up and that have the same values."""
-    theirs: dict[tuple[int, ...], dict[str, Tensor]] = defaultdict(dict)
+    candidate_samples: dict[tuple[int, ...], dict[str, Tensor]] = defaultdict(dict)
     for each in only_candidate:
-        if each.matters and len(theirs[each.shape]) < MAX_GROUP:
-            theirs[each.shape][each.name] = sample_values(candidate.tensor(each.name))
+        if each.matters and len(candidate_samples[each.shape]) < MAX_GROUP:
+            candidate_samples[each.shape][each.name] = sample_values(candidate.tensor(each.name))
     pairs = []
     for each in only_reference:
-        others = theirs.get(each.shape)
+        others = candidate_samples.get(each.shape)
         if each.matters and others:
             found = _same_among(each, others, reference, candidate)
             if found is not None:
@@ -116,15 +119,15 @@ def _possible(group: Sequence[MeasuredPair]) -> list[tuple[int, int]]:
     sampled = [each.samples for each in group if each.samples is not None]
     if len(sampled) < 2:
         return []
-    ours, theirs = torch.stack([both[0] for both in sampled]), torch.stack([both[1] for both in sampled])
+    reference, candidate = torch.stack([both[0] for both in sampled]), torch.stack([both[1] for both in sampled])
     dtype = torch.float64
     for name in {name for each in group for name in each.compared.dtypes}:
         dtype = coarser_dtype(dtype, getattr(torch, name))
-    could_be = ~torch.eye(len(sampled), dtype=torch.bool) & ~_are_constant(ours)[:, None]
-    for probe in torch.linspace(0, ours.shape[1] - 1, min(NUM_PROBES, ours.shape[1])).long():
-        could_be &= near(ours[:, probe, None], theirs[None, :, probe], dtype)
+    could_be = ~torch.eye(len(sampled), dtype=torch.bool) & ~_are_constant(reference)[:, None]
+    for probe in torch.linspace(0, reference.shape[1] - 1, min(NUM_PROBES, reference.shape[1])).long():
+        could_be &= near(reference[:, probe, None], candidate[None, :, probe], dtype)
     places: list[tuple[int, int]] = [(int(place), int(other)) for place, other in could_be.nonzero()]
-    return [(place, other) for place, other in places if samples_agree(ours[place], theirs[other], dtype)]
+    return [(place, other) for place, other in places if samples_agree(reference[place], candidate[other], dtype)]
 
 
 def _are_constant(rows: Tensor) -> Tensor:
@@ -136,15 +139,18 @@ def _is_constant(values: Tensor) -> bool:
     return not values.numel() or bool(_are_constant(values[None])[0])
 
 
-def _are_the_same(name: str, theirs: TensorPair, reference: Checkpoint, candidate: Checkpoint) -> bool:
+def _are_the_same(name: str, candidate_pair: TensorPair, reference: Checkpoint, candidate: Checkpoint) -> bool:
     first = reference.tensor(name)
-    return agreement(first, lay_out_like(candidate.tensor(theirs.candidate), theirs, tuple(first.shape))) is not None
+    return (
+        agreement(first, lay_out_like(candidate.tensor(candidate_pair.candidate), candidate_pair, tuple(first.shape)))
+        is not None
+    )
 
 
 def _is_guess(looked: MeasuredPair) -> bool:
     return looked.compared.pair.by in GUESSED
 
 
-def _exchange_candidates(ours: TensorPair, theirs: TensorPair, *, by: PairedBy) -> TensorPair:
+def _exchange_candidates(reference: TensorPair, candidate: TensorPair, *, by: PairedBy) -> TensorPair:
     """Return the pair of the one's reference and the other's candidate, with the candidate's axes."""
-    return replace(theirs, reference=ours.reference, role=ours.role, by=by)
+    return replace(candidate, reference=reference.reference, role=reference.role, by=by)

@@ -84,12 +84,16 @@ def compare_curves(reference: LossCurve, candidate: LossCurve) -> CurveCompariso
     The noise is the reference's own: how its values scatter around its trend, near by. Two trainings with different
     seeds also learn at a slightly different pace, which is allowed for as far as the curves do not share their noise.
     """
-    steps, ours, theirs, is_interpolated = _align_steps(reference, candidate)
-    finite = np.isfinite(ours) & np.isfinite(theirs)
-    parts = _find_nonfinite_on_one_side(ours, theirs)
-    noise, is_apart, shared = np.full(len(steps), np.nan), np.isfinite(ours) != np.isfinite(theirs), 0.0
+    steps, reference_values, candidate_values, is_interpolated = _align_steps(reference, candidate)
+    finite = np.isfinite(reference_values) & np.isfinite(candidate_values)
+    parts = _find_nonfinite_on_one_side(reference_values, candidate_values)
+    noise, is_apart, shared = (
+        np.full(len(steps), np.nan),
+        np.isfinite(reference_values) != np.isfinite(candidate_values),
+        0.0,
+    )
     if finite.any():
-        gap = gap_between(ours[finite], theirs[finite])
+        gap = gap_between(reference_values[finite], candidate_values[finite])
         noise[finite], is_apart[finite], shared = gap.sigma, gap.is_apart, gap.shared
         places = np.flatnonzero(finite)
         parts += [(int(places[begin]), int(places[end - 1]) + 1) for begin, end in find_stretches_apart(gap)]
@@ -97,20 +101,27 @@ def compare_curves(reference: LossCurve, candidate: LossCurve) -> CurveCompariso
     since = int(np.searchsorted(steps, candidate_shape.since or 0))
     if not parts and since < len(steps) and _explodes_alone(candidate_shape, reference_shape):
         parts.append((since, len(steps)))  # too short a curve to tell it from noise
-    stretches = tuple(_stretch(steps, ours, theirs, part) for part in _merge_parts(parts))
+    stretches = tuple(_stretch(steps, reference_values, candidate_values, part) for part in _merge_parts(parts))
     return CurveComparison(
         reference=reference,
         candidate=candidate,
         points=tuple(
-            map(CurvePoint, steps.tolist(), ours.tolist(), theirs.tolist(), noise.tolist(), is_apart.tolist())
+            map(
+                CurvePoint,
+                steps.tolist(),
+                reference_values.tolist(),
+                candidate_values.tolist(),
+                noise.tolist(),
+                is_apart.tolist(),
+            )
         ),
-        num_identical=_num_identical(ours, theirs),
+        num_identical=_num_identical(reference_values, candidate_values),
         stretches=stretches,
         spikes=_own_spikes(candidate_shape, reference_shape, stretches),
         reference_shape=reference_shape,
         candidate_shape=candidate_shape,
-        end_reference=_end(ours),
-        end_candidate=_end(theirs),
+        end_reference=_end(reference_values),
+        end_candidate=_end(candidate_values),
         end_noise=float(noise[finite][-1]) if finite.any() else float("nan"),
         shared_noise=shared,
         is_interpolated=is_interpolated,
@@ -119,15 +130,17 @@ def compare_curves(reference: LossCurve, candidate: LossCurve) -> CurveCompariso
 
 def _align_steps(reference: LossCurve, candidate: LossCurve) -> tuple[npt.NDArray[np.int64], Numbers, Numbers, bool]:
     """Return common steps and both values there; the candidate's between its own steps, where most are not common."""
-    steps, ours, theirs = np.intersect1d(reference.steps, candidate.steps, assume_unique=True, return_indices=True)
+    steps, reference_places, candidate_places = np.intersect1d(
+        reference.steps, candidate.steps, assume_unique=True, return_indices=True
+    )
     first, second = _values(reference), _values(candidate)
     if 2 * len(steps) >= min(len(first), len(second)):
-        return steps, first[ours], second[theirs], False
+        return steps, first[reference_places], second[candidate_places], False
     all_steps = np.asarray(reference.steps)
     inside = (all_steps >= candidate.steps[0]) & (all_steps <= candidate.steps[-1])
     if not inside.any():
         if len(steps):
-            return steps, first[ours], second[theirs], False
+            return steps, first[reference_places], second[candidate_places], False
         raise CompareError.explain(
             f"'{reference.name}' and '{candidate.name}' have no step in common.",
             why=f"one has steps {_span(reference)}, the other {_span(candidate)}.",
@@ -146,8 +159,8 @@ def _span(curve: LossCurve) -> str:
     return f"{curve.steps[0]} to {curve.steps[-1]}"
 
 
-def _num_identical(ours: Numbers, theirs: Numbers) -> int:
-    same = (ours == theirs) | (np.isnan(ours) & np.isnan(theirs))
+def _num_identical(reference: Numbers, candidate: Numbers) -> int:
+    same = (reference == candidate) | (np.isnan(reference) & np.isnan(candidate))
     return len(same) if same.all() else int(np.argmin(same))
 
 
@@ -159,9 +172,9 @@ def _end(values: Numbers) -> float:
     return float(np.median(tail[np.isfinite(tail)]))
 
 
-def _find_nonfinite_on_one_side(ours: Numbers, theirs: Numbers) -> list[tuple[int, int]]:
+def _find_nonfinite_on_one_side(reference: Numbers, candidate: Numbers) -> list[tuple[int, int]]:
     """Return begin and end of each run of points where one curve is finite and the other is not."""
-    mask = np.isfinite(ours) != np.isfinite(theirs)
+    mask = np.isfinite(reference) != np.isfinite(candidate)
     edges = np.flatnonzero(np.diff(np.concatenate([[False], mask, [False]]).astype(np.int8)))
     return [(int(begin), int(end)) for begin, end in edges.reshape(-1, 2)]
 
@@ -181,13 +194,17 @@ def _merge_parts(parts: list[tuple[int, int]]) -> list[tuple[int, int]]:
     return found
 
 
-def _stretch(steps: npt.NDArray[np.int64], ours: Numbers, theirs: Numbers, part: tuple[int, int]) -> DivergedStretch:
+def _stretch(
+    steps: npt.NDArray[np.int64], reference: Numbers, candidate: Numbers, part: tuple[int, int]
+) -> DivergedStretch:
     begin, end = part
+    with np.errstate(invalid="ignore"):  # infinities of both signs have the mean NaN
+        means = [float(np.mean(values[begin:end])) for values in (reference, candidate)]
     return DivergedStretch(
         first_step=int(steps[begin]),
         last_step=int(steps[end - 1]),
-        reference=float(np.mean(ours[begin:end])),
-        candidate=float(np.mean(theirs[begin:end])),
+        reference=means[0],
+        candidate=means[1],
         lasts=end == len(steps),
     )
 

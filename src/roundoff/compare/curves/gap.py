@@ -55,19 +55,19 @@ class Gap:
 
 def gap_between(reference: Numbers, candidate: Numbers) -> Gap:
     """Measure the gap between two curves of finite values at the same steps."""
-    ours, theirs = noise_of(reference), noise_of(candidate)
+    reference_noise, candidate_noise = noise_of(reference), noise_of(candidate)
     begin_alike = bool(np.allclose(reference[:3], candidate[:3], rtol=_BEGIN_ALIKE, atol=0.0))
-    shared = shared_noise(ours, theirs, begin_alike=begin_alike)
-    noise = np.minimum(theirs.sigma, _NOISIER * ours.sigma)
-    sigma = np.sqrt(np.maximum(ours.sigma**2 + noise**2 - 2 * shared * ours.sigma * noise, 0.0))
-    least = _SHARE_OF_LEVEL * np.abs(ours.trend) + _SHARE_OF_RANGE * np.ptp(ours.trend)
+    shared = shared_noise(reference_noise, candidate_noise, begin_alike=begin_alike)
+    noise = np.minimum(candidate_noise.sigma, _NOISIER * reference_noise.sigma)
+    sigma = np.sqrt(np.maximum(reference_noise.sigma**2 + noise**2 - 2 * shared * reference_noise.sigma * noise, 0.0))
+    least = _SHARE_OF_LEVEL * np.abs(reference_noise.trend) + _SHARE_OF_RANGE * np.ptp(reference_noise.trend)
     least *= _LESS_IF_SHARED + (1 - _LESS_IF_SHARED) * np.sqrt(1 - shared)
     difference = candidate - reference
-    pace = np.sqrt(1 - shared) * (_pace(ours.trend) + _start(ours.trend, difference))
+    pace = np.sqrt(1 - shared) * (_pace(reference_noise.trend) + _start(reference_noise.trend, difference))
 
     single = np.maximum(_SINGLE_SIGMAS * sigma, least) + pace
     clipped = np.clip(difference, -single, single)  # so that one outlier does not carry the mean with it
-    num_alike = max(ours.num_alike, theirs.num_alike)
+    num_alike = max(reference_noise.num_alike, candidate_noise.num_alike)
     is_near, is_far, is_off = (np.zeros_like(pace, dtype=bool) for _ in range(3))
     for times, is_apart in ((1, is_near), (_LONGER, is_far)):
         window = times * smoothing_window(len(reference))

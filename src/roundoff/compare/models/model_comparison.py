@@ -72,9 +72,9 @@ def walk_metrics(
     collected.append(("data", _collect_outputs(last, loaders[1], place=1)))
     found = []
     for name, given in metrics.items():
-        ours, theirs = given if isinstance(given, tuple) else (given, given)
-        values = [(change, _number(ours, results)) for change, results in collected]
-        values.append(("metric", _number(theirs, collected[-1][1])))
+        reference, candidate = given if isinstance(given, tuple) else (given, given)
+        values = [(change, _number(reference, results)) for change, results in collected]
+        values.append(("metric", _number(candidate, collected[-1][1])))
         for (_, before), (change, after) in itertools.pairwise(values):
             assert change is not None, "the reference comes first and alone"
             found.append(MetricChange(metric=name, change=change, before=before, after=after))
@@ -176,18 +176,20 @@ def compare_models(
     """
     _check(targets, loss, metrics, data)
     losses, optimizers = _as_pair(loss), _as_pair(optimizer or _sgd)
-    ours, theirs = copy_model(reference, name="reference"), copy_model(candidate, name="candidate")
-    moved = transfer_weights(ours, theirs, name_map=name_map)
+    reference_copy, candidate_copy = copy_model(reference, name="reference"), copy_model(candidate, name="candidate")
+    moved = transfer_weights(reference_copy, candidate_copy, name_map=name_map)
     with keeping_random_state():
         changes: tuple[MetricChange, ...] = ()
         if metrics and data is not None:
-            changes = _walk_with_copies(ours, theirs, candidate if moved.changed else None, metrics=metrics, data=data)
-            _copy_modes(reference, ours)
-            _copy_modes(candidate, theirs)
+            changes = _walk_with_copies(
+                reference_copy, candidate_copy, candidate if moved.changed else None, metrics=metrics, data=data
+            )
+            _copy_modes(reference, reference_copy)
+            _copy_modes(candidate, candidate_copy)
         with tempfile.TemporaryDirectory(prefix="roundoff-") as folder:
             runs = [
                 record_step(
-                    (ours, theirs)[side],
+                    (reference_copy, candidate_copy)[side],
                     inputs,
                     to=Path(folder) / name,
                     targets=targets,
@@ -203,8 +205,8 @@ def compare_models(
 
 
 def _walk_with_copies(
-    ours: nn.Module,
-    theirs: nn.Module,
+    reference: nn.Module,
+    candidate: nn.Module,
     untouched: nn.Module | None,
     *,
     metrics: MetricFunctions,
@@ -212,12 +214,12 @@ def _walk_with_copies(
 ) -> tuple[MetricChange, ...]:
     """Measure the metrics; a candidate whose own weights are others is measured with them, too."""
     own = [("weights", copy_model(untouched, name="candidate"))] if untouched is not None else []
-    return walk_metrics(metrics, data, models=[(None, ours), ("model", theirs), *own])  # type: ignore[list-item]
+    return walk_metrics(metrics, data, models=[(None, reference), ("model", candidate), *own])  # type: ignore[list-item]
 
 
 def _copy_modes(source: nn.Module, target: nn.Module) -> None:
-    for ours, theirs in zip(source.modules(), target.modules(), strict=True):
-        theirs.training = ours.training
+    for reference, candidate in zip(source.modules(), target.modules(), strict=True):
+        candidate.training = reference.training
 
 
 def _sgd(parameters: list[nn.Parameter]) -> torch.optim.Optimizer:

@@ -33,25 +33,29 @@ class WeightTransfer:
     @property
     def sites(self) -> dict[str, str]:
         """What modules of the reference are called in the candidate, where that is something else."""
-        modules = ((ours.rpartition(".")[0], theirs.rpartition(".")[0]) for ours, theirs in self.pairs)
-        return {ours: theirs for ours, theirs in modules if ours and theirs and ours != theirs}
+        modules = ((reference.rpartition(".")[0], candidate.rpartition(".")[0]) for reference, candidate in self.pairs)
+        return {
+            reference: candidate
+            for reference, candidate in modules
+            if reference and candidate and reference != candidate
+        }
 
 
 def transfer_weights(
     reference: nn.Module, candidate: nn.Module, *, name_map: Mapping[str, str] | None = None
 ) -> WeightTransfer:
     """Overwrite the candidate's parameters and buffers with the reference's, as far as they line up."""
-    ours, theirs = _tensors(reference), _tensors(candidate)
+    reference_tensors, candidate_tensors = _tensors(reference), _tensors(candidate)
     try:
-        found = pair(_entries(ours), _entries(theirs), name_map=name_map)
+        found = pair(_entries(reference_tensors), _entries(candidate_tensors), name_map=name_map)
     except CheckpointError as error:
         raise CompareError.explain("The models do not line up by this map.", why=first_line(error)) from error
-    axes = _axes(found.pairs, ours, theirs, candidate)
+    axes = _axes(found.pairs, reference_tensors, candidate_tensors, candidate)
     changed = False
     with torch.no_grad():
         for each in found.pairs:
-            target = theirs[each.candidate][0]
-            value = _lay_out(ours[each.reference][0], target, axes[each.candidate])
+            target = candidate_tensors[each.candidate][0]
+            value = _lay_out(reference_tensors[each.reference][0], target, axes[each.candidate])
             changed = changed or not torch.equal(target, value)
             target.copy_(value)
     return WeightTransfer(
@@ -78,7 +82,9 @@ def _entries(tensors: Tensors) -> dict[str, Entry]:
     }
 
 
-def _axes(pairs: Sequence[TensorPair], ours: Tensors, theirs: Tensors, candidate: nn.Module) -> dict[str, Axes | None]:
+def _axes(
+    pairs: Sequence[TensorPair], reference_tensors: Tensors, candidate_tensors: Tensors, candidate: nn.Module
+) -> dict[str, Axes | None]:
     """Return for each of the candidate's tensors the axes that lead to the reference's layout.
 
     A square weight looks right either way round: it goes as the other weights of its kind of layer do.
@@ -87,7 +93,7 @@ def _axes(pairs: Sequence[TensorPair], ours: Tensors, theirs: Tensors, candidate
     turned = {kinds[each.candidate]: each.axes for each in pairs if each.axes is not None}
     found = {each.candidate: each.axes for each in pairs}
     for each in pairs:
-        shape, other = ours[each.reference][0].shape, theirs[each.candidate][0].shape
+        shape, other = reference_tensors[each.reference][0].shape, candidate_tensors[each.candidate][0].shape
         axes = turned.get(kinds[each.candidate])
         if axes == (1, 0) and len(shape) == len(other) == 2 and shape[0] == shape[1]:
             found[each.candidate] = axes

@@ -50,13 +50,13 @@ def align(
         candidate: the same of the candidate.
         sites: what a site of the candidate is called in the reference, where that is not the same.
     """
-    ours = _group_by_place(_split_inputs(reference), {})
-    theirs = _group_by_place(_split_inputs(candidate), sites or {})
+    reference_groups = _group_by_place(_split_inputs(reference), {})
+    candidate_groups = _group_by_place(_split_inputs(candidate), sites or {})
     pairs: list[tuple[StepOp, StepOp]] = []
     only_reference: list[StepOp] = []
     only_candidate: list[StepOp] = []
-    for group in ours | theirs:
-        matched, left, right = _align_group(ours.get(group, []), theirs.get(group, []))
+    for group in reference_groups | candidate_groups:
+        matched, left, right = _align_group(reference_groups.get(group, []), candidate_groups.get(group, []))
         pairs += matched
         only_reference += left
         only_candidate += right
@@ -70,10 +70,12 @@ def align(
 
 def sites_by_order(reference: Sequence[StepOp], candidate: Sequence[StepOp]) -> dict[str, str]:
     """Guess what sites of the candidate are called in the reference: those that run the same ops, in the same order."""
-    ours, theirs = _signatures(reference), _signatures(candidate)
-    left = [site for site in ours if site not in theirs]
-    right = [site for site in theirs if site not in ours]
-    matches = common_subsequence([ours[site] for site in left], [theirs[site] for site in right])
+    reference_signatures, candidate_signatures = _signatures(reference), _signatures(candidate)
+    left = [site for site in reference_signatures if site not in candidate_signatures]
+    right = [site for site in candidate_signatures if site not in reference_signatures]
+    matches = common_subsequence(
+        [reference_signatures[site] for site in left], [candidate_signatures[site] for site in right]
+    )
     return {right[j]: left[i] for i, j in matches}
 
 

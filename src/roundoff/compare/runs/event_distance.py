@@ -48,10 +48,10 @@ def distances(pairs: Sequence[tuple[Event, Event]]) -> list[Distance]:
     places = [i for i, distance in enumerate(found) if _needs_sketch(distance, *pairs[i])]
     if not places:
         return found
-    ours = _sketches(pairs[i][0] for i in places)
-    theirs = _sketches(pairs[i][1] for i in places)
-    norms = difference_norms(ours, theirs)
-    channels, certainties = differing_channels(ours, theirs)
+    reference = _sketches(pairs[i][0] for i in places)
+    candidate = _sketches(pairs[i][1] for i in places)
+    norms = difference_norms(reference, candidate)
+    channels, certainties = differing_channels(reference, candidate)
     for i, norm, channel, certainty in zip(places, norms, channels, certainties, strict=True):
         local = int(channel) if certainty >= LOCAL and num_channels(pairs[i][0]) > 1 else None
         found[i] = _distance(float(norm), *pairs[i], channel=local)
@@ -133,23 +133,25 @@ class WholeTensors:
     def of_step(cls, reference: Run, candidate: Run, *, step: int, rank: int) -> WholeTensors | None:
         """Open them; None if either run kept none of this step."""
         try:
-            ours, theirs = (tensors_of_step(run, step, rank=rank) for run in (reference, candidate))
+            reference_tensors, candidate_tensors = (
+                tensors_of_step(run, step, rank=rank) for run in (reference, candidate)
+            )
         except RunFolderError:
             return None
-        return cls(ours, theirs)
+        return cls(reference_tensors, candidate_tensors)
 
     def distance(self, a: Event, b: Event) -> Distance | None:
         """Return how far two tensors of one shape are apart, exactly; None if one of them was not kept."""
-        ours, theirs = self._ours.get(_key(a)), self._theirs.get(_key(b))
-        if ours is None or theirs is None or ours.shape != theirs.shape:
+        reference, candidate = self._ours.get(_key(a)), self._theirs.get(_key(b))
+        if reference is None or candidate is None or reference.shape != candidate.shape:
             return None
-        contents = ours.content, theirs.content
+        contents = reference.content, candidate.content
         if contents not in self._known:
-            self._known[contents] = self._measured(ours, theirs, norms=(a.l2, b.l2))
+            self._known[contents] = self._measured(reference, candidate, norms=(a.l2, b.l2))
         return self._known[contents]
 
-    def _measured(self, ours: SavedTensor, theirs: SavedTensor, *, norms: tuple[float, float]) -> Distance:
-        tensors = ours.read(), theirs.read()
+    def _measured(self, reference: SavedTensor, candidate: SavedTensor, *, norms: tuple[float, float]) -> Distance:
+        tensors = reference.read(), candidate.read()
         found = measure_distance(*tensors)
         self._num_bytes += sum(tensor.numel() * tensor.element_size() for tensor in tensors)
         del tensors

@@ -76,8 +76,10 @@ def differing_aggregation(reference: Run, candidate: Run) -> Divergence | None:
     """
     if reference.info.ranks == candidate.info.ranks:
         return None
-    ours, theirs = _gradients(reference), _gradients(candidate)
-    ratios = [theirs[name] / norm for name, norm in ours.items() if norm and theirs.get(name)]
+    reference_norms, candidate_norms = _gradients(reference), _gradients(candidate)
+    ratios = [
+        candidate_norms[name] / norm for name, norm in reference_norms.items() if norm and candidate_norms.get(name)
+    ]
     if not ratios:
         return None
     ratio = statistics.median(ratios)
@@ -209,7 +211,7 @@ def compare_runs(
 
 def _check_likeness(alignment: Alignment, reference: Run, candidate: Run) -> None:
     """Refuse runs of different models: hardly any of their ops line up."""
-    num_paired = sum(bool(ours.inputs or ours.outputs) for ours, _ in alignment.pairs)
+    num_paired = sum(bool(reference_op.inputs or reference_op.outputs) for reference_op, _ in alignment.pairs)
     num_all = num_paired + min(len(alignment.only_reference), len(alignment.only_candidate))
     if num_all and num_paired < MIN_COMMON_SHARE * num_all:
         raise CompareError.explain(
@@ -257,9 +259,9 @@ def _common_ranks(reference: Run, candidate: Run, rank: int | None) -> list[int]
 
 
 def _alignment(reference: Run, candidate: Run, *, step: int, rank: int, sites: Mapping[str, str]) -> Alignment:
-    ours = ops_of(reference.iter_events(step=step, rank=rank))
-    theirs = ops_of(_comparable(candidate.iter_events(step=step, rank=rank), reference, candidate))
-    return align(ours, theirs, sites=_sites(ours, theirs, sites))
+    reference_ops = ops_of(reference.iter_events(step=step, rank=rank))
+    candidate_ops = ops_of(_comparable(candidate.iter_events(step=step, rank=rank), reference, candidate))
+    return align(reference_ops, candidate_ops, sites=_sites(reference_ops, candidate_ops, sites))
 
 
 def _loss_scale(run: Run, step: int) -> float:
@@ -313,8 +315,12 @@ def _unpaired(alignment: Alignment, step: int) -> list[UnpairedOp]:
 
 
 def _losses(reference: Run, candidate: Run) -> CurveComparison | None:
-    ours, theirs = _loss_curve(reference), _loss_curve(candidate)
-    return compare_curves(ours, theirs) if set(ours.steps) & set(theirs.steps) else None
+    reference_curve, candidate_curve = _loss_curve(reference), _loss_curve(candidate)
+    return (
+        compare_curves(reference_curve, candidate_curve)
+        if set(reference_curve.steps) & set(candidate_curve.steps)
+        else None
+    )
 
 
 def _loss_curve(run: Run) -> LossCurve:

@@ -70,14 +70,17 @@ def compare_steps(
     Steps whose ops were recorded are compared by their tensors; others, where they were watched, by the norms of their
     parameters.
     """
-    ours = ops_of(reference.iter_events(step=reference_step, rank=rank))
-    theirs = ops_of(candidate.iter_events(step=candidate_step, rank=rank))
-    if ours and theirs:
-        pairs = align(ours, theirs).pairs
+    reference_ops = ops_of(reference.iter_events(step=reference_step, rank=rank))
+    candidate_ops = ops_of(candidate.iter_events(step=candidate_step, rank=rank))
+    if reference_ops and candidate_ops:
+        pairs = align(reference_ops, candidate_ops).pairs
         moves = _moves([(a, b) for a, b in pairs if a.first.op == "parameter"])
         growths = [_growth(x, y) for a, b in pairs for x, y in zip(a.outputs, b.outputs, strict=False) if _is_result(x)]
     else:
-        norms = _norms(reference, reference_step, rank, ours), _norms(candidate, candidate_step, rank, theirs)
+        norms = (
+            _norms(reference, reference_step, rank, reference_ops),
+            _norms(candidate, candidate_step, rank, candidate_ops),
+        )
         moves, growths = _moves_of_norms(*norms), []
     return StepPairComparison(
         reference_step=reference_step,

@@ -17,33 +17,37 @@ _SPREADS_APART = 0.25
 
 def data_differences(reference: Run, candidate: Run) -> list[SettingDifference]:
     """Compare what came into the runs of rank 0 from outside."""
-    ours, theirs = ({facts.step: facts for facts in run.inputs()} for run in (reference, candidate))
-    common = sorted(set(ours) & set(theirs))
+    reference_batches, candidate_batches = (
+        {facts.step: facts for facts in run.inputs()} for run in (reference, candidate)
+    )
+    common = sorted(set(reference_batches) & set(candidate_batches))
     found = [*_loaders(reference, candidate)]
     if common:
-        first, second = ours[common[0]], theirs[common[0]]
+        first, second = reference_batches[common[0]], candidate_batches[common[0]]
         found += [*_loss(first, second), *_shapes(first, second)]
-        found += _kinds_of_values([ours[step] for step in common], [theirs[step] for step in common])
-        found += _order(reference, candidate, ours, theirs)
+        found += _kinds_of_values(
+            [reference_batches[step] for step in common], [candidate_batches[step] for step in common]
+        )
+        found += _order(reference, candidate, reference_batches, candidate_batches)
     else:
         found += _recorded_inputs(reference, candidate)
     return found
 
 
-def _loss(ours: BatchFacts, theirs: BatchFacts) -> Iterator[SettingDifference]:
-    if ours.criterion != theirs.criterion:
-        yield _of_loss("loss function", ours.criterion, theirs.criterion)
+def _loss(reference: BatchFacts, candidate: BatchFacts) -> Iterator[SettingDifference]:
+    if reference.criterion != candidate.criterion:
+        yield _of_loss("loss function", reference.criterion, candidate.criterion)
         return
-    for name, first, second in differing_values(ours.criterion_settings, theirs.criterion_settings):
-        yield _of_loss(f"{name} of {ours.criterion}", first, second)
-    if ours.num_classes != theirs.num_classes:
-        yield _of_loss(f"classes of {ours.criterion}", ours.num_classes, theirs.num_classes)
-    if ours.rows_sum_to_one != theirs.rows_sum_to_one:
-        yield _of_loss("rows that add up to 1 go into the loss", ours.rows_sum_to_one, theirs.rows_sum_to_one)
+    for name, first, second in differing_values(reference.criterion_settings, candidate.criterion_settings):
+        yield _of_loss(f"{name} of {reference.criterion}", first, second)
+    if reference.num_classes != candidate.num_classes:
+        yield _of_loss(f"classes of {reference.criterion}", reference.num_classes, candidate.num_classes)
+    if reference.rows_sum_to_one != candidate.rows_sum_to_one:
+        yield _of_loss("rows that add up to 1 go into the loss", reference.rows_sum_to_one, candidate.rows_sum_to_one)
 
 
-def _shapes(ours: BatchFacts, theirs: BatchFacts) -> Iterator[SettingDifference]:
-    first, second = _by_place(ours), _by_place(theirs)
+def _shapes(reference: BatchFacts, candidate: BatchFacts) -> Iterator[SettingDifference]:
+    first, second = _by_place(reference), _by_place(candidate)
     common = [place for place in first if place in second]
     sizes = [place for place in common if _is_larger_batch(first[place], second[place])]
     if sizes:
@@ -56,23 +60,30 @@ def _shapes(ours: BatchFacts, theirs: BatchFacts) -> Iterator[SettingDifference]
             yield _of_data(f"dtype of {place}", first[place].dtype, second[place].dtype, suspicion=0.85)
 
 
-def _is_larger_batch(ours: TensorFacts, theirs: TensorFacts) -> bool:
+def _is_larger_batch(reference: TensorFacts, candidate: TensorFacts) -> bool:
     """Say whether two tensors differ in their first dimension only."""
-    return bool(ours.shape and theirs.shape) and ours.shape != theirs.shape and ours.shape[1:] == theirs.shape[1:]
+    return (
+        bool(reference.shape and candidate.shape)
+        and reference.shape != candidate.shape
+        and reference.shape[1:] == candidate.shape[1:]
+    )
 
 
-def _kinds_of_values(ours: list[BatchFacts], theirs: list[BatchFacts]) -> Iterator[SettingDifference]:
+def _kinds_of_values(reference: list[BatchFacts], candidate: list[BatchFacts]) -> Iterator[SettingDifference]:
     """Yield tensors whose values are of another kind over all steps together: not normalized, labels from 1 on."""
-    first, second = _ranges(ours), _ranges(theirs)
+    first, second = _ranges(reference), _ranges(candidate)
     for place in [place for place in first if place in second]:
         if not _is_like(first[place], second[place]):
             told = (f"{mean:.3g} +- {std:.3g}" for mean, std in (first[place], second[place]))
             yield _of_data(f"values of {place}", *told, suspicion=0.8)
 
 
-def _is_like(ours: tuple[float, float], theirs: tuple[float, float]) -> bool:
-    spread = max(ours[1], theirs[1])
-    return abs(ours[0] - theirs[0]) <= _SPREADS_APART * spread and abs(ours[1] - theirs[1]) <= _SPREADS_APART * spread
+def _is_like(reference: tuple[float, float], candidate: tuple[float, float]) -> bool:
+    spread = max(reference[1], candidate[1])
+    return (
+        abs(reference[0] - candidate[0]) <= _SPREADS_APART * spread
+        and abs(reference[1] - candidate[1]) <= _SPREADS_APART * spread
+    )
 
 
 def _ranges(batches: list[BatchFacts]) -> dict[str, tuple[float, float]]:
@@ -90,10 +101,20 @@ def _ranges(batches: list[BatchFacts]) -> dict[str, tuple[float, float]]:
 
 
 def _order(
-    reference: Run, candidate: Run, ours: Mapping[int, BatchFacts], theirs: Mapping[int, BatchFacts]
+    reference: Run,
+    candidate: Run,
+    reference_batches: Mapping[int, BatchFacts],
+    candidate_batches: Mapping[int, BatchFacts],
 ) -> Iterator[SettingDifference]:
     """Yield the first step whose batch is another one, and whether the samples are the same on the whole."""
-    step = next((step for step in sorted(set(ours) & set(theirs)) if not _same_batch(ours[step], theirs[step])), None)
+    step = next(
+        (
+            step
+            for step in sorted(set(reference_batches) & set(candidate_batches))
+            if not _same_batch(reference_batches[step], candidate_batches[step])
+        ),
+        None,
+    )
     if step is None:
         return
     first, second = _samples(reference), _samples(candidate)
@@ -111,9 +132,9 @@ def _order(
         yield _of_data(f"batches from step {step} on", "one batch", told, suspicion=0.6)
 
 
-def _same_batch(ours: BatchFacts, theirs: BatchFacts) -> bool:
+def _same_batch(reference: BatchFacts, candidate: BatchFacts) -> bool:
     """Say whether a batch is the same as far as its tensors have the same form: other forms are told by themselves."""
-    first, second = _by_place(ours), _by_place(theirs)
+    first, second = _by_place(reference), _by_place(candidate)
     return all(
         first[place].hash == second[place].hash
         for place in set(first) & set(second)
@@ -137,15 +158,15 @@ def _samples(run: Run) -> dict[int, Counter[int]]:
 
 def _loaders(reference: Run, candidate: Run) -> Iterator[SettingDifference]:
     """Yield what the first DataLoaders were told differently, and data that is not the same."""
-    ours, theirs = (
+    reference_epoch, candidate_epoch = (
         next((call.detail for call in run.calls() if call.call == "epoch"), None) for run in (reference, candidate)
     )
-    if ours is None or theirs is None:
+    if reference_epoch is None or candidate_epoch is None:
         return
-    first, second = ({name: detail.get(name) for name in _LOADER} for detail in (ours, theirs))
+    first, second = ({name: detail.get(name) for name in _LOADER} for detail in (reference_epoch, candidate_epoch))
     for name, first_value, second_value in differing_values(first, second):
         yield _of_data(f"{name} of the DataLoader", first_value, second_value, suspicion=_LOADER[name])
-    contents = _contents(ours), _contents(theirs)
+    contents = _contents(reference_epoch), _contents(candidate_epoch)
     for name in [name for name in contents[0] if name in contents[1]]:
         first_content, second_content = contents[0][name], contents[1][name]
         if first_content != second_content:
@@ -167,9 +188,9 @@ def _recorded_inputs(reference: Run, candidate: Run) -> Iterator[SettingDifferen
     steps = sorted(set(reference.steps) & set(candidate.steps))[:1]
     if not steps:
         return
-    ours, theirs = (_inputs_of(run, steps[0]) for run in (reference, candidate))
-    for place in [place for place in ours if place in theirs]:
-        (shape, dtype, number), (other_shape, other_dtype, other) = ours[place], theirs[place]
+    reference_inputs, candidate_inputs = (_inputs_of(run, steps[0]) for run in (reference, candidate))
+    for place in [place for place in reference_inputs if place in candidate_inputs]:
+        (shape, dtype, number), (other_shape, other_dtype, other) = reference_inputs[place], candidate_inputs[place]
         if shape != other_shape:
             yield _of_data(f"shape of input {place}", shape, other_shape, suspicion=0.85)
         if dtype != other_dtype:
@@ -192,9 +213,11 @@ def _by_place(facts: BatchFacts) -> dict[str, TensorFacts]:
     return found
 
 
-def _of_loss(what: str, ours: JsonValue, theirs: JsonValue) -> SettingDifference:
-    return SettingDifference(what=what, reference=ours, candidate=theirs, kind=SettingKind.LOSS, suspicion=0.95)
+def _of_loss(what: str, reference: JsonValue, candidate: JsonValue) -> SettingDifference:
+    return SettingDifference(what=what, reference=reference, candidate=candidate, kind=SettingKind.LOSS, suspicion=0.95)
 
 
-def _of_data(what: str, ours: JsonValue, theirs: JsonValue, *, suspicion: float) -> SettingDifference:
-    return SettingDifference(what=what, reference=ours, candidate=theirs, kind=SettingKind.DATA, suspicion=suspicion)
+def _of_data(what: str, reference: JsonValue, candidate: JsonValue, *, suspicion: float) -> SettingDifference:
+    return SettingDifference(
+        what=what, reference=reference, candidate=candidate, kind=SettingKind.DATA, suspicion=suspicion
+    )

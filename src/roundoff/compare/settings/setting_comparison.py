@@ -20,18 +20,20 @@ _CALLS = ("zero_grad", "forward", "backward", "unscale", "clip", "step", "schedu
 
 def loop_differences(reference: Run, candidate: Run) -> list[SettingDifference]:
     """Compare what the loops of rank 0 did."""
-    ours, theirs = reference.calls(), candidate.calls()
+    reference_calls, candidate_calls = reference.calls(), candidate.calls()
     return [
-        *_order(ours, theirs),
-        *_clipping(ours, theirs),
-        *_schedulers(ours, theirs),
-        *_learning_rates(ours, theirs, is_told=bool(reference.structures() and candidate.structures())),
+        *_order(reference_calls, candidate_calls),
+        *_clipping(reference_calls, candidate_calls),
+        *_schedulers(reference_calls, candidate_calls),
+        *_learning_rates(
+            reference_calls, candidate_calls, is_told=bool(reference.structures() and candidate.structures())
+        ),
     ]
 
 
-def _order(ours: list[Call], theirs: list[Call]) -> Iterator[SettingDifference]:
+def _order(reference: list[Call], candidate: list[Call]) -> Iterator[SettingDifference]:
     """Yield the first step whose calls come in another order; the last step of a run may be cut short."""
-    first, second = _by_step(ours), _by_step(theirs)
+    first, second = _by_step(reference), _by_step(candidate)
     for step in sorted(set(first) & set(second))[:-1][:3]:
         if first[step] != second[step]:
             yield SettingDifference(
@@ -53,14 +55,14 @@ def _by_step(calls: list[Call]) -> dict[int, list[str]]:
     return found
 
 
-def _clipping(ours: list[Call], theirs: list[Call]) -> Iterator[SettingDifference]:
-    first, second = (_first_detail(calls, "clip", "max_norm") for calls in (ours, theirs))
+def _clipping(reference: list[Call], candidate: list[Call]) -> Iterator[SettingDifference]:
+    first, second = (_first_detail(calls, "clip", "max_norm") for calls in (reference, candidate))
     if first is not None and second is not None and first != second:
         yield _hyperparameter("max_norm of clipping", first, second)
 
 
-def _schedulers(ours: list[Call], theirs: list[Call]) -> Iterator[SettingDifference]:
-    first, second = (_first_detail(calls, "scheduler", "scheduler") for calls in (ours, theirs))
+def _schedulers(reference: list[Call], candidate: list[Call]) -> Iterator[SettingDifference]:
+    first, second = (_first_detail(calls, "scheduler", "scheduler") for calls in (reference, candidate))
     if first != second:
         yield _hyperparameter("scheduler", first, second)
 
@@ -69,11 +71,11 @@ def _first_detail(calls: list[Call], name: str, key: str) -> JsonValue:
     return next((call.detail[key] for call in calls if call.call == name and key in call.detail), None)
 
 
-def _learning_rates(ours: list[Call], theirs: list[Call], *, is_told: bool) -> Iterator[SettingDifference]:
+def _learning_rates(reference: list[Call], candidate: list[Call], *, is_told: bool) -> Iterator[SettingDifference]:
     """Yield the first step whose learning rate differs, unless it is the first one and told by the optimizers."""
     first, second = (
         {call.step: call.detail["lr"] for call in calls if call.call == "step" and call.detail.get("lr")}
-        for calls in (ours, theirs)
+        for calls in (reference, candidate)
     )
     common = sorted(set(first) & set(second))
     different = next((step for step in common if first[step] != second[step]), None)
@@ -81,9 +83,9 @@ def _learning_rates(ours: list[Call], theirs: list[Call], *, is_told: bool) -> I
         yield _hyperparameter(f"learning rate from step {different} on", first[different], second[different])
 
 
-def _hyperparameter(what: str, ours: JsonValue, theirs: JsonValue) -> SettingDifference:
+def _hyperparameter(what: str, reference: JsonValue, candidate: JsonValue) -> SettingDifference:
     kind = SettingKind.HYPERPARAMETER
-    return SettingDifference(what=what, reference=ours, candidate=theirs, kind=kind, suspicion=0.9)
+    return SettingDifference(what=what, reference=reference, candidate=candidate, kind=kind, suspicion=0.9)
 
 
 # == What two run.json say: recipe, seed, ranks, environment, packages, hardware, command.
@@ -111,16 +113,18 @@ _HARDWARE = {"accelerator": 0.4, "cpu_capability": 0.25, "machine": 0.25, "accel
 
 def run_differences(reference: Run, candidate: Run) -> list[SettingDifference]:
     """Compare what the runs say about themselves; names, times and paths are left out."""
-    ours, theirs = reference.info, candidate.info
+    reference_info, candidate_info = reference.info, candidate.info
     return [
-        *_one("recipe", ours.recipe, theirs.recipe, kind=SettingKind.RECIPE, suspicion=0.85),
-        *_one("seed", _seed(ours), _seed(theirs), kind=SettingKind.SEED, suspicion=0.45),
-        *_one("ranks", ours.ranks, theirs.ranks, kind=SettingKind.RANKS, suspicion=0.7),
-        *_environment(ours, theirs),
-        *_mapping("version of ", ours.packages, theirs.packages, kind=SettingKind.PACKAGE, ranks=_PACKAGES),
-        *_hardware(ours, theirs),
-        *_command(ours, theirs),
-        *_one("commit", ours.git_commit, theirs.git_commit, kind=SettingKind.COMMAND, suspicion=0.3),
+        *_one("recipe", reference_info.recipe, candidate_info.recipe, kind=SettingKind.RECIPE, suspicion=0.85),
+        *_one("seed", _seed(reference_info), _seed(candidate_info), kind=SettingKind.SEED, suspicion=0.45),
+        *_one("ranks", reference_info.ranks, candidate_info.ranks, kind=SettingKind.RANKS, suspicion=0.7),
+        *_environment(reference_info, candidate_info),
+        *_mapping(
+            "version of ", reference_info.packages, candidate_info.packages, kind=SettingKind.PACKAGE, ranks=_PACKAGES
+        ),
+        *_hardware(reference_info, candidate_info),
+        *_command(reference_info, candidate_info),
+        *_one("commit", reference_info.git_commit, candidate_info.git_commit, kind=SettingKind.COMMAND, suspicion=0.3),
     ]
 
 
@@ -129,48 +133,50 @@ def _seed(info: RunInfo) -> JsonValue:
     return info.environment.get(_SEED, info.seed)
 
 
-def _environment(ours: RunInfo, theirs: RunInfo) -> Iterator[SettingDifference]:
-    if not ours.environment or not theirs.environment:  # written by an older version, or stopped before a step
+def _environment(reference: RunInfo, candidate: RunInfo) -> Iterator[SettingDifference]:
+    if not reference.environment or not candidate.environment:  # written by an older version, or stopped before a step
         return
-    for name, first, second in differing_values(ours.environment, theirs.environment, leave_out=_TOLD_OTHERWISE):
+    for name, first, second in differing_values(
+        reference.environment, candidate.environment, leave_out=_TOLD_OTHERWISE
+    ):
         yield SettingDifference(
             what=name,
-            reference=first if name in ours.environment else "not set",
-            candidate=second if name in theirs.environment else "not set",
+            reference=first if name in reference.environment else "not set",
+            candidate=second if name in candidate.environment else "not set",
             kind=SettingKind.ENVIRONMENT,
             suspicion=_FLAGS.get(name, _OTHER_FLAG),
         )
 
 
-def _hardware(ours: RunInfo, theirs: RunInfo) -> Iterator[SettingDifference]:
-    first = {name: ours.hardware.get(name) for name in _HARDWARE}
-    second = {name: theirs.hardware.get(name) for name in _HARDWARE}
+def _hardware(reference: RunInfo, candidate: RunInfo) -> Iterator[SettingDifference]:
+    first = {name: reference.hardware.get(name) for name in _HARDWARE}
+    second = {name: candidate.hardware.get(name) for name in _HARDWARE}
     return _mapping("", first, second, kind=SettingKind.HARDWARE, ranks=_HARDWARE)
 
 
 def _mapping(
     before: str,
-    ours: Mapping[str, JsonValue],
-    theirs: Mapping[str, JsonValue],
+    reference: Mapping[str, JsonValue],
+    candidate: Mapping[str, JsonValue],
     *,
     kind: SettingKind,
     ranks: Mapping[str, float],
 ) -> Iterator[SettingDifference]:
-    for name, first, second in differing_values(ours, theirs):
+    for name, first, second in differing_values(reference, candidate):
         suspicion = ranks.get(name, _OTHER_PACKAGE)
         yield SettingDifference(what=before + name, reference=first, candidate=second, kind=kind, suspicion=suspicion)
 
 
 def _one(
-    what: str, ours: JsonValue, theirs: JsonValue, *, kind: SettingKind, suspicion: float
+    what: str, reference: JsonValue, candidate: JsonValue, *, kind: SettingKind, suspicion: float
 ) -> Iterator[SettingDifference]:
-    if ours != theirs:
-        yield SettingDifference(what=what, reference=ours, candidate=theirs, kind=kind, suspicion=suspicion)
+    if reference != candidate:
+        yield SettingDifference(what=what, reference=reference, candidate=candidate, kind=kind, suspicion=suspicion)
 
 
-def _command(ours: RunInfo, theirs: RunInfo) -> Iterator[SettingDifference]:
+def _command(reference: RunInfo, candidate: RunInfo) -> Iterator[SettingDifference]:
     """Yield the arguments that differ; where things lie, and how they are called, does not matter."""
-    first, second = _arguments(ours.command), _arguments(theirs.command)
+    first, second = _arguments(reference.command), _arguments(candidate.command)
     for name, first_value, second_value in differing_values(first, second):
         yield SettingDifference(
             what=f"argument {name}",

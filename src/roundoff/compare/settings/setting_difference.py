@@ -68,7 +68,11 @@ def differing_values(
     """Return name and both values of what differs, in the order of the names in the two; None where one has it not."""
     names = [name for name in dict.fromkeys([*reference, *candidate]) if name not in leave_out]
     pairs = [(name, reference.get(name), candidate.get(name)) for name in names]
-    return [(name, ours, theirs) for name, ours, theirs in pairs if not _equal(ours, theirs)]
+    return [
+        (name, reference_value, candidate_value)
+        for name, reference_value, candidate_value in pairs
+        if not _equal(reference_value, candidate_value)
+    ]
 
 
 def group_by_place(differences: Iterable[SettingDifference]) -> list[SettingDifference]:
@@ -90,13 +94,13 @@ def group_by_place(differences: Iterable[SettingDifference]) -> list[SettingDiff
     ]
 
 
-def _equal(ours: JsonValue, theirs: JsonValue) -> bool:
+def _equal(reference: JsonValue, candidate: JsonValue) -> bool:
     """Say whether two values are the same; a list and a tuple are, 0 and False are not, and NaN is itself."""
-    if isinstance(ours, bool) or isinstance(theirs, bool):
-        return ours is theirs
-    if isinstance(ours, list | tuple) and isinstance(theirs, list | tuple):
-        return len(ours) == len(theirs) and all(map(_equal, ours, theirs))
-    return ours == theirs or (ours != ours and theirs != theirs)
+    if isinstance(reference, bool) or isinstance(candidate, bool):
+        return reference is candidate
+    if isinstance(reference, list | tuple) and isinstance(candidate, list | tuple):
+        return len(reference) == len(candidate) and all(map(_equal, reference, candidate))
+    return reference == candidate or (reference != reference and candidate != candidate)
 
 
 def _format_value(value: JsonValue) -> str:

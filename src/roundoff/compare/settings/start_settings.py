@@ -42,10 +42,10 @@ def initialiser_of(shape: Sequence[int], *, mean: float | None, std: float | Non
     return _nearest(std, _spreads(shape), size=size) or f"normal {_format_number(std)}"
 
 
-def spreads_agree(size: int, ours: float, theirs: float) -> bool:
+def spreads_agree(size: int, reference: float, candidate: float) -> bool:
     """Say whether two spreads of so many numbers can be the same, but for chance."""
     allowed = 6 / math.sqrt(2 * max(size, 1))
-    return ours == theirs or abs(ours - theirs) <= allowed * max(ours, theirs)
+    return reference == candidate or abs(reference - candidate) <= allowed * max(reference, candidate)
 
 
 def _fans(shape: Sequence[int]) -> tuple[int, int] | None:
@@ -113,25 +113,29 @@ class _Start:
 
 def start_differences(reference: Run, candidate: Run) -> list[SettingDifference]:
     """Compare the start values of parameters that both runs have under one name and shape."""
-    ours, theirs = _starts(reference), _starts(candidate)
+    reference_starts, candidate_starts = _starts(reference), _starts(candidate)
     pairs = [
-        (name, ours[name], theirs[name])
-        for name in ours
-        if name in theirs and ours[name].shape == theirs[name].shape and not ours[name].is_same(theirs[name])
+        (name, reference_starts[name], candidate_starts[name])
+        for name in reference_starts
+        if name in candidate_starts
+        and reference_starts[name].shape == candidate_starts[name].shape
+        and not reference_starts[name].is_same(candidate_starts[name])
     ]
     otherwise = [(name, first, second) for name, first, second in pairs if not first.is_drawn_alike(second)]
     anew = [name for name, first, second in pairs if first.is_drawn_alike(second)]
     return [
         *group_by_place(_other_initialisers(otherwise)),
-        *_other_draws(anew, num_compared=len(set(ours) & set(theirs))),
+        *_other_draws(anew, num_compared=len(set(reference_starts) & set(candidate_starts))),
     ]
 
 
 def _other_initialisers(pairs: list[tuple[str, _Start, _Start]]) -> Iterator[SettingDifference]:
-    for name, ours, theirs in pairs:
-        first, second = ours.looks_like, theirs.looks_like
+    for name, reference, candidate in pairs:
+        first, second = reference.looks_like, candidate.looks_like
         if first == second:
-            first, second = (f"{like}, spread {start.std:.3g}" for like, start in ((first, ours), (second, theirs)))
+            first, second = (
+                f"{like}, spread {start.std:.3g}" for like, start in ((first, reference), (second, candidate))
+            )
         yield SettingDifference(
             what="start values",
             reference=first,

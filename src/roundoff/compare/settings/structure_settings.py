@@ -1,4 +1,4 @@
-"""What two trainings were made of: optimizers and their settings, modules and theirs, parameters."""
+"""What two trainings were made of: optimizers, modules and their settings, parameters."""
 
 from __future__ import annotations
 
@@ -20,50 +20,52 @@ _MAX_NAMES = 5
 
 def structure_differences(reference: Run, candidate: Run) -> list[SettingDifference]:
     """Compare what the runs were made of as training began; nothing where one does not say."""
-    ours, theirs = reference.structures()[:1], candidate.structures()[:1]
-    if not ours or not theirs:
+    reference_structures, candidate_structures = reference.structures()[:1], candidate.structures()[:1]
+    if not reference_structures or not candidate_structures:
         return []
     return group_by_place([
-        *_optimizers(ours[0], theirs[0]),
-        *_modules(ours[0], theirs[0]),
-        *_parameters(ours[0], theirs[0]),
+        *_optimizers(reference_structures[0], candidate_structures[0]),
+        *_modules(reference_structures[0], candidate_structures[0]),
+        *_parameters(reference_structures[0], candidate_structures[0]),
     ])  # fmt: skip
 
 
-def _optimizers(ours: Structure, theirs: Structure) -> Iterator[SettingDifference]:
-    if len(ours.optimizers) != len(theirs.optimizers):
-        yield _hyperparameter("number of optimizers", len(ours.optimizers), len(theirs.optimizers))
-    for first, second in zip(ours.optimizers, theirs.optimizers, strict=False):
+def _optimizers(reference: Structure, candidate: Structure) -> Iterator[SettingDifference]:
+    if len(reference.optimizers) != len(candidate.optimizers):
+        yield _hyperparameter("number of optimizers", len(reference.optimizers), len(candidate.optimizers))
+    for first, second in zip(reference.optimizers, candidate.optimizers, strict=False):
         yield from _optimizer(first, second)
 
 
-def _optimizer(ours: OptimizerFacts, theirs: OptimizerFacts) -> Iterator[SettingDifference]:
-    is_same = ours.name.partition("#")[0] == theirs.name.partition("#")[0]
+def _optimizer(reference: OptimizerFacts, candidate: OptimizerFacts) -> Iterator[SettingDifference]:
+    is_same = reference.name.partition("#")[0] == candidate.name.partition("#")[0]
     if not is_same:
-        yield _hyperparameter("optimizer", ours.name, theirs.name)
-    if ours.has_state != theirs.has_state:
-        yield _hyperparameter(f"state of {ours.name} before its first step", ours.has_state, theirs.has_state)
-    if ours.recipe != theirs.recipe:
-        yield from _recipe(ours.recipe, theirs.recipe)
-    if len(ours.groups) != len(theirs.groups):
-        yield _hyperparameter(f"parameter groups of {ours.name}", len(ours.groups), len(theirs.groups))
-    for nth, (first, second) in enumerate(zip(ours.groups, theirs.groups, strict=False)):
-        of = f"{ours.name}, group {nth}" if len(ours.groups) > 1 else ours.name
+        yield _hyperparameter("optimizer", reference.name, candidate.name)
+    if reference.has_state != candidate.has_state:
+        yield _hyperparameter(
+            f"state of {reference.name} before its first step", reference.has_state, candidate.has_state
+        )
+    if reference.recipe != candidate.recipe:
+        yield from _recipe(reference.recipe, candidate.recipe)
+    if len(reference.groups) != len(candidate.groups):
+        yield _hyperparameter(f"parameter groups of {reference.name}", len(reference.groups), len(candidate.groups))
+    for nth, (first, second) in enumerate(zip(reference.groups, candidate.groups, strict=False)):
+        of = f"{reference.name}, group {nth}" if len(reference.groups) > 1 else reference.name
         yield from _group(first, second, of=of, is_same=is_same)
 
 
 def _group(
-    ours: Mapping[str, JsonValue], theirs: Mapping[str, JsonValue], *, of: str, is_same: bool
+    reference: Mapping[str, JsonValue], candidate: Mapping[str, JsonValue], *, of: str, is_same: bool
 ) -> Iterator[SettingDifference]:
     """Yield the settings of a group that differ; of optimizers of two classes those that both have."""
-    differing = differing_values(ours, theirs)
+    differing = differing_values(reference, candidate)
     names = {name for name, _, _ in differing}
     for name, first, second in differing:
         if name == "initial_lr" and "lr" in names:
             continue
-        if name not in ours or name not in theirs:
+        if name not in reference or name not in candidate:
             if is_same:
-                told = (values.get(name, "not a setting") for values in (ours, theirs))
+                told = (values.get(name, "not a setting") for values in (reference, candidate))
                 yield _hyperparameter(f"{name} of {of}", *told, suspicion=0.5)
         elif name == "betas" and isinstance(first, list | tuple) and isinstance(second, list | tuple):
             pairs = enumerate(zip(first, second, strict=False), start=1)
@@ -73,20 +75,22 @@ def _group(
             yield _hyperparameter(f"{name} of {of}", first, second, suspicion=suspicion)
 
 
-def _hyperparameter(what: str, ours: JsonValue, theirs: JsonValue, *, suspicion: float = 0.9) -> SettingDifference:
+def _hyperparameter(
+    what: str, reference: JsonValue, candidate: JsonValue, *, suspicion: float = 0.9
+) -> SettingDifference:
     kind = SettingKind.HYPERPARAMETER
-    return SettingDifference(what=what, reference=ours, candidate=theirs, kind=kind, suspicion=suspicion)
+    return SettingDifference(what=what, reference=reference, candidate=candidate, kind=kind, suspicion=suspicion)
 
 
-def _recipe(ours: str | None, theirs: str | None) -> Iterator[SettingDifference]:
+def _recipe(reference: str | None, candidate: str | None) -> Iterator[SettingDifference]:
     """Yield the lines of two recipes that differ, or which run has none."""
-    if ours is None or theirs is None:
-        first, second = ("none" if text is None else _name_of(text) for text in (ours, theirs))
+    if reference is None or candidate is None:
+        first, second = ("none" if text is None else _name_of(text) for text in (reference, candidate))
         yield SettingDifference(
             what="recipe", reference=first, candidate=second, kind=SettingKind.RECIPE, suspicion=0.85
         )
         return
-    first_lines, second_lines = _lines(ours), _lines(theirs)
+    first_lines, second_lines = _lines(reference), _lines(candidate)
     for name, first_value, second_value in differing_values(first_lines, second_lines):
         yield SettingDifference(
             what=f"recipe: {name}",
@@ -114,8 +118,8 @@ def _lines(recipe: str) -> dict[str, JsonValue]:
     return found
 
 
-def _modules(ours: Structure, theirs: Structure) -> Iterator[SettingDifference]:
-    first, second = _by_site(ours), _by_site(theirs)
+def _modules(reference: Structure, candidate: Structure) -> Iterator[SettingDifference]:
+    first, second = _by_site(reference), _by_site(candidate)
     for site in [site for site in first if site in second]:
         yield from _module(first[site], second[site])
     yield from _only_in("modules", list(first), list(second))
@@ -125,22 +129,22 @@ def _by_site(structure: Structure) -> dict[str, ModuleFacts]:
     return {module.site: module for module in structure.modules}
 
 
-def _module(ours: ModuleFacts, theirs: ModuleFacts) -> Iterator[SettingDifference]:
-    if ours.kind != theirs.kind:
-        yield _of_model("class of module", ours.kind, theirs.kind, place=ours.site)
+def _module(reference: ModuleFacts, candidate: ModuleFacts) -> Iterator[SettingDifference]:
+    if reference.kind != candidate.kind:
+        yield _of_model("class of module", reference.kind, candidate.kind, place=reference.site)
         return
-    if ours.training != theirs.training:
-        modes = ("train" if facts.training else "eval" for facts in (ours, theirs))
-        yield _of_model(f"mode of {ours.kind}", *modes, place=ours.site)
-    if ours.has_start_statistics != theirs.has_start_statistics:
-        what = f"statistics of {ours.kind} are still as it was made"
-        yield _of_model(what, ours.has_start_statistics, theirs.has_start_statistics, place=ours.site)
-    for name, first, second in differing_values(ours.settings, theirs.settings):
-        yield _of_model(f"{name} of {ours.kind}", first, second, place=ours.site)
+    if reference.training != candidate.training:
+        modes = ("train" if facts.training else "eval" for facts in (reference, candidate))
+        yield _of_model(f"mode of {reference.kind}", *modes, place=reference.site)
+    if reference.has_start_statistics != candidate.has_start_statistics:
+        what = f"statistics of {reference.kind} are still as it was made"
+        yield _of_model(what, reference.has_start_statistics, candidate.has_start_statistics, place=reference.site)
+    for name, first, second in differing_values(reference.settings, candidate.settings):
+        yield _of_model(f"{name} of {reference.kind}", first, second, place=reference.site)
 
 
-def _parameters(ours: Structure, theirs: Structure) -> Iterator[SettingDifference]:
-    first, second = _by_name(ours), _by_name(theirs)
+def _parameters(reference: Structure, candidate: Structure) -> Iterator[SettingDifference]:
+    first, second = _by_name(reference), _by_name(candidate)
     for name in [name for name in first if name in second]:
         yield from _parameter(first[name], second[name], name=name)
     yield from _only_in("parameters", list(first), list(second))
@@ -150,23 +154,23 @@ def _by_name(structure: Structure) -> dict[str, ParameterFacts]:
     return {facts.name: facts for facts in structure.parameters if facts.name is not None}
 
 
-def _parameter(ours: ParameterFacts, theirs: ParameterFacts, *, name: str) -> Iterator[SettingDifference]:
-    if ours.shape != theirs.shape:
-        yield _of_model("shape of parameter", list(ours.shape), list(theirs.shape), place=name)
-    if ours.dtype != theirs.dtype:
-        yield _of_model("dtype of parameters", ours.dtype, theirs.dtype, place=name)
-    if ours.requires_grad != theirs.requires_grad:
-        yield _of_model("requires_grad of parameters", ours.requires_grad, theirs.requires_grad, place=name)
-    if bool(ours.optimizers) != bool(theirs.optimizers):
-        yield _of_model("held by an optimizer", bool(ours.optimizers), bool(theirs.optimizers), place=name)
-    if ours.tied_to != theirs.tied_to:
-        yield _of_model("tied to", ours.tied_to, theirs.tied_to, place=name)
+def _parameter(reference: ParameterFacts, candidate: ParameterFacts, *, name: str) -> Iterator[SettingDifference]:
+    if reference.shape != candidate.shape:
+        yield _of_model("shape of parameter", list(reference.shape), list(candidate.shape), place=name)
+    if reference.dtype != candidate.dtype:
+        yield _of_model("dtype of parameters", reference.dtype, candidate.dtype, place=name)
+    if reference.requires_grad != candidate.requires_grad:
+        yield _of_model("requires_grad of parameters", reference.requires_grad, candidate.requires_grad, place=name)
+    if bool(reference.optimizers) != bool(candidate.optimizers):
+        yield _of_model("held by an optimizer", bool(reference.optimizers), bool(candidate.optimizers), place=name)
+    if reference.tied_to != candidate.tied_to:
+        yield _of_model("tied to", reference.tied_to, candidate.tied_to, place=name)
 
 
-def _only_in(noun: str, ours: list[str], theirs: list[str]) -> Iterator[SettingDifference]:
+def _only_in(noun: str, reference: list[str], candidate: list[str]) -> Iterator[SettingDifference]:
     """Say which names one run alone has."""
-    first = [name for name in ours if name not in set(theirs)]
-    second = [name for name in theirs if name not in set(ours)]
+    first = [name for name in reference if name not in set(candidate)]
+    second = [name for name in candidate if name not in set(reference)]
     if first or second:
         yield _of_model(
             f"{noun} that only one run has",
@@ -177,8 +181,10 @@ def _only_in(noun: str, ours: list[str], theirs: list[str]) -> Iterator[SettingD
 
 
 def _of_model(
-    what: str, ours: JsonValue, theirs: JsonValue, *, place: str | None = None, suspicion: float = 0.9
+    what: str, reference: JsonValue, candidate: JsonValue, *, place: str | None = None, suspicion: float = 0.9
 ) -> SettingDifference:
     places = (place,) if place is not None else ()
     kind = SettingKind.MODEL
-    return SettingDifference(what=what, reference=ours, candidate=theirs, kind=kind, suspicion=suspicion, places=places)
+    return SettingDifference(
+        what=what, reference=reference, candidate=candidate, kind=kind, suspicion=suspicion, places=places
+    )

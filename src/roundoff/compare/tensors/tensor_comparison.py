@@ -69,11 +69,13 @@ def _unnumbered(name: str) -> str:
 def _by_map(
     reference: Sequence[SavedTensor], candidate: Sequence[SavedTensor], name_map: Mapping[str, str]
 ) -> list[SavedPair]:
-    ours, theirs = ({tensor.name: tensor for tensor in side} for side in (reference, candidate))
-    told = {_full_name(left, ours): _full_name(right, theirs) for left, right in name_map.items()}
+    reference_tensors, candidate_tensors = ({tensor.name: tensor for tensor in side} for side in (reference, candidate))
+    told = {
+        _full_name(left, reference_tensors): _full_name(right, candidate_tensors) for left, right in name_map.items()
+    }
     return [
-        SavedPair(reference=ours[left], candidate=theirs[right], by="map")
-        for left, right in expand_name_map(told, ours, theirs).items()
+        SavedPair(reference=reference_tensors[left], candidate=candidate_tensors[right], by="map")
+        for left, right in expand_name_map(told, reference_tensors, candidate_tensors).items()
     ]
 
 
@@ -86,8 +88,10 @@ def _full_name(name: str, tensors: Iterable[str]) -> str:
 def _left(
     pairs: Sequence[SavedPair], reference: Sequence[SavedTensor], candidate: Sequence[SavedTensor]
 ) -> tuple[list[SavedTensor], list[SavedTensor]]:
-    ours, theirs = {id(pair.reference) for pair in pairs}, {id(pair.candidate) for pair in pairs}
-    return [x for x in reference if id(x) not in ours], [x for x in candidate if id(x) not in theirs]
+    reference_paired, candidate_paired = {id(pair.reference) for pair in pairs}, {id(pair.candidate) for pair in pairs}
+    return [x for x in reference if id(x) not in reference_paired], [
+        x for x in candidate if id(x) not in candidate_paired
+    ]
 
 
 def _by_key(
@@ -185,40 +189,42 @@ def compare_tensors(
     Files are `.npy`, `.npz`, `.pt` or `.safetensors`, whoever wrote them. Pairs are told by name, else by order and
     shape, or by `name_map`, from names in the reference to names in the candidate. A `CompareError` if nothing pairs.
     """
-    ours, theirs = (x if isinstance(x, TensorSource) else open_tensors(x) for x in (reference, candidate))
-    pairs = pair_saved(ours.tensors, theirs.tensors, name_map=name_map)
+    reference_source, candidate_source = (
+        x if isinstance(x, TensorSource) else open_tensors(x) for x in (reference, candidate)
+    )
+    pairs = pair_saved(reference_source.tensors, candidate_source.tensors, name_map=name_map)
     if not pairs:
         raise CompareError.explain(
-            f"No tensor of '{ours.name}' lines up with one of '{theirs.name}'.",
+            f"No tensor of '{reference_source.name}' lines up with one of '{candidate_source.name}'.",
             why="neither names nor shapes agree.",
             fix="say which is which: --map FILE, with lines 'name in REF = name in CAND'.",
         )
     paired = {id(tensor) for pair in pairs for tensor in (pair.reference, pair.candidate)}
     return TensorsComparison(
-        reference=ours.name,
-        candidate=theirs.name,
-        pairs=tuple(_measure_pairs(pairs, ours, theirs)),
-        only_reference=tuple(tensor for tensor in ours.tensors if id(tensor) not in paired),
-        only_candidate=tuple(tensor for tensor in theirs.tensors if id(tensor) not in paired),
+        reference=reference_source.name,
+        candidate=candidate_source.name,
+        pairs=tuple(_measure_pairs(pairs, reference_source, candidate_source)),
+        only_reference=tuple(tensor for tensor in reference_source.tensors if id(tensor) not in paired),
+        only_candidate=tuple(tensor for tensor in candidate_source.tensors if id(tensor) not in paired),
     )
 
 
 def compare_tensor_runs(reference: Run, candidate: Run, *, step: int, rank: int = 0) -> TensorsComparison:
     """Compare the whole tensors that two runs kept of a step (`level="tensors"`), in the order of the step."""
-    ours, theirs = (tensors_of_step(run, step, rank=rank) for run in (reference, candidate))
-    return compare_tensors(ours, theirs)
+    reference_source, candidate_source = (tensors_of_step(run, step, rank=rank) for run in (reference, candidate))
+    return compare_tensors(reference_source, candidate_source)
 
 
 def _measure_pairs(pairs: list[SavedPair], *sources: TensorSource) -> Iterator[TensorPair]:
     known: dict[tuple[str, str], TensorDistance] = {}
     num_bytes, inherited = 0, 0.0
     for pair in pairs:
-        ours, theirs = pair.reference, pair.candidate
-        contents = ours.content, theirs.content
-        is_measurable = without_ones(ours.shape) == without_ones(theirs.shape)
+        reference, candidate = pair.reference, pair.candidate
+        contents = reference.content, candidate.content
+        is_measurable = without_ones(reference.shape) == without_ones(candidate.shape)
         if is_measurable and contents not in known:
-            tensors = ours.read(), theirs.read()
-            known[contents] = measure_distance(tensors[0], tensors[1].reshape(ours.shape))
+            tensors = reference.read(), candidate.read()
+            known[contents] = measure_distance(tensors[0], tensors[1].reshape(reference.shape))
             num_bytes += sum(tensor.numel() * tensor.element_size() for tensor in tensors)
             del tensors
         if num_bytes > HELD_BYTES:
@@ -230,11 +236,11 @@ def _measure_pairs(pairs: list[SavedPair], *sources: TensorSource) -> Iterator[T
         if distance and verdict is TensorVerdict.EXPLAINED:
             inherited = max(inherited, distance.relative)
         yield TensorPair(
-            reference=ours.name,
-            candidate=theirs.name,
+            reference=reference.name,
+            candidate=candidate.name,
             by=pair.by,
-            shapes=(ours.shape, theirs.shape),
-            dtypes=(ours.dtype, theirs.dtype),
+            shapes=(reference.shape, candidate.shape),
+            dtypes=(reference.dtype, candidate.dtype),
             distance=distance,
             verdict=verdict,
         )

@@ -32,10 +32,17 @@ def side_by_side(reference: CachedRun, candidate: CachedRun) -> Html:
     """Return a table with a column for each run; what neither of them tells is left out, what differs is marked."""
     rows = []
     for name, tell in _FACTS.items():
-        ours, theirs = _describe(tell, reference), _describe(tell, candidate)
-        if ours or theirs:
-            cells = (tag("td", ours or "-"), tag("td", theirs or "-"))
-            rows.append(tag("tr", tag("th", name, scope="row"), *cells, class_="differs" if ours != theirs else None))
+        reference_text, candidate_text = _describe(tell, reference), _describe(tell, candidate)
+        if reference_text or candidate_text:
+            cells = (tag("td", reference_text or "-"), tag("td", candidate_text or "-"))
+            rows.append(
+                tag(
+                    "tr",
+                    tag("th", name, scope="row"),
+                    *cells,
+                    class_="differs" if reference_text != candidate_text else None,
+                )
+            )
     heads = tag("tr", *(tag("th", name, scope="col") for name in ("", "reference", "candidate")))
     table = tag("table", tag("thead", heads), tag("tbody", *rows), class_="plain sides")
     return tag("div", table, class_="scrolling", tabindex=0, role="region", aria_label="the runs side by side")

@@ -46,8 +46,8 @@ def _norms(view: RunView) -> list[Trace]:
     metrics, curves = view.run.metrics(), []
     steps = [each.step for each in metrics]
     if view.reference is not None:
-        theirs = view.reference.metrics()
-        their_steps, values = [each.step for each in theirs], [each.grad_norm for each in theirs]
+        candidate = view.reference.metrics()
+        their_steps, values = [each.step for each in candidate], [each.grad_norm for each in candidate]
         name = "gradients of the reference"
         curves.append(Curve(name=name, steps=their_steps, values=values, colour="--reference", dash="dot"))
     curves.append(Curve(name="gradients", steps=steps, values=[each.grad_norm for each in metrics]))
