@@ -92,7 +92,10 @@ def test_the_page_of_a_broken_run_has_every_section(tmp_path: Path):
 
 
 def test_a_reference_adds_the_comparison(tmp_path: Path):
-    reference, candidate = record_run(tmp_path / "a", is_broken=False), record_run(tmp_path / "b", is_broken=False, eps=0.1)
+    reference, candidate = (
+        record_run(tmp_path / "a", is_broken=False),
+        record_run(tmp_path / "b", is_broken=False, eps=0.1),
+    )
     page = run_page(view_run(candidate, against=reference))
     assert page.sections[:2] == ["verdict", "compared"]
     assert "<h1>b against a</h1>" in page.html
