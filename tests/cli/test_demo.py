@@ -55,7 +55,7 @@ def test_a_command_that_ends_otherwise_ends_the_demo_with_what_it_said(tmp_path:
 
 def test_a_command_that_hangs_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "waits.py").write_text("import time\ntime.sleep(600)\n")
-    monkeypatch.setattr(demo_process, "PATIENCE_SECONDS", 1.0)
+    monkeypatch.setattr(demo_process, "TIMEOUT_SECONDS", 1.0)
     story = [replace(QUICK, words=("record", "waits.py"))]
     with DemoPlayer(tmp_path, story, quiet=True) as stage, pytest.raises(DemoError, match="ended with -15"):
         stage.play()
@@ -157,7 +157,7 @@ def test_the_accuracies_stand_side_by_side_under_the_verdict(
 ) -> None:
     monkeypatch.setenv("COLUMNS", "100")
     assert demo_result_text(outcome, drawn=True).splitlines()[:6] == [
-        "digits.py broke at digits.py:33, step 1: fp16 matmul overflowed. The planned recipe mends it.",
+        "digits.py broke at digits.py:33, step 1: fp16 matmul overflowed. The planned recipe fixes it.",
         "",
         "recipe        accuracy  loss",
         "fp32            97.0 %  █▅▁  2.00 to 0.000",

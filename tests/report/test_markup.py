@@ -1,4 +1,4 @@
-from roundoff.report.markup import Html, joined, tag
+from roundoff.report.markup import Html, join_html, tag
 
 
 def test_text_is_escaped_and_html_is_not():
@@ -24,5 +24,5 @@ def test_elements_that_hold_nothing_have_no_end():
 
 
 def test_pieces_are_escaped_when_they_are_joined():
-    assert joined("a < b", tag("br")) == "a &lt; b<br/>"
-    assert isinstance(joined("a"), Html)
+    assert join_html("a < b", tag("br")) == "a &lt; b<br/>"
+    assert isinstance(join_html("a"), Html)

@@ -1,4 +1,4 @@
-"""Arguments in, exit code out: 0 clean, 1 found something, 2 could not look."""
+"""The command line: arguments in, exit code out (see `ExitCode`)."""
 
 from __future__ import annotations
 
@@ -106,13 +106,15 @@ COMMANDS = {
         help="Check this installation and report what is missing.",
     ),
 }
-"""In the order of a first visit; each module is imported when its command is called."""
+"""In the order in which a new user needs them; a module is imported only when its command is called."""
 
 command_line = LazyGroup(
     COMMANDS,
     name="roundoff",
-    help="Train neural networks at any numeric precision, and find out why when it goes wrong.",
-    epilog="Example: roundoff record train.py",
+    help="Train neural networks at any numeric precision, and find out why when it goes wrong.\n\n"
+    "Exit codes: 0 nothing found, 1 something found, 2 could not look; run and record exit with the script's own code "
+    "if that is not 0.",
+    epilog="Example: roundoff run train.py",
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 click.version_option(package_name="roundoff", message="%(prog)s %(version)s")(command_line)

@@ -103,7 +103,7 @@ def demo_result_text(outcome: DemoResult, *, drawn: bool) -> str:
     """Lay out the accuracies side by side, with a curve of each loss if it is to be drawn."""
     finding = outcome.finding
     width = max(len(each.recipe) for each in outcome.trained)
-    verdict = f"{SCRIPT} broke at {finding.source}, step {finding.step}: {finding.title}. The planned recipe mends it."
+    verdict = f"{SCRIPT} broke at {finding.source}, step {finding.step}: {finding.title}. The planned recipe fixes it."
     return "\n".join([
         *textwrap.wrap(verdict, columns()),
         "",

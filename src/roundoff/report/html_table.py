@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from roundoff.report.markup import Html, joined, tag
+from roundoff.report.markup import Html, join_html, tag
 
 Mark = Literal["bad", "failed", "waiting"]
 """How a row stands out; the words that say so are in its cells."""
@@ -51,7 +51,7 @@ def table(columns: Sequence[Column], rows: Sequence[TableRow], *, noun: str) -> 
     count = tag("output", f"{len(rows)} {noun}", data_noun=noun)
     filtering = tag("p", tag("label", "Filter ", box), " ", count, class_="filter", hidden=True)
     scrolling = tag("div", tag("table", head, body), class_="scrolling", tabindex=0, role="region", aria_label=noun)
-    return tag("div", joined(filtering, scrolling), class_="filtered")
+    return tag("div", join_html(filtering, scrolling), class_="filtered")
 
 
 def _heading(column: Column) -> Html:

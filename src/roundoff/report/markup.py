@@ -27,10 +27,10 @@ def tag(name: str, /, *children: str, **attributes: str | int | float | bool | N
     if name in _EMPTY:
         assert not children, f"<{name}> holds nothing"
         return Html(f"<{name}{words}/>")
-    return Html(f"<{name}{words}>{joined(*children)}</{name}>")
+    return Html(f"<{name}{words}>{join_html(*children)}</{name}>")
 
 
-def joined(*children: str) -> Html:
+def join_html(*children: str) -> Html:
     """Return several pieces as one; text among them is escaped."""
     return Html("".join(child if isinstance(child, Html) else html.escape(child) for child in children))
 

@@ -7,7 +7,7 @@ import hashlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from roundoff.report.markup import Html, joined, tag
+from roundoff.report.markup import Html, join_html, tag
 
 _ASSETS = Path(__file__).parent / "assets"
 
@@ -69,7 +69,7 @@ def _fingerprint(text: str) -> str:
 
 def section(title: str, *body: str) -> Html:
     """Return a part of a page under a heading of its own."""
-    return tag("section", tag("h2", title), joined(*body))
+    return tag("section", tag("h2", title), join_html(*body))
 
 
 def facts(pairs: Mapping[str, str]) -> Html:

@@ -9,7 +9,7 @@ from typing import Literal
 
 from roundoff.report.html_table import Column, TableRow, table
 from roundoff.report.loss_curve import loss_curve
-from roundoff.report.markup import Html, joined, tag
+from roundoff.report.markup import Html, join_html, tag
 from roundoff.report.page import section
 from roundoff.report.sparkline import sparkline
 from roundoff.report.text_table import text_table
@@ -82,7 +82,7 @@ def to_text(parts: Sequence[Part], *, width: int = WIDTH) -> str:
 
 def to_html(parts: Sequence[Part]) -> Html:
     """Lay out parts for a page."""
-    return joined(*map(_element, parts))
+    return join_html(*map(_element, parts))
 
 
 def _lines(part: Part, width: int) -> list[str]:
@@ -145,4 +145,4 @@ def _element(part: Part) -> Html:
 def table_html(part: Table) -> Html:
     """Return a table without its heading."""
     rows, note = (part.rows, part.note) if part.page_rows is None else (part.page_rows, part.page_note)
-    return joined(table(part.columns, rows, noun=part.noun), *([tag("p", note)] if note else []))
+    return join_html(table(part.columns, rows, noun=part.noun), *([tag("p", note)] if note else []))

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from roundoff.report.html_table import Cell, Column, Mark, TableRow, table
 from roundoff.report.loss_curve import loss_curve
-from roundoff.report.markup import Html, joined, tag
+from roundoff.report.markup import Html, join_html, tag
 from roundoff.report.page import facts, page, section
 
 
@@ -68,7 +68,7 @@ def _rows(sweep: SweepPage) -> Html:
 
 def _row(row: SweepPageRow, *, has_curves: bool) -> TableRow:
     curve = [_curve(row.losses)] if has_curves else []
-    note = Cell(shown=joined(row.note, _details(row)), value=row.note)
+    note = Cell(shown=join_html(row.note, _details(row)), value=row.note)
     outcome = Cell(shown=tag("span", row.outcome, class_="outcome"), value=row.outcome)
     return TableRow(cells=[*row.cells, outcome, *curve, note], mark=row.mark)
 

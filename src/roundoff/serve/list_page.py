@@ -8,7 +8,7 @@ from functools import lru_cache
 from pathlib import Path
 
 from roundoff.report.loss_curve import loss_curve
-from roundoff.report.markup import Html, joined, tag
+from roundoff.report.markup import Html, join_html, tag
 from roundoff.serve.run_rows import STATES, RunRow
 from roundoff.serve.served_page import run_link, served_page
 
@@ -107,7 +107,7 @@ def _moment(started: str) -> Html:
 
 
 def _loss(row: RunRow) -> Html:
-    return loss_curve(row.losses) if row.losses else joined()
+    return loss_curve(row.losses) if row.losses else join_html()
 
 
 def _worst(row: RunRow) -> str:

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from itertools import islice
 
 from roundoff.report.html_table import Cell, Column, TableRow, table
-from roundoff.report.markup import Html, joined, tag
+from roundoff.report.markup import Html, join_html, tag
 from roundoff.report.page import facts, section
 from roundoff.runs import TensorFile, shape_to_text
 from roundoff.runs.files.tensor_file import TENSOR_DTYPES
@@ -89,7 +89,7 @@ def _look(name: str, group: TensorGroup, key: str, look: TensorPreview) -> Html:
     as_json = tag("a", "JSON", href="/api" + run_link(name, "tensor", **query), class_="button")
     rest = look.num_elements - len(look.first)
     values = "  ".join(f"{value:.6g}" for value in look.first) + (f"  … {rest:,} more" if rest else "")
-    body = joined(
+    body = join_html(
         facts(statistics),
         _histogram(look),
         tag("h3", "First values, row by row"),

@@ -12,7 +12,7 @@ from roundoff.diagnose.wording import format_distinct, format_of
 from roundoff.report.comparisons.comparison_report import ComparisonReport
 from roundoff.report.html_table import Cell, Column, Mark, TableRow, table
 from roundoff.report.loss_curve import loss_curve
-from roundoff.report.markup import Html, joined, tag
+from roundoff.report.markup import Html, join_html, tag
 from roundoff.report.page import section
 from roundoff.report.parts import Facts, Note, Part, Sentence, Table
 from roundoff.runs import Finding, JsonValue, Severity
@@ -184,7 +184,7 @@ def comparison_facts(comparison: RunComparison, *, reference: str, candidate: st
 def _losses(comparison: RunComparison) -> Html:
     losses = comparison.losses
     if losses is None or not losses.points:
-        return joined()
+        return join_html()
     columns = [Column(name="run"), Column(name="loss")]
     rows = [
         TableRow(cells=(Cell(shown="reference"), Cell(shown=loss_curve([p.reference for p in losses.points])))),

@@ -12,7 +12,7 @@ from roundoff.diagnose.run_view import RunView
 from roundoff.errors import RunFolderError
 from roundoff.report.charts import Trace, chart, figure, text, vertical_line
 from roundoff.report.comparisons.compared_runs import DIVERGENCE, comparison_facts, is_origin, run_parts, tensors_table
-from roundoff.report.markup import Html, joined, tag
+from roundoff.report.markup import Html, join_html, tag
 from roundoff.report.page import facts
 from roundoff.report.parts import table_html, to_html
 from roundoff.report.run_page.section import Section
@@ -140,7 +140,7 @@ def compared_section(view: RunView) -> Section | None:
     words = "Each result, from the first op to the last: how far it is from the reference, and how far its inputs were."
     num_differing = sum(map(_is_drawn, comparison.rows))
     left_out = num_differing - len(drawn)
-    body = joined(
+    body = join_html(
         *([] if finding is not None and _is_verdict(view, finding) else [to_html(run_parts(comparison, finding))]),
         facts(comparison_facts(comparison, reference=str(reference.path), candidate=str(view.run.path))),
         _jump(comparison.rows, finding),
@@ -165,7 +165,7 @@ def _is_verdict(view: RunView, finding: Finding) -> bool:
 
 def _jump(rows: Sequence[ComparedTensor], finding: Finding | None) -> Html:
     if not any(is_origin(row, finding) for row in rows):
-        return joined()
+        return join_html()
     link = tag("a", "Jump to the first divergence", href=f"#{DIVERGENCE}", class_="button", data_reveal=DIVERGENCE)
     return tag("p", link)
 

@@ -24,7 +24,7 @@ from roundoff.diagnose.numbers.format_ranges import (
 from roundoff.diagnose.run_view import RunView
 from roundoff.diagnose.wording import format_of, largest_of
 from roundoff.report.html_table import Cell, Column, TableRow, percent, table
-from roundoff.report.markup import Html, joined, tag
+from roundoff.report.markup import Html, join_html, tag
 from roundoff.report.run_page.chosen_steps import ChosenStep, choose_steps
 from roundoff.report.run_page.section import Section
 from roundoff.runs import JsonValue
@@ -196,7 +196,7 @@ def exponents_section(view: RunView) -> Section | None:
     return Section(
         key="exponents",
         title=title,
-        body=joined(tag("p", _EXPLAINED, class_="faint"), _body(), _table(found.tensors, worst)),
+        body=join_html(tag("p", _EXPLAINED, class_="faint"), _body(), _table(found.tensors, worst)),
         data={"exponents": _values(found.tensors, first=_first(view, found.tensors))},
         thinned=notes,
     )

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from roundoff.diagnose.run_view import RunView
 from roundoff.report.findings_text import describe_answer, failure_lines, findings_text, place_in_words
-from roundoff.report.markup import Html, joined, tag
+from roundoff.report.markup import Html, join_html, tag
 from roundoff.report.run_page.section import Section
 from roundoff.runs import RULE_FAILED, Answer, Finding, JsonValue, RuleAnswer, Severity, to_json
 from roundoff.words import plural
@@ -29,7 +29,7 @@ def verdict_section(view: RunView) -> Section:
     return Section(
         key="verdict",
         title="Verdict",
-        body=joined(*nothing, *cards, *failed, *_answers(view.answers)),
+        body=join_html(*nothing, *cards, *failed, *_answers(view.answers)),
         thinned=[f"{left_out} more findings are in findings.json."] if left_out else [],
     )
 
@@ -62,7 +62,7 @@ def _finding(finding: Finding, *, is_first: bool) -> Html:
 
 
 def _body(finding: Finding) -> Html:
-    return joined(
+    return join_html(
         *(tag("p", line) for line in finding.why.split("\n")),
         *_labelled_line("fix", finding.fix),
         *_labelled_line("source", finding.source),
@@ -79,7 +79,7 @@ def _labelled_line(label: str, words: str | None) -> list[Html]:
 def _jump(finding: Finding) -> Html:
     """Return a button that shows the step of a finding, where the page has it; scripts uncover it then."""
     if finding.step is None:
-        return joined()
+        return join_html()
     words = f"show the ops of step {finding.step}"
     button = tag("button", words, type="button", data_step=finding.step, data_rank=finding.rank or 0)
     return tag("p", button, class_="jump", hidden=True)
@@ -87,7 +87,7 @@ def _jump(finding: Finding) -> Html:
 
 def _evidence(finding: Finding) -> Html:
     if not finding.evidence:
-        return joined()
+        return join_html()
     shown = [tag("li", _measurement(value)) for value in finding.evidence[:MAX_EVIDENCE]]
     left_out = len(finding.evidence) - len(shown)
     more = [tag("li", f"and {left_out} more in findings.json")] if left_out else []

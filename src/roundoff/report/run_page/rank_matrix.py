@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from roundoff.diagnose.ranks.agreement import INPUT, Agreement, Stretch, rank_agreement
 from roundoff.diagnose.run_view import RunView
-from roundoff.report.markup import Html, joined, tag
+from roundoff.report.markup import Html, join_html, tag
 from roundoff.report.run_page.section import Section
 from roundoff.words import join_names, plural
 
@@ -35,7 +35,7 @@ def ranks_section(view: RunView) -> Section | None:
     return Section(
         key="ranks",
         title="Ranks",
-        body=joined(
+        body=join_html(
             tag("ul", *map(_sentence, found), class_="told"),
             tag("p", _EXPLAINED, class_="faint"),
             _matrix(found, columns[:MAX_COLUMNS], places[:MAX_RANKS]),

@@ -10,7 +10,7 @@ from roundoff.diagnose.planned_recipe import PlannedRecipe, overrides_of, planne
 from roundoff.diagnose.run_view import RunView
 from roundoff.report.comparisons.compared_runs import settings_table
 from roundoff.report.html_table import Cell, Column, TableRow, table
-from roundoff.report.markup import Html, joined, tag
+from roundoff.report.markup import Html, join_html, tag
 from roundoff.report.page import facts
 from roundoff.report.parts import table_html
 from roundoff.report.run_page.section import Section
@@ -30,7 +30,7 @@ def settings_section(view: RunView) -> Section:
         key="settings",
         title="Environment and configuration",
         short="Environment",
-        body=joined(
+        body=join_html(
             _differences(view),
             facts(_plain(info)),
             *(_group(title, values) for title, values in groups.items() if values),
@@ -41,11 +41,11 @@ def settings_section(view: RunView) -> Section:
 
 def _differences(view: RunView) -> Html:
     if view.comparison is None:
-        return joined()
+        return join_html()
     differences = view.comparison.settings
     if not differences:
         return tag("p", "All recorded settings are the same as in the reference.")
-    return joined(tag("h3", "Different from the reference"), table_html(settings_table(differences)))
+    return join_html(tag("h3", "Different from the reference"), table_html(settings_table(differences)))
 
 
 def _plain(info: RunInfo) -> dict[str, str]:
@@ -98,7 +98,7 @@ def recipe_section(view: RunView) -> Section:
         key="recipe",
         title="Recipe and optimizers",
         short="Recipe",
-        body=joined(
+        body=join_html(
             tag("p", told),
             *(_optimizer(optimizer, view) for optimizer in optimizers),
         ),
@@ -108,12 +108,12 @@ def recipe_section(view: RunView) -> Section:
 def _optimizer(optimizer: OptimizerFacts, view: RunView) -> Html:
     groups = [facts({name: _value(value) for name, value in group.items()}) for group in optimizer.groups[:8] if group]
     recipe = _recipe(optimizer.recipe, view) if optimizer.recipe else Html()
-    return joined(tag("h3", optimizer.name), *groups, recipe)
+    return join_html(tag("h3", optimizer.name), *groups, recipe)
 
 
 def _recipe(toml: str, view: RunView) -> Html:
     plan = planned_recipe(view.run.path, toml)
-    return joined(
+    return join_html(
         facts(_settings(toml)),
         _overrides(toml, plan),
         *([] if plan is None else _evidence(plan)),
@@ -153,7 +153,7 @@ def _overrides(toml: str, plan: PlannedRecipe | None) -> Html:
         )
         for site, fmt in list(found.items())[:MAX_OVERRIDES]
     ]
-    return joined(tag("h3", "Sites with their own format"), table(columns, rows, noun="overrides"))
+    return join_html(tag("h3", "Sites with their own format"), table(columns, rows, noun="overrides"))
 
 
 def _evidence(plan: PlannedRecipe) -> list[Html]:

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from roundoff.diagnose.numbers.site_ranges import DEEPEST, LOSING, NARROW, SiteNode, SiteRange, site_ranges, site_tree
 from roundoff.diagnose.run_view import RunView
 from roundoff.report.html_table import percent
-from roundoff.report.markup import Html, joined, tag
+from roundoff.report.markup import Html, join_html, tag
 from roundoff.report.run_page.chosen_steps import choose_steps
 from roundoff.report.run_page.section import Section
 
@@ -48,7 +48,7 @@ def sites_section(view: RunView) -> Section | None:
     box = tag("input", type="search", autocomplete="off", spellcheck="false")
     filtering = tag("p", tag("label", "Filter ", box), " ", tag("output"), class_="filter", hidden=True)
     rows = tag("div", *(_node(node, excess, depth=0, unfolded=depth) for node in tree), class_="site-rows")
-    place = tag("div", joined(head, rows), class_="scrolling", tabindex=0, role="region", aria_label="sites")
+    place = tag("div", join_html(head, rows), class_="scrolling", tabindex=0, role="region", aria_label="sites")
     left_out = len(ranges) - len(shown)
     num_steps = len({*view.run.steps, *view.run.replayed_steps})
     notes = [f"{left_out} more sites are left out; roundoff runs show lists their events."] if left_out else []
@@ -57,7 +57,7 @@ def sites_section(view: RunView) -> Section | None:
     return Section(
         key="sites",
         title="Sites",
-        body=joined(
+        body=join_html(
             tag("p", _EXPLAINED if excess is None else f"{_DIFFERS} {_EXPLAINED}", class_="faint"),
             tag("div", filtering, place, class_="sites" if excess is None else "sites compared"),
         ),

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from roundoff.diagnose.run_view import RunView
 from roundoff.report.charts import Curve, Trace, chart, figure, line, marks, vertical_line
 from roundoff.report.loss_curve import loss_sentence
-from roundoff.report.markup import Html, joined, tag
+from roundoff.report.markup import Html, join_html, tag
 from roundoff.report.run_page.section import Section
 from roundoff.runs import CachedRun, JsonValue, Metrics, Severity
 
@@ -37,7 +37,7 @@ def norms_section(view: RunView) -> Section | None:
         key="norms",
         title="Norms, loss scale and learning rate",
         short="Norms",
-        body=joined(*skipped, places),
+        body=join_html(*skipped, places),
         data={name: value for _, name, value in charts},
     )
 
@@ -98,7 +98,9 @@ def loss_section(view: RunView) -> Section | None:
     return Section(
         key="loss",
         title="Loss",
-        body=joined(tag("p", f"{loss_sentence(values).capitalize()}."), chart("loss", words=_words(view), height=360)),
+        body=join_html(
+            tag("p", f"{loss_sentence(values).capitalize()}."), chart("loss", words=_words(view), height=360)
+        ),
         data={
             "loss": figure(
                 [*_curves(view), *anomalies],

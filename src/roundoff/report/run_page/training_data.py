@@ -11,7 +11,7 @@ from roundoff.diagnose.data.saved_samples import ChannelRange, SavedBatch, Saved
 from roundoff.diagnose.run_view import RunView
 from roundoff.report.charts import Curve, chart, figure, line
 from roundoff.report.html_table import percent
-from roundoff.report.markup import Html, joined, tag
+from roundoff.report.markup import Html, join_html, tag
 from roundoff.report.run_page.sample_pictures import how_drawn, label_text, picture_html, pictures, sample_text
 from roundoff.report.run_page.section import Section
 from roundoff.runs import BatchFacts, JsonValue, Run, TensorFacts
@@ -79,7 +79,7 @@ def _plain_table(heads: Sequence[str], rows: Sequence[Sequence[str]], *, name: s
     kinds = [None if place < num_texts else "number" for place in range(len(heads))]
     head = tag("tr", *(tag("th", text, scope="col", class_=kind) for text, kind in zip(heads, kinds, strict=True)))
     body = [tag("tr", *(tag("td", text, class_=kind) for text, kind in zip(row, kinds, strict=True))) for row in rows]
-    table = tag("table", tag("thead", head), tag("tbody", joined(*body)), class_="plain")
+    table = tag("table", tag("thead", head), tag("tbody", join_html(*body)), class_="plain")
     return tag("div", table, class_="scrolling", tabindex=0, role="region", aria_label=name)
 
 
@@ -99,7 +99,7 @@ def data_section(view: RunView) -> Section | None:
     return Section(
         key="data",
         title="Data",
-        body=joined(
+        body=join_html(
             *_samples(batches),
             tag("h3", "First inputs"),
             inputs_table(facts[0]),
@@ -128,7 +128,7 @@ def _input(step: int, given: SavedInput) -> Html:
     how = f": {how_drawn(given.samples)}" if drawn is not None else ""
     head = f"Step {step}, {given.place}, the first {plural(len(cells), 'sample')}{how}"
     kind = "samples" if drawn is not None else "samples words"
-    return joined(tag("h3", head), tag("div", *cells, class_=kind))
+    return join_html(tag("h3", head), tag("div", *cells, class_=kind))
 
 
 def _sample(given: SavedInput, place: int, pixels: object) -> Html:
@@ -144,7 +144,7 @@ def _sample(given: SavedInput, place: int, pixels: object) -> Html:
 def _channels(batches: Sequence[SavedBatch]) -> list[Html]:
     found = [(given.place, channel_ranges(given.samples)) for batch in batches[:1] for given in batch.inputs]
     return [
-        joined(tag("h3", f"Channels of {place}, over the samples above"), channels_table(ranges))
+        join_html(tag("h3", f"Channels of {place}, over the samples above"), channels_table(ranges))
         for place, ranges in found
         if len(ranges) > 1
     ]
