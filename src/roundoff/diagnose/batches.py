@@ -1,4 +1,4 @@
-"""What the watched steps of one rank brought: the inputs of models, the targets, and the epochs they belong to."""
+"""What one rank read: the inputs of models, the targets, and the epochs they belong to."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ import pyarrow.compute as pc
 from roundoff.runs import BatchFacts, Run, TensorFacts
 
 CLASSIFIES = ("cross_entropy", "CrossEntropyLoss", "nll_loss", "NLLLoss", "nll_loss_nd")
-"""Criteria whose targets are numbers of classes."""
+"""Criteria whose targets are class indices."""
 ASKS_YES_OR_NO = (
     "binary_cross_entropy", "binary_cross_entropy_with_logits", "BCELoss", "BCEWithLogitsLoss"
 )  # fmt: skip
-"""Criteria whose targets are probabilities of yes."""
+"""Criteria whose targets are probabilities."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,11 +26,11 @@ class Epoch:
     end_step: int
     """The first step that does not belong to it."""
     detail: Mapping[str, Any]
-    """What the call says: `sampler`, `replacement`, `num_samples`, `num_batches`, `content`, ..."""
+    """The detail of the call: `sampler`, `replacement`, `num_samples`, `num_batches`, `content`, ..."""
 
 
 def model_inputs(run: Run, rank: int) -> dict[str, list[tuple[int, TensorFacts]]]:
-    """Return (step, tensor) of what went into models, by place and in order; labels of Hugging Face are no inputs."""
+    """Return (step, tensor) of the model inputs, by place and in order, without the labels of Hugging Face models."""
     sites = {module.site for structure in run.structures(rank=rank) for module in structure.modules}
     found: dict[str, list[tuple[int, TensorFacts]]] = {}
     for batch in run.inputs(rank=rank):
@@ -41,20 +41,20 @@ def model_inputs(run: Run, rank: int) -> dict[str, list[tuple[int, TensorFacts]]
 
 
 def first_input(run: Run, rank: int) -> tuple[str, list[tuple[int, TensorFacts]]] | None:
-    """Return place and (step, tensor) of what went into the first model first; None if nothing did."""
+    """Return place and (step, tensor) of the first input of the first model; None without one."""
     return next(iter(model_inputs(run, rank).items()), None)
 
 
 def targets_of(batch: BatchFacts) -> list[TensorFacts]:
-    """Return what the loss of a step is computed from: targets of a criterion, labels given to a Hugging Face model."""
+    """Return the targets of a step: those of a criterion, or the labels passed to a Hugging Face model."""
     return list(batch.targets) or [tensor for tensor in batch.tensors if tensor.is_target or _is_label(tensor)]
 
 
 def training_epochs(run: Run, rank: int) -> list[Epoch]:
     """Return the passes of the DataLoader that the training draws from, in order; empty if it has none.
 
-    That is the loader whose iterator was made last before the first backward. An epoch may begin in the step that the
-    one before it ended with: a step closes at the next forward.
+    That is the loader whose iterator was created last before the first backward. An epoch may begin in the step in
+    which the one before it ended: a step closes at the next forward.
     """
     calls = run.calls(rank=rank)
     before = next((place for place, call in enumerate(calls) if call.call == "backward"), len(calls))
@@ -83,15 +83,15 @@ def _is_label(tensor: TensorFacts) -> bool:
 
 
 def site_of(place: str) -> str:
-    """Return the part of a place that says where: `<model>` of `<model>[0]` and of `<model>:mask`."""
+    """Return the site of a place: `<model>` of `<model>[0]` and of `<model>:mask`."""
     site, mark, _ = place.rpartition("[")
     return site if mark else place.rpartition(":")[0]
 
 
 def sample_hashes(run: Run, rank: int, place: str, *, epoch: Epoch | None = None) -> list[int]:
-    """Return the hashes of the samples that went to a place, in order, all of them or those of an epoch."""
+    """Return the hashes of the samples at a place, in order: all of them, or those of an epoch."""
     steps = None if epoch is None else range(epoch.first_step, epoch.end_step)
     table = run.hashes(step=steps, rank=rank)
-    is_asked_for = pc.and_(pc.equal(table["kind"], "sample"), pc.equal(table["name"], place))
-    hashes: list[int] = table["hash"].filter(is_asked_for).to_pylist()
+    is_wanted = pc.and_(pc.equal(table["kind"], "sample"), pc.equal(table["name"], place))
+    hashes: list[int] = table["hash"].filter(is_wanted).to_pylist()
     return hashes

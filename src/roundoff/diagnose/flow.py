@@ -1,4 +1,4 @@
-"""Which op made a tensor of a recorded step, and which ops read it."""
+"""The recorded steps of a run; which op computed a tensor of a step, and which ops read it."""
 
 from __future__ import annotations
 
@@ -7,8 +7,6 @@ from collections.abc import Callable, Iterator, Sequence
 
 from roundoff.runs import Event, Run
 from roundoff.runs.records.step_ops import StepOp
-
-# == The steps of a run whose ops can be looked at.
 
 
 def recorded_steps(run: Run) -> Iterator[tuple[int, Run]]:
@@ -23,10 +21,10 @@ def recorded_steps(run: Run) -> Iterator[tuple[int, Run]]:
 
 
 class Flow:
-    """The ops of one step, joined where one reads what another made.
+    """The ops of one step, linked where one reads the result of another.
 
-    Tensors are known by their bits: what goes through a view that keeps the order of its elements is followed, what
-    is transposed or sliced is not. Of several equal tensors the latest counts.
+    Tensors are identified by their bits: a view that keeps the order of its elements is followed, a transposed or
+    sliced one is not. Of several equal tensors the latest counts.
     """
 
     def __init__(self, ops: Sequence[StepOp]) -> None:
@@ -40,7 +38,7 @@ class Flow:
                 self._readers[event.hash, event.num_elements].append(op)
 
     def maker_of(self, event: Event) -> StepOp | None:
-        """Return the latest op before this event that made the tensor; None if it came from elsewhere."""
+        """Return the latest op before this event that computed the tensor; None if it came from elsewhere."""
         made = [op for op in self._makers[event.hash, event.num_elements] if op.first.order < event.order]
         return made[-1] if made else None
 
@@ -51,13 +49,13 @@ class Flow:
     def first_reader(
         self, event: Event, *, wanted: Callable[[StepOp, Event], bool], passing: frozenset[str], within: int = 6
     ) -> StepOp | None:
-        """Return the first op that is wanted among those that a tensor reaches by way of the passing ones, or None.
+        """Return the first wanted op that a tensor reaches through passing ops, or None.
 
         Args:
             event: the tensor.
-            wanted: is asked about an op and the tensor it reads.
-            passing: ops, by their bare names, whose results are followed, too.
-            within: so many ops in a row.
+            wanted: says whether an op, with the tensor it reads, is wanted.
+            passing: bare names of ops whose results are followed.
+            within: the largest number of ops on the way.
         """
         reached = [event]
         for _ in range(within):

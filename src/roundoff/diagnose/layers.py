@@ -1,4 +1,4 @@
-"""The layers of a recorded step in the order in which its forward runs them."""
+"""The layers of a recorded step, in the order of its forward."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Layer:
 
     @property
     def result(self) -> Event:
-        """What comes out."""
+        """The output."""
         return self.op.outputs[0]
 
 
@@ -42,7 +42,7 @@ def finding_at(
     confidence: float = 0.95,
     phase: str = "forward",
 ) -> Finding:
-    """Return the error that a layer shows in the first step, at its place; of backward there is no op."""
+    """Return an error about a layer in the first step, located at the layer; a finding in backward names no op."""
     return Finding(
         rule=rule,
         severity=Severity.ERROR,
@@ -61,13 +61,13 @@ def finding_at(
 
 
 def forward_ops(run: Run, *, step: int = 0) -> list[StepOp]:
-    """Return the ops of a recorded step's first forward, in order; none if the step was not recorded."""
+    """Return the ops of the first forward of a recorded step, in order; empty if the step was not recorded."""
     events = run.iter_events(step=step, phase="forward", rank=first_rank(run))
     return [op for op in ops_of(e for e in events if e.microbatch == 0) if op.first.op not in NAMED and op.outputs]
 
 
 def layers_of(run: Run, ops: Sequence[StepOp]) -> list[Layer]:
-    """Return the layers among the ops, each once, in order."""
+    """Return the layers that the ops belong to, each once, in order."""
     looks = run.structures(rank=first_rank(run))
     if not looks:
         return []
@@ -81,10 +81,10 @@ def layers_of(run: Run, ops: Sequence[StepOp]) -> list[Layer]:
 
 
 def first_rank(run: Run) -> int:
-    """Return the rank to look at where every rank has the same: the first that has left files."""
+    """Return the rank to look at if all ranks are alike: the first that left files."""
     return min(run.ranks, default=0)
 
 
 def root_mean_square(event: Event) -> float:
-    """Return the size of a tensor's elements."""
+    """Return the root mean square of a tensor's elements."""
     return event.l2 / math.sqrt(max(event.num_elements, 1))

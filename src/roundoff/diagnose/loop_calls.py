@@ -1,4 +1,4 @@
-"""What the loop did, step by step, and rules that ask every rank and tell once."""
+"""What the loop did, step by step."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ class LoopStep:
 
 
 def loop_steps(run: Run, rank: int) -> list[LoopStep]:
-    """Return the steps whose calls were written down: the first hundred, then those that differ from the one before."""
+    """Return the steps whose calls were recorded: the first hundred, then those that differ from the one before."""
     return [
         LoopStep(step=step, calls=tuple(calls)) for step, calls in groupby(run.calls(rank=rank), lambda call: call.step)
     ]
 
 
 def first_rank_with(run: Run, find: Callable[[Run, int], list[Finding]]) -> list[Finding]:
-    """Return what is found on the first rank that shows anything: ranks run the same loop."""
+    """Return the findings of the first rank that has any: all ranks run the same loop."""
     return next((found for rank in run.ranks if (found := find(run, rank))), [])
 
 

@@ -1,4 +1,4 @@
-"""What the measured steps did to each parameter, as arrays: one row a step."""
+"""What the measured steps did to each parameter, as arrays with one entry per step."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ import pyarrow.compute as pc
 from roundoff.runs import Run
 
 FIRST_STEPS = range(20)
-"""The steps of which every parameter is measured."""
+"""The steps in which every parameter is measured."""
 
 Numbers: TypeAlias = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ParameterHistory:
-    """Norms of one parameter, its gradient and its update over the measured steps; NaN where there was none."""
+    """Norms of one parameter, its gradient and its update over the measured steps; NaN if there was none."""
 
     name: str
     site: str
@@ -37,7 +37,7 @@ class ParameterHistory:
 
     @property
     def is_always_zero(self) -> bool:
-        """Whether there were several gradients and each was exactly 0; one that is all NaN has the norm 0, too."""
+        """Whether there were several gradients and each was exactly 0, which one that is all NaN is not."""
         return len(self.steps) >= 3 and bool(((self.gradient == 0) & (self.zero_share == 1)).all())
 
     @property
@@ -47,20 +47,20 @@ class ParameterHistory:
 
     @property
     def root_mean_square(self) -> float:
-        """The median over the steps of a gradient element's size."""
+        """The size of a gradient element: the median over the steps."""
         known = self.gradient[np.isfinite(self.gradient)]
         return float(np.median(known)) / math.sqrt(max(self.num_elements, 1)) if known.size else math.nan
 
 
 def first_histories(run: Run) -> dict[str, ParameterHistory]:
-    """Return what the first steps did to each parameter, on a rank that stands for all."""
+    """Return what the first steps did to each parameter, on the first rank."""
     return parameter_histories(run, min(run.ranks, default=0), steps=FIRST_STEPS)
 
 
 def parameter_histories(
     run: Run, rank: int, *, steps: Collection[int] | None = None, names: Collection[str] | None = None
 ) -> dict[str, ParameterHistory]:
-    """Return what became of each parameter that an optimizer holds, by name, in all measured steps or those given."""
+    """Return the history of each parameter that an optimizer holds, by name, in all measured or the given steps."""
     table = run.parameters(step=steps, rank=rank)
     if names is not None:
         table = table.filter(pc.is_in(table["parameter"], value_set=pa.array(list(names), type=pa.string())))

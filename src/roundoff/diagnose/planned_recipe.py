@@ -1,4 +1,4 @@
-"""The plan that a run's recipe came from, where its folder lies around the run or beside it."""
+"""The plan that a run's recipe came from, if its folder is around or next to the run."""
 
 from __future__ import annotations
 
@@ -13,23 +13,23 @@ from typing import Any
 _MAX_FOLDERS = 500
 _MAX_BYTES = 2**20
 _NAMES_ONLY = ("name", "description")
-"""A recipe is the same under another name."""
+"""Settings that do not make a recipe different."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlannedRecipe:
-    """The file of a plan's recipe, with its evidence."""
+    """The recipe file of a plan, with its evidence."""
 
     path: Path
     text: str
     evidence: str
-    """What is known about the whole: what was measured, expected, tried."""
+    """What was measured, expected and tried."""
     reasons: Mapping[str, str] = field(default_factory=dict)
-    """By site or op of an override, why it is there."""
+    """Why each override is there, by site or op."""
 
 
 def planned_recipe(run_folder: Path, toml: str) -> PlannedRecipe | None:
-    """Return the plan whose recipe says what `toml` says; None if none does, or `toml` cannot be read."""
+    """Return the plan whose recipe has the settings of `toml`; None without one, or if `toml` is invalid."""
     wanted = _settings(toml)
     if not wanted:
         return None
@@ -41,7 +41,7 @@ def planned_recipe(run_folder: Path, toml: str) -> PlannedRecipe | None:
 
 
 def overrides_of(toml: str) -> dict[str, str]:
-    """Return the formats that a recipe gives to single sites and ops."""
+    """Return the formats of a recipe's overrides, by site or op."""
     overrides = _settings(toml).get("overrides", {})
     return {str(site): str(fmt) for site, fmt in overrides.items()} if isinstance(overrides, Mapping) else {}
 
@@ -54,10 +54,10 @@ def _settings(toml: str) -> dict[str, Any]:
 
 
 def _files_around(run_folder: Path) -> Iterator[Path]:
-    """Yield the recipes of plan folders: those that hold the run as a trial, and those beside it."""
+    """Yield the recipes of plan folders: those that contain the run as a trial, and those next to it."""
     folder = run_folder.resolve()
-    beside = sorted(itertools.islice(folder.parent.glob("*/plan.json"), _MAX_FOLDERS))
-    for plan in (*(parent / "plan.json" for parent in folder.parents[:4]), *beside):
+    siblings = sorted(itertools.islice(folder.parent.glob("*/plan.json"), _MAX_FOLDERS))
+    for plan in (*(parent / "plan.json" for parent in folder.parents[:4]), *siblings):
         recipe = plan.with_name("recipe.toml")
         if plan.is_file() and recipe.is_file():
             yield recipe
@@ -71,7 +71,7 @@ def _text(path: Path) -> str:
 
 
 def _evidence(text: str) -> str:
-    """Return the comments that the file begins with."""
+    """Return the comments at the start of the file."""
     lines = itertools.takewhile(lambda line: line.startswith("#"), text.splitlines())
     return "\n".join(line.removeprefix("#").removeprefix(" ") for line in lines)
 
@@ -85,7 +85,7 @@ def _reasons(text: str) -> dict[str, str]:
         if line.startswith("#"):
             comments.append(line.removeprefix("# "))
         elif named is None:
-            break  # what comes behind the overrides is about all sites
+            break  # what follows the overrides is about all sites
         else:
             found[named[2]] = "; ".join(comments)
             comments = []

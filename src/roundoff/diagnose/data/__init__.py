@@ -1,1 +1,1 @@
-"""To be described."""
+"""Rules for what the model is given: inputs, labels and epochs."""

@@ -17,13 +17,13 @@ INPUT = "input/"
 TARGET = "target"
 MAX_CHANNELS = 16
 COLOURS = (1, 3, 4)
-"""How many channels a picture has: grey, colours, colours and how much shines through."""
+"""The possible numbers of channels of a picture: gray, RGB, RGBA."""
 _PLAIN = {"F64", "F32", "F16", "I64", "I32", "I16", "I8", "U8", "U16", "U32", "U64", "BOOL"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChannelRange:
-    """What one channel came to, over the kept samples and their finite elements."""
+    """The range of one channel, over the finite elements of the saved samples."""
 
     min: float
     mean: float
@@ -34,18 +34,18 @@ class ChannelRange:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SavedInput:
-    """The first samples of one tensor that a model was given."""
+    """The first samples of one model input."""
 
     place: str
     samples: Array
     """The first dimension counts samples; floating-point numbers are float32 or float64, others integers."""
     labels: Array | None
-    """What the loss was given for each of them; None where targets do not belong to samples one by one."""
+    """The target of each sample; None if there is not one target per sample."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SavedBatch:
-    """What is kept of one batch."""
+    """The saved part of one batch."""
 
     step: int
     inputs: Sequence[SavedInput]
@@ -53,7 +53,7 @@ class SavedBatch:
 
 
 def saved_batches(run: Run, rank: int) -> list[SavedBatch]:
-    """Return what a rank kept of its first batches, in order."""
+    """Return the saved parts of a rank's first batches, in order."""
     facts = run.inputs(rank=rank)
     return [_batch(file, facts[place] if place < len(facts) else None, place)
             for place, file in enumerate(run.batches(rank=rank))]  # fmt: skip
@@ -70,7 +70,7 @@ def channel_ranges(samples: Array) -> list[ChannelRange]:
 
 
 def channel_axis(samples: Array) -> int:
-    """Return which dimension counts channels: the second, but of pictures whose last one has their colours that."""
+    """Return the channel dimension: the second, or the last for pictures that have their colors there."""
     has_colours_last = samples.ndim == 4 and samples.shape[3] in COLOURS and samples.shape[1] not in COLOURS
     return 3 if has_colours_last else 1
 
@@ -103,7 +103,7 @@ def _batch(file: TensorFile, facts: BatchFacts | None, place: int) -> SavedBatch
 
 
 def _belong(place: str, facts: BatchFacts | None) -> bool:
-    """Say whether there is one target for each sample: batch and targets are of one length."""
+    """Say whether there is one target per sample: batch and targets have the same length."""
     if facts is None:
         return False
     targets = [*facts.targets, *(tensor for tensor in facts.tensors if tensor.is_target or _is_label(tensor.place))]

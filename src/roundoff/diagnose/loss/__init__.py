@@ -1,1 +1,1 @@
-"""To be described."""
+"""Rules for the loss: its course, its jumps, its factor, and its evaluation."""

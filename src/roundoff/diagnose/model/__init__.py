@@ -1,1 +1,1 @@
-"""To be described."""
+"""Rules for the model: its parameters, initial values, layers and checkpoints."""

@@ -1,1 +1,1 @@
-"""To be described."""
+"""Rules for NaN and infinity: where they came from, and what they did."""

@@ -1,4 +1,4 @@
-"""How a tensor's magnitudes lie in the range of a format: what it would cut off, by the tensor's exponent histogram."""
+"""How much of a tensor lies outside the range of a format, from the tensor's exponent histogram."""
 
 from __future__ import annotations
 
@@ -17,38 +17,38 @@ Counts: TypeAlias = npt.NDArray[np.uint16]
 Numbers: TypeAlias = npt.NDArray[np.float64]
 
 FORMATS = ("bf16", "fp16", "e5m2", "e4m3")
-"""The floating-point formats that tensors are held against, the widest range first."""
+"""The floating-point formats that tensors are compared with, the widest range first."""
 ONE = 40
-"""The bucket that begins at 1; the next one begins at 2."""
+"""The bucket that starts at 1; the next one starts at 2."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Range:
-    """What a format can hold: powers of two that tell where it ends."""
+    """The range of a format, as powers of two."""
 
     name: str
     largest: float
     """Larger magnitudes overflow or saturate."""
     smallest_normal: float
-    """Smaller ones lose digits."""
+    """Smaller magnitudes lose digits."""
     smallest: float
-    """Those below half of it become 0."""
+    """Magnitudes below half of it become 0."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CutOff:
-    """Shares of the elements other than 0 that a format would not hold as they are; they are told of as estimates.
+    """Estimated shares of the nonzero elements that a format would not represent as they are.
 
-    Within a bucket elements are taken to be spread smoothly. Nothing is beyond a format that holds the largest
-    element: that one is known.
+    Within a bucket, elements are assumed to be spread smoothly. Nothing is beyond a format that represents the largest
+    element, which is known exactly.
     """
 
     beyond: float
     """Larger than any number of the format."""
     lost: float
-    """So small that they become 0."""
+    """Too small: they become 0."""
     rough: float
-    """Held with fewer digits: subnormal in the format."""
+    """Represented with fewer digits: subnormal in the format."""
 
 
 @cache
@@ -86,13 +86,13 @@ def cut_offs(
     infinite_share: float = 0.0,
     own_largest: float = math.inf,
 ) -> list[CutOff]:
-    """Return what each format would not hold of a tensor.
+    """Return how much of a tensor each format would cut off.
 
     Args:
         counts: its histogram.
         absmax: its largest finite magnitude.
         ranges: the formats.
-        infinite_share: of its elements other than 0; they are beyond any format that reaches no further than its own.
+        infinite_share: of its nonzero elements; they are beyond any format with no larger range than its own.
         own_largest: the largest number of the tensor's own format.
     """
     total = int(counts.sum())
@@ -116,21 +116,21 @@ def cut_offs(
 
 
 def bucket_begin(bucket: int) -> float:
-    """Return the power of two at which a bucket begins; the first one holds everything below its end, too."""
+    """Return the power of two at which a bucket starts; the first one also holds everything below."""
     return float(bucket - ONE)
 
 
 def _num_below(counts: Counts, limits: Numbers, absmax: float) -> Numbers:
-    """Estimate how many elements are smaller than each limit, given as power of two.
+    """Estimate how many elements are smaller than each limit, given as a power of two.
 
-    None are where that lies in the first bucket, which is open.
+    For a limit in the first bucket, which is open, the estimate is none.
     """
     highest = int(np.flatnonzero(counts)[-1])
     edges = [bucket_begin(bucket) for bucket in range(1, highest + 1)]
     last = edges[-1] if edges else bucket_begin(1)
     top = math.log2(absmax) if absmax > 0 else last
     known = np.cumsum(counts[: highest + 1], dtype=np.float64)
-    if top <= last:  # all of the last bucket lie at its beginning, or in the first one
+    if top <= last:  # all of the last bucket is at its start, or in the first one
         edges, known = edges[:-1], np.append(known[:-2], known[-1])
         top = last
     return _smooth(limits, np.array([*edges, top]), known)

@@ -1,4 +1,4 @@
-"""How near the numbers of each site come to the limits of the formats, from the summaries of its tensors."""
+"""How close the numbers of each site come to the limits of formats, from the summaries of its tensors."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from roundoff.diagnose.wording import largest_of
 from roundoff.runs import HISTOGRAM_LENGTH, Run
 
 DEEPEST = 40
-"""What a name has beyond so many dots stays together."""
+"""The parts of a name after this many dots stay together."""
 NARROW = ("bf16", "fp16", "e5m2", "e4m3")
-"""The formats whose range is looked at, the widest range first."""
+"""The formats whose range is checked, the widest range first."""
 LOSING = ("fp16",)
-"""The formats in which elements are counted that would become 0, where there are histograms; 8 bits need a scale."""
+"""The formats for which elements that would become 0 are counted, if there are histograms; 8 bits need a scale."""
 
 _COLUMNS = (
     "site", "phase", "output", "dtype", "num_elements", "min", "max", "num_nan", "num_posinf", "num_zero",
@@ -32,13 +32,13 @@ _COUNTED = {name: int(math.log2(range_of(name).smallest / 2)) + ONE for name in 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SiteRange:
-    """What the floating-point results of a site, or of everything below it, came to in the steps looked at."""
+    """The range of the floating-point results of a site, or of everything below it, in the recorded steps."""
 
     num_tensors: int = 0
     num_nonfinite: int = 0
-    """Tensors that hold NaN or +inf; -inf alone may be a mask's."""
+    """Tensors with NaN or +inf; -inf alone may come from a mask."""
     num_beyond: Mapping[str, int] = field(default_factory=dict)
-    """By format: tensors with a finite number that is larger than any of the format's."""
+    """By format: tensors with a finite number that is larger than the format's largest."""
     absmax: float = 0.0
     """The largest finite magnitude."""
     num_elements: int = 0
@@ -46,14 +46,14 @@ class SiteRange:
     num_subnormal: int = 0
     """Elements that are subnormal in their own format: they have lost digits, and smaller ones become 0."""
     introduced_ulps: float | None = None
-    """The largest error that an op added to its own inputs'; None where that was not measured."""
+    """The largest error that an op introduced; None if that was not measured."""
     num_counted: float = 0.0
-    """Elements other than 0 of tensors with a histogram; what optimizers keep is not counted, it is wide anyway."""
+    """Nonzero elements of tensors with a histogram, without optimizer state, which is wide anyway."""
     num_lost: Mapping[str, float] = field(default_factory=dict)
     """By format: how many of these would become 0."""
 
     def share_lost(self, format_name: str) -> float | None:
-        """Return the share of the elements other than 0 that would become 0; None where nothing was counted."""
+        """Return the share of the nonzero elements that would become 0; None if nothing was counted."""
         return self.num_lost.get(format_name, 0.0) / self.num_counted if self.num_counted else None
 
     def share_beyond(self, format_name: str) -> float:
@@ -73,7 +73,7 @@ class SiteRange:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SiteNode:
-    """A module in the tree of modules: what it and everything below it came to."""
+    """A module in the tree of modules, with the range of it and everything below it."""
 
     name: str
     """The last part of its path."""
@@ -101,12 +101,12 @@ def site_ranges(steps: Iterable[tuple[int, Run]]) -> dict[str, SiteRange]:
 
 
 def site_tree(ranges: Mapping[str, SiteRange]) -> tuple[SiteNode, ...]:
-    """Return the sites as a tree by the dots in their names, each with what is below it added up."""
+    """Return the sites as a tree by the dots in their names, each with the merged range of what is below it."""
     return _level(list(ranges.items()), prefix="", depth=0)
 
 
 def merge_ranges(ranges: Iterable[SiteRange]) -> SiteRange:
-    """Add ranges up: counts are summed, and the largest of each measure is kept."""
+    """Merge ranges: sum the counts, and keep the largest of each measure."""
     known = list(ranges)
     measured = [each.introduced_ulps for each in known if each.introduced_ulps is not None]
     return SiteRange(
@@ -161,7 +161,7 @@ def _lost_names() -> list[str]:
 
 
 def _lost(table: pa.Table) -> dict[str, npt.NDArray[np.float64]]:
-    """Return for each tensor its elements other than 0, and how many of them become 0 in each format; 0 if unknown."""
+    """Return the nonzero elements of each tensor, and how many of them become 0 in each format; 0 if unknown."""
     found = {name: np.zeros(table.num_rows) for name in ("counted", *_lost_names())}
     is_counted = pc.and_(pc.is_valid(table["histogram"]), pc.not_equal(table["phase"], "optimizer"))
     places = np.flatnonzero(is_counted.to_numpy())
@@ -169,7 +169,7 @@ def _lost(table: pa.Table) -> dict[str, npt.NDArray[np.float64]]:
         return found
     chunks = [_counts(chunk) for chunk in table["histogram"].chunks if len(chunk)]
     counts = np.concatenate(chunks)[places]
-    seen = np.maximum(1, counts.sum(axis=1))  # of large tensors that is a part
+    seen = np.maximum(1, counts.sum(axis=1))  # large tensors are sampled
     sizes = pc.subtract(table["num_elements"], table["num_zero"]).to_numpy()[places]
     found["counted"][places] = sizes
     for name in LOSING:
@@ -178,14 +178,14 @@ def _lost(table: pa.Table) -> dict[str, npt.NDArray[np.float64]]:
 
 
 def _counts(histograms: pa.Array) -> npt.NDArray[np.uint16]:
-    """Return a line of counts for each tensor, anything where it has none."""
+    """Return the counts of each tensor as a row; undefined for a tensor without a histogram."""
     content = histograms.buffers()[1]
     counts = np.frombuffer(content, dtype="<u2").reshape(-1, HISTOGRAM_LENGTH)
     return counts[histograms.offset : histograms.offset + len(histograms)]
 
 
 def _level(entries: Sequence[tuple[str, SiteRange]], *, prefix: str, depth: int) -> tuple[SiteNode, ...]:
-    """Make a node of all entries that go on with the same part after the prefix."""
+    """Make one node of all entries that continue with the same part after the prefix."""
     groups: dict[str, list[tuple[str, SiteRange]]] = {}
     for site, total in entries:
         rest = site[len(prefix) :]

@@ -1,1 +1,1 @@
-"""To be described."""
+"""Rules for the process: crashes, hangs, exceptions, memory and steps that do not repeat."""

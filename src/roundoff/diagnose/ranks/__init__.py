@@ -1,1 +1,1 @@
-"""To be described."""
+"""Rules for trainings on several ranks: drift, collectives and sharded data."""

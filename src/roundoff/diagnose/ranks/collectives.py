@@ -21,15 +21,15 @@ def unused_parameters(run: Run) -> list[Finding]:
         facts = [
             fact for s in run.structures(rank=rank)[:1] for fact in s.parameters if fact.requires_grad and fact.name
         ]
-        names = [str(fact.name) for fact in facts if not fact.has_gradient and not fact.is_reached]
-        order = order or names
-        unused = set(names) if unused is None else unused & set(names)
-    kept = [name for name in order if unused and name in unused]
+        of_rank = [str(fact.name) for fact in facts if not fact.has_gradient and not fact.is_reached]
+        order = order or of_rank
+        unused = set(of_rank) if unused is None else unused & set(of_rank)
+    names = [name for name in order if unused and name in unused]
     has_failed = any(
         anomaly.kind == "exception" and "reduction" in str(anomaly.detail.get("message"))
         for _, anomaly in run.anomalies()
     )
-    return [_unused_finding(kept, has_failed=has_failed)] if kept else []
+    return [_unused_finding(names, has_failed=has_failed)] if names else []
 
 
 def _unused_finding(names: list[str], *, has_failed: bool) -> Finding:
