@@ -86,7 +86,6 @@ class StepMeasurement(LoopFollower):
         self._eagerly = contextlib.ExitStack()
         self._is_on = self._is_on_inside = False
         self._is_over = False
-        self._is_aside = False
         self._new_step()
 
     def _new_step(self) -> None:
@@ -112,11 +111,6 @@ class StepMeasurement(LoopFollower):
             self._is_over = True
             self._place()
             self._measured.forget()
-
-    @property
-    def ignores_loop(self) -> bool:
-        """Whether a backward of our own is running."""
-        return self._is_aside
 
     def failed(self, error: Exception) -> None:
         """End measuring; the training goes on."""
@@ -157,11 +151,11 @@ class StepMeasurement(LoopFollower):
     def backward_ended(self, *, is_microbatch: bool) -> None:
         """Compute what is to be computed aside; no more gradients come."""
         if is_microbatch:
-            self._is_aside = True
+            self.ignores_loop = True
             try:
                 self._measured.backward_ended()
             finally:
-                self._is_aside = False
+                self.ignores_loop = False
         if not self.clock.in_backward:
             self._measured.no_more_gradients()
 

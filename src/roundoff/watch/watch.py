@@ -159,11 +159,6 @@ class Watch(LoopFollower):
         """Whether everything is looked at in the open step, whatever it costs."""
         return self.clock.step < self._settings.full_steps or self._settings.every_step
 
-    @property
-    def ignores_loop(self) -> bool:
-        """Whether a step is being played again."""
-        return self.state is WatchState.REPLAYING
-
     def verdict(self) -> str:
         """Diagnose what was seen, and return the screen that `roundoff run` prints; to be called after the block."""
         return self.diagnose()[1]
@@ -353,12 +348,14 @@ class Watch(LoopFollower):
     def replaying(self) -> Iterator[None]:
         """Let steps be played again inside the block without being taken for the training's own."""
         before, self.state = self.state, WatchState.REPLAYING
+        self.ignores_loop = True
         self._tape.hold()
         self._flight.note(step=self.clock.step, phase="replay")
         try:
             with _eagerly():
                 yield
         finally:
+            self.ignores_loop = False
             if self.state is WatchState.REPLAYING:
                 self.state = before
             self._tape.release()
@@ -366,17 +363,14 @@ class Watch(LoopFollower):
 
     # -- models --------------------------------------------------------------------------------------------------------
 
-    def forward_enter(self, module: nn.Module, args: tuple[Any, ...]) -> None:
+    def module_ignored(self) -> None:
         """Show that the process gets on also in a replay, where no module is followed: it may crash or hang there."""
-        if self.state is WatchState.REPLAYING:
-            self._flight.beat()
-        else:
-            super().forward_enter(module, args)
+        self._flight.beat()
 
     def module_called(self, call: ModuleCall, args: tuple[Any, ...]) -> None:
         """Note where the loop is; a call by the loop goes onto the tape."""
         phase, site = PHASES[self.clock.phase], self.sites.names[call.site]
-        if call.depth:
+        if call.depth:  # this is called often
             self._flight.enter(phase, site)
             if call.depth == 1 and self._awaits_buffers:
                 self._awaits_buffers = False

@@ -29,11 +29,6 @@ class Noting(LoopFollower):
         super().__init__()
         self.seen: list[Any] = []
         self.backwards: list[BackwardCall] = []
-        self.is_ignoring = False
-
-    @property
-    def ignores_loop(self) -> bool:
-        return self.is_ignoring
 
     def failed(self, error: Exception) -> None:
         raise error
@@ -323,7 +318,7 @@ def test_a_backward_inside_another_and_one_for_a_penalty_end_no_microbatch(follo
 def test_what_the_loop_does_is_ignored_while_it_is_our_own_doing(follower: Noting) -> None:
     model = nn.Linear(3, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    follower.is_ignoring = True
+    follower.ignores_loop = True
     with observing_loop(follower):
         optimizer.zero_grad()
         model(X).sum().backward()

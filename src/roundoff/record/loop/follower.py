@@ -91,17 +91,14 @@ class LoopFollower:
         """Whether a model was called, something went backward or an optimizer stepped."""
         self.has_other_threads = False
         """Whether something happened in a thread that is not followed."""
+        self.ignores_loop = False
+        """Whether what the loop seems to do is our own doing, such as a replay."""
         self._step_is_open = False
 
     @property
     def step(self) -> int:
         """The step that is open now."""
         return self.clock.step
-
-    @property
-    def ignores_loop(self) -> bool:
-        """Whether what the loop seems to do is our own doing, such as a replay."""
-        return False
 
     @property
     def is_open(self) -> bool:
@@ -124,6 +121,9 @@ class LoopFollower:
 
     def module_returned(self, call: ModuleCall, output: Any) -> None:
         """A module has run, or raised (then `output` is None)."""
+
+    def module_ignored(self) -> None:
+        """A module is about to run, by our own doing."""
 
     def modules_interrupted(self) -> None:
         """An exception ended the outermost module without a word, some time ago."""
@@ -181,6 +181,7 @@ class LoopFollower:
     def forward_enter(self, module: nn.Module, args: tuple[Any, ...]) -> None:
         """Push the module's site; a call from the loop may close a step and open another."""
         if self.ignores_loop:
+            self.module_ignored()
             return
         modules = self.modules
         if module in modules.running:  # it calls itself, or was interrupted and never left
@@ -189,7 +190,7 @@ class LoopFollower:
         is_by_loop = not stack and not self.clock.in_backward
         if is_by_loop:
             self._begin_forward()
-        call = modules.push(module, self.sites.of_module(module, stack[-1] if stack else None), is_by_loop=is_by_loop)
+        call = modules.push(module, self.sites.of_module(module, stack[-1] if stack else None), is_by_loop)
         if is_by_loop and (self.opens_with_evaluation or torch.is_grad_enabled() or module.training):
             self._enter_step(module)
         self.module_called(call, args)

@@ -34,10 +34,11 @@ class ModuleStack:
         self.sites: list[int] = []
         self._calls: list[ModuleCall] = []
 
-    def push(self, module: nn.Module, site: int, *, is_by_loop: bool) -> ModuleCall:
+    def push(self, module: nn.Module, site: int, is_by_loop: bool) -> ModuleCall:
         """Take note that a module begins to run."""
-        call = ModuleCall(module, site, len(self.running), is_by_loop)
-        self.running.append(module)
+        running = self.running
+        call = ModuleCall(module, site, len(running), is_by_loop)
+        running.append(module)
         self.sites.append(site)
         self._calls.append(call)
         return call
@@ -45,6 +46,10 @@ class ModuleStack:
     def pop(self, module: nn.Module) -> ModuleCall | None:
         """Take note that a module has ended, and with it those inside it that never said so; None if it never began."""
         running = self.running
+        if running and running[-1] is module:  # as it should be: this is called often
+            running.pop()
+            self.sites.pop()
+            return self._calls.pop()
         if module not in running:
             return None
         while running.pop() is not module:

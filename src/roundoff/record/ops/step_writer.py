@@ -13,7 +13,7 @@ from roundoff.kernels import row as columns
 from roundoff.record.loop.sites import Sites
 from roundoff.record.loop.step_clock import PHASES
 from roundoff.record.ops.recorder import GRADIENT, OpRecorder
-from roundoff.record.ops.rows import Rows
+from roundoff.record.ops.rows import EventKey, Rows
 from roundoff.record.source_lines import Sources
 from roundoff.record.tensor_bytes import bytes_of, file_dtype
 from roundoff.runs import HashColumns, Interned, RunWriter, TensorWriter
@@ -39,13 +39,13 @@ class StepWriter:
             return
         if self._tensors is None:
             self._tensors = self._writer.tensors(step)
-        phase, microbatch, site, op, nth, output = recorder.rows.keys()[place][:6]
-        key = (
-            f"{PHASES[phase]}/{microbatch}/{self._sites.names[site]}/"
-            f"{recorder.ops.values[op]}#{nth}:{recorder.outputs.values[output]}"
+        key = recorder.rows.keys()[place]
+        name = (
+            f"{PHASES[key.phase]}/{key.microbatch}/{self._sites.names[key.site]}/"
+            f"{recorder.ops.values[key.op]}#{key.nth}:{recorder.outputs.values[key.output]}"
         )
         content = recorder.rows.content_hash(place)
-        self._tensors.add(key, bytes_of(x), dtype=dtype, shape=tuple(x.shape), content_hash=content)
+        self._tensors.add(name, bytes_of(x), dtype=dtype, shape=tuple(x.shape), content_hash=content)
 
     def write_step(self, step: int, recorder: OpRecorder, rows: Rows) -> None:
         """Write the rows of a step that closed, and everything that waited for it."""
@@ -77,29 +77,30 @@ class StepWriter:
 
     def _write_hashes(self, step: int, recorder: OpRecorder, rows: Rows) -> None:
         """Repeat the hashes of inputs, parameters and gradients in the table that ranks and resumed runs compare."""
-        places = [place for place, key in enumerate(rows.keys()) if key[3] <= GRADIENT]
+        places = [place for place, key in enumerate(rows.keys()) if key.op <= GRADIENT]
         if not places:
             return
         keys = [rows.keys()[place] for place in places]
         names = [
-            recorder.parameters.values[key[6]] if key[6] >= 0 else self._name_of_unnamed(*key[2:6]) for key in keys
+            recorder.parameters.values[key.parameter] if key.parameter >= 0 else self._name_without_parameter(key)
+            for key in keys
         ]
         self._writer.write_hashes(
             HashColumns(
                 step=np.full(len(places), step, dtype=np.int32),
-                microbatch=np.array([key[1] for key in keys], dtype=np.int16),
-                kind=Interned.of([recorder.ops.values[key[3]] for key in keys]),
+                microbatch=np.array([key.microbatch for key in keys], dtype=np.int16),
+                kind=Interned.of([recorder.ops.values[key.op] for key in keys]),
                 name=Interned.of(names),
                 hash=np.ascontiguousarray(rows.numbers()[places, columns.HASH]).view(np.uint64),
             )
         )
 
-    def _name_of_unnamed(self, site: int, op: int, nth: int, output: int) -> str:
-        call = f"#{nth}" if nth else ""
-        return f"{self._sites.names[site]}{call}[{output}]"
+    def _name_without_parameter(self, key: EventKey) -> str:
+        call = f"#{key.nth}" if key.nth else ""
+        return f"{self._sites.names[key.site]}{call}[{key.output}]"
 
 
 def grad_norm(rows: Rows) -> float | None:
     """Return the norm of all gradients among the rows together, or None where there are none."""
-    places = [place for place, key in enumerate(rows.keys()) if key[3] == GRADIENT]
+    places = [place for place, key in enumerate(rows.keys()) if key.op == GRADIENT]
     return math.sqrt(rows.numbers()[places, columns.SUM_SQUARES].sum()) if places else None
