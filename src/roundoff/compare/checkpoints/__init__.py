@@ -1,1 +1,1 @@
-"""To be described."""
+"""Two checkpoints: what differs tensor by tensor, and what looks wrong about it."""

@@ -1,1 +1,1 @@
-"""To be described."""
+"""Loss curves: read from any log, and compared beyond their noise."""

@@ -1,1 +1,1 @@
-"""To be described."""
+"""Two PyTorch models with the same weights, compared through one recorded step of each."""

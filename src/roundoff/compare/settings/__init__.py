@@ -1,1 +1,1 @@
-"""To be described."""
+"""What two trainings were configured with, and where that differs."""

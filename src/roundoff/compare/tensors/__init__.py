@@ -1,1 +1,1 @@
-"""To be described."""
+"""Whole tensors that two programs saved at the same places."""

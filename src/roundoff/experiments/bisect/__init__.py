@@ -1,1 +1,1 @@
-"""To be described."""
+"""The smallest set of sites that must stay wide, or that makes a run bad."""

@@ -1,1 +1,1 @@
-"""To be described."""
+"""Runs tasks in processes of this machine or on a Ray cluster."""

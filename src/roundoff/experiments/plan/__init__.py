@@ -1,1 +1,1 @@
-"""To be described."""
+"""A recipe for a training: measured, proposed, verified by training, and written as TOML."""

@@ -1,1 +1,1 @@
-"""To be described."""
+"""A table of trainings: its definition, its rows and its results."""

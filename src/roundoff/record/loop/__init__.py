@@ -1,1 +1,1 @@
-"""To be described."""
+"""What a training loop does: its calls, steps, running modules and loss scale."""

@@ -1,1 +1,1 @@
-"""To be described."""
+"""The files of a run folder: where they are, and how each kind is written and read."""

@@ -1,1 +1,1 @@
-"""To be described."""
+"""The values that a run folder holds, one type for each kind of record."""

@@ -1,1 +1,1 @@
-"""To be described."""
+"""The switch `substitute`: chosen ops run through another implementation."""
