@@ -107,7 +107,7 @@ def test_a_rule_of_the_diagnosis_can_judge():
 def test_the_mirror_names_what_spoils_a_good_run():
     result = invoke("--mirror", "planted.py", "2,5", "8")
     assert result.exit_code == 1
-    assert result.stdout.splitlines()[0] in ("2 spoils the training alone.", "5 spoils the training alone.")
+    assert result.stdout.splitlines()[0] in ("2 makes the training bad alone.", "5 makes the training bad alone.")
 
 
 @pytest.mark.parametrize(

@@ -124,8 +124,8 @@ def test_a_step_that_cannot_be_is_refused_at_once(step: Any):
     with pytest.raises(SensitivityError) as caught, measuring_sensitivity(step=step):
         pass
     assert str(caught.value) == (
-        f"step={step!r} cannot be measured.\n"
-        "  why: a step is a whole number, and they count from 0.\n"
+        f"Invalid step={step!r}.\n"
+        "  why: steps are integers and count from 0.\n"
         "  fix: use step=2, or several: step=[0, 2]."
     )
 
@@ -135,9 +135,7 @@ def test_no_list_of_formats_is_refused_at_once(formats: Any):
     with pytest.raises(SensitivityError) as caught, measuring_sensitivity(formats=formats):
         pass
     assert str(caught.value) == (
-        f"formats={formats!r} cannot be tried.\n"
-        "  why: they are a list of names, of at least one.\n"
-        '  fix: use formats=["fp16", "bf16"].'
+        f'Invalid formats={formats!r}.\n  why: it is a list of at least one name.\n  fix: use formats=["fp16", "bf16"].'
     )
 
 

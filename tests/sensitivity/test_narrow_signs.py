@@ -40,7 +40,7 @@ def measure_under(recipe: str, **settings: Any) -> Sensitivity:
 def test_a_training_that_is_narrow_already_is_told(recipe: str, settings: dict[str, Any], sign: str):
     with pytest.warns(NarrowTrainingWarning) as told:
         measure_under(recipe, **settings)
-    assert str(told[0].message).startswith(f"The training that was measured does not compute in fp32: {sign}. ")
+    assert str(told[0].message).startswith(f"The measured training does not compute in fp32: {sign}. ")
 
 
 @pytest.mark.parametrize(("recipe", "settings"), [("fp32", {"overrides": {"2": "fp32"}}), ("act4", {})])

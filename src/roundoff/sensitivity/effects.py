@@ -1,4 +1,4 @@
-"""What rounding would do, op by op: the value that measuring gives and planning reads."""
+"""What rounding would do, op by op: the value that a measurement returns and a plan reads."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any, Literal, Self
 from roundoff.runs import JsonValue
 
 Part = Literal["input", "weight", "result"]
-"""What is rounded: a tensor that enters a narrow site, a parameter as an op uses it, or what an op gives."""
+"""What is rounded: a tensor that enters a narrow site, a parameter that an op uses, or the result of an op."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -19,15 +19,15 @@ class Rounded:
 
     num_elements: int
     overflow: float
-    """Share of the finite numbers that become infinite, or the largest number of a format that has no infinity."""
+    """The share of the finite numbers that become infinite, or the largest number of a format without infinity."""
     underflow: float
-    """Share of the numbers other than 0 that become 0."""
+    """The share of the nonzero numbers that become 0."""
     subnormal: float
-    """Share of the numbers other than 0 that become subnormal, and so lose bits."""
+    """The share of the nonzero numbers that become subnormal, and so lose bits."""
     ulps: float
-    """Mean error in units of the format's eps, relative to each number's size."""
+    """The mean error in units of the format's eps, relative to each number."""
     snr_db: float
-    """Signal-to-noise ratio: 10 log10(sum x^2 / sum (round(x) - x)^2); infinite if nothing is lost."""
+    """The signal-to-noise ratio: 10 log10(sum x^2 / sum (round(x) - x)^2); infinite if nothing is lost."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,18 +40,18 @@ class Effect:
     part: Part
     fmt: str
     loss_change: float
-    """By how much the loss moves if nothing else is rounded: the error that this introduces, times the gradient, and
-    its part of what that misses of the effect of its site."""
+    """The change of the loss if nothing else is rounded: the error that this introduces times the gradient, plus its
+    share of what this first order misses of the effect of its site."""
     value: Rounded
     gradient: Rounded | None
-    """Of dL/dy, which is rounded on its way back; None if no gradient came."""
+    """The effect on dL/dy, which is rounded in the backward pass; None if there was no gradient."""
     absmax: float
     gradient_absmax: float | None
     part_of_all: float = 0.0
-    """Its part of what the loss moves by if everything is rounded: these add up to that, up to third order."""
+    """Its part of the change of the loss if everything is rounded; these add up, to third order."""
     rounded_by: tuple[tuple[str, ...], ...] = ()
-    """Of an input, groups of ops (`blocks.0.mlp:gelu`): where one of each group takes the format, the input has been
-    rounded before it comes here, and nothing is left to lose. An empty group stands for what comes from outside."""
+    """For an input, groups of ops (`blocks.0.mlp:gelu`): if one op of each group takes the format, the input is already
+    rounded, and nothing is lost here. An empty group stands for what comes from outside the model."""
 
     @property
     def key(self) -> str:
@@ -59,7 +59,7 @@ class Effect:
         return f"{self.site}:{self.op}"
 
     def counts(self, formats: Mapping[str, str]) -> bool:
-        """Say whether something is lost here where sites, or single ops of them, take these formats."""
+        """Whether something is lost here if sites, or single ops of them, take these formats."""
         if _format_of(self.key, formats) != self.fmt:
             return False
         if not self.rounded_by:
@@ -77,16 +77,16 @@ class Sensitivity:
     effects: tuple[Effect, ...]
     """In the order in which the step computes them."""
     num_parameters: Mapping[str, int]
-    """Of each site itself, without the sites inside it."""
+    """The parameters of each site itself, without the sites inside it."""
     narrow_losses: Mapping[str, float] = field(default_factory=dict)
-    """By format, the loss of the same step with every site of the model rounded, computed beside it; not of formats in
-    which something overflows."""
+    """By format, the loss of the same step with every site of the model rounded; without formats in which something
+    overflows."""
     missed_by_ops: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
-    """By format and key, what is to be added to the effects of an op where it alone is narrow, not its whole site."""
+    """By format and key, what must be added to the effects of an op if it alone is narrow, not its whole site."""
 
     @property
     def sites(self) -> tuple[str, ...]:
-        """The sites at which something would be rounded, in the order of the step."""
+        """The sites where something would be rounded, in the order of the step."""
         return tuple(dict.fromkeys(effect.site for effect in self.effects))
 
     def of(self, fmt: str, *, site: str | None = None) -> tuple[Effect, ...]:
@@ -94,23 +94,23 @@ class Sensitivity:
         return tuple(each for each in self.effects if each.fmt == fmt and site in (None, each.site))
 
     def loss_change(self, fmt: str, *, site: str | None = None) -> float:
-        """Return by how much the loss moves if one site, or all of them, are rounded.
+        """Return the change of the loss if one site, or all of them, are rounded.
 
-        One site is what its own code computes, without the sites inside it.
+        A site is its own code, without the sites inside it.
         """
         return self.loss_change_with(dict.fromkeys(self.sites if site is None else (site,), fmt))
 
     def loss_change_with(self, formats: Mapping[str, str]) -> float:
-        """Return by how much the loss moves if sites, or single ops of them, take formats.
+        """Return the change of the loss if sites, or single ops of them, take formats.
 
-        Keys are `blocks.1.attn` (its own code, without the sites inside it) or `blocks.1.attn:softmax`; what is not
-        among them is not rounded. A tensor that several of them would round counts once.
+        Keys are `blocks.1.attn` (its own code, without the sites inside it) or `blocks.1.attn:softmax`; everything else
+        is not rounded. A tensor that several of them would round counts once.
         """
         missed = (self.missed_by_ops.get(fmt, {}).get(key, 0.0) for key, fmt in formats.items())
         return math.fsum([*(each.loss_change for each in self.effects if each.counts(formats)), *missed])
 
     def within(self, site: str) -> tuple[str, ...]:
-        """Return a site and the sites inside it, as an override takes them."""
+        """Return a site and the sites inside it, all of which an override covers."""
         return tuple(each for each in self.sites if each == site or each.startswith(f"{site}."))
 
     def to_object(self) -> dict[str, JsonValue]:
@@ -132,7 +132,7 @@ class Sensitivity:
 
 
 def most_suspicious(effects: Sequence[Effect]) -> float:
-    """Return how much there is to fear of these effects: overflow before all, then lost gradients, then the loss."""
+    """Return how suspicious these effects are: overflow counts most, then lost gradients, then the loss."""
     overflow = max((max(_share(e.value, "overflow"), _share(e.gradient, "overflow")) for e in effects), default=0.0)
     lost = max((_share(e.gradient, "underflow") for e in effects), default=0.0)
     return 1e6 * (overflow > 0) + 1e3 * lost + min(1e3, sum(abs(e.loss_change) for e in effects))

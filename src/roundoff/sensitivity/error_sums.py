@@ -1,4 +1,4 @@
-"""Counts and sums over a tensor and what a format makes of it, kept on its device until they are read."""
+"""Sums over a tensor and its rounding error, added up per op on the device and read once at the end of the step."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from roundoff.formats import BlockFormat, Format, round_to
 from roundoff.sensitivity.effects import Effect, Part, Rounded
 
 NUM_SUMS = 9
-"""Elements; finite ones; those that overflow; other than 0; that become 0; that become subnormal; then sums of the
+"""Counts of elements: all, finite, that overflow, nonzero, that become 0, that become subnormal; then the sums of the
 relative error, of the squares, and of the squared error."""
 _CHUNK = 1 << 15
-"""Elements at a time on a CPU: what comes in between stays in the cache."""
+"""Elements at a time on a CPU, so that intermediate results stay in the cache."""
 
 
 def sums_of(x: Tensor, fmt: Format) -> Tensor:
-    """Round a tensor and return `NUM_SUMS` numbers about that in fp64, on its device; nothing is waited for.
+    """Round a tensor and return `NUM_SUMS` numbers about that in fp64, on its device, without waiting for it.
 
     >>> from roundoff.formats import format_named
     >>> sums = sums_of(torch.tensor([1.0, 1e-9, 1e5]), format_named("fp16"))
@@ -38,7 +38,7 @@ def sums_of(x: Tensor, fmt: Format) -> Tensor:
 
 
 def _is_within(x: Tensor, fmt: Format) -> bool:
-    """Say whether nothing is beyond the format's largest number; only asked where the answer need not be waited for."""
+    """Whether nothing exceeds the format's largest number; checked only on a CPU, where it means no waiting."""
     if not x.is_cpu or not x.numel() or isinstance(fmt, BlockFormat):
         return False
     least, most = torch.aminmax(x)
@@ -46,7 +46,7 @@ def _is_within(x: Tensor, fmt: Format) -> bool:
 
 
 def _sums_within(x: Tensor, result: Tensor, largest: Tensor, smallest_normal: Tensor, *, eps: float) -> Tensor:
-    """Return what `_sums` does, in half the time, for numbers that do not overflow."""
+    """Return the same as `_sums` in half the time, for numbers that do not overflow."""
     error = result - x
     length, nonzero, left = x.numel(), int(torch.count_nonzero(x)), int(torch.count_nonzero(result))
     small = int(torch.count_nonzero(result.abs() < smallest_normal)) - (length - left)
@@ -59,7 +59,7 @@ def _sums_within(x: Tensor, result: Tensor, largest: Tensor, smallest_normal: Te
 
 
 def inner_product(x: Tensor, y: Tensor) -> Tensor:
-    """Return the sum of the products of two tensors of one shape, in fp64; what is not finite counts as 0."""
+    """Return the inner product of two tensors of the same shape in fp64; non-finite products count as 0."""
     total = torch.zeros((), dtype=torch.float64, device=x.device)
     for one, other in _pieces(x.detach(), y.detach()):
         product = one.double() * other.double()
@@ -76,7 +76,7 @@ def _sums(x: Tensor, result: Tensor, largest: Tensor, smallest_normal: Tensor, *
     becomes_zero = nonzero & (result == 0)
     becomes_subnormal = nonzero & (rounded < smallest_normal) & ~becomes_zero
     error.masked_fill_(~kept, 0.0)
-    # 0 / 0 where both are 0
+    # 0 / 0 where both are 0 becomes 0
     relative = (error.abs() / magnitude).nan_to_num_(0.0, posinf=0.0)
     signal = x.masked_fill(~kept, 0.0).double()
     error = error.double()
@@ -93,7 +93,7 @@ def _sums(x: Tensor, result: Tensor, largest: Tensor, smallest_normal: Tensor, *
 
 
 def _pieces(*tensors: Tensor) -> Iterator[list[Tensor]]:
-    """Give tensors side by side in flat pieces; those of one number go with every piece."""
+    """Yield tensors together in flat pieces; those with one number go with every piece."""
     length = tensors[0].numel()
     size = _CHUNK if tensors[0].is_cpu else max(length, 1)
     flat = [each.reshape(-1) if each.numel() == length else each for each in tensors]
@@ -102,7 +102,7 @@ def _pieces(*tensors: Tensor) -> Iterator[list[Tensor]]:
 
 
 def rounded_from(sums: list[float]) -> Rounded:
-    """Return what the sums of one tensor, or of several added up, say."""
+    """Return the shares and ratios from the sums of one tensor, or of several added up."""
     elements, finite, overflow, nonzero, becomes_zero, becomes_subnormal, relative, signal, noise = sums
     return Rounded(
         num_elements=int(elements),
@@ -125,7 +125,7 @@ def _decibels(signal: float, noise: float) -> float:
 
 
 def _limits(x: Tensor, fmt: Format) -> tuple[Tensor, Tensor]:
-    """Return the largest number and the smallest normal one: of the format, or of each element's block."""
+    """Return the largest number and the smallest normal number of the format, or of each element's block."""
     if not isinstance(fmt, BlockFormat) or not x.dim():
         return x.new_tensor(fmt.largest), x.new_tensor(fmt.smallest_normal)
     rows = x.movedim(fmt.axis, -1).abs()
@@ -139,14 +139,14 @@ def _limits(x: Tensor, fmt: Format) -> tuple[Tensor, Tensor]:
 
 
 OpGroups = frozenset[frozenset[tuple[str, str]]]
-"""Sites and ops that may have rounded a tensor: one of each group must have."""
+"""Sites and ops that may have rounded a tensor: it is rounded if one of each group has."""
 
 _ABSMAX = NUM_SUMS
-"""The column behind the sums: the largest magnitude."""
+"""The column after the sums: the largest magnitude."""
 
 
 class EffectKey(NamedTuple):
-    """What effects are added up by: all calls of one function at one site."""
+    """What effects are added up by: one kind of tensor in all calls of one function at one site."""
 
     site: str
     op: str
@@ -156,7 +156,7 @@ class EffectKey(NamedTuple):
 
 @dataclass(slots=True)
 class _Totals:
-    """Of one account: a row for each format."""
+    """The sums of one key: a row for each format."""
 
     values: Tensor | None = None
     gradients: Tensor | None = None
@@ -164,33 +164,33 @@ class _Totals:
 
 
 class ErrorSums:
-    """The accounts of a step. Tensors come in, numbers stay on their device."""
+    """The sums of a step. Tensors go in, and the sums stay on their device until `effects` reads them."""
 
     def __init__(self, formats: Sequence[Format]) -> None:
         self.formats = tuple(formats)
-        self._accounts: dict[EffectKey, _Totals] = {}
+        self._sums: dict[EffectKey, _Totals] = {}
 
-    def open(self, accounts: Iterable[EffectKey]) -> None:
-        """Keep the places of accounts: effects stand in the order of the step."""
-        for account in accounts:
-            self._accounts.setdefault(account, _Totals())
+    def open(self, keys: Iterable[EffectKey]) -> None:
+        """Reserve the places of keys, so that effects are in the order of the step."""
+        for key in keys:
+            self._sums.setdefault(key, _Totals())
 
-    def add_value(self, account: EffectKey, x: Tensor) -> None:
+    def add_value(self, key: EffectKey, x: Tensor) -> None:
         """Add a tensor that would be rounded."""
-        totals = self._accounts[account]
+        totals = self._sums[key]
         totals.values = _add_rows(totals.values, self._rows(x))
 
-    def add_gradient(self, accounts: Sequence[EffectKey], gradient: Tensor) -> None:
-        """Add a gradient that comes back to the op of these accounts, and would be rounded, too."""
+    def add_gradient(self, keys: Sequence[EffectKey], gradient: Tensor) -> None:
+        """Add a gradient that arrives at the op of these keys, and would be rounded as well."""
         rows = self._rows(gradient)
-        for totals in (self._accounts[account] for account in accounts):
+        for totals in (self._sums[key] for key in keys):
             totals.gradients = _add_rows(totals.gradients, rows)
 
     def add_change(
-        self, account: EffectKey, fmt: Format, *, alone: Tensor | None = None, together: Tensor | None = None
+        self, key: EffectKey, fmt: Format, *, alone: Tensor | None = None, together: Tensor | None = None
     ) -> None:
-        """Add what rounding to a format moves the loss by, alone and where everything is rounded."""
-        totals = self._accounts[account]
+        """Add the change of the loss by rounding to a format, alone and with everything rounded."""
+        totals = self._sums[key]
         for column, change in enumerate((alone, together)):
             if change is None:
                 continue
@@ -199,25 +199,25 @@ class ErrorSums:
             totals.changes[self.formats.index(fmt), column] += change
 
     def effects(self) -> tuple[Effect, ...]:
-        """Return every account of which something was seen, as one effect for each format."""
-        seen = {account: totals for account, totals in self._accounts.items() if totals.values is not None}
+        """Return one effect per format for every key with a value."""
+        seen = {key: totals for key, totals in self._sums.items() if totals.values is not None}
         values = _fetch_lists(totals.values for totals in seen.values())
         gradients = _fetch_lists(totals.gradients for totals in seen.values())
         changes = _fetch_lists(totals.changes for totals in seen.values())
         return tuple(
-            self._effect(account, nth, value[nth], gradient and gradient[nth], change[nth] if change else [0.0, 0.0])
-            for account, value, gradient, change in zip(seen, values, gradients, changes, strict=True)
+            self._effect(key, nth, value[nth], gradient and gradient[nth], change[nth] if change else [0.0, 0.0])
+            for key, value, gradient, change in zip(seen, values, gradients, changes, strict=True)
             for nth in range(len(self.formats))
         )
 
     def _effect(
-        self, account: EffectKey, nth: int, value: list[float], gradient: list[float] | None, change: list[float]
+        self, key: EffectKey, nth: int, value: list[float], gradient: list[float] | None, change: list[float]
     ) -> Effect:
         fmt = self.formats[nth]
         return Effect(
-            site=account.site,
-            op=account.op,
-            part=account.part,
+            site=key.site,
+            op=key.op,
+            part=key.part,
             fmt=fmt.name,
             loss_change=change[0],
             part_of_all=change[1],
@@ -225,7 +225,7 @@ class ErrorSums:
             gradient=None if gradient is None else rounded_from(gradient[:NUM_SUMS]),
             absmax=value[_ABSMAX],
             gradient_absmax=None if gradient is None else gradient[_ABSMAX],
-            rounded_by=_as_keys(account.rounded_by),
+            rounded_by=_as_keys(key.rounded_by),
         )
 
     def _rows(self, x: Tensor) -> Tensor:
@@ -248,7 +248,7 @@ def _add_rows(before: Tensor | None, rows: Tensor) -> Tensor:
 
 
 def _fetch_lists(tensors: Iterable[Tensor | None]) -> list[Any]:
-    """Return tensors of one shape as lists, fetched from each device at once."""
+    """Return tensors of one shape as lists, with one transfer per device."""
     found = list(tensors)
     by_device: dict[torch.device, list[int]] = {}
     for place, x in enumerate(found):

@@ -1,4 +1,4 @@
-"""One step that is measured: the mode that follows it, what is kept of it, and what comes out of that."""
+"""One measured step: the mode that follows it, what is kept of it, and the result."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from roundoff.sensitivity.single_site_effects import KeptForward, SingleSiteEffe
 
 
 class MeasuredStep:
-    """What is known of a step, from its first forward to its last backward.
+    """What is known about a step, from its first forward to its last backward.
 
     Args:
         formats: The formats to try.
         computed_again: For how many sites and ops the forward pass is computed again.
-        site: Returns where in the model the code is that runs now, or None if nobody wants to know.
-        in_backward: Says whether the backward pass is running.
-        on_error: Called with what went wrong; the training goes on unfollowed.
+        site: Returns the site of the running code, or None if nothing is measured now.
+        in_backward: Whether the backward pass is running.
+        on_error: Called with an error of the measurement; the training continues without it.
     """
 
     def __init__(
@@ -43,19 +43,19 @@ class MeasuredStep:
         self._formats = tuple(formats)
         self._losses: list[Tensor] = []
         self._scale: Tensor | float | None = None
-        """Of the gradients that come now; None if they are none of the loss."""
+        """The loss scale of the gradients that arrive now; None if they do not come from the loss."""
         self._retains_graph = False
-        self._ledger = ErrorSums(formats)
-        self._calls = PendingCalls(self._ledger, scale=lambda: self._scale, on_error=on_error)
-        self._twins = NarrowShadowRun(formats, arrived=self._calls.twin_arrived)
-        self._twin_losses: list[list[Tensor]] = []
+        self._error_sums = ErrorSums(formats)
+        self._calls = PendingCalls(self._error_sums, scale=lambda: self._scale, on_error=on_error)
+        self._shadow_run = NarrowShadowRun(formats, on_gradient=self._calls.shadow_gradient_arrived)
+        self._shadow_losses: list[list[Tensor]] = []
         self._forward = KeptForward()
-        self._alone = SingleSiteEffects(formats, most=computed_again, first_order=self._ledger.effects)
-        self._aside: list[Callable[[], None]] = []
-        """What is to be computed beside the step when the running backward has ended."""
+        self._alone = SingleSiteEffects(formats, most=computed_again, first_order=self._error_sums.effects)
+        self._deferred: list[Callable[[], None]] = []
+        """What to compute in addition to the step when the running backward has ended."""
         self.mode = RoundingPoints(
             self._calls,
-            self._twins,
+            self._shadow_run,
             self._forward,
             fmt=formats[0],
             site=site,
@@ -64,7 +64,7 @@ class MeasuredStep:
         )
 
     def backward_begins(self, backward: BackwardCall) -> None:
-        """Add up the loss; gradients count from now on, without the factor that a scaler has put on them."""
+        """Add up the loss; gradients count from now on, divided by the loss scale."""
         gradients, retains_graph = [*backward.arguments[0], None, None][:2]
         roots = [root for root in backward.roots if isinstance(root, Tensor)]
         self._retains_graph = bool(retains_graph)
@@ -74,44 +74,44 @@ class MeasuredStep:
             seeds = [_seed(*pair) / scale for pair in zip(roots, given, strict=True)]
             self._losses.append(weighted_loss(roots, seeds))
             self._scale = scale
-            twins = self._twins.losses(roots)
-            self._twin_losses.append([weighted_loss(each, seeds) for each in twins])
-            self._aside = [
-                partial(self._go_backward, twins, seeds),
+            shadows = self._shadow_run.losses(roots)
+            self._shadow_losses.append([weighted_loss(each, seeds) for each in shadows])
+            self._deferred = [
+                partial(self._go_backward, shadows, seeds),
                 partial(self._compute_again, list(roots), seeds),
             ]
 
     def backward_ended(self) -> None:
-        """Compute what is to be computed beside the step, and let go of what no more gradients come to."""
-        aside, self._aside = self._aside, []
+        """Compute what was deferred, and release the calls that will get no more gradients."""
+        deferred, self._deferred = self._deferred, []
         with hidden_from_modes():
-            for compute in aside:
+            for compute in deferred:
                 compute()
         if not self._retains_graph:
             self._calls.backward_ended()
             self._forward.forget()
 
     def no_more_gradients(self) -> None:
-        """Take those that come from now on for none of the loss."""
+        """Ignore gradients that arrive from now on: they do not come from the loss."""
         self._scale = None
 
-    def _go_backward(self, twins: Sequence[tuple[Tensor, ...]], seeds: Sequence[Tensor]) -> None:
+    def _go_backward(self, shadows: Sequence[tuple[Tensor, ...]], seeds: Sequence[Tensor]) -> None:
         try:
-            self._twins.backward(twins, seeds, retain=self._retains_graph)
+            self._shadow_run.backward(shadows, seeds, retain=self._retains_graph)
         except Exception as error:
-            self._twins.failure = f"{type(error).__name__}: {error}"
+            self._shadow_run.failure = f"{type(error).__name__}: {error}"
 
     def _compute_again(self, roots: Sequence[Tensor], seeds: Sequence[Tensor]) -> None:
         try:
             with torch.no_grad():
                 self._alone.add(self._forward, roots, seeds)
-        except Exception:  # what the first order says stands
+        except Exception:  # the first-order effects remain valid
             self._alone.lose_track()
 
     def sensitivity(self, step: int, *, num_parameters: Mapping[str, int]) -> Sensitivity:
-        """Return what was seen: the step has ended."""
+        """Return the result; the step must have ended."""
         self._calls.finish()
-        effects, of_ops = self._alone.corrected(self._ledger.effects())
+        effects, of_ops = self._alone.corrected(self._error_sums.effects())
         return Sensitivity(
             step=step,
             loss=math.fsum(float(loss) for loss in self._losses),
@@ -123,23 +123,23 @@ class MeasuredStep:
         )
 
     def _narrow_losses(self) -> dict[str, float]:
-        if not all(self._twin_losses) or self._twins.failure is not None:
+        if not all(self._shadow_losses) or self._shadow_run.failure is not None:
             return {}
-        totals = [math.fsum(float(loss) for loss in losses) for losses in zip(*self._twin_losses, strict=True)]
+        totals = [math.fsum(float(loss) for loss in losses) for losses in zip(*self._shadow_losses, strict=True)]
         found = zip(self._formats, totals, strict=False)
-        return {fmt.name: total for fmt, total in found if not self._twins.overflows(fmt)}
+        return {fmt.name: total for fmt, total in found if not self._shadow_run.overflows(fmt)}
 
     def forget_calls(self) -> None:
-        """Let go of what was computed up to now: it belongs to no step that is wanted."""
+        """Release the calls so far: they do not belong to a measured step."""
         self._calls.forget()
         self._forward.forget()
 
     def forget(self) -> None:
-        """Let go of everything."""
+        """Release everything."""
         self.forget_calls()
-        self._twins.forget()
+        self._shadow_run.forget()
 
 
 def _seed(root: Tensor, given: Tensor | None) -> Tensor:
-    """Return what backward starts with at a root."""
+    """Return the gradient that backward starts with at a root."""
     return torch.ones_like(root) if given is None else given

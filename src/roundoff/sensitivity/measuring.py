@@ -22,23 +22,23 @@ from roundoff.words import plural
 def effect_alone(
     model: nn.Module, run_step: Callable[[nn.Module], Tensor], fmt: str, keys: Sequence[str]
 ) -> dict[str, float]:
-    """Return by how much the loss moves if one site, or one op of a site, is rounded and nothing else.
+    """Return the change of the loss if only one site, or one op of a site, is rounded, by really rounding it.
 
-    Every key costs a forward of a copy of the model, in the same state and with the same random numbers.
+    Every key costs a forward pass of a copy of the model, in the same state and with the same random numbers.
 
     Args:
         model: The model in fp32; it is not changed.
-        run_step: Returns the loss of one batch. Small effects are lost in the rounding of an fp32 loss: compute it from
-            `model(x).double()`.
+        run_step: Returns the loss of one batch. Compute it from `model(x).double()`: small effects are lost in the
+            rounding of an fp32 loss.
         fmt: The format to round to.
-        keys: Sites or ops as overrides name them: `blocks.1.attn` (with what is inside it), `blocks.1.attn:softmax`.
+        keys: Sites or ops as in overrides: `blocks.1.attn` (with what is inside it), `blocks.1.attn:softmax`.
     """
     before = loss_with(model, run_step, {})
     return {key: loss_with(model, run_step, {key: fmt}) - before for key in keys}
 
 
 def loss_with(model: nn.Module, run_step: Callable[[nn.Module], Tensor], overrides: Mapping[str, str]) -> float:
-    """Return the loss of one batch under the overrides of an fp32 recipe, on a copy of the model."""
+    """Return the loss of one batch with overrides of the recipe fp32, on a copy of the model."""
     with torch.random.fork_rng(devices=[]):
         narrow = copy.deepcopy(model)
         apply_recipe(narrow, torch.optim.SGD(narrow.parameters(), lr=0.0), "fp32", overrides=overrides)
@@ -46,19 +46,19 @@ def loss_with(model: nn.Module, run_step: Callable[[nn.Module], Tensor], overrid
 
 
 class NarrowTrainingWarning(UserWarning):
-    """The step that was measured did not compute in fp32."""
+    """The measured step did not compute in fp32."""
 
 
 class Measured:
-    """What was measured, when it was."""
+    """The measured steps; filled while the block runs."""
 
     def __init__(self, steps: Sequence[int]) -> None:
         self.sensitivities: list[Sensitivity] = []
-        """One for each step that was asked for, as they come."""
+        """One for each requested step, in order."""
         self.num_steps = 0
         """How many steps the loop has taken."""
         self.failure: str | None = None
-        """Why measuring ended before its time."""
+        """Why the measurement ended early."""
         self._steps = steps
 
     @property
@@ -86,14 +86,14 @@ def measuring_sensitivity(
     computed_again: int = 256,
     on_done: Callable[[Sensitivity], None] | None = None,
 ) -> Iterator[Measured]:
-    """Follow the trainings of this process inside the block, and measure one step; no number of it changes.
+    """Follow the trainings of this process inside the block, and measure one step; the training itself is unchanged.
 
-    Every call that a recipe would round if its site took a narrow format is made again with rounded operands and a
-    rounded result: the error that this introduces, times the gradient of the result, is what it moves the loss by. For
-    the sites where that is most, the rest of the forward pass is then computed again from what the step has kept, with
-    this site alone narrow: errors of few bits are not small. Beside that it is noted what rounding does to the values
-    and to the gradient. The training must compute in fp32; a `NarrowTrainingWarning` says if it did not. The measured
-    step takes many times as long as another, and its compiled parts run eagerly.
+    Every call that a recipe would round if its site took a narrow format is repeated with rounded operands and a
+    rounded result: the error that this introduces, times the gradient of the result, is the change of the loss. For
+    the sites where that is largest, the rest of the forward pass is then computed again from what the step has kept,
+    with only this site narrow, because errors of few bits are not small. The effects of rounding on the values and on
+    the gradient are measured as well. The training must compute in fp32; otherwise there is a `NarrowTrainingWarning`.
+    The measured step takes many times as long as others, and its compiled parts run eagerly.
 
     >>> import torch
     >>> model = torch.nn.Linear(4, 1)
@@ -103,20 +103,20 @@ def measuring_sensitivity(
     [('<model>', 'linear', 'input'), ('<model>', 'linear', 'weight'), ('<model>', 'linear', 'result')]
 
     Args:
-        step: Which step, from 0; or several, which are kept apart. The first ones may tell little: what starts at zero
-            has not moved.
-        formats: The formats to try, by name.
+        step: Which step, from 0; or several, each with its own result. The first ones may say little, because what
+            starts at zero has not changed yet.
+        formats: The names of the formats to try.
         computed_again: For how many sites, and ops of them, the forward pass is computed again in each format; each
-            costs half a forward pass, on average. With 0 errors are taken for small.
+            costs half a forward pass on average. With 0, errors are assumed to be small.
         on_done: Called with each result as soon as the step has closed. A `SystemExit` that it raises ends the script.
 
     Raises:
-        FormatError: there is no such format.
-        SensitivityError: a step or a number that cannot be, or no format.
+        FormatError: a format does not exist.
+        SensitivityError: a step or a number is invalid, or there is no format.
     """
     if computed_again < 0:
         raise SensitivityError.explain(
-            f"computed_again={computed_again} cannot be.", why="it is a number of sites.", fix="use 0 or more."
+            f"Invalid computed_again={computed_again}.", why="it is a number of sites.", fix="use 0 or more."
         )
     steps, wanted = _check_steps(step), _find_formats(formats)
     measured = Measured(steps)
@@ -143,8 +143,8 @@ def _check_steps(step: int | Sequence[int]) -> list[int]:
     steps = list(step) if isinstance(step, Iterable) else [step]
     if not steps or not all(isinstance(each, int) and not isinstance(each, bool) and each >= 0 for each in steps):
         raise SensitivityError.explain(
-            f"step={step!r} cannot be measured.",
-            why="a step is a whole number, and they count from 0.",
+            f"Invalid step={step!r}.",
+            why="steps are integers and count from 0.",
             fix="use step=2, or several: step=[0, 2].",
         )
     return sorted(steps)
@@ -153,8 +153,8 @@ def _check_steps(step: int | Sequence[int]) -> list[int]:
 def _find_formats(names: Sequence[str]) -> list[Format]:
     if isinstance(names, str) or not names:
         raise SensitivityError.explain(
-            f"formats={names!r} cannot be tried.",
-            why="they are a list of names, of at least one.",
+            f"Invalid formats={names!r}.",
+            why="it is a list of at least one name.",
             fix='use formats=["fp16", "bf16"].',
         )
     return [format_named(name) for name in names]
@@ -162,8 +162,8 @@ def _find_formats(names: Sequence[str]) -> list[Format]:
 
 def _warn_if_narrow(signs: str) -> None:
     warnings.warn(
-        f"The training that was measured does not compute in fp32: {signs}. What is narrow already counts as exact, or "
-        "is left out. Measure with the recipe fp32 (ROUNDOFF_RECIPE=fp32), without autocast and with weights in fp32.",
+        f"The measured training does not compute in fp32: {signs}. What is already narrow counts as exact, or is left "
+        "out. Measure with the recipe fp32 (ROUNDOFF_RECIPE=fp32), without autocast and with weights in fp32.",
         NarrowTrainingWarning,
         stacklevel=2,
     )

@@ -1,4 +1,4 @@
-"""One call of a function in fp32, kept so that it can be made again in a narrow format."""
+"""The calls of a step that would be rounded, kept so that they can be repeated in a narrow format."""
 
 from __future__ import annotations
 
@@ -18,28 +18,28 @@ from roundoff.record.torch_private import WeakIdKeyDictionary, hidden_from_modes
 from roundoff.sensitivity.error_sums import EffectKey, ErrorSums, inner_product
 
 _WITH_BUFFERS = frozenset({F.batch_norm, F.instance_norm})
-"""Functions that write into buffers they are given, without their name saying so."""
+"""Functions that write into buffers although their name does not say so."""
 
 
 class Stage(NamedTuple):
-    """Operands that are rounded together, and where that is written down."""
+    """Operands that are rounded together, and the key that their effect is added to."""
 
-    account: EffectKey
+    key: EffectKey
     places: tuple[int, ...]
     is_new: tuple[bool, ...]
-    """Whether each of these tensors is written down there for the first time."""
+    """Whether each of these tensors is recorded under that key for the first time."""
     is_of_op_alone: bool
-    """Whether they are rounded only where the op has a format of its own: the parameters of a norm."""
+    """Whether they are rounded only if the op has its own format: the parameters of a norm."""
     is_of_site: bool
-    """Whether they are rounded where the site has a format: they are weights, or come from elsewhere."""
+    """Whether they are rounded if the site has a format: they are weights, or come from another site."""
 
 
 class NarrowCall:
-    """What a call was made of, and what it gave.
+    """A call with its operands and results.
 
-    Made again, its operands are rounded stage by stage, and then its result: what each stage adds to the result is the
-    error that this rounding introduces. Together that is exactly how far the narrow call is from the wide one, given
-    the same inputs.
+    When it is repeated, its operands are rounded stage by stage, and then its result: what each stage changes in the
+    result is the error that this rounding introduces. Together these errors are exactly the difference between the
+    narrow call and the wide one for the same inputs.
     """
 
     def __init__(
@@ -53,20 +53,20 @@ class NarrowCall:
     ) -> None:
         self.stages: list[Stage] = []
         self.own_places: tuple[int, ...] = ()
-        """Operands that are as their site has rounded them: rounded here only where this op is narrow by itself."""
-        self.result_account: EffectKey | None = None
+        """Operands that their own site has already rounded: they are rounded here only if this op alone is narrow."""
+        self.result_key: EffectKey | None = None
         self.is_recomputed = is_recomputed
-        """Whether it was made in the backward pass: then it counts only if a gradient comes back to it."""
+        """Whether it ran in the backward pass: then it counts only if a gradient arrives at it."""
         self.is_counted = False
         self.originals: list[Tensor] = []
-        """Its float tensors, as long as it is running."""
+        """Its float tensors, while it is running."""
         self.operands: list[Tensor] = []
-        """The same as they were before, without gradients."""
+        """The same tensors as they were before the call, detached."""
         self.results: list[Tensor] = []
-        self.twin_errors: dict[Format, list[Tensor]] = {}
-        """The error of each result that was put on its twin of a format."""
-        self.twin_changes: dict[tuple[Format, int], Tensor] = {}
-        """By format and place among the results, that error times the gradient of the real step."""
+        self.shadow_errors: dict[Format, list[Tensor]] = {}
+        """By format, the error that was added to the shadow of each result."""
+        self.shadow_changes: dict[tuple[Format, int], Tensor] = {}
+        """By format and index of the result, that error times the gradient of the real step."""
         self._func = func
         self.writes = writes
         self._random_state = torch.get_rng_state() if _draws_random_numbers(func, kwargs) else None
@@ -80,53 +80,53 @@ class NarrowCall:
         return x.detach()
 
     def keep_results(self, results: Sequence[Tensor]) -> None:
-        """Keep what it gave; from now on somebody may write into all of it."""
+        """Keep the results; from now on operands and results may be overwritten."""
         self.originals = []
         self.results = [x.detach() for x in results]
         self._versions = [x._version for x in (*self.operands, *self.results)]
 
     @property
-    def accounts(self) -> list[EffectKey]:
-        """Where it is written down."""
-        own = [self.result_account] if self.result_account is not None else []
-        first = [stage.account for stage in self.stages if not stage.is_of_op_alone]
-        return [*first, *own, *(stage.account for stage in self.stages if stage.is_of_op_alone)]
+    def keys(self) -> list[EffectKey]:
+        """The keys that its effects are added to."""
+        own = [self.result_key] if self.result_key is not None else []
+        first = [stage.key for stage in self.stages if not stage.is_of_op_alone]
+        return [*first, *own, *(stage.key for stage in self.stages if stage.is_of_op_alone)]
 
     @property
-    def main_account(self) -> EffectKey:
-        """Where what cannot be told apart is written down: of the result, if that is rounded."""
-        return self.result_account or self.accounts[0]
+    def main_key(self) -> EffectKey:
+        """The key for effects that belong to the whole call: that of the result, if the result is rounded."""
+        return self.result_key or self.keys[0]
 
     @property
     def rounds_more_by_itself(self) -> bool:
-        """Whether it rounds operands where the op has a format of its own that it leaves alone where its site has."""
+        """Whether it rounds more operands if only the op is narrow than if its whole site is."""
         return not all(stage.is_of_site and not stage.is_of_op_alone for stage in self.stages)
 
     @property
     def is_whole(self) -> bool:
-        """Whether it can be made again: it was not let go, and nobody has written unseen into what it is made of."""
+        """Whether it can be repeated: it was not released, and its tensors were not overwritten unnoticed."""
         kept = (*self.operands, *self.results)
         return bool(self.results) and [x._version for x in kept] == self._versions
 
     def before_writing(self, memory: int) -> None:
-        """Have copies of the tensors in this memory: somebody is about to write into it."""
+        """Copy the tensors in this memory, because it is about to be overwritten."""
         if self.is_whole:
             self.operands = [_copy_if_in(x, memory) for x in self.operands]
             self.keep_results([_copy_if_in(x, memory) for x in self.results])
 
-    def let_go(self) -> None:
-        """Keep nothing any more."""
+    def release(self) -> None:
+        """Release everything that it keeps."""
         self.operands, self.results, self._arguments = [], [], None
-        self.twin_errors.clear()
+        self.shadow_errors.clear()
 
     def errors(self, fmt: Format, place: int) -> list[Tensor]:
-        """Return what rounding to a format adds to one of the results: one tensor for each of `accounts`."""
+        """Return the errors that rounding introduces in one of the results: one tensor for each of `keys`."""
         operands, before, found = list(self.operands), self.results[place], []
         for stage in (stage for stage in self.stages if not stage.is_of_op_alone):
             after = self._with_rounded(stage, operands, fmt, place)
             found.append(after - before)
             before = after
-        if self.result_account is not None:
+        if self.result_key is not None:
             after = round_to(before, fmt)
             found.append(after - before)
             before = after
@@ -142,25 +142,25 @@ class NarrowCall:
         return self._result(operands, place)
 
     def _result(self, operands: list[Tensor], place: int) -> Tensor:
-        return [x for x in self.made_again(operands) if x.dtype is torch.float32][place]
+        return [x for x in self.repeat(operands) if x.dtype is torch.float32][place]
 
-    def made_narrow(self, operands: Sequence[Tensor], fmt: Format, *, by_itself: bool = False) -> list[Tensor]:
-        """Return what the call gives for other operands if these and the results are rounded.
+    def repeat_narrow(self, operands: Sequence[Tensor], fmt: Format, *, by_itself: bool = False) -> list[Tensor]:
+        """Return the results of the call for other operands, with these and the results rounded.
 
-        `by_itself` where only this op is narrow, so that all of its operands are rounded for it, but for what it writes
-        into: that stays the tensor that it is.
+        With `by_itself` only this op is narrow, so all its operands are rounded for it, except the one that it writes
+        into, which must remain the same tensor.
         """
         places = {place for stage in self.stages if by_itself or stage.is_of_site for place in stage.places}
         if by_itself:
             places = places.union(self.own_places) - ({0} if self.writes else set())
         narrow = [round_to(x, fmt) if place in places else x for place, x in enumerate(operands)]
-        results = self.made_again(narrow)
-        return results if self.result_account is None else [round_to(x, fmt) for x in results]
+        results = self.repeat(narrow)
+        return results if self.result_key is None else [round_to(x, fmt) for x in results]
 
-    def made_again(self, operands: Sequence[Tensor], *, in_place: bool = False) -> list[Tensor]:
-        """Return what the call gives for other operands: its float tensors, or what it writes into.
+    def repeat(self, operands: Sequence[Tensor], *, in_place: bool = False) -> list[Tensor]:
+        """Return the results of the call for other operands: its float tensors, or the one that it writes into.
 
-        `in_place` lets it write into its operand; buffers are never written into.
+        `in_place` lets it write into its operand; buffers are never changed.
         """
         copies = self._func in _WITH_BUFFERS or (self.writes and not in_place)
         given = [x.clone() for x in operands] if copies else list(operands)
@@ -191,7 +191,7 @@ def fp32_tensors_in(values: Any) -> list[Tensor]:
 
 
 def memory_of(x: Tensor) -> int:
-    """Return where a tensor's memory is: good as long as somebody keeps the tensor."""
+    """Return the address of a tensor's memory; it is valid only as long as the tensor exists."""
     return x.untyped_storage().data_ptr()
 
 
@@ -200,84 +200,88 @@ def _copy_if_in(x: Tensor, memory: int) -> Tensor:
 
 
 def _draws_random_numbers(func: Function, kwargs: dict[str, Any]) -> bool:
-    """Say whether a function draws random numbers."""
+    """Whether a function draws random numbers."""
     name = getattr(func, "__name__", "")
     return "dropout" in name or name in ("rrelu", "rrelu_", "gumbel_softmax") or bool(kwargs.get("dropout_p"))
 
 
 class PendingCalls:
-    """Writes every call into the ledger when the gradient of its result comes, and then lets it go.
+    """Keeps every call until the gradient of its result arrives, adds its effects up, and releases it.
 
     Args:
-        ledger: Where it is added up.
-        scale: Returns what gradients that come now are to be divided by; None if they are none of the loss.
-        on_error: Called with what went wrong while a gradient was looked at.
+        error_sums: Where effects are added up.
+        scale: Returns the loss scale of the gradients that arrive now; None if they do not come from the loss.
+        on_error: Called with an error in the handling of a gradient.
     """
 
     def __init__(
-        self, ledger: ErrorSums, *, scale: Callable[[], Tensor | float | None], on_error: Callable[[Exception], None]
+        self,
+        error_sums: ErrorSums,
+        *,
+        scale: Callable[[], Tensor | float | None],
+        on_error: Callable[[Exception], None],
     ) -> None:
-        self._ledger = ledger
+        self._error_sums = error_sums
         self._scale = scale
         self._on_error = on_error
         self._calls: list[NarrowCall] = []
         self._by_memory: dict[int, list[NarrowCall]] = {}
-        self._written_down = WeakIdKeyDictionary()
+        self._recorded = WeakIdKeyDictionary()
 
-    def is_new(self, account: EffectKey, x: Tensor) -> bool:
-        """Say whether a tensor, as it is now, has never been written down in an account; from now on it has."""
-        known: set[tuple[EffectKey, int]] = self._written_down.setdefault(x, set())
-        if (account, x._version) in known:
+    def is_new(self, key: EffectKey, x: Tensor) -> bool:
+        """Whether a tensor, with its present value, is not recorded under a key yet; it is recorded now."""
+        known: set[tuple[EffectKey, int]] = self._recorded.setdefault(x, set())
+        if (key, x._version) in known:
             return False
-        known.add((account, x._version))
+        known.add((key, x._version))
         return True
 
     def add(self, call: NarrowCall, results: list[Tensor]) -> None:
-        """Keep a call until the gradients of its results have come."""
+        """Keep a call until the gradients of its results have arrived."""
         self.keep(call, results)
-        self._ledger.open(call.accounts)
+        self._error_sums.open(call.keys)
         self._calls.append(call)
         for place, x in enumerate(results):
             if x.requires_grad:
                 x.register_hook(self._arriving(call, place))
 
     def keep(self, call: NarrowCall, results: list[Tensor]) -> None:
-        """Let nobody write into what a call is made of and what it gave."""
+        """Protect the operands and results of a call from being overwritten."""
         call.keep_results(results)
         for memory in {memory_of(x) for x in (*call.operands, *call.results)}:
             self._by_memory.setdefault(memory, []).append(call)
 
     def before_writing(self, x: Tensor) -> None:
-        """Keep what a tensor holds now: somebody is about to write into it."""
+        """Copy a tensor for the calls that use it, because it is about to be overwritten."""
         memory = memory_of(x)
         for call in self._by_memory.pop(memory, ()):
             call.before_writing(memory)
 
     def backward_ended(self) -> None:
-        """Let go of the calls whose gradients have come: no more will."""
+        """Release the calls whose gradients have arrived."""
         for call in self._calls:
             if call.is_counted:
-                call.let_go()
+                call.release()
         self._calls = [call for call in self._calls if not call.is_counted]
 
     def finish(self) -> None:
-        """Write down what no gradient came to, and let go of everything.
+        """Record the values of calls without gradients, and release everything.
 
-        In the loop such things are numbers for a log, not a part of the step.
+        Calls of the loop without gradients are left out: they compute numbers for a log and are not part of the step.
         """
         for call in self._calls:
-            is_part = not call.is_recomputed and all(account.site != LOOP for account in call.accounts)
+            is_part = not call.is_recomputed and all(key.site != LOOP for key in call.keys)
             if is_part and not call.is_counted and call.is_whole:
                 self._write_values(call)
         self.forget()
 
     def forget(self) -> None:
-        """Let go of everything."""
+        """Release everything."""
         for call in self._calls:
-            call.let_go()
+            call.release()
         self._calls.clear()
         self._by_memory.clear()
-        self._written_down.clear()
+        self._recorded.clear()
 
     def _arriving(self, call: NarrowCall, place: int) -> Callable[[Tensor], None]:
         def arrived(gradient: Tensor) -> None:
@@ -296,28 +300,28 @@ class PendingCalls:
         gradient = gradient / scale
         if not call.is_counted:
             self._write_values(call)
-        self._ledger.add_gradient(call.accounts, gradient)
-        for fmt in self._ledger.formats:
-            for account, error in zip(call.accounts, call.errors(fmt, place), strict=True):
-                self._ledger.add_change(account, fmt, alone=inner_product(error, gradient))
-        for fmt, errors in call.twin_errors.items():
+        self._error_sums.add_gradient(call.keys, gradient)
+        for fmt in self._error_sums.formats:
+            for key, error in zip(call.keys, call.errors(fmt, place), strict=True):
+                self._error_sums.add_change(key, fmt, alone=inner_product(error, gradient))
+        for fmt, errors in call.shadow_errors.items():
             change = inner_product(errors[place], gradient)
-            call.twin_changes[fmt, place] = change
-            self._ledger.add_change(call.main_account, fmt, together=change)
+            call.shadow_changes[fmt, place] = change
+            self._error_sums.add_change(call.main_key, fmt, together=change)
 
-    def twin_arrived(self, call: NarrowCall, fmt: Format, place: int, gradient: Tensor) -> None:
-        """Write down what all errors do to the gradient of a result: half of that, times its own error."""
-        before = call.twin_changes.pop((fmt, place), None)
+    def shadow_gradient_arrived(self, call: NarrowCall, fmt: Format, place: int, gradient: Tensor) -> None:
+        """Add the effect of all errors on the gradient of a result: half of it, times the result's own error."""
+        before = call.shadow_changes.pop((fmt, place), None)
         if before is not None:
-            after = inner_product(call.twin_errors[fmt][place], gradient)
-            self._ledger.add_change(call.main_account, fmt, together=(after - before) / 2)
+            after = inner_product(call.shadow_errors[fmt][place], gradient)
+            self._error_sums.add_change(call.main_key, fmt, together=(after - before) / 2)
 
     def _write_values(self, call: NarrowCall) -> None:
         call.is_counted = True
         for stage in call.stages:
             for which, is_new in zip(stage.places, stage.is_new, strict=True):
                 if is_new:
-                    self._ledger.add_value(stage.account, call.operands[which])
-        if call.result_account is not None:
+                    self._error_sums.add_value(stage.key, call.operands[which])
+        if call.result_key is not None:
             for x in call.results:
-                self._ledger.add_value(call.result_account, x)
+                self._error_sums.add_value(call.result_key, x)

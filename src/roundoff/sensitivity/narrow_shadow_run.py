@@ -1,4 +1,4 @@
-"""The step computed beside the real one with everything narrow: what all errors together do to the loss."""
+"""A second, narrow computation of the step next to the real one: what all rounding errors together do to the loss."""
 
 from __future__ import annotations
 
@@ -14,97 +14,98 @@ from roundoff.record.torch_private import WeakIdKeyDictionary
 from roundoff.sensitivity.narrow_calls import NarrowCall
 
 OnShadowGradient = Callable[[NarrowCall, Format, int, Tensor], None]
-"""Told a call, a format, which of its results, and the gradient of that one's twin."""
+"""Called with a call, a format, the index of one of its results, and the gradient of that result's shadow."""
 
 
 class NarrowShadowRun:
-    """Every tensor of the step has a twin in each format: what it would be if every site was narrow.
+    """Every tensor of the step has a shadow in each format: its value if every site were narrow.
 
-    A call is made again on the twins of its operands, wide and narrow. The difference is the error that it introduces,
-    which is put on the result as a constant. So the twins have a graph of their own, and its gradients differ from
-    those of the real step by what all the errors do to them. A call's own error, times the mean of the two gradients,
-    is its part of what the loss moves by.
+    A call is repeated on the shadows of its operands, wide and narrow. The difference is the error that it introduces,
+    which is added to the result as a constant. So the shadows have their own graph, whose gradients differ from those
+    of the real step by the effect of all errors. A call's own error, times the mean of the two gradients, is its part
+    of the change of the loss.
 
-    Functions that torch hides from modes, such as custom ones, have no twins: what comes behind starts anew.
+    Functions that torch hides from modes, such as custom ones, have no shadows: the values after them start again
+    from the real step.
     """
 
-    def __init__(self, formats: Sequence[Format], *, arrived: OnShadowGradient) -> None:
+    def __init__(self, formats: Sequence[Format], *, on_gradient: OnShadowGradient) -> None:
         self.failure: str | None = None
-        """Why there are no twins any more."""
+        """Why the shadows were given up."""
         self._formats = tuple(formats)
-        self._arrived = arrived
-        self._twins = WeakIdKeyDictionary()
+        self._on_shadow_gradient = on_gradient
+        self._shadows = WeakIdKeyDictionary()
         self._overflows: dict[Format, Tensor] = {}
         self._seed = torch.zeros((), requires_grad=True)
-        """Where the graph of the twins begins."""
+        """The leaf of the graph of the shadows."""
 
     def knows(self, x: Tensor) -> bool:
-        """Say whether a tensor has twins."""
-        return x in self._twins
+        """Whether a tensor has shadows."""
+        return x in self._shadows
 
     def follow(self, call: NarrowCall, results: Sequence[Tensor], *, rounds: bool) -> None:
-        """Make a call again on the twins of its operands; `rounds` if something of it would be rounded."""
-        twins = [self._twins.get(x) for x in call.originals]
-        if self.failure is not None or not (rounds or any(twins)):
+        """Repeat a call on the shadows of its operands; `rounds` if something of it would be rounded."""
+        shadows = [self._shadows.get(x) for x in call.originals]
+        if self.failure is not None or not (rounds or any(shadows)):
             return
         try:
-            # What these graphs save is none of what a checkpoint around the real call counts.
+            # A checkpoint around the real call counts saved tensors; those of the shadows must not be among them.
             with saved_tensors_hooks(torch.Tensor.detach, lambda kept: kept):
-                made = [self._made(call, nth, twins, rounds=rounds) for nth in range(len(self._formats))]
+                made = [self._repeat(call, nth, shadows, rounds=rounds) for nth in range(len(self._formats))]
             for place, x in enumerate(results):
-                self._twins[x] = tuple(each[place] for each in made)
+                self._shadows[x] = tuple(each[place] for each in made)
         except Exception as error:
             self.failure = f"{type(error).__name__}: {error}"
-            self._twins.clear()
+            self._shadows.clear()
 
-    def _made(
-        self, call: NarrowCall, nth: int, twins: Sequence[Sequence[Tensor] | None], *, rounds: bool
+    def _repeat(
+        self, call: NarrowCall, nth: int, shadows: Sequence[Sequence[Tensor] | None], *, rounds: bool
     ) -> list[Tensor]:
-        operands = [x if twin is None else twin[nth] for x, twin in zip(call.operands, twins, strict=True)]
-        if call.writes and twins[0] is None:
+        operands = [x if shadow is None else shadow[nth] for x, shadow in zip(call.operands, shadows, strict=True)]
+        if call.writes and shadows[0] is None:
             operands[0] = operands[0].clone()
         if not rounds:
-            return call.made_again(operands, in_place=True)
+            return call.repeat(operands, in_place=True)
         fmt = self._formats[nth]
         with torch.no_grad():
-            narrow = call.made_narrow([x.detach() for x in operands], fmt)
-        wide = call.made_again(operands, in_place=True)
+            narrow = call.repeat_narrow([x.detach() for x in operands], fmt)
+        wide = call.repeat(operands, in_place=True)
         return [self._with_error(call, fmt, *each) for each in zip(wide, narrow, strict=True)]
 
     def _with_error(self, call: NarrowCall, fmt: Format, wide: Tensor, narrow: Tensor) -> Tensor:
-        # What overflows stays what it was: it is counted elsewhere, and would leave nothing to be seen.
+        # What overflows keeps its value: overflow is counted elsewhere, and infinities would hide everything else.
         overflows = (torch.isfinite(wide.detach()) & ~torch.isfinite(narrow)).any()
         before = self._overflows.get(fmt)
         self._overflows[fmt] = overflows if before is None else before.to(overflows.device) | overflows
         error = (narrow - wide.detach()).nan_to_num_(0.0, posinf=0.0, neginf=0.0)
         if call.writes:
-            wide.data.add_(error)  # unseen by autograd, as rounding in place is
-            twin = wide
+            wide.data.add_(error)  # invisible to autograd, like rounding in place
+            shadow = wide
         else:
-            twin = wide + error
-        if not twin.requires_grad:
-            twin = twin + 0.0 * self._seed
-        errors = call.twin_errors.setdefault(fmt, [])
-        twin.register_hook(partial(self._tell, call, fmt, len(errors)))
+            shadow = wide + error
+        if not shadow.requires_grad:
+            shadow = shadow + 0.0 * self._seed
+        errors = call.shadow_errors.setdefault(fmt, [])
+        shadow.register_hook(partial(self._on_gradient, call, fmt, len(errors)))
         errors.append(error)
-        return twin
+        return shadow
 
-    def _tell(self, call: NarrowCall, fmt: Format, place: int, gradient: Tensor) -> None:
+    def _on_gradient(self, call: NarrowCall, fmt: Format, place: int, gradient: Tensor) -> None:
         with torch.no_grad():
-            self._arrived(call, fmt, place, gradient)
+            self._on_shadow_gradient(call, fmt, place, gradient)
 
     def losses(self, roots: Sequence[Tensor]) -> list[tuple[Tensor, ...]]:
-        """Return what backward starts from in each format; empty if unknown."""
-        if self.failure is not None or not all(root in self._twins for root in roots):
+        """Return the tensors that backward starts from in each format; empty if they are not known."""
+        if self.failure is not None or not all(root in self._shadows for root in roots):
             return []
-        return [tuple(self._twins[root][nth] for root in roots) for nth in range(len(self._formats))]
+        return [tuple(self._shadows[root][nth] for root in roots) for nth in range(len(self._formats))]
 
     def overflows(self, fmt: Format) -> bool:
-        """Say whether something would overflow in a format: then the loss of its twins is none that it could have."""
+        """Whether something would overflow in a format: then the loss of its shadows is not a possible loss."""
         return fmt in self._overflows and bool(self._overflows[fmt])
 
     def backward(self, losses: Sequence[tuple[Tensor, ...]], seeds: Sequence[Tensor], *, retain: bool) -> None:
-        """Go backward through the graphs of the twins."""
+        """Run backward through the graphs of the shadows."""
         for roots in losses:
             pairs = [pair for pair in zip(roots, seeds, strict=True) if pair[0].requires_grad]
             if pairs:
@@ -112,5 +113,5 @@ class NarrowShadowRun:
                 torch.autograd.grad(outputs, [self._seed], starts, retain_graph=retain, allow_unused=True)
 
     def forget(self) -> None:
-        """Let go of everything."""
-        self._twins.clear()
+        """Release everything."""
+        self._shadows.clear()

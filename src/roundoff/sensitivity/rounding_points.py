@@ -1,4 +1,4 @@
-"""A call under way: what it is given, and what the mode that rounds would do to it."""
+"""A mode that finds where a recipe would round, without rounding anything."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _WRITING_OPERATORS = frozenset(
 
 
 class RunningCall:
-    """A call under way: what it is given, and what the mode that rounds would do to it."""
+    """A running call: its arguments, and what the mode that rounds would do to it."""
 
     def __init__(self, site: str, op: str, arguments: list[Tensor], *, writes: bool) -> None:
         self.site = site
@@ -43,47 +43,47 @@ class RunningCall:
         self.wide: list[Tensor] = []
         self._versions = [x._version for x in arguments]
 
-    def hands_on(self, result: Tensor) -> bool:
-        """Say whether a result is an argument as it was."""
+    def passes_through(self, result: Tensor) -> bool:
+        """Whether a result is one of the arguments, unchanged."""
         pairs = zip(self.arguments, self._versions, strict=True)
         return any(x is result and x._version == version for x, version in pairs)
 
     def views(self, result: Tensor) -> bool:
-        """Say whether a result shows what an argument holds."""
+        """Whether a result is a view of an argument."""
         memory = memory_of(result)
         return result is not self.written and any(memory_of(x) == memory for x in self.arguments)
 
     def rounds(self, result: Tensor) -> bool:
-        """Say whether a result is new and would be rounded."""
-        return is_among(result, self.rounded) and not self.views(result)
+        """Whether a result is new and would be rounded."""
+        return is_one_of(result, self.rounded) and not self.views(result)
 
 
 def writes(func: Function, kwargs: dict[str, Any]) -> bool:
-    """Say whether a function writes into its first argument."""
+    """Whether a function writes into its first argument."""
     name = getattr(func, "__name__", "")
     if name in ("requires_grad_", "share_memory_"):
         return False
     return bool(kwargs.get("inplace")) or name in _WRITING_OPERATORS or (name.endswith("_") and not name.endswith("__"))
 
 
-def known_kinds(tensors: Iterable[Tensor]) -> Iterable[Tensor]:
-    """Give the tensors whose memory can be read as it is."""
+def plain_tensors(tensors: Iterable[Tensor]) -> Iterable[Tensor]:
+    """Return the plain tensors whose memory can be read."""
     return (x for x in tensors if type(x) in _PLAIN_TYPES and not has_no_memory(x))
 
 
-def is_among(x: Tensor, tensors: Iterable[Tensor]) -> bool:
-    """Say whether a tensor itself is one of these: comparing them would compare their numbers."""
+def is_one_of(x: Tensor, tensors: Iterable[Tensor]) -> bool:
+    """Whether a tensor is one of these, by identity: `in` would compare their elements."""
     return any(x is each for each in tensors)
 
 
 _VIEWS = frozenset({"T", "mT", "H", "mH"})
-"""Attributes that are tensors of the step."""
+"""Attributes that return tensors of the step."""
 _OUTSIDE: OpGroups = frozenset({frozenset()})
-"""Nobody has rounded what comes from outside."""
+"""What comes from outside the model was rounded by no op."""
 
 
 class _TensorTag(NamedTuple):
-    """What is known of a tensor of the step."""
+    """What is known about a tensor of the step."""
 
     rounded_by: OpGroups
     wide_at: str | None = None
@@ -93,23 +93,23 @@ class _TensorTag(NamedTuple):
 class RoundingPoints(RoundResults):
     """Finds every call that would be rounded if each site took a narrow format: operands, weights and results.
 
-    What would be rounded is decided by the mode that does it, `RoundResults`; here the places are taken where that one
-    acts. No dtype is made believed, so that no code computes anything else.
+    What would be rounded is decided by the mode that really rounds, `RoundResults`; this subclass overrides the methods
+    in which that mode acts, and only takes note. It also reports the real dtypes, so that no code takes another branch.
 
     Args:
-        calls: Who is told.
-        twins: Who makes the calls again with everything narrow.
-        forward: Who keeps all of them.
-        fmt: Any format; which does not matter.
-        site: Returns where in the model the code is that runs now, or None if nobody wants to know.
-        in_backward: Says whether the backward pass is running.
-        on_error: Called once with what went wrong here; the training goes on unfollowed.
+        calls: Gets the calls that would be rounded.
+        shadow_run: Repeats the calls with everything narrow.
+        forward: Keeps all calls of the forward pass.
+        fmt: Any format; it does not matter which.
+        site: Returns the site of the running code, or None if nothing is measured now.
+        in_backward: Whether the backward pass is running.
+        on_error: Called once with an error in here; the training continues without the measurement.
     """
 
     def __init__(
         self,
         calls: PendingCalls,
-        twins: NarrowShadowRun,
+        shadow_run: NarrowShadowRun,
         forward: KeptForward,
         *,
         fmt: Format,
@@ -121,7 +121,7 @@ class RoundingPoints(RoundResults):
         scope.fmt = fmt
         super().__init__(scope, WHOLE)
         self._calls = calls
-        self._twins = twins
+        self._shadow_run = shadow_run
         self._forward = forward
         self._site = site
         self._in_backward = in_backward
@@ -132,25 +132,25 @@ class RoundingPoints(RoundResults):
 
     @property
     def is_running(self) -> bool:
-        """Whether a function that passes through this mode is running."""
+        """Whether a function is running inside this mode."""
         return self._depth > 0
 
     def give(self, values: Any) -> None:
-        """Take note of what a module is given: tensors that nothing is known of come from outside."""
+        """Note the inputs of a module: unknown tensors come from outside."""
         self._tag_unknown(values, _TensorTag(_OUTSIDE))
 
     def take(self, values: Any, site: str) -> None:
-        """Take note of what a module gives: tensors that nothing is known of are its own."""
+        """Note the outputs of a module: unknown tensors are its own."""
         self._tag_unknown(values, _TensorTag(frozenset({frozenset({(site, "")})})))
 
     def _tag_unknown(self, values: Any, tag: _TensorTag) -> None:
-        for x in known_kinds(fp32_tensors_in(values)):
+        for x in plain_tensors(fp32_tensors_in(values)):
             if x not in self._tags and not isinstance(x, nn.Parameter):
                 self._tags[x] = tag
 
     @never_compiled
     def __torch_function__(self, func: Function, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Call `func` as it is, and take note of what would be rounded."""
+        """Call `func` unchanged, and note what would be rounded."""
         self._depth += 1
         try:
             return self._run(func, types, args, kwargs or {})
@@ -185,7 +185,7 @@ class RoundingPoints(RoundResults):
     # -- one call ------------------------------------------------------------------------------------------------------
 
     def _begin(self, site: str, func: Function, args: Any, kwargs: dict[str, Any]) -> None:
-        arguments = list(known_kinds(fp32_tensors_in((args, kwargs))))
+        arguments = list(plain_tensors(fp32_tensors_in((args, kwargs))))
         call = RunningCall(site, op_name(func), arguments, writes=writes(func, kwargs))
         if call.written is not None:
             self._calls.before_writing(call.written)
@@ -198,75 +198,75 @@ class RoundingPoints(RoundResults):
         return NarrowCall(func, args, kwargs, writes=call.written is not None, is_recomputed=self._in_backward())
 
     def _is_known(self, x: Tensor) -> bool:
-        return isinstance(x, nn.Parameter) or x in self._tags or self._twins.knows(x)
+        return isinstance(x, nn.Parameter) or x in self._tags or self._shadow_run.knows(x)
 
     def _end(self, narrow: NarrowCall | None, result: Any) -> None:
         call = self._call
         if call is None:
             return
         results = [x for x in fp32_tensors_in(result) if not isinstance(x, nn.Parameter)]
-        if narrow is not None and any(not call.hands_on(x) for x in results):
+        if narrow is not None and any(not call.passes_through(x) for x in results):
             is_rounded = any(map(call.rounds, results))
             narrow.stages = self._stages(call, narrow, is_rounded=is_rounded)
             if not is_rounded:
                 narrow.own_places = tuple(self._own_places(call, narrow))
-            narrow.result_account = EffectKey(call.site, call.op, "result") if is_rounded else None
+            narrow.result_key = EffectKey(call.site, call.op, "result") if is_rounded else None
         if narrow is not None and (floats_in(result) or call.written is not None):
-            is_narrow = bool(narrow.accounts) and call.site != LOOP
+            is_narrow = bool(narrow.keys) and call.site != LOOP
             given = [call.written] if call.written is not None else floats_in(result)
-            self._twins.follow(narrow, given, rounds=is_narrow)
+            self._shadow_run.follow(narrow, given, rounds=is_narrow)
             self._forward.add(narrow, given, site=call.site, op=call.op, rounds=is_narrow)
-            if is_narrow or (narrow.accounts and any(x.requires_grad for x in results)):
+            if is_narrow or (narrow.keys and any(x.requires_grad for x in results)):
                 self._calls.add(narrow, results)
             else:
                 self._calls.keep(narrow, given)
-        for x in known_kinds(results):
+        for x in plain_tensors(results):
             self._tag_result(call, x)
 
     def _tag_result(self, call: RunningCall, x: Tensor) -> None:
         own = (call.site, call.op)
         known = self._tags.get(x)
-        if is_among(x, call.wide):
-            # A cast in the model's code hands fp32 tensors on: they are as rounded as they were.
-            rounded_by = known.rounded_by if known is not None and call.hands_on(x) else _OUTSIDE
+        if is_one_of(x, call.wide):
+            # A cast from fp32 to fp32 in the model's code returns its argument, which stays as rounded as it was.
+            rounded_by = known.rounded_by if known is not None and call.passes_through(x) else _OUTSIDE
             self._tags[x] = _TensorTag(rounded_by, call.site)
         elif call.rounds(x):
             self._tags[x] = _TensorTag(frozenset({frozenset({own})}))
-        elif not call.hands_on(x):
-            # It moves values: who rounded them before has rounded these, or who rounds them on their way in here.
+        elif not call.passes_through(x):
+            # The op only moves values: they were rounded by the ops before, or are rounded as inputs of this one.
             groups = [self._tags[each].rounded_by for each in call.arguments if each in self._tags]
             self._tags[x] = _TensorTag(frozenset(group | {own} for several in groups for group in several) or _OUTSIDE)
 
     def _stages(self, call: RunningCall, narrow: NarrowCall, *, is_rounded: bool) -> list[Stage]:
-        """Return which operands would be rounded: what comes from elsewhere first, weights last."""
+        """Return which operands would be rounded: those from other sites first, weights last."""
         places: dict[EffectKey, list[int]] = {}
         for place, x in enumerate(narrow.originals):
-            account = self._account_of(call, x, is_rounded=is_rounded)
-            if account is not None:
-                places.setdefault(account, []).append(place)
-        ordered = sorted(places, key=lambda account: account.part == "weight")
+            key = self._key_of(call, x, is_rounded=is_rounded)
+            if key is not None:
+                places.setdefault(key, []).append(place)
+        ordered = sorted(places, key=lambda key: key.part == "weight")
         return [
             Stage(
-                account,
-                tuple(places[account]),
-                tuple(self._calls.is_new(account, narrow.originals[place]) for place in places[account]),
-                account.part == "weight" and not call.is_product,
-                not _is_own(account.rounded_by, call.site),
+                key,
+                tuple(places[key]),
+                tuple(self._calls.is_new(key, narrow.originals[place]) for place in places[key]),
+                key.part == "weight" and not call.is_product,
+                not _is_own(key.rounded_by, call.site),
             )
-            for account in ordered
+            for key in ordered
         ]
 
     def _own_places(self, call: RunningCall, narrow: NarrowCall) -> Iterable[int]:
         for place, x in enumerate(narrow.originals):
-            tag = self._tags.get(x) if is_among(x, call.arguments) else None
+            tag = self._tags.get(x) if is_one_of(x, call.arguments) else None
             if tag is not None and tag.wide_at != call.site and _is_own(tag.rounded_by, call.site):
                 yield place
 
-    def _account_of(self, call: RunningCall, x: Tensor, *, is_rounded: bool) -> EffectKey | None:
-        if not is_among(x, call.arguments):
+    def _key_of(self, call: RunningCall, x: Tensor, *, is_rounded: bool) -> EffectKey | None:
+        if not is_one_of(x, call.arguments):
             return None
         if isinstance(x, nn.Parameter):
-            # Only where the op by itself is narrow are all of its operands.
+            # Parameters of other ops than products are rounded only if the op alone is narrow.
             rounded_by: OpGroups = frozenset() if call.is_product else frozenset({frozenset({(call.site, "")})})
             return EffectKey(call.site, call.op, "weight", rounded_by) if is_rounded else None
         tag = self._tags.get(x)
@@ -298,16 +298,16 @@ class RoundingPoints(RoundResults):
         return x
 
     def _round(self, result: Tensor) -> None:
-        if self._call is not None and not self._call.hands_on(result):
+        if self._call is not None and not self._call.passes_through(result):
             self._call.rounded.append(result)
 
     def _believed_dtype(self, x: Tensor) -> torch.dtype:
         return x.dtype
 
     def _cast(self, func: Function, args: Any, kwargs: dict[str, Any]) -> Any:
-        """Cast, and guess what that would mean in a narrow format: code widens a tensor first, and narrows it again.
+        """Cast, and guess what the cast would mean in a narrow format: code widens a tensor, and narrows it later.
 
-        Both are casts from fp32 to fp32 here, which do nothing.
+        Here both are casts from fp32 to fp32, which do nothing, so the first one is taken for the widening.
         """
         source, result = args[0], func(*args, **kwargs)
         dtype = CASTS[func] or self._first_dtype((kwargs.get("dtype"), *args[1:]))
@@ -321,11 +321,11 @@ class RoundingPoints(RoundResults):
 
 
 def _is_silent(func: Function) -> bool:
-    """Say whether a function gives no tensor that is computed: an attribute, mostly."""
+    """Whether a function computes no tensor, such as the access to an attribute."""
     name = getattr(func, "__name__", "")
     return name in ("__set__", "__delete__") or (name == "__get__" and op_name(func) not in _VIEWS)
 
 
 def _is_own(groups: OpGroups, site: str) -> bool:
-    """Say whether what these have rounded needs no rounding where this site is narrow."""
+    """Whether tensors rounded by these groups need no rounding if this site is narrow."""
     return bool(groups) and all(any(each == site for each, _ in group) for group in groups)

@@ -1,4 +1,4 @@
-"""The forward pass of a step, kept so that it can be computed again with one site narrow and nothing else."""
+"""The effect of one narrow site alone: the forward pass is kept and computed again with only that site narrow."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ from roundoff.sensitivity.narrow_calls import NarrowCall
 
 
 class NarrowAlone(NamedTuple):
-    """What is narrow while nothing else is: a site's own code, or one op of it."""
+    """The only thing that is narrow: a site's own code, or one op of it."""
 
     site: str
     op: str | None
     fmt: Format
 
     def narrows(self, kept: _KeptCall) -> bool:
-        """Say whether something of a call is rounded."""
+        """Whether something of a call is rounded."""
         if kept.site != self.site:
             return False
         return kept.rounds if self.op is None else kept.op == self.op and (kept.rounds or bool(kept.call.own_places))
 
 
 class _ValueSource(NamedTuple):
-    """Where a tensor comes from: which call gave it, and as which of its results."""
+    """Where a tensor comes from: the number of the call, and the index of its result."""
 
     nth: int
     place: int
@@ -42,27 +42,27 @@ class _KeptCall(NamedTuple):
     site: str
     op: str
     sources: tuple[_ValueSource | None, ...]
-    """Of each operand; None if it comes from outside."""
+    """The source of each operand; None if it comes from outside."""
     rounds: bool
     writes_part: bool
-    """Whether it writes into a part of a tensor: others see that, too."""
+    """Whether it writes into a part of a tensor, which is visible through other tensors."""
 
 
 class KeptForward:
-    """The calls of a forward pass and how values flow from one to the next.
+    """The calls of a forward pass, and how values flow from one to the next.
 
-    The loss with a site alone narrow comes from making only those calls again that its rounding reaches, one after the
-    other, on what the step itself has kept: no data, no random number and no state of the model is asked for twice.
+    The loss with only one site narrow is computed by repeating the calls that its rounding affects, in order, on what
+    the step itself has kept: no data, no random numbers and no state of the model are needed again.
     """
 
     def __init__(self) -> None:
         self._kept: list[_KeptCall] = []
         self._sources = WeakIdKeyDictionary()
         self._seen_from = 0
-        """The first call behind everything that was computed unseen: what goes through that cannot be followed."""
+        """The first call after everything that was computed unseen; values before it cannot be followed."""
 
     def add(self, call: NarrowCall, results: Sequence[Tensor], *, site: str, op: str, rounds: bool) -> None:
-        """Keep a call that has just been made; `rounds` if something of it would be rounded."""
+        """Keep a call that has just run; `rounds` if something of it would be rounded."""
         for x in call.originals:
             if x.grad_fn is not None and x not in self._sources:
                 self._seen_from = len(self._kept)
@@ -73,7 +73,7 @@ class KeptForward:
         self._kept.append(_KeptCall(call, site, op, sources, rounds, writes_part))
 
     def alone(self, formats: Iterable[Format]) -> list[NarrowAlone]:
-        """Return everything that could be narrow by itself: sites, and ops that are not all of what their site does."""
+        """Return everything that could be narrow alone: sites, and ops that are not the only op of their site."""
         ops: dict[str, dict[str, bool]] = {}
         hidden = {kept.site for kept in self._kept[: self._seen_from]}
         for kept in self._kept:
@@ -88,14 +88,14 @@ class KeptForward:
         ]
 
     def roots(self, roots: Sequence[Tensor]) -> list[_ValueSource] | None:
-        """Return where the tensors come from that backward starts at; None if that was not seen."""
+        """Return the sources of the tensors that backward starts from; None if one is not known."""
         found = [self._sources.get(root) for root in roots]
         return None if None in found else found
 
     def values_with(self, alone: NarrowAlone, roots: Sequence[_ValueSource]) -> list[Tensor | None] | None:
-        """Return what backward would start at if something alone was narrow: None where it is as it was.
+        """Return the tensors that backward would start from if only `alone` were narrow; None for unchanged ones.
 
-        Returns None altogether if that cannot be known: something was let go, or is seen through another tensor.
+        Returns None instead of a list if they cannot be computed: a call was released, or writes through a view.
         """
         values: dict[_ValueSource, Tensor] = {}
         last_use = self._last_uses()
@@ -116,14 +116,14 @@ class KeptForward:
         return {source: nth for nth, kept in enumerate(self._kept) for source in kept.sources if source is not None}
 
     def forget(self) -> None:
-        """Let go of everything."""
+        """Release everything."""
         self._kept.clear()
         self._sources.clear()
         self._seen_from = 0
 
 
 def _repeat_call(kept: _KeptCall, values: Mapping[_ValueSource, Tensor], alone: NarrowAlone | None) -> list[Tensor]:
-    """Make a call again where some of its operands have other values, rounded if something is narrow."""
+    """Repeat a call whose operands may have other values, rounded if it is the narrow one."""
     call = kept.call
     operands = [
         x if source is None else values.get(source, x) for x, source in zip(call.operands, kept.sources, strict=True)
@@ -132,21 +132,21 @@ def _repeat_call(kept: _KeptCall, values: Mapping[_ValueSource, Tensor], alone: 
     if alone is None:
         if call.writes and not is_other:
             operands[0] = operands[0].clone()
-        return call.made_again(operands, in_place=True)
-    narrow = call.made_narrow(operands, alone.fmt, by_itself=alone.op is not None)
+        return call.repeat(operands, in_place=True)
+    narrow = call.repeat_narrow(operands, alone.fmt, by_itself=alone.op is not None)
     return [operands[0].copy_(narrow[0])] if call.writes and is_other else narrow
 
 
 class SingleSiteEffects:
-    """What the first order says, corrected where the step was computed again with a site or an op alone narrow.
+    """First-order effects, corrected where the step was computed again with only one site or op narrow.
 
-    The first order is an error times the gradient. It is cheap and misses what is quadratic in the error, which counts
-    where a format has few bits, and that a site which runs twice rounds what its first run has moved.
+    The first order is the error times the gradient. It is cheap, but it misses what is quadratic in the error, which
+    matters for formats of few bits, and that a site that runs twice rounds what its first run has changed.
 
     Args:
         formats: The formats to try.
-        most: How many sites and ops are computed, for each format: those that matter most by the first order.
-        first_order: Returns the effects as they are known by now.
+        most: How many sites and ops are computed for each format: those with the largest first-order effects.
+        first_order: Returns the first-order effects so far.
     """
 
     def __init__(self, formats: Sequence[Format], *, most: int, first_order: Callable[[], tuple[Effect, ...]]) -> None:
@@ -159,7 +159,7 @@ class SingleSiteEffects:
         self._has_lost_track = False
 
     def add(self, forward: KeptForward, roots: Sequence[Tensor], seeds: Sequence[Tensor]) -> None:
-        """Add what a backward starts from: the gradients that it starts with are those of the loss."""
+        """Add the changes for one backward pass, which starts from `roots` with the gradients `seeds`."""
         values = forward.roots(roots)
         if values is None:
             self.lose_track()
@@ -167,9 +167,9 @@ class SingleSiteEffects:
             return
         before = weighted_loss(roots, seeds)
         self._resolution += max(torch.finfo(root.dtype).eps for root in roots) * abs(float(before))
-        lanes = forward.alone(self._formats)
-        chosen = self._most_important(lanes)
-        for alone in lanes:
+        candidates = forward.alone(self._formats)
+        chosen = self._most_important(candidates)
+        for alone in candidates:
             found = forward.values_with(alone, values) if alone in chosen else None
             if found is None:
                 self._is_unknown.add(alone)
@@ -178,18 +178,18 @@ class SingleSiteEffects:
             self._changes[alone] = self._changes.get(alone, 0.0) + weighted_loss(after, seeds) - before
 
     def lose_track(self) -> None:
-        """Leave it at the first order: something cannot be computed again."""
+        """Use the first order only: something cannot be computed again."""
         self._has_lost_track = True
 
-    def _most_important(self, lanes: Sequence[NarrowAlone]) -> set[NarrowAlone]:
-        if len(lanes) <= self._most * len(self._formats):
-            return set(lanes)
+    def _most_important(self, candidates: Sequence[NarrowAlone]) -> set[NarrowAlone]:
+        if len(candidates) <= self._most * len(self._formats):
+            return set(candidates)
         effects = self._first_order()
-        ranked = sorted(lanes, key=lambda alone: -abs(_first_order_change(effects, alone)))
+        ranked = sorted(candidates, key=lambda alone: -abs(_first_order_change(effects, alone)))
         return {alone for fmt in self._formats for alone in [x for x in ranked if x.fmt == fmt][: self._most]}
 
     def corrected(self, effects: tuple[Effect, ...]) -> tuple[tuple[Effect, ...], dict[str, dict[str, float]]]:
-        """Return the effects so that those of a site add up to what it does alone, and what is left of single ops.
+        """Return the effects, corrected to add up to the effect of each site alone, and the rest for single ops.
 
         The second is by format and by key of the op.
         """
@@ -207,7 +207,7 @@ class SingleSiteEffects:
         return effects, of_ops
 
     def _known(self) -> dict[NarrowAlone, float]:
-        """Return what was computed in every backward; a loss that is not finite says nothing about the others."""
+        """Return the changes that were computed in every backward pass and are finite."""
         if self._has_lost_track or not self._changes:
             return {}
         numbers = torch.stack(list(self._changes.values())).tolist()
@@ -228,10 +228,10 @@ def _effects_of(effects: Sequence[Effect], alone: NarrowAlone) -> list[Effect]:
 def _distribute(
     effects: tuple[Effect, ...], alone: NarrowAlone, change: float, *, resolution: float
 ) -> tuple[Effect, ...]:
-    """Add what the first order has missed to the effects of a site, by their size."""
+    """Distribute what the first order missed over the effects of a site, by their size."""
     own = _effects_of(effects, alone)
     missed = change - math.fsum(each.loss_change for each in own)
-    if not own or abs(missed) <= resolution:  # the loss itself knows no smaller differences
+    if not own or abs(missed) <= resolution:  # below the resolution of the loss itself
         return effects
     total = math.fsum(abs(each.loss_change) for each in own)
     shares = {id(each): abs(each.loss_change) / total if total else 1 / len(own) for each in own}
@@ -242,6 +242,6 @@ def _distribute(
 
 
 def weighted_loss(roots: Sequence[Tensor], seeds: Sequence[Tensor]) -> Tensor:
-    """Return the loss that roots stand for, in fp64."""
+    """Return the loss in fp64: the sum of the roots, weighted by the gradients that backward starts with."""
     losses = [(root.detach().double() * seed.double()).sum() for root, seed in zip(roots, seeds, strict=True)]
     return torch.stack(losses).sum()

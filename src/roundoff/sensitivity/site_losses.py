@@ -1,4 +1,4 @@
-"""Where a step's precision goes: what each site has to do with the loss's error."""
+"""Where the precision of a step is lost: the contribution of each site to the error of the loss."""
 
 from __future__ import annotations
 
@@ -12,54 +12,54 @@ from roundoff.sensitivity.effects import Effect, Rounded, Sensitivity
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SiteLoss:
-    """What one site's own code loses in a format."""
+    """What is lost in one site's own code in a format."""
 
     site: str
     part: float
-    """Its part of what the loss moves by if every site is narrow."""
+    """Its part of the change of the loss if every site is narrow."""
     alone: float
-    """What the loss moves by if only this site is narrow."""
+    """The change of the loss if only this site is narrow."""
     share: float
-    """Of the parts of all sites, by size."""
+    """Its share of the parts of all sites, by size."""
     overflow: float
     """The largest share of a tensor, or of a gradient, that overflows."""
     gradient_underflow: float
     """The largest share of a gradient that becomes 0."""
     snr_db: float
-    """Of the tensor that suffers most."""
+    """The signal-to-noise ratio of the most affected tensor."""
     gradient_snr_db: float | None
-    """Of the gradient that suffers most; None if none came."""
+    """The signal-to-noise ratio of the most affected gradient; None if there was none."""
     worst_op: str
-    """The op that has most of it."""
+    """The op with the largest part."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PrecisionLoss:
-    """Where the precision of a step goes in a format: sites by the size of their part, and what they add up to."""
+    """Where the precision of a step is lost in a format: the sites by the size of their part, and their sum."""
 
     fmt: str
     step: int
     loss: float
     narrow_loss: float | None
-    """The loss of the step with every site narrow, really computed; None if it could not be."""
+    """The loss of the step computed with every site narrow; None if that was not possible."""
     sites: tuple[SiteLoss, ...]
 
     @property
     def sum(self) -> float:
-        """What the parts add up to."""
+        """The sum of the parts."""
         return math.fsum(each.part for each in self.sites)
 
     @property
     def measured(self) -> float | None:
-        """What the loss really moves by."""
+        """The real change of the loss."""
         return None if self.narrow_loss is None else self.narrow_loss - self.loss
 
 
 def precision_loss(sensitivity: Sensitivity, fmt: str) -> PrecisionLoss:
-    """Add up by site where the precision of a step goes in one format.
+    """Add up by site where the precision of a step is lost in one format.
 
-    What the loop itself computes, no recipe makes narrow. Where the step could not be computed with every site narrow,
-    a site's part is what it does alone.
+    What the loop itself computes is left out, because no recipe makes it narrow. If the step could not be computed with
+    every site narrow, the part of a site is its effect alone.
     """
     narrow_loss = sensitivity.narrow_losses.get(fmt)
     by_site: dict[str, list[Effect]] = {}

@@ -1,4 +1,4 @@
-"""What shows that a training is narrow already, so that there is less to measure than it seems."""
+"""Follows a training loop and measures the requested steps."""
 
 from __future__ import annotations
 
@@ -37,35 +37,35 @@ class NarrowSigns:
     def __init__(self) -> None:
         self._signs: dict[str, None] = {}
 
-    def see_optimizer(self, optimizer: object) -> None:
+    def check_optimizer(self, optimizer: object) -> None:
         """Look for a recipe that rounds."""
         recipe = getattr(optimizer, "recipe", None)
         if isinstance(recipe, Recipe) and _rounds(recipe):
             self._signs[f"the recipe '{recipe.name}' is applied"] = None
 
-    def see_autocast(self) -> None:
-        """Take note that autocast is on where something could be measured."""
+    def note_autocast(self) -> None:
+        """Note that autocast is on in code that could be measured."""
         self._signs["torch.autocast is on"] = None
 
-    def see_models(self, models: Iterable[nn.Module]) -> None:
-        """Look for weights that hold fewer bits."""
+    def check_models(self, models: Iterable[nn.Module]) -> None:
+        """Look for weights of fewer bits than fp32."""
         weights = (weight for model in models for weight in model.parameters())
         narrow = {x.dtype for x in weights if x.is_floating_point() and x.dtype.itemsize < _FP32_BYTES}
         self._signs.update((f"there are weights in {dtype}", None) for dtype in sorted(narrow, key=str))
 
     def __str__(self) -> str:
-        """All of them in one sentence; empty if there are none."""
+        """All signs in one sentence; empty if there are none."""
         return ", ".join(self._signs)
 
 
 def _rounds(recipe: Recipe) -> bool:
-    """Whether a recipe computes in fewer bits somewhere; saved activations in few bits are no computation."""
+    """Whether a recipe computes in fewer bits somewhere; compressed saved activations do not count."""
     has_narrow_sites = any(fmt != "fp32" for fmt in recipe.overrides.values())
     return recipe.compute != "plain" or bool(recipe.device_profile) or has_narrow_sites
 
 
 class StepMeasurement(LoopFollower):
-    """Turns `RoundingPoints` on for the steps that are wanted, and makes a value of each."""
+    """Turns `RoundingPoints` on for the requested steps, and makes a `Sensitivity` of each."""
 
     def __init__(
         self,
@@ -100,20 +100,20 @@ class StepMeasurement(LoopFollower):
 
     def begin(self) -> None:
         """Get ready for the first step."""
-        self._place()
+        self._turn_on_or_off()
 
     def finish(self) -> None:
-        """Close the step that is open, and leave nothing behind."""
+        """Close the open step, and remove everything."""
         try:
             if self.clock.has_begun:
                 self.close_step()
         finally:
             self._is_over = True
-            self._place()
+            self._turn_on_or_off()
             self._measured.forget()
 
     def failed(self, error: Exception) -> None:
-        """End measuring; the training goes on."""
+        """End the measurement; the training continues."""
         if self.failure is None:
             self.failure = f"measuring failed with {type(error).__name__}: {error}"
         self._is_over = True
@@ -122,10 +122,10 @@ class StepMeasurement(LoopFollower):
 
     def module_called(self, call: ModuleCall, args: tuple[Any, ...]) -> None:
         """Show the mode what goes into a module."""
-        self._place()
+        self._turn_on_or_off()
         if self._is_on and self.clock.in_backward and not call.depth and self._mode.is_running:
-            # `backward` is a function of torch, too, for whose time the mode is off the stack: a module that runs in
-            # there is computed again by a checkpoint.
+            # torch takes the mode off the stack while `backward`, itself a function of torch, is running. A module that
+            # runs in there is recomputed by a checkpoint and must be followed, so the mode is pushed again.
             push_function_mode(self._mode)
             self._is_on_inside = True
         if self._is_on:
@@ -140,7 +140,7 @@ class StepMeasurement(LoopFollower):
             self._is_on_inside = False
 
     def backward_began(self, backward: BackwardCall) -> None:
-        """Add up the loss; gradients count from now on, without the factor that a scaler has put on them."""
+        """Add up the loss; gradients count from now on, divided by the loss scale."""
         if backward.is_nested:
             return
         if self.clock.step not in self._wanted:
@@ -149,7 +149,7 @@ class StepMeasurement(LoopFollower):
             self._measured.backward_begins(backward)
 
     def backward_ended(self, *, is_microbatch: bool) -> None:
-        """Compute what is to be computed aside; no more gradients come."""
+        """Compute what was deferred; no more gradients arrive."""
         if is_microbatch:
             self.ignores_loop = True
             try:
@@ -161,37 +161,37 @@ class StepMeasurement(LoopFollower):
 
     def optimizer_began(self, attempt: StepAttempt) -> None:
         """Look for a recipe that rounds."""
-        self.narrow_signs.see_optimizer(attempt.optimizer)
+        self.narrow_signs.check_optimizer(attempt.optimizer)
 
     def optimizer_ended(self, attempt: StepAttempt) -> None:
         """Get ready for the next step: in a loop without modules, nothing announces its beginning."""
-        self._place()
+        self._turn_on_or_off()
 
     def optimizer_skipped(self, optimizer: Optimizer) -> None:
         """Get ready for the next step."""
-        self._place()
+        self._turn_on_or_off()
 
     def loop_calling(self, kind: CallKind, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Look for a recipe that rounds."""
         if kind == "optimizer_backward":
-            self.narrow_signs.see_optimizer(args[0])
+            self.narrow_signs.check_optimizer(args[0])
 
     def loop_called(self, call: LoopCall) -> None:
         """Get ready for the next step, which cleared gradients may announce."""
         if call.kind == "zero_grad":
-            self._place()
+            self._turn_on_or_off()
 
     def step_closed(self, step: int) -> None:
-        """Make a value of a step that was measured."""
+        """Report the result of a measured step."""
         if self._is_over or step not in self._wanted:
             return
         with hidden_from_modes(), torch.no_grad():
             sensitivity = self._measured.sensitivity(step, num_parameters=self._num_parameters())
-            self.narrow_signs.see_models(self.sites.models)
+            self.narrow_signs.check_models(self.sites.models)
         self._is_over = step >= max(self._wanted)
-        self._take_away()
+        self._turn_off()
         self._new_step()
-        self._place()
+        self._turn_on_or_off()
         self._on_done(sensitivity)
 
     def _num_parameters(self) -> dict[str, int]:
@@ -205,10 +205,10 @@ class StepMeasurement(LoopFollower):
                 counts[site] = counts.get(site, 0) + sum(p.numel() for p in own)
         return counts
 
-    def _place(self) -> None:
-        """Put the mode on where it is needed, or take it away."""
+    def _turn_on_or_off(self) -> None:
+        """Push the mode if the present step is measured, or remove it."""
         if self._mode.is_running:
-            return  # torch has taken it off the stack for this time, and puts it back itself
+            return  # torch has taken it off the stack for now, and puts it back itself
         step, clock = self.clock.step, self.clock
         wanted = step in self._wanted or (step + 1 in self._wanted and clock.ends_at_forward)
         if wanted and not self._is_over:
@@ -218,23 +218,23 @@ class StepMeasurement(LoopFollower):
                 push_function_mode(self._mode)
             self._is_on = True
         else:
-            self._take_away()
+            self._turn_off()
 
-    def _take_away(self) -> None:
+    def _turn_off(self) -> None:
         if self._is_on:
             remove_function_mode(self._mode)
             self._eagerly.close()
             self._is_on = False
 
     def _site(self) -> str | None:
-        """Return where the running code belongs; None where nothing is to be measured."""
+        """Return the site of the running code; None if nothing is measured there."""
         if self._is_over or not torch.is_grad_enabled() or torch.compiler.is_compiling() or in_function_transform():
             return None
         if torch.is_autocast_enabled("cpu") or torch.is_autocast_enabled("cuda"):
-            self.narrow_signs.see_autocast()
-            return None  # it decides about formats by itself
-        # What is computed in backward is a recomputation. Those of torch's engine itself only bring values back; inside
-        # a function in Python there is a backward of its own.
+            self.narrow_signs.note_autocast()
+            return None  # autocast chooses the formats itself
+        # What runs in backward is a recomputation. Only one inside an autograd function in Python has its own backward;
+        # those of torch's engine itself only restore values.
         if self.clock.in_backward and not isinstance(self._node(), BackwardCFunction):
             return None
         stack = self.modules.sites
