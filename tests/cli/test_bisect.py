@@ -142,7 +142,7 @@ def test_what_cannot_be_is_one_clear_error(arguments: tuple[str, ...], what: str
     ("arguments", "what"),
     [
         (("--switch", "bogus=1", "planted.py", "4", "8"), "No switch 'bogus'."),
-        (("--switch", "randomness=abc", "planted.py", "4", "8"), "randomness = 'abc' cannot be."),
+        (("--switch", "randomness=abc", "planted.py", "4", "8"), "Invalid value 'abc' of the switch randomness."),
         (("--switch", "substitute=bogus", "planted.py", "4", "8"), "'bogus'"),
         (("--name", "../x", "planted.py", "4", "8"), "Invalid --name '../x'."),
         (("--sites", "a,a,b", "sh", "check.sh"), "--sites names a twice."),

@@ -384,5 +384,5 @@ def test_a_switch_that_cannot_be_is_told_before_anything_runs(monkeypatch: pytes
     monkeypatch.setenv("ROUNDOFF_SWITCHES", json.dumps({"randomness": "often"}))
     result = CliRunner().invoke(command_line, ["record", "train.py"])
     assert result.exit_code == 2
-    assert "The switch randomness = 'often' cannot be." in result.output
+    assert "Invalid value 'often' of the switch randomness." in result.output
     assert not Path("runs").exists()

@@ -268,6 +268,4 @@ def test_what_is_recorded_is_what_was_drawn(tmp_path: Path):
 def test_a_seed_is_a_whole_number(seed: str):
     with pytest.raises(SwitchError) as caught, switched({"randomness": seed}):
         pass
-    assert str(caught.value) == (
-        f"The switch randomness = '{seed}' cannot be.\n  why: it is a seed: 0, 1, 1234.\n  fix: correct it."
-    )
+    assert str(caught.value) == (f"Invalid value '{seed}' of the switch randomness.\n  why: it is a seed: 0, 1, 1234.")

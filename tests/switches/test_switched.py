@@ -41,23 +41,23 @@ def test_a_number_means_its_text():
 @pytest.mark.parametrize(
     ("switches", "why"),
     [
-        ("randomness=0", "it is not a mapping from switches to what they are set to"),
-        (None, "it is not a mapping from switches to what they are set to"),
-        ({"randomness": None}, "'randomness' is set to None; names are texts, values texts or numbers"),
-        ({"randomness": True}, "'randomness' is set to True; names are texts, values texts or numbers"),
-        ({0: "randomness"}, "0 is set to 'randomness'; names are texts, values texts or numbers"),
+        ("randomness=0", "it is not a mapping from switches to values"),
+        (None, "it is not a mapping from switches to values"),
+        ({"randomness": None}, "'randomness': None; names are strings, values strings or numbers"),
+        ({"randomness": True}, "'randomness': True; names are strings, values strings or numbers"),
+        ({0: "randomness"}, "0: 'randomness'; names are strings, values strings or numbers"),
     ],
 )
 def test_what_is_no_mapping_of_texts_is_an_error(switches: Any, why: str):
     with pytest.raises(SwitchError) as caught:
         switched(switches)
     assert str(caught.value) == (
-        f'{switches!r} are no switches.\n  why: {why}.\n  fix: write them like {{"randomness": "0"}}.'
+        f'Invalid switches {switches!r}.\n  why: {why}.\n  fix: write them like {{"randomness": "0"}}.'
     )
 
 
 def test_an_option_of_a_switch_that_is_not_on_is_an_error():
-    with pytest.raises(SwitchError, match="'substitute' is not on"), switched({"substitute.ops": "head"}):
+    with pytest.raises(SwitchError, match="of 'substitute', which is not on"), switched({"substitute.ops": "head"}):
         pass
 
 
@@ -71,8 +71,8 @@ def test_the_environment_holds_the_same_mapping_as_json(monkeypatch):
     ("text", "why"),
     [
         ("randomness=0", "it is not JSON"),
-        ('["randomness"]', "it is not an object of texts"),
-        ('{"randomness": 0}', "it is not an object of texts"),
+        ('["randomness"]', "it is not an object with string values"),
+        ('{"randomness": 0}', "it is not an object with string values"),
         ('{"random": "0"}', "In the environment variable ROUNDOFF_SWITCHES: No switch 'random'."),
     ],
 )

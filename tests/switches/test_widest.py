@@ -171,7 +171,6 @@ def test_only_these_two_values_exist():
     with pytest.raises(SwitchError) as caught, switched({"widest": "fp64"}):
         pass
     assert str(caught.value) == (
-        "The switch widest = 'fp64' cannot be.\n"
-        "  why: it is 'fp32', or 'own' for the widest that each recipe has.\n"
-        "  fix: correct it."
+        "Invalid value 'fp64' of the switch widest.\n"
+        "  why: it is 'fp32', or 'own' for the widest version of each recipe."
     )

@@ -1,4 +1,4 @@
-"""Switches: one thing about how a training computes, changed while everything else stays."""
+"""Switches: each changes one thing about how a training computes, and nothing else."""
 
 from roundoff.switches.substitute.op_listing import Listing, differing_ops, listing_ops, read_listing
 from roundoff.switches.switched import SWITCHES_VARIABLE, switched, switches_in_environment

@@ -1,4 +1,4 @@
-"""The switch `adaptive`: scales that follow the data stay as they are."""
+"""The switch `adaptive`: freezes scales that adapt to the data."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ OPTIONS: Final = frozenset({"loss_scale"})
 
 
 def switching(value: str, options: Mapping[str, str]) -> AbstractContextManager[None]:
-    """Freeze scales inside the block after as many steps as `value` says: "0" from the start.
+    """Freeze scales inside the block after `value` steps; "0" freezes them from the start.
 
-    These are dynamic loss scales, of recipes and of torch's GradScaler, the scales of fp8 operands and fixed-point
-    scales of the method `auto`. One that has seen no data takes its first. The option `loss_scale` sets dynamic loss
-    scales to a number.
+    These are dynamic loss scales, of recipes and of torch's GradScaler, the scales of fp8 operands, and fixed-point
+    scales of the method `auto`. A scale that has seen no data takes its first value. The option `loss_scale` sets
+    dynamic loss scales to a number.
     """
     if not value.isdecimal():
         raise _value_error("adaptive", value, "it is a number of steps: 0, 20")
@@ -39,7 +39,7 @@ def _freezing(after: int, loss_scale: float | None) -> Iterator[None]:
 
 @contextmanager
 def _freezing_grad_scalers(after: int, loss_scale: float | None) -> Iterator[None]:
-    """Have `torch.amp.GradScaler` neither grow nor back off; steps with bad gradients are skipped as before."""
+    """Keep the scale of `torch.amp.GradScaler` constant; steps with bad gradients are still skipped."""
     scaler_class: Any = torch.amp.GradScaler
     plain = scaler_class.update
     num_updates: WeakKeyDictionary[Any, int] = WeakKeyDictionary()
@@ -69,4 +69,4 @@ def _loss_scale(text: str) -> float:
 
 
 def _value_error(name: str, text: str, why: str) -> SwitchError:
-    return SwitchError.explain(f"The switch {name} = '{text}' cannot be.", why=f"{why}.", fix="correct it.")
+    return SwitchError.explain(f"Invalid value '{text}' of the switch {name}.", why=f"{why}.")

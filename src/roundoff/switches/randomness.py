@@ -1,4 +1,4 @@
-"""Makes the numbers of every random op of torch on the CPU, from a generator that recomputation finds again."""
+"""The switch `randomness`: random numbers that do not depend on device, dtype or memory layout."""
 
 from __future__ import annotations
 
@@ -25,34 +25,34 @@ _SEED_BITS: Final = 2**63 - 1
 
 
 class DrawOnCpu(DispatchMode):
-    """Seeds every random op, and where it draws elsewhere than on a CPU overwrites what it drew.
+    """Seeds every random op, and replaces what was not drawn on a CPU by numbers that were.
 
-    Before each draw one number is taken from torch's default generator; it and the seed decide all the others. So
-    whatever goes back in that generator, as activation checkpointing does to compute a dropout again, finds the same
-    numbers again, and what the draws of the devices use up does not matter.
+    Before each draw one number is taken from torch's default generator; it and the seed determine all the others. So
+    code that resets that generator, as activation checkpointing does to recompute a dropout, gets the same numbers
+    again, and it does not matter how many numbers the devices consume.
     """
 
     def __init__(self, seed: int) -> None:
         super().__init__()
         self._seed = seed
-        self._told: set[str] = set()
+        self._warned: set[str] = set()
 
     @never_compiled
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
-        """Run an op; if it is random, with our numbers."""
+        """Run an op; if it is random, with numbers drawn on the CPU."""
         kwargs = kwargs or {}
-        # Tensors of a class of their own have no memory, or the ranks' parts of them must differ.
+        # Tensor subclasses are left alone: they have no memory, or the parts of different ranks must differ.
         if not _is_random(func) or any(kind not in (Tensor, torch.nn.Parameter) for kind in types):
             return func(*args, **kwargs)
         if not _is_replaceable(func):
-            self._tell_if_random(func, args, kwargs)
+            self._warn_if_random(func, args, kwargs)
             return func(*args, **kwargs)
         generator = _generator_of(args, kwargs)
         if generator is not None and generator.device.type == "cpu":
-            return func(*args, **kwargs)  # a generator that the code made itself draws alike on every device
-        return self._drawn(func, args, kwargs)
+            return func(*args, **kwargs)  # a CPU generator of the script draws the same numbers on every device
+        return self._draw_on_cpu(func, args, kwargs)
 
-    def _drawn(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def _draw_on_cpu(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         with hidden_from_modes():
             ticket = int(torch.empty((), dtype=torch.int64).random_())
         seed = splitmix64(splitmix64(self._seed) ^ ticket) & _SEED_BITS
@@ -70,14 +70,14 @@ class DrawOnCpu(DispatchMode):
                 own.copy_(drawn)
         return answer
 
-    def _tell_if_random(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Say once of a fused kernel that its dropout cannot be replaced."""
+    def _warn_if_random(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Warn once per fused kernel that its dropout cannot be replaced."""
         names = [argument.name for argument in func._schema.arguments]
         given = {**dict(zip(names, args, strict=False)), **kwargs}
         name = str(func)
-        if (given.get("dropout_p") or (given.get("dropout") and given.get("train"))) and name not in self._told:
-            self._told.add(name)
-            warnings.warn(f"{name} draws its dropout inside of a kernel: it does not become repeatable.", stacklevel=4)
+        if (given.get("dropout_p") or (given.get("dropout") and given.get("train"))) and name not in self._warned:
+            self._warned.add(name)
+            warnings.warn(f"{name} draws its dropout inside a kernel, so it does not become repeatable.", stacklevel=4)
 
 
 @functools.cache
@@ -94,7 +94,7 @@ def _is_replaceable(func: Any) -> bool:
 
 @contextmanager
 def _seeded(seed: int) -> Iterator[None]:
-    """Let torch's default generator be another one inside the block."""
+    """Seed torch's default generator inside the block, and restore it afterwards."""
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed)
         yield
@@ -122,7 +122,7 @@ def _is_plain(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
 
 
 def _on_cpu(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Return the call as it would be on a CPU, in fp32 and in contiguous memory."""
+    """Return the arguments of the call on a CPU, in fp32 and in contiguous memory."""
     args, kwargs = tree_map(_plain_value, (args, kwargs))
     for name in ("layout", "pin_memory", "memory_format"):
         kwargs.pop(name, None)
@@ -145,7 +145,7 @@ def _plain_value(value: Any) -> Any:
 
 
 def _draw(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[list[Tensor], dict[int, Tensor]]:
-    """Return what the call gives and, by their places, what it writes into its arguments."""
+    """Return the results of the call and, by index, the arguments that it writes into."""
     if func is _aten.native_dropout.default:
         return _dropout(*args), {}
     results = _tensors(func(*args, **kwargs))
@@ -161,7 +161,7 @@ def _dropout(x: Tensor, p: float, train: bool | None) -> list[Tensor]:
 
 
 def _dropout_mask(shape: torch.Size, probability: float) -> Tensor:
-    """Return which elements a dropout keeps: the same whether a device has an op for dropout or composes it."""
+    """Return which elements a dropout keeps; equal for devices with a dropout op and those that compose it."""
     return torch.empty(shape).bernoulli_(probability) > 0
 
 
@@ -182,16 +182,14 @@ _LARGEST_SEED: Final = 2**63 - 1
 
 
 def switching(value: str, options: Mapping[str, str]) -> AbstractContextManager[None]:
-    """Draw the random numbers of torch from a CPU generator that begins at the seed `value`, in this thread.
+    """Draw the random numbers of torch from a CPU generator with the seed `value`, in this thread.
 
     The nth draw gives the same numbers on every device, in every format and for every memory layout. A script that
-    seeds torch itself still decides which numbers come again; other seeds of the switch give other numbers. Generators
-    of its own on the CPU, numpy and Python's `random` are left alone. Compiled models run eagerly.
+    seeds torch itself still gets repeatable numbers; another seed of the switch gives other ones. The script's own CPU
+    generators, numpy and Python's `random` are left alone. Compiled models run eagerly.
     """
     if not value.isdecimal() or int(value) > _LARGEST_SEED:
-        raise SwitchError.explain(
-            f"The switch randomness = '{value}' cannot be.", why="it is a seed: 0, 1, 1234.", fix="correct it."
-        )
+        raise SwitchError.explain(f"Invalid value '{value}' of the switch randomness.", why="it is a seed: 0, 1, 1234.")
     return _drawing(int(value))
 
 
@@ -201,7 +199,7 @@ def _drawing(seed: int) -> Iterator[None]:
     with torch.random.fork_rng(devices=[]), ExitStack() as block:
         torch.default_generator.manual_seed(seed)
         if torch.accelerator.is_available():
-            # Fused attention draws inside of its kernel, where nobody can tell it what.
+            # Fused attention draws inside its kernel, where the numbers cannot be replaced.
             block.enter_context(sdpa_kernel(SDPBackend.MATH))
         push_mode(mode, is_part_of_training=True)
         block.callback(remove_mode, mode)

@@ -1,4 +1,4 @@
-"""Turning switches on for a block: the table of switches, and what they are asked for."""
+"""Turns switches on for a block: the table of switches, and how they are read."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ _SWITCH_MODULES: Final = {
     "randomness": "roundoff.switches.randomness",
     "substitute": "roundoff.switches.substitute.switch",
 }
-"""Where each switch lives, in the order in which they are turned on."""
+"""The module of each switch, in the order in which they are turned on."""
 
 
 class Switch(Protocol):
-    """What the file of a switch holds."""
+    """What the module of a switch must define."""
 
     OPTIONS: frozenset[str]
-    """What may stand behind its name and a dot: `ops` for `substitute.ops`."""
+    """The names of its options, which follow its name and a dot: `ops` for `substitute.ops`."""
 
     def switching(self, value: str, options: Mapping[str, str]) -> AbstractContextManager[Any]:
         """Return the block in which the switch is on.
 
         Raises:
-            SwitchError: the value or an option cannot be.
+            SwitchError: the value or an option is invalid.
         """
 
 
@@ -40,21 +40,21 @@ def switched(switches: Mapping[str, str | float]) -> AbstractContextManager[None
     """Change how everything inside the block computes, and nothing else.
 
     Args:
-        switches: What each switch is set to, and its options: `{"randomness": "0"}`,
-            `{"substitute": "fp64", "substitute.ops": "blocks.1.attn"}`. A number means its text; an empty mapping
-            changes nothing.
+        switches: The value of each switch, and its options: `{"randomness": "0"}`,
+            `{"substitute": "fp64", "substitute.ops": "blocks.1.attn"}`. Numbers may be given instead of strings; an
+            empty mapping changes nothing.
 
     Raises:
         SwitchError: a switch, its value or an option does not exist; raised before the block is entered.
     """
     texts = _check_and_stringify(switches)
-    asked = _options_by_switch(texts)
+    requested = _options_by_switch(texts)
     blocks = []
     for name, home in _SWITCH_MODULES.items():
-        if name in asked:
+        if name in requested:
             switch = cast(Switch, importlib.import_module(home))
-            _check_options(name, asked[name], switch.OPTIONS)
-            blocks.append(switch.switching(texts[name], asked[name]))
+            _check_options(name, requested[name], switch.OPTIONS)
+            blocks.append(switch.switching(texts[name], requested[name]))
     return _entering_all(blocks)
 
 
@@ -67,10 +67,10 @@ def _entering_all(blocks: Sequence[AbstractContextManager[Any]]) -> Iterator[Non
 
 
 def switches_in_environment() -> dict[str, str]:
-    """Return the switches that `ROUNDOFF_SWITCHES` holds as JSON, so that a tool can steer an unchanged script.
+    """Return the switches in `ROUNDOFF_SWITCHES`, given as JSON, which control an unmodified script.
 
     Raises:
-        SwitchError: it is not an object of texts, or names a switch that does not exist.
+        SwitchError: it is not an object with string values, or names a switch that does not exist.
     """
     text = os.environ.get(SWITCHES_VARIABLE, "")
     if not text:
@@ -80,7 +80,7 @@ def switches_in_environment() -> dict[str, str]:
     except json.JSONDecodeError as error:
         raise _variable_error(text, f"it is not JSON: {error}") from error
     if not isinstance(switches, dict) or not all(isinstance(value, str) for value in switches.values()):
-        raise _variable_error(text, "it is not an object of texts")
+        raise _variable_error(text, "it is not an object with string values")
     try:
         _options_by_switch(switches)
     except SwitchError as error:
@@ -89,18 +89,18 @@ def switches_in_environment() -> dict[str, str]:
 
 
 def _check_and_stringify(switches: Mapping[str, str | float]) -> dict[str, str]:
-    """Return the switches with numbers as texts; callers without a type checker hand in anything."""
+    """Return the switches with numbers as strings; raise if names or values have other types."""
     if not isinstance(switches, Mapping):
-        raise _switches_error(switches, "it is not a mapping from switches to what they are set to")
+        raise _switches_error(switches, "it is not a mapping from switches to values")
     for name, value in switches.items():
         if not isinstance(name, str) or isinstance(value, bool) or not isinstance(value, str | int | float):
-            raise _switches_error(switches, f"{name!r} is set to {value!r}; names are texts, values texts or numbers")
+            raise _switches_error(switches, f"{name!r}: {value!r}; names are strings, values strings or numbers")
     return {name: str(value) for name, value in switches.items()}
 
 
 def _options_by_switch(switches: Mapping[str, str]) -> dict[str, dict[str, str]]:
-    """Return the options of every switch that is asked for."""
-    asked: dict[str, dict[str, str]] = {name: {} for name in switches if "." not in name}
+    """Return the options of every requested switch."""
+    requested: dict[str, dict[str, str]] = {name: {} for name in switches if "." not in name}
     for key, value in switches.items():
         name, dot, option = key.partition(".")
         if name not in _SWITCH_MODULES:
@@ -109,13 +109,13 @@ def _options_by_switch(switches: Mapping[str, str]) -> dict[str, dict[str, str]]
                 why=f"the switches are {', '.join(sorted(_SWITCH_MODULES))}.",
                 fix="correct the name.",
             )
-        if dot and name not in asked:
+        if dot and name not in requested:
             raise SwitchError.explain(
-                f"'{key}' = '{value}' says how '{name}' is to be, and '{name}' is not on.", fix=f"set '{name}', too."
+                f"'{key}' is an option of '{name}', which is not on.", fix=f"set '{name}' as well."
             )
         if dot:
-            asked[name][option] = value
-    return asked
+            requested[name][option] = value
+    return requested
 
 
 def _check_options(name: str, options: Mapping[str, str], allowed: frozenset[str]) -> None:
@@ -131,13 +131,13 @@ def _check_options(name: str, options: Mapping[str, str], allowed: frozenset[str
 
 def _switches_error(switches: object, why: str) -> SwitchError:
     return SwitchError.explain(
-        f"{switches!r} are no switches.", why=f"{why}.", fix="""write them like {"randomness": "0"}."""
+        f"Invalid switches {switches!r}.", why=f"{why}.", fix="""write them like {"randomness": "0"}."""
     )
 
 
 def _variable_error(text: str, why: str) -> SwitchError:
     return SwitchError.explain(
-        f"The environment variable {SWITCHES_VARIABLE} = {text!r} cannot be used.",
+        f"Invalid environment variable {SWITCHES_VARIABLE} = {text!r}.",
         why=f"{why}.",
         fix=f"""write it like {SWITCHES_VARIABLE}='{{"randomness": "0"}}', or unset it.""",
     )

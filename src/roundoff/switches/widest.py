@@ -1,4 +1,4 @@
-"""The mode that makes fp32 of everything that a function of torch would make, or take, in fewer bits."""
+"""The switch `widest`: every recipe computes with as many bits as possible, and nothing else is narrow either."""
 
 from __future__ import annotations
 
@@ -31,16 +31,16 @@ _CASTS: Final = frozenset({Tensor.half, Tensor.bfloat16})
 
 
 class Widen(FunctionMode):
-    """Replaces narrow dtypes among the arguments by fp32, and narrow tensors by their wide copies.
+    """Replaces narrow dtypes among the arguments by fp32, and narrow tensors by wide copies.
 
-    So `model.half()`, `x.to(torch.bfloat16)` and `torch.zeros(4, dtype=torch.half)` give fp32, and a tensor that came
-    narrow from elsewhere is widened where it is used. A function that writes into its operand writes into it, whatever
-    its dtype.
+    So `model.half()`, `x.to(torch.bfloat16)` and `torch.zeros(4, dtype=torch.half)` give fp32, and a narrow tensor from
+    elsewhere is widened where it is used. A function that writes into its operand still writes into it, whatever its
+    dtype.
     """
 
     @never_compiled
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Call a function with what is wide."""
+        """Call a function with wide arguments."""
         kwargs = kwargs or {}
         if func in _CASTS:
             return args[0].float()
@@ -62,7 +62,7 @@ def _widen_tensor(x: Tensor) -> Tensor:
 
 
 def _only_looks(func: Callable[..., Any]) -> bool:
-    """Whether it reads or writes an attribute: what a narrow tensor says of itself is true."""
+    """Whether it only reads or writes an attribute: a narrow tensor must report its real properties."""
     return getattr(func, "__name__", "") in ("__get__", "__set__", "__delete__", "is_floating_point", "element_size")
 
 
@@ -79,17 +79,16 @@ _MAX_ACTIVATION_BITS: Final = 8
 def switching(value: str, options: Mapping[str, str]) -> AbstractContextManager[None]:
     """Widen everything inside the block.
 
-    `fp32` applies the recipe fp32 instead of every other. `own` leaves each recipe its kind and takes the widest of it:
-    fixed point with 24 bits, saved activations with 8, all formats fp32, loss scaling as it was; so the machinery of
-    the recipe still runs, and only its bits are out of the question. In both, `torch.autocast` does nothing, and casts
-    to fp16, bf16 or fp8 give fp32.
+    `fp32` applies the recipe fp32 instead of every other recipe. `own` keeps the kind of each recipe and makes it as
+    wide as possible: fixed point with 24 bits, saved activations with 8, all formats fp32, loss scaling unchanged; so
+    the machinery of the recipe still runs, and only its bits are excluded as a cause. With both, `torch.autocast` does
+    nothing, and casts to fp16, bf16 or fp8 give fp32.
     """
     changes: dict[str, Callable[[Recipe], Recipe]] = {"fp32": lambda _: recipe_named("fp32"), "own": widest_of_its_kind}
     if value not in changes:
         raise SwitchError.explain(
-            f"The switch widest = '{value}' cannot be.",
-            why="it is 'fp32', or 'own' for the widest that each recipe has.",
-            fix="correct it.",
+            f"Invalid value '{value}' of the switch widest.",
+            why="it is 'fp32', or 'own' for the widest version of each recipe.",
         )
     return _widening(changes[value])
 
@@ -104,7 +103,7 @@ def _widening(change: Callable[[Recipe], Recipe]) -> Iterator[None]:
 
 
 def widest_of_its_kind(recipe: Recipe) -> Recipe:
-    """Return a recipe with the most bits that its way of computing has; exceptions for sites are gone.
+    """Return a recipe with the most bits of its kind, without overrides of sites.
 
     >>> widest_of_its_kind(recipe_named("O2+act2")).activation_bits
     8
@@ -135,7 +134,7 @@ def _widen_overrides(table: Overrides) -> Overrides:
 
 @contextmanager
 def _without_autocast() -> Iterator[None]:
-    """Have blocks of `torch.autocast` change nothing, those around this one as well."""
+    """Make blocks of `torch.autocast` do nothing, including those around this block."""
     autocast: Any = torch.autocast
     plain = autocast.__init__
     devices = {"cpu", accelerator.type if (accelerator := torch.accelerator.current_accelerator()) else "cpu"}
@@ -155,7 +154,7 @@ def _without_autocast() -> Iterator[None]:
 
 @contextmanager
 def _without_narrow_defaults() -> Iterator[None]:
-    """Have `torch.set_default_dtype` leave the default where it is if it were to become narrow."""
+    """Make `torch.set_default_dtype` set fp32 instead of a narrow dtype."""
     before, plain = torch.get_default_dtype(), torch.set_default_dtype
 
     def set_default_dtype(d: Any) -> None:

@@ -66,7 +66,7 @@ def test_a_phase_or_op_that_cannot_be_is_an_error_at_once(key: str):
         ChosenOps.from_text(f"blocks.1, {key}")
     assert str(caught.value) == (
         f"substitute.ops: '{key}' names no ops.\n"
-        "  why: behind a site stands a phase, forward, backward, optimizer, eval, and behind that an op with its "
+        "  why: a site is followed by a phase (forward, backward, optimizer, eval), and that by an op with its "
         "library, aten.mm.\n"
         "  fix: write site, site:phase or site:phase:op: blocks.1.attn:backward:aten.mm"
     )
@@ -96,7 +96,7 @@ def test_keys_that_nothing_matched_are_known():
     assert chosen.unused == ["head", "*:*:aten.gelu"]
 
 
-@pytest.mark.parametrize(("text", "why"), [("[head]", "is none"), ("[1]", "every key must be a text")])
+@pytest.mark.parametrize(("text", "why"), [("[head]", "is not valid JSON"), ("[1]", "every key must be a string")])
 def test_a_text_that_is_no_list_is_an_error(text: str, why: str):
     with pytest.raises(SwitchError, match=why):
         ChosenOps.from_text(text)

@@ -145,7 +145,7 @@ def test_a_wrong_shape_is_refused_before_anything_is_overwritten():
         lambda: x.exp(), lambda call, info: Results(returned=[torch.zeros(4)], written=[])
     )
     assert torch.equal(result, x.exp())
-    assert substituter.reasons == {"aten.exp": "the other implementation gives a result of shape (4,), not (3,)."}
+    assert substituter.reasons == {"aten.exp": "the other implementation returns a result of shape (4,), not (3,)."}
 
 
 def test_a_failing_implementation_leaves_the_op_and_is_counted():

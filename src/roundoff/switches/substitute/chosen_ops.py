@@ -1,4 +1,4 @@
-"""Which ops of a training are meant: a list of keys, from whole modules down to one op in one phase."""
+"""The chosen ops of a training: a list of keys, from whole modules down to one op in one phase."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from roundoff.record.loop.step_clock import PHASES
 from roundoff.record.ops.interceptor import OpPlace
 
 _FURTHER_MODEL: Final = re.compile(r"(?:[^\W\d]\w*(?:#\d+)?|[^:]*[*?\[][^:]*):[^:]*")
-"""The site of a further model: its class, or a pattern for it, a colon and the path of a module."""
+"""The site of a further model: its class, or a pattern for it, a colon, and the path of a module."""
 
 
 class ChosenOps:
-    """The ops that a list of keys names; all of them where there is no list.
+    """The ops that a list of keys names; all of them if there is no list.
 
     A key is a site, `blocks.1.attn`, which means the ops of that module's own code in all phases and not those of its
     children; a site and a phase, `blocks.1.attn:backward`; or both and an op, `blocks.1.attn:backward:aten.mm`. Each
@@ -31,10 +31,10 @@ class ChosenOps:
 
     @classmethod
     def from_text(cls, text: str | None) -> ChosenOps:
-        """Read a JSON list of keys, or keys separated by commas; None means all ops, an empty text none.
+        """Read a JSON list of keys, or keys separated by commas; None means all ops, an empty string none.
 
         Raises:
-            SwitchError: it is neither, or a key cannot be.
+            SwitchError: it is neither, or a key is invalid.
         """
         if text is None:
             return cls(None)
@@ -43,9 +43,9 @@ class ChosenOps:
         try:
             keys = json.loads(text)
         except json.JSONDecodeError as error:
-            raise _list_error(text, f"it begins like a JSON list and is none: {error}") from error
+            raise _list_error(text, f"it starts like a JSON list, but is not valid JSON: {error}") from error
         if not all(isinstance(key, str) for key in keys):
-            raise _list_error(text, "every key must be a text")
+            raise _list_error(text, "every key must be a string")
         return cls(keys)
 
     @property
@@ -54,10 +54,10 @@ class ChosenOps:
         return [key for key in self._keys or () if key in self._unused]
 
     def has(self, place: OpPlace) -> bool:
-        """Say whether an op is among them.
+        """Whether an op is chosen.
 
         Raises:
-            SwitchError: a key is this op's site and something that is no phase.
+            SwitchError: a key is this op's site and something that is not a phase.
         """
         if self._keys is None:
             return True
@@ -70,14 +70,14 @@ class ChosenOps:
         return known
 
     def _refuse_other_phases(self, site: str) -> None:
-        """Raise if what looked like a site of a further model, `head:sideways`, is a site and a misspelt phase."""
+        """Raise if what looked like a site of a further model, `head:sideways`, is a site with a misspelt phase."""
         for key, parts in (self._keys or {}).items():
             if parts[0] == key and key.rpartition(":")[0] == site:
                 raise _key_error(key)
 
 
 def _parse_key(key: str) -> tuple[str, str, str]:
-    """Split a key from behind: the site of a further model has colons of its own, `Critic:head`."""
+    """Split a key from its end: the site of a further model contains a colon, `Critic:head`."""
     site, _, last = key.rpartition(":")
     if last in PHASES and site:
         return site, last, "*"
@@ -85,7 +85,7 @@ def _parse_key(key: str) -> tuple[str, str, str]:
     if phase in (*PHASES, "*") and before and "." in last.replace("*", "."):
         return before, phase, last
     if not key:
-        raise SwitchError.explain("An empty text names no op.", fix="write a site, `blocks.1.attn`.")
+        raise SwitchError.explain("An empty key names no op.", fix="write a site, `blocks.1.attn`.")
     if ":" in key and not _FURTHER_MODEL.fullmatch(key):
         raise _key_error(key)
     return key, "*", "*"
@@ -98,7 +98,7 @@ def _matches_place(parts: tuple[str, str, str], place: OpPlace) -> bool:
 def _key_error(key: str) -> SwitchError:
     return SwitchError.explain(
         f"substitute.ops: '{key}' names no ops.",
-        why=f"behind a site stands a phase, {', '.join(PHASES)}, and behind that an op with its library, aten.mm.",
+        why=f"a site is followed by a phase ({', '.join(PHASES)}), and that by an op with its library, aten.mm.",
         fix="write site, site:phase or site:phase:op: blocks.1.attn:backward:aten.mm",
     )
 
@@ -108,5 +108,5 @@ def _list_error(text: str, why: str) -> SwitchError:
     return SwitchError.explain(
         f"substitute.ops = {shown!r} is not a list of ops.",
         why=f"{why}.",
-        fix='write keys with commas between them, or as JSON: ["blocks.1.attn:backward:aten.mm"].',
+        fix='write keys separated by commas, or as JSON: ["blocks.1.attn:backward:aten.mm"].',
     )

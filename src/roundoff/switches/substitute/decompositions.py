@@ -1,4 +1,4 @@
-"""Matrix products by multiplying and adding up, for those who do not trust the kernel of a product."""
+"""Matrix products and attention composed of simpler ops, to check the fused kernels."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def attention(
     attn_mask: Tensor | None = None,
     scale: float | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Return what each query attends to, and the logarithm of the sum that its weights were divided by."""
+    """Return the attention output, and the logsumexp of the scores of each query."""
     scores = _scores(query, key, is_causal=is_causal, mask=attn_mask, scale=scale)
     logsumexp = scores.logsumexp(-1)
     return (_weights(scores, logsumexp) @ _wide(value)).to(query.dtype), logsumexp
@@ -58,7 +58,7 @@ def _scores(query: Tensor, key: Tensor, *, is_causal: bool, mask: Tensor | None,
 
 def _weights(scores: Tensor, logsumexp: Tensor) -> Tensor:
     weights = (scores - logsumexp.unsqueeze(-1)).exp()
-    return weights.masked_fill(logsumexp.isneginf().unsqueeze(-1), 0)  # a query that may attend to nothing
+    return weights.masked_fill(logsumexp.isneginf().unsqueeze(-1), 0)  # a query whose keys are all masked
 
 
 def _scale(query: Tensor, scale: float | None) -> float:
@@ -76,7 +76,7 @@ ATTENTION: Final[Mapping[Any, Callable[..., Any]]] = {
 
 
 _NUM_ELEMENTS = 1 << 22
-"""How many factors are in memory at a time."""
+"""How many products are in memory at a time."""
 
 
 def bmm(a: Tensor, b: Tensor) -> Tensor:

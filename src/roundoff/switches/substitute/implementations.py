@@ -1,4 +1,4 @@
-"""Other implementations of an op: in fp64, on the CPU, made of other ops, or a function of the user's."""
+"""Other implementations of an op: in fp64, on the CPU, composed of other ops, or a function of the user."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from roundoff.switches.substitute.decompositions import ATTENTION, PRODUCTS
 
 
 def load_function(name: str) -> Callable[..., Any]:
-    """Import a function; modules in the current folder are found, too.
+    """Import a function by its name, `module:function` or `file.py:function`; the working directory is searched too.
 
     Raises:
         SwitchError: there is no such module or function, or importing it fails.
@@ -74,24 +74,24 @@ class Results:
     """The tensors that a call computed."""
 
     returned: list[Tensor]
-    """Those it returned, without views of its arguments; those it wrote to, where it returns nothing."""
+    """Those it returned, without views of its arguments; those it wrote to, if it returns nothing."""
     written: list[Tensor]
     """Arguments that it wrote to."""
 
 
 class NotImplementedHereError(Exception):
-    """This implementation has nothing else for the op; its text says why, and is empty where that is no loss."""
+    """This implementation has no version of the op; the message says why, and is empty if none is needed."""
 
 
 Implementation = Callable[[OpCall, OpInfo], Results]
-"""Runs a call; its tensors stay as they are.
+"""Runs a call without changing its tensors.
 
 Raises NotImplementedHereError, or whatever the other implementation raises.
 """
 
 
 def results_of(call: OpCall, info: OpInfo, result: Any) -> Results:
-    """Return the tensors of a call that gave `result`."""
+    """Return the tensors of a call that returned `result`."""
     written = written_arguments(call.signature.op, info, call.args, call.kwargs)
     if info.views and isinstance(result, tuple):
         result = [entry for place, entry in enumerate(result) if place not in info.views]
@@ -102,29 +102,29 @@ def implementation_named(name: str) -> Implementation:
     """Find an implementation: `fp64`, `cpu`, `decomposed`, or a function, `module:function` or `file.py:function`.
 
     Raises:
-        SwitchError: there is no such one.
+        SwitchError: it does not exist.
     """
     if name in IMPLEMENTATIONS:
         return IMPLEMENTATIONS[name]
     if ":" not in name:
         raise SwitchError.explain(
             f"There is no implementation '{name}'.",
-            why=f"there are {', '.join(IMPLEMENTATIONS)}, and functions of your own.",
+            why=f"the implementations are {', '.join(IMPLEMENTATIONS)}, and your own functions.",
             fix="use one of them, or module:function.",
         )
     return UsersFunction(load_function(name))
 
 
 def is_torchs_own(op: str) -> bool:
-    """Say whether an operator, `aten.gelu`, is one of torch's and not one that somebody registered."""
+    """Whether an operator, `aten.gelu`, is one of torch's own, not one from another library."""
     return op.partition(".")[0] in _TORCHS_LIBRARIES
 
 
 def runs_own_kernel(implementation: Implementation, op: Any, name: str) -> bool:
-    """Say whether an operator that somebody registered is computed by its own kernel under an implementation, too.
+    """Whether an implementation computes an operator of another library by the operator's own kernel.
 
-    Torch has kernels of its own for fp64, and decompositions; what somebody registered is one kernel for all formats,
-    and what is wrong in it, or in its formula for the gradient, stays wrong.
+    Torch has its own kernels for fp64, and decompositions; an operator of another library has one kernel for all
+    formats, and an error in it, or in its formula for the gradient, stays.
     """
     if is_torchs_own(name):
         return False
@@ -134,7 +134,7 @@ def runs_own_kernel(implementation: Implementation, op: Any, name: str) -> bool:
 def in_fp64(call: OpCall, info: OpInfo) -> Results:
     """Run the call with every float made fp64."""
     if not any(x.is_floating_point() and x.dtype != torch.float64 for x in call.tensors()):
-        raise NotImplementedHereError  # in fp64 it is the same
+        raise NotImplementedHereError  # it already computes in fp64, or without floats
     if can_convolve(call):
         return Results(returned=convolve(call), written=[])
     if can_unroll(call):
@@ -145,14 +145,14 @@ def in_fp64(call: OpCall, info: OpInfo) -> Results:
 def on_cpu(call: OpCall, info: OpInfo) -> Results:
     """Run the call on the CPU."""
     if all(x.device.type == "cpu" for x in call.tensors()):
-        raise NotImplementedHereError  # there it is already
+        raise NotImplementedHereError  # it already runs there
     cpu = torch.device("cpu")
     there = call.change(lambda _, value: cpu if isinstance(value, torch.device) else value)
     return _run(with_floats_as(there.change_tensors(Tensor.cpu), None), info)
 
 
 def decomposed(call: OpCall, info: OpInfo) -> Results:
-    """Run other ops that make up this one: as torch says, or as the files beside this one do."""
+    """Run the op composed of other ops: by torch's decomposition, or by those in `decompositions`."""
     op, copied = call.signature.op, with_floats_as(call, None)
     if can_convolve(copied):
         return Results(returned=convolve(copied), written=[])
@@ -160,18 +160,18 @@ def decomposed(call: OpCall, info: OpInfo) -> Results:
     if parts is not None:
         return results_of(copied, info, parts(*copied.args, **copied.kwargs))
     if not call.signature.is_foreach:
-        raise NotImplementedHereError("torch does not take it apart.")
+        raise NotImplementedHereError("torch has no decomposition of it.")
     return results_of(copied, info, one_by_one(op)(*copied.args, **copied.kwargs))
 
 
 class UsersFunction:
-    """Asks a function `f(op, *args, **kwargs)`, which returns what the op should, or NotImplemented."""
+    """Calls a function `f(op, *args, **kwargs)`, which returns the result of the op, or NotImplemented."""
 
     def __init__(self, function: Callable[..., Any]) -> None:
         self.function = function
 
     def __call__(self, call: OpCall, info: OpInfo) -> Results:
-        """Have the function compute what the op should."""
+        """Compute the op by the function."""
         copied = with_floats_as(call, None)
         result = self.function(info.name, *copied.args, **copied.kwargs)
         if result is NotImplemented:

@@ -1,4 +1,4 @@
-"""The ops of one step in their order, and how far two implementations of each are apart."""
+"""The ops of one step in order, and how much two implementations of each differ."""
 
 from __future__ import annotations
 
@@ -29,17 +29,17 @@ from roundoff.switches.substitute.implementations import (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ListedOp:
-    """One op of one site and phase, however often it is called there."""
+    """One op of one site and phase, over all its calls there."""
 
     key: str
     """`blocks.1.attn:backward:aten.mm`, as `substitute.ops` takes it."""
     site: str
     max_ulps: float | None = None
-    """How far its results are from those of the other implementation on the same inputs, in units of what rounding to
-    their format explains; None where that was not measured or cannot be."""
+    """How much its results differ from those of the other implementation for the same inputs, in units of what rounding
+    to their format explains; None if that was not or cannot be measured."""
     runs_own_kernel: bool = False
-    """Somebody registered it, and the other implementation computes it by its own kernel, too: no difference shows, and
-    none would help."""
+    """Whether it is an operator of another library that the other implementation computes by the same kernel: then
+    there is no difference, and substituting it changes nothing."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,17 +50,17 @@ class Listing:
 
     @property
     def keys(self) -> tuple[str, ...]:
-        """Their keys."""
+        """The keys of all ops."""
         return tuple(op.key for op in self.ops)
 
     @property
     def own_kernels(self) -> tuple[str, ...]:
-        """The operators, `mylib.gelu`, that the other implementation computes by their own kernels, too."""
+        """The operators, `mylib.gelu`, that the other implementation computes by the same kernels."""
         return tuple(sorted({op.key.rpartition(":")[2] for op in self.ops if op.runs_own_kernel}))
 
     @property
     def suspects(self) -> tuple[ListedOp, ...]:
-        """The ops that differ most first; those that were not measured, last."""
+        """The ops, those that differ most first, those that were not measured last."""
         return tuple(sorted(self.ops, key=lambda op: -1.0 if op.max_ulps is None else op.max_ulps, reverse=True))
 
     @property
@@ -70,7 +70,7 @@ class Listing:
 
 
 class Listed:
-    """What a block that lists ops has seen so far."""
+    """What a block that lists ops has found."""
 
     def __init__(self) -> None:
         self.listing = Listing()
@@ -86,12 +86,12 @@ class Listed:
 def listing_ops(
     *, step: int = 0, by: str | None = None, on_done: Callable[[Listing], None] | None = None
 ) -> Iterator[Listed]:
-    """List the ops of one step of the training in the block that can be substituted, and change nothing.
+    """List the ops that can be substituted in one step of the training in the block; the training is unchanged.
 
     Args:
-        step: which step, counted from 0.
-        by: another implementation, as `substitute` takes it: how far it is apart from each op is measured.
-        on_done: is called when the step has ended.
+        step: Which step, counted from 0.
+        by: Another implementation, as for `substitute`; its difference from each op is measured.
+        on_done: Called when the step has ended.
     """
     lister = _Lister(by)
     listed = Listed()
@@ -112,8 +112,8 @@ def listing_ops(
 def differing_ops(run_step: Callable[[], Any], *, by: str = "fp64") -> tuple[ListedOp, ...]:
     """Return the ops of one training step, those that differ most from another implementation first.
 
-    Both implementations of an op get the same inputs, so that what another op did wrong is not counted. A sound op
-    differs by a few ulps; one that differs by thousands is wrong, or badly conditioned.
+    Both implementations of an op get the same inputs, so errors of earlier ops do not count. A correct op differs by a
+    few ulps; one that differs by thousands is wrong, or badly conditioned.
     """
     with listing_ops(by=by) as listed:
         run_step()
@@ -135,10 +135,10 @@ def write_listing(listing: Listing, file: Path) -> None:
 
 
 def read_listing(file: Path) -> Listing:
-    """Read what `write_listing` wrote.
+    """Read a listing from a file that `write_listing` wrote.
 
     Raises:
-        SwitchError: there is no listing.
+        SwitchError: there is none.
     """
     try:
         ops = json.loads(file.read_text(encoding="utf-8"))["ops"]
@@ -155,7 +155,7 @@ def read_listing(file: Path) -> Listing:
         )
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise SwitchError.explain(
-            f"'{file}' holds no list of ops.", why=f"{error}.", fix="see that the training made at least one step."
+            f"'{file}' holds no list of ops.", why=f"{error}.", fix="check that the training takes at least one step."
         ) from error
 
 
@@ -168,9 +168,9 @@ def _read_ulps(ulps: float | str | None) -> float | None:
 
 
 def _make_reference(by: str, implementation: Implementation) -> Reference:
-    """Return who runs each op again, by another implementation."""
+    """Return the reference that runs each op again by another implementation."""
     if by == "fp64":
-        return Reference("fp64")  # in pieces, which is faster than the whole
+        return Reference("fp64")  # it computes in pieces, which is faster
     if by == "cpu":
         return Reference("cpu")
 
@@ -181,7 +181,7 @@ def _make_reference(by: str, implementation: Implementation) -> Reference:
 
 
 class _Lister:
-    """Runs ops as they are, notes their places, and measures how far another implementation is apart."""
+    """Runs ops unchanged, notes their places, and measures how much another implementation differs."""
 
     def __init__(self, by: str | None) -> None:
         self.is_on = True
@@ -196,7 +196,7 @@ class _Lister:
         self._own_kernels: set[OpPlace] = set()
 
     def run_op(self, place: OpPlace, info: OpInfo, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Run an op as it is."""
+        """Run an op unchanged."""
         if not self.is_on or self.is_done or not self._can_be_listed(func):
             return func(*args, **kwargs)
         worst = self._worst.setdefault(place, [])
@@ -215,7 +215,7 @@ class _Lister:
         return result
 
     def listing(self) -> Listing:
-        """Return what was seen."""
+        """Return the ops so far."""
         return Listing(
             ops=tuple(
                 ListedOp(

@@ -40,20 +40,20 @@ from roundoff.switches.substitute.op_listing import listing_ops, write_listing
 
 
 class Substituter:
-    """Runs every op as it is and puts the other implementation's numbers into the results of the chosen ones.
+    """Runs every op, and overwrites the results of the chosen ones with those of the other implementation.
 
-    So whatever is particular about a result, its strides, its memory, its being an argument of the op, stays as the
-    op makes it. Views, random ops and ops without numbers are never substituted.
+    So the strides and the memory of a result, and whether it is an argument of the op, stay as the op makes them.
+    Views, random ops and ops without numbers are never substituted.
     """
 
     def __init__(self, implementation: Implementation, chosen: ChosenOps) -> None:
         self.num_substituted = 0
         self.num_left: Counter[str] = Counter()
-        """How often each chosen op ran as it is because the other implementation has none for it."""
+        """How often each chosen op was not substituted, because the other implementation has no version of it."""
         self.reasons: dict[str, str] = {}
-        """Why, by op."""
+        """Why it was not, by op."""
         self.num_own_kernel: Counter[str] = Counter()
-        """How often each chosen op that is not torch's own was computed by the very same kernel, in fp64."""
+        """How often each chosen op of another library was computed by the same kernel, in fp64."""
         self._implementation = implementation
         self._chosen = chosen
         self._signatures: dict[Any, Signature | None] = {}
@@ -61,7 +61,7 @@ class Substituter:
 
     @contextlib.contextmanager
     def off(self) -> Iterator[None]:
-        """Run the ops of the block as they are."""
+        """Substitute nothing inside the block."""
         before, self._is_off = self._is_off, True
         try:
             yield
@@ -69,7 +69,7 @@ class Substituter:
             self._is_off = before
 
     def run_op(self, place: OpPlace, info: OpInfo, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Run an op, and the other implementation if it was chosen."""
+        """Run an op, and also the other implementation if the op is chosen."""
         if self._is_off or (signature := self._signature(func)) is None or not self._chosen.has(place):
             return func(*args, **kwargs)
         call = OpCall(signature=signature, args=args, kwargs=kwargs)
@@ -82,17 +82,17 @@ class Substituter:
         return result
 
     def leave(self, op: str, why: str) -> None:
-        """Note that a chosen op ran as it is."""
+        """Note that a chosen op was not substituted."""
         self.num_left[op] += 1
         self.reasons.setdefault(op, why)
 
     def _before(self, call: OpCall, info: OpInfo) -> OpCall | None:
-        """Return the call with copies of what the op is about to overwrite; None where it must run as it is."""
+        """Return the call with copies of what the op will overwrite; None if it must not be substituted."""
         tensors = call.tensors()
         if not tensors or call.get("dropout_p"):
             return None
         if not all(map(_is_plain, tensors)):
-            self.leave(info.name, "some of its tensors are sparse, nested or of a class of their own.")
+            self.leave(info.name, "some of its tensors are sparse, nested or of a tensor subclass.")
             return None
         written = written_arguments(call.signature.op, info, call.args, call.kwargs)
         if not written:
@@ -114,8 +114,10 @@ class Substituter:
             return
         _overwrite(results.returned, others.returned)
         returned = set(map(id, results.returned))
-        beside = [pair for pair in zip(results.written, others.written, strict=False) if id(pair[0]) not in returned]
-        _overwrite([ours for ours, _ in beside], [other for _, other in beside])
+        only_written = [
+            pair for pair in zip(results.written, others.written, strict=False) if id(pair[0]) not in returned
+        ]
+        _overwrite([own for own, _ in only_written], [other for _, other in only_written])
         self.num_substituted += 1
         if runs_own_kernel(self._implementation, call.signature.op, info.name):
             self.num_own_kernel[info.name] += 1
@@ -127,20 +129,20 @@ class Substituter:
 
 
 def _check_shapes(results: Results, others: Results) -> None:
-    """Refuse what does not fit, before anything is overwritten."""
+    """Raise if the results do not match, before anything is overwritten."""
     if len(results.returned) != len(others.returned):
         raise ValueError(f"the other implementation gives {len(others.returned)} results, not {len(results.returned)}.")
-    for ours, other in zip(results.returned, others.returned, strict=True):
-        if ours.shape != other.shape:
+    for own, other in zip(results.returned, others.returned, strict=True):
+        if own.shape != other.shape:
             raise ValueError(
-                f"the other implementation gives a result of shape {tuple(other.shape)}, not {tuple(ours.shape)}."
+                f"the other implementation returns a result of shape {tuple(other.shape)}, not {tuple(own.shape)}."
             )
 
 
-def _overwrite(ours: list[Tensor], others: list[Tensor]) -> None:
-    """Write the other numbers, which is no new version of a tensor: the op has just made this one."""
-    with preserved_versions([x for x in ours if not x.is_inference()]):
-        for x, other in zip(ours, others, strict=True):
+def _overwrite(results: list[Tensor], others: list[Tensor]) -> None:
+    """Overwrite tensors without changing their versions: for autograd the op has only just made them."""
+    with preserved_versions([x for x in results if not x.is_inference()]):
+        for x, other in zip(results, others, strict=True):
             x.copy_(other)
 
 
@@ -158,17 +160,17 @@ OPTIONS = frozenset({"ops", "list"})
 
 
 class SubstituteWarning(UserWarning):
-    """The block ended, and some of the ops that were chosen ran as they are, or never came."""
+    """The block has ended, and some of the chosen ops were not substituted, or never ran."""
 
 
 def switching(value: str, options: Mapping[str, str]) -> contextlib.AbstractContextManager[Any]:
     """Return the block in which the ops that `options["ops"]` names run through the implementation `value`.
 
-    With `options["list"]`, a file, nothing is substituted: the ops of the first step are listed there instead, with how
-    far the two implementations are apart.
+    With `options["list"]`, a file, nothing is substituted: the ops of the first step are written there instead, with
+    how much the two implementations differ.
 
     Raises:
-        SwitchError: the implementation does not exist, or the list of ops is none.
+        SwitchError: the implementation does not exist, or the list of ops is invalid.
     """
     implementation = implementation_named(value)
     if "list" in options:
@@ -178,21 +180,21 @@ def switching(value: str, options: Mapping[str, str]) -> contextlib.AbstractCont
 
 @contextlib.contextmanager
 def substituting(implementation: Implementation, chosen: ChosenOps) -> Iterator[Substituter]:
-    """Run the chosen ops of the block through `implementation`; everything else stays bit for bit as it is.
+    """Run the chosen ops of the block through `implementation`; everything else stays the same bit for bit.
 
-    Compiled models run eagerly inside the block. What could not be substituted is told at its end.
+    Compiled models run eagerly inside the block. At its end a warning says what could not be substituted.
     """
     substituter = Substituter(implementation, chosen)
-    following = OpInterceptor(substituter)
+    interceptor = OpInterceptor(substituter)
     with contextlib.ExitStack() as stack:
-        stack.enter_context(following.running())
+        stack.enter_context(interceptor.running())
         if isinstance(implementation, UsersFunction):
-            mode = _UsersOps(implementation, chosen, substituter, following)
+            mode = _UsersOps(implementation, chosen, substituter, interceptor)
             push_function_mode(mode)
             stack.callback(remove_function_mode, mode)
         yield substituter
-    if complaints := _complaints(substituter, chosen, following):
-        text = "\n  ".join(complaints)
+    if lines := _warnings(substituter, chosen, interceptor):
+        text = "\n  ".join(lines)
         warnings.warn(f"Not everything was substituted:\n  {text}", SubstituteWarning, stacklevel=4)
 
 
@@ -202,42 +204,43 @@ def _listing_into(file: Path, implementation: str) -> Iterator[None]:
         yield
 
 
-def _complaints(substituter: Substituter, chosen: ChosenOps, following: OpInterceptor) -> list[str]:
+def _warnings(substituter: Substituter, chosen: ChosenOps, interceptor: OpInterceptor) -> list[str]:
     left = [
-        f"{op} ran as it is ({num}x): {substituter.reasons[op]}" for op, num in sorted(substituter.num_left.items())
+        f"{op} was not substituted ({num}x): {substituter.reasons[op]}"
+        for op, num in sorted(substituter.num_left.items())
     ]
     own = [
-        f"{op} ran its own kernel in fp64, too ({num}x): what it or its gradient formula gets wrong in every format "
-        "stays wrong; name another implementation, substitute=module:function."
+        f"{op} ran the same kernel in fp64 ({num}x): an error in it or in its gradient formula stays; name another "
+        "implementation, substitute=module:function."
         for op, num in sorted(substituter.num_own_kernel.items())
     ]
-    missing = [f"no op came that '{key}' names." for key in chosen.unused]
+    missing = [f"no op matched '{key}'." for key in chosen.unused]
     threads = (
-        ["a thread of its own computed something; its ops ran as they are."] if following.has_other_threads else []
+        ["another thread computed something; its ops were not substituted."] if interceptor.has_other_threads else []
     )
     return left + own + missing + threads
 
 
 class _UsersOps(FunctionMode):
-    """Has the user's function take the place of whole operators, above autograd: their gradient is then its gradient.
+    """Replaces whole operators by the user's function, above autograd, so that its gradient is used too.
 
-    An operator of aten has its backward in other ops, which can be chosen by themselves; one that somebody registered
-    has it in a formula of their own, which is no op.
+    The backward of an aten operator consists of other ops, which can be chosen on their own; that of an operator of
+    another library is its own formula, which is not an op.
     """
 
     def __init__(
-        self, users: UsersFunction, chosen: ChosenOps, substituter: Substituter, following: OpInterceptor
+        self, users: UsersFunction, chosen: ChosenOps, substituter: Substituter, interceptor: OpInterceptor
     ) -> None:
         super().__init__()
         self._function = users.function
         self._chosen = chosen
         self._substituter = substituter
-        self._following = following
+        self._interceptor = interceptor
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Ask the user's function where a chosen operator is called that is not torch's own."""
+        """Call the user's function instead of a chosen operator of another library."""
         op = _registered_op(func)
-        if op is None or not self._chosen.has(self._following.place_of(op)):
+        if op is None or not self._chosen.has(self._interceptor.place_of(op)):
             return func(*args, **(kwargs or {}))
         with self._substituter.off():
             result = self._function(op, *args, **(kwargs or {}))
@@ -248,7 +251,7 @@ class _UsersOps(FunctionMode):
 
 
 def _registered_op(func: Any) -> str | None:
-    """Return the name of an operator that is not one of torch's own, `mine.gelu`."""
+    """Return the name of an operator of another library, `mine.gelu`; None for torch's own."""
     if isinstance(func, torch._ops.OpOverload):
         func = func.overloadpacket
     if not isinstance(func, torch._ops.OpOverloadPacket):
