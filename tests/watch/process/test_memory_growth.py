@@ -93,7 +93,7 @@ def test_a_sum_of_losses_is_a_leak_with_its_line(training: Training) -> None:
         total = total + loss  # sum
     (finding,) = training.findings()
     assert (finding.rule, finding.source) == ("graph-leak", line_of("sum"))
-    assert finding.why.startswith("total hangs on the graphs of all steps since")
+    assert finding.why.startswith("total is connected to the graphs of all steps since")
     assert finding.fix.startswith("add numbers, not tensors: total + loss.item()")
 
 
@@ -113,7 +113,7 @@ def test_an_attribute_that_keeps_graphs_is_named_with_the_line_in_its_class(trai
         history.add(loss)
     (finding,) = training.findings()
     assert (finding.rule, finding.source) == ("graph-leak", line_of("attribute"))
-    assert finding.why.startswith("history.outputs['loss'] keeps ")
+    assert finding.why.startswith("history.outputs['loss'] holds ")
 
 
 EVERYTHING: list[tuple[int, Tensor]] = []
