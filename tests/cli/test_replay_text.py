@@ -27,7 +27,7 @@ AGAIN = Rerun(
 def test_a_saved_step_is_told_with_a_builder_for_it() -> None:
     assert saved_text(SAVED, run=RUN).splitlines() == [
         "step 12 of runs/train-3",
-        "  origin     no single op made it; roundoff diagnose says more",
+        "  origin     no single op made the bad value; roundoff diagnose says more",
         "  model      Net, 6 numbers",
         "  optimizer  SGD",
         "  batch      outside0   float32   [4, 2]            -1.5 to 2",
@@ -106,6 +106,6 @@ def test_another_recipe_is_told_with_its_loss_and_scale() -> None:
     assert rerun_text(again, run=RUN, builder="b.py:build").splitlines() == [
         "step 12 with recipe O2: everything that matters is finite.",
         "  loss       0.5; it was nan",
-        "  scale      the loss was multiplied by 1024, the largest that overflows nowhere",
-        "  note       without the optimizer's step: the builder returns none",
+        "  scale      the loss was multiplied by 1024, the largest scale without overflow",
+        "  note       without the optimizer step: the builder returns no optimizer",
     ]

@@ -1,4 +1,4 @@
-"""Saved steps, and what became of them when they were run again, as text."""
+"""Saved steps, and the results of running them again, as text."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _MAX_TENSORS = 12
 
 
 def saved_text(saved: SavedStep, *, run: Path) -> str:
-    """Say what was kept of a step, and how to go on."""
+    """Describe what was saved of a step, and how to continue."""
     models = ", ".join(saved.models)
     lines = [
         f"step {saved.step} of {run}" + (f", rank {saved.rank}" if saved.rank else ""),
@@ -39,7 +39,7 @@ def saved_text(saved: SavedStep, *, run: Path) -> str:
 
 
 def rerun_text(again: Rerun, *, run: Path, builder: str) -> str:
-    """Say whether the bad value appeared again, where, and how much of the step came out as before."""
+    """Say whether the bad value appeared again, where, and how much of the step is as it was."""
     how = f" with recipe {again.recipe}" if again.recipe is not None else ""
     lines = [f"step {again.step}{how}: {_headline(again)}"]
     if again.place is not None:
@@ -50,12 +50,10 @@ def rerun_text(again: Rerun, *, run: Path, builder: str) -> str:
     if again.recipe is None:
         lines.append(f"  same       {_same_text(again)}")
     elif again.loss_scale is not None:
-        lines.append(
-            f"  scale      the loss was multiplied by {format_whole(again.loss_scale)}, the largest that "
-            "overflows nowhere"
-        )
+        scale = format_whole(again.loss_scale)
+        lines.append(f"  scale      the loss was multiplied by {scale}, the largest scale without overflow")
     if not again.has_optimizer:
-        lines.append("  note       without the optimizer's step: the builder returns none")
+        lines.append("  note       without the optimizer step: the builder returns no optimizer")
     if again.is_bad and again.recipe is None and not again.has_own_recipe:
         lines.append(f"  next       roundoff replay {run} --builder {builder} --recipe fp32")
     return "\n".join(lines)
@@ -86,8 +84,8 @@ def _same_text(again: Rerun) -> str:
     if again.num_same == again.num_compared:
         return f"all {plural(again.num_compared, 'tensor')} of the step, bit for bit"
     first = again.first_difference
-    told = f"; the first that differs is {_event_text(first)}" if first is not None else ""
-    return f"{again.num_same} of {plural(again.num_compared, 'tensor')}, bit for bit{told}"
+    where = f"; the first that differs is {_event_text(first)}" if first is not None else ""
+    return f"{again.num_same} of {plural(again.num_compared, 'tensor')}, bit for bit{where}"
 
 
 def _event_text(event: Event) -> str:
@@ -100,7 +98,7 @@ def _numbers(values: Sequence[float]) -> str:
 
 def _origin_text(origin: Origin | None) -> str:
     if origin is None:
-        return "no single op made it; roundoff diagnose says more"
+        return "no single op made the bad value; roundoff diagnose says more"
     width = {True: "; in fp64 it is finite", False: "; not finite in fp64 either", None: ""}[origin.is_finite_in_fp64]
     source = f"   {origin.source}" if origin.source else ""
     return f"{origin.site} / {origin.op}   {origin.phase}{source}{width}"
@@ -108,15 +106,15 @@ def _origin_text(origin: Origin | None) -> str:
 
 def _tensor_text(tensor: SavedBatchTensor) -> str:
     if tensor.least is None or tensor.largest is None:
-        told = "no finite number"
+        span = "no finite number"
     else:
-        told = f"{tensor.least:.4g} to {tensor.largest:.4g}"
+        span = f"{tensor.least:.4g} to {tensor.largest:.4g}"
     bad = f", {tensor.num_nonfinite} not finite" if tensor.num_nonfinite else ""
-    return f"{tensor.name:<11}{tensor.dtype:<10}{list(tensor.shape)!s:<18}{told}{bad}"
+    return f"{tensor.name:<11}{tensor.dtype:<10}{list(tensor.shape)!s:<18}{span}{bad}"
 
 
 def _builder_lines(saved: SavedStep) -> list[str]:
-    """Show a builder for this very step."""
+    """Show a builder for this step."""
     names = [f"model{number + 1 if number else ''}" for number in range(len(saved.models))]
     lines = ["    def build():"]
     lines += [f"        {name} = {kind}(...)" for name, kind in zip(names, saved.models, strict=True)]

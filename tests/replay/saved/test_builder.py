@@ -74,7 +74,7 @@ def test_each_call_builds_anew_from_one_import(file: Path):
 
 @pytest.mark.parametrize("name", ["nothing", "words", "wrong_optimizer", "wrong_loss", "too_much"])
 def test_something_else_than_a_model_is_refused(file: Path, name: str):
-    with pytest.raises(ReplayError, match="returns something else than a model") as caught:
+    with pytest.raises(ReplayError, match="does not return a model") as caught:
         Builder(f"{file}:{name}")()
     assert "return model, or (model, optimizer)" in str(caught.value)
 

@@ -154,7 +154,7 @@ def test_without_an_origin_there_is_nothing_to_export(tmp_path: Path):
 def test_nothing_is_written_over(tmp_path: Path):
     replayed = with_origin(tmp_path / "run", replace(ORIGIN, arguments={"self": {"tensor": "self"}}))
     (tmp_path / "train.py").write_text("mine")
-    with pytest.raises(ReplayError, match="exists already"):
+    with pytest.raises(ReplayError, match="already exists"):
         export_repro(replayed, to=tmp_path / "train.py")
     with pytest.raises(ReplayError, match="there is no folder"):
         export_repro(replayed, to=tmp_path / "no" / "repro.py")

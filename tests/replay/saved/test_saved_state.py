@@ -111,5 +111,5 @@ def test_an_optimizer_with_fewer_parameters_is_refused(tmp_path):
     trained(model, optimizer)
     run = saved(tmp_path / "run", [model], [optimizer])
     again = small()
-    with pytest.raises(ReplayError, match="moves 2 parameters"):
+    with pytest.raises(ReplayError, match="has 2 parameters"):
         fitted(run, Built(models=(again,), optimizers=(torch.optim.Adam(again[0].parameters()),)))

@@ -61,7 +61,7 @@ def test_a_folder_without_a_tape_says_so(tmp_path: Path) -> None:
     with RunWriter.create(tmp_path / "run", RunInfo()):
         pass
     with pytest.raises(
-        ReplayError, match=r"does not hold a step that can be run again.*\n.*what its loop did was not saved"
+        ReplayError, match=r"does not hold a step that can be run again.*\n.*the calls of its loop were not saved"
     ):
         describe_saved_step(Run.open(tmp_path / "run"))
 
@@ -89,5 +89,5 @@ def test_a_broken_tape_is_refused_by_the_name_of_what_is_missing(changed: dict[s
             pass
         writer.write_replay_tape({**tape, **changed})
     (name,) = changed
-    with pytest.raises(ReplayError, match=f"its tape has no {name}"):
+    with pytest.raises(ReplayError, match=f"its tape has no valid {name}"):
         read_saved_tape(Run.open(tmp_path / "other"), rank=0)

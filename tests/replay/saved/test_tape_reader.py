@@ -133,5 +133,5 @@ def test_a_tensor_that_was_not_saved_is_told(batch: TensorFile) -> None:
     ids=["too much memory", "too few", "negative", "none", "half of it"],
 )
 def test_a_tensor_that_is_not_as_it_is_said_to_be_is_refused(facts: dict[str, Any], batch: TensorFile) -> None:
-    with pytest.raises(ReplayError, match="'outside0' is not as it is said to be"):
+    with pytest.raises(ReplayError, match="'outside0' does not match its description"):
         read_external_tensors({"outside": [facts]}, batch, is_wide=False)

@@ -1,4 +1,4 @@
-"""A tape as JSON and back, and what has no form there; whole steps are in test_rerun.py."""
+"""A tape as JSON and back, and what cannot be written as JSON; whole steps are in test_rerun.py."""
 
 from __future__ import annotations
 
@@ -83,10 +83,10 @@ def test_tensors_modules_and_optimizers_are_told_by_name_or_number() -> None:
 @pytest.mark.parametrize(
     ("value", "why"),
     [
-        (torch.ones(1), "the step uses a Tensor of no model"),
-        (nn.ReLU(), "the step uses a ReLU of no model"),
-        (torch.optim.SGD([nn.Parameter(torch.ones(1))]), "the step uses an optimizer SGD of its own"),
-        ({1}, "a call was given a set"),
+        (torch.ones(1), "the step uses a Tensor that belongs to no model"),
+        (nn.ReLU(), "the step uses a ReLU that belongs to no model"),
+        (torch.optim.SGD([nn.Parameter(torch.ones(1))]), "the step uses an optimizer SGD that belongs to no model"),
+        ({1}, "an argument of a call is a set"),
     ],
     ids=["tensor", "module", "optimizer", "set"],
 )

@@ -1,4 +1,4 @@
-"""The builder that a replay needs: a function of the user's that makes the model again, without its values."""
+"""The builder that a replay needs: a function of the user that builds the model again, without its values."""
 
 from __future__ import annotations
 
@@ -22,27 +22,27 @@ EXAMPLE = "--builder model.py:build"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Built:
-    """What a builder made: models in the order in which the loop calls them, optimizers in any, and maybe a loss."""
+    """What a builder returned: models in the order in which the loop calls them, optimizers in any order, a loss."""
 
     models: tuple[nn.Module, ...]
     optimizers: tuple[Optimizer, ...] = ()
     loss: Callable[..., Tensor] | None = None
-    """`loss(model, *batch)`; without it the calls that were saved are made again."""
+    """`loss(model, *batch)`; without it the saved calls are made again."""
 
 
 class Builder:
-    """A function by where it is and its name, `FILE.py:function` or `package.module:function`, without arguments.
+    """A function without arguments, given as `FILE.py:function` or `package.module:function`.
 
-    It returns the model, `(model, optimizer)` or `(model, optimizer, loss)`; a list stands for several models or
-    optimizers. Calling it imports the file, once, with its folder first on the path; of a module, the current folder.
+    It returns the model, `(model, optimizer)` or `(model, optimizer, loss)`; several models or optimizers are a list.
+    The first call imports the file, with its folder first on the path (for a module, the current folder).
     """
 
     def __init__(self, text: str) -> None:
         file, colon, name = text.rpartition(":")
         if not colon or not name.isidentifier() or not file:
             raise ReplayError.explain(
-                f"'{text}' names no builder.",
-                why="it is not FILE.py:function, nor package.module:function.",
+                f"Invalid builder '{text}'.",
+                why="it is neither FILE.py:function nor package.module:function.",
                 fix=f"for example: {EXAMPLE}",
             )
         is_module = all(word.isidentifier() for word in file.split(".")) and not file.endswith(".py")
@@ -57,7 +57,7 @@ class Builder:
         self._function: Callable[[], Any] | None = None
 
     def __call__(self) -> Built:
-        """Build everything anew."""
+        """Call the function and check what it returns."""
         if self._function is None:
             self._function = self._imported()
         try:
@@ -78,7 +78,7 @@ class Builder:
             names = [name for name, value in vars(module).items() if callable(value) and not name.startswith("_")]
             raise ReplayError.explain(
                 f"'{self._file}' has no function '{self._name}'.",
-                why=f"it has {', '.join(names[:8])}." if names else "it has none at all.",
+                why=f"it has {', '.join(names[:8])}." if names else "it has no functions.",
                 fix="write a function that returns the model: docs/watch.md",
             )
         return function  # type: ignore[no-any-return]
@@ -104,7 +104,7 @@ class Builder:
         return ReplayError.explain(
             f"The builder '{self.text}' {how} {type(error).__name__}.",
             why=f"{first_line(error)}{where}.",
-            fix="try it alone: it must work without arguments.",
+            fix="call it on its own: it must work without arguments.",
         )
 
     def _checked(self, made: Any) -> Built:
@@ -114,7 +114,7 @@ class Builder:
         if len(parts) > 3 or not built.models or not (loss is None or callable(loss)) or _is_wrong(optimizers, built):
             kinds = ", ".join(type(part).__name__ for part in parts)
             raise ReplayError.explain(
-                f"The builder '{self.text}' returns something else than a model.",
+                f"The builder '{self.text}' does not return a model.",
                 why=f"it returned {kinds or 'nothing'}.",
                 fix="return model, or (model, optimizer), or (model, optimizer, loss) with loss(model, *batch).",
             )
@@ -122,7 +122,7 @@ class Builder:
 
 
 def _all_of(value: Any, kind: type[Any]) -> tuple[Any, ...]:
-    """Return the value, or those in it, if they are of the kind; else nothing."""
+    """Return the value, or the items of a sequence, if all are of the kind; else nothing."""
     found = tuple(value) if isinstance(value, Sequence) else (value,)
     return found if all(isinstance(item, kind) for item in found) else ()
 

@@ -1,4 +1,4 @@
-"""A small script out of a saved step: one op, its real inputs, the wrong output and the one in fp64."""
+"""Exports the bad op of a saved step as a small script: its real inputs, its output, and the output in fp64."""
 
 from __future__ import annotations
 
@@ -16,44 +16,44 @@ from roundoff.errors import ReplayError
 from roundoff.runs import JsonValue, Origin, Run, TensorFile, TensorWriter
 
 _EMBEDDED_BYTES = 16 * 2**10
-"""Tensors that take no more than this stand in the script itself."""
+"""Tensors up to this size are embedded in the script itself."""
 _PLAIN_NAMES = re.compile(r"torch\.[a-z][a-z0-9_]*")
 _DEVICES = re.compile(r"device\(type='([a-z]+)'(?:, index=(\d+))?\)")
 
 
 def export_repro(replayed: Run, *, to: Path, rank: int = 0) -> list[Path]:
-    """Write the script, and beside it a file with the tensors if they are many; return what was written.
+    """Write the script, and next to it a file with the tensors if they are large; return the paths.
 
-    The script needs nothing but torch. It runs the op on the inputs it had, shows what comes out beside what was
-    saved, and ends with 1 if values are not finite again.
+    The script needs only torch. It runs the op on its saved inputs, prints the output next to the saved one, and exits
+    with 1 if values are not finite again.
 
     Raises:
-        ReplayError: no op was caught, or it is not one of torch's own, or has arguments that cannot be written down.
+        ReplayError: no op was caught, it is not one of torch's own, or it has arguments that a script cannot hold.
     """
     origin = replayed.origin(rank=rank)
     if origin is None:
         raise ReplayError.explain(
             "There is no op to export.",
             why="in this step no single op made a bad value from good ones.",
-            fix="roundoff diagnose RUN says where it came from.",
+            fix="roundoff diagnose RUN shows where it came from.",
         )
     _check_exportable(origin)
     if to.exists():
-        raise ReplayError.explain(f"'{to}' exists already.", fix="name another file, or remove this one.")
+        raise ReplayError.explain(f"'{to}' already exists.", fix="choose another file, or remove this one.")
     if not to.parent.is_dir():
         raise ReplayError.explain(f"'{to}' cannot be written.", why=f"there is no folder '{to.parent}'.")
     tensors = replayed.origin_tensors(rank=rank)
     arguments = {name: _source_of(name, value, tensors) for name, value in origin.arguments.items()}
-    beside = to.with_suffix(".safetensors")
-    _write_tensors(tensors, beside)
-    written = [to, beside]
+    tensors_path = to.with_suffix(".safetensors")
+    _write_tensors(tensors, tensors_path)
+    written = [to, tensors_path]
     data: bytes | None = None
-    if beside.stat().st_size <= _EMBEDDED_BYTES:
-        data = beside.read_bytes()
-        beside.unlink()
+    if tensors_path.stat().st_size <= _EMBEDDED_BYTES:
+        data = tensors_path.read_bytes()
+        tensors_path.unlink()
         written = [to]
     try:
-        to.write_text(_script(origin, arguments, replayed.info.packages, data, beside.name))
+        to.write_text(_script(origin, arguments, replayed.info.packages, data, tensors_path.name))
     except OSError as error:
         raise _unwritable_error(to, error) from error
     return written
@@ -70,7 +70,7 @@ def _check_exportable(origin: Origin) -> None:
     if not is_exportable(origin):
         raise ReplayError.explain(
             f"'{origin.op}' cannot be exported.",
-            why=f"it is not an op of torch but of '{namespace}', which the script could not do without.",
+            why=f"it is an op of '{namespace}', not of torch, and the script needs only torch.",
             fix="run the whole step again: roundoff replay RUN --builder FILE.py:function",
         )
     if not hasattr(getattr(getattr(torch.ops, namespace), packet, None), overload):
@@ -78,15 +78,15 @@ def _check_exportable(origin: Origin) -> None:
 
 
 def _source_of(name: str, value: JsonValue, tensors: TensorFile) -> str:
-    """Write an argument as Python."""
+    """Return an argument as Python source."""
     if isinstance(value, (list, tuple)):
         return f"[{', '.join(_source_of(name, item, tensors) for item in value)}]"
     if isinstance(value, Mapping) and "tensor" in value:
         if value["tensor"] not in tensors:
-            raise _argument_error(name, "its tensor was not saved: the dtype has no form in a file")
+            raise _argument_error(name, "its tensor was not saved: its dtype cannot be written to a file")
         key: Any = value["tensor"]
         stride: Any = value.get("stride")
-        layout = f", stride={tuple(stride)}" if stride and _overlaps_not(tensors.entry(key).shape, stride) else ""
+        layout = f", stride={tuple(stride)}" if stride and _has_no_overlap(tensors.entry(key).shape, stride) else ""
         return f"tensor({key!r}{layout})"
     if isinstance(value, Mapping):
         return _source_of_other(name, str(value.get("repr")))
@@ -95,8 +95,8 @@ def _source_of(name: str, value: JsonValue, tensors: TensorFile) -> str:
     return repr(value)
 
 
-def _overlaps_not(shape: Sequence[int], stride: Sequence[int]) -> bool:
-    """Say whether every element has a place of its own, but for dimensions that were expanded."""
+def _has_no_overlap(shape: Sequence[int], stride: Sequence[int]) -> bool:
+    """Say whether no two elements share memory, except along expanded dimensions."""
     kept = [(size, step) for size, step in zip(shape, stride, strict=True) if step]
     return math.prod(size for size, _ in kept) <= 1 + sum((size - 1) * step for size, step in kept)
 
@@ -106,7 +106,7 @@ def _source_of_other(name: str, text: str) -> str:
         return text
     if match := _DEVICES.fullmatch(text):
         return f"torch.device({match[1] + (':' + match[2] if match[2] else '')!r})"
-    raise _argument_error(name, f"{text} has no form in a script")
+    raise _argument_error(name, f"{text} cannot be written as Python source")
 
 
 def _write_tensors(tensors: TensorFile, path: Path) -> None:
@@ -120,14 +120,16 @@ def _write_tensors(tensors: TensorFile, path: Path) -> None:
 
 
 def _script(
-    origin: Origin, arguments: Mapping[str, str], packages: Mapping[str, Any], data: bytes | None, beside: str
+    origin: Origin, arguments: Mapping[str, str], packages: Mapping[str, Any], data: bytes | None, tensors_name: str
 ) -> str:
     return _SCRIPT.format(
         overload=origin.overload,
         op=origin.overload.replace("::", "."),
         where=", ".join(part for part in (origin.site, origin.phase, f"step {origin.step}", origin.source) if part)
         + f", with torch {packages.get('torch', 'unknown')}",
-        data="".join(_data_lines(data)) if data is not None else f"Path(__file__).with_name({beside!r}).read_bytes()",
+        data="".join(_data_lines(data))
+        if data is not None
+        else f"Path(__file__).with_name({tensors_name!r}).read_bytes()",
         arguments="".join(f"    {name!r}: {source},\n" for name, source in arguments.items()),
         num_outputs=origin.num_outputs,
     )
@@ -153,9 +155,9 @@ def _unwritable_error(path: Path, error: OSError) -> ReplayError:
 
 
 _SCRIPT = '''\
-"""{overload} gives values that are not finite, from inputs that are.
+"""{overload} returns values that are not finite from inputs that are.
 
-Needs nothing but torch. Ends with 1 if the values are not finite again.
+Needs only torch. Exits with 1 if the values are not finite again.
 """
 
 import base64
@@ -177,7 +179,7 @@ DTYPES = {{
 
 
 def tensor(key, stride=None):
-    """Return a tensor of the op as it was, with its place in memory if that was not row by row."""
+    """Return a saved tensor, with its strides if it was not contiguous."""
     entry = HEADER[key]
     begin, end = entry["data_offsets"]
     x = torch.empty(entry["shape"], dtype=DTYPES[entry["dtype"]])
@@ -196,8 +198,8 @@ def tensors_in(value):
     return [x for part in value for x in tensors_in(part)] if isinstance(value, (list, tuple)) else []
 
 
-def told(x, places):
-    """Say how many values are not finite, and what is at the places."""
+def describe(x, places):
+    """Say how many values are not finite, and which values are at the places."""
     bad = int((~torch.isfinite(x.double())).sum())
     values = ", ".join(f"{{place}}: {{x[tuple(place)].item()}}" for place in places)
     return f"{{bad}} of {{x.numel()}} not finite" + (f";  {{values}}" if values else "")
@@ -228,11 +230,11 @@ for number, now in enumerate(outputs[:{num_outputs}]):
         continue
     places = (~torch.isfinite(now.double())).nonzero()[:3].tolist()
     is_bad |= bool(places)
-    print(f"output{{number}}  {{told(now, places)}}")
+    print(f"output{{number}}  {{describe(now, places)}}")
     if saved is not None and saved.shape == now.shape:
         same = bool(((now == saved) | (now.isnan() & saved.isnan())).all())
-        print(f"  saved   {{told(saved, places)}}  ({{'the same' if same else 'not the same'}})")
+        print(f"  saved   {{describe(saved, places)}}  ({{'the same' if same else 'not the same'}})")
     if exact is not None and exact.shape == now.shape:
-        print(f"  fp64    {{told(exact, places)}}")
+        print(f"  fp64    {{describe(exact, places)}}")
 sys.exit(1 if is_bad else 0)
 '''

@@ -1,4 +1,4 @@
-"""Runs a saved step again in this process, op by op, from its files and a model that was built anew."""
+"""Runs a saved step again in this process, op by op, from its files and a newly built model."""
 
 from __future__ import annotations
 
@@ -6,10 +6,9 @@ import contextlib
 import math
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -28,6 +27,7 @@ from roundoff.replay.player import ReplayOutcome, replay_sources, replay_steps
 from roundoff.replay.saved.builder import Built
 from roundoff.replay.saved.saved_step import load_state, models_of, read_saved_tape
 from roundoff.replay.saved.state_names import StateNames
+from roundoff.replay.saved.tape_json import SavedCall, SavedTape
 from roundoff.replay.saved.tape_reader import TapeReader, read_external_tensors
 from roundoff.replay.snapshots import Snapshot
 from roundoff.replay.state import Training, TrainingState
@@ -35,34 +35,34 @@ from roundoff.replay.step_tape import LoopEntry, StepTape
 from roundoff.runs import Event, EventKey, JsonValue, Run, RunWriter
 
 _MAX_SKIPS = 12
-"""So often a recipe may skip the step and try a smaller loss scale."""
+"""How often a recipe may skip the step and try a smaller loss scale."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rerun:
-    """What a saved step came to when it was run again."""
+    """The result of running a saved step again."""
 
     step: int
     recipe: str | None
     losses: tuple[float, ...]
-    """Those that backward started from, unscaled."""
+    """The losses that backward started from, unscaled."""
     saved_losses: tuple[float, ...]
     place: OriginPlace | None
-    """Where the bad value came from this time; None if all that matters is finite."""
+    """Where the bad value came from this time; None if everything that matters is finite."""
     is_same_place: bool
     was_bad: bool
-    """Whether something was not finite when the step was saved; it may as well be a jump of the loss."""
+    """Whether something was not finite when the step was saved; it may also have been saved for a jump of the loss."""
     num_same: int
-    """How many tensors came out bit for bit as they were saved."""
+    """How many tensors are bit for bit as they were saved."""
     num_compared: int
     first_difference: Event | None
-    """The first tensor that did not."""
+    """The first tensor that is not."""
     has_optimizer: bool
     """Whether the optimizer stepped."""
     loss_scale: float | None
-    """The recipe's, if it scales."""
+    """That of the recipe, if it scales the loss."""
     has_own_recipe: bool
-    """Whether the builder applies a recipe itself, so that no other can be asked for."""
+    """Whether the builder applies a recipe itself, so that no other can be requested."""
 
     @property
     def is_bad(self) -> bool:
@@ -87,17 +87,17 @@ class Rerun:
 def rerun_step(
     replayed: Run, *, build: Callable[[], Built], recipe: str | None = None, to: Path | None = None, rank: int = 0
 ) -> Rerun:
-    """Run the step again and record it; compare what came out with what was saved.
+    """Run the step again and record it; compare the results with what was saved.
 
     Args:
         replayed: the folder of the replayed step.
-        build: makes the models anew; called once for each try.
-        recipe: how to compute instead of as the training did; the step then starts from fp32.
-        to: a run folder to make of what was recorded; without it nothing is kept.
-        rank: whose files to take.
+        build: builds the models; called once for each attempt.
+        recipe: computes the step instead of what the training used; the step then starts from fp32.
+        to: the run folder to write the recording to; without it nothing is kept.
+        rank: whose files to read.
     """
     if to is not None and to.exists():
-        raise ReplayError.explain(f"'{to}' exists already.", fix="name another folder, or remove this one.")
+        raise ReplayError.explain(f"'{to}' already exists.", fix="choose another folder, or remove this one.")
     tape = read_saved_tape(replayed, rank=rank)
     with tempfile.TemporaryDirectory(prefix="roundoff-replay-") as scratch:
         scale: float | None = None
@@ -109,19 +109,19 @@ def rerun_step(
             if not attempt.was_skipped:
                 break
             scale = attempt.scale / 4
-        return attempt.compared(keep_in=to)
+        return attempt.compare_with_saved(keep_in=to)
 
 
 class _Attempt:
-    """One way through the step, with a model of its own."""
+    """One attempt at the step, with a newly built model."""
 
     def __init__(
-        self, replayed: Run, tape: Mapping[str, Any], built: Built, *, recipe: str | None, loss_scale: float | None,
+        self, replayed: Run, tape: SavedTape, built: Built, *, recipe: str | None, loss_scale: float | None,
         rank: int,
     ) -> None:  # fmt: skip
         self.losses: list[Tensor] = []
         self.was_skipped = False
-        """Whether the recipe found gradients that are not finite at its loss scale; a smaller one may do."""
+        """Whether the recipe found gradients that are not finite; a smaller loss scale may help."""
         self._replayed = replayed
         self._tape = tape
         self._built = built
@@ -131,7 +131,7 @@ class _Attempt:
         state, batch = replayed.replay_state(rank=rank), replayed.replay_batch(rank=rank)
         self._names = StateNames(models_of(built, tape, state), built.optimizers)
         load_state(self._names, tape, state)
-        # It never steps; that there is one tells a recording that several backwards can make one step.
+        # It never steps. With an optimizer, a recording treats several backwards as one step.
         self._idle = None if built.optimizers else torch.optim.SGD(_parameters(self._names.models), lr=0.0)
         self._recipes = self._with_recipe(loss_scale)
         external = read_external_tensors(tape, batch, is_wide=recipe is not None)
@@ -182,8 +182,8 @@ class _Attempt:
             training, Snapshot(self._step.step, state), [self._step], around_last=around, sources=sources
         )
 
-    def compared(self, *, keep_in: Path | None) -> Rerun:
-        """Say what came out, and how it differs from what was saved; the recording may be kept in a folder."""
+    def compare_with_saved(self, *, keep_in: Path | None) -> Rerun:
+        """Compare the recording with what was saved; keep it in a folder if one is given."""
         if keep_in is not None:
             shutil.copytree(self._folder, keep_in)
         run, step = Run.open(self._folder), self._step.step
@@ -191,7 +191,9 @@ class _Attempt:
         saved_place = find_origin(self._replayed, step=step, rank=self._rank)
         saved = {_key(event): event for event in self._replayed.iter_events(step=step, rank=self._rank)}
         pairs = [(saved[_key(event)], event) for event in run.iter_events(step=step) if _key(event) in saved]
-        pairs = [(before, now) for before, now in pairs if now.output.startswith("output")]  # inputs come from them
+        pairs = [
+            (before, now) for before, now in pairs if now.output.startswith("output")
+        ]  # inputs are outputs of other ops
         differing = [now for before, now in pairs if not _is_same(before, now)]
         return Rerun(
             step=step,
@@ -217,7 +219,7 @@ class _Attempt:
         trained = [model for model in self._names.models if next(model.parameters(), None) is not None]
         if len(trained) != 1:
             raise ReplayError.explain(
-                "A recipe can be tried on a step with one model.", why=f"this one has {len(trained)}."
+                "A recipe can only be tried on a step with one model.", why=f"this step has {len(trained)}."
             )
         model = trained[0].float()
         optimizers: list[Optimizer] = [self._idle] if self._idle is not None else self._names.optimizers
@@ -225,9 +227,9 @@ class _Attempt:
         return list(applied)
 
     def _step_with_loss(self, batch: Sequence[ExternalTensor]) -> None:
-        """Make the step with the builder's loss."""
+        """Run the step with the loss that the builder returned."""
         assert self._built.loss is not None
-        with hidden_from_modes():  # copying it is no op of the step
+        with hidden_from_modes():  # the copies are not ops of the step
             tensors = [x.new_copy() for x in batch]
         loss = self._built.loss(self._names.models[0], *tensors)
         self._keep_loss(loss)
@@ -249,29 +251,30 @@ def _parameters(models: Sequence[nn.Module]) -> list[nn.Parameter]:
 
 
 def _key(event: Event) -> EventKey:
-    """Return what a tensor is, whichever rank saw it."""
+    """Return the key of a tensor without its rank."""
     return event.key._replace(rank=0)
 
 
 def _is_same(before: Event, now: Event) -> bool:
-    """Say whether two tensors are bit for bit the same; NaN have many patterns that mean nothing."""
+    """Say whether two tensors are bit for bit the same; the bits of a NaN mean nothing."""
     if before.hash == now.hash and before.shape == now.shape and before.dtype == now.dtype:
         return True
     numbers = [(x.num_nan, x.num_posinf, x.num_neginf, x.min, x.max, x.l2) for x in (before, now)]
     return before.num_nan > 0 and numbers[0] == numbers[1]
 
 
-def _losses_in(calls: Sequence[Mapping[str, Any]]) -> Iterator[float]:
+def _losses_in(calls: Sequence[SavedCall]) -> Iterator[float]:
     for call in calls:
         if call["call"] == "backward" and call["loss"] is not None:
             yield call["loss"][1]
-        for closure in call.get("closures", ()):
-            yield from _losses_in(closure)
+        if call["call"] == "step":
+            for closure in call["closures"]:
+                yield from _losses_in(closure)
 
 
 def _loss_needed_error(reason: str) -> ReplayError:
     return ReplayError.explain(
-        "What the loop did in this step has no form in a file.",
+        "The calls of the loop in this step could not be saved.",
         why=f"{reason}.",
         fix="let the builder return (model, optimizer, loss), where loss(model, *batch) computes the loss.",
     )
@@ -281,5 +284,5 @@ def _failed_error(error: Exception) -> ReplayError:
     return ReplayError.explain(
         f"The step raised {type(error).__name__} when it was run again.",
         why=f"{first_line(error)}.",
-        fix="if the training did not raise it, the builder makes another model, or its loss needs another batch.",
+        fix="if the training did not raise it, check the model of the builder, and that its loss fits the batch.",
     )

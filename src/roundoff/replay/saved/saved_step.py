@@ -1,10 +1,10 @@
-"""A saved step at a glance: where the bad value came from, and what is there to run it again from."""
+"""Reads a saved step: what it holds, and its state, loaded into models and optimizers that were built anew."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -13,145 +13,10 @@ from roundoff.errors import ReplayError
 from roundoff.replay.generators import Generators
 from roundoff.replay.saved.builder import Built
 from roundoff.replay.saved.state_names import ModulePlace, StateNames, model_prefix, optimizer_prefix
+from roundoff.replay.saved.tape_json import SavedGenerators, SavedModel, SavedTape
 from roundoff.replay.state import parameters_of
 from roundoff.runs import JsonValue, Origin, Run, TensorFile
 from roundoff.words import plural
-
-# == The state before a saved step, put into models and optimizers that were built anew.
-
-_MAX_NAMED = 5
-
-
-def models_of(built: Built, tape: Mapping[str, Any], saved: TensorFile) -> list[nn.Module]:
-    """Return the models of the step in their order: those that were built, and losses of torch.nn made again."""
-    described: Sequence[Mapping[str, Any]] = tape["models"]
-    if len(built.models) == len(described):
-        return list(built.models)
-    wanted = [entry["class"] for entry in described if entry["attributes"] is None]
-    if len(built.models) != len(wanted):
-        raise ReplayError.explain(
-            f"The builder returns {plural(len(built.models), 'model')}, and the step has {len(wanted)}.",
-            why=f"its loop calls {', '.join(wanted)}.",
-            fix=f"return a list of them, in this order: [{', '.join(wanted)}].",
-        )
-    built_ones = iter(built.models)
-    return [
-        next(built_ones) if entry["attributes"] is None else _rebuild_module(entry, model_prefix(number), saved)
-        for number, entry in enumerate(described)
-    ]
-
-
-def load_state(names: StateNames, tape: Mapping[str, Any], saved: TensorFile) -> None:
-    """Give models, optimizers and random generators the values that they had before the step.
-
-    Parameters take the dtype they were saved in, whatever the builder gave them.
-    """
-    _check_names(names, saved)
-    for key, x in names.tensors():
-        if key in saved:
-            x.data = torch.empty_like(x, dtype=saved.torch(key).dtype).copy_(saved.torch(key))
-            gradient = f"gradient/{key}"
-            x.grad = saved.torch(gradient).to(x.device) if gradient in saved else None
-    if names.optimizers:
-        _load_optimizers(names, tape, saved)
-    in_eval = {ModulePlace(number, path) for number, path in tape["in_eval"]}
-    for model in names.models:
-        for module in model.modules():
-            module.training = names.place_of(module) not in in_eval
-    _generators(tape["generators"], saved).restore()
-
-
-def _check_names(names: StateNames, saved: TensorFile) -> None:
-    ours = {key: tuple(x.shape) for key, x in names.tensors() if key.startswith("model")}
-    theirs = {key: saved.entry(key).shape for key in saved if key.startswith("model")}
-    missing, unexpected = [k for k in theirs if k not in ours], [k for k in ours if k not in theirs]
-    if missing or unexpected:
-        told = [f"it lacks {_join_names(missing)}"] if missing else []
-        told += [f"it has {_join_names(unexpected)}, which the step had not"] if unexpected else []
-        raise ReplayError.explain(
-            "The model that was built is not the one of the step.",
-            why=f"{'; '.join(told)}.",
-            fix="build it with the settings of the training.",
-        )
-    for key, shape in theirs.items():
-        if ours[key] != shape:
-            raise ReplayError.explain(
-                f"'{_without_prefix(key)}' has the shape {list(ours[key])}, and was saved as {list(shape)}.",
-                why="the model that was built is not the one of the step.",
-                fix="build it with the settings of the training.",
-            )
-
-
-def _load_optimizers(names: StateNames, tape: Mapping[str, Any], saved: TensorFile) -> None:
-    kinds = [type(optimizer).__name__ for optimizer in names.optimizers]
-    if kinds != tape["optimizers"]:
-        raise ReplayError.explain(
-            f"The builder returns {', '.join(kinds)}, and the step was made with {', '.join(tape['optimizers'])}.",
-            why="the state of an optimizer fits no other kind.",
-            fix="return the same optimizers, or the model alone: then the step is run without its last part.",
-        )
-    for number, optimizer in enumerate(names.optimizers):
-        parameters = parameters_of(optimizer)
-        optimizer.state.clear()
-        prefix = optimizer_prefix(number)
-        values = {key: saved.torch(key) for key in saved if key.startswith(prefix)}
-        for name, value in {**values, **_with_prefix(tape["optimizer_values"], prefix)}.items():
-            place, key = name.removeprefix(prefix).split("/", 1)
-            if int(place) >= len(parameters):
-                raise ReplayError.explain(
-                    f"The {type(optimizer).__name__} that was built moves {plural(len(parameters), 'parameter')}.",
-                    why=f"state was saved for one more, at place {place}.",
-                    fix="give it the same parameters in the same groups.",
-                )
-            parameter = parameters[int(place)]
-            if key != "parameter":
-                optimizer.state[parameter][key] = _on_device_of(parameter, key, value)
-
-
-def _on_device_of(parameter: Tensor, key: str, value: Any) -> Any:
-    """Put state beside its parameter; counters of steps stay on the CPU."""
-    return value.to(parameter.device) if isinstance(value, Tensor) and key != "step" else value
-
-
-def _with_prefix(values: Mapping[str, Any], prefix: str) -> dict[str, Any]:
-    return {key: value for key, value in values.items() if key.startswith(prefix)}
-
-
-def _generators(told: Mapping[str, Any], saved: TensorFile) -> Generators:
-    devices = [key for key in saved if key.startswith("generator/device")]
-    kind, *rest = told["numpy"]
-    version, gauss = told["python"]
-    return Generators(
-        saved.torch("generator/torch"),
-        tuple(saved.torch(key) for key in sorted(devices)),
-        (kind, saved["generator/numpy"].astype("uint32"), *rest),
-        (version, tuple(saved["generator/python"].tolist()), gauss),
-    )
-
-
-def _rebuild_module(entry: Mapping[str, Any], prefix: str, saved: TensorFile) -> nn.Module:
-    """Make a part of torch.nn that has no parameters from its attributes."""
-    kind = getattr(torch.nn, entry["class"], None)
-    if not (isinstance(kind, type) and issubclass(kind, nn.Module)):
-        raise ReplayError.explain(f"torch.nn has no '{entry['class']}'.", why="the saved step calls one.")
-    module = kind.__new__(kind)
-    nn.Module.__init__(module)
-    vars(module).update(entry["attributes"])
-    for name in entry["buffers"]:
-        key = prefix + name
-        module.register_buffer(name, saved.torch(key) if key in saved else None)
-    return module
-
-
-def _without_prefix(key: str) -> str:
-    return key.removeprefix("model/")
-
-
-def _join_names(keys: Iterable[str]) -> str:
-    names = [f"'{_without_prefix(key)}'" for key in keys]
-    more = f" and {len(names) - _MAX_NAMED} more" if len(names) > _MAX_NAMED else ""
-    return ", ".join(names[:_MAX_NAMED]) + more
-
 
 _FIELDS: dict[str, type] = {
     "step": int, "models": list, "optimizers": list, "optimizer_values": dict, "scalers": list, "generators": dict,
@@ -160,45 +25,46 @@ _FIELDS: dict[str, type] = {
 _PARTS: dict[str, tuple[str, ...]] = {
     "models": ("class", "attributes"), "outside": ("in_batch", "requires_grad", "stride"),
 }  # fmt: skip
-"""What each model and each tensor from outside must tell."""
+"""The fields that each model and each external tensor must have."""
+_MAX_NAMED = 5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SavedBatchTensor:
-    """A tensor that came into the step from outside."""
+    """An external tensor of the step."""
 
     name: str
     dtype: str
     shape: tuple[int, ...]
     least: float | None
-    """Of its finite numbers; None if it has none."""
+    """The smallest finite number; None if there is none."""
     largest: float | None
     num_nonfinite: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SavedStep:
-    """What was kept of one step on one rank."""
+    """What was saved of one step on one rank."""
 
     step: int
     rank: int
     origin: Origin | None
     models: tuple[str, ...]
-    """Classes of the models that a builder has to return, in order."""
+    """The classes of the models that a builder must return, in order."""
     optimizers: tuple[str, ...]
     num_numbers: int
-    """How many numbers the models hold."""
+    """How many numbers the parameters and buffers hold."""
     batch: tuple[SavedBatchTensor, ...]
     needs_loss: str | None
-    """Why the builder has to return the loss, too; None if what the loop did was saved."""
+    """Why the builder must also return the loss; None if the calls of the loop were saved."""
 
     def to_object(self) -> dict[str, JsonValue]:
         """Return everything as JSON values."""
         return asdict(self)
 
 
-def read_saved_tape(replayed: Run, *, rank: int) -> dict[str, Any]:
-    """Return what the loop did in a saved step.
+def read_saved_tape(replayed: Run, *, rank: int) -> SavedTape:
+    """Return the tape of a saved step.
 
     Raises:
         ReplayError: the folder does not hold a step that can be run again.
@@ -207,23 +73,23 @@ def read_saved_tape(replayed: Run, *, rank: int) -> dict[str, Any]:
     if tape is not None and replayed.has_replay_state(rank=rank):
         return _check_tape(tape, replayed)
     info = replayed.replay_info(rank=rank)
-    why = "what its loop did was not saved: an older version made the run, or the process ended too early"
+    why = "the calls of its loop were not saved: an older version wrote the run, or the process ended too early"
     if info is not None and info.note is not None:
         why = f"the state before it is not known, since {info.note}"
     raise ReplayError.explain(f"'{replayed.path}' does not hold a step that can be run again.", why=f"{why}.")
 
 
-def _check_tape(tape: dict[str, Any], replayed: Run) -> dict[str, Any]:
-    """Return what was read, if all of it is there; what is inside of calls is checked where they are made."""
+def _check_tape(tape: dict[str, Any], replayed: Run) -> SavedTape:
+    """Return the tape if it has all fields; the contents of calls are checked by `TapeReader`."""
     wrong = [name for name, kind in _FIELDS.items() if not isinstance(tape.get(name), kind)]
     wrong += [name for name, keys in _PARTS.items() if name not in wrong and not _all_have(tape[name], keys)]
     if wrong:
         raise ReplayError.explain(
             f"The saved step in '{replayed.path}' cannot be read.",
-            why=f"its tape has no {', '.join(wrong)}, or something else there.",
-            fix="take the run from a copy, or from the version that wrote it.",
+            why=f"its tape has no valid {', '.join(wrong)}.",
+            fix="use another copy of the run, or the version of roundoff that wrote it.",
         )
-    return tape
+    return cast("SavedTape", tape)
 
 
 def _all_have(parts: list[Any], keys: tuple[str, ...]) -> bool:
@@ -231,10 +97,10 @@ def _all_have(parts: list[Any], keys: tuple[str, ...]) -> bool:
 
 
 def describe_saved_step(replayed: Run, *, rank: int = 0) -> SavedStep:
-    """Say what the folder of a replayed step holds.
+    """Describe what the folder of a replayed step holds.
 
     Raises:
-        ReplayError: it holds nothing to run the step again from.
+        ReplayError: the folder does not hold a step that can be run again.
     """
     tape = read_saved_tape(replayed, rank=rank)
     state, batch = replayed.replay_state(rank=rank), replayed.replay_batch(rank=rank)
@@ -266,3 +132,135 @@ def _describe_tensor(file: TensorFile, key: str) -> SavedBatchTensor:
         largest=float(finite.max()) if finite.numel() else None,
         num_nonfinite=wide.numel() - finite.numel(),
     )
+
+
+def models_of(built: Built, tape: SavedTape, saved: TensorFile) -> list[nn.Module]:
+    """Return the models of the step in order: those that were built, and rebuilt losses of torch.nn."""
+    described = tape["models"]
+    if len(built.models) == len(described):
+        return list(built.models)
+    wanted = [entry["class"] for entry in described if entry["attributes"] is None]
+    if len(built.models) != len(wanted):
+        raise ReplayError.explain(
+            f"The builder returns {plural(len(built.models), 'model')}, but the step has {len(wanted)}.",
+            why=f"its loop calls {', '.join(wanted)}.",
+            fix=f"return a list of them, in this order: [{', '.join(wanted)}].",
+        )
+    built_ones = iter(built.models)
+    return [
+        next(built_ones) if entry["attributes"] is None else _rebuild_module(entry, model_prefix(number), saved)
+        for number, entry in enumerate(described)
+    ]
+
+
+def load_state(names: StateNames, tape: SavedTape, saved: TensorFile) -> None:
+    """Put models, optimizers and random generators into the state before the step.
+
+    Parameters take the dtype they were saved in, whatever dtype the builder gave them.
+    """
+    _check_names(names, saved)
+    for key, x in names.tensors():
+        if key in saved:
+            x.data = torch.empty_like(x, dtype=saved.torch(key).dtype).copy_(saved.torch(key))
+            gradient = f"gradient/{key}"
+            x.grad = saved.torch(gradient).to(x.device) if gradient in saved else None
+    if names.optimizers:
+        _load_optimizers(names, tape, saved)
+    in_eval = {ModulePlace(number, path) for number, path in tape["in_eval"]}
+    for model in names.models:
+        for module in model.modules():
+            module.training = names.place_of(module) not in in_eval
+    _generators(tape["generators"], saved).restore()
+
+
+def _check_names(names: StateNames, saved: TensorFile) -> None:
+    built_shapes = {key: tuple(x.shape) for key, x in names.tensors() if key.startswith("model")}
+    saved_shapes = {key: saved.entry(key).shape for key in saved if key.startswith("model")}
+    missing = [key for key in saved_shapes if key not in built_shapes]
+    unexpected = [key for key in built_shapes if key not in saved_shapes]
+    if missing or unexpected:
+        why = [f"it lacks {_join_names(missing)}"] if missing else []
+        why += [f"it has {_join_names(unexpected)}, which the step does not have"] if unexpected else []
+        raise ReplayError.explain(
+            "The model that was built is not the model of the step.",
+            why=f"{'; '.join(why)}.",
+            fix="build it with the settings of the training.",
+        )
+    for key, shape in saved_shapes.items():
+        if built_shapes[key] != shape:
+            raise ReplayError.explain(
+                f"'{_without_prefix(key)}' has the shape {list(built_shapes[key])}, but was saved as {list(shape)}.",
+                why="the model that was built is not the model of the step.",
+                fix="build it with the settings of the training.",
+            )
+
+
+def _load_optimizers(names: StateNames, tape: SavedTape, saved: TensorFile) -> None:
+    kinds = [type(optimizer).__name__ for optimizer in names.optimizers]
+    if kinds != tape["optimizers"]:
+        raise ReplayError.explain(
+            f"The builder returns {', '.join(kinds)}, but the step was made with {', '.join(tape['optimizers'])}.",
+            why="the state of an optimizer fits no other class.",
+            fix="return the same optimizers, or only the model: then the step ends after backward.",
+        )
+    for number, optimizer in enumerate(names.optimizers):
+        parameters = parameters_of(optimizer)
+        optimizer.state.clear()
+        prefix = optimizer_prefix(number)
+        values = {key: saved.torch(key) for key in saved if key.startswith(prefix)}
+        for name, value in {**values, **_with_prefix(tape["optimizer_values"], prefix)}.items():
+            place, key = name.removeprefix(prefix).split("/", 1)
+            if int(place) >= len(parameters):
+                raise ReplayError.explain(
+                    f"The {type(optimizer).__name__} that was built has {plural(len(parameters), 'parameter')}.",
+                    why=f"state was saved for a parameter at place {place}.",
+                    fix="give it the same parameters in the same groups.",
+                )
+            parameter = parameters[int(place)]
+            if key != "parameter":
+                optimizer.state[parameter][key] = _on_device_of(parameter, key, value)
+
+
+def _on_device_of(parameter: Tensor, key: str, value: Any) -> Any:
+    """Move state to the device of its parameter; step counters stay on the CPU."""
+    return value.to(parameter.device) if isinstance(value, Tensor) and key != "step" else value
+
+
+def _with_prefix(values: Mapping[str, Any], prefix: str) -> dict[str, Any]:
+    return {key: value for key, value in values.items() if key.startswith(prefix)}
+
+
+def _generators(generators: SavedGenerators, saved: TensorFile) -> Generators:
+    devices = [key for key in saved if key.startswith("generator/device")]
+    kind, *rest = generators["numpy"]
+    version, gauss = generators["python"]
+    return Generators(
+        saved.torch("generator/torch"),
+        tuple(saved.torch(key) for key in sorted(devices)),
+        (kind, saved["generator/numpy"].astype("uint32"), *rest),
+        (version, tuple(saved["generator/python"].tolist()), gauss),
+    )
+
+
+def _rebuild_module(entry: SavedModel, prefix: str, saved: TensorFile) -> nn.Module:
+    """Make a torch.nn module without parameters from its attributes."""
+    kind = getattr(torch.nn, entry["class"], None)
+    if not (isinstance(kind, type) and issubclass(kind, nn.Module)):
+        raise ReplayError.explain(f"torch.nn has no '{entry['class']}'.", why="the saved step calls it.")
+    module = kind.__new__(kind)
+    nn.Module.__init__(module)
+    vars(module).update(entry["attributes"] or {})
+    for name in entry["buffers"]:
+        key = prefix + name
+        module.register_buffer(name, saved.torch(key) if key in saved else None)
+    return module
+
+
+def _without_prefix(key: str) -> str:
+    return key.removeprefix("model/")
+
+
+def _join_names(keys: Iterable[str]) -> str:
+    names = [f"'{_without_prefix(key)}'" for key in keys]
+    more = f" and {len(names) - _MAX_NAMED} more" if len(names) > _MAX_NAMED else ""
+    return ", ".join(names[:_MAX_NAMED]) + more

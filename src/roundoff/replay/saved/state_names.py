@@ -1,4 +1,4 @@
-"""Names for the modules, tensors and optimizers of a training: the same in every process that builds it."""
+"""Names for the modules, tensors and optimizers of a training that are the same in every process that builds it."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from roundoff.replay.state import outermost_optimizers, parameters_of
 
 @dataclass(frozen=True, slots=True)
 class ModulePlace:
-    """A module: which model it belongs to, and where it is in it."""
+    """The place of a module: the number of its model, and its path in it."""
 
     model: int
     path: str
 
 
 class StateNames:
-    """Knows a training by names: `model/fc.weight`, `model1/fc.weight` for the second model, `optimizer/0/exp_avg`.
+    """Names the parts of a training: `model/fc.weight`, `model1/fc.weight` for the second model, `optimizer/0/exp_avg`.
 
-    Optimizers are put in the order of the first parameter they move; parameters that belong to no model are named
-    after their place in an optimizer, `optimizer/0/parameter`.
+    Optimizers are in the order of the first parameter of each; parameters that belong to no model are named after their
+    place in an optimizer, `optimizer/0/parameter`.
     """
 
     def __init__(self, models: Sequence[nn.Module], optimizers: Iterable[Optimizer]) -> None:
@@ -46,15 +46,15 @@ class StateNames:
                     self._name(f"{optimizer_prefix(number)}{place}/parameter", parameter)
 
     def module_at(self, place: ModulePlace) -> nn.Module | None:
-        """Return the module at a place; the outermost where wrappers share it."""
+        """Return the module at a place; the outermost one if wrappers share it."""
         return self._by_place.get(place)
 
     def place_of(self, module: nn.Module) -> ModulePlace | None:
-        """Return where a module is; None if it belongs to no model."""
+        """Return the place of a module; None if it belongs to no model."""
         return self._modules.get(id(module))
 
     def tensor(self, key: str) -> Tensor | None:
-        """Return the parameter or buffer with that name."""
+        """Return the parameter or buffer with that name, or None."""
         return self._tensors.get(key)
 
     def key_of(self, x: Tensor) -> str | None:
@@ -62,11 +62,11 @@ class StateNames:
         return self._keys.get(id(x))
 
     def tensors(self) -> Iterator[tuple[str, Tensor]]:
-        """Give every parameter and buffer with its name, once."""
+        """Yield every parameter and buffer once, with its name."""
         yield from self._tensors.items()
 
     def number_of(self, optimizer: Optimizer) -> int | None:
-        """Return the number of an optimizer, or of the one that it wraps or is wrapped by; None if it is unknown."""
+        """Return the number of an optimizer, or of one that shares its state as a wrapper does; None if unknown."""
         states = [id(known.state) for known in self.optimizers]
         return states.index(id(optimizer.state)) if id(optimizer.state) in states else None
 
@@ -87,10 +87,10 @@ class StateNames:
 
 
 def model_prefix(number: int) -> str:
-    """Return how the names of a model's tensors begin."""
+    """Return the prefix of the names of a model's tensors."""
     return f"model{number or ''}/"
 
 
 def optimizer_prefix(number: int) -> str:
-    """Return how the names of an optimizer's tensors begin."""
+    """Return the prefix of the names of an optimizer's tensors."""
     return f"optimizer{number or ''}/"

@@ -1,4 +1,4 @@
-"""A tape again from JSON, for models and optimizers that were built anew, with or without another recipe."""
+"""Reads a saved tape, for models and optimizers that were built anew, with or without another recipe."""
 
 from __future__ import annotations
 
@@ -14,6 +14,19 @@ from roundoff.precision.optimizer import RecipeOptimizer
 from roundoff.replay.arguments import ExternalTensor, Result
 from roundoff.replay.saved.state_names import ModulePlace, StateNames
 from roundoff.replay.saved.step_inputs import CLIPS, SCALER_METHODS
+from roundoff.replay.saved.tape_json import (
+    SavedAmbient,
+    SavedBackward,
+    SavedCall,
+    SavedClipping,
+    SavedFunctionCall,
+    SavedLine,
+    SavedModelCall,
+    SavedOptimizerStep,
+    SavedScalerCall,
+    SavedTape,
+    SavedZeroGrad,
+)
 from roundoff.replay.saved.torch_functions import function_named
 from roundoff.replay.state import parameters_of
 from roundoff.replay.step_tape import (
@@ -31,20 +44,20 @@ from roundoff.runs import TensorFile
 _NARROW = (torch.float16, torch.bfloat16)
 
 
-def read_external_tensors(tape: Mapping[str, Any], batch: TensorFile, *, is_wide: bool) -> list[ExternalTensor]:
-    """Return the tensors that came into the step from outside, laid out in memory as they were.
+def read_external_tensors(tape: SavedTape, batch: TensorFile, *, is_wide: bool) -> list[ExternalTensor]:
+    """Return the external tensors of the step, with the memory layout that they had.
 
     Args:
-        tape: as it was written.
-        batch: the file of the tensors.
-        is_wide: 16-bit floats become fp32, since a recipe starts from there.
+        tape: the saved step.
+        batch: the file with the tensors.
+        is_wide: turn 16-bit floats into fp32, which a recipe starts from.
     """
     found = []
     for number, facts in enumerate(tape["outside"]):
         key = f"outside{number}"
         if key not in batch:
             raise _unreadable_error(
-                f"the tensor '{key}' was not saved: it is sparse, or its dtype has no form in a file"
+                f"the tensor '{key}' was not saved: it is sparse, or its dtype cannot be written to a file"
             )
         x = batch.torch(key)
         if is_wide and x.dtype in _NARROW:
@@ -52,12 +65,12 @@ def read_external_tensors(tape: Mapping[str, Any], batch: TensorFile, *, is_wide
         try:
             found.append(ExternalTensor(_lay_out(x, facts["stride"]).requires_grad_(facts["requires_grad"])))
         except (KeyError, TypeError, ValueError, RuntimeError) as error:
-            raise _unreadable_error(f"the tensor '{key}' is not as it is said to be: {error}") from error
+            raise _unreadable_error(f"the tensor '{key}' does not match its description: {error}") from error
     return found
 
 
 def _lay_out(x: Tensor, stride: Sequence[int]) -> Tensor:
-    """Return a copy with other strides; a file may say how numbers lie, but not spread them over more memory."""
+    """Return a copy with other strides, unless they need more memory than the tensor: the file may be malicious."""
     extent = 1 + sum((size - 1) * distance for size, distance in zip(x.shape, stride, strict=True))
     if extent > max(x.numel(), 1):
         raise ValueError(f"strides {stride} leave gaps in a tensor of {list(x.shape)}")
@@ -65,7 +78,7 @@ def _lay_out(x: Tensor, stride: Sequence[int]) -> Tensor:
 
 
 class TapeReader:
-    """Makes the entries of a tape from JSON, for models and optimizers that have the same names.
+    """Turns saved calls into entries of a tape, for models and optimizers that have the same names.
 
     Args:
         names: of the models and optimizers that were built.
@@ -91,18 +104,18 @@ class TapeReader:
         self._recipes = recipes
         self._num_models = 0
         self._scalers: list[torch.amp.GradScaler] = []
-        self._made_by: list[Mapping[str, Any]] = []
-        """The call that each result came from."""
+        self._made_by: list[SavedModelCall | SavedFunctionCall] = []
+        """The call that returned each result."""
 
-    def read(self, tape: Mapping[str, Any]) -> StepTape:
-        """Return the step, without what needs an optimizer where none was built."""
+    def read(self, tape: SavedTape) -> StepTape:
+        """Return the step, without the calls that need an optimizer if none was built."""
         try:
             self._scalers = [_scaler(facts) for facts in tape["scalers"]]
             return StepTape(tape["step"], self._entries(tape["calls"]), list(self._external))
         except (KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
             raise _unreadable_error(f"{type(error).__name__}: {error}") from error
 
-    def _entries(self, calls: Sequence[Mapping[str, Any]]) -> list[TapeEntry]:
+    def _entries(self, calls: Sequence[SavedCall]) -> list[TapeEntry]:
         entries: list[TapeEntry] = []
         for call in calls:
             if call["call"] == "step" and self._optimizer(call["optimizer"]) is None:
@@ -114,34 +127,34 @@ class TapeReader:
                 entries.append(self._entry(call))
         return entries
 
-    def _entry(self, call: Mapping[str, Any]) -> TapeEntry:
-        kind = call["call"]
-        self._made_by += [call] * call.get("num_results", 0)
-        if kind == "model":
+    def _entry(self, call: SavedCall) -> TapeEntry:
+        if call["call"] == "model":
+            self._made_by += [call] * call["num_results"]
             return self._model_call(call)
-        line = tuple(call["line"]) if call["line"] is not None else None
-        if kind == "function":
+        line = None if call["line"] is None else (call["line"][0], call["line"][1])
+        if call["call"] == "function":
+            self._made_by += [call] * call["num_results"]
             function = function_named(call["name"])
             if function is None:
                 raise _unreadable_error(f"torch has no function '{call['name']}'")
-            args, kwargs = self._given(call)
+            args, kwargs = self._arguments(call)
             return FunctionEntry(function, args, kwargs, self._ambient(call["ambient"]), line, call["num_results"])
-        if kind == "backward":
+        if call["call"] == "backward":
             return self._backward(call, line)
-        if kind == "step":
+        if call["call"] == "step":
             return self._step(call, line)
         return self._loop_call(call, line)
 
-    def _model_call(self, call: Mapping[str, Any]) -> ModelEntry:
+    def _model_call(self, call: SavedModelCall) -> ModelEntry:
         generators = (self._batch.torch(f"generator{self._num_models}"), ())
         self._num_models += 1
-        args, kwargs = self._given(call)
+        args, kwargs = self._arguments(call)
         return ModelEntry(
             self._value(call["module"]), args, kwargs, self._ambient(call["ambient"]), generators,
             call["is_training"], call["num_results"],
         )  # fmt: skip
 
-    def _backward(self, call: Mapping[str, Any], line: Any) -> TapeEntry:
+    def _backward(self, call: SavedBackward, line: SavedLine) -> TapeEntry:
         roots = self._value(call["roots"])
         if self._recipes:
             return LoopEntry(self._recipes[0].backward, (self._unscaled(roots[0]),), {}, line)
@@ -151,28 +164,26 @@ class TapeReader:
             loss = torch.tensor(value, dtype=_torch_constant(dtype, torch.dtype))
         return BackwardEntry(roots, self._value(call["args"]), {}, line, loss)
 
-    def _step(self, call: Mapping[str, Any], line: Any) -> StepEntry:
+    def _step(self, call: SavedOptimizerStep, line: SavedLine) -> StepEntry:
         optimizer = self._optimizer(call["optimizer"])
-        assert optimizer is not None, "steps without an optimizer are left out"
+        assert optimizer is not None, "_entries leaves out steps without an optimizer"
         settings = [{key: self._value(value) for key, value in group.items()} for group in call["settings"]]
         return StepEntry(optimizer, settings, line, [self._entries(closure) for closure in call["closures"]])
 
-    def _loop_call(self, call: Mapping[str, Any], line: Any) -> LoopEntry:
-        args, kwargs = self._given(call)
+    def _loop_call(self, call: SavedZeroGrad | SavedClipping | SavedScalerCall, line: SavedLine) -> LoopEntry:
+        args, kwargs = self._arguments(call)
         if call["call"] == "zero_grad":
             return LoopEntry(self._value(call["of"]).zero_grad, args, kwargs, line)
-        if call["call"].startswith("scaler."):
+        if "scaler" in call and call["call"] in SCALER_METHODS.values():
             return self._scaler_call(call, args, kwargs, line)
-        if call["call"] not in CLIPS:
+        if "scaler" in call or call["call"] not in CLIPS:
             raise _unreadable_error(f"it has a call '{call['call']}', which this version does not know")
         if self._recipes:
             return LoopEntry(_clipping_with(self._recipes, call["call"]), (args[1],), {}, line)
         return LoopEntry(CLIPS[call["call"]], args, kwargs, line)
 
-    def _scaler_call(self, call: Mapping[str, Any], args: Any, kwargs: Any, line: Any) -> LoopEntry:
+    def _scaler_call(self, call: SavedScalerCall, args: Any, kwargs: Any, line: SavedLine) -> LoopEntry:
         method = call["call"].removeprefix("scaler.")
-        if method not in SCALER_METHODS:
-            raise _unreadable_error(f"it has a call '{call['call']}', which this version does not know")
         if method != "update" and args[0] is None:
             return LoopEntry(_nothing, (), {}, line)  # no optimizer was built
         if self._recipes:  # which scale by themselves
@@ -180,14 +191,16 @@ class TapeReader:
         return LoopEntry(getattr(self._scalers[call["scaler"]], method), args, kwargs, line)
 
     def _unscaled(self, root: Any) -> Any:
-        """Return the loss that a scaler made a backward's root of; the root itself where there is no scaler."""
+        """Return the loss that a scaler multiplied to get the root of a backward; without a scaler, the root itself."""
         made_by = self._made_by[root.number] if self._scalers and isinstance(root, Result) else None
         if made_by is None or made_by.get("name") != "torch.Tensor.mul":
             return root
         loss, scale = self._value(made_by["args"])[:2]
         return loss if isinstance(scale, ExternalTensor) and scale.copy.numel() == 1 else root
 
-    def _given(self, call: Mapping[str, Any]) -> tuple[Any, Any]:
+    def _arguments(
+        self, call: SavedModelCall | SavedFunctionCall | SavedZeroGrad | SavedClipping | SavedScalerCall
+    ) -> tuple[Any, Any]:
         return self._value(call["args"]), self._value(call["kwargs"])
 
     def _value(self, value: Any) -> Any:
@@ -195,50 +208,50 @@ class TapeReader:
             return [self._value(item) for item in value]
         if not isinstance(value, dict):
             return value
-        [(kind, told)] = value.items()
-        return _READERS[kind](self, told)
+        [(kind, content)] = value.items()
+        return _READERS[kind](self, content)
 
     def _state(self, key: str) -> Tensor:
         x = self._names.tensor(key)
         if x is None:
-            raise _unreadable_error(
-                f"it uses '{key}', which was not built: the builder has to return the optimizer, too"
-            )
+            raise _unreadable_error(f"it uses '{key}', which was not built: the builder must also return the optimizer")
         return x
 
-    def _module(self, told: tuple[int, str]) -> Any:
-        module = self._names.module_at(ModulePlace(*told))
+    def _module(self, place: tuple[int, str]) -> Any:
+        module = self._names.module_at(ModulePlace(*place))
         if module is None:
-            raise _unreadable_error(f"it calls the module '{told[1]}', which the model that was built has not")
+            raise _unreadable_error(f"it calls the module '{place[1]}', which the model that was built does not have")
         return module
 
     def _optimizer(self, number: int) -> Optimizer | None:
         optimizers = self._recipes or self._names.optimizers
         return optimizers[number] if optimizers else None
 
-    def _ambient(self, told: Mapping[str, Any]) -> Ambient:
+    def _ambient(self, ambient: SavedAmbient) -> Ambient:
         if self._recipes:
-            return Ambient(told["gradients"], ())  # the recipe says what is narrow
-        casts = tuple((kind, enabled, _torch_constant(dtype, torch.dtype)) for kind, enabled, dtype in told["autocast"])
-        return Ambient(told["gradients"], casts)
+            return Ambient(ambient["gradients"], ())  # the recipe decides what is narrow
+        casts = tuple(
+            (kind, enabled, _torch_constant(dtype, torch.dtype)) for kind, enabled, dtype in ambient["autocast"]
+        )
+        return Ambient(ambient["gradients"], casts)
 
 
 _READERS: dict[str, Callable[[TapeReader, Any], Any]] = {
-    "tuple": lambda reader, told: tuple(reader._value(item) for item in told),
-    "dict": lambda reader, told: {reader._value(key): reader._value(item) for key, item in told},
-    "result": lambda reader, told: Result(told),
-    "outside": lambda reader, told: reader._external[told],
+    "tuple": lambda reader, items: tuple(reader._value(item) for item in items),
+    "dict": lambda reader, pairs: {reader._value(key): reader._value(item) for key, item in pairs},
+    "result": lambda reader, number: Result(number),
+    "outside": lambda reader, number: reader._external[number],
     "state": TapeReader._state,
     "module": TapeReader._module,
     "optimizer": TapeReader._optimizer,
-    "dtype": lambda reader, told: _torch_constant(told, torch.dtype),
-    "memory_format": lambda reader, told: _torch_constant(told, torch.memory_format),
-    "layout": lambda reader, told: _torch_constant(told, torch.layout),
-    "device": lambda reader, told: torch.device(told),
-    "slice": lambda reader, told: slice(*(reader._value(part) for part in told)),
-    "ellipsis": lambda reader, told: ...,
+    "dtype": lambda reader, name: _torch_constant(name, torch.dtype),
+    "memory_format": lambda reader, name: _torch_constant(name, torch.memory_format),
+    "layout": lambda reader, name: _torch_constant(name, torch.layout),
+    "device": lambda reader, name: torch.device(name),
+    "slice": lambda reader, parts: slice(*(reader._value(part) for part in parts)),
+    "ellipsis": lambda reader, _: ...,
 }
-"""By the one key of a value that JSON has no word for."""
+"""How to read a value of a type that JSON lacks, by the one key of the dict it was written as."""
 
 
 def _torch_constant(name: str, kind: type[Any]) -> Any:
@@ -251,7 +264,7 @@ def _torch_constant(name: str, kind: type[Any]) -> Any:
 def _scaler(facts: Mapping[str, Any]) -> torch.amp.GradScaler:
     scaler = torch.amp.GradScaler(facts["device"])
     scaler.load_state_dict({key: value for key, value in facts.items() if key != "device"})
-    scaler.scale(torch.zeros((), device=facts["device"]))  # it makes its tensors when it is first used
+    scaler.scale(torch.zeros((), device=facts["device"]))  # it creates its tensors on first use
     return scaler
 
 

@@ -1,4 +1,4 @@
-"""Names for the functions of torch that a loop calls, and the functions again from their names."""
+"""Names for the torch functions that a loop may call: a closed table, since names may come from untrusted files."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ _MAKERS = (
     "normal", "ones", "ones_like", "rand", "rand_like", "randint", "randint_like", "randn", "randn_like", "randperm",
     "tensor", "tril_indices", "triu_indices", "zeros", "zeros_like",
 )  # fmt: skip
-"""Functions that make tensors from nothing, which torch does not count among those that can be overridden."""
+"""Functions that create tensors, which torch does not list among those that can be overridden."""
 
 
 def name_of_function(function: Callable[..., Any]) -> str | None:
-    """Return the name under which `function_named` finds it; None if it does not.
+    """Return the name under which `function_named` finds a function; None if it does not.
 
     >>> name_of_function(torch.nn.functional.cross_entropy)
     'torch.nn.functional.cross_entropy'
@@ -27,9 +27,9 @@ def name_of_function(function: Callable[..., Any]) -> str | None:
 
 
 def function_named(name: str) -> Callable[..., Any] | None:
-    """Return the function of torch with that name; None if there is none that computes a tensor of a step.
+    """Return the torch function with that name; None if there is none that computes a tensor of a step.
 
-    The name may come from somebody else's file: no other function can be reached through it.
+    The name may come from an untrusted file: no other function can be reached through it.
     """
     return _functions().get(name)
 
