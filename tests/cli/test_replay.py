@@ -154,7 +154,7 @@ def test_export_writes_a_script(tmp_path: Path):
         (("run", "--builder", "model.py:wide"), "'a.weight' has the shape [32, 8], but was saved as [16, 8]"),
         (
             ("run", "--builder", "model.py:another"),
-            "it lacks 'a.weight', 'a.bias', 'b.weight', 'b.bias'; it has '0.weight', '0.bias', which the step does not have",
+            "it lacks 'a.weight', 'a.bias', 'b.weight', 'b.bias'; it has '0.weight', '0.bias', which the step does not",
         ),
         (("run", "--builder", "model.py:several"), "The builder returns 2 models, but the step has 1"),
         (("run", "--builder", "model.py:other_optimizer"), "returns SGD, but the step was made with AdamW"),

@@ -25,12 +25,12 @@ from roundoff.replay.player import (
     state_before,
 )
 from roundoff.replay.rank_consensus import ReplayRequests, all_agree, exchange, num_ranks
-from roundoff.replay.replayed_step import perturb_parameters_, spike_probe
+from roundoff.replay.replayed_step import ReplayedCodeRaised, perturb_parameters_, spike_probe
 from roundoff.replay.saved.step_inputs import StepInputsWriter
 from roundoff.replay.snapshots import Snapshot, Snapshots
 from roundoff.replay.state import Training
 from roundoff.replay.step_tape import StepTape
-from roundoff.runs import Anomaly, Event, ReplayInfo, Run, RunWriter, perturbed_path, replay_path
+from roundoff.runs import Anomaly, Event, Failure, ReplayInfo, Run, RunWriter, perturbed_path, replay_path
 
 OnAnomaly: TypeAlias = Literal["report", "stop", "skip"]
 
@@ -242,10 +242,16 @@ class Investigator:
         """Write down whether the batch of a step whose loss jumped is to blame, or the state; one rank alone can."""
         if num_ranks() > 1:
             return
-        with contextlib.suppress(Exception):  # user code may accept only the batches it is used to
+        step = path[1][-1].step
+        try:
             found = spike_probe(self._training, *path, self._sites)
-            if found is not None:
-                self._writer.write_probe({"step": path[1][-1].step, **found})
+        except ReplayedCodeRaised:
+            return  # the user's code may accept only the batches it is used to
+        except Exception as error:
+            self._writer.write(Failure.of(error, check="probe", name="spike", step=step))
+            return
+        if found is not None:
+            self._writer.write_probe({"step": step, **found})
 
     def _replay_into_folder(self, path: ReplayPath, *, is_complete: bool) -> None:
         snapshot, tapes = path
