@@ -22,6 +22,7 @@ from roundoff.runs import (
     RunWriter,
     Structure,
     TensorFacts,
+    call_detail,
 )
 
 MODEL = ModuleFacts(site="<model>", kind="Sequential", training=True)
@@ -83,7 +84,7 @@ def epochs(*first_steps: int, num_steps: int, **detail: Any) -> list[Call]:
     for step in range(num_steps):
         if step in first_steps:
             said = {"loader": 0, "sampler": "RandomSampler", "replacement": False, "num_batches": 10, **detail}
-            found.append(Call(step=max(step - 1, 0), call="epoch", detail=said))
+            found.append(Call(step=max(step - 1, 0), call="epoch", detail=call_detail("epoch", said)))
         found += [Call(step=step, call="backward"), Call(step=step, call="step")]
     return found
 

@@ -6,12 +6,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from roundoff.runs import Call, Metrics, Run, RunInfo, RunWriter
+from roundoff.runs import Call, CallKind, Metrics, Run, RunInfo, RunWriter, call_detail
 
-Told = tuple[str, dict[str, Any]]
+Told = tuple[CallKind, dict[str, Any]]
 
 
-def call(name: str, **detail: Any) -> Told:
+def call(name: CallKind, **detail: Any) -> Told:
     return name, detail
 
 
@@ -26,7 +26,7 @@ def written(
     with RunWriter.create(folder, RunInfo()) as writer:
         for step, calls in enumerate(steps):
             for name, detail in calls:
-                writer.write(Call(step=step, call=name, detail=detail))
+                writer.write(Call(step=step, call=name, detail=call_detail(name, detail)))
         for one in metrics:
             writer.write(one)
         for probe in probes:

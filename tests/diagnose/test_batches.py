@@ -5,16 +5,19 @@ from __future__ import annotations
 from pathlib import Path
 
 from roundoff.diagnose.batches import first_input, model_inputs, site_of, targets_of, training_epochs
-from roundoff.runs import BatchFacts, Call
+from roundoff.runs import BatchFacts, Call, EpochDetail
 from tests.diagnose.facts import labels, losses, tensor, write_run
 
 
 def test_epochs_of_the_training_loader_with_an_evaluation_in_between(tmp_path: Path) -> None:
-    calls = [Call(step=0, call="epoch", detail={"loader": 7}), Call(step=0, call="epoch", detail={"loader": 0})]
+    calls = [
+        Call(step=0, call="epoch", detail=EpochDetail(loader=7)),
+        Call(step=0, call="epoch", detail=EpochDetail(loader=0)),
+    ]
     for step in range(9):
         calls += [Call(step=step, call="backward"), Call(step=step, call="step")]
         if step in (2, 5):
-            calls += [Call(step=step, call="epoch", detail={"loader": loader}) for loader in (7, 0)]
+            calls += [Call(step=step, call="epoch", detail=EpochDetail(loader=loader)) for loader in (7, 0)]
     run = write_run(tmp_path / "run", calls=calls, metrics=losses(*[1.0] * 9))
     assert [(epoch.first_step, epoch.end_step) for epoch in training_epochs(run, 0)] == [(0, 3), (3, 6), (6, 9)]
 

@@ -8,7 +8,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from roundoff.runs import Run
+from roundoff.runs import Run, SpikeProbe
+from roundoff.runs.files.plain_json import object_of
 from roundoff.watch.watching import watching
 
 JUMP = 60
@@ -37,8 +38,7 @@ def spike_in(folder: Path, **fault: bool) -> dict[str, Any]:
     with watching(to=folder):
         watched = trained(**fault)
     assert all(torch.equal(x, watched[name]) for name, x in trained(**fault).items())
-    probes = [probe for probe in Run.open(folder).probes() if probe["probe"] == "spike"]
-    return next(probe for probe in probes if probe["step"] == JUMP)
+    return next(object_of(probe) for probe in Run.open(folder).probes(SpikeProbe) if probe.step == JUMP)
 
 
 def test_a_bad_batch_is_bad_in_the_state_before_and_others_are_fine_after_it(tmp_path: Path):

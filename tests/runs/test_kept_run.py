@@ -9,7 +9,18 @@ import numpy as np
 import pytest
 
 from roundoff.errors import RunFolderError
-from roundoff.runs import CachedRun, Call, EventColumns, Interned, Metrics, ParameterColumns, Run, RunInfo, RunWriter
+from roundoff.runs import (
+    CachedRun,
+    Call,
+    EventColumns,
+    Interned,
+    Metrics,
+    OverfitProbe,
+    ParameterColumns,
+    Run,
+    RunInfo,
+    RunWriter,
+)
 
 
 @pytest.fixture
@@ -20,7 +31,7 @@ def run(tmp_path: Path) -> Run:
             writer.write(Call(step=step, call="step"))
             writer.write_parameters(_row(step))
             writer.flush()
-        writer.write_probe({"probe": "eval-mode", "loss": 1.0})
+        writer.write(OverfitProbe(step=2, losses=(1.0, 0.5)))
     return Run.open(tmp_path / "run")
 
 

@@ -5,7 +5,19 @@ import pyarrow as pa
 import pytest
 
 from roundoff.errors import RunFolderError, UsageError
-from roundoff.runs import EVENTS, Call, Interned, Metrics, Run, RunInfo, RunWriter, replay_path
+from roundoff.runs import (
+    EVENTS,
+    Call,
+    ClipDetail,
+    HalfBatchProbe,
+    Interned,
+    Metrics,
+    OverfitProbe,
+    Run,
+    RunInfo,
+    RunWriter,
+    replay_path,
+)
 
 
 @pytest.fixture
@@ -18,7 +30,7 @@ def run(tmp_path: Path, make_events, parameters, hashes) -> Run:
                 writer.write(Metrics(step=step, loss=1.0 / (step + 1)))
                 if step % 2:
                     writer.flush()
-            writer.write(Call(step=3, call="clip", detail={"norm": 2.0}))
+            writer.write(Call(step=3, call="clip", detail=ClipDetail(max_norm=2.0)))
             writer.write_parameters(parameters)
             writer.write_hashes(hashes)
     return Run.open(tmp_path / "run")
@@ -85,7 +97,7 @@ def test_a_shape_that_is_none_is_an_error_that_names_the_run(tmp_path: Path, mak
 
 def test_lines_come_back_for_each_rank(run: Run):
     assert [metrics.loss for metrics in run.metrics(rank=1)] == [1.0, 1 / 2, 1 / 3, 1 / 4]
-    assert run.calls() == [Call(step=3, call="clip", detail={"norm": 2.0})]
+    assert run.calls() == [Call(step=3, call="clip", detail=ClipDetail(max_norm=2.0))]
     assert run.metrics(rank=7) == []
 
 
@@ -112,8 +124,20 @@ def test_parameters_and_hashes_come_back(run: Run):
 
 def test_probes_come_back(tmp_path: Path):
     with RunWriter.create(tmp_path / "run", RunInfo(), strict=True) as writer:
-        writer.write_probe({"probe": "wide copy", "loss": float("inf")})
-    assert Run.open(tmp_path / "run").probes() == [{"probe": "wide copy", "loss": float("inf")}]
+        writer.write_probe({"step": 3, "probe": "overfit", "losses": [float("inf"), 1.0]})
+        writer.write(HalfBatchProbe(step=3, loss=2.0, halves=(1.0, None)))
+    run = Run.open(tmp_path / "run")
+    assert run.probes() == [
+        OverfitProbe(step=3, losses=(float("inf"), 1.0)),
+        HalfBatchProbe(step=3, loss=2.0, halves=(1.0, None)),
+    ]
+    assert run.probes(OverfitProbe) == run.probes()[:1]
+
+
+def test_a_probe_that_only_a_newer_version_knows_is_left_out(tmp_path: Path):
+    RunWriter.create(tmp_path / "run", RunInfo(), strict=True).close()
+    (tmp_path / "run" / "probes.jsonl").write_text('{"step": 0, "probe": "crystal ball"}\n')
+    assert Run.open(tmp_path / "run").probes() == []
 
 
 def test_tensors_and_batches_come_back(tmp_path: Path):

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
-from roundoff.runs import Call, EventColumns, HashColumns, Interned, Metrics, RunInfo, RunWriter
+from roundoff.runs import Call, EventColumns, HashColumns, Interned, Metrics, RunInfo, RunWriter, StepDetail
 
 NUM_ROWS = 300
 
@@ -45,7 +45,7 @@ def write_for_ever(folder: Path) -> None:
         writer.write_events(events(step))
         writer.write_hashes(hashes(step))
         writer.write(Metrics(step=step, loss=1.0))
-        writer.write(Call(step=step, call="step", detail={"text": "x" * 200}))
+        writer.write(Call(step=step, call="step", detail=StepDetail(optimizer="x" * 200)))
         with writer.tensors(step) as tensors:
             tensors.add("a", np.full(20_000, step, dtype=np.float32), dtype="F32", shape=(20_000,))
         writer.note(f"step {step}")

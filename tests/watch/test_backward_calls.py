@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from roundoff.replay.step_tape import BackwardEntry
+from roundoff.runs.files.plain_json import object_of
 from roundoff.watch.settings import WatchSettings
 from roundoff.watch.watch import Watch
 from roundoff.watch.watching import start_watching
@@ -41,7 +42,7 @@ def backwards(watch: Watch) -> list[BackwardEntry]:
 
 
 def journal(watch: Watch) -> list[dict[str, Any]]:
-    return [dict(call.detail) for call in watch._journal.open_calls if call.call == "backward"]
+    return [object_of(call.detail) for call in watch._journal.open_calls if call.call == "backward"]
 
 
 def accumulating(model: nn.Module) -> torch.optim.Optimizer:

@@ -11,6 +11,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from roundoff.replay.step_tape import LoopEntry
+from roundoff.runs.files.plain_json import object_of
 from roundoff.watch.settings import WatchSettings
 from roundoff.watch.watch import Watch
 from roundoff.watch.watching import start_watching
@@ -98,7 +99,7 @@ def test_loaders_are_numbered_and_the_content_of_their_data_is_told(watch: Watch
     first, second = (DataLoader(TensorDataset(torch.full((2, 1), value))) for value in (1.0, 2.0))
     for loader in (first, second, first):
         list(loader)
-    epochs = [call.detail for call in watch._journal.open_calls if call.call == "epoch"]
+    epochs = [object_of(call.detail) for call in watch._journal.open_calls if call.call == "epoch"]
     assert [epoch["loader"] for epoch in epochs] == [0, 1, 0]
     assert epochs[0]["content"] == epochs[2]["content"] != epochs[1]["content"]
 

@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from roundoff.diagnose import diagnose_run
 from roundoff.precision import apply_recipe, find_recipe
-from roundoff.runs import Run
+from roundoff.runs import EpochDetail, Run
 from roundoff.watch.watch import Watch
 from roundoff.watch.watching import watching
 
@@ -187,8 +187,8 @@ def test_passes_through_a_loader_are_calls(tmp_path: Path):
                 F.cross_entropy(model(x), y).backward()
                 optimizer.step()
     epochs = [call for call in Run.open(tmp_path / "a").calls() if call.call == "epoch"]
-    assert [call.detail["num_batches"] for call in epochs] == [3, 3]
-    assert {call.detail["loader"] for call in epochs} == {0}
+    assert [call.detail_as(EpochDetail).num_batches for call in epochs] == [3, 3]
+    assert {call.detail_as(EpochDetail).loader for call in epochs} == {0}
 
 
 def test_says_when_the_memory_is_too_small_and_watches_all_the_same(tmp_path: Path):

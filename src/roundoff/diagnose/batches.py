@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import pyarrow.compute as pc
 
-from roundoff.runs import BatchFacts, Run, TensorFacts
+from roundoff.runs import BatchFacts, EpochDetail, Run, TensorFacts
 
 CLASSIFIES = ("cross_entropy", "CrossEntropyLoss", "nll_loss", "NLLLoss", "nll_loss_nd")
 """Criteria whose targets are class indices."""
@@ -25,8 +23,7 @@ class Epoch:
     first_step: int
     end_step: int
     """The first step that does not belong to it."""
-    detail: Mapping[str, Any]
-    """The detail of the call: `sampler`, `replacement`, `num_samples`, `num_batches`, `content`, ..."""
+    detail: EpochDetail
 
 
 def model_inputs(run: Run, rank: int) -> dict[str, list[tuple[int, TensorFacts]]]:
@@ -58,16 +55,16 @@ def training_epochs(run: Run, rank: int) -> list[Epoch]:
     """
     calls = run.calls(rank=rank)
     before = next((place for place, call in enumerate(calls) if call.call == "backward"), len(calls))
-    loaders = [call.detail.get("loader") for call in calls[:before] if call.call == "epoch"]
+    loaders = [call.detail_as(EpochDetail).loader for call in calls[:before] if call.call == "epoch"]
     if not loaders:
         return []
-    begins: list[tuple[int, Mapping[str, Any]]] = []
+    begins: list[tuple[int, EpochDetail]] = []
     stepped = -1
     for call in calls:
         if call.call == "step":
             stepped = call.step
-        elif call.call == "epoch" and call.detail.get("loader") == loaders[-1]:
-            begins.append((call.step + (stepped == call.step), call.detail))
+        elif call.call == "epoch" and call.detail_as(EpochDetail).loader == loaders[-1]:
+            begins.append((call.step + (stepped == call.step), call.detail_as(EpochDetail)))
     metrics = run.metrics(rank=rank)
     last = max(calls[-1].step, metrics[-1].step if metrics else 0)
     ends = [step for step, _ in begins[1:]] + [last + 1]

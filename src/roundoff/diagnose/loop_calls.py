@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import groupby
 
-from roundoff.runs import Call, Finding, Run
+from roundoff.runs import Call, Finding, Run, SchedulerDetail, StepDetail
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,13 +33,7 @@ def first_rank_with(run: Run, find: Callable[[Run, int], list[Finding]]) -> list
     return next((found for rank in run.ranks if (found := find(run, rank))), [])
 
 
-def count(call: Call, name: str) -> int:
-    """Return a whole number of a call's detail, 0 if it has none."""
-    value = call.detail.get(name)
-    return value if isinstance(value, int) else 0
-
-
 def rates(call: Call) -> list[float]:
     """Return the learning rates that a step or scheduler call tells of."""
-    values = call.detail.get("lr")
-    return [float(value) for value in values if isinstance(value, (int, float))] if isinstance(values, list) else []
+    rates = call.detail.lr if isinstance(call.detail, StepDetail | SchedulerDetail) else None
+    return [rate for rate in rates or () if rate is not None]

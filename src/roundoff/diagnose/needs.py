@@ -7,6 +7,7 @@ import math
 from roundoff.diagnose.batches import model_inputs, targets_of, training_epochs
 from roundoff.diagnose.rule import Need
 from roundoff.runs import Run
+from roundoff.runs.records.probe import PROBE_TYPES, Probe
 
 
 def several_ranks(run: Run) -> str | None:
@@ -87,12 +88,12 @@ def calls(kind: str, *, missing: str) -> Need:
     return find
 
 
-def probe(name: str, *, missing: str = "") -> Need:
+def probe(kind: type[Probe], *, missing: str = "") -> Need:
     """Look for the result of a probe; `missing` is the reason to give without one."""
 
     def find(run: Run) -> str | None:
-        has_result = any(found.get("probe") == name for found in run.probes())
-        return None if has_result else missing or f"the {name} probe did not run, or gave no result"
+        name = next(name for name, each in PROBE_TYPES.items() if each is kind)
+        return None if run.probes(kind) else missing or f"the {name} probe did not run, or gave no result"
 
     return find
 

@@ -6,8 +6,8 @@ import contextlib
 import math
 import time
 import warnings
-from collections.abc import Iterator
-from typing import Any, Literal
+from collections.abc import Iterator, Mapping
+from typing import Any, Literal, cast
 
 from torch import Tensor
 from torch.optim import Optimizer
@@ -25,7 +25,7 @@ from roundoff.record.process_info import note_environment
 from roundoff.record.reference import OpJudge, Reference
 from roundoff.record.source_lines import Sources
 from roundoff.record.torch_private import compiler_is_loaded, correct_mode_flags, hidden_from_modes, is_transformed
-from roundoff.runs import Call, JsonValue, Metrics, RecordingStoppedWarning, RunWriter
+from roundoff.runs import Call, CallKind, Metrics, RecordingStoppedWarning, RunWriter, call_detail
 from roundoff.words import plural
 
 
@@ -191,7 +191,7 @@ class Recording(LoopFollower):
             self._recorder.end_optimizer()
         if call.is_written:
             with hidden_from_modes():
-                self._write_call(call.kind, detail_to_json(call.detail))
+                self._write_call(cast(CallKind, call.kind), detail_to_json(call.detail))
 
     def step_opened(self, module: object) -> None:
         """Take the values that the step starts from."""
@@ -251,11 +251,17 @@ class Recording(LoopFollower):
             )
         )
 
-    def _write_call(self, call: str, detail: dict[str, JsonValue]) -> None:
+    def _write_call(self, call: CallKind, detail: Mapping[str, Any]) -> None:
         clock = self.clock
         seconds = time.perf_counter() - self._began
         self._writer.write(
-            Call(step=clock.step, call=call, microbatch=clock.microbatch, seconds=seconds, detail=detail)
+            Call(
+                step=clock.step,
+                call=call,
+                microbatch=clock.microbatch,
+                seconds=seconds,
+                detail=call_detail(call, detail),
+            )
         )
 
     def _write_tensor(self, x: Tensor, place: int) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Hashable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar, cast, overload
 
 import pyarrow as pa
 
@@ -25,6 +25,7 @@ from roundoff.runs.records.failure import Failure
 from roundoff.runs.records.finding import Finding, RuleAnswer
 from roundoff.runs.records.info import Ending, RunInfo, read_info
 from roundoff.runs.records.metrics import Anomaly, MemoryLook, Metrics
+from roundoff.runs.records.probe import P, Probe
 from roundoff.runs.records.replay_info import Origin, ReplayInfo
 from roundoff.runs.records.training_facts import BatchFacts, Structure
 
@@ -129,9 +130,13 @@ class Run:
         """Return what came into the steps from outside, in order."""
         return self._lines(kinds.INPUTS, rank=rank)
 
-    def probes(self) -> list[dict[str, JsonValue]]:
-        """Return what probes measured, in order."""
-        return self._lines(kinds.PROBES)
+    @overload
+    def probes(self) -> list[Probe]: ...
+    @overload
+    def probes(self, kind: type[P]) -> list[P]: ...
+    def probes(self, kind: type[P] | None = None) -> list[Any]:
+        """Return what probes measured, in order; those of one kind if it is given."""
+        return [probe for probe in self._lines(kinds.PROBES) if kind is None or isinstance(probe, kind)]
 
     def failures(self) -> list[Failure]:
         """Return the checks that failed inside roundoff: probes and facts by rank, then rules of the last diagnosis."""

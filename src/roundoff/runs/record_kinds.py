@@ -17,6 +17,7 @@ from roundoff.runs.records.call import Call
 from roundoff.runs.records.failure import Failure
 from roundoff.runs.records.info import Ending
 from roundoff.runs.records.metrics import Anomaly, MemoryLook, Metrics
+from roundoff.runs.records.probe import PROBE_TYPES, Probe, probe_from
 from roundoff.runs.records.replay_info import Origin, ReplayInfo
 from roundoff.runs.records.training_facts import BatchFacts, Structure
 
@@ -54,19 +55,21 @@ class ObjectKind(Generic[R]):
 
 
 METRICS = LinesKind(names.metrics_path, partial(object_from, Metrics))
-CALLS = LinesKind(names.calls_path, partial(object_from, Call))
+CALLS = LinesKind(names.calls_path, Call.from_object)
 ANOMALIES = LinesKind(names.anomalies_path, partial(object_from, Anomaly))
 MEMORY = LinesKind(names.memory_path, partial(object_from, MemoryLook))
 STRUCTURES = LinesKind(names.structure_path, partial(object_from, Structure))
 INPUTS = LinesKind(names.inputs_path, partial(object_from, BatchFacts))
 FAILURES = LinesKind(names.failures_path, partial(object_from, Failure))
-PROBES = LinesKind(names.probes_path, dict)
+PROBES = LinesKind(names.probes_path, probe_from)
 
 ENDING = ObjectKind(names.ending_path, Ending)
 REPLAY_INFO = ObjectKind(names.replay_info_path, ReplayInfo)
 ORIGIN = ObjectKind(names.origin_path, Origin)
 
-Record: TypeAlias = Metrics | Call | Anomaly | MemoryLook | Structure | BatchFacts | Failure | ReplayInfo | Origin
+Record: TypeAlias = (
+    Metrics | Call | Anomaly | MemoryLook | Structure | BatchFacts | Failure | Probe | ReplayInfo | Origin
+)
 
 KIND_OF: Mapping[type, LinesKind[Any] | ObjectKind[Any]] = {
     Metrics: METRICS,
@@ -78,5 +81,6 @@ KIND_OF: Mapping[type, LinesKind[Any] | ObjectKind[Any]] = {
     Failure: FAILURES,
     ReplayInfo: REPLAY_INFO,
     Origin: ORIGIN,
+    **dict.fromkeys(PROBE_TYPES.values(), PROBES),
 }
 """Where a writer puts a record of each type."""

@@ -11,7 +11,7 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 from roundoff.errors import RunFolderError
 from roundoff.runs.files import folder as names
@@ -24,6 +24,7 @@ from roundoff.runs.files.schema import EVENTS, HASHES, PARAMETERS
 from roundoff.runs.files.tensor_writer import TensorWriter
 from roundoff.runs.record_kinds import KIND_OF, LinesKind, Record
 from roundoff.runs.records.info import RunInfo, Status, write_info
+from roundoff.runs.records.probe import probe_of
 
 
 class RecordingStoppedWarning(UserWarning):
@@ -119,10 +120,9 @@ class RunWriter:
         path = names.tape_path(self.folder, rank=self.rank)
         self._attempt(lambda: write_atomically(path, to_json(tape).encode()))
 
-    def write_probe(self, probe: Mapping[str, JsonValue]) -> None:
-        """Take what a probe measured, as one JSON object."""
-        path = names.probes_path(self.folder)
-        self._attempt(lambda: self._lines.setdefault(path, []).append(to_json(probe)))
+    def write_probe(self, values: Mapping[str, Any]) -> None:
+        """Take what a probe measured: `step`, `probe` and the fields of its kind."""
+        self.write(probe_of(values))
 
     def tensors(self, step: int) -> TensorWriter:
         """Return the file for whole tensors of a step, to be used as a block."""

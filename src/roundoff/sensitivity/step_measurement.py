@@ -13,7 +13,7 @@ from torch.optim import Optimizer
 
 from roundoff.formats import Format
 from roundoff.precision import Recipe
-from roundoff.record.loop.calls import CallKind, LoopCall
+from roundoff.record.loop.calls import LoopCall, LoopCallKind
 from roundoff.record.loop.follower import BackwardCall, LoopFollower, StepAttempt
 from roundoff.record.loop.module_stack import ModuleCall
 from roundoff.record.loop.sites import LOOP
@@ -171,7 +171,7 @@ class StepMeasurement(LoopFollower):
         """Get ready for the next step."""
         self._turn_on_or_off()
 
-    def loop_calling(self, kind: CallKind, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def loop_calling(self, kind: LoopCallKind, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Look for a recipe that rounds."""
         if kind == "optimizer_backward":
             self.narrow_signs.check_optimizer(args[0])

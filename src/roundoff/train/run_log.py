@@ -7,13 +7,13 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Self
 
 from torch import nn
 
 from roundoff.record.process_info import describe_process
 from roundoff.report.tensorboard import TensorBoard, weights_and_gradients
-from roundoff.runs import Call, Metrics, RunWriter, next_free_name
+from roundoff.runs import Call, CallDetail, CallKind, Metrics, ModeDetail, RunWriter, SaveDetail, next_free_name
 from roundoff.train.config import TrainConfig
 from roundoff.train.objective import Score
 from roundoff.train.ranks import Ranks
@@ -49,13 +49,13 @@ class RunLog:
         """Log the evaluation after the last step."""
         if self._last is not None:
             self._last = replace(self._last, eval_loss=score.loss)
-        self._call(step, "eval", epoch=epoch, loss=score.loss, top1=score.top1, top5=score.top5)
+        self._call(step, "eval", ModeDetail(epoch=epoch, loss=score.loss, top1=score.top1, top5=score.top5))
         if self._board is not None:
             self._board.scalars(step, {"eval_loss": score.loss, "top1": score.top1, "top5": score.top5})
 
     def saved(self, step: int, path: Path) -> None:
         """Log a checkpoint."""
-        self._call(step, "save", path=path.name)
+        self._call(step, "save", SaveDetail(path=path.name))
 
     def flush(self) -> None:
         """Write everything but the last step to disk."""
@@ -87,7 +87,7 @@ class RunLog:
             self._writer.write(self._last)
         self._last = None
 
-    def _call(self, step: int, call: str, **detail: Any) -> None:
+    def _call(self, step: int, call: CallKind, detail: CallDetail) -> None:
         if self._writer is not None:
             now = time.monotonic() - self._began
             self._writer.write(Call(step=step, call=call, seconds=now, detail=detail))

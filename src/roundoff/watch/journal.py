@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Mapping
 from typing import Any
 
 from torch import Tensor
@@ -13,7 +14,7 @@ from roundoff.record.loop.calls import learning_rates
 from roundoff.record.loop.sites import Sites
 from roundoff.record.loop.step_clock import StepClock
 from roundoff.report.tensorboard import TensorBoard, weights_and_gradients
-from roundoff.runs import Call, JsonValue, Metrics, RunWriter
+from roundoff.runs import Call, CallKind, Metrics, RunWriter, StepDetail, call_detail
 
 _STEPS_IN_FULL = 100
 """After so many steps, calls that only repeat those of the step before are left out."""
@@ -37,7 +38,7 @@ class StepJournal:
         """What the loop did in the open step so far."""
         return self._calls
 
-    def call(self, call: str, detail: dict[str, JsonValue]) -> None:
+    def call(self, call: CallKind, detail: Mapping[str, Any]) -> None:
         """Note something the loop did."""
         clock = self._clock
         self._calls.append(
@@ -46,7 +47,7 @@ class StepJournal:
                 call=call,
                 microbatch=clock.microbatch,
                 seconds=time.perf_counter() - self._began,
-                detail=detail,
+                detail=call_detail(call, detail),
             )
         )
 
@@ -107,7 +108,7 @@ class StepJournal:
 
     def _write_calls(self) -> None:
         calls, self._calls = self._calls, []
-        pattern = [(call.call, call.microbatch, call.detail.get("skipped")) for call in calls]
+        pattern = [(call.call, call.microbatch, call.detail_as(StepDetail).skipped) for call in calls]
         if self._clock.step < _STEPS_IN_FULL or pattern != self._pattern:
             for call in calls:
                 self._writer.write(call)

@@ -8,7 +8,7 @@ import time
 import warnings
 from collections.abc import Iterator
 from enum import Enum
-from typing import Any, Literal
+from typing import Any, Literal, cast
 from weakref import WeakKeyDictionary
 
 import torch
@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from roundoff.diagnose import diagnose_and_save
-from roundoff.record.loop.calls import CallKind, LoopCall, detail_to_json, learning_rates
+from roundoff.record.loop.calls import LoopCall, LoopCallKind, detail_to_json, learning_rates
 from roundoff.record.loop.follower import BackwardCall, LoopFollower, StepAttempt
 from roundoff.record.loop.module_stack import ModuleCall
 from roundoff.record.loop.observer import observing_loop
@@ -33,7 +33,7 @@ from roundoff.replay.step_tape import BackwardEntry, ModelEntry, StepEntry
 from roundoff.replay.tape_recorder import TapeRecorder
 from roundoff.report import verdict_text, watched_text
 from roundoff.report.tensorboard import TensorBoard
-from roundoff.runs import Anomaly, Finding, JsonValue, RecordingStoppedWarning, Run, RunWriter
+from roundoff.runs import Anomaly, CallKind, Finding, JsonValue, RecordingStoppedWarning, Run, RunWriter
 from roundoff.runs.flight import FlightRecorder
 from roundoff.watch.budget import TimeBudget
 from roundoff.watch.detector import AnomalyDetector
@@ -50,13 +50,13 @@ from roundoff.watch.settings import WatchSettings
 _SNAPSHOT_INTERVAL_OF_RANKS = 8
 """Steps between the snapshots of several ranks: they must be those of the same steps."""
 
-_TAPED: frozenset[CallKind] = frozenset(
+_TAPED: frozenset[LoopCallKind] = frozenset(
     {"zero_grad", "clip", "unscale", "update", "scaler_step", "optimizer_unscale", "optimizer_clip"}
 )
 """Calls that a replay makes again."""
-_OPAQUE: frozenset[CallKind] = _TAPED | {"scheduler", "load", "save", "compile"}
+_OPAQUE: frozenset[LoopCallKind] = _TAPED | {"scheduler", "load", "save", "compile"}
 """Calls inside of which the tape sees nothing."""
-_METHODS: dict[CallKind, str] = {
+_METHODS: dict[LoopCallKind, str] = {
     "unscale": "unscale_",
     "scaler_step": "step",
     "optimizer_unscale": "unscale_",
@@ -130,7 +130,7 @@ class Watch(LoopFollower):
         self._error_before: BaseException | None = None
         """The exception that was being handled when the running model or backward began."""
         self._awaits_buffers = False
-        self._opaque_calls: list[CallKind] = []
+        self._opaque_calls: list[LoopCallKind] = []
         """Calls of the loop that are running, inside of which the tape sees nothing."""
         self._loaders: WeakKeyDictionary[Any, int] = WeakKeyDictionary()
 
@@ -526,7 +526,7 @@ class Watch(LoopFollower):
 
     # -- other calls of the loop ---------------------------------------------------------------------------------------
 
-    def loop_calling(self, kind: CallKind, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def loop_calling(self, kind: LoopCallKind, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Put a call onto the tape if the loop itself has made it; the tape sees nothing of what it does inside."""
         tape = self._tape
         is_by_loop = not self._opaque_calls and (not self.clock.in_step or tape.in_closure)
@@ -541,7 +541,7 @@ class Watch(LoopFollower):
         self._opaque_calls.append(kind)
         tape.hold()
 
-    def loop_call_ended(self, kind: CallKind) -> None:
+    def loop_call_ended(self, kind: LoopCallKind) -> None:
         """Look at the loop's own functions again; when a scaler has stepped, the attempt is over."""
         if kind in _OPAQUE:
             if kind in self._opaque_calls:
@@ -572,7 +572,7 @@ class Watch(LoopFollower):
         elif call.kind == "load":
             self._training.refresh()
             self._snapshots.forget()
-        self._journal.call(call.kind, detail)
+        self._journal.call(cast(CallKind, call.kind), detail)
 
     def _see_loss_function(self, args: tuple[Any, ...], result: Any) -> None:
         if not torch.is_grad_enabled():
@@ -630,7 +630,7 @@ def _eagerly() -> Iterator[None]:
         yield
 
 
-def _function_of(kind: CallKind, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _function_of(kind: LoopCallKind, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Return what to call to make a call of the loop again."""
     if kind == "clip":
         has_norm = "total_norm" in kwargs or any(isinstance(arg, Tensor) for arg in args[1:])

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from roundoff.diagnose.loop.learning_rate import large_rates, tiny_rates, zero_rates
-from roundoff.runs import Call, Interned, Metrics, ParameterColumns, Run, RunInfo, RunWriter
+from roundoff.runs import Call, Interned, Metrics, ParameterColumns, Run, RunInfo, RunWriter, call_detail
 from tests.diagnose.loops import call
 
 
@@ -17,7 +17,7 @@ def trained(folder: Path, *, rates: list[float], losses: list[float], ratio: flo
     with RunWriter.create(folder / "run", RunInfo()) as writer:
         for step, (lr, loss) in enumerate(zip(rates, losses, strict=True)):
             name, detail = call("step", optimizer="SGD", lr=[lr])
-            writer.write(Call(step=step, call=name, detail=detail))
+            writer.write(Call(step=step, call=name, detail=call_detail(name, detail)))
             writer.write(Metrics(step=step, loss=loss, lr=lr))
             if step < 20:
                 writer.write_parameters(_row(step, weights, ratio * weights if lr else 0.0))

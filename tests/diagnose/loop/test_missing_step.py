@@ -5,7 +5,18 @@ from __future__ import annotations
 from pathlib import Path
 
 from roundoff.diagnose.loop.optimizer_steps import missing_steps
-from roundoff.runs import Call, Finding, OptimizerFacts, ParameterFacts, Run, RunInfo, RunWriter, Severity, Structure
+from roundoff.runs import (
+    Call,
+    Finding,
+    OptimizerFacts,
+    ParameterFacts,
+    Run,
+    RunInfo,
+    RunWriter,
+    Severity,
+    Structure,
+    call_detail,
+)
 from tests.diagnose.loops import Told, call
 
 BACKWARD, CLEAR = call("backward"), call("zero_grad")
@@ -29,7 +40,7 @@ def found(folder: Path, calls: list[Told], *parameters: ParameterFacts) -> list[
         writer.write(Structure(step=0, parameters=parameters, optimizers=optimizers))
         for step in range(20):
             for name, detail in calls:
-                writer.write(Call(step=step, call=name, detail=detail))
+                writer.write(Call(step=step, call=name, detail=call_detail(name, detail)))
     return missing_steps(Run.open(folder / "run"))
 
 

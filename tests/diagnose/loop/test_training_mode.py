@@ -5,7 +5,18 @@ from __future__ import annotations
 from pathlib import Path
 
 from roundoff.diagnose.loop.training_mode import training_in_eval_mode
-from roundoff.runs import Call, Finding, ModuleFacts, ParameterFacts, Run, RunInfo, RunWriter, Severity, Structure
+from roundoff.runs import (
+    Call,
+    Finding,
+    ModuleFacts,
+    ParameterFacts,
+    Run,
+    RunInfo,
+    RunWriter,
+    Severity,
+    Structure,
+    call_detail,
+)
 from tests.diagnose.loops import Told, call
 
 TRAINING = call("forward", site="<model>", training=True)
@@ -24,7 +35,7 @@ def found(
         writer.write(Structure(step=0, parameters=(parameter,), modules=(module,)))
         for step, calls in enumerate(steps):
             for name, detail in calls:
-                writer.write(Call(step=step, call=name, detail=detail))
+                writer.write(Call(step=step, call=name, detail=call_detail(name, detail)))
     return training_in_eval_mode(Run.open(folder / "run"))
 
 

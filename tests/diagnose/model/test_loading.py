@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from roundoff.diagnose.model.checkpoint_loading import checkpoints_not_loaded
-from roundoff.runs import Call, Run
+from roundoff.runs import Call, Run, call_detail
 from tests.diagnose.facts import only, write_run
 
 
@@ -17,7 +17,7 @@ def loaded(folder: Path, missing: list[str], unexpected: list[str], **detail: An
         "into": "Net", "num_missing": len(missing), "num_unexpected": len(unexpected), "missing": missing,
         "unexpected": unexpected, "num_keys": 4, "num_given": 4, **detail,
     }  # fmt: skip
-    return write_run(folder, calls=[Call(step=0, call="load", detail=said)])
+    return write_run(folder, calls=[Call(step=0, call="load", detail=call_detail("load", said))])
 
 
 KEYS = ["a.weight", "a.bias", "b.weight", "b.bias"]

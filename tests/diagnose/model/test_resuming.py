@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from roundoff.diagnose.model.checkpoint_loading import lost_optimizer_states
-from roundoff.runs import Call, Metrics, Run
+from roundoff.runs import Call, Metrics, Run, call_detail
 from tests.diagnose.facts import losses, only, write_run
 
 LOAD = {"into": "Net", "missing": [], "num_missing": 0, "num_unexpected": 0, "num_keys": 4}
@@ -13,7 +13,7 @@ LOAD = {"into": "Net", "missing": [], "num_missing": 0, "num_unexpected": 0, "nu
 
 def step(number: int, *, is_fresh: bool = False, lr: float = 0.1) -> Call:
     detail = {"optimizer": "Adam", "lr": [lr], **({"is_fresh": True} if is_fresh else {})}
-    return Call(step=number, call="step", detail=detail)
+    return Call(step=number, call="step", detail=call_detail("step", detail))
 
 
 def resumed(
@@ -31,9 +31,13 @@ def resumed(
     for number in range(40):
         if number == at:
             calls.append(
-                Call(step=number, call="read", detail={"optimizer_states": keys, "optimizer_rates": saved_rates})
+                Call(
+                    step=number,
+                    call="read",
+                    detail=call_detail("read", {"optimizer_states": keys, "optimizer_rates": saved_rates}),
+                )
             )
-            calls.append(Call(step=number, call="load", detail=LOAD))
+            calls.append(Call(step=number, call="load", detail=call_detail("load", LOAD)))
         calls.append(step(number, is_fresh=number == 0 or (number == at and is_fresh), lr=lr if number >= at else 0.1))
     values = [2 - min(number, 20) / 20 if number < at else after for number in range(40)]
     metrics: list[Metrics] = losses(*values)

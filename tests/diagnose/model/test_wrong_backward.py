@@ -16,7 +16,8 @@ def walked(folder: Path, ratio: float, further: float, functions: tuple[str, ...
         {"site": "first", "parameter": "first.weight", "ratio": ratio, "ratio_further": further},
         {"site": "head", "parameter": "head.weight", "ratio": 1.0, "ratio_further": 1.0},
     ]
-    probe = {"probe": "direction", "step": 9, "ratio": 0.9, "functions": list(functions), "by_site": by_site}
+    probe = {"probe": "direction", "step": 9, "expected": 1.0, "measured": 0.9, "ratio": 0.9}
+    probe |= {"functions": list(functions), "by_site": by_site}
     return write_run(folder, probes=[probe])
 
 

@@ -14,7 +14,8 @@ from tests.diagnose.written import write_rank
 def probed(folder: Path, *, zero: float, wide: float) -> Run:
     shares = [{"name": "a.weight", "zero_share": zero, "wide_zero_share": wide, "subnormal_share": 0.1}]
     rows = [{"step": s, "parameter": "a.weight", "grad_zero_share": zero if s else 0.0} for s in range(3)]
-    return write_rank(folder, rows=rows, probes=[{"probe": "wide", "step": 2, "loss": 1.0, "parameters": shares}])
+    probe = {"probe": "wide", "step": 2, "loss": 1.0, "wide_loss": 1.0, "parameters": shares}
+    return write_rank(folder, rows=rows, probes=[probe])
 
 
 def test_zeros_that_a_wide_replay_does_not_have_are_named_with_the_first_step_that_has_them(tmp_path: Path) -> None:

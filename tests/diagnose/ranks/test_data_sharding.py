@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from roundoff.diagnose.ranks.data_sharding import data_of_ranks
-from roundoff.runs import BatchFacts, Call, Run, TensorFacts
+from roundoff.runs import BatchFacts, Call, Run, TensorFacts, call_detail
 from tests.diagnose.written import write_rank
 
 
@@ -39,7 +39,8 @@ def test_other_batches_are_fine(contents: tuple[list[int], list[int]], tmp_path:
 def epochs(told: list[int], **detail: object) -> list[Call]:
     known = {"loader": 0, "num_batches": 3, "shuffle": True, **detail}
     return [
-        Call(step=3 * place, call="epoch", detail={**known, "set_epoch": epoch}) for place, epoch in enumerate(told)
+        Call(step=3 * place, call="epoch", detail=call_detail("epoch", {**known, "set_epoch": epoch}))
+        for place, epoch in enumerate(told)
     ]
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from roundoff.diagnose.ranks.drift import ranks_that_drift_apart
-from roundoff.runs import Call, ModuleFacts, ParameterFacts, Run, Structure
+from roundoff.runs import Call, ClipDetail, ModuleFacts, ParameterFacts, Run, Structure
 from tests.diagnose.written import write_rank
 
 NAMES = ("body.weight", "head.weight")
@@ -78,7 +78,7 @@ def test_one_gradient_changed_on_one_rank_is_named_with_the_rank(tmp_path: Path)
 
 
 def test_clipping_on_one_rank_is_named(tmp_path: Path) -> None:
-    clip = [Call(step=1, call="clip", detail={"max_norm": 0.1})]
+    clip = [Call(step=1, call="clip", detail=ClipDetail(max_norm=0.1))]
     (finding,) = ranks_that_drift_apart(write(tmp_path / "run", clipped=NAMES, calls=(clip, [])))
     assert (finding.rule, finding.step) == ("rank-clip-mismatch", 1)
     assert "rank 0: max_norm 0.1, rank 1: no clipping" in finding.why

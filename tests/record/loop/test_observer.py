@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import pickle
 import threading
 import warnings
@@ -21,7 +22,8 @@ from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatc
 from torch.utils.flop_counter import FlopCounterMode
 
 from roundoff.record import IncompleteRecordingWarning, recording
-from roundoff.runs import Call, Run
+from roundoff.runs import Call, ModeDetail, Run
+from roundoff.runs.files.plain_json import object_of, to_json
 
 X, Y = torch.randn(4, 3), torch.randn(4, 2)
 
@@ -31,7 +33,7 @@ def calls(run: Run, *names: str) -> list[str]:
 
 
 def details(run: Run, name: str) -> list[dict[str, Any]]:
-    return [dict(call.detail) for call in run.calls() if call.call == name]
+    return [json.loads(to_json(object_of(call.detail))) for call in run.calls() if call.call == name]
 
 
 def step(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
@@ -239,7 +241,7 @@ def test_a_model_that_freezes_its_norms_tells_both(record):
         model.train()
         model(X).sum().backward()
 
-    assert [c.detail["module"] for c in record(training).calls() if c.call in ("train", "eval")] == [
+    assert [c.detail_as(ModeDetail).module for c in record(training).calls() if c.call in ("train", "eval")] == [
         "Frozen", "BatchNorm1d",
     ]  # fmt: skip
 

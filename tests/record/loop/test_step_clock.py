@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from roundoff.record.loop.step_clock import Phase, StepClock
-from roundoff.runs import Run
+from roundoff.runs import Run, StepDetail
 
 X, Y = torch.randn(4, 3), torch.randn(4, 2)
 
@@ -231,8 +231,8 @@ def test_an_attempt_that_the_scaler_skips_counts_and_the_scale_it_used_is_noted(
     assert [(m.step, m.skipped, m.loss_scale, m.optimizer) for m in run.metrics()] == [
         (0, False, 1024.0, "SGD"), (1, True, 1024.0, "SGD"), (2, False, 512.0, "SGD"),
     ]  # fmt: skip
-    skipped = [c for c in run.calls() if c.call == "step" and c.detail.get("skipped")]
-    assert [(c.step, c.detail["optimizer"]) for c in skipped] == [(1, "SGD")]
+    skipped = [c for c in run.calls() if c.detail_as(StepDetail).skipped]
+    assert [(c.step, c.detail_as(StepDetail).optimizer) for c in skipped] == [(1, "SGD")]
 
 
 def test_the_loss_in_the_metrics_is_without_the_factor_of_the_scaler(record):

@@ -10,7 +10,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from roundoff.runs import Run
+from roundoff.runs import AveragesProbe, Run
+from roundoff.runs.files.plain_json import from_json, object_of, to_json
 from roundoff.watch.watching import watching
 
 
@@ -27,7 +28,7 @@ def seen(folder: Path, after: Callable[[nn.Module], Callable[[], None]]) -> list
             optimizer.step()
             with torch.no_grad():
                 update()
-    return [dict(probe) for probe in Run.open(folder).probes() if probe["probe"] == "averages"]
+    return [from_json(to_json(object_of(probe))) for probe in Run.open(folder).probes(AveragesProbe)]
 
 
 def test_a_copy_that_is_written_to_is_followed(tmp_path: Path) -> None:

@@ -9,7 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from roundoff.runs import Run
+from roundoff.runs import BatchMixingProbe, Run
+from roundoff.runs.files.plain_json import from_json, object_of, to_json
 from roundoff.watch.probes import last_step
 from roundoff.watch.watching import watching
 
@@ -70,7 +71,7 @@ def probes(folder: Path, fault: str | None = None, *, reduction: str = "mean") -
             optimizer.step()
         before = {name: x.clone() for name, x in model.state_dict().items()}
     assert all(torch.equal(x, before[name]) for name, x in model.state_dict().items())
-    return {str(probe["probe"]): probe for probe in Run.open(folder).probes()}
+    return {probe.probe: from_json(to_json(object_of(probe))) for probe in Run.open(folder).probes()}
 
 
 def test_a_healthy_step_passes_every_probe(tmp_path: Path):
@@ -171,8 +172,8 @@ def test_samples_that_are_meant_to_meet_are_not_taken_for_mixed(model: Any, othe
             optimizer.zero_grad()
             loss(model(torch.randn(16, 6), other())).backward()
             optimizer.step()
-    mixing = [probe for probe in Run.open(tmp_path / "a").probes() if probe["probe"] == "batch-mixing"]
-    assert all(not probe["changed"] for probe in mixing)
+    mixing = Run.open(tmp_path / "a").probes(BatchMixingProbe)
+    assert all(not probe.changed for probe in mixing)
 
 
 def test_samples_mix_also_where_another_dimension_is_as_long_as_the_batch(tmp_path: Path):
@@ -185,8 +186,8 @@ def test_samples_mix_also_where_another_dimension_is_as_long_as_the_batch(tmp_pa
             optimizer.zero_grad()
             F.cross_entropy(model(torch.randn(8, 1, 8, 8)), torch.arange(8) % 3).backward()
             optimizer.step()
-    (probe,) = (probe for probe in Run.open(tmp_path / "a").probes() if probe["probe"] == "batch-mixing")
-    assert probe["changed"]
+    (probe,) = Run.open(tmp_path / "a").probes(BatchMixingProbe)
+    assert probe.changed
 
 
 def test_time_first_is_not_taken_for_mixing(tmp_path: Path):
@@ -198,7 +199,7 @@ def test_time_first_is_not_taken_for_mixing(tmp_path: Path):
             optimizer.zero_grad()
             model(torch.randn(6, 5, 4))[0].square().mean().backward()
             optimizer.step()
-    assert "batch-mixing" not in {probe["probe"] for probe in Run.open(tmp_path / "a").probes()}
+    assert "batch-mixing" not in {probe.probe for probe in Run.open(tmp_path / "a").probes()}
 
 
 def test_a_probe_that_fails_because_of_us_is_noted_in_the_run_and_the_others_still_run(
@@ -234,5 +235,5 @@ def test_a_model_that_takes_batches_of_one_size_only_is_no_failure_of_ours(tmp_p
             optimizer.step()
     run = Run.open(tmp_path / "a")
     assert run.failures() == []
-    assert {"eval-mode", "direction"} <= {probe["probe"] for probe in run.probes()}
-    assert "half-batch" not in {probe["probe"] for probe in run.probes()}
+    assert {"eval-mode", "direction"} <= {probe.probe for probe in run.probes()}
+    assert "half-batch" not in {probe.probe for probe in run.probes()}

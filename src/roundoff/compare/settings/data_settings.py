@@ -7,7 +7,8 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 
 from roundoff.compare.settings.setting_difference import SettingDifference, SettingKind, differing_values
-from roundoff.runs import BatchFacts, JsonValue, Run, TensorFacts
+from roundoff.runs import BatchFacts, EpochDetail, JsonValue, Run, TensorFacts
+from roundoff.runs.files.plain_json import object_of
 
 _LOADER = {"sampler": 0.6, "replacement": 0.6, "num_samples": 0.8, "batch_size": 0.85, "set_epoch": 0.5, "shuffle": 0.6}
 """What a DataLoader was told, and how suspicious a difference of it is."""
@@ -159,11 +160,14 @@ def _samples(run: Run) -> dict[int, Counter[int]]:
 def _loaders(reference: Run, candidate: Run) -> Iterator[SettingDifference]:
     """Yield what the first DataLoaders were told differently, and data that is not the same."""
     reference_epoch, candidate_epoch = (
-        next((call.detail for call in run.calls() if call.call == "epoch"), None) for run in (reference, candidate)
+        next((call.detail for call in run.calls() if isinstance(call.detail, EpochDetail)), None)
+        for run in (reference, candidate)
     )
     if reference_epoch is None or candidate_epoch is None:
         return
-    first, second = ({name: detail.get(name) for name in _LOADER} for detail in (reference_epoch, candidate_epoch))
+    first, second = (
+        {name: object_of(epoch).get(name) for name in _LOADER} for epoch in (reference_epoch, candidate_epoch)
+    )
     for name, first_value, second_value in differing_values(first, second):
         yield _of_data(f"{name} of the DataLoader", first_value, second_value, suspicion=_LOADER[name])
     contents = _contents(reference_epoch), _contents(candidate_epoch)
@@ -173,14 +177,9 @@ def _loaders(reference: Run, candidate: Run) -> Iterator[SettingDifference]:
             yield _of_data(f"{name} of the data set", first_content, second_content, suspicion=0.75)
 
 
-def _contents(detail: Mapping[str, JsonValue]) -> dict[str, str]:
+def _contents(epoch: EpochDetail) -> dict[str, str]:
     """Return what each array of a data set holds, in words that tell it from others."""
-    entries = detail.get("content")
-    return {
-        str(entry.get("name")): f"mean {entry.get('mean')}, std {entry.get('std')}, hash {entry.get('hash')}"
-        for entry in (entries if isinstance(entries, list) else [])
-        if isinstance(entry, dict)
-    }
+    return {array.name: f"mean {array.mean}, std {array.std}, hash {array.hash}" for array in epoch.content or ()}
 
 
 def _recorded_inputs(reference: Run, candidate: Run) -> Iterator[SettingDifference]:

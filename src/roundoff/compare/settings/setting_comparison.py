@@ -10,7 +10,7 @@ from roundoff.compare.settings.data_settings import data_differences
 from roundoff.compare.settings.setting_difference import SettingDifference, SettingKind, differing_values
 from roundoff.compare.settings.start_settings import start_differences
 from roundoff.compare.settings.structure_settings import structure_differences
-from roundoff.runs import Call, JsonValue, Run, RunInfo
+from roundoff.runs import Call, ClipDetail, JsonValue, Run, RunInfo, SchedulerDetail, StepDetail
 
 # == What two loops did: the order of their calls, clipping, schedulers, and the learning rate over the steps.
 
@@ -50,31 +50,33 @@ def _by_step(calls: list[Call]) -> dict[int, list[str]]:
     """Return the calls of each step in their order, those that follow their like told once."""
     found: dict[int, list[str]] = {}
     for step, group in itertools.groupby(calls, key=lambda call: call.step):
-        names = [call.call for call in group if call.call in _CALLS and not call.detail.get("initial")]
+        names = [call.call for call in group if call.call in _CALLS and not call.detail_as(SchedulerDetail).initial]
         found.setdefault(step, []).extend(name for name, _ in itertools.groupby(names))
     return found
 
 
 def _clipping(reference: list[Call], candidate: list[Call]) -> Iterator[SettingDifference]:
-    first, second = (_first_detail(calls, "clip", "max_norm") for calls in (reference, candidate))
+    first, second = (
+        next((norm for call in calls if (norm := call.detail_as(ClipDetail).max_norm) is not None), None)
+        for calls in (reference, candidate)
+    )
     if first is not None and second is not None and first != second:
         yield _hyperparameter("max_norm of clipping", first, second)
 
 
 def _schedulers(reference: list[Call], candidate: list[Call]) -> Iterator[SettingDifference]:
-    first, second = (_first_detail(calls, "scheduler", "scheduler") for calls in (reference, candidate))
+    first, second = (
+        next((call.detail.scheduler for call in calls if isinstance(call.detail, SchedulerDetail)), None)
+        for calls in (reference, candidate)
+    )
     if first != second:
         yield _hyperparameter("scheduler", first, second)
-
-
-def _first_detail(calls: list[Call], name: str, key: str) -> JsonValue:
-    return next((call.detail[key] for call in calls if call.call == name and key in call.detail), None)
 
 
 def _learning_rates(reference: list[Call], candidate: list[Call], *, is_told: bool) -> Iterator[SettingDifference]:
     """Yield the first step whose learning rate differs, unless it is the first one and told by the optimizers."""
     first, second = (
-        {call.step: call.detail["lr"] for call in calls if call.call == "step" and call.detail.get("lr")}
+        {call.step: list(lr) for call in calls if (lr := call.detail_as(StepDetail).lr)}
         for calls in (reference, candidate)
     )
     common = sorted(set(first) & set(second))

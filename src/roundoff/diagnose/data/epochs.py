@@ -5,13 +5,13 @@ from __future__ import annotations
 import itertools
 from collections import Counter
 from collections.abc import Mapping
-from typing import Any
 
 from roundoff.diagnose import needs
 from roundoff.diagnose.batches import Epoch, first_input, sample_hashes, training_epochs
 from roundoff.diagnose.rule import Code, Rule
 from roundoff.diagnose.wording import format_short
-from roundoff.runs import Finding, Run, Severity, TensorFacts
+from roundoff.runs import ArrayContent, Finding, Run, Severity, TensorFacts
+from roundoff.runs.files.plain_json import object_of
 from roundoff.words import plural
 
 _MIN_REPEATED_SHARE = 0.1
@@ -33,16 +33,16 @@ def mutated_datasets(run: Run) -> list[Finding]:
     return []
 
 
-def _arrays(epoch: Epoch) -> dict[str, Mapping[str, Any]]:
-    return {entry["name"]: entry for entry in epoch.detail.get("content") or ()}
+def _arrays(epoch: Epoch) -> dict[str, ArrayContent]:
+    return {entry.name: entry for entry in epoch.detail.content or ()}
 
 
-def _is_edited(before: Mapping[str, Any], after: Mapping[str, Any]) -> bool:
+def _is_edited(before: ArrayContent, after: ArrayContent) -> bool:
     """Say whether values were changed in place; filling an empty cache or shuffling does not count."""
-    if before["hash"] == after["hash"] or before.get("address") != after.get("address"):
+    if before.hash == after.hash or before.address != after.address:
         return False
-    was_empty = not before["mean"] and not before["std"]
-    is_shuffled = _is_close(before["mean"], after["mean"]) and _is_close(before["std"], after["std"])
+    was_empty = not before.mean and not before.std
+    is_shuffled = _is_close(before.mean, after.mean) and _is_close(before.std, after.std)
     return not was_empty and not is_shuffled
 
 
@@ -51,9 +51,12 @@ def _is_close(one: float, other: float) -> bool:
 
 
 def _mutated_finding(
-    name: str, before: Mapping[str, Any], after: Mapping[str, Any], step: int, rank: int, num_epochs: int
+    name: str, before: ArrayContent, after: ArrayContent, step: int, rank: int, num_epochs: int
 ) -> Finding:
-    what = [f"{key} {format_short(before[key])} became {format_short(after[key])}" for key in ("mean", "std")]
+    what = [
+        f"{name} {format_short(old)} became {format_short(new)}"
+        for name, old, new in (("mean", before.mean, after.mean), ("std", before.std, after.std))
+    ]
     return Finding(
         rule="dataset-mutated",
         severity=Severity.ERROR,
@@ -65,7 +68,7 @@ def _mutated_finding(
         "that reads a sample writes into the dataset, so the next epoch trains on different data",
         fix="work on a copy: x = x.clone() (or x.copy()) first in __getitem__ and in transforms, and x = x - mean "
         "instead of x -= mean",
-        evidence=({"name": name, "before": dict(before), "after": dict(after)},),
+        evidence=({"name": name, "before": object_of(before), "after": object_of(after)},),
     )
 
 
@@ -76,7 +79,7 @@ def duplicate_samples(run: Run) -> list[Finding]:
         if given is None or _sample_size(given[1][0][1]) < _MIN_SAMPLE_SIZE:
             continue
         for epoch in training_epochs(run, rank):
-            if epoch.detail.get("replacement") or epoch.detail.get("sampler") == "DistributedSampler":
+            if epoch.detail.replacement or epoch.detail.sampler == "DistributedSampler":
                 break
             hashes = sample_hashes(run, rank, given[0], epoch=epoch)
             again = len(hashes) - len(set(hashes))
@@ -157,7 +160,7 @@ def _duplicates_finding(run: Run, epoch: Epoch, place: str, hashes: list[int], a
         rank=rank,
         title="samples are repeated within an epoch",
         why=f"{again} of {len(hashes)} samples in the epoch that begins with step {epoch.first_step} are repetitions, "
-        f"one sample occurs {most} times; the sampler ({epoch.detail.get('sampler')}) does not draw with replacement",
+        f"one sample occurs {most} times; the sampler ({epoch.detail.sampler}) does not draw with replacement",
         fix="check the sampler: each index of the dataset should occur once per epoch; if repetition is intended, "
         "draw with RandomSampler(replacement=True) or WeightedRandomSampler",
         evidence=({"num_samples": len(hashes), "num_again": again, "place": place},),

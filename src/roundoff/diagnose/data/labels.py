@@ -20,7 +20,7 @@ from roundoff.diagnose.flow import Flow
 from roundoff.diagnose.layers import PRODUCTS
 from roundoff.diagnose.rule import Code, Rule
 from roundoff.diagnose.wording import format_short
-from roundoff.runs import BatchFacts, Finding, JsonValue, Run, Severity, TensorFacts
+from roundoff.runs import BatchFacts, Finding, OverfitProbe, Run, Severity, TensorFacts
 from roundoff.runs.records.step_ops import ops_of
 from roundoff.words import plural
 
@@ -41,11 +41,10 @@ def independent_labels(run: Run) -> list[Finding]:
     if chance is None or len(losses) < _MIN_TRAINED_STEPS or not _is_at_chance(losses, chance):
         return []
     late = _late_loss(losses)
-    for probe in run.probes():
-        if probe.get("probe") == "overfit":
-            tried = [loss for loss in _as_list(probe.get("losses")) if isinstance(loss, float)]
-            if _can_learn(tried, chance=chance, late=late) and len(losses) >= _TIMES_LONGER * len(tried):
-                return [_independent_finding(chance, late, len(losses), tried)]
+    for probe in run.probes(OverfitProbe):
+        tried = [loss for loss in probe.losses if loss is not None]
+        if _can_learn(tried, chance=chance, late=late) and len(losses) >= _TIMES_LONGER * len(tried):
+            return [_independent_finding(chance, late, len(losses), tried)]
     return []
 
 
@@ -90,10 +89,6 @@ def _is_yes_or_no(target: TensorFacts) -> bool:
     if target.mean is None or target.std is None or math.prod(target.shape) != target.shape[0]:
         return False
     return math.isclose(target.std**2, target.mean * (1 - target.mean), rel_tol=1e-6, abs_tol=1e-9)
-
-
-def _as_list(value: JsonValue) -> list[JsonValue]:
-    return value if isinstance(value, list) else []
 
 
 def _can_learn(tried: list[float], *, chance: float, late: float) -> bool:
@@ -228,12 +223,12 @@ def _covers_the_data(run: Run, rank: int, batches: list[BatchFacts], label: floa
     if not epochs:
         return len(batches) >= _MIN_LABELLED_STEPS
     detail = epochs[0].detail
-    if any(not array["std"] and array["mean"] == label for array in detail.get("content") or ()):
+    if any(not array.std and array.mean == label for array in detail.content or ()):
         return True
     seen = sum(epochs[0].first_step <= batch.step < epochs[0].end_step for batch in batches)
-    if detail.get("sampler") != "SequentialSampler" and seen >= _MIN_LABELLED_STEPS:
+    if detail.sampler != "SequentialSampler" and seen >= _MIN_LABELLED_STEPS:
         return True
-    return 2 * seen > (detail.get("num_batches") or 2 * seen)
+    return 2 * seen > (detail.num_batches or 2 * seen)
 
 
 def _is_surprised(run: Run, rank: int, batches: list[BatchFacts]) -> bool:
@@ -328,7 +323,7 @@ def _overfit_probe(run: Run) -> str | None:
     """Look for the overfit probe, which only a loss at chance level calls for."""
     chance = _chance(run)
     is_at_chance = chance is not None and _is_at_chance(_finite_losses(run), chance)
-    return needs.probe("overfit")(run) if is_at_chance else None
+    return needs.probe(OverfitProbe)(run) if is_at_chance else None
 
 
 RULES = (

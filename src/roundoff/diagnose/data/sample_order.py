@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from roundoff.diagnose.batches import Epoch, first_input, sample_hashes, targets_of, training_epochs
-from roundoff.runs import Run
+from roundoff.runs import EpochDetail, Run
 
 MAX_EPOCHS = 20
 """Of each rank."""
@@ -81,7 +81,7 @@ def epochs_seen(run: Run) -> list[EpochSeen]:
             continue
         place, seen = given
         batches[rank] = {step: tensor.hash for step, tensor in seen}
-        whole = Epoch(first_step=seen[0][0], end_step=seen[-1][0] + 1, detail={})
+        whole = Epoch(first_step=seen[0][0], end_step=seen[-1][0] + 1, detail=EpochDetail())
         for number, epoch in enumerate((training_epochs(run, rank) or [whole])[:MAX_EPOCHS]):
             found = sample_hashes(run, rank, place, epoch=epoch)
             if found:
@@ -96,7 +96,7 @@ def epochs_seen(run: Run) -> list[EpochSeen]:
                 epoch=number,
                 first_step=epoch.first_step,
                 last_step=epoch.end_step - 1,
-                sampler=str(epoch.detail.get("sampler") or ""),
+                sampler=str(epoch.detail.sampler or ""),
                 num_samples=len(mine),
                 num_again=len(mine) - len(set(mine)),
                 num_elsewhere=sum(each in others for each in mine),

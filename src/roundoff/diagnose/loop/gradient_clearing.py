@@ -6,9 +6,9 @@ import math
 from collections import defaultdict
 
 from roundoff.diagnose import needs
-from roundoff.diagnose.loop_calls import count, first_rank_with, loop_steps
+from roundoff.diagnose.loop_calls import first_rank_with, loop_steps
 from roundoff.diagnose.rule import Code, Effect, Rule
-from roundoff.runs import Call, Finding, Run, Severity
+from roundoff.runs import Call, Finding, Run, Severity, StepDetail
 from roundoff.words import plural
 
 _MIN_STEPS = 2
@@ -25,13 +25,14 @@ def _find_never_cleared(run: Run, rank: int) -> list[Finding]:
     steps: dict[object, list[Call]] = defaultdict(list)
     for loop_step in loop_steps(run, rank):
         for call in loop_step.named("step"):
-            steps[call.detail.get("optimizer")].append(call)
+            steps[call.detail_as(StepDetail).optimizer].append(call)
     for optimizer, calls in steps.items():
-        places = [place for place, call in enumerate(calls) if count(call, "num_carried")]
+        places = [place for place, call in enumerate(calls) if call.detail_as(StepDetail).num_carried]
         looked_at = min(len(calls) - 1, places[-1]) if places else 0
         if len(places) < _MIN_STEPS or len(places) < _MIN_SHARE * looked_at:
             continue
         first = calls[places[0]]
+        num_carried = first.detail_as(StepDetail).num_carried
         since = calls[places[0] - 1].step if places[0] else first.step
         return [
             Finding(
@@ -42,8 +43,8 @@ def _find_never_cleared(run: Run, rank: int) -> list[Finding]:
                 rank=rank,
                 phase="backward",
                 title="gradients are never cleared",
-                why=f"when backward ran in step {first.step}, {plural(count(first, 'num_carried'), 'parameter')} of "
-                f"{optimizer} still had the gradient that step {since} had used, and the new one was added to it; "
+                why=f"when backward ran in step {first.step}, {plural(num_carried, 'parameter')} of {optimizer} "
+                f"still had the gradient that step {since} had used, and the new one was added to it; "
                 f"this happened in {len(places)} of {plural(looked_at, 'observed step')}",
                 fix="call optimizer.zero_grad() once per step, before backward or after optimizer.step()",
                 evidence=({"steps": [calls[place].step for place in places]},),

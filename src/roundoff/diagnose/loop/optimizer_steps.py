@@ -7,7 +7,7 @@ from collections import Counter
 from roundoff.diagnose import needs
 from roundoff.diagnose.loop_calls import first_rank_with, loop_steps
 from roundoff.diagnose.rule import Code, Effect, Rule
-from roundoff.runs import Call, Finding, Run, Severity, Structure
+from roundoff.runs import Call, Finding, Run, Severity, StepDetail, Structure
 from roundoff.words import plural
 
 _MIN_BACKWARDS = 10
@@ -21,11 +21,11 @@ def missing_steps(run: Run) -> list[Finding]:
 
 def _missing_steps_of_rank(run: Run, rank: int) -> list[Finding]:
     calls = run.calls(rank=rank)
-    made = Counter(call.call for call in calls)
+    made = Counter[str](call.call for call in calls)
     structures = run.structures(rank=rank)
     if made["backward"] < _MIN_BACKWARDS or not structures:
         return []
-    stepped = {call.detail.get("optimizer") for call in calls if call.call == "step"}
+    stepped = {call.detail_as(StepDetail).optimizer for call in calls if call.call == "step"}
     idle = [name for name in _with_gradients(structures[-1]) if name not in stepped]
     if not idle or (not stepped and _weights_changed(run, rank)):
         return []
@@ -43,7 +43,7 @@ def _missing_steps_of_rank(run: Run, rank: int) -> list[Finding]:
             f"of {', '.join(idle)}, but its step was never called{several}: these weights never change",
             fix="call optimizer.step() after backward"
             + ("" if made["zero_grad"] else "; if gradients are accumulated, check that the step is ever reached"),
-            evidence=({"calls": dict(made)},),
+            evidence=({"calls": {**made}},),
         )
     ]
 
@@ -73,7 +73,7 @@ def _double_steps_of_rank(run: Run, rank: int) -> list[Finding]:
     if not pairs:
         return []
     first, second = pairs[0]
-    ways = ["by the scaler" if call.detail.get("by_scaler") else "directly" for call in (first, second)]
+    ways = ["by the scaler" if call.detail_as(StepDetail).by_scaler else "directly" for call in (first, second)]
     callers = f" ({ways[0]} and {ways[1]})" if ways[0] != ways[1] else ""
     return [
         Finding(
@@ -84,8 +84,8 @@ def _double_steps_of_rank(run: Run, rank: int) -> list[Finding]:
             rank=rank,
             phase="optimizer",
             title="the optimizer steps twice on the same gradients",
-            why=f"{second.detail.get('optimizer')} stepped twice after one backward{callers}, without new gradients "
-            f"in between; this happened {plural(len(pairs), 'time')}, first in step {second.step}",
+            why=f"{second.detail_as(StepDetail).optimizer} stepped twice after one backward{callers}, without new "
+            f"gradients in between; this happened {plural(len(pairs), 'time')}, first in step {second.step}",
             fix="remove one of the two calls; with a GradScaler, call only scaler.step(optimizer)",
             evidence=({"steps": [second.step for _, second in pairs[:20]]},),
         )
@@ -110,7 +110,7 @@ def _second_steps(run: Run, rank: int) -> list[tuple[Call, Call]]:
                 last.clear()
                 has_backward = call.call == "backward" or (has_backward and call.call == "load")
             elif call.call == "step":
-                name = call.detail.get("optimizer")
+                name = call.detail_as(StepDetail).optimizer
                 if name in last:
                     pairs.append((last[name], call))
                 elif has_backward:

@@ -8,7 +8,7 @@ from roundoff.diagnose import needs
 from roundoff.diagnose.loop_calls import first_rank_with, loop_steps
 from roundoff.diagnose.rule import Code, Effect, Rule
 from roundoff.diagnose.wording import format_short, format_whole
-from roundoff.runs import Call, Finding, Run, Severity
+from roundoff.runs import BackwardDetail, Call, ClipDetail, Finding, Run, Severity, StepDetail
 from roundoff.words import plural
 
 
@@ -38,9 +38,9 @@ def _early_calls(run: Run, rank: int) -> tuple[list[Call], list[Call]]:
     clipped: Call | None = None
     for loop_step in loop_steps(run, rank):
         for call in loop_step.calls:
-            by_scaler = bool(call.detail.get("by_scaler") or call.detail.get("skipped"))
+            by_scaler = bool(call.detail_as(StepDetail).by_scaler or call.detail_as(StepDetail).skipped)
             if call.call == "backward":
-                is_scaled = bool(call.detail.get("is_scaled")) and is_scaled is not False
+                is_scaled = bool(call.detail_as(BackwardDetail).is_scaled) and is_scaled is not False
             elif call.call == "clip" and is_scaled:
                 clipped = call
             elif call.call == "step" and is_scaled and not by_scaler:
@@ -62,8 +62,9 @@ def _step_finding(steps: Sequence[Call], scale: float, norm: float | None, rank:
         rank=rank,
         phase="optimizer",
         title="the optimizer steps on scaled gradients",
-        why=f"the loss was multiplied by {format_whole(scale)} before backward, and {steps[0].detail.get('optimizer')} "
-        f"stepped without the scaler: its gradients are {format_whole(scale)} times too large{norms}; "
+        why=f"the loss was multiplied by {format_whole(scale)} before backward, and "
+        f"{steps[0].detail_as(StepDetail).optimizer} stepped without the scaler: its gradients are "
+        f"{format_whole(scale)} times too large{norms}; "
         f"{_how_often(steps)}",
         fix="step through the scaler, which unscales first: scaler.step(optimizer); scaler.update()",
         evidence=({"scale": scale, "grad_norm": norm, "steps": [call.step for call in steps[:20]]},),
@@ -72,7 +73,7 @@ def _step_finding(steps: Sequence[Call], scale: float, norm: float | None, rank:
 
 def _clip_finding(clips: Sequence[Call], scale: float, rank: int) -> Finding:
     effect = ""
-    norm, most = clips[0].detail.get("total_norm"), clips[0].detail.get("max_norm")
+    norm, most = clips[0].detail_as(ClipDetail).total_norm, clips[0].detail_as(ClipDetail).max_norm
     if isinstance(norm, (int, float)) and isinstance(most, (int, float)) and norm > 0:
         effect = (
             f": their norm was {format_short(norm)}, or {format_short(norm / scale)} unscaled; clipping to "

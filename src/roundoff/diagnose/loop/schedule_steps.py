@@ -8,7 +8,7 @@ from roundoff.diagnose import needs
 from roundoff.diagnose.loop_calls import LoopStep, first_rank_with, loop_steps
 from roundoff.diagnose.rule import Code, Effect, Rule
 from roundoff.diagnose.wording import format_short
-from roundoff.runs import Finding, Run, Severity
+from roundoff.runs import EpochDetail, Finding, Run, SchedulerDetail, Severity
 from roundoff.words import plural
 
 _OFTEN = 0.5
@@ -30,7 +30,7 @@ def _find_early(run: Run, rank: int) -> list[Finding]:
         for call in loop_step.calls:
             if call.call in ("step", "load"):
                 return []  # a resumed training fast-forwards its schedule
-            if call.call == "scheduler" and not call.detail.get("initial"):
+            if call.call == "scheduler" and not call.detail_as(SchedulerDetail).initial:
                 return [
                     Finding(
                         rule="scheduler-before-step",
@@ -40,10 +40,11 @@ def _find_early(run: Run, rank: int) -> list[Finding]:
                         rank=rank,
                         phase="optimizer",
                         title="the scheduler steps before the optimizer",
-                        why=f"{call.detail.get('scheduler')}.step() was called before the first optimizer.step(): the "
-                        "first learning rate of the schedule is never used, and all others come one step early",
+                        why=f"{call.detail_as(SchedulerDetail).scheduler}.step() was called before the first "
+                        "optimizer.step(): the first learning rate of the schedule is never used, and all others "
+                        "come one step early",
                         fix="call scheduler.step() after optimizer.step()",
-                        evidence=({"lr": call.detail.get("lr")},),
+                        evidence=({"lr": list(call.detail_as(SchedulerDetail).lr)},),
                     )
                 ]
     return []
@@ -52,7 +53,9 @@ def _find_early(run: Run, rank: int) -> list[Finding]:
 def _find_too_fast(run: Run, rank: int) -> list[Finding]:
     steps = loop_steps(run, rank)
     num_attempts = sum(len(loop_step.named("step")) for loop_step in steps)
-    scheduled = [call for step in steps for call in step.named("scheduler") if not call.detail.get("initial")]
+    scheduled = [
+        call for step in steps for call in step.named("scheduler") if not call.detail_as(SchedulerDetail).initial
+    ]
     if not scheduled or len(scheduled) < _OFTEN * num_attempts:
         return []
     rates = [(metric.step, metric.lr) for metric in run.metrics(rank=rank) if metric.lr is not None]
@@ -61,7 +64,7 @@ def _find_too_fast(run: Run, rank: int) -> list[Finding]:
     peak = max(lr for _, lr in rates)
     after = rates[[lr for _, lr in rates].index(peak) :]
     batches = _num_batches(steps)
-    name = str(scheduled[0].detail.get("scheduler"))
+    name = str(scheduled[0].detail_as(SchedulerDetail).scheduler)
     course = _describe_fall(after, peak, batches) or _describe_cycles([lr for _, lr in after], peak, name)
     if course is None:
         return []
@@ -122,7 +125,7 @@ def _describe_cycles(rates: Sequence[float], peak: float, name: str) -> str | No
 
 def _num_batches(steps: Sequence[LoopStep]) -> int | None:
     """Return how many batches the first epoch of the training's DataLoader has."""
-    sizes = [call.detail.get("num_batches") for step in steps for call in step.named("epoch")]
+    sizes = [call.detail_as(EpochDetail).num_batches for step in steps for call in step.named("epoch")]
     return next((size for size in sizes if isinstance(size, int)), None)
 
 

@@ -7,7 +7,7 @@ from collections import defaultdict
 from roundoff.diagnose import needs
 from roundoff.diagnose.loop_calls import LoopStep, first_rank_with, loop_steps
 from roundoff.diagnose.rule import Code, Rule
-from roundoff.runs import Finding, Run, Severity
+from roundoff.runs import Finding, ForwardDetail, Run, Severity
 from roundoff.runs.records.step_ops import bare_name
 from roundoff.words import plural
 
@@ -48,8 +48,8 @@ def _modes(loop_step: LoopStep) -> dict[str, bool]:
     found: dict[str, bool] = {}
     for call in calls[:last]:
         if call.call == "forward":
-            site = str(call.detail.get("site"))
-            found[site] = found.get(site, False) or bool(call.detail.get("training"))
+            site = str(call.detail_as(ForwardDetail).site)
+            found[site] = found.get(site, False) or bool(call.detail_as(ForwardDetail).training)
     return found
 
 

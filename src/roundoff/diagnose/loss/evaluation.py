@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Mapping
-from typing import Any
 
 from roundoff.diagnose import needs
 from roundoff.diagnose.rule import Code, Effect, Rule
 from roundoff.diagnose.wording import format_short
 from roundoff.record.loop.sites import LOOP
-from roundoff.runs import Finding, Metrics, Run, Severity
+from roundoff.runs import EvalModeProbe, Finding, Metrics, RandomOp, Run, Severity
+from roundoff.runs.files.plain_json import object_of
 from roundoff.runs.records.step_ops import bare_name
 from roundoff.words import plural
 
@@ -96,10 +95,10 @@ _TIMES_TO_SETTLE = 5.0
 
 def random_evaluations(run: Run) -> list[Finding]:
     """Find ops that draw random numbers in eval mode, so that the loss differs each time."""
-    for probe in _eval_probes(run):
-        ops = [op for op in probe.get("random_ops") or [] if op["site"] != LOOP]  # the loop has no eval mode
-        dropping = [op for op in ops if any(name in bare_name(op["op"]) for name in _DROPS)]
-        is_random = probe.get("eval_loss") != probe.get("eval_again")
+    for probe in run.probes(EvalModeProbe):
+        ops = [op for op in probe.random_ops if op.site != LOOP]  # the loop has no eval mode
+        dropping = [op for op in ops if any(name in bare_name(op.op) for name in _DROPS)]
+        is_random = probe.eval_loss != probe.eval_again
         if dropping:
             return [_random_finding(probe, dropping[0], len(dropping), Severity.ERROR)]
         if ops and is_random:
@@ -109,18 +108,14 @@ def random_evaluations(run: Run) -> list[Finding]:
 
 def evaluation_gaps(run: Run) -> list[Finding]:
     """Find a model that has a much higher loss in eval mode than in train mode, on the same batch."""
-    for probe in _eval_probes(run):
-        train, evaluated = probe.get("train_loss"), probe.get("eval_loss")
-        if not isinstance(train, float) or not isinstance(evaluated, float) or not math.isfinite(train):
+    for probe in run.probes(EvalModeProbe):
+        train, evaluated = probe.train_loss, probe.eval_loss
+        if train is None or evaluated is None or not math.isfinite(train):
             continue
         is_far = evaluated > _RATIO * abs(train) and evaluated - train > _DIFFERENCE
-        if (is_far or not math.isfinite(evaluated)) and probe["step"] + 1 >= _steps_to_settle(run):
+        if (is_far or not math.isfinite(evaluated)) and probe.step + 1 >= _steps_to_settle(run):
             return [_gap_finding(probe, train, evaluated)]
     return []
-
-
-def _eval_probes(run: Run) -> list[Mapping[str, Any]]:
-    return [probe for probe in run.probes() if probe.get("probe") == "eval-mode"]
 
 
 def _steps_to_settle(run: Run) -> float:
@@ -134,37 +129,35 @@ def _steps_to_settle(run: Run) -> float:
     return slowest
 
 
-def _random_finding(probe: Mapping[str, Any], op: Mapping[str, Any], count: int, severity: Severity) -> Finding:
-    losses = (
-        f"the same batch gives {_format_loss(probe.get('eval_loss'))} and then {_format_loss(probe.get('eval_again'))}"
-    )
+def _random_finding(probe: EvalModeProbe, op: RandomOp, count: int, severity: Severity) -> Finding:
+    losses = f"the same batch gives {_format_loss(probe.eval_loss)} and then {_format_loss(probe.eval_again)}"
     more = f"; {plural(count - 1, 'more op')} {'does' if count == 2 else 'do'} the same" if count > 1 else ""
     is_error = severity is Severity.ERROR
     return Finding(
         rule="stochastic-eval",
         severity=severity,
         confidence=0.95 if is_error else 0.6,
-        step=probe["step"],
+        step=probe.step,
         phase="eval",
-        site=op.get("site"),
-        op=op.get("op"),
-        source=op.get("source"),
-        title=f"{bare_name(op['op'])} draws random numbers in eval mode",
+        site=op.site,
+        op=op.op,
+        source=op.source,
+        title=f"{bare_name(op.op)} draws random numbers in eval mode",
         why=f"with every module in eval mode, {losses}{more}",
         fix="pass the mode on: F.dropout(x, p, training=self.training), dropout_p=self.p if self.training else 0.0, or "
         "use nn.Dropout"
         if is_error
         else "if evaluation should be repeatable, use the mean instead of a sample in eval mode, or seed a generator",
-        evidence=({"random_ops": [dict(op)], "eval_loss": probe.get("eval_loss"), "again": probe.get("eval_again")},),
+        evidence=({"random_ops": [object_of(op)], "eval_loss": probe.eval_loss, "again": probe.eval_again},),
     )
 
 
-def _gap_finding(probe: Mapping[str, Any], train: float, evaluated: float) -> Finding:
+def _gap_finding(probe: EvalModeProbe, train: float, evaluated: float) -> Finding:
     return Finding(
         rule="train-eval-gap",
         severity=Severity.ERROR,
         confidence=0.8,
-        step=probe["step"],
+        step=probe.step,
         phase="eval",
         title="the model behaves differently in eval mode",
         why=f"the same batch, with the same weights, has the loss {format_short(train)} in train mode and "
@@ -189,7 +182,7 @@ RULES = (
         order=1430,
         checks="random numbers in eval mode",
         find=random_evaluations,
-        needs=(needs.probe("eval-mode"),),
+        needs=(needs.probe(EvalModeProbe),),
         codes=(
             Code(
                 name="stochastic-eval",
@@ -203,7 +196,7 @@ RULES = (
         order=1440,
         checks="the same batch in train and eval mode",
         find=evaluation_gaps,
-        needs=(needs.probe("eval-mode"),),
+        needs=(needs.probe(EvalModeProbe),),
         codes=(
             Code(
                 name="train-eval-gap",

@@ -10,7 +10,7 @@ from roundoff.diagnose import needs
 from roundoff.diagnose.loop_calls import first_rank_with, loop_steps
 from roundoff.diagnose.rule import Code, Effect, Rule
 from roundoff.diagnose.wording import format_short
-from roundoff.runs import Call, Event, Finding, Run, Severity
+from roundoff.runs import BackwardDetail, Call, Event, Finding, HalfBatchProbe, Run, Severity
 from roundoff.runs.records.step_ops import bare_name
 from roundoff.words import plural
 
@@ -78,7 +78,10 @@ def _undivided_of_rank(run: Run, rank: int) -> list[Finding]:
 
 def _is_by_hand(backward: Call) -> bool:
     """Say whether the loop called autograd.grad: then it may do anything with the gradients."""
-    return bool(backward.detail.get("returns_gradients")) and not backward.detail.get("is_part_of_forward")
+    return (
+        bool(backward.detail_as(BackwardDetail).returns_gradients)
+        and not backward.detail_as(BackwardDetail).is_part_of_forward
+    )
 
 
 def _divides_gradients(run: Run, rank: int, step: int, number: int) -> bool:
@@ -136,14 +139,16 @@ _NOT_DIVIDED = 1.5
 
 def summed_losses(run: Run) -> list[Finding]:
     """Find a loss that is the sum of the losses of the two halves of its batch, not their mean."""
-    for probe in run.probes():
-        loss, halves = probe.get("loss"), probe.get("halves")
-        if probe.get("probe") != "half-batch" or not isinstance(loss, (int, float)) or not isinstance(halves, list):
+    for probe in run.probes(HalfBatchProbe):
+        loss, parts = probe.loss, [half for half in probe.halves if half is not None]
+        if (
+            loss is None
+            or len(parts) != 2
+            or abs(loss) < _MIN_LOSS
+            or abs(sum(parts) - loss) > _SUM_TOLERANCE * abs(loss)
+        ):
             continue
-        parts = [half for half in halves if isinstance(half, (int, float))]
-        if len(parts) != 2 or abs(loss) < _MIN_LOSS or abs(sum(parts) - loss) > _SUM_TOLERANCE * abs(loss):
-            continue
-        return [] if _is_divided(run) else [_summed_finding(loss, parts, probe.get("step"))]
+        return [] if _is_divided(run) else [_summed_finding(loss, parts, probe.step)]
     return []
 
 
@@ -169,7 +174,7 @@ def _uniform_gradient(events: Sequence[Event]) -> float | None:
     return None
 
 
-def _summed_finding(loss: float, halves: list[float], step: object) -> Finding:
+def _summed_finding(loss: float, halves: list[float], step: int) -> Finding:
     return Finding(
         rule="loss-sum-reduction",
         severity=Severity.ERROR,
@@ -326,7 +331,7 @@ RULES = (
         order=710,
         checks="losses summed over the batch",
         find=summed_losses,
-        needs=(needs.probe("half-batch"),),
+        needs=(needs.probe(HalfBatchProbe),),
         codes=(
             Code(
                 name="loss-sum-reduction",

@@ -10,7 +10,7 @@ from roundoff.diagnose import needs
 from roundoff.diagnose.loss.spike_detector import MIN_RATIO, WARM_UP, WINDOW, Spike, SpikeDetector
 from roundoff.diagnose.rule import Code, Effect, Rule
 from roundoff.diagnose.wording import format_short
-from roundoff.runs import Finding, Metrics, Run, Severity
+from roundoff.runs import Finding, Metrics, Run, Severity, SpikeProbe
 from roundoff.words import plural
 
 _MIN_SAMPLES = 8
@@ -108,18 +108,16 @@ def _is_high(loss: float, spike: Spike) -> bool:
 
 
 def _read_spike_trials(run: Run, step: int) -> _SpikeTrials | None:
-    for probe in run.probes():
-        losses = [probe.get(name) for name in ("loss", "other_batch", "earlier_state")]
-        known = [float(loss) for loss in losses if isinstance(loss, (int, float))]
-        if probe.get("probe") == "spike" and probe.get("step") == step and len(known) == len(losses):
-            size, sample, worst = (probe.get(name) for name in ("batch_size", "worst_sample", "worst_loss"))
+    for probe in run.probes(SpikeProbe):
+        loss, other_batch, earlier_state = probe.loss, probe.other_batch, probe.earlier_state
+        if probe.step == step and loss is not None and other_batch is not None and earlier_state is not None:
             return _SpikeTrials(
-                loss=known[0],
-                other_batch=known[1],
-                earlier_state=known[2],
-                batch_size=size if isinstance(size, int) else None,
-                worst_sample=sample if isinstance(sample, int) else None,
-                worst_loss=float(worst) if isinstance(worst, (int, float)) else None,
+                loss=loss,
+                other_batch=other_batch,
+                earlier_state=earlier_state,
+                batch_size=probe.batch_size,
+                worst_sample=probe.worst_sample,
+                worst_loss=probe.worst_loss,
             )
     return None
 

@@ -9,7 +9,8 @@ from roundoff.diagnose.layers import first_rank, forward_ops
 from roundoff.diagnose.parameter_histories import first_histories
 from roundoff.diagnose.rule import Code, Rule
 from roundoff.diagnose.wording import format_short
-from roundoff.runs import Finding, JsonValue, ParameterFacts, Run, Severity
+from roundoff.runs import DirectionProbe, Finding, ParameterFacts, Run, Severity, SlopeOfParameter
+from roundoff.runs.files.plain_json import object_of
 from roundoff.runs.records.step_ops import StepOp
 from roundoff.words import join_names, plural
 
@@ -25,38 +26,33 @@ def wrong_backwards(run: Run) -> list[Finding]:
 
     Without such a function nothing can be wrong: then gradients are edited, or stopped, on purpose.
     """
-    for probe in run.probes():
-        if probe.get("probe") != "direction":
-            continue
-        functions, by_site = probe.get("functions"), probe.get("by_site")
-        entries = [entry for entry in by_site if isinstance(entry, dict)] if isinstance(by_site, list) else []
-        off = [entry for entry in entries if _is_off(entry)]
-        if isinstance(functions, list) and functions and off:
-            return [_wrong_backward_finding(run, probe, [str(name) for name in functions], off)]
+    for probe in run.probes(DirectionProbe):
+        off = [slope for slope in probe.by_site if _is_off(slope)]
+        if probe.functions and off:
+            return [_wrong_backward_finding(run, probe, off)]
     return []
 
 
-def _is_off(entry: dict[str, JsonValue]) -> bool:
+def _is_off(slope: SlopeOfParameter) -> bool:
     """Say whether the loss has a slope along a parameter's gradient that the gradient does not predict."""
-    ratio, further = entry.get("ratio"), entry.get("ratio_further", entry.get("ratio"))
-    if not isinstance(ratio, float) or not isinstance(further, float):
+    ratio = slope.ratio
+    if ratio is None:
         return False
+    further = ratio if slope.ratio_further is None else slope.ratio_further
     has_slope = _MIN_RATIO < ratio < _MAX_RATIO and abs(ratio - further) <= _AGREES * ratio
     return has_slope and abs(ratio - 1) > _IS_OFF
 
 
-def _wrong_backward_finding(
-    run: Run, probe: dict[str, JsonValue], functions: list[str], off: list[dict[str, JsonValue]]
-) -> Finding:
-    place = _place_after({str(entry.get("site")) for entry in off}, forward_ops(run))
-    names = [str(entry.get("parameter")) for entry in off]
-    ratios = sorted(value for entry in off if isinstance(value := entry.get("ratio"), float))
-    step = probe.get("step")
+def _wrong_backward_finding(run: Run, probe: DirectionProbe, off: Sequence[SlopeOfParameter]) -> Finding:
+    place = _place_after({slope.site for slope in off}, forward_ops(run))
+    names = [str(slope.parameter) for slope in off]
+    ratios = sorted(slope.ratio for slope in off if slope.ratio is not None)
+    functions = probe.functions
     return Finding(
         rule="wrong-backward",
         severity=Severity.ERROR,
         confidence=0.95 if len(functions) == 1 else 0.85,
-        step=step if isinstance(step, int) else None,
+        step=probe.step,
         phase="backward",
         site=None if place is None else place.first.site,
         parameter=names[-1],
@@ -66,7 +62,13 @@ def _wrong_backward_finding(
         "times as much as they predict (measured in fp64; it should be 1 times); all of them come before the function",
         fix=f"compare backward with forward in {join_names(functions)}: torch.autograd.gradcheck(function, fp64 "
         "inputs)",
-        evidence=({"functions": list(functions), "ratio": probe.get("ratio"), "by_site": probe.get("by_site")},),
+        evidence=(
+            {
+                "functions": list(functions),
+                "ratio": probe.ratio,
+                "by_site": [object_of(each) for each in probe.by_site],
+            },
+        ),
     )
 
 
@@ -156,7 +158,7 @@ def _cut_finding(cut: StepOp, without: Sequence[ParameterFacts], *, is_detach: b
 
 
 def _custom_functions(run: Run) -> str | None:
-    has_some = any(found.get("functions") for found in run.probes() if found.get("probe") == "direction")
+    has_some = any(found.functions for found in run.probes(DirectionProbe))
     return None if has_some else "no custom autograd function was seen"
 
 
@@ -179,7 +181,7 @@ RULES = (
         order=470,
         checks="custom autograd functions",
         find=wrong_backwards,
-        needs=(needs.probe("direction"), _custom_functions),
+        needs=(needs.probe(DirectionProbe), _custom_functions),
         codes=(
             Code(
                 name="wrong-backward",

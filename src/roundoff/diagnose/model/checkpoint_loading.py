@@ -12,7 +12,8 @@ from roundoff.diagnose import needs
 from roundoff.diagnose.layers import first_rank
 from roundoff.diagnose.loop_calls import rates
 from roundoff.diagnose.rule import Code, Rule
-from roundoff.runs import Call, Finding, Metrics, Run, Severity
+from roundoff.runs import Call, Finding, LoadDetail, Metrics, ReadDetail, Run, Severity, StepDetail
+from roundoff.runs.files.plain_json import object_of
 from roundoff.words import join_names
 
 _NUM_COMPARED = 5
@@ -57,31 +58,36 @@ def _resumptions(calls: Sequence[Call]) -> list[_Resumption]:
         elif call.call == "load" and _is_whole(call):
             load = call
         elif call.call == "step":
-            if load is not None and call.detail.get("is_fresh"):
-                keys = [key for known in read if _has_rate_of(known, call) for key in _texts(known, "optimizer_states")]
+            if load is not None and call.detail_as(StepDetail).is_fresh:
+                keys = [
+                    key
+                    for known in read
+                    if _has_rate_of(known, call)
+                    for key in known.detail_as(ReadDetail).optimizer_states
+                ]
                 found.append(_Resumption(load=load, step=call, keys=tuple(keys), before=before))
             load, read = None, []
-            before = before if call.detail.get("is_fresh") else call
+            before = before if call.detail_as(StepDetail).is_fresh else call
     return found
 
 
 def _has_rate_of(read: Call, step: Call) -> bool:
     """Say whether an optimizer whose state was read had, last or initially, the learning rate of this step."""
-    known = read.detail.get("optimizer_rates")
-    if not isinstance(known, list) or not known:
+    known = read.detail_as(ReadDetail).optimizer_rates
+    if not known:
         return True
-    return any(math.isclose(rate, float(other)) for rate in rates(step) for other in known)
+    return any(math.isclose(rate, other) for rate in rates(step) for other in known)
 
 
 def _is_whole(call: Call) -> bool:
     """Say whether a load filled a model: no key missing, none unexpected."""
-    is_model = "missing" in call.detail and bool(call.detail.get("num_keys"))
-    return is_model and call.detail.get("num_missing") == 0 and call.detail.get("num_unexpected") == 0
+    load = call.detail_as(LoadDetail)
+    return load.num_keys > 0 and load.num_missing == 0 and load.num_unexpected == 0
 
 
 def _continues(found: _Resumption, before: Call, metrics: Sequence[Metrics]) -> bool:
     """Say whether the loss continues where it was, with the same kind of optimizer at the same learning rate."""
-    if _kind(before) != _kind(found.step) or before.detail.get("lr") != found.step.detail.get("lr"):
+    if _kind(before) != _kind(found.step) or rates(before) != rates(found.step):
         return False
     losses = {metric.step: metric.loss for metric in metrics if metric.loss is not None}
     start = [loss for step, loss in losses.items() if step < _NUM_COMPARED]
@@ -93,16 +99,11 @@ def _continues(found: _Resumption, before: Call, metrics: Sequence[Metrics]) -> 
 
 
 def _kind(call: Call) -> str:
-    return str(call.detail.get("optimizer")).partition("#")[0]
-
-
-def _texts(call: Call, key: str) -> list[str]:
-    value = call.detail.get(key)
-    return [str(item) for item in value] if isinstance(value, list) else []
+    return str(call.detail_as(StepDetail).optimizer).partition("#")[0]
 
 
 def _lost_state_finding(found: _Resumption) -> Finding:
-    kind = _kind(found.step)
+    kind, load = _kind(found.step), found.load.detail_as(LoadDetail)
     if found.keys:
         cause = f"the checkpoint contains an optimizer state ({join_names(found.keys)}) that was not loaded"
         fix = f"load it after the optimizer is built: optimizer.load_state_dict(checkpoint['{found.keys[0]}'])"
@@ -116,10 +117,10 @@ def _lost_state_finding(found: _Resumption) -> Finding:
         step=found.step.step,
         phase="optimizer",
         title=f"{kind} continues without its state",
-        why=f"all {found.load.detail.get('num_keys')} keys of {found.load.detail.get('into')} were loaded before step "
-        f"{found.step.step}, but {cause}: its averages start from 0",
+        why=f"all {load.num_keys} keys of {load.into} were loaded before step {found.step.step}, but {cause}: "
+        "its averages start from 0",
         fix=fix,
-        evidence=({"load": dict(found.load.detail)}, {"keys": list(found.keys)}),
+        evidence=({"load": object_of(found.load.detail)}, {"keys": list(found.keys)}),
     )
 
 
@@ -134,12 +135,12 @@ def checkpoints_not_loaded(run: Run) -> list[Finding]:
 
 
 def _judge(call: Call) -> Finding | None:
-    missing, unexpected = _names(call, "missing"), _names(call, "unexpected")
-    num_missing, num_keys = _number(call, "num_missing"), _number(call, "num_keys")
+    load = call.detail_as(LoadDetail)
+    missing, unexpected, num_missing, num_keys = load.missing, load.unexpected, load.num_missing, load.num_keys
     if not missing:
         return None
     renaming = _renaming(missing, unexpected)
-    is_nothing_loaded = _number(call, "num_given") == _number(call, "num_unexpected") > 0
+    is_nothing_loaded = load.num_given == load.num_unexpected > 0
     is_prefix = renaming is not None and "" in renaming
     is_most_renamed = (
         renaming is not None and num_missing > num_keys / 2
@@ -148,8 +149,8 @@ def _judge(call: Call) -> Finding | None:
         return None
     of_keys = f" of its {num_keys}" if num_keys else ""
     why = (
-        f"load_state_dict(strict=False) into {call.detail.get('into')}: {num_missing}{of_keys} keys are missing and "
-        f"{_number(call, 'num_unexpected')} unexpected; missing {join_names(missing, at_most=2)}; unexpected "
+        f"load_state_dict(strict=False) into {load.into}: {num_missing}{of_keys} keys are missing and "
+        f"{load.num_unexpected} unexpected; missing {join_names(missing, at_most=2)}; unexpected "
         f"{join_names(unexpected, at_most=2) or 'none'}"
     )
     return Finding(
@@ -160,7 +161,7 @@ def _judge(call: Call) -> Finding | None:
         title="the checkpoint was not loaded: its keys do not match the model",
         why=why,
         fix=_fix(renaming),
-        evidence=(dict(call.detail),),
+        evidence=(object_of(call.detail),),
     )
 
 
@@ -193,16 +194,6 @@ def _prefixes(name: str, key: str) -> tuple[str, str] | None:
         if key == tail or key.endswith(f".{tail}"):
             return key.removesuffix(tail), name.removesuffix(tail)
     return None
-
-
-def _names(call: Call, key: str) -> list[str]:
-    value = call.detail.get(key)
-    return [str(name) for name in value] if isinstance(value, list) else []
-
-
-def _number(call: Call, key: str) -> int:
-    value = call.detail.get(key)
-    return value if isinstance(value, int) else 0
 
 
 RULES = (

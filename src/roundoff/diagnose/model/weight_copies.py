@@ -8,7 +8,8 @@ from roundoff.diagnose import needs
 from roundoff.diagnose.layers import first_rank
 from roundoff.diagnose.rule import Code, Rule
 from roundoff.diagnose.wording import format_short
-from roundoff.runs import Finding, JsonValue, ParameterFacts, Run, Severity, Structure
+from roundoff.runs import AveragesProbe, Finding, ParameterFacts, Run, Severity, Structure
+from roundoff.runs.files.plain_json import object_of
 from roundoff.words import plural
 
 _MAX_STILL = 2e-5
@@ -59,60 +60,53 @@ def _tie_finding(look: Structure, embedding: ParameterFacts, other: ParameterFac
 
 def broken_averages(run: Run) -> list[Finding]:
     """Find averages that share memory with the weights, and averages that are written to but never change."""
-    for probe in run.probes():
-        if probe.get("probe") == "averages":
-            found = _judge_shared_memory(probe) or _judge_still_copy(probe)
-            if found is not None:
-                return [found]
+    for probe in run.probes(AveragesProbe):
+        found = _judge_shared_memory(probe) or _judge_still_copy(probe)
+        if found is not None:
+            return [found]
     return []
 
 
-def _judge_shared_memory(probe: dict[str, JsonValue]) -> Finding | None:
+def _judge_shared_memory(probe: AveragesProbe) -> Finding | None:
     """Find a weight that is averaged with itself: each time it only shrinks by the same factor."""
-    scales, holders = probe.get("scales"), probe.get("num_holders")
-    known = [scale for scale in scales if isinstance(scale, float)] if isinstance(scales, list) else []
-    if len(known) < _MIN_WRITES or not holders or not all(0.5 < scale <= 1.0 + 1e-6 for scale in known):
+    scales = probe.scales
+    if len(scales) < _MIN_WRITES or not probe.num_holders or not all(0.5 < scale <= 1.0 + 1e-6 for scale in scales):
         return None
-    factor = sorted(known)[len(known) // 2]
+    factor = sorted(scales)[len(scales) // 2]
     return _average_finding(
         probe,
         title="the average of the weights is the weights themselves",
-        why=f"another object shares the memory of {probe.get('parameter')}, which was multiplied by {factor:.6g} "
-        f"{plural(len(known), 'time')} between optimizer steps: it is averaged with itself",
+        why=f"another object shares the memory of {probe.parameter}, which was multiplied by {factor:.6g} "
+        f"{plural(len(scales), 'time')} between optimizer steps: it is averaged with itself",
         fix="average into copies: copy.deepcopy(model), or {name: value.clone() for name, value in state_dict.items()}",
     )
 
 
-def _judge_still_copy(probe: dict[str, JsonValue]) -> Finding | None:
-    copies, moved = probe.get("copies"), probe.get("moved")
-    if not isinstance(copies, list) or not isinstance(moved, float) or not moved:
-        return None
-    for copy in copies:
-        distance = copy.get("moved") if isinstance(copy, dict) else None
-        if isinstance(copy, dict) and isinstance(distance, (int, float)) and distance <= _MAX_STILL * moved:
+def _judge_still_copy(probe: AveragesProbe) -> Finding | None:
+    for copy in probe.copies if probe.moved else ():
+        if copy.moved <= _MAX_STILL * probe.moved:
             return _average_finding(
                 probe,
                 title="the average of the weights never changes",
-                why=f"a copy of {probe.get('parameter')} was written to {copy.get('num_writes')} times and moved by "
-                f"{format_short(distance)}, while the weight moved by {format_short(moved)}",
+                why=f"a copy of {probe.parameter} was written to {copy.num_writes} times and moved by "
+                f"{format_short(copy.moved)}, while the weight moved by {format_short(probe.moved)}",
                 fix="average with the live weights and a decay below 1: average.lerp_(weight, 1 - decay)",
             )
     return None
 
 
-def _average_finding(probe: dict[str, JsonValue], *, title: str, why: str, fix: str) -> Finding:
-    step, parameter = probe.get("step"), probe.get("parameter")
+def _average_finding(probe: AveragesProbe, *, title: str, why: str, fix: str) -> Finding:
     return Finding(
         rule="ema-broken",
         severity=Severity.ERROR,
         confidence=0.85,
-        step=step if isinstance(step, int) else None,
+        step=probe.step,
         phase="optimizer",
-        parameter=parameter if isinstance(parameter, str) else None,
+        parameter=probe.parameter,
         title=title,
         why=why,
         fix=fix,
-        evidence=(dict(probe),),
+        evidence=(object_of(probe),),
     )
 
 
@@ -140,7 +134,7 @@ RULES = (
         order=330,
         checks="averages of the weights (EMA)",
         find=broken_averages,
-        needs=(needs.probe("averages", missing="no average of the weights was seen"),),
+        needs=(needs.probe(AveragesProbe, missing="no average of the weights was seen"),),
         codes=(
             Code(
                 name="ema-broken",

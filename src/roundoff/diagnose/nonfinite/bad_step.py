@@ -14,7 +14,7 @@ import pyarrow.compute as pc
 from roundoff.diagnose.nonfinite.origin import Liveness, OriginPlace, find_origin
 from roundoff.diagnose.nonfinite.provenance import MASKS
 from roundoff.errors import RunFolderError
-from roundoff.runs import Anomaly, Metrics, Origin, ReplayInfo, Run, TensorFile
+from roundoff.runs import Anomaly, Metrics, Origin, ReplayInfo, Run, StepDetail, TensorFile
 
 MAX_STEPS = 50
 """At most this many steps of a rank are examined; further bad steps say nothing new."""
@@ -117,7 +117,7 @@ def _of_rank(run: Run, rank: int) -> Iterator[BadStep]:
     recorded = _recorded_bad_steps(run, rank)
     replayed = {step for step in run.replayed_steps if not known or step <= min(known)}
     calls = run.calls(rank=rank)
-    skipped = {call.step for call in calls if call.call == "step" and call.detail.get("skipped")}
+    skipped = {call.step for call in calls if call.call == "step" and call.detail_as(StepDetail).skipped}
     undone = {call.step for call in calls if call.call == "undone"}
     for step in sorted(known | recorded | replayed)[:MAX_STEPS]:
         bad = _examine(run, rank, step, anomalies.get(step, []), metrics.get(step), was_skipped=step in skipped)

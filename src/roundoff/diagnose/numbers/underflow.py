@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from typing import Any
 
 from roundoff.diagnose import needs
 from roundoff.diagnose.parameter_histories import FIRST_STEPS, ParameterHistory, parameter_histories
 from roundoff.diagnose.rule import Code, Effect, Rule
 from roundoff.diagnose.wording import FORMATS, eps_of, format_short
-from roundoff.runs import Finding, JsonValue, Run, Severity
+from roundoff.runs import Finding, JsonValue, Run, Severity, WideProbe
 
 _MIN_CHANGED = 0.08
 """If fewer weights with a gradient change, only those close to 0 do."""
@@ -107,35 +106,31 @@ def underflowing_gradients(run: Run) -> list[Finding]:
 
     The wide replay decides; without one, gradients that are mostly subnormal do.
     """
-    probes = [probe for probe in run.probes() if probe.get("probe") == "wide" and probe.get("parameters")]
+    probes = [probe for probe in run.probes(WideProbe) if probe.parameters]
     if probes:
         return [finding for probe in probes[:1] for finding in _compare_with_wide(run, probe)]
     return _find_subnormal(run)
 
 
-def _compare_with_wide(run: Run, probe: Mapping[str, JsonValue]) -> list[Finding]:
-    step = int(probe.get("step") or 0)  # type: ignore[arg-type]
-    rows: list[Any] = [row for row in probe["parameters"] if isinstance(row, dict)]  # type: ignore[union-attr]
-    histories = parameter_histories(run, 0, names=[row["name"] for row in rows])
-    known = [row for row in rows if row["name"] in histories]
-    total = sum(histories[row["name"]].num_elements for row in known)
+def _compare_with_wide(run: Run, probe: WideProbe) -> list[Finding]:
+    histories = parameter_histories(run, 0, names=[row.name for row in probe.parameters])
+    known = [row for row in probe.parameters if row.name in histories]
+    total = sum(histories[row.name].num_elements for row in known)
     if not total:
         return []
     zero, wide, subnormal = (
-        math.fsum((row[key] or 0.0) * histories[row["name"]].num_elements for row in known) / total
-        for key in ("zero_share", "wide_zero_share", "subnormal_share")
+        math.fsum(share * histories[row.name].num_elements for row, share in zip(known, shares, strict=True)) / total
+        for shares in zip(*((row.zero_share, row.wide_zero_share, row.subnormal_share) for row in known), strict=True)
     )
     if zero - wide < _MORE_ZEROS:
         return []
-    worst = max(
-        known, key=lambda row: (row["zero_share"] - row["wide_zero_share"]) * histories[row["name"]].num_elements
-    )
-    history = histories[worst["name"]]
+    worst = max(known, key=lambda row: (row.zero_share - row.wide_zero_share) * histories[row.name].num_elements)
+    history = histories[worst.name]
     why = (
         f"{zero:.0%} of all gradient elements are 0, and {subnormal:.0%} subnormal; in a wide replay of the same step "
-        f"{wide:.0%} are 0 ({worst['name']}: {worst['zero_share']:.0%}, wide {worst['wide_zero_share']:.0%})"
+        f"{wide:.0%} are 0 ({worst.name}: {worst.zero_share:.0%}, wide {worst.wide_zero_share:.0%})"
     )
-    since = _first_step(history, (worst["zero_share"] + worst["wide_zero_share"]) / 2, step)
+    since = _first_step(history, (worst.zero_share + worst.wide_zero_share) / 2, probe.step)
     return [_underflow_finding(since, history.site, history.name, why, 0.95, {"zero": zero, "wide_zero": wide})]
 
 

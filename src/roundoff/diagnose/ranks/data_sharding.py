@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from roundoff.diagnose import needs
 from roundoff.diagnose.rule import Code, Rule
-from roundoff.runs import Call, Finding, Run, Severity
+from roundoff.runs import Call, EpochDetail, Finding, Run, Severity
 from roundoff.words import plural
 
 _MIN_STEPS = 3
@@ -59,12 +59,12 @@ def _repeated_order(run: Run) -> list[Finding]:
     batches = batch_hashes(run, rank)
     by_loader: dict[object, list[Call]] = {}
     for call in run.calls(rank=rank):
-        is_distributed = call.call == "epoch" and call.detail.get("set_epoch") is not None
-        if is_distributed and call.detail.get("shuffle") is not False:
-            by_loader.setdefault(call.detail.get("loader"), []).append(call)
+        is_distributed = call.call == "epoch" and call.detail_as(EpochDetail).set_epoch is not None
+        if is_distributed and call.detail_as(EpochDetail).shuffle is not False:
+            by_loader.setdefault(call.detail_as(EpochDetail).loader, []).append(call)
     for epochs in by_loader.values():
-        numbers = {call.detail.get("set_epoch") for call in epochs}
-        length = epochs[0].detail.get("num_batches")
+        numbers = {call.detail_as(EpochDetail).set_epoch for call in epochs}
+        length = epochs[0].detail_as(EpochDetail).num_batches
         if len(epochs) < 2 or len(numbers) > 1 or not isinstance(length, int):
             continue
         repeats = [step for step in sorted(batches) if step >= length and batches.get(step - length) == batches[step]]
@@ -75,7 +75,7 @@ def _repeated_order(run: Run) -> list[Finding]:
 
 
 def _repeated(run: Run, rank: int, step: int, epochs: list[Call]) -> Finding:
-    number = epochs[0].detail.get("set_epoch")
+    number = epochs[0].detail_as(EpochDetail).set_epoch
     return Finding(
         rule="epoch-order-repeated",
         severity=Severity.ERROR,

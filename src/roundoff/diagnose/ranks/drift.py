@@ -5,7 +5,7 @@ from __future__ import annotations
 from roundoff.diagnose import needs
 from roundoff.diagnose.ranks.agreement import differing_names, hashes_by_step, is_parallel, is_sharded, odd_rank
 from roundoff.diagnose.rule import Code, Rule
-from roundoff.runs import Finding, Run, Severity
+from roundoff.runs import ClipDetail, Finding, Run, Severity
 from roundoff.words import join_names, plural
 
 
@@ -158,7 +158,7 @@ def _changed_after_exchange(
 def _clips(run: Run, rank: int, step: int) -> str | None:
     calls = [call for call in run.calls(rank=rank) if call.call == "clip" and call.step <= step]
     latest = [call for call in calls if call.step == step] or calls[-1:]
-    return f"max_norm {latest[-1].detail.get('max_norm')}" if latest else None
+    return f"max_norm {latest[-1].detail_as(ClipDetail).max_norm}" if latest else None
 
 
 def _drift_finding(

@@ -11,14 +11,14 @@ from torch.optim import Optimizer
 
 from roundoff.runs import JsonValue
 
-CallKind: TypeAlias = Literal[
+LoopCallKind: TypeAlias = Literal[
     "zero_grad", "clip", "scheduler", "train", "eval", "load", "save", "read", "epoch", "compile",
     "scale", "unscale", "update", "scaler_step",
     "optimizer_backward", "optimizer_unscale", "optimizer_clip",
 ]  # fmt: skip
 """What a loop may call; those that begin with `optimizer_` are methods of optimizers with a loss scale of their own."""
 
-_NOT_WRITTEN: frozenset[CallKind] = frozenset(
+_NOT_WRITTEN: frozenset[LoopCallKind] = frozenset(
     {"compile", "scale", "update", "optimizer_backward", "optimizer_unscale", "optimizer_clip"}
 )
 
@@ -123,7 +123,7 @@ CallDetail: TypeAlias = (
 class LoopCall:
     """One call that the loop has made."""
 
-    kind: CallKind
+    kind: LoopCallKind
     owner: Any
     """Whose method it is, or the first argument of a function."""
     detail: CallDetail | None = None
@@ -167,7 +167,7 @@ def learning_rates(optimizer: Optimizer | None) -> list[float]:
 # -- what is known of each call, from its result and its arguments -----------------------------------------------------
 
 
-def describe_as(kind: CallKind) -> Describe:
+def describe_as(kind: LoopCallKind) -> Describe:
     """Return a description of calls of which nothing more than their kind is of interest."""
     return lambda result, owner=None, *_, **__: LoopCall(kind, owner)
 

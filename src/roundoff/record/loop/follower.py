@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from roundoff.record.loop.calls import CallKind, LoopCall, LossScaling
+from roundoff.record.loop.calls import LoopCall, LoopCallKind, LossScaling
 from roundoff.record.loop.loss_scale import LossScale
 from roundoff.record.loop.module_stack import ModuleCall, ModuleStack
 from roundoff.record.loop.scaled_optimizer import as_scaled
@@ -149,10 +149,10 @@ class LoopFollower:
     def closure_ended(self) -> None:
         """The closure has ended, or raised."""
 
-    def loop_calling(self, kind: CallKind, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def loop_calling(self, kind: LoopCallKind, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """The loop begins one of the calls that `loop_called` reports, or a scaler's step."""
 
-    def loop_call_ended(self, kind: CallKind) -> None:
+    def loop_call_ended(self, kind: LoopCallKind) -> None:
         """What `loop_calling` announced has ended, or raised."""
 
     def loop_called(self, call: LoopCall) -> None:
@@ -293,7 +293,7 @@ class LoopFollower:
         if not self.ignores_loop:
             self.closure_ended()
 
-    def calling(self, kind: CallKind, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def calling(self, kind: LoopCallKind, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Keep the loss that an optimizer with a scale of its own goes backward from."""
         if self.ignores_loop:
             return
@@ -301,7 +301,7 @@ class LoopFollower:
             self.loss_scale.see_announced(optimizer, args[1] if len(args) > 1 else kwargs.get("loss"))
         self.loop_calling(kind, args, kwargs)
 
-    def call_ended(self, kind: CallKind) -> None:
+    def call_ended(self, kind: LoopCallKind) -> None:
         """Pass on that a call has ended."""
         if not self.ignores_loop:
             self.loop_call_ended(kind)

@@ -23,9 +23,9 @@ from torch.optim.optimizer import (
 from torch.utils.data import DataLoader
 
 from roundoff.record.loop.calls import (
-    CallKind,
     Describe,
     LoopCall,
+    LoopCallKind,
     describe_as,
     describe_epoch,
     describe_loading,
@@ -80,10 +80,10 @@ class LoopObserver(Protocol):
     def step_skipped(self, optimizer: Optimizer) -> None:
         """A scaler decided not to step."""
 
-    def calling(self, kind: CallKind, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def calling(self, kind: LoopCallKind, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """The loop begins a call other than of a model, backward or an optimizer's step."""
 
-    def call_ended(self, kind: CallKind) -> None:
+    def call_ended(self, kind: LoopCallKind) -> None:
         """What `calling` announced has ended, or raised."""
 
     def called(self, call: LoopCall) -> None:
@@ -121,7 +121,7 @@ class _LoopHooks:
         self._thread = threading.get_ident()
         self._node = autograd_node()
         self._active = True
-        self._inside: set[CallKind] = set()
+        self._inside: set[LoopCallKind] = set()
 
     def stop(self) -> None:
         self._active = False
@@ -205,7 +205,7 @@ class _LoopHooks:
             self._active = False
             self._observer.failed(error)
 
-    def _noting(self, kind: CallKind, describe: Describe) -> Callable[[Any], Any]:
+    def _noting(self, kind: LoopCallKind, describe: Describe) -> Callable[[Any], Any]:
         """Make a wrapper that notes the outermost call of a method that may call itself (train, a super().step)."""
 
         def wrap(original: Any) -> Any:
@@ -337,7 +337,7 @@ def _only_forwards(args: tuple[Any, ...]) -> bool:
     return isinstance(owner, Optimizer) and isinstance(getattr(owner, "optimizer", None), Optimizer)
 
 
-_METHODS: tuple[tuple[type, str, CallKind, Describe], ...] = (
+_METHODS: tuple[tuple[type, str, LoopCallKind, Describe], ...] = (
     (Optimizer, "zero_grad", "zero_grad", describe_zero_grad),
     (nn.Module, "zero_grad", "zero_grad", describe_zero_grad),
     (Optimizer, "load_state_dict", "load", describe_loading),

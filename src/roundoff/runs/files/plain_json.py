@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import json
 import math
@@ -121,7 +122,7 @@ def object_to_text(value: Any) -> str:
 def object_from(cls: type[T], value: JsonValue) -> T:
     """Build a dataclass from a JSON object; a `ValueError` names the field that is missing or holds something else.
 
-    Fields that `cls` does not know are left out: a newer version may have added them. Fields with a default may be
+    Fields that `cls` does not know are ignored: a newer version may have added them. Fields with a default may be
     missing.
     """
     if not isinstance(value, Mapping):
@@ -133,6 +134,28 @@ def object_from(cls: type[T], value: JsonValue) -> T:
         elif is_required:
             raise ValueError(f"'{name}' is missing")
     return cls(**found)
+
+
+def object_from_values(cls: type[T], values: Mapping[str, Any]) -> T:
+    """Build a dataclass from values that our own code collected from the user's objects.
+
+    A name that `cls` does not have is a mistake of ours. A value of another type is the user's (a learning rate of
+    numpy's, a sampler's own idea of an epoch): it becomes a plain number where it can, and the default where not.
+    """
+    unknown = values.keys() - {each.name for each in fields(cast(Any, cls))}
+    assert not unknown, f"{cls.__name__} has no field {', '.join(sorted(unknown))}"
+    found: dict[str, Any] = {}
+    for name, check, is_required in _fields(cast(Any, cls)):
+        if name in values:
+            with contextlib.suppress(*(() if is_required else (ValueError,))):
+                found[name] = check(_without_numpy(values[name]), name)
+    return cls(**found)
+
+
+def _without_numpy(value: Any) -> Any:
+    if isinstance(value, list | tuple):
+        return [_without_numpy(item) for item in value]
+    return value.item() if hasattr(value, "item") else value
 
 
 @functools.cache
