@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 import pytest
 
 from roundoff.checkpoints.checkpoint import Entry, Role
-from roundoff.checkpoints.pair.pairing import pair
+from roundoff.checkpoints.pair.pairing import pair_checkpoints
 
 Shapes = Mapping[str, tuple[int, ...]]
 BATCH_NORM = ("weight", "bias", "running_mean", "running_var")
@@ -182,16 +182,16 @@ def test_every_tensor_finds_its_partner(
     if is_sorted:
         candidate = dict(sorted(candidate.items()))
     if is_reference:
-        found = pair(entries(shapes), entries(candidate), reference_format="torch-zip", candidate_format=format)
+        found = pair_checkpoints(entries(shapes), entries(candidate), reference_format="torch-zip", candidate_format=format)
         paired = {each.reference: each.candidate for each in found.pairs}
     else:
-        found = pair(entries(candidate), entries(shapes), reference_format=format, candidate_format="torch-zip")
+        found = pair_checkpoints(entries(candidate), entries(shapes), reference_format=format, candidate_format="torch-zip")
         paired = {each.candidate: each.reference for each in found.pairs}
     assert paired == {name: rename(name) for name in shapes}
-    assert all(each.is_asked for each in found.pairs)
+    assert all(each.is_expected for each in found.pairs)
 
 
 @pytest.mark.parametrize("net", [resnet_50, bert, llama])
 def test_a_net_finds_itself_whatever_the_order(net: Callable[[], Shapes]):
-    found = pair(entries(net()), entries(dict(sorted(net().items(), reverse=True))))
+    found = pair_checkpoints(entries(net()), entries(dict(sorted(net().items(), reverse=True))))
     assert {each.reference: each.candidate for each in found.pairs} == {name: name for name in net()}

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from roundoff.checkpoints.checkpoint import Entry, Role
-from roundoff.checkpoints.pair.pairing import Pairing, pair
+from roundoff.checkpoints.pair.pairing import Pairing, pair_checkpoints
 
 WORDS = [
     "a",
@@ -74,9 +74,9 @@ def check(found: Pairing, reference: dict[str, Entry], candidate: dict[str, Entr
 @given(checkpoints, checkpoints, st.sampled_from(list(itertools.product(FORMATS, FORMATS))))
 def test_a_pairing_holds_together(first, second, formats):
     reference, candidate = entries(first), entries(second)
-    found = pair(reference, candidate, reference_format=formats[0], candidate_format=formats[1])
+    found = pair_checkpoints(reference, candidate, reference_format=formats[0], candidate_format=formats[1])
     check(found, reference, candidate)
-    assert found == pair(reference, candidate, reference_format=formats[0], candidate_format=formats[1])
+    assert found == pair_checkpoints(reference, candidate, reference_format=formats[0], candidate_format=formats[1])
 
 
 @settings(max_examples=200, deadline=None)
@@ -86,7 +86,7 @@ def test_a_checkpoint_in_any_order_is_paired_with_itself(drawn, random):
     shuffled = list(reference)
     random.shuffle(shuffled)
     candidate = {name: reference[name] for name in shuffled}
-    found = pair(reference, candidate, reference_format="torch-zip", candidate_format="torch-legacy")
+    found = pair_checkpoints(reference, candidate, reference_format="torch-zip", candidate_format="torch-legacy")
     check(found, reference, reference)
     assert all(each.reference == each.candidate for each in found.pairs)
     assert not found.only_reference

@@ -1,4 +1,4 @@
-"""A checkpoint that is open: what it holds by name, and one tensor at a time."""
+"""An open checkpoint: its tensors by name, read one at a time."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from roundoff.errors import CheckpointError
 
 if TYPE_CHECKING:
     JsonValue: TypeAlias = "bool | int | float | str | Sequence[JsonValue] | Mapping[str, JsonValue] | None"
-    """What a JSON text can hold; floats may be NaN or infinite."""
+    """A JSON value; floats may be NaN or infinite."""
 else:
     JsonValue = object
 
@@ -37,24 +37,24 @@ class Entry:
     name: str
     shape: tuple[int, ...]
     dtype: str
-    """As torch calls it: "float32", "bfloat16", "int64"."""
+    """In torch's names: "float32", "bfloat16", "int64"."""
     role: Role
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredTensor:
-    """An entry, and how its values are had; each call of `read` may read the file again."""
+    """An entry with a function that reads its values; each call may read the file again."""
 
     entry: Entry
     read: Callable[[], Tensor]
 
 
 class Checkpoint:
-    """The tensors of a checkpoint by name, and what else it holds.
+    """The tensors of a checkpoint by name, and its other contents.
 
-    Tensors have the file's own layout: Keras and Flax keep (in, out) and HWIO, as `format` tells. They are views of the
-    mapped file where the format allows it. Writing to one does not change the file, but may show in another tensor of
-    the same checkpoint.
+    Tensors have the layout of the file: Keras and Flax store (in, out) and HWIO. They are views of the mapped file
+    where the format allows it. Writing to one does not change the file, but may change another tensor of the same
+    checkpoint.
     """
 
     def __init__(
@@ -72,19 +72,19 @@ class Checkpoint:
         self._tensors = {stored.entry.name: stored for stored in tensors}
         self.entries: Mapping[str, Entry] = {name: stored.entry for name, stored in self._tensors.items()}
         self.settings: Mapping[str, JsonValue] = settings or {}
-        """What is no tensor (epoch, learning rate, ...) under dotted names; long texts and lists are cut."""
+        """Everything that is not a tensor (epoch, learning rate, ...) under dotted names; long values are truncated."""
         self._on_close = on_close
 
     def tensor(self, name: str) -> Tensor:
-        """Read one tensor; a `CheckpointError` if there is none of that name, or its bytes are broken."""
+        """Read one tensor; raises a `CheckpointError` if the name is unknown, or its bytes are broken."""
         if name not in self._tensors:
             raise CheckpointError.explain(
-                f"'{self.path}' has no tensor '{name}'.", fix=f"list what it has: roundoff params {self.path}"
+                f"'{self.path}' has no tensor '{name}'.", fix=f"list its tensors: roundoff params {self.path}"
             )
         return self._tensors[name].read()
 
     def close(self) -> None:
-        """Let go of the file; tensors that were read stay valid."""
+        """Close the file; tensors that were read stay valid."""
         self._tensors = {}
         if self._on_close is not None:
             self._on_close()

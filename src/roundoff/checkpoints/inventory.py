@@ -1,4 +1,4 @@
-"""What a checkpoint or a model is made of, with the tensors that cannot be right: not finite, or all zero."""
+"""Lists the tensors of a checkpoint or a model with statistics, and which of them are not finite or all zero."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from roundoff.kernels import row, summarize
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InventoryItem:
-    """One tensor: what it is, and what its values are like."""
+    """One tensor with the statistics of its values."""
 
     name: str
     shape: tuple[int, ...]
@@ -31,26 +31,27 @@ class InventoryItem:
     is_zero: bool = False
     """Whether it has elements and all of them are zero."""
     mean: float | None = None
-    """None, as std, min and max, where there are no values: empty tensors, models without memory."""
+    """None, like std, min and max, where there are no values: empty tensors, models on the meta device."""
     std: float | None = None
     min: float | None = None
     max: float | None = None
 
     @property
     def num_elements(self) -> int:
-        """How many numbers it holds."""
+        """The number of elements."""
         return math.prod(self.shape)
 
     @property
     def is_finite(self) -> bool:
-        """Whether it holds neither NaN nor infinity."""
+        """Whether it has neither NaN nor infinity."""
         return not self.num_nan and not self.num_inf
 
     @property
     def is_broken(self) -> bool:
-        """Whether it holds NaN or infinity where that is wrong.
+        """Whether it has NaN or infinity where that is an error.
 
-        A buffer may be a mask of zeros and -inf, and what is beside a model may be a best loss that begins at infinity.
+        A buffer may be a mask of zeros and -inf, and a tensor outside the model may be a best loss initialised to
+        infinity.
         """
         if self.kind == Role.OTHER:
             return False
@@ -60,7 +61,7 @@ class InventoryItem:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Inventory:
-    """Everything a checkpoint or a model holds."""
+    """All tensors and settings of a checkpoint or a model."""
 
     source: str
     format: str
@@ -69,13 +70,13 @@ class Inventory:
     settings: dict[str, JsonValue]
 
     def only(self, pattern: str) -> Inventory:
-        """Return those whose names are like the pattern, in which * stands for anything."""
+        """Return the items whose names match a pattern, in which * matches anything."""
         kept = tuple(item for item in self.items if fnmatchcase(item.name, pattern))
         return Inventory(source=self.source, format=self.format, items=kept, settings=self.settings)
 
 
 def take_inventory(checkpoint: Checkpoint) -> Inventory:
-    """Look at every tensor of a checkpoint, one after the other."""
+    """Summarize every tensor of a checkpoint, one after the other."""
     items = tuple(
         _item(entry.name, checkpoint.tensor(entry.name), kind=entry.role) for entry in checkpoint.entries.values()
     )
@@ -85,7 +86,7 @@ def take_inventory(checkpoint: Checkpoint) -> Inventory:
 
 
 def take_model_inventory(models: Iterable[nn.Module], *, source: str) -> Inventory:
-    """Look at every parameter and buffer of one or more models; several are numbered."""
+    """Summarize every parameter and buffer of one or more models; names of several models are numbered."""
     models = tuple(models)
     items = []
     for place, model in enumerate(models):

@@ -1,4 +1,4 @@
-"""A tensor that lies in a file: what it is, checked against the bytes it has, and how to get it."""
+"""A tensor in a file: its shape and dtype, checked against its bytes, and how to read it."""
 
 from __future__ import annotations
 
@@ -35,49 +35,49 @@ NUM_BYTES = {
     "uint8": 1,
     "bool": 1,
 }
-"""Every dtype that a tensor of a checkpoint can have, as torch calls it, and the size of one element."""
+"""Every dtype that a tensor of a checkpoint can have, in torch's names, and the size of one element."""
 
 MAX_DIMENSIONS = 32
 MAX_ELEMENTS = 2**60
 MAX_REPEATED_BYTES = 2**20
-"""A tensor whose elements share memory (one that was expanded) may be this much larger than its storage."""
+"""A tensor whose elements share memory (an expanded one) may be this much larger than its storage."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LazyTensor:
-    """Shape and dtype of a tensor in a file; `read` gets its values, as a view of the mapped file where it can."""
+    """Shape and dtype of a tensor in a file; `read` returns its values, as a view of the mapped file if possible."""
 
     shape: tuple[int, ...]
     dtype: str
     read: Callable[[], Tensor]
     role: Role | None = None
-    """Where the file itself says what the tensor is for."""
+    """Set if the file itself states the role."""
 
 
 def checked_shape(shape: Sequence[object], what: str = "a tensor") -> tuple[int, ...]:
-    """Return the shape as a tuple of counts; a `ValueError` if no tensor can have it."""
+    """Return the shape as a tuple of integers; raises a `ValueError` if it is invalid."""
     if len(shape) > MAX_DIMENSIONS:
         raise ValueError(f"{what} claims {len(shape)} dimensions")
     sizes = tuple(size for size in shape if type(size) is int and size >= 0)
     if len(sizes) != len(shape):
-        raise ValueError(f"{what} has a shape that is not made of counts")
+        raise ValueError(f"{what} has a shape with something other than counts")
     if math.prod(max(1, size) for size in sizes) > MAX_ELEMENTS:
-        raise ValueError(f"{what} claims more elements than any memory holds")
+        raise ValueError(f"{what} claims more elements than fit into any memory")
     return sizes
 
 
 def dense_tensor(data: memoryview, dtype: str, shape: Sequence[object], what: str = "a tensor") -> LazyTensor:
-    """Describe a tensor whose elements fill `data` in order; a `ValueError` if they do not."""
+    """Describe a tensor whose elements fill `data` in order; raises a `ValueError` if they do not."""
     sizes = checked_shape(shape, what)
     if dtype not in NUM_BYTES:
         raise ValueError(f"{what} has the unknown dtype {dtype[:40]!r}")
     if (needed := math.prod(sizes) * NUM_BYTES[dtype]) != len(data):
-        raise ValueError(f"{what} of shape {list(sizes)} and dtype {dtype} needs {needed} bytes and has {len(data)}")
+        raise ValueError(f"{what} of shape {list(sizes)} and dtype {dtype} needs {needed} bytes but has {len(data)}")
     return LazyTensor(shape=sizes, dtype=dtype, read=lambda: view_of(data, dtype).reshape(sizes))
 
 
 def view_of(data: memoryview, dtype: str) -> Tensor:
-    """Look at bytes as a flat tensor; they are copied only where they do not lie as the dtype needs them."""
+    """View bytes as a flat tensor; they are copied only if they are not aligned for the dtype."""
     torch_dtype: torch.dtype = getattr(torch, dtype)
     if not len(data):
         return torch.empty(0, dtype=torch_dtype)

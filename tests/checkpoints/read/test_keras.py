@@ -123,7 +123,7 @@ def test_a_library_that_does_not_end_is_ended(tmp_path: Path, monkeypatch: pytes
     monkeypatch.setattr(hdf5, "CHILD", tmp_path / "child.py")
     monkeypatch.setattr(hdf5, "SECONDS", 1)
     monkeypatch.setattr(hdf5, "WAITING", 4)
-    with pytest.raises(CheckpointError, match="the HDF5 library does not come to an end with it"):
+    with pytest.raises(CheckpointError, match="the HDF5 library did not finish in time"):
         read_checkpoint(SAMPLES / "keras.weights.h5")
 
 

@@ -61,7 +61,7 @@ def npy(header: str, body: bytes = b"") -> bytes:
         ),
         (npy("{'descr': '<f4', 'fortran_order': False, 'shape': (" + "9" * 5000 + "), }\n"), "9999|integer string"),
         (b"\x93NUMPY\x01\x00\xff\xff{", "the header of an array claims 65535 bytes"),
-        (b"not an array", "is no array"),
+        (b"not an array", "is not an array"),
     ],
 )
 def test_an_array_that_lies_is_refused(member: bytes, why: str, tmp_path: Path):

@@ -84,8 +84,8 @@ class Lying:
         (Lying((2,) * 64), "claims 64 dimensions"),
         (Lying((1,), "O", content=b"12345678"), "the dtype 'O8', which no tensor can have"),
         (np.array(["text"]), "the dtype 'U4', which no tensor can have"),
-        ({float("nan"): np.ones(1)}, "a tensor has the name nan, which is no text"),
-        ({(1, 2): np.ones(1)}, "which is no text"),
+        ({float("nan"): np.ones(1)}, "a tensor has the name nan, which is not a string"),
+        ({(1, 2): np.ones(1)}, "which is not a string"),
     ],
 )
 def test_an_array_that_lies_is_refused_with_its_place(array: Any, why: str, tmp_path: Path):

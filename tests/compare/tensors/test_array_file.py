@@ -53,7 +53,7 @@ def npy(header: bytes, body: bytes = b"") -> bytes:
     ("content", "why"),
     [
         (b"", "it is empty"),
-        (b"no array at all, but long enough", "is no array"),
+        (b"no array at all, but long enough", "is not an array"),
         (b"\x93NUMPY\x01", "claims 8 bytes where 7 are left"),
         (npy(b"{'descr': '<f8', 'fortran_order': False, 'shape': (5,), }", b"\0" * 39), "claims 40 bytes where 39"),
         (npy(b"{'descr': '<f8', 'fortran_order': False, 'shape': (99999999999,), }"), "claims 799999999992 bytes"),

@@ -1,4 +1,4 @@
-"""What the frameworks call the same thing, under one name."""
+"""Translates the names of layers, tensors and optimizer states in all frameworks to common ones."""
 
 from __future__ import annotations
 
@@ -6,8 +6,6 @@ import itertools
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-
-# == Whose optimizer state a tensor is, and which: read from its name.
 
 SLOTS = {
     **dict.fromkeys(("momentum_buffer", "moments", "accum", "velocity", "momentum"), "momentum_buffer"),
@@ -19,7 +17,7 @@ SLOTS = {
     "beta1_pow_acc": "beta1_power",
     "beta2_pow_acc": "beta2_power",
 }
-"""What the frameworks call an optimizer's state of one parameter, and what PyTorch calls it."""
+"""The frameworks' names of optimizer states, and PyTorch's."""
 
 _OF_PADDLE = re.compile(rf"(?P<owner>.+)_(?P<slot>{'|'.join(SLOTS)})_\d+")
 _BEFORE_THE_OWNER = frozenset({"optimizer", "optim", "optimizer_state_dict", "optimizer_state", "opt", "state"})
@@ -27,16 +25,16 @@ _BEFORE_THE_OWNER = frozenset({"optimizer", "optim", "optimizer_state_dict", "op
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OptimizerName:
-    """Which state of which parameter: `exp_avg` of `fc.weight`."""
+    """A state of a parameter: `exp_avg` of `fc.weight`."""
 
     slot: str
     owner: str
 
 
 def read_optimizer_name(name: str, *, parameters: Sequence[str]) -> OptimizerName | None:
-    """Tell slot and owner from a name, or None; `parameters` are those of its checkpoint, in the order of the file.
+    """Return slot and owner of a state, or None; `parameters` are those of its checkpoint, in file order.
 
-    PyTorch numbers the owners in the order of its parameters, and the others write their names out.
+    PyTorch refers to owners by their number, the other frameworks by their name.
 
     >>> read_optimizer_name("moments.fc.weight", parameters=[])
     OptimizerName(slot='momentum_buffer', owner='fc.weight')
@@ -62,9 +60,9 @@ def read_optimizer_name(name: str, *, parameters: Sequence[str]) -> OptimizerNam
 
 
 WRAPPERS = frozenset({"_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module"})
-"""Added by whoever wraps a module, anywhere in a name."""
+"""Added by wrappers of a module, anywhere in a name."""
 COLLECTIONS = frozenset({"module", "params", "batch_stats", "model_weights", "state_dict"})
-"""Stand before the name of a layer and are no part of it."""
+"""Prefixes that are not part of the name of a layer."""
 
 LEAVES = {
     **dict.fromkeys(("weight", "gamma", "scale", "kernel", "w_0"), "weight"),
@@ -73,7 +71,7 @@ LEAVES = {
     **dict.fromkeys(("running_mean", "moving_mean", "_mean", "mean", "w_1"), "running_mean"),
     **dict.fromkeys(("running_var", "moving_variance", "_variance", "variance", "var", "w_2"), "running_var"),
 }
-"""What a layer's tensors are called, and what PyTorch calls them."""
+"""The frameworks' names of the tensors of a layer, and PyTorch's."""
 
 MODULES = {
     **dict.fromkeys(("q_proj", "query", "query_layer"), "wq"),
@@ -108,13 +106,13 @@ def split_name(name: str) -> tuple[tuple[str, ...], str]:
     words = [word for word in re.split(r"[./]", name.removesuffix(":0")) if word and word not in WRAPPERS]
     while len(words) > 1 and words[0] in COLLECTIONS:
         words.pop(0)
-    if "/" in name:  # Keras says a layer's name twice
+    if "/" in name:  # Keras repeats the name of a layer
         words = [word for place, word in enumerate(words) if not place or word != words[place - 1]]
     return tuple(words[:-1]), words[-1] if words else ""
 
 
 def common_words(path: Sequence[str]) -> tuple[str, ...]:
-    """Return a path in the words that stand for those of all libraries.
+    """Return a path in the common words for those of all libraries.
 
     >>> common_words(("layers", "0", "self_attn", "q_proj"))
     ('layers', '0', 'attention', 'wq')
@@ -123,7 +121,7 @@ def common_words(path: Sequence[str]) -> tuple[str, ...]:
 
 
 def skeleton(path: Sequence[str]) -> str:
-    """Return a path without its numbers, in small letters: what all layers of one kind have in common.
+    """Return a path without its numbers, in lower case: what all layers of one kind have in common.
 
     >>> skeleton(("layer1", "0", "conv2")), skeleton(("conv2d_3",)), skeleton(("conv2_block1_0_bn",))
     ('layer.#.conv', 'conv2d', 'conv_block_bn')
@@ -132,7 +130,7 @@ def skeleton(path: Sequence[str]) -> str:
 
 
 def numbers_in(path: Sequence[str]) -> tuple[int, ...]:
-    """Return the numbers of a path, which tell layers of one skeleton apart and put them in order.
+    """Return the numbers of a path, which distinguish and order the layers of one skeleton.
 
     A word without a number counts as -1: Keras has `dense`, then `dense_1`.
 
@@ -143,9 +141,9 @@ def numbers_in(path: Sequence[str]) -> tuple[int, ...]:
 
 
 def likeness(first: str, second: str) -> float:
-    """Return 1 for equal texts and 0 for texts that share nothing.
+    """Return the similarity of two strings: 1 if they are equal, 0 if they have nothing in common.
 
-    It counts the letters to take out of the one and to put in to make the other of it.
+    It counts the characters to delete and insert to turn one into the other.
 
     >>> likeness("attn.query", "attn.q"), likeness("wq", "key")
     (0.75, 0.0)
@@ -161,7 +159,7 @@ def likeness(first: str, second: str) -> float:
 
 
 def telling_parts(names: Sequence[str]) -> dict[str, str]:
-    """Return of each name what is left without the beginning and the end that all have in common.
+    """Return each name without the prefix and suffix that all have in common.
 
     >>> telling_parts(["attn.q_proj", "attn.k_proj"])
     {'attn.q_proj': 'q', 'attn.k_proj': 'k'}
@@ -173,6 +171,6 @@ def telling_parts(names: Sequence[str]) -> dict[str, str]:
 
 
 def _num_alike(names: Sequence[str]) -> int:
-    """Count the letters with which all names begin."""
+    """Return the length of the common prefix."""
     letters = zip(*names, strict=False)
     return sum(1 for _ in itertools.takewhile(lambda column: len(set(column)) == 1, letters))

@@ -1,4 +1,4 @@
-"""The tensors of a checkpoint as layers: what belongs together, and in which layout."""
+"""Groups the tensors of a checkpoint into layers, and finds the axes that convert one layout to another."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from roundoff.checkpoints.pair.common_names import LEAVES, split_name
 Axes: TypeAlias = tuple[int, ...]
 
 KERNEL_AXES: dict[int, Axes] = {2: (1, 0), 3: (2, 1, 0), 4: (3, 2, 0, 1), 5: (4, 3, 0, 1, 2)}
-"""How (in, out), (width, in, out), HWIO and DHWIO become what PyTorch has, by the number of axes."""
+"""The permutations from (in, out), (width, in, out), HWIO and DHWIO to PyTorch's layout, by the number of axes."""
 KERNELS = ("kernel", "recurrent_kernel", "depthwise_kernel", "pointwise_kernel")
-"""Whoever calls a tensor so keeps the inputs before the outputs."""
+"""Frameworks that use these names store inputs before outputs."""
 UNCOUNTED = "num_batches_tracked"
-"""PyTorch's batch norms have it, and nobody else's."""
+"""Only PyTorch's batch norms have it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,27 +26,27 @@ class CheckpointLayer:
 
     path: tuple[str, ...]
     short_path: tuple[str, ...]
-    """The path without the words with which all paths of its checkpoint begin, such as `backbone`."""
+    """The path without the prefix that all paths of its checkpoint share, such as `backbone`."""
     tensors: Mapping[str, Entry]
     axes: Mapping[str, Axes | None]
-    """What to permute each tensor with to get PyTorch's layout; None where it has that already."""
+    """The permutation of each tensor to PyTorch's layout; None where it has that already."""
     place: int
-    """Among the layers of its checkpoint, in the order of the file."""
+    """Its index among the layers of its checkpoint, in file order."""
 
     def shape(self, leaf: str) -> tuple[int, ...]:
-        """Return the shape that PyTorch would have, without axes of one."""
+        """Return the shape in PyTorch's layout, without axes of length 1."""
         shape = self.tensors[leaf].shape
         axes = self.axes[leaf] or range(len(shape))
         return tuple(shape[axis] for axis in axes if shape[axis] != 1)
 
 
 def layers_of(entries: Iterable[Entry], *, format: str) -> list[CheckpointLayer]:
-    """Put the tensors of each layer together, in the order of the file."""
+    """Group tensors into layers, in file order."""
     split = [(*split_name(entry.name), entry) for entry in entries]
     times = Counter((path, leaf) for path, leaf, _ in split)
     found: dict[tuple[str, ...], dict[str, Entry]] = {}
     for path, leaf, entry in split:
-        # Two names that differ in their wrappers alone stay what they are.
+        # Names that differ only in their wrappers are kept.
         found.setdefault(path, {})[leaf if times[path, leaf] == 1 else entry.name] = entry
     layers = []
     common = _common_words(list(found))
@@ -65,7 +65,7 @@ def layers_of(entries: Iterable[Entry], *, format: str) -> list[CheckpointLayer]
 
 
 def _common_words(paths: Sequence[tuple[str, ...]]) -> int:
-    """Count the words with which all paths begin; every path keeps at least one."""
+    """Return the number of common first words; every path keeps at least one word."""
     alike = 0
     for words in zip(*(path[:-1] for path in paths), strict=False):
         if len(set(words)) > 1:
@@ -75,7 +75,7 @@ def _common_words(paths: Sequence[tuple[str, ...]]) -> int:
 
 
 def _names_of(tensors: Mapping[str, Entry]) -> dict[str, str]:
-    """Say what PyTorch calls each; a layer that has both `weight` and `gamma` keeps its own names."""
+    """Return PyTorch's name of each tensor; a layer that has both `weight` and `gamma` keeps its own names."""
     common = [LEAVES.get(leaf, leaf) for leaf in tensors]
     return {leaf: name if common.count(name) == 1 else leaf for leaf, name in zip(tensors, common, strict=True)}
 
@@ -89,25 +89,23 @@ def _axes(leaf: str, entry: Entry, path: tuple[str, ...], tensors: Mapping[str, 
     return None
 
 
-# == Which axes a tensor must change to stand where another one stands.
-
 UNASKED: dict[int, tuple[Axes, ...]] = {
     2: ((1, 0),),
     3: ((2, 1, 0),),
     4: ((3, 2, 0, 1), (2, 3, 1, 0), (1, 0, 2, 3)),
     5: ((4, 3, 0, 1, 2), (2, 3, 4, 1, 0)),
 }
-"""What is tried where a shape does not fit as it is, by the number of axes."""
+"""Permutations to try where a shape does not fit, by the number of axes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fit:
-    """How a candidate's tensor is laid over the reference's."""
+    """How a candidate's shape fits a reference's."""
 
     axes: Axes | None
-    """For `Tensor.permute`; None leaves it as it is."""
-    is_asked: bool
-    """The layouts of the two formats ask for it; otherwise only the shapes do."""
+    """For `Tensor.permute`; None for no permutation."""
+    is_expected: bool
+    """Whether it follows from the layouts of the two formats, not only from the shapes."""
 
 
 def fit(
@@ -117,30 +115,30 @@ def fit(
     reference_axes: Axes | None = None,
     candidate_axes: Axes | None = None,
 ) -> Fit | None:
-    """Say how a candidate of one shape fits a reference of another, or None; axes of one count for nothing.
+    """Return how a candidate's shape fits a reference's, or None; axes of length 1 are ignored.
 
     Args:
         reference: a shape.
         candidate: a shape.
-        reference_axes: what gives the reference PyTorch's layout.
-        candidate_axes: the same of the candidate.
+        reference_axes: the permutation of the reference to PyTorch's layout.
+        candidate_axes: that of the candidate.
 
     >>> fit((10, 5), (5, 10), candidate_axes=(1, 0))
-    Fit(axes=(1, 0), is_asked=True)
+    Fit(axes=(1, 0), is_expected=True)
     >>> fit((10, 5), (5, 10))
-    Fit(axes=(1, 0), is_asked=False)
+    Fit(axes=(1, 0), is_expected=False)
     """
     asked = _composed(candidate_axes, reference_axes)
     if _fits(reference, candidate, asked):
-        return Fit(axes=asked, is_asked=True)
+        return Fit(axes=asked, is_expected=True)
     for axes in (None, *UNASKED.get(len(candidate), ())):
         if _fits(reference, candidate, axes):
-            return Fit(axes=axes, is_asked=False)
+            return Fit(axes=axes, is_expected=False)
     return None
 
 
 def _composed(candidate: Axes | None, reference: Axes | None) -> Axes | None:
-    """Return the way to PyTorch's layout and from there to the reference's, as one permutation."""
+    """Return the permutation to PyTorch's layout and from there to the reference's."""
     if reference is None:
         return candidate
     back = tuple(reference.index(axis) for axis in range(len(reference)))

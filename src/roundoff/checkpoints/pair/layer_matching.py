@@ -1,4 +1,4 @@
-"""Which layer of one checkpoint is which of the other: by name, by shape, by likeness of names, by place."""
+"""Matches the layers of two checkpoints: by name, by shape, by similarity of names, by order."""
 
 from __future__ import annotations
 
@@ -12,25 +12,25 @@ from roundoff.checkpoints.pair.layer_groups import UNCOUNTED, CheckpointLayer, f
 
 
 class PairedBy(StrEnum):
-    """What told that two tensors are the same one."""
+    """The evidence that two tensors correspond."""
 
     MAP = "map"
     SAME_NAME = "same name"
     RULES = "rules"
-    """The names are the same when each framework's words are replaced by PyTorch's."""
+    """The names are equal after replacing each framework's words by PyTorch's."""
     SHAPE = "shape"
-    """No other layer of either side has these shapes."""
+    """No other layer on either side has these shapes."""
     EDIT_DISTANCE = "edit distance"
-    """Among layers of these shapes, the names that are most alike."""
+    """Among layers of these shapes, the names are the most similar."""
     POSITION = "position"
-    """Layers of these shapes in the order of their numbers, or of the file."""
+    """Layers of these shapes were matched in the order of their numbers, or of the file."""
     VALUES = "values"
-    """The numbers themselves are equal, and the names had only let one guess."""
+    """The values themselves are equal, where the names were not conclusive."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerMatch:
-    """A layer of the reference, the one of the candidate, and what told so."""
+    """A layer of the reference, its match in the candidate, and the evidence."""
 
     reference: CheckpointLayer
     candidate: CheckpointLayer
@@ -38,7 +38,7 @@ class LayerMatch:
 
 
 class _Matching:
-    """What is matched so far, and what is left of both sides in the order of their files."""
+    """The matches so far, and the remaining layers of both sides in file order."""
 
     def __init__(self, reference: Sequence[CheckpointLayer], candidate: Sequence[CheckpointLayer]) -> None:
         self.reference = {layer.place: layer for layer in reference}
@@ -52,7 +52,7 @@ class _Matching:
     def groups(
         self, key: Callable[[CheckpointLayer], Hashable]
     ) -> list[tuple[list[CheckpointLayer], list[CheckpointLayer]]]:
-        """Return what is left of both sides, put together by key, where both have some; a key of nothing is no key."""
+        """Return the remaining layers of both sides grouped by key, where both have some; empty keys are ignored."""
         sides: dict[Hashable, tuple[list[CheckpointLayer], list[CheckpointLayer]]] = defaultdict(lambda: ([], []))
         for place, layers in enumerate((self.reference, self.candidate)):
             for layer in layers.values():
@@ -61,7 +61,7 @@ class _Matching:
 
 
 def match_layers(reference: Sequence[CheckpointLayer], candidate: Sequence[CheckpointLayer]) -> list[LayerMatch]:
-    """Match layers one to one, the surest evidence first; what the evidence does not tell stays unmatched."""
+    """Match layers one to one, the strongest evidence first; layers without clear evidence stay unmatched."""
     matching = _Matching(reference, candidate)
     _renumbered(matching)
     _same_path(matching, lambda layer: (layer.path,))
@@ -75,94 +75,94 @@ def match_layers(reference: Sequence[CheckpointLayer], candidate: Sequence[Check
 
 
 def _renumbered(matching: _Matching) -> None:
-    """Match by order where one side counts 0, 2, 4 and the other 0, 1, 2: equal numbers mean nothing then."""
-    for reference, candidate in matching.groups(lambda layer: (skeleton(layer.short_path), _signature(layer))):
-        numbers = [{numbers_in(layer.short_path) for layer in side} for side in (reference, candidate)]
-        if len(reference) == len(candidate) > 1 and numbers[0] != numbers[1]:
-            _in_order(matching, reference, candidate, by=PairedBy.POSITION)
+    """Match by order where one side counts 0, 2, 4 and the other 0, 1, 2: equal numbers are meaningless then."""
+    for references, candidates in matching.groups(lambda layer: (skeleton(layer.short_path), _signature(layer))):
+        numbers = [{numbers_in(layer.short_path) for layer in side} for side in (references, candidates)]
+        if len(references) == len(candidates) > 1 and numbers[0] != numbers[1]:
+            _in_order(matching, references, candidates, by=PairedBy.POSITION)
 
 
 def _same_path(matching: _Matching, key: Callable[[CheckpointLayer], Hashable]) -> None:
-    for reference, candidate in matching.groups(key):
-        if len(reference) == len(candidate) == 1 and _fits(reference[0], candidate[0]):
-            matching.match(reference[0], candidate[0], PairedBy.RULES)
+    for references, candidates in matching.groups(key):
+        if len(references) == len(candidates) == 1 and _fits(references[0], candidates[0]):
+            matching.match(references[0], candidates[0], PairedBy.RULES)
 
 
 def _same_ending(matching: _Matching, words: Callable[[CheckpointLayer], tuple[str, ...]]) -> None:
-    """Match `backbone.conv1` with `conv1` where no other path ends so."""
-    for reference, candidate in matching.groups(lambda layer: words(layer)[-1:]):
-        likings = [
-            (mine, other)
-            for mine in reference
-            for other in candidate
-            if _end_alike(words(mine), words(other)) and _fits(mine, other)
+    """Match `backbone.conv1` with `conv1` where no other path has this ending."""
+    for references, candidates in matching.groups(lambda layer: words(layer)[-1:]):
+        similarities = [
+            (one, other)
+            for one in references
+            for other in candidates
+            if _end_alike(words(one), words(other)) and _fits(one, other)
         ]
-        places = [mine.place for mine, _ in likings], [other.place for _, other in likings]
-        for mine, other in likings:
-            if places[0].count(mine.place) == places[1].count(other.place) == 1:
-                matching.match(mine, other, PairedBy.RULES)
+        places = [one.place for one, _ in similarities], [other.place for _, other in similarities]
+        for one, other in similarities:
+            if places[0].count(one.place) == places[1].count(other.place) == 1:
+                matching.match(one, other, PairedBy.RULES)
 
 
 def _same_shapes(matching: _Matching, key: Callable[[CheckpointLayer], Hashable]) -> None:
-    for reference, candidate in matching.groups(key):
-        if len(reference) == len(candidate) == 1:
-            matching.match(reference[0], candidate[0], PairedBy.SHAPE)
-    for reference, candidate in matching.groups(key):
-        _alike(matching, reference, candidate)
-    for reference, candidate in matching.groups(key):
-        _same_last_number(matching, reference, candidate)
-    for reference, candidate in matching.groups(key):
-        if len(reference) == len(candidate):
-            _in_order(matching, reference, candidate, by=PairedBy.POSITION)
+    for references, candidates in matching.groups(key):
+        if len(references) == len(candidates) == 1:
+            matching.match(references[0], candidates[0], PairedBy.SHAPE)
+    for references, candidates in matching.groups(key):
+        _alike(matching, references, candidates)
+    for references, candidates in matching.groups(key):
+        _same_last_number(matching, references, candidates)
+    for references, candidates in matching.groups(key):
+        if len(references) == len(candidates):
+            _in_order(matching, references, candidates, by=PairedBy.POSITION)
 
 
 def _alike(matching: _Matching, reference: Sequence[CheckpointLayer], candidate: Sequence[CheckpointLayer]) -> None:
-    """Match families (layers whose names differ by numbers only) that like each other best, and no other as well."""
-    reference_families, candidate_families = _families(reference), _families(candidate)
-    while len(reference_families) > 1 or len(candidate_families) > 1:
-        likings = _likings(reference_families, candidate_families)
-        mutual = [pair for pair, liking in likings.items() if liking and _is_best(pair, liking, likings)]
+    """Match families (layers whose names differ only by numbers) that are most similar to each other, without a tie."""
+    references, candidates = _families(reference), _families(candidate)
+    while len(references) > 1 or len(candidates) > 1:
+        similarities = _similarities(references, candidates)
+        mutual = [
+            pair for pair, similarity in similarities.items() if similarity and _is_best(pair, similarity, similarities)
+        ]
         if not mutual:
             return
-        for mine, other in mutual:
-            _in_order(matching, reference_families.pop(mine), candidate_families.pop(other), by=PairedBy.EDIT_DISTANCE)
+        for one, other in mutual:
+            _in_order(matching, references.pop(one), candidates.pop(other), by=PairedBy.EDIT_DISTANCE)
 
 
-def _likings(
-    reference: dict[str, list[CheckpointLayer]], candidate: dict[str, list[CheckpointLayer]]
+def _similarities(
+    references: dict[str, list[CheckpointLayer]], candidates: dict[str, list[CheckpointLayer]]
 ) -> dict[tuple[str, str], float]:
-    """Say how alike the names of families of one size are: in all, and in what tells them from the others."""
-    likings = {}
-    for size in {len(family) for family in reference.values()}:
-        sides = [[name for name, family in side.items() if len(family) == size] for side in (reference, candidate)]
+    """Return how similar the names of equally large families are, in full and in their distinctive parts."""
+    similarities = {}
+    for size in {len(family) for family in references.values()}:
+        sides = [[name for name, family in side.items() if len(family) == size] for side in (references, candidates)]
         parts = [telling_parts(names) for names in sides]
-        for mine in sides[0]:
+        for one in sides[0]:
             for other in sides[1]:
-                likings[mine, other] = likeness(parts[0][mine], parts[1][other]) + likeness(mine, other)
-    return likings
+                similarities[one, other] = likeness(parts[0][one], parts[1][other]) + likeness(one, other)
+    return similarities
 
 
 def _same_last_number(
     matching: _Matching, reference: Sequence[CheckpointLayer], candidate: Sequence[CheckpointLayer]
 ) -> None:
-    """Match `layer#.#.conv3` with `conv#_block#_3_conv`, as often as both come; once is no evidence.
+    """Match `layer#.#.conv3` with `conv#_block#_3_conv` where both occur equally often, and more than once.
 
-    It takes families apart that lie in one on the other side, as a shortcut's convolution among the others of a block.
+    It separates families that are one on the other side, such as the shortcut's convolution among those of a block.
     """
     if len(reference) != len(candidate) or len(_families(reference)) == len(_families(candidate)) == 1:
         return
-    reference_groups, candidate_groups = _by_last_number(reference), _by_last_number(candidate)
-    for mine, layers in reference_groups.items():
+    references, candidates = _by_last_number(reference), _by_last_number(candidate)
+    for one, layers in references.items():
         others = [
             other
-            for other in candidate_groups
-            if other[1] == mine[1] and len(candidate_groups[other]) == len(layers) and len(layers) > 1
+            for other in candidates
+            if other[1] == one[1] and len(candidates[other]) == len(layers) and len(layers) > 1
         ]
-        rivals = [
-            other for other in reference_groups if other[1] == mine[1] and len(reference_groups[other]) == len(layers)
-        ]
+        rivals = [other for other in references if other[1] == one[1] and len(references[other]) == len(layers)]
         if len(others) == len(rivals) == 1:
-            _in_order(matching, layers, candidate_groups.pop(others[0]), by=PairedBy.POSITION)
+            _in_order(matching, layers, candidates.pop(others[0]), by=PairedBy.POSITION)
 
 
 def _by_last_number(layers: Sequence[CheckpointLayer]) -> dict[tuple[str, int], list[CheckpointLayer]]:
@@ -173,9 +173,9 @@ def _by_last_number(layers: Sequence[CheckpointLayer]) -> dict[tuple[str, int], 
     return dict(found)
 
 
-def _is_best(pair: tuple[str, str], liking: float, likings: dict[tuple[str, str], float]) -> bool:
-    rivals = (other for other in likings if other != pair and (other[0] == pair[0] or other[1] == pair[1]))
-    return all(likings[rival] < liking for rival in rivals)
+def _is_best(pair: tuple[str, str], similarity: float, similarities: dict[tuple[str, str], float]) -> bool:
+    rivals = (other for other in similarities if other != pair and (other[0] == pair[0] or other[1] == pair[1]))
+    return all(similarities[rival] < similarity for rival in rivals)
 
 
 def _families(layers: Sequence[CheckpointLayer]) -> dict[str, list[CheckpointLayer]]:
@@ -188,12 +188,12 @@ def _families(layers: Sequence[CheckpointLayer]) -> dict[str, list[CheckpointLay
 def _in_order(
     matching: _Matching, reference: Sequence[CheckpointLayer], candidate: Sequence[CheckpointLayer], *, by: PairedBy
 ) -> None:
-    for reference_layer, candidate_layer in zip(_ordered(reference), _ordered(candidate), strict=True):
-        matching.match(reference_layer, candidate_layer, by)
+    for first, second in zip(_sort_layers(reference), _sort_layers(candidate), strict=True):
+        matching.match(first, second, by)
 
 
-def _ordered(layers: Sequence[CheckpointLayer]) -> list[CheckpointLayer]:
-    """Order by number within one family, and several by the file, but not one that is sorted as text: 10 before 2."""
+def _sort_layers(layers: Sequence[CheckpointLayer]) -> list[CheckpointLayer]:
+    """Sort one family by its numbers, several by file order, unless the file is sorted as text (10 before 2)."""
     families = [[numbers_in(layer.short_path) for layer in family] for family in _families(layers).values()]
     if len(families) == 1:
         return sorted(layers, key=lambda layer: numbers_in(layer.short_path))
@@ -207,17 +207,17 @@ def _signature(layer: CheckpointLayer) -> Hashable:
 
 
 def _loose_signature(layer: CheckpointLayer) -> Hashable:
-    """Return what does not change when a tensor is transposed."""
+    """Return a signature that is invariant under transposition."""
     return frozenset((leaf, tuple(sorted(layer.shape(leaf)))) for leaf in layer.tensors if leaf != UNCOUNTED)
 
 
 def _weight_shape(layer: CheckpointLayer) -> Hashable:
-    """Return what does not change when a layer has no bias; nothing of layers that have no matrix."""
+    """Return a signature without the bias; an empty one for layers without a matrix."""
     return frozenset((leaf, layer.shape(leaf)) for leaf in layer.tensors if len(layer.shape(leaf)) > 1)
 
 
 def _fits(reference: CheckpointLayer, candidate: CheckpointLayer) -> bool:
-    """Say whether any tensor of the two can be laid over the other's."""
+    """Return whether any tensor of the two fits the other's."""
     return any(
         fit(
             reference.tensors[leaf].shape,
@@ -230,7 +230,7 @@ def _fits(reference: CheckpointLayer, candidate: CheckpointLayer) -> bool:
 
 
 def _end_alike(reference: tuple[str, ...], candidate: tuple[str, ...]) -> bool:
-    """Say whether the shorter path is the end of the other, and no mere number."""
+    """Return whether the shorter path is the end of the other, and not just a number."""
     shortest = min(len(reference), len(candidate))
     ending = reference[len(reference) - shortest :]
     return ending == candidate[len(candidate) - shortest :] and any(not word.isdecimal() for word in ending)

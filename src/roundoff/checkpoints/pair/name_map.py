@@ -1,4 +1,4 @@
-"""A file that says which tensor is which, for the names that tell nobody."""
+"""A file that maps names of the reference to names of the candidate, for names that cannot be matched automatically."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from roundoff.errors import CheckpointError
 
 
 def read_name_map(path: Path) -> dict[str, str]:
-    """Read lines 'name in the reference = name in the candidate'; `#` begins a comment.
+    """Read lines 'name in the reference = name in the candidate'; `#` starts a comment.
 
-    `encoder.* = backbone.*` maps every name that begins so.
+    `encoder.* = backbone.*` maps every name with this prefix.
     """
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
@@ -26,8 +26,8 @@ def read_name_map(path: Path) -> dict[str, str]:
         reference, equals, candidate = (part.strip() for part in text.partition("="))
         if not (reference and equals and candidate) or reference in names:
             raise CheckpointError.explain(
-                f"Line {number} of the map '{path}' says nothing: '{line.strip()}'.",
-                why="its name stands in an earlier line." if reference in names else None,
+                f"Line {number} of the map '{path}' is invalid: '{line.strip()}'.",
+                why="its name is in an earlier line." if reference in names else None,
                 fix="write 'name in the reference = name in the candidate', each name once.",
             )
         names[reference] = candidate
@@ -35,26 +35,22 @@ def read_name_map(path: Path) -> dict[str, str]:
 
 
 def expand_name_map(names: Mapping[str, str], reference: Iterable[str], candidate: Iterable[str]) -> dict[str, str]:
-    """Replace `a.* = b.*` by the names it stands for; a `CheckpointError` names what does not exist or comes twice."""
-    reference_names, candidate_names = list(reference), set(candidate)
+    """Expand `a.* = b.*` to all matching names; raises a `CheckpointError` for unknown or repeated names."""
+    references, candidates = list(reference), set(candidate)
     expanded: dict[str, str] = {}
     for left, right in names.items():
         if left.endswith("*") and right.endswith("*"):
-            begun = [name for name in reference_names if name.startswith(left[:-1])]
+            begun = [name for name in references if name.startswith(left[:-1])]
             found = {name: right[:-1] + name[len(left) - 1 :] for name in begun}
-            found = {name: other for name, other in found.items() if other in candidate_names}
+            found = {name: other for name, other in found.items() if other in candidates}
             if not found:
-                raise (
-                    _no_such(left, reference_names, "reference")
-                    if not begun
-                    else _no_such(right, candidate_names, "candidate")
-                )
+                raise _no_such(left, references, "reference") if not begun else _no_such(right, candidates, "candidate")
             expanded.update({name: other for name, other in found.items() if name not in names})
             continue
-        if left not in reference_names:
-            raise _no_such(left, reference_names, "reference")
-        if right not in candidate_names:
-            raise _no_such(right, candidate_names, "candidate")
+        if left not in references:
+            raise _no_such(left, references, "reference")
+        if right not in candidates:
+            raise _no_such(right, candidates, "candidate")
         expanded[left] = right
     twice = [name for name in expanded.values() if list(expanded.values()).count(name) > 1]
     if twice:
@@ -69,5 +65,5 @@ def _no_such(name: str, names: Iterable[str], side: str) -> CheckpointError:
     return CheckpointError.explain(
         f"The map names '{name}', which the {side} does not have.",
         why=f"the nearest is '{near[0]}'." if near else None,
-        fix="write names as `roundoff params` prints them: the reference's left of '=', the candidate's right.",
+        fix="use names that `roundoff params` prints: the reference left of '=', the candidate right.",
     )

@@ -1,4 +1,4 @@
-"""Which tensor of one checkpoint is which of another, whatever frameworks wrote them."""
+"""Pairs the tensors of two checkpoints, whatever frameworks wrote them."""
 
 from __future__ import annotations
 
@@ -20,29 +20,29 @@ WEIGHTS = (Role.PARAMETER, Role.BUFFER)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TensorPair:
-    """Two tensors that are the same one, and how the candidate's is laid over the reference's."""
+    """Two corresponding tensors, and how to permute the candidate's axes."""
 
     reference: str
     candidate: str
     role: Role
     by: PairedBy
     axes: Axes | None = None
-    """For `Tensor.permute` of the candidate's; then it is given the reference's shape, from which it may still differ
-    by axes of one."""
-    is_asked: bool = True
-    """The layouts of the two formats ask for these axes; otherwise only the shapes do."""
+    """For `Tensor.permute` of the candidate; it is then reshaped like the reference, from which it may still differ by
+    axes of length 1."""
+    is_expected: bool = True
+    """Whether these axes follow from the layouts of the two formats, not only from the shapes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pairing:
-    """What lined up, in the order of the reference, and what did not."""
+    """The pairs, in the order of the reference, and the tensors without a partner."""
 
     pairs: tuple[TensorPair, ...]
     only_reference: tuple[UnpairedTensor, ...]
     only_candidate: tuple[UnpairedTensor, ...]
 
 
-def pair(
+def pair_checkpoints(
     reference: Mapping[str, Entry],
     candidate: Mapping[str, Entry],
     *,
@@ -50,21 +50,21 @@ def pair(
     candidate_format: str = "",
     name_map: Mapping[str, str] | None = None,
 ) -> Pairing:
-    """Line up two checkpoints one to one.
+    """Pair the tensors of two checkpoints one to one.
 
-    First by the map, then by names (each framework's words replaced by PyTorch's, wrappers' prefixes dropped), then
-    layers that have the same shapes: the only ones, those whose names are most alike, and last by their order.
-    Optimizer state goes with the parameter it belongs to.
+    First by the map, then by names (with PyTorch's words for those of each framework, without prefixes of wrappers),
+    then by layers of the same shapes: unique ones, those with the most similar names, and finally by their order.
+    Optimizer state follows its parameter.
     """
     if reference_format == candidate_format and not name_map and _are_alike(reference, candidate):
         same = [TensorPair(reference=n, candidate=n, role=e.role, by=PairedBy.SAME_NAME) for n, e in reference.items()]
         return Pairing(pairs=tuple(same), only_reference=(), only_candidate=())
     reference_side, candidate_side = _Side(reference, reference_format), _Side(candidate, candidate_format)
-    pairs = _mapped(reference_side, candidate_side, expand_name_map(name_map or {}, reference, candidate))
-    pairs += _weights(reference_side, candidate_side, done=pairs)
-    pairs += _remaining_shapes(reference_side, candidate_side, done=pairs)
-    pairs += _optimizer_state(reference_side, candidate_side, done=pairs)
-    pairs += _others(reference_side, candidate_side, done=pairs)
+    pairs = _pair_mapped(reference_side, candidate_side, expand_name_map(name_map or {}, reference, candidate))
+    pairs += _pair_weights(reference_side, candidate_side, done=pairs)
+    pairs += _pair_remaining_shapes(reference_side, candidate_side, done=pairs)
+    pairs += _pair_optimizer_state(reference_side, candidate_side, done=pairs)
+    pairs += _pair_others(reference_side, candidate_side, done=pairs)
     place = {name: number for number, name in enumerate(reference)}
     pairs.sort(key=lambda found: place[found.reference])
     left = (
@@ -76,14 +76,14 @@ def pair(
 
 
 def _are_alike(reference: Mapping[str, Entry], candidate: Mapping[str, Entry]) -> bool:
-    """Say whether two checkpoints have the same names and shapes, as those of one training do."""
+    """Return whether two checkpoints have the same names and shapes, like those of one training."""
     return reference.keys() == candidate.keys() and all(
         entry.shape == candidate[name].shape and entry.role is candidate[name].role for name, entry in reference.items()
     )
 
 
 class _Side:
-    """One checkpoint, seen as layers."""
+    """One checkpoint, grouped into layers."""
 
     def __init__(self, entries: Mapping[str, Entry], format: str) -> None:
         self.entries = entries
@@ -99,7 +99,7 @@ class _Side:
 
     def layers_without(self, names: Iterable[str]) -> list[CheckpointLayer]:
         taken = set(names)
-        kept = ((layer, _kept(layer.tensors, taken)) for layer in self.layers)
+        kept = ((layer, _without_taken(layer.tensors, taken)) for layer in self.layers)
         return [replace(layer, tensors=tensors) for layer, tensors in kept if tensors]
 
     def optimizer_names(self, names: Iterable[str]) -> dict[OptimizerName, str]:
@@ -112,16 +112,16 @@ class _Side:
         return found
 
     def _can_own(self, owner: str, state: Entry) -> bool:
-        """Say whether a state has the shape of its owner; numbers of owners mislead where parameters are tied."""
+        """Return whether a state has the shape of its owner; tied parameters shift the numbers of owners."""
         is_number = math.prod(state.shape) == 1
         return is_number or owner not in self.entries or self.entries[owner].shape == state.shape
 
 
-def _kept(tensors: Mapping[str, Entry], taken: set[str]) -> dict[str, Entry]:
+def _without_taken(tensors: Mapping[str, Entry], taken: set[str]) -> dict[str, Entry]:
     return {leaf: entry for leaf, entry in tensors.items() if entry.name not in taken}
 
 
-def _laid(reference_side: _Side, candidate_side: _Side, reference: str, candidate: str) -> Fit | None:
+def _fit_shapes(reference_side: _Side, candidate_side: _Side, reference: str, candidate: str) -> Fit | None:
     return fit(
         reference_side.entries[reference].shape,
         candidate_side.entries[candidate].shape,
@@ -130,27 +130,32 @@ def _laid(reference_side: _Side, candidate_side: _Side, reference: str, candidat
     )
 
 
-def _pair(
+def _pair_tensors(
     reference_side: _Side, candidate_side: _Side, reference: str, candidate: str, by: PairedBy
 ) -> TensorPair | None:
-    laid = _laid(reference_side, candidate_side, reference, candidate)
-    if laid is None:
+    shape_fit = _fit_shapes(reference_side, candidate_side, reference, candidate)
+    if shape_fit is None:
         return None
     by = PairedBy.SAME_NAME if reference == candidate and by is PairedBy.RULES else by
     role = reference_side.entries[reference].role
     return TensorPair(
-        reference=reference, candidate=candidate, role=role, by=by, axes=laid.axes, is_asked=laid.is_asked
+        reference=reference,
+        candidate=candidate,
+        role=role,
+        by=by,
+        axes=shape_fit.axes,
+        is_expected=shape_fit.is_expected,
     )
 
 
-def _mapped(reference_side: _Side, candidate_side: _Side, names: Mapping[str, str]) -> list[TensorPair]:
+def _pair_mapped(reference_side: _Side, candidate_side: _Side, names: Mapping[str, str]) -> list[TensorPair]:
     pairs = []
     for reference, candidate in names.items():
-        found = _pair(reference_side, candidate_side, reference, candidate, PairedBy.MAP)
+        found = _pair_tensors(reference_side, candidate_side, reference, candidate, PairedBy.MAP)
         if found is None:
             shapes = reference_side.entries[reference].shape, candidate_side.entries[candidate].shape
             raise CheckpointError.explain(
-                f"The map puts '{reference}' and '{candidate}' together, which cannot be.",
+                f"The map pairs '{reference}' with '{candidate}', which do not fit.",
                 why=f"their shapes are {shapes[0]} and {shapes[1]}.",
                 fix="correct the line of the map.",
             )
@@ -158,24 +163,30 @@ def _mapped(reference_side: _Side, candidate_side: _Side, names: Mapping[str, st
     return pairs
 
 
-def _weights(reference: _Side, candidate: _Side, *, done: Sequence[TensorPair]) -> list[TensorPair]:
+def _pair_weights(reference_side: _Side, candidate_side: _Side, *, done: Sequence[TensorPair]) -> list[TensorPair]:
     left = (
-        reference.layers_without(found.reference for found in done),
-        candidate.layers_without(f.candidate for f in done),
+        reference_side.layers_without(found.reference for found in done),
+        candidate_side.layers_without(f.candidate for f in done),
     )
     pairs = []
     for match in match_layers(*left):
         for leaf, entry in match.reference.tensors.items():
             if leaf in match.candidate.tensors:
-                pairs.append(_pair(reference, candidate, entry.name, match.candidate.tensors[leaf].name, match.by))
+                pairs.append(
+                    _pair_tensors(
+                        reference_side, candidate_side, entry.name, match.candidate.tensors[leaf].name, match.by
+                    )
+                )
     return [found for found in pairs if found is not None]
 
 
-def _remaining_shapes(reference: _Side, candidate: _Side, *, done: Sequence[TensorPair]) -> list[TensorPair]:
-    """Pair tensors of layers that did not line up as a whole, where only one of each side has a kind and shape."""
+def _pair_remaining_shapes(
+    reference_side: _Side, candidate_side: _Side, *, done: Sequence[TensorPair]
+) -> list[TensorPair]:
+    """Pair the remaining tensors whose kind and shape is unique on both sides."""
     left = (
-        reference.layers_without(found.reference for found in done),
-        candidate.layers_without(f.candidate for f in done),
+        reference_side.layers_without(found.reference for found in done),
+        candidate_side.layers_without(f.candidate for f in done),
     )
     groups: dict[tuple[str, tuple[int, ...]], tuple[list[str], list[str]]] = defaultdict(lambda: ([], []))
     for side, layers in enumerate(left):
@@ -185,12 +196,14 @@ def _remaining_shapes(reference: _Side, candidate: _Side, *, done: Sequence[Tens
                 if leaf != UNCOUNTED and layer.shape(leaf):
                     groups[kind, layer.shape(leaf)][side].append(entry.name)
     alone = [(mine[0], other[0]) for mine, other in groups.values() if len(mine) == len(other) == 1]
-    pairs = [_pair(reference, candidate, *names, PairedBy.SHAPE) for names in alone]
+    pairs = [_pair_tensors(reference_side, candidate_side, *names, PairedBy.SHAPE) for names in alone]
     return [found for found in pairs if found is not None]
 
 
-def _optimizer_state(reference_side: _Side, candidate_side: _Side, *, done: Sequence[TensorPair]) -> list[TensorPair]:
-    """Pair the states of paired parameters; those of parameters that are not in the checkpoint by the same rules."""
+def _pair_optimizer_state(
+    reference_side: _Side, candidate_side: _Side, *, done: Sequence[TensorPair]
+) -> list[TensorPair]:
+    """Pair the states of paired parameters; states without their parameter are paired by the same rules."""
     left = (
         reference_side.optimizer_names(found.reference for found in done),
         candidate_side.optimizer_names(found.candidate for found in done),
@@ -201,14 +214,14 @@ def _optimizer_state(reference_side: _Side, candidate_side: _Side, *, done: Sequ
         owner = owners.get(name.owner)
         candidate = left[1].get(OptimizerName(slot=name.slot, owner=owner.candidate)) if owner else None
         if owner is not None and candidate is not None:
-            pairs.append(_state_pair(reference_side, candidate_side, reference, candidate, owner))
-    return pairs + _states_alone(reference_side, candidate_side, left, done=pairs)
+            pairs.append(_pair_state(reference_side, candidate_side, reference, candidate, owner))
+    return pairs + _pair_ownerless_states(reference_side, candidate_side, left, done=pairs)
 
 
-def _state_pair(
+def _pair_state(
     reference_side: _Side, candidate_side: _Side, reference: str, candidate: str, owner: TensorPair
 ) -> TensorPair:
-    """Lay a state over the other as its parameter is; a counter of steps has no axes."""
+    """Pair two states with the axes of their parameter; a step counter has no axes."""
     is_whole = len(candidate_side.entries[candidate].shape) == len(owner.axes or ())
     by = PairedBy.RULES if owner.by is PairedBy.SAME_NAME else owner.by
     return TensorPair(
@@ -217,13 +230,13 @@ def _state_pair(
         role=Role.OPTIMIZER,
         by=PairedBy.SAME_NAME if reference == candidate else by,
         axes=owner.axes if is_whole else None,
-        is_asked=owner.is_asked,
+        is_expected=owner.is_expected,
     )
 
 
-def _states_alone(
-    reference: _Side,
-    candidate: _Side,
+def _pair_ownerless_states(
+    reference_side: _Side,
+    candidate_side: _Side,
     names: tuple[Mapping[OptimizerName, str], Mapping[OptimizerName, str]],
     *,
     done: Sequence[TensorPair],
@@ -237,10 +250,12 @@ def _states_alone(
                 for name, entry in found.items()
                 if name.slot == slot and entry not in gone
             }
-            for side, found, gone in zip((reference, candidate), names, taken, strict=True)
+            for side, found, gone in zip((reference_side, candidate_side), names, taken, strict=True)
         ]
         if all(owners):
-            found = pair(*owners, reference_format=reference.format, candidate_format=candidate.format)
+            found = pair_checkpoints(
+                *owners, reference_format=reference_side.format, candidate_format=candidate_side.format
+            )
             pairs += [
                 replace(
                     each,
@@ -253,12 +268,15 @@ def _states_alone(
     return pairs
 
 
-def _others(reference: _Side, candidate: _Side, *, done: Sequence[TensorPair]) -> list[TensorPair]:
-    """Pair what is no weight, and belongs to no parameter, by name alone."""
-    left = reference.without(found.reference for found in done), candidate.without(found.candidate for found in done)
+def _pair_others(reference_side: _Side, candidate_side: _Side, *, done: Sequence[TensorPair]) -> list[TensorPair]:
+    """Pair everything that is neither a weight nor the state of one by name alone."""
+    left = (
+        reference_side.without(found.reference for found in done),
+        candidate_side.without(found.candidate for found in done),
+    )
     others = {entry.name: entry for entry in left[1]}
     pairs = [
-        _pair(reference, candidate, entry.name, entry.name, PairedBy.SAME_NAME)
+        _pair_tensors(reference_side, candidate_side, entry.name, entry.name, PairedBy.SAME_NAME)
         for entry in left[0]
         if entry.role not in WEIGHTS and entry.name in others and others[entry.name].role is entry.role
     ]

@@ -1,4 +1,4 @@
-"""Why a tensor has no partner, and which one comes nearest."""
+"""Explains why a tensor has no partner, and finds the most similar name."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from roundoff.checkpoints.pair.common_names import LEAVES, split_name
 from roundoff.checkpoints.pair.layer_groups import UNCOUNTED
 
 MAX_NEAREST = 200
-"""So many tensors of a side are told which name comes nearest; it costs time for each."""
+"""The most similar name is searched for at most this many tensors per side, because it is slow."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,9 +25,9 @@ class UnpairedTensor:
     role: Role
     why: str
     nearest: str | None = None
-    """The name on the other side that is most like it."""
+    """The most similar name on the other side."""
     matters: bool = True
-    """A model is not the same without it."""
+    """Whether the model needs it."""
 
 
 def explain_leftovers(
@@ -37,7 +37,7 @@ def explain_leftovers(
     reference: Mapping[str, Entry],
     candidate: Mapping[str, Entry],
 ) -> tuple[tuple[UnpairedTensor, ...], tuple[UnpairedTensor, ...]]:
-    """Say of each tensor that is left why it has no partner."""
+    """Explain for each remaining tensor why it has no partner."""
     return (
         _explain(only_reference, only_candidate, candidate),
         _explain(only_candidate, only_reference, reference),
@@ -70,15 +70,15 @@ def _why(entry: Entry, namesake: Entry | None, roles: set[Role], shapes: tuple[C
     if entry.name.endswith(UNCOUNTED):
         return "only PyTorch's batch norms count batches"
     if entry.role in (Role.OPTIMIZER, Role.OTHER) and math.prod(entry.shape) == 1:
-        return "every framework counts in its own way"
+        return "every framework has its own counters"
     if entry.role is Role.OPTIMIZER and Role.OPTIMIZER not in roles:
         return "the other side has no optimizer state"
     if namesake and namesake.shape != entry.shape:
         return f"'{namesake.name}' has the same name, but the shape {namesake.shape}"
     here, there = (side[entry.shape] for side in shapes)
     if there:
-        return f"of this shape {here} are left here and {there} there, and their names do not tell which is which"
-    return "the other side has none of this name, and none of this shape is left"
+        return f"{here} tensors of this shape remain here and {there} there, and their names do not match"
+    return "the other side has no such name, and no remaining tensor of this shape"
 
 
 def _common_name(name: str) -> tuple[tuple[str, ...], str]:

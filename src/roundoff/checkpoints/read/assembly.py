@@ -1,4 +1,4 @@
-"""Makes a `Checkpoint` of what a reader found."""
+"""Turns the nested data that a reader returns into a `Checkpoint`: tensors with names and roles, and settings."""
 
 from __future__ import annotations
 
@@ -14,8 +14,6 @@ from roundoff.checkpoints.lazy_tensor import LazyTensor
 from roundoff.checkpoints.read.pickled_objects import EncodedText, Global, PickledArray, PickledObject
 from roundoff.checkpoints.read.torch_files import DtypeName
 
-# == Takes nested checkpoints apart: tensors with the path that leads to each, and plain settings.
-
 MAX_NODES = 300_000
 MAX_DEPTH = 60
 MAX_NAME = 1000
@@ -29,14 +27,14 @@ TreePath: TypeAlias = tuple[str, ...]
 
 @dataclass(frozen=True, slots=True)
 class Leaves:
-    """What a checkpoint holds: tensors by path, in the file's order, and settings by dotted name."""
+    """The contents of a checkpoint: tensors by path, in file order, and settings by dotted name."""
 
     tensors: dict[TreePath, LazyTensor] = field(default_factory=dict)
     settings: dict[str, JsonValue] = field(default_factory=dict)
 
 
 def take_apart(tree: Any, data: FileBytes) -> Leaves:
-    """Walk through a tree of dicts, lists and objects; a `CheckpointError` if it has no end or an unprintable name."""
+    """Walk a tree of dicts, lists and objects; raises a `CheckpointError` if it is endless or a name is invalid."""
     leaves = Leaves()
     for path, value in _walk(tree, data):
         if isinstance(value, LazyTensor):
@@ -47,9 +45,9 @@ def take_apart(tree: Any, data: FileBytes) -> Leaves:
 
 
 def _walk(tree: Any, data: FileBytes) -> Iterator[tuple[TreeKeys, Any]]:
-    """Yield everything that holds nothing else, with the keys that lead to it, in the order of the file.
+    """Yield every leaf with the keys that lead to it, in file order.
 
-    What is inside an object of an object has one dotted key, as in the `state_dict` of a model.
+    Objects inside objects have one dotted key, as in the `state_dict` of a model.
     """
     waiting: list[tuple[TreeKeys, Any, bool]] = [((), tree, False)]
     num_nodes = 0
@@ -58,7 +56,7 @@ def _walk(tree: Any, data: FileBytes) -> Iterator[tuple[TreeKeys, Any]]:
         num_nodes += 1 + (len(value) // MAX_LIST if isinstance(value, list | tuple) else 0)
         if num_nodes > MAX_NODES or len(keys) > MAX_DEPTH or (is_inner and len(keys[-1]) > MAX_NAME):
             how = "too many" if num_nodes > MAX_NODES else "too deeply nested"
-            raise data.broken(f"it holds {how} things, or holds itself")
+            raise data.broken(f"it has {how} entries, or contains itself")
         is_object = isinstance(value, PickledObject)
         inside = _inside(value)
         if inside is None:
@@ -70,7 +68,7 @@ def _walk(tree: Any, data: FileBytes) -> Iterator[tuple[TreeKeys, Any]]:
 
 
 def _inside(value: Any) -> list[tuple[Any, Any]] | None:
-    """Return what a value holds, each with its key; None if it holds nothing that has a name."""
+    """Return the items of a container with their keys; None if the value is not a container."""
     match value:
         case PickledObject() if _is_module(value):
             return _inside_module(value)
@@ -93,7 +91,7 @@ def _is_module(value: PickledObject) -> bool:
 
 
 def _inside_module(module: PickledObject) -> list[tuple[Any, Any]]:
-    """Return what a model that was saved whole holds, as its `state_dict` would have it."""
+    """Return the contents of a pickled model in the form of its `state_dict`."""
     tensors = [
         (name, replace(tensor, role=role))
         for held, role in (("_parameters", Role.PARAMETER), ("_buffers", Role.BUFFER))
@@ -105,13 +103,13 @@ def _inside_module(module: PickledObject) -> list[tuple[Any, Any]]:
 
 
 def _check_path(path: tuple[Any, ...], data: FileBytes) -> TreePath:
-    """Return the path of a tensor as texts; a `CheckpointError` if it could not be printed, typed or told apart."""
+    """Return the path of a tensor as strings; raises a `CheckpointError` if it cannot be printed or is too long."""
     for key in path:
         if type(key) is not int and not isinstance(key, str):
-            raise data.broken(f"a tensor has the name {_shown(str(plain_setting(key)))}, which is no text")
+            raise data.broken(f"a tensor has the name {_shown(str(plain_setting(key)))}, which is not a string")
     names = tuple(str(key) for key in path)
     if sum(map(len, names)) > MAX_NAME:
-        raise data.broken(f"a tensor has a name of {sum(map(len, names))} letters")
+        raise data.broken(f"a tensor has a name of {sum(map(len, names))} characters")
     if not all(name.isprintable() for name in names) or (names and not any(names)):
         raise data.broken(f"a tensor has the name {'.'.join(names)!a}, which cannot be printed")
     return names
@@ -122,7 +120,7 @@ def _shown(text: str) -> str:
 
 
 def plain_setting(value: Any) -> JsonValue:
-    """Return a value as JSON would hold it; long texts and lists are cut, what is neither is told by its kind."""
+    """Return a value as JSON; long strings and lists are truncated, other objects are described by their type."""
     match value:
         case None | bool() | float():
             return value
@@ -151,8 +149,6 @@ def plain_setting(value: Any) -> JsonValue:
             return f"<{type(value).__name__}>"
 
 
-# == Names and roles: which tensors are the model's, what they are called in it, and what each is for.
-
 MODEL_CONTAINERS = frozenset(
     [
         "model",
@@ -165,10 +161,10 @@ MODEL_CONTAINERS = frozenset(
         "model_weights",
     ]
 )
-"""A dict of this name in a training's checkpoint holds the model, or a part of it."""
+"""In a checkpoint, a dict with one of these names contains the model, or a part of it."""
 
 WRAPPERS = frozenset({"state_dict", "module", "_orig_mod"})
-"""What wrappers put before every name of a model."""
+"""Prefixes that wrappers add to every name of a model."""
 
 BUFFERS = frozenset(
     [
@@ -188,7 +184,7 @@ BUFFERS = frozenset(
         "masked_bias",
     ]
 )
-"""What buffers are called, by the last part of their names."""
+"""The last part of the names of buffers."""
 
 COUNTERS = frozenset(
     [
@@ -215,7 +211,7 @@ COUNTERS = frozenset(
         "seed_generator_state",
     ]
 )
-"""What single numbers beside the model are called."""
+"""Names of single numbers outside the model."""
 
 _AVERAGES = re.compile(r"(^|_)(ema|swa|average|averaged|teacher)(_|$)", re.IGNORECASE)
 _OPTIMIZER_PART = re.compile(r"opt|optims?|(\w+_)?optimi[sz]er\w*|opt_state\w*|lr_sched\w*", re.IGNORECASE)
@@ -227,7 +223,7 @@ _OPTIMIZER_STATE = re.compile(
 
 
 def model_names(paths: Iterable[TreePath]) -> dict[TreePath, str]:
-    """Give every tensor its dotted name; those of the model lose what wrappers and containers put before them.
+    """Return the dotted name of every tensor; those of the model lose the prefixes of wrappers and containers.
 
     >>> model_names([("model", "module.conv.weight"), ("optimizer", "state", "0", "step")])
     {('model', 'module.conv.weight'): 'conv.weight', ('optimizer', 'state', '0', 'step'): 'optimizer.state.0.step'}
@@ -244,17 +240,17 @@ def model_names(paths: Iterable[TreePath]) -> dict[TreePath, str]:
 
 
 def is_contained(path: TreePath) -> bool:
-    """Say whether a tensor is in a dict that is called as a model's is."""
+    """Return whether a tensor is in a dict with the name of a model."""
     return len(path) > 1 and path[0] in MODEL_CONTAINERS
 
 
 def is_beside_model(path: TreePath) -> bool:
-    """Say whether a tensor of a checkpoint that has a dict for its model is none of it: alone, or an average of it."""
+    """Return whether a tensor is outside a model that has its own dict: a single tensor, or an average of weights."""
     return len(path) == 1 or path[0] in ("callbacks", "loops") or bool(_AVERAGES.search(path[0]))
 
 
 def role_of(path: TreePath, tensor: LazyTensor, *, has_container: bool = False) -> Role:
-    """Say what a tensor is for: as the file says, or else by its name, its dtype and whether the model is elsewhere."""
+    """Return the role of a tensor: from the file, otherwise from its name, its dtype and its place."""
     name = ".".join(path)
     last = _last(name)
     is_number = all(size == 1 for size in tensor.shape)
@@ -272,7 +268,7 @@ def role_of(path: TreePath, tensor: LazyTensor, *, has_container: bool = False) 
 
 
 def is_optimizers(name: str) -> bool:
-    """Say whether a dotted name is that of an optimizer's state."""
+    """Return whether a dotted name belongs to the state of an optimizer."""
     return any(_OPTIMIZER_PART.fullmatch(part) for part in name.split(".", 2)[:2]) or bool(
         _OPTIMIZER_STATE.search(name)
     )
@@ -288,9 +284,9 @@ def _common_wrapper(names: Iterable[str]) -> str | None:
 
 
 def assemble(tree: Any, data: FileBytes, *, format: str, path: Path | None = None) -> Checkpoint:
-    """Name what a tree of dicts, lists and tensors holds; a `CheckpointError` if two tensors have one name.
+    """Make a checkpoint from a tree of dicts, lists and tensors; raises a `CheckpointError` if names collide.
 
-    `data` is the file it stands in, for complaints; `path` is what was opened, if that is another.
+    `data` is the file, for error messages; `path` is what the user opened, if that is another path.
     """
     leaves = take_apart(tree, data)
     names = model_names(leaves.tensors)
@@ -299,7 +295,7 @@ def assemble(tree: Any, data: FileBytes, *, format: str, path: Path | None = Non
     for keys, tensor in leaves.tensors.items():
         name = names[keys]
         if name in stored:
-            raise data.broken(f"two tensors are called '{name}'")
+            raise data.broken(f"two tensors have the name '{name}'")
         role = role_of(keys, tensor, has_container=has_container)
         entry = Entry(name=name, shape=tensor.shape, dtype=tensor.dtype, role=role)
         stored[name] = StoredTensor(entry=entry, read=tensor.read)

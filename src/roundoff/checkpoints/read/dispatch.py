@@ -1,9 +1,8 @@
-"""Opens a checkpoint of any framework, told by its content."""
+"""Opens a checkpoint of any framework, recognised by its content."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -21,41 +20,39 @@ from roundoff.checkpoints.read.torch_distributed import METADATA, read_torch_dis
 from roundoff.checkpoints.read.torch_files import LEGACY_MAGIC, pickle_member, read_torch_legacy, read_torch_zip
 from roundoff.checkpoints.read.zip_archive import LOCAL, ZipArchive
 
-# == Hugging Face's sharded checkpoints: an index in JSON that says which file holds which tensor.
-
 MAX_INDEX_BYTES = 64 * 2**20
 INDEXES = ("model.safetensors.index.json", "pytorch_model.bin.index.json")
 SINGLE_FILES = ("model.safetensors", "pytorch_model.bin")
+HDF5 = b"\x89HDF\r\n\x1a\n"
+KNOWN = "files of PyTorch, safetensors, numpy (.npz), MindSpore, Paddle, Keras and Flax"
 
-ReadShard = Callable[[FileBytes], tuple[Any, str]]
 
-
-def is_index(data: FileBytes) -> bool:
-    """Say whether a file could be an index: a JSON object."""
+def _is_index(data: FileBytes) -> bool:
+    """Return whether a file could be the index of a sharded checkpoint: a JSON object."""
     return bytes(data.view[:64]).lstrip()[:1] == b"{"
 
 
-def read_sharded(data: FileBytes, read_shard: ReadShard) -> tuple[dict[str, Any], str]:
-    """Return the tensors that an index names, and the format of its shards; `read_shard` gives both for one file."""
+def _read_sharded(data: FileBytes) -> tuple[dict[str, Any], str]:
+    """Return the tensors in the shards that an index of Hugging Face names, and the format of the shards."""
     shards: dict[str, dict[Any, Any]] = {}
     formats: list[str] = []
     found: dict[str, Any] = {}
     for name, file in _weight_map(data).items():
         if file not in shards:
-            tree, format = read_shard(FileBytes.of_file(_beside(data, file)))
+            tree, format = _read_file(FileBytes.of_file(_beside(data, file)))
             shards[file] = tree if isinstance(tree, dict) else {}
             formats.append(format)
         if not isinstance(tensor := shards[file].get(name), LazyTensor):
-            raise data.broken(f"'{file}' lacks the tensor {name[:100]!r}")
+            raise data.broken(f"'{file}' does not have the tensor {name[:100]!r}")
         found[name] = tensor
     if len(set(formats)) != 1:
-        raise data.broken(f"its files are of {len(set(formats))} formats")
+        raise data.broken(f"its files have {len(set(formats))} different formats")
     return found, formats[0]
 
 
 def _weight_map(data: FileBytes) -> dict[str, str]:
     if len(data) > MAX_INDEX_BYTES:
-        raise data.broken(f"an index of {len(data)} bytes is not read")
+        raise data.broken(f"its index of {len(data)} bytes is too large")
     try:
         index = json.loads(str(data.view, "utf-8"))
     except (ValueError, RecursionError) as error:
@@ -63,30 +60,26 @@ def _weight_map(data: FileBytes) -> dict[str, str]:
     match index:
         case {"weight_map": dict() as files} if all(isinstance(file, str) for file in files.values()):
             return files
-    raise data.broken("it is JSON, but no index of a sharded checkpoint: it has no weight_map", at=0)
+    raise data.broken("it is JSON, but not the index of a sharded checkpoint: it has no weight_map", at=0)
 
 
 def _beside(data: FileBytes, file: str) -> Path:
     if file in ("", "..") or Path(file).name != file or not file.isprintable():
-        raise data.broken(f"it names the file {file[:100]!a}, which is not beside it")
+        raise data.broken(f"it names the file {file[:100]!a}, which is not in the same folder")
     return data.path.parent / file
 
 
-HDF5 = b"\x89HDF\r\n\x1a\n"
-KNOWN = "files of PyTorch, safetensors, numpy (.npz), MindSpore, Paddle, Keras and Flax"
-
-
 def read_checkpoint(path: Path | str) -> Checkpoint:
-    """Open a checkpoint by its content, whatever its suffix says; a `CheckpointError` if it is none.
+    """Open a checkpoint, recognised by its content, not its suffix; raises a `CheckpointError` if it is none.
 
-    A folder is one of torch.distributed, or of Hugging Face. Nothing in a file is executed, and no more memory is taken
-    than its size allows. A file that is cut off or broken is refused here, or where the broken tensor is asked for.
+    A folder is a checkpoint of torch.distributed or of Hugging Face. Nothing in a file is executed, and memory use is
+    bounded by its size. A truncated or broken file raises an error here, or when the broken tensor is read.
     """
     path = Path(path)
     if path.is_dir():
         return _read_folder(path)
     data = FileBytes.of_file(path)
-    tree, format = _read_sharded_too(data)
+    tree, format = _read_sharded(data) if _is_index(data) and not is_safetensors(data) else _read_file(data)
     return assemble(tree, data, format=format)
 
 
@@ -102,12 +95,8 @@ def _read_folder(folder: Path) -> Checkpoint:
     )
 
 
-def _read_sharded_too(data: FileBytes) -> tuple[Any, str]:
-    return read_sharded(data, _read_file) if is_index(data) and not is_safetensors(data) else _read_file(data)
-
-
 def _read_file(data: FileBytes) -> tuple[Any, str]:
-    """Return what a file holds as a tree, and its format."""
+    """Return the contents of a file as a tree, and its format."""
     start = bytes(data.view[:512])
     if start.startswith(LOCAL):
         return _read_zip(data)
@@ -125,9 +114,9 @@ def _read_file(data: FileBytes) -> tuple[Any, str]:
         return read_flax(data), "flax"
     if start[257:262] == b"ustar":
         raise data.broken(
-            "it is a tar, as PyTorch wrote before 0.2 (torch.load, then torch.save renews it) or NeMo does"
+            "it is a tar archive of PyTorch before 0.2 (convert it with torch.load and torch.save) or of NeMo"
         )
-    raise data.broken(f"it begins with {start[:8]!r}, and none of {KNOWN} does")
+    raise data.broken(f"it starts with {start[:8]!r}, unlike all {KNOWN}")
 
 
 def _read_zip(data: FileBytes) -> tuple[Any, str]:
@@ -138,4 +127,4 @@ def _read_zip(data: FileBytes) -> tuple[Any, str]:
         return read_keras_archive(data, archive), "keras"
     if any(name.endswith(".npy") for name in archive):
         return read_npz(data, archive), "npz"
-    raise data.broken("it is a zip that holds neither data.pkl (PyTorch), model.weights.h5 (Keras) nor arrays (numpy)")
+    raise data.broken("it is a zip without data.pkl (PyTorch), model.weights.h5 (Keras) or arrays (numpy)")

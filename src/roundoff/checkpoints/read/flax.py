@@ -1,4 +1,4 @@
-"""Flax's msgpack: nested dicts of arrays, where large arrays are divided into chunks."""
+"""Reads Flax's msgpack: nested dicts of arrays, of which large ones are split into chunks. Bytes are not copied."""
 
 from __future__ import annotations
 
@@ -13,8 +13,6 @@ from torch import Tensor
 from roundoff.checkpoints.file_bytes import FileBytes
 from roundoff.checkpoints.lazy_tensor import LazyTensor, checked_shape, dense_tensor
 from roundoff.checkpoints.read.pickled_objects import TORCH_NAMES
-
-# == Reads msgpack without copying: byte strings and extensions come as parts of the file.
 
 MAX_DEPTH = 60
 MAX_VALUES = 5_000_000
@@ -34,11 +32,11 @@ CONSTANTS = {0xC0: None, 0xC2: False, 0xC3: True}
 
 
 def read_msgpack(data: FileBytes, *, extension: Extension) -> Any:
-    """Return the one value a file holds; `extension` makes something of extension types, by number and bytes."""
+    """Return the value in a file; `extension` decodes extension types from their number and bytes."""
     reader = _Reader(data, extension)
     value = reader.value(0)
     if reader.position != len(data):
-        raise data.broken("something follows the end of the msgpack", at=reader.position)
+        raise data.broken("there is data after the end of the msgpack", at=reader.position)
     return value
 
 
@@ -53,7 +51,7 @@ class _Reader:
         begin = self.position
         self._num_values += 1
         if depth > MAX_DEPTH or self._num_values > MAX_VALUES:
-            raise self._data.broken("the msgpack holds too many values, or too deeply nested ones,", at=begin)
+            raise self._data.broken("the msgpack has too many or too deeply nested values,", at=begin)
         code = self._take(1)[0]
         if code < 0x80:
             return code
@@ -108,7 +106,7 @@ class _Reader:
             begin = self.position
             key = self.value(depth + 1)
             if not isinstance(key, str | int):
-                raise self._data.broken("the msgpack has a key that is no text", at=begin)
+                raise self._data.broken("the msgpack has a key that is not a string", at=begin)
             made[key] = self.value(depth + 1)
         return made
 
@@ -125,7 +123,7 @@ CHUNKED = "__msgpack_chunked_array__"
 
 
 def is_flax(data: FileBytes) -> bool:
-    """Say whether a file begins with a map whose first key is a text."""
+    """Return whether a file starts with a map whose first key is a string."""
     start = bytes(data.view[:6])
     header = {0xDE: 3, 0xDF: 5}.get(start[0], 1 if 0x81 <= start[0] <= 0x8F else len(start))
     return len(start) > header and (0xA0 <= start[header] < 0xC0 or start[header] in TEXTS)
@@ -135,7 +133,7 @@ def read_flax(data: FileBytes) -> dict[Any, Any]:
     """Return the nested dict, with a `LazyTensor` for each array."""
     tree = read_msgpack(data, extension=_read_extension)
     if not isinstance(tree, dict):
-        raise data.broken("it holds no dict", at=0)
+        raise data.broken("it is not a dict", at=0)
     return {name: _join_chunks(value, data) for name, value in tree.items()}
 
 
@@ -152,15 +150,15 @@ def _read_extension(kind: int, data: FileBytes) -> Any:
                 return tensor.read().item() if kind == SCALAR else tensor
             except (ValueError, RuntimeError) as error:
                 raise data.broken(str(error), at=0) from error
-    raise data.broken("the msgpack has an array that is none", at=0)
+    raise data.broken("the msgpack has an invalid array", at=0)
 
 
 def _nothing_inside(kind: int, data: FileBytes) -> Any:
-    raise data.broken("the msgpack has an extension inside of another", at=0)
+    raise data.broken("the msgpack has an extension inside another", at=0)
 
 
 def _join_chunks(value: Any, data: FileBytes) -> Any:
-    """Put chunks together, wherever in the tree they are; it is no deeper than msgpack was read."""
+    """Join chunked arrays anywhere in the tree, whose depth the msgpack reader has limited."""
     if not isinstance(value, dict):
         return value
     if CHUNKED not in value:
@@ -168,7 +166,7 @@ def _join_chunks(value: Any, data: FileBytes) -> Any:
     shape = _in_order(value.get("shape"))
     chunks = [chunk for chunk in _in_order(value.get("chunks")) if isinstance(chunk, LazyTensor)]
     try:
-        return _join_array(checked_shape(shape, "a divided array"), chunks)
+        return _join_array(checked_shape(shape, "a chunked array"), chunks)
     except ValueError as error:
         raise data.broken(str(error)) from error
 
@@ -182,9 +180,9 @@ def _in_order(value: Any) -> list[Any]:
 
 def _join_array(shape: tuple[int, ...], chunks: list[LazyTensor]) -> LazyTensor:
     if len({chunk.dtype for chunk in chunks}) != 1:
-        raise ValueError("a divided array has no chunks, or chunks of several dtypes")
+        raise ValueError("a chunked array has no chunks, or chunks of different dtypes")
     if (there := sum(math.prod(chunk.shape) for chunk in chunks)) != math.prod(shape):
-        raise ValueError(f"a divided array of shape {list(shape)} has chunks of {there} elements")
+        raise ValueError(f"a chunked array of shape {list(shape)} has chunks of {there} elements")
 
     def read() -> Tensor:
         return torch.cat([chunk.read().reshape(-1) for chunk in chunks]).reshape(shape)

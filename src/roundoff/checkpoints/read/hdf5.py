@@ -1,8 +1,8 @@
-"""Datasets of an HDF5 file, found by the HDF5 library in a process of its own and then mapped here.
+"""Reads the datasets of an HDF5 file: the HDF5 library finds them in a child process, and they are mapped here.
 
-The library is not to be trusted with hostile files: of 4,000 files with a few changed bytes, five kept it (2.0) busy
-for ever, which no Python code can interrupt. In a process of its own it has bounded time and memory, and a crash is an
-error like others. It only says where each dataset lies; those in chunks, which it must unpack, it also reads there.
+The library cannot be trusted with hostile files: 5 of 4,000 files with a few changed bytes sent it (2.0) into an
+endless loop, which Python code cannot interrupt. In a child process its time and memory are bounded, and a crash is an
+ordinary error. It only reports where each dataset is; chunked datasets, which it must decompress, are also read there.
 """
 
 from __future__ import annotations
@@ -25,27 +25,27 @@ from roundoff.checkpoints.lazy_tensor import NUM_BYTES, LazyTensor, checked_shap
 from roundoff.checkpoints.read.pickled_objects import TORCH_NAMES, swapped
 from roundoff.errors import CheckpointError
 
-NO_END = "the HDF5 library does not come to an end with it"
+NO_END = "the HDF5 library did not finish in time"
 CHILD = Path(__file__).with_name("hdf5_child.py")
 SECONDS = 10
 BYTES_A_SECOND = 20_000_000
-"""A process may compute for ten seconds, and longer for large files."""
+"""CPU time of the child process; large files get more."""
 WAITING = 12
-"""On a busy machine it may take so many times longer until it has done that."""
+"""Wall-clock time as a multiple of the CPU time, for busy machines."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hdf5Listing:
-    """What an HDF5 file holds: tensors by path, in the order in which they were made, and the names of layers."""
+    """The contents of an HDF5 file: tensors by path, in creation order, and the names of layers."""
 
     tensors: dict[str, LazyTensor]
     layers: dict[str, str]
     others: dict[str, str]
-    """Datasets that hold no tensor, by path: their dtypes."""
+    """The dtypes of datasets that are not tensors, by path."""
 
 
 def list_hdf5(data: FileBytes) -> Hdf5Listing:
-    """Describe every dataset of a file; a `CheckpointError` if h5py is missing, or the file is broken."""
+    """Describe every dataset of a file; raises a `CheckpointError` if h5py is missing or the file is broken."""
     if importlib.util.find_spec("h5py") is None:
         raise CheckpointError.explain(
             f"'{data.path}' cannot be read.", why="h5py is not installed.", fix="pip install 'roundoff[checkpoints]'"
@@ -83,7 +83,7 @@ def _tensor(data: FileBytes, dataset: dict[str, Any], dtype: str) -> LazyTensor:
 
 
 def _ask(data: FileBytes, dataset: str | None) -> tuple[dict[str, Any], memoryview]:
-    """Ask a process for the listing, or for the bytes of one dataset."""
+    """Run the child process for the listing, or for the bytes of one dataset."""
     request = {
         "path": str(data.path.resolve()),
         "begin": data.start,
@@ -111,7 +111,7 @@ def _ask(data: FileBytes, dataset: str | None) -> tuple[dict[str, Any], memoryvi
     except subprocess.TimeoutExpired as error:
         raise data.broken(NO_END) from error
     except OSError as error:
-        raise data.broken(f"no process could be started to look into it ({error})") from error
+        raise data.broken(f"no child process could be started to read it ({error})") from error
     if done.returncode == -signal.SIGXCPU:
         raise data.broken(NO_END)
     if done.returncode:
@@ -119,5 +119,5 @@ def _ask(data: FileBytes, dataset: str | None) -> tuple[dict[str, Any], memoryvi
     line, _, content = done.stdout.partition(b"\n")
     answer: dict[str, Any] = json.loads(line)
     if "error" in answer:
-        raise data.broken(f"the HDF5 library says: {answer['error']}")
+        raise data.broken(f"the HDF5 library reports: {answer['error']}")
     return answer, memoryview(bytearray(content))

@@ -1,10 +1,10 @@
-"""What looks into an HDF5 file: a script in a process of its own, which may be killed (see hdf5.py).
+"""Reads an HDF5 file, as a script in a child process that may be killed (see hdf5.py).
 
     python -P hdf5_child.py '{"path": ..., "begin": ..., "length": ..., "read": null or the name of a dataset,
         "seconds": ...}'
 
-Prints one line of JSON, and after it the bytes of the dataset that was asked for. It follows hard links only, and
-neither external files nor virtual datasets: they would let a checkpoint read other files.
+Prints one line of JSON, followed by the bytes of the requested dataset. It follows hard links only, but neither
+external files nor virtual datasets, with which a checkpoint could read other files.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ MAX_DEPTH = 60
 MAX_TEXT = 300
 MAX_UNPACKED_BYTES = 64 * 2**20
 MAX_RATIO = 100
-"""A compressed dataset may unpack to 64 MB, or to a hundred times the size of its file."""
+"""A compressed dataset may expand to 64 MB, or to a hundred times the size of its file."""
 
 
 class Part(io.RawIOBase):
@@ -43,11 +43,11 @@ class Part(io.RawIOBase):
         return True
 
     def tell(self) -> int:
-        """Say where it stands."""
+        """Return the position."""
         return self._position
 
     def seek(self, offset: int, whence: int = 0) -> int:
-        """Go to a place."""
+        """Set the position."""
         self._position = offset + (0, self._position, self._length)[whence]
         return self._position
 
@@ -62,7 +62,7 @@ class Part(io.RawIOBase):
 
 
 def walk(group: Any, path: str, seen: set[int], depth: int = 0) -> Iterator[tuple[str, Any]]:
-    """Yield everything below a group with its path; what is linked twice, once."""
+    """Yield everything below a group with its path; objects with several links only once."""
     for name in group:
         link = group.get(name, getlink=True)
         if not isinstance(link, h5py.HardLink):
@@ -73,14 +73,14 @@ def walk(group: Any, path: str, seen: set[int], depth: int = 0) -> Iterator[tupl
             continue
         seen.add(address)
         if len(seen) > MAX_OBJECTS or depth > MAX_DEPTH:
-            raise ValueError("it holds too many things, or too deeply nested ones")
+            raise ValueError("it has too many or too deeply nested objects")
         yield f"{path}{name}", found
         if isinstance(found, h5py.Group):
             yield from walk(found, f"{path}{name}/", seen, depth + 1)
 
 
 def described(path: str, found: Any) -> dict[str, Any]:
-    """Say what a dataset is, and where its bytes lie if they lie in one piece."""
+    """Describe a dataset, with the place of its bytes if they are contiguous."""
     plan = found.id.get_create_plist()
     if plan.get_external_count() or plan.get_layout() == h5py.h5d.VIRTUAL:
         raise ValueError(f"the dataset '{path[:100]}' lies in another file")
@@ -95,7 +95,7 @@ def described(path: str, found: Any) -> dict[str, Any]:
 
 
 def layer_name(found: Any) -> str | None:
-    """Return what Keras calls the layer that a group belongs to."""
+    """Return the Keras name of the layer that a group belongs to."""
     name = found.attrs.get("name")
     return name[:MAX_TEXT] if isinstance(name, str) else None
 
@@ -112,16 +112,16 @@ def listing(file: Any) -> dict[str, Any]:
 
 
 def content(file: Any, path: str, length: int) -> bytes:
-    """Read one dataset, unpacking it."""
+    """Read and decompress one dataset."""
     found = file[path]
     described(path, found)
     if found.nbytes > max(MAX_UNPACKED_BYTES, MAX_RATIO * length):
-        raise ValueError(f"the dataset '{path[:100]}' would unpack to {found.nbytes} bytes")
+        raise ValueError(f"the dataset '{path[:100]}' would expand to {found.nbytes} bytes")
     return found[()].tobytes()  # type: ignore[no-any-return]
 
 
 def main() -> None:
-    """Answer the one request in the arguments."""
+    """Answer the request in the arguments."""
     request = json.loads(sys.argv[1])
     path, begin, length = Path(request["path"]), request["begin"], request["length"]
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
@@ -134,7 +134,7 @@ def main() -> None:
         with h5py.File(path if whole else Part(path, begin, length), "r") as file:
             answer = listing(file) if request["read"] is None else {}
             data = content(file, request["read"], length) if request["read"] is not None else b""
-    except Exception as error:  # whatever the library says of a broken file is told as it is
+    except Exception as error:  # errors of the library about a broken file are passed on
         answer = {"error": str(error).partition("\n")[0][:MAX_TEXT] or type(error).__name__}
     sys.stdout.buffer.write(json.dumps(answer).encode() + b"\n" + data)
 

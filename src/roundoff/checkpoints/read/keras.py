@@ -1,4 +1,4 @@
-"""Keras: HDF5 files of weights, old and new, and `.keras` archives around them."""
+"""Reads Keras: HDF5 files of weights, old and new, and `.keras` archives, with the names that Keras prints."""
 
 from __future__ import annotations
 
@@ -11,8 +11,6 @@ from roundoff.checkpoints.checkpoint import Role
 from roundoff.checkpoints.file_bytes import FileBytes
 from roundoff.checkpoints.read.hdf5 import list_hdf5
 from roundoff.checkpoints.read.zip_archive import STORED, ZipArchive
-
-# == What Keras calls its weights: HDF5 files number them, and hold the layer's name beside them.
 
 SEED_STATE = "seed_generator_state"
 
@@ -31,19 +29,19 @@ VARIABLES = {
     "simple_rnn_cell": ("kernel", "recurrent_kernel", "bias"),
     "seed_generator": (SEED_STATE,),
 }
-"""The variables of Keras' layers in the order in which it numbers them, by the class of the layer in small letters."""
+"""The variables of Keras layers in the order of their numbers, by the class of the layer in lower case."""
 
 WITHOUT = {
     ("batch_normalization", 3): ("beta", "moving_mean", "moving_variance"),
     ("batch_normalization", 2): ("moving_mean", "moving_variance"),
 }
-"""Layers that lack some; of a norm's two trainable ones it is the scale that models leave out."""
+"""Layers without some of them; if a norm has only one trainable variable, the scale is missing."""
 
 _CONVOLUTION = re.compile(r"(depthwise_)?conv[123]d(_transpose)?")
 
 
 def keras_names(paths: Sequence[str], layers: Mapping[str, str]) -> dict[str, str]:
-    """Give every dataset its name in the model, as Keras prints it; `layers` names the groups that hold variables.
+    """Return the name of every dataset in the model, as Keras prints it; `layers` are the names of groups of variables.
 
     >>> keras_names(["layers/conv2d_1/vars/0"], {"layers/conv2d_1/vars": "stem"})
     {'layers/conv2d_1/vars/0': 'stem.kernel'}
@@ -59,7 +57,7 @@ def keras_names(paths: Sequence[str], layers: Mapping[str, str]) -> dict[str, st
 
 
 def _name_of_numbered(path: str, layers: Mapping[str, str], held: Mapping[str, int]) -> str | None:
-    """Name a variable of Keras 3, GROUP/vars/NUMBER."""
+    """Return the name of a variable of Keras 3, GROUP/vars/NUMBER."""
     group, _, number = path.rpartition("/")
     if not (group == "vars" or group.endswith("/vars")) or not number.isdecimal():
         return None
@@ -90,7 +88,7 @@ def _variables(kind: str, count: int) -> tuple[str, ...]:
 
 
 def _name_of_old_file(path: str) -> str:
-    """Name a weight of older files, [model_weights/]LAYER/[MODEL/]LAYER/WEIGHT:0."""
+    """Return the name of a weight in older files, [model_weights/]LAYER/[MODEL/]LAYER/WEIGHT:0."""
     words = path.removesuffix(":0").split("/")
     if len(words) > 1 and words[0] == "model_weights":
         words.pop(0)
@@ -102,12 +100,12 @@ WEIGHTS = "model.weights.h5"
 
 
 def is_keras_archive(archive: ZipArchive) -> bool:
-    """Say whether a zip is what Keras saves a model as."""
+    """Return whether a zip is a model saved by Keras."""
     return WEIGHTS in archive
 
 
 def read_keras(data: FileBytes) -> dict[str, Any]:
-    """Return the tensors of an HDF5 file by their names in the model, in the order in which Keras wrote them."""
+    """Return the tensors of an HDF5 file by their names in the model, in the order of the file."""
     listing = list_hdf5(data)
     names = keras_names(list(listing.tensors), listing.layers)
     tensors = {

@@ -1,4 +1,4 @@
-"""MindSpore's `.ckpt`: a protobuf of tagged tensors, where a large one is divided into slices of the same tag."""
+"""Reads MindSpore's `.ckpt`: a protobuf of tagged tensors, of which large ones are split into slices."""
 
 from __future__ import annotations
 
@@ -11,22 +11,20 @@ from torch import Tensor
 from roundoff.checkpoints.file_bytes import FileBytes
 from roundoff.checkpoints.lazy_tensor import NUM_BYTES, LazyTensor, checked_shape, dense_tensor, view_of
 
-# == The wire format of protocol buffers: fields by number, without a schema.
-
 VARINT, FIXED_64, BYTES, FIXED_32 = 0, 1, 2, 5
 
 
 def read_fields(data: FileBytes, *, limit: int) -> Iterator[tuple[int, int | FileBytes]]:
-    """Yield every field of a message: its number, and a count or the part of the file it holds.
+    """Yield every field of a protobuf message without a schema: its number, and an integer or a part of the file.
 
-    A message of more than `limit` fields is refused.
+    A message with more than `limit` fields is an error.
     """
     position = 0
     num_fields = 0
     while position < len(data):
         num_fields += 1
         if num_fields > limit:
-            raise data.broken(f"the protobuf has more than {limit} fields where few belong", at=position)
+            raise data.broken(f"the protobuf has more than {limit} fields where few are expected", at=position)
         begin = position
         key, position = read_varint(data, position)
         number, kind = key >> 3, key & 7
@@ -44,14 +42,14 @@ def read_fields(data: FileBytes, *, limit: int) -> Iterator[tuple[int, int | Fil
 
 
 def read_varint(data: FileBytes, position: int) -> tuple[int, int]:
-    """Read a number of 7 bits a byte; return it and where it ends."""
+    """Read a varint; return it and the position after it."""
     value = 0
     for place in range(10):
         byte = data.at(position + place, 1, "a number of the protobuf")[0]
         value |= (byte & 0x7F) << (7 * place)
         if byte < 0x80:
             return value, position + place + 1
-    raise data.broken("the protobuf has a number without an end", at=position)
+    raise data.broken("the protobuf has an endless number", at=position)
 
 
 DTYPES = {
@@ -77,14 +75,14 @@ TEXT = "str"
 
 MAX_VALUES = 300_000
 MAX_FIELDS = 100
-"""Of one tensor: its dimensions, its type, its content."""
+"""Fields of one tensor: its dimensions, its type, its content."""
 
 CHECKSUM, CHECKSUM_BYTES = b"crc_num", 17
-"""What may stand behind the protobuf; it is not checked."""
+"""What may follow the protobuf; it is not checked."""
 
 
 def read_mindspore(data: FileBytes) -> dict[str, Any]:
-    """Return the tensors and texts of a checkpoint by their tags.
+    """Return the tensors and strings of a checkpoint by their tags.
 
     The fields: Checkpoint { repeated Value value = 1; }, Value { string tag = 1; Tensor tensor = 2; },
     Tensor { repeated int64 dims = 1; string tensor_type = 2; bytes tensor_content = 3; }.
@@ -94,14 +92,14 @@ def read_mindspore(data: FileBytes) -> dict[str, Any]:
         data = data.part(0, len(data) - CHECKSUM_BYTES, "the protobuf")
     for number, value in read_fields(data, limit=MAX_VALUES):
         if number != 1 or not isinstance(value, FileBytes):
-            raise data.broken(f"it is no checkpoint of MindSpore: it has a field {number}", at=0)
+            raise data.broken(f"it is not a checkpoint of MindSpore: it has a field {number}", at=0)
         tag, piece = _value(value)
         found.setdefault(tag, []).append(piece)
     return {tag: _join_slices(tag, slices) for tag, slices in found.items()}
 
 
 class _Slice:
-    """One tensor of the protobuf: all of a parameter, or the next part of it."""
+    """One tensor of the protobuf: a whole parameter, or the next slice of one."""
 
     def __init__(self, data: FileBytes) -> None:
         self.data = data
@@ -142,7 +140,7 @@ def _value(value: FileBytes) -> tuple[str, _Slice]:
 
 
 def _join_slices(tag: str, slices: list[_Slice]) -> LazyTensor | str:
-    """Put the slices of a tensor together; the shape stands in each of them."""
+    """Join the slices of a tensor; each of them states the shape."""
     first = slices[0]
     if first.type == TEXT:
         return str(first.content, "utf-32-le", "replace")
@@ -160,7 +158,7 @@ def _join_tensor_slices(what: str, slices: list[_Slice], dtype: str) -> LazyTens
     if dtype not in NUM_BYTES or any(
         (piece.shape, piece.type) != (slices[0].shape, slices[0].type) for piece in slices
     ):
-        raise ValueError(f"{what} has slices that do not fit together")
+        raise ValueError(f"{what} has slices that do not match")
     parts = [piece.content for piece in slices]
     num_bytes = sum(map(len, parts))
     if num_bytes != torch.Size(shape).numel() * NUM_BYTES[dtype] or any(len(part) % NUM_BYTES[dtype] for part in parts):

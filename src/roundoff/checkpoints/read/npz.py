@@ -1,4 +1,4 @@
-"""numpy's `.npz`: a zip of arrays; those that are not compressed are mapped."""
+"""Reads numpy's `.npz`, a zip of arrays; uncompressed ones are mapped."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ MAX_HEADER_BYTES = 10_000
 _HEADER = re.compile(
     r"\{'descr': '([<>|=]?)([a-zA-Z]\d+)', 'fortran_order': (True|False), 'shape': \(([\d, ]*)\), \} *\n?", re.ASCII
 )
-"""What numpy writes, to the letter; arrays of objects or records look different and hold no tensor."""
+"""Exactly what numpy writes for tensors; arrays of objects or records have another header."""
 
 
 def read_npz(data: FileBytes, archive: ZipArchive) -> dict[str, LazyTensor]:
@@ -29,29 +29,29 @@ def read_npz(data: FileBytes, archive: ZipArchive) -> dict[str, LazyTensor]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ArrayHeader:
-    """What stands before the elements of a saved array."""
+    """The header of a saved array."""
 
     shape: tuple[int, ...]
     dtype: str
-    """As torch calls it."""
+    """In torch's names."""
     is_fortran: bool
     is_swapped: bool
-    """Whether the bytes of each number stand the other way around."""
+    """Whether the bytes of each number are in reverse order."""
     num_bytes: int
-    """Of the header itself."""
+    """Size of the header itself."""
 
 
 def read_array_header(data: FileBytes, name: str) -> ArrayHeader:
-    """Read what numpy wrote before the elements; a `CheckpointError` if it is no header, or not of a tensor."""
+    """Read the header that numpy wrote; raises a `CheckpointError` if it is invalid, or not that of a tensor."""
     if data.at(0, 8, "an array")[:6] != MAGIC:
-        raise data.broken(f"{name[:100]!r} is no array", at=0)
+        raise data.broken(f"{name[:100]!r} is not an array", at=0)
     width = 2 if data.view[6] == 1 else 4
     begin = 8 + width
     length = data.number(8, width, "the header of an array")
     text = str(data.at(begin, length, "the header of an array"), "latin-1")
     found = _HEADER.fullmatch(text)
     if found is None or found[2] not in TORCH_NAMES:
-        raise data.broken(f"{name[:100]!r} has the header {text[:80]!r}, which is that of no tensor", at=begin)
+        raise data.broken(f"{name[:100]!r} has the header {text[:80]!r}, which is not that of a tensor", at=begin)
     order, code, fortran, sizes = found.groups()
     try:
         shape = checked_shape([int(size) for size in sizes.replace(",", " ").split()], f"the array {name[:100]!r}")
@@ -67,7 +67,7 @@ def read_array_header(data: FileBytes, name: str) -> ArrayHeader:
 
 
 def array_of(elements: memoryview, header: ArrayHeader) -> Tensor:
-    """Look at the elements of an array as a tensor."""
+    """View the elements of an array as a tensor."""
     flat = view_of(elements, header.dtype)
     return in_order(swapped(flat) if header.is_swapped else flat, header.shape, is_fortran=header.is_fortran)
 
@@ -78,7 +78,7 @@ def _array(archive: ZipArchive, name: str) -> LazyTensor:
     needed = math.prod(header.shape) * NUM_BYTES[header.dtype]
     there = archive[name].num_bytes - header.num_bytes
     if needed != there:
-        why = f"{name[:100]!r} of shape {list(header.shape)} needs {needed} bytes and has {there}"
+        why = f"{name[:100]!r} of shape {list(header.shape)} needs {needed} bytes but has {there}"
         raise beginning.broken(why, at=header.num_bytes)
     return LazyTensor(
         shape=header.shape,

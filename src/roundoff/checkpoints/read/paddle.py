@@ -1,4 +1,4 @@
-"""Paddle's `.pdparams` and `.pdopt`, and other pickles of numpy arrays."""
+"""Reads Paddle's `.pdparams` and `.pdopt`, and other pickles of numpy arrays."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from roundoff.checkpoints.read.pickled_objects import ARRAY_GLOBALS, PLAIN_GLOBA
 
 INTERNAL_NAMES = "StructuredToParameterName@@"
 DIVIDED = "UnpackBigParamInfor@@"
-"""Under this key stands how arrays beyond 4 GB were divided, and into what."""
+"""The key under which the parts of arrays beyond 4 GB are described."""
 
 
 def read_paddle(data: FileBytes) -> Any:
-    """Return what was pickled, with a `LazyTensor` for each array."""
+    """Return the pickled value, with a `LazyTensor` for each array."""
     tree, _ = unpickle(data, globals=_find_global)
     if not isinstance(tree, dict):
         return tree
@@ -38,7 +38,7 @@ def _find_global(module: str, name: str) -> Any:
 
 
 def _drop_internal_name(value: Any) -> Any:
-    """Let a tensor that comes as (internal name, array) be the array."""
+    """Replace a tensor given as (internal name, array) by the array."""
     match value:
         case (str(), PickledArray() as array):
             return array
@@ -48,16 +48,16 @@ def _drop_internal_name(value: Any) -> Any:
 def _join_parts(tree: dict[Any, Any], fields: Any) -> LazyTensor:
     match fields:
         case {"OriginShape": list() | tuple() as original, "slices": list() | tuple() as names}:
-            shape = checked_shape(original, "a divided array")
+            shape = checked_shape(original, "a chunked array")
             parts = [tree.pop(name, None) for name in names if isinstance(name, str)]
             tensors = [part.tensor for part in parts if isinstance(part, PickledArray) and part.tensor is not None]
             if len({tensor.dtype for tensor in tensors}) != 1 or len(tensors) != len(names):
-                raise ValueError("a divided array lacks a part")
+                raise ValueError("a chunked array lacks a part")
             if sum(math.prod(tensor.shape) for tensor in tensors) != math.prod(shape):
-                raise ValueError(f"the parts of a divided array do not make the shape {list(shape)}")
+                raise ValueError(f"the parts of a chunked array do not have the shape {list(shape)}")
 
             def read() -> Tensor:
                 return torch.cat([tensor.read().reshape(-1) for tensor in tensors]).reshape(shape)
 
             return LazyTensor(shape=shape, dtype=tensors[0].dtype, read=read)
-    raise ValueError("it does not say how an array was divided")
+    raise ValueError("the description of a chunked array is invalid")

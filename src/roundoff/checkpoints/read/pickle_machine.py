@@ -1,4 +1,4 @@
-"""Reads pickles without executing anything: every instruction builds plain data or a stand-in of ours."""
+"""Reads pickles without executing anything: every instruction builds plain data or an inert stand-in."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from roundoff.checkpoints.read.pickled_objects import (
 )
 
 MAX_INSTRUCTIONS = 5_000_000
-"""More are refused: a model of 10,000 tensors takes half a million, and each may take some memory."""
+"""The limit: a model of 10,000 tensors takes half a million instructions, and each may use some memory."""
 
 MARK = object()
 
@@ -33,11 +33,11 @@ def unpickle(
     persistent: LoadPersistent | None = None,
     limit: int | None = None,
 ) -> tuple[Any, int]:
-    """Return what a pickle describes, and where it ends.
+    """Return the value of a pickle, and the position after it.
 
-    Long byte strings come as views of the file. `globals` gives the stand-in for a name: a `Known`, a constant, or a
-    `Global`, which becomes an inert `PickledObject` when it is called. Stand-ins complain with `ValueError`.
-    A pickle of more than `limit` instructions is refused.
+    Long byte strings are views of the file. `globals` returns the stand-in for a name: a `Known`, a constant, or a
+    `Global`, which becomes an inert `PickledObject` when it is called. Stand-ins raise a `ValueError`.
+    A pickle with more than `limit` instructions is an error.
     """
     machine = _Machine(data, start, globals, persistent, limit or MAX_INSTRUCTIONS)
     return machine.run(), machine.position
@@ -74,7 +74,7 @@ class _Machine:
         if self._budget < 0:
             raise ValueError(f"the pickle takes more than {self._limit} instructions")
 
-    # What an instruction reads from the file.
+    # Reading from the file.
 
     def _bytes(self, length: int) -> memoryview:
         taken = self._data.at(self.position, length, "the pickle")
@@ -95,14 +95,14 @@ class _Machine:
                 return line
         raise ValueError(f"the pickle has a line of more than {MAX_LINE_BYTES} bytes")
 
-    # What it does with the stack.
+    # The stack.
 
     def push(self, value: Any) -> None:
         self._stack.append(value)
 
     def _pop(self) -> Any:
         if not self._stack or self._stack[-1] is MARK:
-            raise self._data.broken("the pickle takes something from an empty stack", at=self.position)
+            raise self._data.broken("the pickle pops from an empty stack", at=self.position)
         return self._stack.pop()
 
     def _top(self) -> Any:
@@ -116,11 +116,11 @@ class _Machine:
                 taken = self._stack[place + 1 :]
                 del self._stack[place:]
                 return taken
-        raise ValueError("the pickle misses a mark")
+        raise ValueError("the pickle has no mark on its stack")
 
     def pop(self) -> None:
         if not self._stack:
-            raise ValueError("the pickle takes something from an empty stack")
+            raise ValueError("the pickle pops from an empty stack")
         self._stack.pop()
 
     def pop_mark(self) -> None:
@@ -128,7 +128,7 @@ class _Machine:
 
     def get(self, index: int) -> None:
         if index not in self._memo:
-            raise ValueError(f"the pickle refers to {index}, which it has not said yet")
+            raise ValueError(f"the pickle refers to {index}, which is not in its memo")
         self.push(self._memo[index])
 
     def put(self, index: int) -> None:
@@ -178,8 +178,8 @@ class _Machine:
         target = self._top()
         if type(target) is list:
             target.extend(values)
-        elif not isinstance(target, PickledObject):  # what an object of another class holds as a list is left out
-            raise ValueError("the pickle appends to something that is no list")
+        elif not isinstance(target, PickledObject):  # the list items of other objects are ignored
+            raise ValueError("the pickle appends to something that is not a list")
 
     def set_item(self) -> None:
         value, key = self._pop(), self._pop()
@@ -194,7 +194,7 @@ class _Machine:
             target.items = target.items or {}
             target = target.items
         if type(target) is not dict:
-            raise ValueError("the pickle sets an item of something that is no dict")
+            raise ValueError("the pickle sets an item of something that is not a dict")
         _set_items(target, items)
 
     # Names, calls and state.
@@ -206,16 +206,16 @@ class _Machine:
     def global_by_stack(self) -> None:
         name, module = self._pop(), self._pop()
         if not isinstance(name, str) or not isinstance(module, str):
-            raise ValueError("the pickle names a global by something that is no text")
+            raise ValueError("the pickle names a global by something that is not a string")
         self._push_global(module, name)
 
     def _push_global(self, module: str, name: str) -> None:
         found = self._find_global(module, name)
         if isinstance(found, Global) and is_dangerous(found):
             raise self._data.broken(
-                f"the pickle asks for {found}, which can run code and which no checkpoint needs,",
+                f"the pickle refers to {found}, which can execute code and which no checkpoint needs,",
                 at=self.position,
-                fix="do not load it with anything else; ask whoever made it.",
+                fix="do not load it with another program; ask its author.",
             )
         self.push(found)
 
@@ -249,7 +249,7 @@ class _Machine:
             return called.make(arguments)
         if isinstance(called, Global):
             return PickledObject(made_by=called, arguments=arguments)
-        raise ValueError("the pickle calls something that is no class")
+        raise ValueError("the pickle calls something that is not a class")
 
     def build(self) -> None:
         state = self._pop()
@@ -261,12 +261,12 @@ class _Machine:
     def persistent_by_stack(self) -> None:
         reference = self._pop()
         if self._persistent is None:
-            raise ValueError("the pickle refers to something outside of it")
+            raise ValueError("the pickle refers to something outside it")
         self.push(self._persistent(reference))
 
 
 def _size(value: Any) -> int:
-    """Say what copying the value would cost, one level deep, in instructions; texts are quick."""
+    """Return the cost of a shallow copy of the value, in instructions; strings are cheap."""
     parts = value if isinstance(value, tuple) else (value,)
     containers = sum(len(part) for part in parts if isinstance(part, list | tuple | dict))
     return containers + sum(len(part) for part in parts if isinstance(part, str)) // 1000
@@ -282,7 +282,7 @@ def _set_items(target: dict[Any, Any], items: list[Any]) -> None:
 
 
 def _can_be_key(key: Any) -> bool:
-    """Say whether hashing the key is quick: nested tuples can take for ever, large numbers can collide at will."""
+    """Return whether hashing the key is fast: nested tuples can take forever, large numbers can collide."""
     if isinstance(key, tuple):
         return len(key) <= 16 and all(not isinstance(part, tuple) and _can_be_key(part) for part in key)
     if type(key) is int:
@@ -292,7 +292,7 @@ def _can_be_key(key: Any) -> bool:
 
 def _quoted(line: str) -> str:
     if len(line) < 2 or line[0] != line[-1] or line[0] not in "'\"":
-        raise ValueError("the pickle has a text without quotes")
+        raise ValueError("the pickle has a string without quotes")
     return line[1:-1]
 
 
@@ -335,7 +335,7 @@ INSTRUCTIONS: dict[int, Callable[[_Machine], None]] = {
         b"\x8a": lambda m: m.integer(m._count(1)),
         b"\x8b": lambda m: m.integer(m._count(4)),
         b"G": lambda m: m.push(struct.unpack(">d", m._bytes(8))[0]),
-        # texts and bytes
+        # strings and bytes
         b"S": lambda m: m.push(_quoted(m._line())),
         b"V": lambda m: m.push(m._line()),
         b"T": lambda m: m.string_of_python_2(m._count(4)),
@@ -376,4 +376,4 @@ INSTRUCTIONS: dict[int, Callable[[_Machine], None]] = {
         b"Q": _Machine.persistent_by_stack,
     }.items()
 }
-"""What each instruction does; sets become lists, and what refers to other pickles or extensions is left out."""
+"""The instructions; sets become lists, and references to other pickles or extensions are ignored."""

@@ -1,4 +1,4 @@
-"""What stands in for the classes and functions a pickle names: nothing of it is ever imported or called."""
+"""Inert stand-ins for what a pickle names, numpy arrays included; nothing is imported or called."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from roundoff.checkpoints.lazy_tensor import NUM_BYTES, LazyTensor, checked_shap
 
 @dataclass(frozen=True, slots=True)
 class Global:
-    """A name that a pickle asks for and that means nothing to us."""
+    """A name in a pickle that has no meaning here."""
 
     module: str
     name: str
@@ -26,23 +26,23 @@ class Global:
 
 @dataclass(frozen=True, slots=True)
 class Known:
-    """A name with a meaning; `make` gets the arguments a pickle calls it with, and complains with `ValueError`."""
+    """A name with a meaning; `make` takes the arguments of the call, and raises a `ValueError` if they are invalid."""
 
     make: Callable[[tuple[Any, ...]], Any]
 
 
 @dataclass(slots=True, eq=False)
 class PickledObject:
-    """An instance of a class we do not know: where it came from, and the plain data it was given."""
+    """An instance of an unknown class: its origin, and the plain data it was given."""
 
     made_by: Global
     arguments: tuple[Any, ...] = ()
     state: Any = None
     items: dict[Any, Any] | None = None
-    """What it holds as a dict; None, which takes no memory, while that is nothing."""
+    """Its items as a dict; None while there are none, to save memory."""
 
     def set_state(self, state: Any) -> None:
-        """Keep what the pickle would have put into the object; of (attributes, slots) both."""
+        """Keep the state that the pickle sets; for (attributes, slots) both."""
         match state:
             case (dict() | None as attributes, dict() as slots):
                 self.state = {**(attributes or {}), **slots}
@@ -50,7 +50,7 @@ class PickledObject:
                 self.state = state
 
     def attribute(self, name: str) -> Any:
-        """Return an attribute the pickle gave it, or None."""
+        """Return an attribute that the pickle has set, or None."""
         return self.state.get(name) if isinstance(self.state, dict) else None
 
 
@@ -90,14 +90,14 @@ DANGEROUS_MODULES = frozenset(
         "urllib",
     }
 )
-"""A pickle that names one of these is refused. Others are not called either: safety does not rest on this list."""
+"""A pickle that names one of these is an error. Nothing else is called either: safety does not depend on this list."""
 
 HARMLESS = frozenset({("functools", "partial"), ("types", "SimpleNamespace")})
 HARMLESS_BUILTINS = frozenset({"object", "set", "frozenset", "slice", "range", "type", "float", "int", "str", "bool"})
 
 
 def is_dangerous(asked: Global) -> bool:
-    """Say whether only a hostile pickle would name it."""
+    """Return whether only a hostile pickle would name it."""
     module = asked.module.partition(".")[0]
     if module in ("builtins", "__builtin__"):
         return asked.name not in HARMLESS_BUILTINS
@@ -105,27 +105,27 @@ def is_dangerous(asked: Global) -> bool:
 
 
 def ordered_dict(arguments: tuple[Any, ...]) -> dict[Any, Any]:
-    """Make an OrderedDict of nothing, or of the pairs that Python 2 wrote."""
+    """Make an OrderedDict, empty or from the pairs that Python 2 wrote."""
     if not arguments:
         return {}
     match arguments[0]:
         case [*pairs] if all(isinstance(pair, list | tuple) and len(pair) == 2 for pair in pairs):
             if all(isinstance(pair[0], str) for pair in pairs):
                 return {pair[0]: pair[1] for pair in pairs}
-    raise ValueError("the pickle makes a dict of something that is no list of pairs")
+    raise ValueError("the pickle makes a dict from something that is not a list of pairs")
 
 
 def first_argument(arguments: tuple[Any, ...]) -> Any:
-    """Let a container be what it is made of: copies could be asked for without end."""
+    """Return the argument of a container itself: a hostile pickle could request endless copies."""
     return arguments[0] if arguments else []
 
 
 def complex_number(arguments: tuple[Any, ...]) -> complex:
-    """Make a complex number of its two parts."""
+    """Make a complex number from its two parts."""
     match arguments:
         case (float() | int() as real, float() | int() as imaginary):
             return complex(real, imaginary)
-    raise ValueError("the pickle makes a complex number of something that is none")
+    raise ValueError("the pickle makes a complex number from something else")
 
 
 PLAIN_GLOBALS: Mapping[tuple[str, str], Any] = {
@@ -147,10 +147,8 @@ PLAIN_GLOBALS: Mapping[tuple[str, str], Any] = {
     **{(module, "complex"): Known(complex_number) for module in ("builtins", "__builtin__")},
     **{(module, "dict"): Known(lambda arguments: {}) for module in ("builtins", "__builtin__")},
 }
-"""What pickles of plain data name, in Python 3 and 2."""
+"""The names in pickles of plain data, in Python 3 and 2."""
 
-
-# == Numpy arrays out of a pickle, without numpy taking part: their bytes stay where they are in the file.
 
 TORCH_NAMES = {
     "f8": "float64",
@@ -169,12 +167,12 @@ TORCH_NAMES = {
     "b1": "bool",
     "V2": "bfloat16",
 }
-"""What torch calls the dtypes of numpy; two bytes without a meaning are what bfloat16 becomes where numpy saves it."""
+"""Torch's names of numpy's dtypes; numpy saves bfloat16 as two untyped bytes."""
 
 
 @dataclass(frozen=True, slots=True)
 class EncodedText:
-    """Bytes that an old protocol wrote as text; they are made when they are needed."""
+    """Bytes that an old protocol wrote as text; they are decoded on demand."""
 
     text: str
 
@@ -183,19 +181,19 @@ class EncodedText:
 
 
 class PickledDtype:
-    """`numpy.dtype` in a pickle; its byte order comes with its state."""
+    """`numpy.dtype` in a pickle; its byte order is part of its state."""
 
     def __init__(self, code: object) -> None:
         self.code = code if isinstance(code, str) else "?"
         self.is_big_endian = False
 
     def set_state(self, state: Any) -> None:
-        """Take the byte order out of the state."""
+        """Read the byte order from the state."""
         self.is_big_endian = isinstance(state, tuple) and len(state) > 1 and state[1] == ">"
 
     @property
     def torch_name(self) -> str:
-        """The dtype as torch calls it; a `ValueError` if torch has none."""
+        """Torch's name of the dtype; raises a `ValueError` if there is none."""
         code = self.code.lstrip("<>=|")
         name = TORCH_NAMES.get(code, code if code in NUM_BYTES else None)
         if name is None:
@@ -204,26 +202,26 @@ class PickledDtype:
 
 
 class PickledArray:
-    """`numpy.ndarray` in a pickle; everything about it comes with its state."""
+    """`numpy.ndarray` in a pickle; all its data is in its state."""
 
     def __init__(self) -> None:
         self.tensor: LazyTensor | None = None
 
     def set_state(self, state: Any) -> None:
-        """Check that the bytes are those of such an array."""
+        """Check that the bytes match the array."""
         match state:
             case (int(), tuple() as shape, PickledDtype() as dtype, bool() | int() as is_fortran, data):
                 self.tensor = array_tensor(data, dtype, shape, is_fortran=bool(is_fortran))
             case _:
-                raise ValueError("an array has a state that is none")
+                raise ValueError("an array has an invalid state")
 
 
 def array_tensor(data: Any, dtype: PickledDtype, shape: tuple[Any, ...], *, is_fortran: bool) -> LazyTensor:
-    """Describe the tensor in the bytes (or text) of an array; a `ValueError` if they do not fit its shape."""
+    """Describe the tensor in the bytes (or text) of an array; raises a `ValueError` if they do not fit its shape."""
     sizes = checked_shape(shape, "an array")
     name = dtype.torch_name
     if not isinstance(data, memoryview | EncodedText | str):
-        raise ValueError("an array has something else for its bytes")
+        raise ValueError("an array has something other than bytes")
     length = len(data.encode()) if isinstance(data, str) else len(data)
     if length != math.prod(sizes) * NUM_BYTES[name]:
         raise ValueError(f"an array of shape {list(sizes)} and dtype {name} has {length} bytes")
@@ -238,14 +236,14 @@ def array_tensor(data: Any, dtype: PickledDtype, shape: tuple[Any, ...], *, is_f
 
 
 def in_order(flat: Tensor, shape: tuple[int, ...], *, is_fortran: bool) -> Tensor:
-    """Give a flat tensor its shape; in Fortran's order the first index runs fastest."""
+    """Reshape a flat tensor; in Fortran order the first index varies fastest."""
     return (
         flat.reshape(shape[::-1]).permute(*reversed(range(len(shape)))) if is_fortran and shape else flat.reshape(shape)
     )
 
 
 def swapped(flat: Tensor) -> Tensor:
-    """Turn the bytes of every number around; of complex ones each part on its own."""
+    """Reverse the bytes of every number; of complex ones, of each part."""
     size = flat.element_size() // (2 if flat.is_complex() else 1)
     return flat.view(torch.uint8).reshape(-1, size).flip(1).contiguous().view(-1).view(flat.dtype)
 
@@ -260,15 +258,15 @@ def _encoded(arguments: tuple[Any, ...]) -> EncodedText:
     match arguments:
         case (str() as text, "latin1" | "latin-1") if not text or max(text) <= "\xff":
             return EncodedText(text)
-    raise ValueError("the pickle encodes something that is no bytes")
+    raise ValueError("the pickle encodes something that is not bytes")
 
 
 def _scalar(arguments: tuple[Any, ...]) -> Any:
-    """Read a single number of numpy's as a plain one."""
+    """Convert a numpy scalar to a plain number."""
     match arguments:
         case (PickledDtype() as dtype, data):
             return array_tensor(data, dtype, (), is_fortran=False).read().item()
-    raise ValueError("the pickle makes a number of something that is none")
+    raise ValueError("the pickle makes a number from something else")
 
 
 def _dtype(arguments: tuple[Any, ...]) -> PickledDtype:
@@ -276,13 +274,13 @@ def _dtype(arguments: tuple[Any, ...]) -> PickledDtype:
 
 
 def _from_buffer(arguments: tuple[Any, ...]) -> PickledArray:
-    """Make an array as protocol 5 does: `_frombuffer(data, dtype, shape, order)`."""
+    """Make an array as in protocol 5: `_frombuffer(data, dtype, shape, order)`."""
     match arguments:
         case (data, PickledDtype() as dtype, tuple() as shape, "C" | "F" as order):
             array = PickledArray()
             array.tensor = array_tensor(data, dtype, shape, is_fortran=order == "F")
             return array
-    raise ValueError("an array has arguments that are none")
+    raise ValueError("an array has invalid arguments")
 
 
 ARRAY_GLOBALS: Mapping[tuple[str, str], Any] = {
@@ -300,4 +298,4 @@ ARRAY_GLOBALS: Mapping[tuple[str, str], Any] = {
     },
     **{("ml_dtypes", name): PickledDtype(name) for name in ("bfloat16", "float8_e4m3fn", "float8_e5m2")},
 }
-"""What pickles of numpy arrays name, by numpy 1 and 2."""
+"""The names in pickles of numpy arrays, by numpy 1 and 2."""

@@ -1,4 +1,4 @@
-"""safetensors: a JSON header with the place of every tensor, and then their bytes, which are mapped."""
+"""Reads safetensors: a JSON header with the place of every tensor, followed by their bytes, which are mapped."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from roundoff.checkpoints.file_bytes import FileBytes
 from roundoff.checkpoints.lazy_tensor import LazyTensor, dense_tensor
 
 MAX_HEADER_BYTES = 100 * 2**20
-"""A longer header is refused, as by the safetensors library."""
+"""A longer header is an error, as in the safetensors library."""
 
 DTYPES = {
     "F64": "float64",
@@ -35,7 +35,7 @@ DTYPES = {
 
 
 def is_safetensors(data: FileBytes) -> bool:
-    """Say whether a file begins with the length of a header, and the header with a brace."""
+    """Return whether a file starts with the length of a header, and the header with a brace."""
     return len(data) > 9 and data.view[8] == ord("{") and data.number(0, 8, "the header") <= MAX_HEADER_BYTES
 
 
@@ -43,14 +43,14 @@ def read_safetensors(data: FileBytes) -> dict[str, Any]:
     """Return the tensors of a file by name, and its metadata under `__metadata__`."""
     length = data.number(0, 8, "the header")
     if length > MAX_HEADER_BYTES:
-        raise data.broken(f"the header claims {length} bytes, and no more than {MAX_HEADER_BYTES} are read,", at=0)
+        raise data.broken(f"the header claims {length} bytes, more than the limit of {MAX_HEADER_BYTES},", at=0)
     text = data.at(8, length, "the header")
     try:
         header = json.loads(str(text, "utf-8"))
     except (ValueError, RecursionError) as error:
         raise data.broken(f"the header is not JSON ({error})", at=8) from error
     if not isinstance(header, dict):
-        raise data.broken("the header is no JSON object", at=8)
+        raise data.broken("the header is not a JSON object", at=8)
     metadata = header.pop("__metadata__", None)
     begin = 8 + length
     body = data.part(begin, len(data) - begin, "the tensors")

@@ -1,4 +1,4 @@
-"""Checkpoints of torch.distributed: a folder with `.metadata`, and files in which ranks wrote chunks of tensors."""
+"""Reads checkpoints of torch.distributed: a folder with `.metadata`, and files with the tensor chunks of each rank."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from roundoff.checkpoints.read.torch_files import DtypeName, find_torch_global, 
 
 METADATA = ".metadata"
 MAX_INSTRUCTIONS = 20_000_000
-"""The pickle that describes every chunk of every rank may be long."""
+"""The pickle that describes all chunks of all ranks may be long."""
 MAX_SETTING_BYTES = 2**20
 MAX_SETTINGS_BYTES = 2**24
-"""Settings, which have members of their own, are not looked at beyond this size, one and all."""
+"""Settings in files of their own are ignored beyond this size, each and in total."""
 
 MAX_DEPTH = 20
 
@@ -31,7 +31,7 @@ Offsets = tuple[int, ...]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Chunk:
-    """A box of a tensor, and the part of a file that holds it as a file of torch's own."""
+    """A box of a tensor, and the part of a file that contains it, which is a torch file itself."""
 
     offsets: Offsets
     sizes: tuple[int, ...]
@@ -40,7 +40,7 @@ class _Chunk:
     def read(self, dtype: str) -> Tensor:
         tensor = read_torch_zip(self.data)
         if not isinstance(tensor, LazyTensor) or (tensor.shape, tensor.dtype) != (self.sizes, dtype):
-            raise self.data.broken(f"it holds no chunk of shape {list(self.sizes)} and dtype {dtype}", at=0)
+            raise self.data.broken(f"it has no chunk of shape {list(self.sizes)} and dtype {dtype}", at=0)
         return tensor.read()
 
 
@@ -61,7 +61,7 @@ def read_torch_distributed(folder: Path) -> tuple[dict[str, Any], FileBytes]:
 
 
 def _nested(values: dict[str, Any], paths: Any) -> dict[Any, Any]:
-    """Put values back into the dicts they were saved in, as far as the metadata tells of them."""
+    """Restore the nesting of dicts, as far as the metadata describes it."""
     nested: dict[Any, Any] = {}
     for name, value in values.items():
         *folders, last = _path(name, paths)
@@ -83,7 +83,7 @@ def _path(name: str, paths: Any) -> tuple[str | int, ...]:
 
 
 class _Parts:
-    """Where in which file everything lies, by name and offset; each file is mapped once."""
+    """The file and position of every part, by name and offset; each file is mapped once."""
 
     def __init__(self, metadata: FileBytes, places: dict[Any, Any]) -> None:
         self._folder = metadata.path.parent
@@ -92,10 +92,10 @@ class _Parts:
         self._places: dict[tuple[str, Offsets | None], PickledObject] = {}
         for index, place in places.items():
             if not isinstance(index, PickledObject) or not isinstance(place, PickledObject):
-                raise ValueError("it does not say where its tensors lie")
+                raise ValueError("the places of its tensors are missing")
             name, offset = index.attribute("fqn"), index.attribute("offset")
             if not isinstance(name, str) or not (offset is None or isinstance(offset, tuple)):
-                raise ValueError("it does not say where its tensors lie")
+                raise ValueError("the places of its tensors are missing")
             self._places[name, None if offset is None else checked_shape(offset, "an offset")] = place
 
     def find(self, name: str, offset: Offsets | None) -> FileBytes:
@@ -105,8 +105,8 @@ class _Parts:
             case (str() as file, int() as begin, int() as length, None | [] | ()):
                 return self._file(file).part(begin, length, f"a part of {name[:100]!r}")
             case (str(), int(), int(), _):
-                raise ValueError(f"{name[:100]!r} is compressed, which is not read")
-        raise ValueError(f"it does not say where a part of {name[:100]!r} lies")
+                raise ValueError(f"{name[:100]!r} is compressed, which is not supported")
+        raise ValueError(f"the place of a part of {name[:100]!r} is missing")
 
     def setting(self, name: str) -> Any:
         data = self.find(name, None)
@@ -125,7 +125,7 @@ class _Parts:
 
 def _value(name: Any, described: Any, parts: _Parts) -> Any:
     if not isinstance(name, str) or not isinstance(described, PickledObject):
-        raise ValueError("it describes something that has no name")
+        raise ValueError("it describes something without a name")
     size, chunks = described.attribute("size"), described.attribute("chunks")
     if size is None and chunks is None:
         return parts.setting(name)
@@ -133,7 +133,7 @@ def _value(name: Any, described: Any, parts: _Parts) -> Any:
     match properties.state if isinstance(properties, PickledObject) else None, size, chunks:
         case ((DtypeName(name=dtype), *_) | {"dtype": DtypeName(name=dtype)}, tuple(), list()):
             return _tensor(name, dtype, checked_shape(size), [_chunk(name, dtype, chunk, parts) for chunk in chunks])
-    raise ValueError(f"it does not say what {name[:100]!r} is")
+    raise ValueError(f"{name[:100]!r} is not described")
 
 
 def _chunk(name: str, dtype: str, described: Any, parts: _Parts) -> _Chunk:
@@ -155,9 +155,9 @@ def _chunk(name: str, dtype: str, described: Any, parts: _Parts) -> _Chunk:
 def _tensor(name: str, dtype: str, shape: tuple[int, ...], chunks: list[_Chunk]) -> LazyTensor:
     for chunk in chunks:
         if len(chunk.offsets) != len(shape) or len(chunk.sizes) != len(shape):
-            raise ValueError(f"a chunk of {name[:100]!r} has other dimensions than it")
+            raise ValueError(f"a chunk of {name[:100]!r} has another number of dimensions")
         if any(begin + size > whole for begin, size, whole in zip(chunk.offsets, chunk.sizes, shape, strict=True)):
-            raise ValueError(f"a chunk of {name[:100]!r} reaches beyond its shape {list(shape)}")
+            raise ValueError(f"a chunk of {name[:100]!r} exceeds its shape {list(shape)}")
     if (there := sum(math.prod(chunk.sizes) for chunk in chunks)) != math.prod(shape):
         raise ValueError(f"the chunks of {name[:100]!r} hold {there} elements of {math.prod(shape)}")
     return LazyTensor(shape=shape, dtype=dtype, read=_reader(dtype, shape, chunks))

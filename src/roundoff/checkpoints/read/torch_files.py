@@ -1,4 +1,4 @@
-"""Tensors out of a pickle of torch's, as descriptions over storages that lie elsewhere in the file."""
+"""Reads PyTorch's files: zips of a pickle and its storages, and the files of before 1.6, several pickles in a row."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ STORAGE_DTYPES = {
     "QInt32Storage": "int32",
     "UntypedStorage": "uint8",
 }
-"""The classes of storages by dtype; of quantized ones the integers are read, without scale and zero point."""
+"""The dtypes of storage classes; quantized ones are read as integers, without scale and zero point."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +53,7 @@ class DtypeName:
 
 @dataclass(slots=True, eq=False)
 class Storage:
-    """The memory of one or more tensors: how much, of what, and where its bytes are to be had."""
+    """The memory of one or more tensors: its size, its dtype, and how to read its bytes."""
 
     dtype: str
     num_elements: int
@@ -61,20 +61,20 @@ class Storage:
 
     @property
     def num_bytes(self) -> int:
-        """How many bytes it must have."""
+        """The number of bytes it must have."""
         return self.num_elements * NUM_BYTES[self.dtype]
 
 
 def describe_storage(reference: Any, find: Callable[[str, int], Callable[[], memoryview]]) -> Storage:
-    """Make a storage of ('storage', class, key, device, count); `find` gets its key and how many bytes it needs."""
+    """Make a storage from ('storage', class, key, device, count); `find` takes its key and its number of bytes."""
     match reference:
         case ("storage", DtypeName(name=dtype), str() as key, _, int() as count, *_) if 0 <= count < 2**60:
             return Storage(dtype, count, find(key, count * NUM_BYTES[dtype]))
-    raise ValueError("the pickle refers to something that is no storage")
+    raise ValueError("the pickle refers to something that is not a storage")
 
 
 def find_torch_global(module: str, name: str) -> Any:
-    """Give the stand-in for what pickles of torch name; anything else is a `Global`."""
+    """Return the stand-in for a name in a torch pickle; unknown names give a `Global`."""
     if module in ("torch", "torch.cuda", "torch.storage") and name in STORAGE_DTYPES:
         return DtypeName(STORAGE_DTYPES[name])
     if module == "torch" and name in NUM_BYTES:
@@ -86,21 +86,21 @@ def _tensor(arguments: tuple[Any, ...], *, dtype: str | None = None) -> LazyTens
     match arguments:
         case (Storage() as storage, int() as offset, tuple() as size, tuple() as stride, *_):
             return strided_tensor(storage, dtype or storage.dtype, offset, size, stride)
-    raise ValueError("a tensor is made of something that is no storage")
+    raise ValueError("a tensor is made from something that is not a storage")
 
 
 def strided_tensor(
     storage: Storage, dtype: str, offset: int, size: tuple[Any, ...], stride: tuple[Any, ...]
 ) -> LazyTensor:
-    """Describe the part of a storage that a tensor looks at; a `ValueError` if it looks beyond it."""
+    """Describe the part of a storage that a tensor uses; raises a `ValueError` if it exceeds the storage."""
     shape = checked_shape(size)
     steps = tuple(step for step in stride if type(step) is int and 0 <= step < MAX_ELEMENTS)
     if not len(shape) == len(steps) == len(stride) or offset < 0:
-        raise ValueError(f"a tensor of shape {list(shape)} has strides or an offset that it cannot have")
+        raise ValueError(f"a tensor of shape {list(shape)} has invalid strides or an invalid offset")
     available = storage.num_bytes // NUM_BYTES[dtype]
     needed = offset + 1 + sum((n - 1) * step for n, step in zip(shape, steps, strict=True)) if all(shape) else 0
     if needed > available:
-        raise ValueError(f"a tensor of shape {list(shape)} needs {needed} elements and its storage has {available}")
+        raise ValueError(f"a tensor of shape {list(shape)} needs {needed} elements but its storage has {available}")
     if math.prod(shape) * NUM_BYTES[dtype] > max(MAX_REPEATED_BYTES, storage.num_bytes):
         raise ValueError(f"a tensor of shape {list(shape)} repeats a storage of {available} elements")
 
@@ -115,7 +115,7 @@ def strided_tensor(
 
 
 def _tensor_with_dtype(arguments: tuple[Any, ...]) -> LazyTensor:
-    """Make what `_rebuild_tensor_v3` makes: (storage, offset, size, stride, requires_grad, hooks, dtype, ...)."""
+    """Do what `_rebuild_tensor_v3` does: (storage, offset, size, stride, requires_grad, hooks, dtype, ...)."""
     match arguments:
         case (_, _, _, _, _, _, DtypeName(name=dtype), *_):
             return _tensor(arguments, dtype=dtype)
@@ -123,7 +123,7 @@ def _tensor_with_dtype(arguments: tuple[Any, ...]) -> LazyTensor:
 
 
 def _of_first(arguments: tuple[Any, ...]) -> Any:
-    """Let a parameter, or a tensor with more to it, be the tensor it is made of."""
+    """Replace a parameter, or a tensor with attributes, by its tensor."""
     match arguments:
         case (LazyTensor() as tensor, *_):
             return tensor
@@ -131,7 +131,7 @@ def _of_first(arguments: tuple[Any, ...]) -> Any:
 
 
 def _of_type(arguments: tuple[Any, ...]) -> Any:
-    """Make what `_rebuild_from_type_v2(function, type, arguments, state)` makes: the tensor, without its class."""
+    """Do what `_rebuild_from_type_v2(function, type, arguments, state)` does, without the class of the tensor."""
     match arguments:
         case (Known() as function, _, tuple() as inner, *_) if function is not OF_TYPE:
             return function.make(inner)
@@ -157,22 +157,20 @@ TORCH_GLOBALS: Mapping[tuple[str, str], Any] = {
 }
 
 
-# == PyTorch's files of before 1.6: five pickles in a row, and then the storages.
-
 LEGACY_MAGIC = bytes.fromhex("80028a0a6cfc9c46f9206aa850192e")
-"""A pickle of the number that every such file begins with."""
+"""The pickled magic number at the start of files of before 1.6."""
 
 
 def read_torch_legacy(data: FileBytes) -> Any:
-    """Return what `torch.save` was given, with a `LazyTensor` for each tensor."""
+    """Return the object that was saved, with a `LazyTensor` for each tensor."""
     storages = _LegacyStorages(data)
     position = len(LEGACY_MAGIC)
     protocol, position = unpickle(data, start=position, globals=find_torch_global)
     if protocol != 1001:
-        raise data.broken(f"the protocol {str(protocol)[:20]} is not known")
+        raise data.broken(f"the protocol {str(protocol)[:20]} is unknown")
     system, position = unpickle(data, start=position, globals=find_torch_global)
     if not isinstance(system, dict) or system.get("little_endian", True) is not True:
-        raise data.broken("it was saved on a big-endian machine, whose byte order is not read")
+        raise data.broken("it was saved on a big-endian machine, which is not supported")
     tree, position = unpickle(data, start=position, globals=find_torch_global, persistent=storages.of_reference)
     keys, position = unpickle(data, start=position, globals=find_torch_global)
     storages.locate(keys, position)
@@ -180,7 +178,7 @@ def read_torch_legacy(data: FileBytes) -> Any:
 
 
 class _LegacyStorages:
-    """The storages a pickle has named, whose places are known only when it has been read."""
+    """The storages that a pickle names; their places are only known after reading it."""
 
     def __init__(self, data: FileBytes) -> None:
         self._data = data
@@ -188,7 +186,7 @@ class _LegacyStorages:
         self._bytes: dict[str, memoryview] = {}
 
     def of_reference(self, reference: Any) -> Any:
-        """Make a storage of ('storage', class, key, device, count, (view key, offset, count) or None)."""
+        """Make a storage from ('storage', class, key, device, count, (view key, offset, count) or None)."""
         match reference:
             case ("module", kind, *_):
                 return kind
@@ -197,23 +195,23 @@ class _LegacyStorages:
                 if (whole.dtype, whole.num_elements) != (dtype, count):
                     raise ValueError(f"the storage {key[:40]!r} has two sizes")
                 return whole if view is None else self._part_of(whole, view)
-        raise ValueError("the pickle refers to something that is no storage")
+        raise ValueError("the pickle refers to something that is not a storage")
 
     def _part_of(self, whole: Storage, view: Any) -> Storage:
         match view:
             case (_, int() as offset, int() as count) if offset >= 0 and 0 <= count <= whole.num_elements - offset:
                 size = NUM_BYTES[whole.dtype]
                 return Storage(whole.dtype, count, lambda: whole.bytes()[offset * size : (offset + count) * size])
-        raise ValueError("the pickle looks at a part of a storage that it does not have")
+        raise ValueError("the pickle uses a part outside its storage")
 
     def locate(self, keys: Any, position: int) -> None:
-        """Find the bytes of every storage: each has its count before it, in the order of the keys."""
+        """Find the bytes of every storage: each follows its count, in the order of the keys."""
         if not isinstance(keys, list):
             raise self._data.broken("the list of storages is missing", at=position)
         for key in keys:
             storage = self._storages.get(key) if isinstance(key, str) else None
             if storage is None:
-                raise self._data.broken("the list of storages names one that nobody uses", at=position)
+                raise self._data.broken("the list of storages names one that is not used", at=position)
             count = self._data.number(position, 8, "a storage")
             if count != storage.num_elements:
                 raise self._data.broken(f"a storage of {storage.num_elements} elements claims {count}", at=position)
@@ -223,18 +221,16 @@ class _LegacyStorages:
             raise self._data.broken(f"{len(missing)} storages are missing", at=position)
 
 
-# == PyTorch's own files: a zip with one pickle and one member for each storage, which is mapped.
-
 PICKLE = "data.pkl"
 
 
 def pickle_member(archive: ZipArchive) -> str | None:
-    """Name the member that holds the pickle, FOLDER/data.pkl; None if the zip is no file of torch's."""
+    """Return the name of the pickle, FOLDER/data.pkl; None if the zip is not a torch file."""
     return next((name for name in archive if name == PICKLE or name.endswith(f"/{PICKLE}")), None)
 
 
 def read_torch_zip(data: FileBytes, archive: ZipArchive | None = None) -> Any:
-    """Return what `torch.save` was given, with a `LazyTensor` for each tensor."""
+    """Return the object that was saved, with a `LazyTensor` for each tensor."""
     archive = archive or ZipArchive(data)
     name = pickle_member(archive)
     if name is None:
@@ -250,11 +246,11 @@ def read_torch_zip(data: FileBytes, archive: ZipArchive | None = None) -> Any:
 def _check_byte_order(archive: ZipArchive, folder: str) -> None:
     name = f"{folder}byteorder"
     if name in archive and bytes(archive.stored(name).view[:10]) != b"little":
-        raise archive.data.broken("it was saved on a big-endian machine, whose byte order is not read")
+        raise archive.data.broken("it was saved on a big-endian machine, which is not supported")
 
 
 class _ZipStorages:
-    """The storages of one file; those that several tensors share are looked up once."""
+    """The storages of one file; one that several tensors share is looked up once."""
 
     def __init__(self, archive: ZipArchive, folder: str) -> None:
         self._archive = archive
@@ -270,5 +266,5 @@ class _ZipStorages:
         if name not in self._archive:
             raise ValueError(f"the storage {key[:40]!r} is not in the zip")
         if (there := self._archive[name].num_bytes) < num_bytes:
-            raise ValueError(f"the storage {key[:40]!r} claims {num_bytes} bytes and has {there}")
+            raise ValueError(f"the storage {key[:40]!r} claims {num_bytes} bytes but has {there}")
         return lambda: self._archive.stored(name).view

@@ -1,4 +1,4 @@
-"""The members of a zip file, mapped; compressed ones are unpacked within bounds."""
+"""Reads the members of a zip file: uncompressed ones are mapped, compressed ones expanded within limits."""
 
 from __future__ import annotations
 
@@ -19,23 +19,23 @@ PIECE_BYTES = 2**16
 MAX_MEMBERS = 300_000
 MAX_UNPACKED_BYTES = 64 * 2**20
 MAX_RATIO = 100
-"""A compressed member may unpack to 64 MB, or to a hundred times the size of the whole file; more is a bomb."""
+"""A compressed member may expand to 64 MB, or to a hundred times the size of the file; more is a zip bomb."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Member:
-    """Where a member lies, and how."""
+    """The place of a member, and its compression."""
 
     name: str
     method: int
     packed_bytes: int
     num_bytes: int
     header: int
-    """Where its local header begins."""
+    """The offset of its local header."""
 
 
 class ZipArchive(Mapping[str, Member]):
-    """The members of a zip file by name; 64-bit archives too, encrypted and divided ones not."""
+    """The members of a zip file by name; 64-bit archives are supported, encrypted and split ones are not."""
 
     def __init__(self, data: FileBytes) -> None:
         self.data = data
@@ -55,7 +55,7 @@ class ZipArchive(Mapping[str, Member]):
         return len(self._members)
 
     def stored(self, name: str) -> FileBytes:
-        """Return a member's bytes: a part of the file if it is not compressed, else unpacked in memory."""
+        """Return the bytes of a member: a part of the file if it is not compressed, otherwise expanded in memory."""
         member = self._members[name]
         packed = self._packed(member)
         if member.method == STORED:
@@ -63,13 +63,13 @@ class ZipArchive(Mapping[str, Member]):
         limit = max(MAX_UNPACKED_BYTES, MAX_RATIO * len(self.data))
         if member.num_bytes > limit:
             raise self.data.broken(
-                f"{name[:100]!r} would unpack to {member.num_bytes} bytes, and no more than {limit} are unpacked,",
+                f"{name[:100]!r} would expand to {member.num_bytes} bytes, more than the limit of {limit},",
                 at=member.header,
             )
         return FileBytes(self.data.path, memoryview(self._unpacked(packed, member, member.num_bytes)))
 
     def beginning(self, name: str, num_bytes: int) -> FileBytes:
-        """Return at most so many bytes of a member's beginning."""
+        """Return at most `length` bytes from the start of a member."""
         member = self._members[name]
         packed = self._packed(member)
         length = min(num_bytes, member.num_bytes)
@@ -93,9 +93,9 @@ class ZipArchive(Mapping[str, Member]):
                     break
                 unpacked += unpacker.decompress(packed.view[begin : begin + PIECE_BYTES], length - len(unpacked))
         except zlib.error as error:
-            raise packed.broken(f"{member.name[:100]!r} cannot be unpacked ({error})", at=0) from error
+            raise packed.broken(f"{member.name[:100]!r} cannot be expanded ({error})", at=0) from error
         if len(unpacked) != length:
-            raise packed.broken(f"{member.name[:100]!r} unpacks to {len(unpacked)} bytes, not to {length},", at=0)
+            raise packed.broken(f"{member.name[:100]!r} expands to {len(unpacked)} bytes, not to {length},", at=0)
         return unpacked
 
     def _directory(self) -> Iterator[Member]:
@@ -129,11 +129,11 @@ class ZipArchive(Mapping[str, Member]):
         return Member(name=name, method=method, packed_bytes=packed, num_bytes=unpacked, header=header)
 
     def _directory_place(self) -> tuple[int, int, int]:
-        """Say where the directory is, how long, and how many members it has."""
+        """Return the place of the directory, its length, and the number of its members."""
         tail_start = max(0, len(self.data) - 22 - 0xFFFF)
         found = bytes(self.data.view[tail_start:]).rfind(END)
         if found < 0 or tail_start + found + 22 > len(self.data):
-            raise self.data.broken("the zip is cut off: its directory is missing", at=len(self.data))
+            raise self.data.broken("the zip is truncated: its directory is missing", at=len(self.data))
         end = tail_start + found
         fields = self.data.at(end, 22, "the zip's end")
         count, length, place = (int.from_bytes(fields[a:b], "little") for a, b in ((10, 12), (12, 16), (16, 20)))
@@ -146,7 +146,7 @@ class ZipArchive(Mapping[str, Member]):
 
 
 def _wide(extra: bytes, *values: int) -> list[int]:
-    """Replace every value that did not fit 32 bits by the one that the extra field holds."""
+    """Replace every value that does not fit into 32 bits by that of the extra field."""
     position = 0
     while position + 4 <= len(extra):
         kind, length = (int.from_bytes(extra[position + i : position + i + 2], "little") for i in (0, 2))

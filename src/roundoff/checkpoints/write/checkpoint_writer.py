@@ -1,4 +1,4 @@
-"""Writes a checkpoint: under a temporary name, read back and held against what was meant, then renamed."""
+"""Writes a checkpoint under a temporary name, reads it back to verify it, and renames it."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ WRITERS: dict[Target, Callable[[Path, Sequence[StoredTensor]], None]] = {
 
 
 def target_of(path: Path) -> Target:
-    """Tell by its suffix what a file is to be; a `CheckpointError` if it does not say."""
+    """Return the target format of a file from its suffix; raises a `CheckpointError` if it is unknown."""
     if path.suffix not in SUFFIXES:
         known = ", ".join(SUFFIXES)
         raise CheckpointError.explain(
-            f"'{path}' does not say which format it is to have.",
+            f"The suffix of '{path}' does not determine a format.",
             why=f"known suffixes are {known}.",
             fix=f"use one of them, or --to {'|'.join(TARGETS)}",
         )
@@ -46,15 +46,15 @@ def target_of(path: Path) -> Target:
 
 
 def write_checkpoint(path: Path, tensors: Sequence[StoredTensor], *, target: Target, replace: bool = False) -> None:
-    """Write tensors in the order given; the file is there whole, verified, or not at all.
+    """Write tensors in the given order; the file is either complete and verified, or does not exist.
 
-    One tensor is in memory at a time, but for PyTorch's format.
+    One tensor is in memory at a time, except in PyTorch's format.
 
     Raises:
-        CheckpointError: The file exists and may not be replaced, cannot be written, or does not read back as written.
+        CheckpointError: The file exists, cannot be written, or does not read back as written.
     """
     if path.exists() and not replace:
-        raise CheckpointError.explain(f"'{path}' exists already.", fix="choose another name, or add --force.")
+        raise CheckpointError.explain(f"'{path}' already exists.", fix="choose another name, or add --force.")
     partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
     try:
         WRITERS[target](partial, tensors)
@@ -72,16 +72,14 @@ def _verify(path: Path, tensors: Sequence[StoredTensor]) -> None:
         names = [stored.entry.name for stored in tensors]
         if sorted(written.entries) != sorted(names):
             different = sorted(set(written.entries) ^ set(names))
-            raise _not_as_meant(
-                path, f"'{different[0]}' is there under another name" if different else "a name is lost"
-            )
+            raise _not_as_meant(path, f"'{different[0]}' has another name" if different else "a name is missing")
         for stored in tensors:
             if not _same(written.tensor(stored.entry.name), stored.read()):
                 raise _not_as_meant(path, f"'{stored.entry.name}' has other values")
 
 
 def _same(first: Tensor, second: Tensor) -> bool:
-    """Compare shape, dtype and bits: NaN is equal to itself."""
+    """Return whether shape, dtype and bits are equal; NaN equals itself."""
     if first.shape != second.shape or first.dtype != second.dtype:
         return False
     return torch.equal(_bits(first), _bits(second))
@@ -93,7 +91,7 @@ def _bits(tensor: Tensor) -> Tensor:
 
 def _not_as_meant(path: Path, why: str) -> CheckpointError:
     return CheckpointError.explain(
-        f"What was written for '{path.name}' does not read back as it was meant, and is gone again.",
+        f"'{path.name}' did not read back as written, and was deleted.",
         why=f"{why}.",
         fix="try another format with --to, and report this.",
     )

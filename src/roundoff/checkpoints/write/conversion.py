@@ -1,4 +1,4 @@
-"""What a converted checkpoint is to hold: under which names, with which axes and dtypes."""
+"""Plans a conversion: the names, axes and dtypes of the tensors to write."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch import Tensor
 
 from roundoff.checkpoints.checkpoint import Checkpoint, Entry, Role, StoredTensor
 from roundoff.checkpoints.pair.layer_matching import PairedBy
-from roundoff.checkpoints.pair.pairing import Pairing, TensorPair, pair
+from roundoff.checkpoints.pair.pairing import Pairing, TensorPair, pair_checkpoints
 from roundoff.checkpoints.write.checkpoint_writer import Target
 from roundoff.checkpoints.write.foreign_names import ForeignNames, counter_like
 from roundoff.errors import CheckpointError
@@ -22,7 +22,7 @@ GUESSED = (PairedBy.SHAPE, PairedBy.EDIT_DISTANCE, PairedBy.POSITION)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConversionPlan:
-    """Tensors to write, and what whoever asked should know about them."""
+    """The tensors to write, and notes about them for the user."""
 
     tensors: Sequence[StoredTensor]
     notes: Sequence[str]
@@ -31,23 +31,23 @@ class ConversionPlan:
 def plan_conversion(
     source: Checkpoint, *, target: Target, like: Checkpoint | None = None, name_map: Mapping[str, str] | None = None
 ) -> ConversionPlan:
-    """Say what to write for `source` in another format.
+    """Return the tensors to write for `source` in another format.
 
     Args:
-        source: where the values come from.
-        target: the format. Without `like`, names and layouts are those of its framework; safetensors and npz get
+        source: the checkpoint to convert.
+        target: the format. Without `like`, names and layouts are those of its framework; safetensors and npz use
             PyTorch's.
-        like: a checkpoint of the target model, whose names, shapes and dtypes are taken; its values do not matter.
-        name_map: names of `source` and what they are to be called; `a.* = b.*` holds for all that begin so.
+        like: a checkpoint of the target model, whose names, shapes and dtypes are used, not its values.
+        name_map: names of `source` and their new names; `a.* = b.*` maps all names with this prefix.
 
     Raises:
-        CheckpointError: `like` has a parameter that `source` does not, or the map a name; or there is nothing to write.
+        CheckpointError: `like` or the map has a name that `source` does not have, or there is nothing to write.
     """
     if not source.entries:
         raise CheckpointError.explain(
-            f"'{source.path}' holds no tensor.",
+            f"'{source.path}' has no tensors.",
             why="there is nothing to convert.",
-            fix="save the model's state_dict, and convert that.",
+            fix="save the model's state_dict and convert that.",
         )
     plan = _alone(source, target, name_map or {}) if like is None else _like(source, like, name_map or {})
     tensors = [_storable(stored, target) for stored in plan.tensors]
@@ -60,13 +60,13 @@ def _alone(source: Checkpoint, target: Target, name_map: Mapping[str, str]) -> C
     words = ForeignNames(source, target=target, name_map=name_map)
     planned = {name: words.stored(entry) for name, entry in source.entries.items()}
     left = [name for name, stored in planned.items() if stored is None]
-    note = f"left out, which the other side has not, or not so: {_tensors(len(left), left[0])}" if left else ""
+    note = f"left out, because the target has no equivalent: {_tensors(len(left), left[0])}" if left else ""
     tensors = [stored for stored in planned.values() if stored is not None]
     return ConversionPlan(tensors=[*tensors, *words.counters()], notes=[note] if note else [])
 
 
 def _like(source: Checkpoint, like: Checkpoint, name_map: Mapping[str, str]) -> ConversionPlan:
-    found = pair(
+    found = pair_checkpoints(
         like.entries,
         source.entries,
         reference_format=like.format,
@@ -77,9 +77,9 @@ def _like(source: Checkpoint, like: Checkpoint, name_map: Mapping[str, str]) -> 
     if missing:
         shown = "; ".join(f"'{each.name}': {each.why}" for each in missing[:MAX_NAMED])
         raise CheckpointError.explain(
-            f"'{source.path}' lacks {len(missing)} of the tensors of '{like.path}'.",
+            f"'{source.path}' lacks {len(missing)} tensors of '{like.path}'.",
             why=f"{shown}.",
-            fix="say with --map which they are, or take another --like.",
+            fix="name them with --map, or use another --like.",
         )
     stored = {each.reference: _laid(source, like.entries[each.reference], each) for each in found.pairs}
     for each in found.only_reference:
@@ -109,25 +109,25 @@ def _cast(tensor: Tensor, dtype: torch.dtype, name: str) -> Tensor:
         raise CheckpointError.explain(
             f"'{name}' does not fit into {str(dtype).removeprefix('torch.')}.",
             why=f"{lost} of its values would no longer be finite.",
-            fix="take a --like of a wider dtype, or none.",
+            fix="use a --like with a wider dtype, or none.",
         )
     return cast
 
 
 def _notes(found: Pairing, *, without: int) -> list[str]:
     guessed = [each for each in found.pairs if each.by in GUESSED]
-    turned = [each.candidate for each in found.pairs if not each.is_asked]
+    turned = [each.candidate for each in found.pairs if not each.is_expected]
     left = [each for each in found.only_candidate if each.role is not Role.OTHER]
     notes = []
     if guessed:
         first = f"'{guessed[0].candidate}' as '{guessed[0].reference}'"
-        notes.append(f"found by shape or order alone: {_tensors(len(guessed))} ({first}); check, or say with --map")
+        notes.append(f"matched by shape or order only: {_tensors(len(guessed))} ({first}); check them, or use --map")
     if turned:
-        notes.append(f"with other axes only because the shapes ask for it: {_tensors(len(turned), turned[0])}")
+        notes.append(f"permuted only because of their shapes: {_tensors(len(turned), turned[0])}")
     if left:
-        notes.append(f"left out, for which --like has no place: {_tensors(len(left), left[0].name)}")
+        notes.append(f"left out, because --like does not have them: {_tensors(len(left), left[0].name)}")
     if without:
-        notes.append(f"not written, because the source does not tell, and no weights: {_tensors(without)}")
+        notes.append(f"not written, because the source does not have them (no weights): {_tensors(without)}")
     return notes
 
 
@@ -142,7 +142,7 @@ def _tensors(count: int, first: str | None = None) -> str:
 
 
 def _storable(stored: StoredTensor, target: Target) -> StoredTensor:
-    """Widen what the format cannot hold."""
+    """Widen dtypes that the format does not have."""
     if target != "npz" or not stored.entry.dtype.startswith(("bfloat", "float8")):
         return stored
     return StoredTensor(entry=replace(stored.entry, dtype="float32"), read=lambda: stored.read().float())

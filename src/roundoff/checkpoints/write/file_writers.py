@@ -1,4 +1,4 @@
-"""Writes what `torch.load` reads: a state dict, or one beside an optimizer's."""
+"""Writes the files of PyTorch, numpy, safetensors and MindSpore."""
 
 from __future__ import annotations
 
@@ -18,18 +18,16 @@ from roundoff.checkpoints.checkpoint import StoredTensor
 from roundoff.checkpoints.read.mindspore import DTYPES
 from roundoff.errors import CheckpointError
 
-# == Writes MindSpore's `.ckpt`.
-
 # Checkpoint { repeated Value value = 1; }, Value { string tag = 1; Tensor tensor = 2; }
 # Tensor { repeated int64 dims = 1; string tensor_type = 2; bytes tensor_content = 3; }
 VALUE, TAG, TENSOR, DIMENSIONS, TYPE, CONTENT = 1, 1, 2, 1, 2, 3
 SLICE_BYTES = 512 << 20
-"""MindSpore divides what is larger: a protobuf holds no more than 2 GB."""
+"""MindSpore splits larger tensors, because a protobuf has at most 2 GB."""
 MINDSPORE_DTYPES = {torch_name: name for name, torch_name in DTYPES.items()}
 
 
 def write_mindspore(path: Path, tensors: Sequence[StoredTensor]) -> None:
-    """Write every tensor as one value, or as slices of the same tag."""
+    """Write MindSpore's `.ckpt`: every tensor as one value, or as slices with the same tag."""
     with path.open("wb") as file:
         for stored in tensors:
             if stored.entry.dtype not in MINDSPORE_DTYPES:
@@ -49,7 +47,7 @@ def _slices(tensor: Tensor) -> Iterator[memoryview]:
 
 
 def _head(stored: StoredTensor, num_bytes: int) -> bytes:
-    """Return everything of a value that stands before its content."""
+    """Return the bytes of a value before its content."""
     dimensions = b"".join(_varint(DIMENSIONS << 3) + _varint(size) for size in stored.entry.shape)
     tensor = dimensions + _field(TYPE, MINDSPORE_DTYPES[stored.entry.dtype].encode()) + _begin(CONTENT, num_bytes)
     value = _field(TAG, stored.entry.name.encode()) + _begin(TENSOR, len(tensor) + num_bytes)
@@ -65,7 +63,7 @@ def _begin(number: int, num_bytes: int) -> bytes:
 
 
 def _varint(number: int) -> bytes:
-    """Write a number in groups of seven bits, the lowest first.
+    """Encode a varint: groups of seven bits, the lowest first.
 
     >>> _varint(300).hex()
     'ac02'
@@ -77,8 +75,6 @@ def _varint(number: int) -> bytes:
     groups.append(number)
     return bytes(groups)
 
-
-# == Writes safetensors, one tensor after the other.
 
 SAFETENSORS_DTYPES = {
     "float64": "F64",
@@ -101,10 +97,10 @@ ALIGNMENT = 8
 
 
 def write_safetensors(path: Path, tensors: Sequence[StoredTensor]) -> None:
-    """Write the header, which says where every tensor is, then the tensors."""
+    """Write safetensors: the header with the place of every tensor, then the tensors one by one."""
     header: dict[str, object] = {"__metadata__": {"format": "pt"}}
     position = 0
-    # The widest first: then every tensor begins at a multiple of its own width.
+    # The widest dtypes first, so that every tensor is aligned.
     ordered = sorted(tensors, key=lambda stored: -_width(stored))
     for stored in ordered:
         end = position + _width(stored) * math.prod(stored.entry.shape)
@@ -129,11 +125,8 @@ def _width(stored: StoredTensor) -> int:
     return dtype.itemsize
 
 
-# == Writes numpy's `.npz`.
-
-
 def write_npz(path: Path, tensors: Sequence[StoredTensor]) -> None:
-    """Write every tensor as an array of its name; numpy has no bfloat16, which whoever plans must have widened."""
+    """Write numpy's `.npz`; the caller has widened bfloat16, which numpy does not have."""
     with zipfile.ZipFile(path, "w", zipfile.ZIP_STORED) as archive:
         for stored in tensors:
             with archive.open(f"{stored.entry.name}.npy", "w", force_zip64=True) as file:
@@ -144,14 +137,14 @@ _STATE = re.compile(r"optimizer\.state\.(?P<number>\d+)\.(?P<slot>\w+)")
 
 
 def write_torch(path: Path, tensors: Sequence[StoredTensor]) -> None:
-    """Write a state dict; with an optimizer's state, {"model": ..., "optimizer": {"state": ...}}.
+    """Write a PyTorch state dict; with optimizer state, {"model": ..., "optimizer": {"state": ...}}.
 
-    All tensors are in memory at once: PyTorch writes them so.
+    All tensors are in memory at once, because PyTorch writes them together.
     """
     model: dict[str, Any] = {}
     state: dict[int, dict[str, Any]] = {}
     for stored in tensors:
-        # A view into a mapped file would be saved with all of that file.
+        # A view of a mapped file would be saved with the whole file.
         tensor = stored.read().clone(memory_format=torch.contiguous_format)
         if found := _STATE.fullmatch(stored.entry.name):
             state.setdefault(int(found["number"]), {})[found["slot"]] = tensor

@@ -1,4 +1,4 @@
-"""What the other framework calls a model's tensors, where no checkpoint of it shows that."""
+"""Names the tensors and counters of a model in another framework, without a checkpoint of that framework."""
 
 from __future__ import annotations
 
@@ -15,15 +15,13 @@ from roundoff.checkpoints.pair.pairing import WEIGHTS
 from roundoff.checkpoints.write.checkpoint_writer import Target
 from roundoff.errors import CheckpointError
 
-# == What frameworks count: the optimizer's steps, the batches of norms, powers of Adam's betas.
-
 STEPS = frozenset({"global_step", "step", "iterations"})
 BETA_POWERS = {"beta1_power": 0, "beta2_power": 1}
-"""MindSpore's Adam keeps the power of each beta instead of the step."""
+"""MindSpore's Adam stores the power of each beta instead of the step."""
 
 
 def step_of(source: Checkpoint) -> int | None:
-    """Return how many steps the optimizer has made, where the checkpoint tells."""
+    """Return the number of optimizer steps, if the checkpoint has it."""
     for entry in source.entries.values():
         is_beside = entry.role in (Role.OPTIMIZER, Role.OTHER) and torch.Size(entry.shape).numel() == 1
         if is_beside and entry.name.rpartition(".")[2] in STEPS:
@@ -32,7 +30,7 @@ def step_of(source: Checkpoint) -> int | None:
 
 
 def betas_of(source: Checkpoint) -> tuple[float, float] | None:
-    """Return Adam's betas, where a checkpoint of PyTorch tells them."""
+    """Return Adam's betas, if a PyTorch checkpoint has them."""
     match source.settings.get("optimizer.param_groups.0.betas"):
         case [float() as first, float() as second]:
             return first, second
@@ -40,16 +38,16 @@ def betas_of(source: Checkpoint) -> tuple[float, float] | None:
 
 
 def one_number(name: str, value: float, *, dtype: str, shape: tuple[int, ...], role: Role) -> StoredTensor:
-    """Return a tensor of one value, to be written."""
+    """Return a tensor with one value."""
     entry = Entry(name=name, shape=shape, dtype=dtype, role=role)
     return StoredTensor(entry=entry, read=lambda: torch.full(shape, value, dtype=getattr(torch, dtype)))
 
 
 def counter_like(wanted: Entry, source: Checkpoint) -> StoredTensor | None:
-    """Make a counter that only the other side has of what the source tells; None if `wanted` is none, or it does not.
+    """Derive a counter that only the other side has from the source; None if that is impossible.
 
-    Batches are counted as steps: a norm that was trained sees one batch a step. Where no step is known they are 0, as
-    in a norm that is new.
+    Batches are counted as steps: a trained norm sees one batch per step. Without a known step they are 0, as in a new
+    norm.
     """
     step = step_of(source)
     last = wanted.name.rpartition(".")[2]
@@ -74,12 +72,12 @@ SLOTS_OF_MINDSPORE = {
     "max_exp_avg_sq": "vhat",
     "square_avg": "mean_square",
 }
-"""What `nn.Adam`, `nn.Momentum` and `nn.RMSProp` call their states."""
+"""The names of the states of `nn.Adam`, `nn.Momentum` and `nn.RMSProp`."""
 HAVE_TORCH_NAMES = ("torch", "safetensors", "npz")
 
 
 class ForeignNames:
-    """Names and axes of a checkpoint's tensors, as the target has them."""
+    """The names and axes of a checkpoint's tensors in the target framework."""
 
     def __init__(self, source: Checkpoint, *, target: Target, name_map: Mapping[str, str]) -> None:
         self._source = source
@@ -98,7 +96,7 @@ class ForeignNames:
         self._check_map()
 
     def stored(self, entry: Entry) -> StoredTensor | None:
-        """Return a tensor as it is to be written, or None for what the target does not have."""
+        """Return a tensor as the target stores it, or None if the target does not have it."""
         name, owner = self._name(entry)
         if name is None:
             return None
@@ -113,7 +111,7 @@ class ForeignNames:
         return StoredTensor(entry=replace(entry, name=name, shape=shape), read=read)
 
     def counters(self) -> list[StoredTensor]:
-        """Make what only the target counts."""
+        """Return the counters that only the target has."""
         step = step_of(self._source)
         if step is None:
             return []
@@ -171,19 +169,21 @@ class ForeignNames:
             if not any(name == left or (left.endswith("*") and name.startswith(left[:-1])) for name in self._names):
                 raise CheckpointError.explain(
                     f"The map names '{left}', which '{self._source.path}' does not have.",
-                    fix=f"write names as `roundoff params {self._source.path}` prints them.",
+                    fix=f"use names that `roundoff params {self._source.path}` prints.",
                 )
         names = list(self._names.values())
         twice = [name for name in names if names.count(name) > 1] if len(set(names)) < len(names) else []
         if twice:
-            raise CheckpointError.explain(f"Two tensors would be called '{twice[0]}'.", fix="rename one with --map.")
+            raise CheckpointError.explain(
+                f"Two tensors would have the name '{twice[0]}'.", fix="rename one with --map."
+            )
 
 
 def mindspore_leaf(layer: CheckpointLayer, leaf: str) -> str | None:
-    """Return MindSpore's name of a layer's tensor; None for what it does not have.
+    """Return MindSpore's name of a layer's tensor; None if it does not have it.
 
-    A layer whose weight is a vector is taken for a norm, and a matrix without a bias in a layer called `emb...` for an
-    embedding: PyTorch's names do not tell.
+    A layer whose weight is a vector counts as a norm, and a matrix without a bias in a layer called `emb...` as an
+    embedding, because PyTorch's names do not show it.
     """
     if leaf == UNCOUNTED:
         return None

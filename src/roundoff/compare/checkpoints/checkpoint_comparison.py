@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 from roundoff.checkpoints.checkpoint import Checkpoint, Role
 from roundoff.checkpoints.pair.layer_matching import PairedBy
-from roundoff.checkpoints.pair.pairing import Pairing, TensorPair, pair
+from roundoff.checkpoints.pair.pairing import Pairing, TensorPair, pair_checkpoints
 from roundoff.checkpoints.pair.unpaired_tensors import UnpairedTensor
 from roundoff.compare.checkpoints.compared_pair import ComparedPair, MeasuredPair, PairKind, measure_pair
 from roundoff.compare.checkpoints.swaps import corrected_pairs, find_swaps, leftovers_by_values
@@ -82,7 +82,7 @@ def compare_checkpoints(
     A pair that names had let one guess only, and that values show to be wrong, is put right. Tolerances are those of
     the coarser of two dtypes, nothing else.
     """
-    pairing = pair(
+    pairing = pair_checkpoints(
         reference.entries,
         candidate.entries,
         reference_format=reference.format,

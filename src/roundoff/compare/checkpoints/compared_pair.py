@@ -271,7 +271,7 @@ def measure_pair(pair: TensorPair, reference: Tensor, candidate: Tensor) -> Meas
     laid = lay_out_like(candidate, pair, tuple(reference.shape))
     far = difference(reference, laid)
     agreed = agreement(reference, laid, found=far)
-    if agreed is not None and not pair.is_asked:
+    if agreed is not None and not pair.is_expected:
         note = "only the shapes ask for it" if pair.axes else "the layouts ask for other axes"
         return MeasuredPair(compared=_make_compared_pair(pair, reference, laid, PairKind.TRANSPOSED, note=note))
     if agreed is not None and agreed[0] is ValueAgreement.EQUAL:

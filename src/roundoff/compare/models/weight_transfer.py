@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from roundoff.checkpoints.checkpoint import Entry, Role
 from roundoff.checkpoints.pair.layer_groups import Axes
-from roundoff.checkpoints.pair.pairing import TensorPair, pair
+from roundoff.checkpoints.pair.pairing import TensorPair, pair_checkpoints
 from roundoff.errors import CheckpointError, CompareError, first_line
 
 Tensors: TypeAlias = dict[str, tuple[Tensor, Role]]
@@ -47,7 +47,7 @@ def transfer_weights(
     """Overwrite the candidate's parameters and buffers with the reference's, as far as they line up."""
     reference_tensors, candidate_tensors = _tensors(reference), _tensors(candidate)
     try:
-        found = pair(_entries(reference_tensors), _entries(candidate_tensors), name_map=name_map)
+        found = pair_checkpoints(_entries(reference_tensors), _entries(candidate_tensors), name_map=name_map)
     except CheckpointError as error:
         raise CompareError.explain("The models do not line up by this map.", why=first_line(error)) from error
     axes = _axes(found.pairs, reference_tensors, candidate_tensors, candidate)
