@@ -103,8 +103,8 @@ def test_a_file_that_is_cut_off_is_refused_with_its_name(samples: dict[str, Path
     ("content", "why"),
     [
         (b"", "it is empty"),
-        (b"step loss\n0 2.3\n1 2.2\n", r"it begins with b'step los', and none of files of PyTorch, .* does"),
-        (b"\x89PNG\r\n\x1a\n", "it begins with"),
+        (b"step loss\n0 2.3\n1 2.2\n", r"it starts with b'step los', and none of files of PyTorch, .* does"),
+        (b"\x89PNG\r\n\x1a\n", "it starts with"),
         (b'{"a": 1}', "no index of a sharded checkpoint"),
         (b'{"a": ', "it is not JSON"),
         (b"PK\x03\x04" + b"\x00" * 100, "the zip is cut off"),

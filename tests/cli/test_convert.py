@@ -42,7 +42,7 @@ def test_replaces_only_by_force(source: Path):
     before = source.read_bytes()
     result = run(source, source)
     assert result.exit_code == 2
-    assert "exists already" in result.output
+    assert "already exists" in result.output
     assert source.read_bytes() == before
     assert run(source, source.with_name("b.npz"), "--force").exit_code == 0
     assert run(source, source.with_name("b.npz"), "--force").exit_code == 0
@@ -65,5 +65,5 @@ def test_an_empty_checkpoint_is_not_converted(tmp_path: Path):
     torch.save({}, tmp_path / "empty.pth")
     result = run(tmp_path / "empty.pth", tmp_path / "b.npz")
     assert result.exit_code == 2
-    assert result.output.startswith(f"CheckpointError: '{tmp_path / 'empty.pth'}' holds no tensor.\n")
+    assert result.output.startswith(f"CheckpointError: '{tmp_path / 'empty.pth'}' has no tensors.\n")
     assert not (tmp_path / "b.npz").exists()

@@ -134,7 +134,7 @@ def test_names_that_do_not_tell_are_left_alone_where_the_numbers_of_layers_diffe
     assert not found.pairs
     assert len(found.only_reference) == 6
     assert found.only_reference[0].why == (
-        "of this shape 3 are left here and 2 there, and their names do not tell which is which"
+        "3 tensors of this shape remain here and 2 there, and their names do not match"
     )
 
 

@@ -85,7 +85,7 @@ def extension(kind: int, content: Any) -> bytes:
 @pytest.mark.parametrize(
     ("content", "why"),
     [
-        (extension(1, ([25_000_000_000], "float32", bytes(8))), "needs 100000000000 bytes and has 8"),
+        (extension(1, ([25_000_000_000], "float32", bytes(8))), "needs 100000000000 bytes but has 8"),
         (extension(1, ([2], "float99", bytes(8))), "unknown dtype 'float99'"),
         (extension(1, ([2], "float32")), "an array that is none"),
         (extension(3, ([2], "float32", bytes(8))), "at byte"),

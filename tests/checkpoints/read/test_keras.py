@@ -86,7 +86,7 @@ def test_a_dataset_of_no_size_that_is_no_memory_is_refused(tmp_path: Path):
     with h5py.File(tmp_path / "a.h5", "w") as file:
         file.create_dataset("w", shape=(25_000_000_000,), dtype="f4", chunks=(1000,))
     checkpoint = read_checkpoint(tmp_path / "a.h5")
-    with pytest.raises(CheckpointError, match="would unpack to 100000000000 bytes"):
+    with pytest.raises(CheckpointError, match="would expand to 100000000000 bytes"):
         checkpoint.tensor("w")
 
 

@@ -86,10 +86,10 @@ def test_a_checksum_behind_the_protobuf_is_no_part_of_it(tmp_path: Path):
 @pytest.mark.parametrize(
     ("content", "why"),
     [
-        (value("w", [25_000_000_000], "Float32", bytes(8)), "needs 100000000000 bytes and has 8"),
+        (value("w", [25_000_000_000], "Float32", bytes(8)), "needs 100000000000 bytes but has 8"),
         (value("w", [2**62, 2**62], "Float32", bytes(8)), "more elements than any memory holds"),
         (value("w", [1] * 50, "Float32", bytes(4)), "claims 50 dimensions"),
-        (value("w", [1] * 1000, "Float32", bytes(4)), "more than 100 fields where few belong"),
+        (value("w", [1] * 1000, "Float32", bytes(4)), "more than 100 fields where few are expected"),
         (value("w", [2], "Float99", bytes(8)), "unknown dtype 'Float99'"),
         (value("w", [2], "Float32", bytes(8))[:-1], "claims .* bytes where .* are left"),
         (b"\x0a" + varint(2**63) + b"abc", "claims 9223372036854775808 bytes where 3 are left"),

@@ -96,7 +96,7 @@ def test_an_array_that_lies_is_refused_with_its_place(array: Any, why: str, tmp_
 def test_what_holds_itself_is_refused(tmp_path: Path):
     around: list[Any] = [np.ones(1)]
     around.append(around)
-    with pytest.raises(CheckpointError, match="too deeply nested things, or holds itself"):
+    with pytest.raises(CheckpointError, match="too deeply nested entries, or contains itself"):
         read_checkpoint(write(tmp_path / "a.pdparams", {"w": around}))
 
 
@@ -109,7 +109,7 @@ def test_what_doubles_at_every_level_is_refused(tmp_path: Path):
 
 
 def test_two_tensors_with_one_name_are_refused(tmp_path: Path):
-    with pytest.raises(CheckpointError, match=r"two tensors are called 'a.b'"):
+    with pytest.raises(CheckpointError, match=r"two tensors have the name 'a.b'"):
         read_checkpoint(write(tmp_path / "a.pdparams", {"a": {"b": np.ones(1)}, "a.b": np.ones(1)}))
 
 

@@ -58,7 +58,7 @@ def test_an_index_that_leads_elsewhere_is_refused(folder: Path, file: str):
 
 def test_a_tensor_that_its_shard_lacks_is_named(folder: Path):
     (folder / INDEX).write_text(json.dumps({"weight_map": {"absent": "model-0.safetensors"}}))
-    with pytest.raises(CheckpointError, match=r"'model-0.safetensors' lacks the tensor 'absent'"):
+    with pytest.raises(CheckpointError, match=r"'model-0.safetensors' does not have the tensor 'absent'"):
         read_checkpoint(folder)
 
 

@@ -126,7 +126,7 @@ def test_a_storage_that_is_too_short_is_refused_with_its_place(tmp_path: Path):
     with zipfile.ZipFile(tmp_path / "a.pt") as old, zipfile.ZipFile(tmp_path / "b.pt", "w") as new:
         for name in old.namelist():
             new.writestr(name, old.read(name)[: 8 if "/data/" in name else None])
-    with pytest.raises(CheckpointError, match=r"the storage '0' claims 40 bytes and has 8 at byte \d+"):
+    with pytest.raises(CheckpointError, match=r"the storage '0' claims 40 bytes but has 8 at byte \d+"):
         read_checkpoint(tmp_path / "b.pt")
 
 

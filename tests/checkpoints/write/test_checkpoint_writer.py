@@ -85,7 +85,7 @@ def test_states_of_an_optimizer_stand_beside_the_model_for_torch(tmp_path: Path)
 def test_does_not_replace_a_file_that_nobody_said_to_replace(tmp_path: Path):
     path = written(tmp_path / "a.pth", "torch")
     before = path.read_bytes()
-    with pytest.raises(CheckpointError, match="exists already"):
+    with pytest.raises(CheckpointError, match="already exists"):
         written(path, "torch", {"w": torch.ones(2)})
     assert path.read_bytes() == before
 

@@ -134,7 +134,7 @@ def test_says_which_parameters_are_missing(tmp_path: Path):
     source = saved(tmp_path / "a.pth", {"fc.weight": torch.ones(3, 4)})
     like = saved(tmp_path / "b.pth", {"fc.weight": torch.ones(3, 4), "fc.bias": torch.ones(3)})
     with pytest.raises(
-        CheckpointError, match=r"lacks 1 of the tensors of .*\n  why: 'fc.bias': the other side has none"
+        CheckpointError, match=r"lacks 1 tensors of .*\n  why: 'fc.bias': the other side has no such name"
     ):
         plan_conversion(source, target="torch", like=like)
 
@@ -143,7 +143,7 @@ def test_says_what_was_guessed(tmp_path: Path):
     source = saved(tmp_path / "a.pth", {"fc.weight": torch.ones(3, 4)})
     like = saved(tmp_path / "b.pth", {"head.weight": torch.ones(3, 4)})
     (note,) = plan_conversion(source, target="torch", like=like).notes
-    assert note == ("found by shape or order alone: 1 tensor ('fc.weight' as 'head.weight'); check, or say with --map")
+    assert note == ("matched by shape or order only: 1 tensor ('fc.weight' as 'head.weight'); check them, or use --map")
 
 
 def test_moments_and_steps_go_to_mindspore(tmp_path: Path):
@@ -195,7 +195,7 @@ def test_a_map_renames(tmp_path: Path):
     assert list(values(found)) == ["body.fc.weight", "body.fc.bias", "scale"]
     with pytest.raises(CheckpointError, match=r"'c\.\*', which"):
         plan_conversion(source, target="safetensors", name_map={"c.*": "body.*"})
-    with pytest.raises(CheckpointError, match="Two tensors would be called 'b'"):
+    with pytest.raises(CheckpointError, match="Two tensors would have the name 'b'"):
         plan_conversion(source, target="safetensors", name_map={"a.fc.bias": "b"})
 
 
