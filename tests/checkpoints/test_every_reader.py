@@ -103,13 +103,13 @@ def test_a_file_that_is_cut_off_is_refused_with_its_name(samples: dict[str, Path
     ("content", "why"),
     [
         (b"", "it is empty"),
-        (b"step loss\n0 2.3\n1 2.2\n", r"it starts with b'step los', and none of files of PyTorch, .* does"),
+        (b"step loss\n0 2.3\n1 2.2\n", r"it starts with b'step los', unlike all files of PyTorch"),
         (b"\x89PNG\r\n\x1a\n", "it starts with"),
-        (b'{"a": 1}', "no index of a sharded checkpoint"),
+        (b'{"a": 1}', "not the index of a sharded checkpoint"),
         (b'{"a": ', "it is not JSON"),
-        (b"PK\x03\x04" + b"\x00" * 100, "the zip is cut off"),
+        (b"PK\x03\x04" + b"\x00" * 100, "the zip is truncated"),
         (b"\x00" * 257 + b"ustar", "it is a tar"),
-        (b"\x89HDF\r\n\x1a\n" + b"\x00" * 100, "the HDF5 library says"),
+        (b"\x89HDF\r\n\x1a\n" + b"\x00" * 100, "the HDF5 library reports"),
     ],
 )
 def test_what_is_no_checkpoint_is_refused_with_its_reason(content: bytes, why: str, tmp_path: Path):
@@ -124,7 +124,7 @@ def test_folders_and_missing_files_are_refused(tmp_path: Path):
         read_checkpoint(tmp_path)
     with pytest.raises(CheckpointError, match=r"There is no checkpoint '.*absent.pt'"):
         read_checkpoint(tmp_path / "absent.pt")
-    with pytest.raises(CheckpointError, match="it is no plain file"):
+    with pytest.raises(CheckpointError, match="it is not a regular file"):
         read_checkpoint("/dev/null")
 
 

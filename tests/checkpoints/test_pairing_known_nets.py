@@ -182,10 +182,14 @@ def test_every_tensor_finds_its_partner(
     if is_sorted:
         candidate = dict(sorted(candidate.items()))
     if is_reference:
-        found = pair_checkpoints(entries(shapes), entries(candidate), reference_format="torch-zip", candidate_format=format)
+        found = pair_checkpoints(
+            entries(shapes), entries(candidate), reference_format="torch-zip", candidate_format=format
+        )
         paired = {each.reference: each.candidate for each in found.pairs}
     else:
-        found = pair_checkpoints(entries(candidate), entries(shapes), reference_format=format, candidate_format="torch-zip")
+        found = pair_checkpoints(
+            entries(candidate), entries(shapes), reference_format=format, candidate_format="torch-zip"
+        )
         paired = {each.candidate: each.reference for each in found.pairs}
     assert paired == {name: rename(name) for name in shapes}
     assert all(each.is_expected for each in found.pairs)

@@ -160,7 +160,9 @@ def test_paddle_has_its_linear_weights_the_other_way_round_but_not_its_embedding
 
 def test_the_reference_may_be_the_one_with_the_other_layout():
     reference = entries({"conv/kernel": (3, 3, 2, 4), "fc/kernel": (5, 7)})
-    found = pair_checkpoints(reference, entries({"conv.weight": (4, 2, 3, 3), "fc.weight": (7, 5)}), reference_format="keras")
+    found = pair_checkpoints(
+        reference, entries({"conv.weight": (4, 2, 3, 3), "fc.weight": (7, 5)}), reference_format="keras"
+    )
     assert [(each.axes, each.is_expected) for each in found.pairs] == [((2, 3, 1, 0), True), ((1, 0), True)]
 
 

@@ -90,7 +90,7 @@ def test_a_hostile_pickle_is_refused_with_the_name_of_what_it_asks_for(
 ):
     mark = tmp_path / "executed"
     data = pickle.dumps({"weight": Hostile(function, f"touch {mark}")}, protocol=protocol)
-    with pytest.raises(CheckpointError, match=rf"{function.__name__}, which can run code .* at byte \d+"):
+    with pytest.raises(CheckpointError, match=rf"{function.__name__}, which can execute code .* at byte \d+"):
         read(data)
     assert not mark.exists()
 
@@ -114,14 +114,14 @@ def test_objects_of_other_classes_keep_their_attributes():
 
 def test_counts_places_from_the_start_of_the_file():
     file = FileBytes(Path("a.pkl"), memoryview(b"....." + pickle.dumps([1, 2])[:-1]))
-    with pytest.raises(CheckpointError, match=f"the pickle claims 1 bytes where 0 are left at byte {len(file)}"):
+    with pytest.raises(CheckpointError, match=f"the pickle claims 1 bytes, but only 0 are left at byte {len(file)}"):
         unpickle(file, start=5, globals=find_torch_global)
 
 
 @pytest.mark.parametrize(
     ("data", "why"),
     [
-        (b"\x8e" + (2**60).to_bytes(8, "little") + b"abc", "claims 1152921504606846976 bytes where 3 are left"),
+        (b"\x8e" + (2**60).to_bytes(8, "little") + b"abc", "claims 1152921504606846976 bytes, but only 3 are left"),
         (b"Nr\xff\xff\xff\x7fj\xff\xff\xff\x7e.", "refers to 2130706431"),
         (b"(((((((" + b"0" * 7 + b".", "empty stack"),
         (b"}" + b"))" + b"\x86" * 1 + b"\x85" * 60 + b"Ns.", "key of type tuple"),

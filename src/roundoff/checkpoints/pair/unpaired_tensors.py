@@ -78,7 +78,7 @@ def _why(entry: Entry, namesake: Entry | None, roles: set[Role], shapes: tuple[C
     here, there = (side[entry.shape] for side in shapes)
     if there:
         return f"{here} tensors of this shape remain here and {there} there, and their names do not match"
-    return "the other side has no such name, and no remaining tensor of this shape"
+    return "the other side has no such name, and no such shape is left"
 
 
 def _common_name(name: str) -> tuple[tuple[str, ...], str]:
