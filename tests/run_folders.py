@@ -34,8 +34,8 @@ MODEL = ModuleFacts(site="<model>", kind="Sequential", training=True)
 def write_run(folder: Path, *contents: Any, rank: int = 0, **info: Any) -> Run:
     """Write what one rank leaves and return the run; `info` are fields of run.json.
 
-    Contents are records (`Metrics`, `Call`, `BatchFacts`, `Structure`, ...), columns of tables, probes as dicts, and lists
-    of all these. `ModuleFacts` and `ParameterFacts` make up a structure at step 0, with a model around them.
+    Contents are records (`Metrics`, `Call`, `BatchFacts`, `Structure`, ...), columns of tables, probes as dicts, and
+    lists of all these. `ModuleFacts` and `ParameterFacts` make up a structure at step 0, with a model around them.
     """
     modules: list[ModuleFacts] = []
     parameters: list[ParameterFacts] = []

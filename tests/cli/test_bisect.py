@@ -6,7 +6,7 @@ from click.testing import CliRunner, Result
 
 from roundoff.cli import command_line
 from roundoff.cli.training_argument import training_named
-from roundoff.runs import RunInfo, RunWriter
+from tests.run_folders import write_run
 
 PLANTED = Path(__file__).parents[1] / "experiments" / "bisect" / "planted_overflow.py"
 CHECK = 'case ",$ROUNDOFF_SITES," in *,c,*) exit 0;; *) exit 3;; esac'
@@ -91,9 +91,9 @@ def test_the_command_of_a_run_folder_is_taken():
     result = invoke("--seeds", "1", "--bad", "half", "runs/train-1")
     assert result.exit_code == 0, result.stderr
     assert result.stdout.startswith("Nothing to find: half is as good as fp32 here.")
-    RunWriter.create(Path("runs/mine"), RunInfo(command=("python", "planted.py", "1", "4"))).close()
+    write_run(Path("runs/mine"), command=("python", "planted.py", "1", "4"))
     assert invoke("--modules-only", "runs/mine").stdout.startswith("1 must stay in fp32")
-    RunWriter.create(Path("runs/other"), RunInfo(command=("pytest",))).close()
+    write_run(Path("runs/other"), command=("pytest",))
     assert "does not say how it was started" in invoke("runs/other").stderr
 
 

@@ -9,7 +9,8 @@ import pytest
 from click.testing import CliRunner, Result
 
 from roundoff.cli import command_line
-from roundoff.runs import Metrics, Run, RunInfo, RunWriter
+from roundoff.runs import Run
+from tests.run_folders import losses, write_run
 
 
 def invoke(*arguments: str) -> Result:
@@ -18,21 +19,14 @@ def invoke(*arguments: str) -> Result:
     return result
 
 
-def write_run(folder: Path, losses: list[float]) -> str:
-    with RunWriter.create(folder, RunInfo()) as writer:
-        for step, loss in enumerate(losses):
-            writer.write(Metrics(step=step, loss=loss))
-    return str(folder)
-
-
 @pytest.fixture
 def broken(tmp_path: Path) -> str:
-    return write_run(tmp_path / "broken", [2.0, 1.5, float("nan")])
+    return str(write_run(tmp_path / "broken", losses(2.0, 1.5, float("nan"))).path)
 
 
 @pytest.fixture
 def healthy(tmp_path: Path) -> str:
-    return write_run(tmp_path / "healthy", [2.0, 1.5, 1.2])
+    return str(write_run(tmp_path / "healthy", losses(2.0, 1.5, 1.2)).path)
 
 
 def test_names_what_broke_and_ends_with_1(broken: str) -> None:

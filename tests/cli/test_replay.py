@@ -11,8 +11,8 @@ from click.testing import CliRunner, Result
 from torch import Tensor, nn
 
 from roundoff.cli import command_line
-from roundoff.runs import RunInfo, RunWriter
 from roundoff.watch.watching import watching
+from tests.run_folders import write_run
 
 BUILDERS = """
 import torch
@@ -66,7 +66,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
-    RunWriter.create(folder / "healthy", RunInfo()).close()
+    write_run(folder / "healthy")
     (folder / "model.py").write_text(BUILDERS)
     return folder
 

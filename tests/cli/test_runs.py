@@ -11,6 +11,7 @@ from click.testing import CliRunner, Result
 
 from roundoff.cli import command_line
 from roundoff.runs import EventColumns, Finding, Interned, Metrics, Run, RunInfo, RunWriter, Severity
+from tests.run_folders import write_run
 
 
 def invoke(*arguments: str) -> Result:
@@ -49,13 +50,11 @@ def events(step: int) -> EventColumns:
     )
 
 
-def write_run(folder: Path, *, started: str, ranks: int = 1, num_steps: int = 3, **info: Any) -> Run:
+def write_steps(folder: Path, *, started: str, ranks: int = 1, num_steps: int = 3, **info: Any) -> Run:
+    contents = [(events(step), Metrics(step=step, loss=2.0 / (step + 1))) for step in range(num_steps)]
     for rank in range(ranks):
-        with RunWriter.create(folder, RunInfo(started=started, **info), rank=rank, strict=True) as writer:
-            for step in range(num_steps):
-                writer.write_events(events(step))
-                writer.write(Metrics(step=step, loss=2.0 / (step + 1)))
-    return Run.open(folder)
+        run = write_run(folder, contents, rank=rank, started=started, **info)
+    return run
 
 
 @pytest.fixture(autouse=True)
@@ -69,8 +68,8 @@ def finding(rule: str) -> Finding:
 
 
 def test_lists_the_runs_in_the_default_folder():
-    write_run(Path("runs/train-1"), started="1", recipe="O2", num_steps=120).write_findings([])
-    write_run(Path("runs/train-2"), started="2").write_findings([finding("overflow"), finding("loss-nonfinite")])
+    write_steps(Path("runs/train-1"), started="1", recipe="O2", num_steps=120).write_findings([])
+    write_steps(Path("runs/train-2"), started="2").write_findings([finding("overflow"), finding("loss-nonfinite")])
     RunWriter.create("runs/train-10", RunInfo(started="3", recipe="bf16"))
     result = invoke()
     assert result.stdout == (
@@ -83,7 +82,7 @@ def test_lists_the_runs_in_the_default_folder():
 
 
 def test_lists_the_runs_of_another_folder_and_one_run_alone():
-    write_run(Path("elsewhere/a"), started="1")
+    write_steps(Path("elsewhere/a"), started="1")
     expected = (
         "run          recipe  status    steps  last loss  findings\n"
         "elsewhere/a  -       finished      3     0.6667  not diagnosed\n"
@@ -94,8 +93,8 @@ def test_lists_the_runs_of_another_folder_and_one_run_alone():
 
 
 def test_an_unreadable_run_is_listed_as_such():
-    write_run(Path("runs/a"), started="1")
-    write_run(Path("runs/b"), started="2")
+    write_steps(Path("runs/a"), started="1")
+    write_steps(Path("runs/b"), started="2")
     Path("runs/b/run.json").write_text("[]")
     result = invoke()
     assert result.exit_code == 0
@@ -122,7 +121,7 @@ def test_a_folder_without_runs_is_an_error(name: str, why: str):
 
 
 def test_lists_as_json():
-    write_run(Path("runs/a"), started="1").write_findings([finding("overflow")])
+    write_steps(Path("runs/a"), started="1").write_findings([finding("overflow")])
     (listed,) = json.loads(invoke("--json").stdout)
     assert listed.pop("findings")[0]["rule"] == "overflow"
     assert listed == {
@@ -136,7 +135,7 @@ def test_lists_as_json():
 
 
 def test_shows_events():
-    write_run(Path("a"), started="1")
+    write_steps(Path("a"), started="1")
     result = invoke("show", "a", "--step", "1")
     assert result.stdout == (
         "step  phase     site          op                    dtype    shape         min        max  mean  nonfinite\n"
@@ -148,7 +147,7 @@ def test_shows_events():
 
 
 def test_shows_the_rank_where_there_are_several():
-    write_run(Path("a"), started="1", ranks=2)
+    write_steps(Path("a"), started="1", ranks=2)
     result = invoke("show", "a", "--step", "0", "--op", "aten.mean")
     assert result.stdout == (
         "step  rank  phase    site    op                   dtype    shape   min  max  mean  nonfinite\n"
@@ -160,8 +159,7 @@ def test_shows_the_rank_where_there_are_several():
 
 def test_shows_parameter_and_source_where_they_are_known():
     names = Interned.of([None, None, "blocks.0.mlp.weight"])
-    with RunWriter.create("a", RunInfo(), strict=True) as writer:
-        writer.write_events(replace(events(0), parameter=names, source=Interned.constant("model.py:41", 3)))
+    write_run(Path("a"), replace(events(0), parameter=names, source=Interned.constant("model.py:41", 3)))
     shown = invoke("show", "a", "--phase", "backward").stdout
     assert shown == (
         "step  phase     site          op                 parameter            dtype    shape         min    max  mean"
@@ -172,7 +170,7 @@ def test_shows_parameter_and_source_where_they_are_known():
 
 
 def test_says_how_many_lines_it_left_out():
-    write_run(Path("a"), started="1")
+    write_steps(Path("a"), started="1")
     lines = invoke("show", "a", "--limit", "2").stdout.splitlines()
     assert len(lines) == 4
     assert lines[-1] == "7 more; --limit 0 prints all, --json all columns"
@@ -181,7 +179,7 @@ def test_says_how_many_lines_it_left_out():
 
 
 def test_shows_events_as_json():
-    write_run(Path("a"), started="1")
+    write_steps(Path("a"), started="1")
     shown = json.loads(invoke("show", "a", "--site", "blocks.*", "--phase", "backward", "--json").stdout)
     assert [event["step"] for event in shown] == [0, 1, 2]
     assert (shown[0]["hash"], shown[0]["shape"], shown[0]["op"]) == ("8000000000000000", [8, 128, 256], "aten.mm")
@@ -205,23 +203,21 @@ def test_shows_events_as_json():
     ],
 )
 def test_a_filter_that_matches_nothing_is_an_error_that_lists_what_exists(filters: tuple[str, ...], has: str, why: str):
-    write_run(Path("a"), started="1")
+    write_steps(Path("a"), started="1")
     result = invoke("show", "a", *filters)
     assert (result.exit_code, result.stdout) == (2, "")
     assert result.stderr == f"UsageError: No event of 'a' has {has}.\n  why: {why}\n"
 
 
 def test_only_some_of_many_names_are_listed():
-    with RunWriter.create("a", RunInfo(), strict=True) as writer:
-        for step in range(20):
-            writer.write_events(events(step))
+    write_run(Path("a"), [events(step) for step in range(20)])
     assert invoke("show", "a", "--step", "99").stderr.splitlines()[1] == (
         "  why: recorded steps: 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11 and 8 more."
     )
 
 
 def test_a_run_without_events_is_an_error():
-    write_run(Path("a"), started="1", num_steps=0)
+    write_steps(Path("a"), started="1", num_steps=0)
     result = invoke("show", "a")
     assert result.exit_code == 2
     assert result.stderr == "UsageError: 'a' contains no events.\n  why: no step was recorded.\n"

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -14,16 +13,13 @@ from roundoff.record import recording
 from roundoff.runs import (
     Anomaly,
     BatchFacts,
-    HashColumns,
-    Interned,
     Metrics,
     OptimizerFacts,
     Run,
-    RunInfo,
-    RunWriter,
     Structure,
     TensorFacts,
 )
+from tests.run_folders import hash_rows, write_run
 
 HOSTILE = "<script>alert(1)</script><img src=x>"
 BAD_STEP = 1
@@ -87,18 +83,11 @@ def diagnosed(run: Run) -> Run:
 
 def write_metrics_run(folder: Path, losses: list[float], **info: object) -> Run:
     """Write a run that was watched and not recorded: its metrics, what the watch saw, and its optimizer."""
-    with RunWriter.create(folder, RunInfo(**info)) as writer:
-        for step, loss in enumerate(losses):
-            writer.write(
-                Metrics(
-                    step=step, loss=loss, lr=0.1, loss_scale=1024.0, skipped=step == 1, grad_norm=1.0, update_norm=0.1
-                )
-            )
-            if loss != loss:
-                writer.write(Anomaly(step=step, kind="loss", value=loss))
-        optimizer = OptimizerFacts(name="SGD", groups=({"lr": 0.1},), recipe='name = "mine"\n')
-        writer.write(Structure(step=0, optimizers=(optimizer,)))
-    return Run.open(folder)
+    numbers = {"lr": 0.1, "loss_scale": 1024.0, "grad_norm": 1.0, "update_norm": 0.1}
+    metrics = [Metrics(step=step, loss=loss, skipped=step == 1, **numbers) for step, loss in enumerate(losses)]
+    bad = [Anomaly(step=step, kind="loss", value=loss) for step, loss in enumerate(losses) if loss != loss]
+    optimizer = OptimizerFacts(name="SGD", groups=({"lr": 0.1},), recipe='name = "mine"\n')
+    return write_run(folder, metrics, bad, Structure(step=0, optimizers=(optimizer,)), **info)
 
 
 def write_ranks_run(
@@ -109,21 +98,14 @@ def write_ranks_run(
     Inputs are each rank's own, unless `odd` is not 0: then they are rank 0's.
     """
     for rank in range(num_ranks):
-        with RunWriter.create(folder, RunInfo(ranks=num_ranks), rank=rank) as writer:
-            for step in range(num_steps):
-                number = 100 * step + (0 if odd("input", step, rank) else rank)
-                given = TensorFacts(place="<model>[0]", shape=(4, 8), dtype="float32", hash=f"{number:016x}")
-                writer.write(BatchFacts(step=step, tensors=(given,)))
-                for kind in ("gradient", "clipped", "parameter"):
-                    hashes = 100 * step + np.arange(len(names), dtype=np.uint64)
-                    hashes[-1] += odd(kind, step, rank)
-                    writer.write_hashes(
-                        HashColumns(
-                            step=np.full(len(names), step, dtype=np.int32),
-                            microbatch=np.zeros(len(names), dtype=np.int16),
-                            kind=Interned.of([kind] * len(names)),
-                            name=Interned.of(names),
-                            hash=hashes,
-                        )
-                    )
-    return Run.open(folder)
+        contents: list[object] = []
+        for step in range(num_steps):
+            number = 100 * step + (0 if odd("input", step, rank) else rank)
+            given = TensorFacts(place="<model>[0]", shape=(4, 8), dtype="float32", hash=f"{number:016x}")
+            contents.append(BatchFacts(step=step, tensors=(given,)))
+            for kind in ("gradient", "clipped", "parameter"):
+                hashes = [100 * step + index for index in range(len(names))]
+                hashes[-1] += odd(kind, step, rank)
+                contents.append(hash_rows([(step, kind, *row) for row in zip(names, hashes, strict=True)]))
+        run = write_run(folder, contents, rank=rank, ranks=num_ranks)
+    return run

@@ -1,16 +1,14 @@
 import math
 from pathlib import Path
 
-from roundoff.runs import Finding, Metrics, Run, RunInfo, RunSummary, RunWriter, Severity, UnreadableRun, list_runs
+from roundoff.runs import Finding, Run, RunSummary, Severity, UnreadableRun, list_runs
+from tests.run_folders import losses, write_run
 
 OVERFLOW = Finding(rule="overflow", severity=Severity.ERROR, confidence=0.9, title="t", why="w", fix="f", step=1)
 
 
 def write(folder: Path, *, started: str, num_steps: int = 0) -> Run:
-    with RunWriter.create(folder, RunInfo(started=started, recipe="O2"), strict=True) as writer:
-        for step in range(num_steps):
-            writer.write(Metrics(step=step, loss=1.0 / (step + 1)))
-    return Run.open(folder)
+    return write_run(folder, losses(*(1.0 / (step + 1) for step in range(num_steps))), started=started, recipe="O2")
 
 
 def test_runs_are_listed_by_age_and_unreadable_ones_last(tmp_path: Path):
@@ -54,8 +52,7 @@ def test_a_run_that_is_being_written_is_listed_without_its_half_line(tmp_path: P
 
 
 def test_a_loss_that_is_nan_is_listed_as_it_is(tmp_path: Path):
-    with RunWriter.create(tmp_path / "a", RunInfo(), strict=True) as writer:
-        writer.write(Metrics(step=0, loss=math.nan))
+    write_run(tmp_path / "a", losses(math.nan))
     (summary,) = list_runs(tmp_path)
     assert math.isnan(summary.last_loss)
     assert summary.to_object()["path"] == str(tmp_path / "a")

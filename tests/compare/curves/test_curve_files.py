@@ -10,7 +10,7 @@ import pytest
 
 from roundoff.compare.curves.curve_files import read_curve
 from roundoff.errors import CompareError
-from roundoff.runs import Metrics, RunInfo, RunWriter
+from tests.run_folders import losses, write_run
 
 
 def curve_in(tmp_path: Path, name: str, text: str, **options: str) -> tuple[list[int], list[float]]:
@@ -71,9 +71,7 @@ def test_a_last_line_that_is_cut_off_is_dropped(tmp_path: Path) -> None:
 
 
 def test_the_metrics_of_a_run_are_a_curve(tmp_path: Path) -> None:
-    with RunWriter.create(tmp_path / "run", RunInfo()) as writer:
-        for step, loss in enumerate([2.5, float("inf"), 2.25]):
-            writer.write(Metrics(step=step, loss=loss))
+    write_run(tmp_path / "run", losses(2.5, float("inf"), 2.25))
     curve = read_curve(tmp_path / "run" / "metrics-rank0.jsonl")
     assert (curve.steps, curve.values) == ((0, 1, 2), (2.5, float("inf"), 2.25))
 

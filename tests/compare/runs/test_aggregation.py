@@ -6,13 +6,12 @@ import numpy as np
 import pytest
 
 from roundoff.compare.runs.run_comparison import differing_aggregation
-from roundoff.runs import Interned, ParameterColumns, Run, RunInfo, RunWriter
+from roundoff.runs import Interned, ParameterColumns, Run
+from tests.run_folders import write_run
 
 
 def watched(folder: Path, *, ranks: int, norms: dict[str, float]) -> Run:
-    with RunWriter.create(folder, RunInfo(ranks=ranks), strict=True) as writer:
-        writer.write_parameters(columns(norms))
-    return Run.open(folder)
+    return write_run(folder, columns(norms), ranks=ranks)
 
 
 def columns(norms: dict[str, float]) -> ParameterColumns:

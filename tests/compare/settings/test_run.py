@@ -7,7 +7,8 @@ from typing import Any
 
 from roundoff.compare.settings.setting_comparison import differing_settings, run_differences
 from roundoff.compare.settings.setting_difference import SettingKind
-from roundoff.runs import OptimizerFacts, Run, RunInfo, RunWriter, Structure
+from roundoff.runs import OptimizerFacts, Structure
+from tests.run_folders import write_run
 
 ENVIRONMENT = {"torch.seed": 0, "torch.num_threads": 1, "torch.cudnn.allow_tf32": True}
 
@@ -15,8 +16,7 @@ ENVIRONMENT = {"torch.seed": 0, "torch.num_threads": 1, "torch.cudnn.allow_tf32"
 def differences(tmp_path: Path, reference: dict[str, Any], candidate: dict[str, Any]) -> list[tuple[str, SettingKind]]:
     runs = []
     for name, facts in (("a", reference), ("b", candidate)):
-        RunWriter.create(tmp_path / name, RunInfo(**facts)).close()
-        runs.append(Run.open(tmp_path / name))
+        runs.append(write_run(tmp_path / name, **facts))
     return [(each.text, each.kind) for each in run_differences(*runs)]
 
 
@@ -69,9 +69,7 @@ def test_arguments_are_told_but_not_paths_and_names(tmp_path: Path) -> None:
 def test_a_recipe_that_only_one_run_has_is_told_by_its_name(tmp_path: Path) -> None:
     runs = []
     for name, recipe in (("plain", None), ("narrow", 'name = "O2"\nweights = "fp16"\n')):
-        with RunWriter.create(tmp_path / name, RunInfo()) as writer:
-            optimizer = OptimizerFacts(name="SGD", groups=({"lr": 0.1},), recipe=recipe)
-            writer.write(Structure(step=0, optimizers=(optimizer,)))
-        runs.append(Run.open(tmp_path / name))
+        optimizer = OptimizerFacts(name="SGD", groups=({"lr": 0.1},), recipe=recipe)
+        runs.append(write_run(tmp_path / name, Structure(step=0, optimizers=(optimizer,))))
     (found,) = (each for each in differing_settings(*runs) if each.kind is SettingKind.RECIPE)
     assert (found.what, found.reference, found.candidate) == ("recipe", "none", "O2")

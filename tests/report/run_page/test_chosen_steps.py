@@ -6,7 +6,8 @@ import pytest
 from roundoff.diagnose.run_view import RunView
 from roundoff.report.run_page import chosen_steps as room
 from roundoff.report.run_page.chosen_steps import ChosenStep, choose_steps, room_for
-from roundoff.runs import CachedRun, EventColumns, Finding, Interned, RunInfo, RunWriter, Severity, replay_path
+from roundoff.runs import CachedRun, EventColumns, Finding, Interned, Severity, replay_path
+from tests.run_folders import write_run
 
 
 def events(step: int) -> EventColumns:
@@ -21,9 +22,7 @@ def events(step: int) -> EventColumns:
 
 
 def write(folder: Path, steps: range, *, rank: int = 0, ranks: int = 1) -> None:
-    with RunWriter.create(folder, RunInfo(ranks=ranks), rank=rank) as writer:
-        for step in steps:
-            writer.write_events(events(step))
+    write_run(folder, [events(step) for step in steps], rank=rank, ranks=ranks)
 
 
 def finding(step: int, rank: int | None = None) -> Finding:

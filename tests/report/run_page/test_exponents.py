@@ -11,8 +11,9 @@ from roundoff.diagnose.run_view import RunView, view_run
 from roundoff.report.run_page import exponents as rows
 from roundoff.report.run_page.exponents import exponents_section
 from roundoff.report.run_page.section import Section, section_html
-from roundoff.runs import CachedRun, OptimizerFacts, Run, RunInfo, RunWriter, Structure
+from roundoff.runs import CachedRun, OptimizerFacts, Run, Structure
 from tests.report.sample_runs import BAD_STEP, HOSTILE, diagnosed, record_run, write_metrics_run
+from tests.run_folders import write_run
 
 
 @pytest.fixture(scope="module")
@@ -104,9 +105,8 @@ def test_a_run_without_recorded_steps_has_no_section(tmp_path: Path):
 def test_the_bits_of_the_runs_own_fixed_point_are_taken(tmp_path: Path):
     torch.manual_seed(0)
     run = record_run(tmp_path / "run", is_broken=False, histograms=True)
-    with RunWriter.create(tmp_path / "other", RunInfo()) as writer:
-        toml = "[fixed]\nactivation = {bits = 5}\n"
-        writer.write(Structure(step=0, optimizers=(OptimizerFacts(name="SGD", groups=(), recipe=toml),)))
+    toml = "[fixed]\nactivation = {bits = 5}\n"
+    write_run(tmp_path / "other", Structure(step=0, optimizers=(OptimizerFacts(name="SGD", groups=(), recipe=toml),)))
     (tmp_path / "other" / "structure-rank0.jsonl").rename(run.path / "structure-rank0.jsonl")
     found = exponents_section(RunView(run=CachedRun.of(Run.open(run.path)), findings=()))
     assert found is not None

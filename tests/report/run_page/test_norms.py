@@ -2,8 +2,9 @@ from pathlib import Path
 
 from roundoff.diagnose.run_view import RunView
 from roundoff.report.run_page.training_curves import norms_section
-from roundoff.runs import CachedRun, Metrics, RunInfo, RunWriter
+from roundoff.runs import CachedRun, Metrics
 from tests.report.sample_runs import write_metrics_run
+from tests.run_folders import write_run
 
 
 def test_norms_scale_skipped_steps_and_rate_have_a_chart_each(tmp_path: Path):
@@ -22,10 +23,8 @@ def test_norms_scale_skipped_steps_and_rate_have_a_chart_each(tmp_path: Path):
 
 
 def test_what_was_not_measured_has_no_chart(tmp_path: Path):
-    with RunWriter.create(tmp_path / "run", RunInfo()) as writer:
-        writer.write(Metrics(step=0, loss=1.0))
-        writer.write(Metrics(step=1, loss=1.0, grad_norm=2.0))
-    section = norms_section(RunView(run=CachedRun.open(tmp_path / "run"), findings=[]))
+    run = write_run(tmp_path / "run", Metrics(step=0, loss=1.0), Metrics(step=1, loss=1.0, grad_norm=2.0))
+    section = norms_section(RunView(run=CachedRun.of(run), findings=[]))
     assert section is not None
     assert list(section.data) == ["norms"]
 

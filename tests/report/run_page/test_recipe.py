@@ -4,8 +4,9 @@ from pathlib import Path
 from roundoff.diagnose.run_view import RunView
 from roundoff.precision import find_recipe, to_toml
 from roundoff.report.run_page.setup import recipe_section
-from roundoff.runs import CachedRun, OptimizerFacts, RunInfo, RunWriter, Structure
+from roundoff.runs import CachedRun, OptimizerFacts, Structure
 from tests.report.sample_runs import write_metrics_run
+from tests.run_folders import write_run
 
 
 def test_the_recipe_is_there_as_toml_to_train_with_again(tmp_path: Path):
@@ -23,14 +24,13 @@ def test_a_recipe_that_only_the_script_knows_is_told(tmp_path: Path):
 
 
 def test_without_one_it_says_so(tmp_path: Path):
-    RunWriter.create(tmp_path / "run", RunInfo()).close()
+    write_run(tmp_path / "run")
     body = recipe_section(RunView(run=CachedRun.open(tmp_path / "run"), findings=[])).body
     assert body.startswith("<p>No recipe was applied")
 
 
 def applied(folder: Path, toml: str) -> str:
-    with RunWriter.create(folder, RunInfo()) as writer:
-        writer.write(Structure(step=0, optimizers=(OptimizerFacts(name="SGD", groups=(), recipe=toml),)))
+    write_run(folder, Structure(step=0, optimizers=(OptimizerFacts(name="SGD", groups=(), recipe=toml),)))
     return recipe_section(RunView(run=CachedRun.open(folder), findings=[])).body
 
 

@@ -2,7 +2,8 @@
 
 from pathlib import Path
 
-from roundoff.runs import Failure, Run, RunInfo, RunWriter, failures_line
+from roundoff.runs import Failure, failures_line
+from tests.run_folders import write_run
 
 
 def fail() -> Failure:
@@ -20,9 +21,7 @@ def test_a_failure_says_what_was_raised_and_where() -> None:
 
 
 def test_failures_of_the_watch_and_of_the_diagnosis_come_back_together(tmp_path: Path) -> None:
-    with RunWriter.create(tmp_path / "run", RunInfo(), strict=True) as writer:
-        writer.write(fail())
-    run = Run.open(tmp_path / "run")
+    run = write_run(tmp_path / "run", fail())
     assert run.failures() == [fail()]
     rule = Failure(check="rule", name="overflow", error="ValueError")
     run.write_findings([], failures=[rule])
@@ -33,8 +32,7 @@ def test_failures_of_the_watch_and_of_the_diagnosis_come_back_together(tmp_path:
 
 
 def test_a_run_without_failures_has_none(tmp_path: Path) -> None:
-    RunWriter.create(tmp_path / "run", RunInfo()).close()
-    assert Run.open(tmp_path / "run").failures() == []
+    assert write_run(tmp_path / "run").failures() == []
     assert failures_line([]) is None
 
 

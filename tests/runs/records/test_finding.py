@@ -5,7 +5,8 @@ from pathlib import Path
 import pytest
 
 from roundoff.errors import RunFolderError
-from roundoff.runs import Finding, Run, RunInfo, RunWriter, Severity, order_findings
+from roundoff.runs import Finding, Run, Severity, order_findings
+from tests.run_folders import write_run
 
 
 def finding(rule: str = "overflow", severity: Severity = Severity.ERROR, **fields) -> Finding:
@@ -27,8 +28,7 @@ WHOLE = finding(
 
 @pytest.fixture
 def run(tmp_path: Path) -> Run:
-    RunWriter.create(tmp_path / "a", RunInfo(), strict=True).close()
-    return Run.open(tmp_path / "a")
+    return write_run(tmp_path / "a")
 
 
 def test_findings_come_back_in_their_order(run: Run):
