@@ -52,7 +52,8 @@ def read(model: nn.Module, batch: TensorFile, *calls: dict[str, Any], has_optimi
     losses: list[Tensor] = []
     optimizers = [torch.optim.SGD(model.parameters())] if has_optimizer else []
     reader = TapeReader(StateNames([model], optimizers), [], batch, on_loss=losses.append)
-    return reader.read({"step": 0, "scalers": [], "calls": list(calls)}).entries
+    tape: Any = {"step": 0, "scalers": [], "calls": list(calls)}
+    return reader.read(tape).entries
 
 
 def test_functions_come_back_with_their_values(model: nn.Module, batch: TensorFile) -> None:
@@ -107,18 +108,18 @@ def test_without_an_optimizer_its_steps_are_left_out_but_not_what_their_closures
 
 
 def test_tensors_from_outside_lie_in_memory_as_they_did(batch: TensorFile) -> None:
-    facts = [{"stride": [1, 3], "requires_grad": True}, {"stride": [1], "requires_grad": False}]
-    first, second = read_external_tensors({"outside": facts}, batch, is_wide=False)
+    facts: Any = [{"stride": [1, 3], "requires_grad": True}, {"stride": [1], "requires_grad": False}]
+    first, second = read_external_tensors(facts, batch, is_wide=False)
     assert (first.copy.stride(), first.requires_grad) == ((1, 3), True)
     assert first.copy.tolist() == [[0, 3], [1, 4], [2, 5]]
     assert second.copy.dtype is torch.float16
-    assert read_external_tensors({"outside": facts}, batch, is_wide=True)[1].copy.dtype is torch.float32
+    assert read_external_tensors(facts, batch, is_wide=True)[1].copy.dtype is torch.float32
 
 
 def test_a_tensor_that_was_not_saved_is_told(batch: TensorFile) -> None:
-    facts = [{"stride": stride, "requires_grad": False} for stride in ([2, 1], [1], [1])]
+    facts: Any = [{"stride": stride, "requires_grad": False} for stride in ([2, 1], [1], [1])]
     with pytest.raises(ReplayError, match="'outside2' was not saved"):
-        read_external_tensors({"outside": facts}, batch, is_wide=True)
+        read_external_tensors(facts, batch, is_wide=True)
 
 
 @pytest.mark.parametrize(
@@ -132,6 +133,6 @@ def test_a_tensor_that_was_not_saved_is_told(batch: TensorFile) -> None:
     ],
     ids=["too much memory", "too few", "negative", "none", "half of it"],
 )
-def test_a_tensor_that_is_not_as_it_is_said_to_be_is_refused(facts: dict[str, Any], batch: TensorFile) -> None:
+def test_a_tensor_that_is_not_as_it_is_said_to_be_is_refused(facts: Any, batch: TensorFile) -> None:
     with pytest.raises(ReplayError, match="'outside0' does not match its description"):
-        read_external_tensors({"outside": [facts]}, batch, is_wide=False)
+        read_external_tensors([facts], batch, is_wide=False)

@@ -134,7 +134,7 @@ class _Attempt:
         # It never steps. With an optimizer, a recording treats several backwards as one step.
         self._idle = None if built.optimizers else torch.optim.SGD(_parameters(self._names.models), lr=0.0)
         self._recipes = self._with_recipe(loss_scale)
-        external = read_external_tensors(tape, batch, is_wide=recipe is not None)
+        external = read_external_tensors(tape["outside"], batch, is_wide=recipe is not None)
         if built.loss is None:
             if tape["untold"] is not None:
                 raise _loss_needed_error(tape["untold"])

@@ -19,6 +19,7 @@ from roundoff.replay.saved.tape_json import (
     SavedBackward,
     SavedCall,
     SavedClipping,
+    SavedExternalTensor,
     SavedFunctionCall,
     SavedLine,
     SavedModelCall,
@@ -44,16 +45,18 @@ from roundoff.runs import TensorFile
 _NARROW = (torch.float16, torch.bfloat16)
 
 
-def read_external_tensors(tape: SavedTape, batch: TensorFile, *, is_wide: bool) -> list[ExternalTensor]:
+def read_external_tensors(
+    tensors: Sequence[SavedExternalTensor], batch: TensorFile, *, is_wide: bool
+) -> list[ExternalTensor]:
     """Return the external tensors of the step, with the memory layout that they had.
 
     Args:
-        tape: the saved step.
+        tensors: what the saved step says about them.
         batch: the file with the tensors.
         is_wide: turn 16-bit floats into fp32, which a recipe starts from.
     """
     found = []
-    for number, facts in enumerate(tape["outside"]):
+    for number, facts in enumerate(tensors):
         key = f"outside{number}"
         if key not in batch:
             raise _unreadable_error(
