@@ -4,12 +4,14 @@ import json
 import re
 from dataclasses import fields
 from pathlib import Path
+from typing import get_args
 
 import pytest
 
-from roundoff.runs import TABLES, VERSION, Call, Ending, Failure, MemoryLook, Metrics, RunInfo, RunWriter
+from roundoff.runs import TABLES, VERSION, Call, CallKind, Ending, Failure, MemoryLook, Metrics, RunInfo, RunWriter
 from roundoff.runs import flight as layout
 from roundoff.runs.records.finding import FINDING_FIELDS
+from roundoff.runs.records.probe import PROBE_TYPES
 
 PAGE = (Path(__file__).parents[2] / "docs" / "run-folder.md").read_text()
 
@@ -74,3 +76,14 @@ def test_the_words_of_the_flight_recorder_are_where_the_page_says():
 
 def test_the_page_is_about_the_version_that_is_written():
     assert PAGE.splitlines()[0] == f"# The run folder, version {VERSION}"
+
+
+def test_every_kind_of_call_and_probe_is_on_the_page():
+    kinds = next(meaning for name, _, meaning in rows_under("## calls-rankR.jsonl") if name == "call")
+    assert re.findall(r"`(\w+)`", kinds) == list(get_args(CallKind))
+    section = PAGE.split("\n## probes.jsonl\n")[1].split("\n## ")[0]
+    rows = dict(re.findall(r"^\| `([\w-]+)` \| ([^|]+) \|", section, re.MULTILINE))
+    assert list(rows)[1:] == list(PROBE_TYPES)  # after the header
+    for name, cls in PROBE_TYPES.items():
+        written = [field.name for field in fields(cls) if field.name not in ("step", "probe")]
+        assert re.findall(r"`(\w+)`(?![^(]*\))", rows[name]) == written

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from roundoff.replay.step_tape import FunctionEntry, StepEntry
 from roundoff.runs import Run
-from roundoff.runs.files.plain_json import object_of
+from roundoff.runs.files.plain_json import from_json, object_of, to_json
 from roundoff.watch.settings import WatchSettings
 from roundoff.watch.watch import Watch
 from roundoff.watch.watching import start_watching
@@ -29,7 +29,7 @@ def watch(tmp_path: Path) -> Iterator[Watch]:
 
 def steps(watch: Watch) -> list[dict[str, Any]]:
     """The details of the steps of the open step so far."""
-    return [object_of(call.detail) for call in watch._journal.open_calls if call.call == "step"]
+    return [from_json(to_json(object_of(call.detail))) for call in watch._journal.open_calls if call.call == "step"]
 
 
 def backward(model: nn.Module, scale: Callable[[Tensor], Tensor] = lambda x: x) -> None:

@@ -1,4 +1,4 @@
-"""The flight recorder: what a process is doing, in mapped memory that outlives any death of it."""
+"""The flight recorder: what a process is doing, in mapped memory that survives its death; layout, writer, reader."""
 
 from __future__ import annotations
 
@@ -12,8 +12,6 @@ from pathlib import Path
 from typing import Literal, TypeAlias
 
 from roundoff.errors import RunFolderError
-
-# == Where things are in the flight recorder's file: 64-bit words of the machine's own byte order, then names.
 
 FLIGHT_VERSION = 1
 FLIGHT_MAGIC = int.from_bytes(b"rndflite", "little")
@@ -43,8 +41,6 @@ TOTAL_BYTES = NAMES_OFFSET + NAMES_BYTES
 RecordKind: TypeAlias = Literal["enter", "leave", "step", "phase", "op"]
 KINDS: tuple[RecordKind, ...] = ("enter", "leave", "step", "phase", "op")
 
-
-# == Reads what the flight recorder of a process noted, dead or alive.
 
 _BEING_OVERWRITTEN = 64
 """The oldest records of a full ring are left alone: a living process may be writing over them."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import pickle
 import threading
 import warnings
@@ -23,7 +22,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from roundoff.record import IncompleteRecordingWarning, recording
 from roundoff.runs import Call, ModeDetail, Run
-from roundoff.runs.files.plain_json import object_of, to_json
+from roundoff.runs.files.plain_json import from_json, object_of, to_json
 
 X, Y = torch.randn(4, 3), torch.randn(4, 2)
 
@@ -33,7 +32,7 @@ def calls(run: Run, *names: str) -> list[str]:
 
 
 def details(run: Run, name: str) -> list[dict[str, Any]]:
-    return [json.loads(to_json(object_of(call.detail))) for call in run.calls() if call.call == name]
+    return [from_json(to_json(object_of(call.detail))) for call in run.calls() if call.call == name]
 
 
 def step(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:

@@ -1,4 +1,4 @@
-"""What is the matter with one tensor of a candidate."""
+"""One pair of tensors of two checkpoints: the same, explained by formats, still at its initial values, or different."""
 
 from __future__ import annotations
 
@@ -14,8 +14,6 @@ from roundoff.checkpoints.pair.layer_groups import Axes
 from roundoff.checkpoints.pair.pairing import TensorPair
 from roundoff.kernels.differences import Difference, difference
 from roundoff.runs import JsonValue
-
-# == Whether a tensor still has the values a layer starts with.
 
 MIN_VALUES = 64
 """Fewer values do not show what they were drawn from."""
@@ -93,8 +91,6 @@ def _fans(values: Tensor) -> tuple[int, int]:
     window = math.prod(values.shape[2:])
     return values.shape[1] * window, values.shape[0] * window
 
-
-# == Whether two tensors of one shape are the same, and whether their formats explain what differs.
 
 CHUNK = 1 << 18
 """Elements looked at together: what is computed of them stays in the processor's second cache."""

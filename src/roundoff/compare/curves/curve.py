@@ -1,4 +1,4 @@
-"""A loss curve: one number per step, wherever it was logged."""
+"""A loss curve, one number per step, and its shape: falling, flat, rising, exploded, spiking, not finite."""
 
 from __future__ import annotations
 
@@ -57,8 +57,6 @@ class LossCurve:
 def _begin_anew(steps: Sequence[int]) -> bool:
     return any(later < step and later <= steps[0] for step, later in itertools.pairwise(steps))
 
-
-# == What a loss curve looks like by itself: falling, flat, rising, exploded, spiking, not finite.
 
 _SPIKE_SIGMAS = 10.0
 _SPIKE_LEVELS = 1.0

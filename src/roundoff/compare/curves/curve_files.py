@@ -1,4 +1,4 @@
-"""Loss curves out of files: CSV, JSON lines, TensorBoard events, logs."""
+"""Reads loss curves from files: CSV, JSON lines, TensorBoard events, logs; and finds the columns of loss and step."""
 
 from __future__ import annotations
 
@@ -13,8 +13,6 @@ from typing import Any
 from roundoff.compare.curves.curve import LossCurve
 from roundoff.compare.curves.log_files import read_log
 from roundoff.errors import CompareError, first_line
-
-# == Which of the columns of a log is the loss, and which the step.
 
 _LOSSES = (
     "loss",
@@ -73,9 +71,6 @@ def _no_column(what: str, names: Sequence[str], *, found: str = "") -> CompareEr
         why=f"{found or (f'its columns are {listed}' if listed else 'it has no column of numbers')}.",
         fix="name the column: --column NAME",
     )
-
-
-# == Loss curves out of TensorBoard's event files.
 
 
 def read_events(path: Path, *, column: str | None) -> LossCurve:

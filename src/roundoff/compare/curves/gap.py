@@ -1,4 +1,4 @@
-"""How far one curve is from another, and how far it may be: by noise, by chance of pace, by what nobody cares about."""
+"""How far one curve is from another, how far noise and pace allow it to be, and where it is farther for long."""
 
 from __future__ import annotations
 
@@ -111,8 +111,6 @@ def _start(trend: Numbers, difference: Numbers) -> Numbers:
     begin = min(abs(float(np.mean(difference[:3]))), _START * abs(float(trend[0])))
     return np.asarray(1.2 * begin * np.clip((trend - trend.min()) / way, 0.0, 1.0))
 
-
-# == Stretches in which a curve is away from another for longer than an outlier.
 
 _MIN_POINTS = 5
 """So many single values beyond the noise are no outliers; of a short curve a quarter."""

@@ -1,4 +1,4 @@
-"""Two PyTorch models: whether they compute the same from the same weights, and which module is the first not to."""
+"""Compares two PyTorch models: whether they compute the same from the same weights, and which change moves a metric."""
 
 from __future__ import annotations
 
@@ -27,8 +27,6 @@ from roundoff.compare.models.weight_transfer import WeightTransfer, transfer_wei
 from roundoff.compare.runs.divergence import Divergence
 from roundoff.compare.runs.run_comparison import RunComparison, compare_runs
 from roundoff.errors import CompareError
-
-# == From the reference's result to the candidate's, one change at a time: model, weights, data, metric.
 
 Metric: TypeAlias = Callable[[Any, Any], float | Tensor]
 """From all outputs and all targets to a number."""

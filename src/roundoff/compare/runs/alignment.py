@@ -1,4 +1,4 @@
-"""Lines up the ops of two steps: per site an LCS that may skip casts and copies."""
+"""Lines up the ops of two steps, per site by an LCS that may skip casts and copies, and removes the loss scale."""
 
 from __future__ import annotations
 
@@ -190,10 +190,6 @@ def _signatures(ops: Iterable[StepOp]) -> dict[str, tuple[Hashable, ...]]:
 
 def _order(op: StepOp) -> int:
     return op.first.order
-
-
-# == Takes the loss scale out of a candidate's gradients, so that they can be held against those of the
-# == reference.
 
 
 def without_loss_scale(alignment: Alignment, ratio: float) -> Alignment:

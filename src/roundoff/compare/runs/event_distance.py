@@ -1,4 +1,4 @@
-"""How far apart two tensors are, from their summaries alone."""
+"""How far apart two recorded tensors are: from whole tensors where both runs saved them, else from summaries."""
 
 from __future__ import annotations
 
@@ -112,8 +112,6 @@ def num_channels(event: Event) -> int:
     """Return how many channels a tensor has: its second dimension if it has four or more, else its last."""
     return event.shape[1 if len(event.shape) >= 4 else -1] if event.shape else 1
 
-
-# == Measures pairs of events by their whole tensors, where both runs kept them, instead of by their sketches.
 
 HELD_BYTES = 64 * 2**20
 """After so many bytes read, the memory they took is given back."""

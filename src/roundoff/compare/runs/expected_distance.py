@@ -1,4 +1,4 @@
-"""How far apart two results of one op may be: by what their inputs differ already, and by what formats round."""
+"""How far apart two results of one op may be: inherited from inputs, from rounding, and as measured by perturbing."""
 
 from __future__ import annotations
 
@@ -13,9 +13,6 @@ from roundoff.compare.runs.alignment import op_word
 from roundoff.compare.runs.event_distance import Distance, distances
 from roundoff.runs import Event, Run
 from roundoff.runs.records.step_ops import StepOp
-
-# == What the errors of an op's result are in relation to: its norm, or that of the numbers it is what is left
-# == of.
 
 Measure: TypeAlias = Callable[[Event, Sequence[Event]], tuple[float, float]]
 """From a result and the inputs to a typical norm, and of how many terms each number of the result is the sum."""
@@ -285,8 +282,6 @@ def expected(
     growth = GROWTH if word in MEASURES else WIDE_GROWTH
     return Expected(inherited=growth * off * scale, rounding=rounding)
 
-
-# == How far each result of a run moves by rounding alone, where that was tried.
 
 ResultKey: TypeAlias = tuple[int, str, str, str, int, str]
 

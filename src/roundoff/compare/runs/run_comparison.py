@@ -1,4 +1,4 @@
-"""Compares two runs by the known procedure: data, start values, then every recorded step, op by op."""
+"""Compares two runs by a fixed procedure: data, start values, then every recorded step, op by op."""
 
 from __future__ import annotations
 
@@ -22,8 +22,6 @@ from roundoff.precision.recipe.fixed_point_settings import KINDS
 from roundoff.precision.recipe.toml import from_toml
 from roundoff.runs import Event, Run, sketches_line_up
 from roundoff.runs.records.step_ops import StepOp, ops_of
-
-# == The rounding of the narrowest format that a run computed in, where its tensors' dtypes do not tell it.
 
 
 def unit_of_run(run: Run, *, rank: int = 0) -> float:
@@ -61,8 +59,6 @@ def unit_of_recipe(recipe: Recipe) -> float:
         units.append(2.0 ** (1 - recipe.least_activation_bits))  # of the range of a group
     return max(units, default=0.0)
 
-
-# == Whether runs on different numbers of ranks put their gradients together alike: averaged, or summed.
 
 FAR = 1.3
 """Gradients of one batch, divided over other ranks, are not so many times larger or smaller; sums are, by the ranks."""

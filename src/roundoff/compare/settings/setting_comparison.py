@@ -1,4 +1,4 @@
-"""What two runs were made of, and where that differs: the most suspicious first."""
+"""The settings of two runs and where they differ, the most suspicious first; among them run.json and the loop."""
 
 from __future__ import annotations
 
@@ -11,8 +11,6 @@ from roundoff.compare.settings.setting_difference import SettingDifference, Sett
 from roundoff.compare.settings.start_settings import start_differences
 from roundoff.compare.settings.structure_settings import structure_differences
 from roundoff.runs import Call, ClipDetail, JsonValue, Run, RunInfo, SchedulerDetail, StepDetail
-
-# == What two loops did: the order of their calls, clipping, schedulers, and the learning rate over the steps.
 
 _CALLS = ("zero_grad", "forward", "backward", "unscale", "clip", "step", "scheduler")
 """The calls whose order matters; others, such as saving, change nothing."""
@@ -89,8 +87,6 @@ def _hyperparameter(what: str, reference: JsonValue, candidate: JsonValue) -> Se
     kind = SettingKind.HYPERPARAMETER
     return SettingDifference(what=what, reference=reference, candidate=candidate, kind=kind, suspicion=0.9)
 
-
-# == What two run.json say: recipe, seed, ranks, environment, packages, hardware, command.
 
 _SEED = "torch.seed"
 _TOLD_OTHERWISE = (_SEED, "OMP_NUM_THREADS")

@@ -1,4 +1,4 @@
-"""The start values of two trainings: equal, drawn anew, or drawn in another way."""
+"""The start values of two trainings: equal, drawn again, or drawn by another initialiser."""
 
 from __future__ import annotations
 
@@ -8,8 +8,6 @@ from dataclasses import dataclass
 
 from roundoff.compare.settings.setting_difference import SettingDifference, SettingKind, group_by_place
 from roundoff.runs import Run, shape_from_text
-
-# == Which initialiser a parameter's start values look like, from their mean, spread and range.
 
 _ENOUGH = 24
 """Fewer values do not tell how they were drawn."""

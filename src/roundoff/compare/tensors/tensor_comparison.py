@@ -1,4 +1,4 @@
-"""Compares tensors that two programs saved at the same places, and finds the first that differs."""
+"""Pairs the tensors that two programs saved, by map, name or order and shape, and finds the first that differs."""
 
 from __future__ import annotations
 
@@ -15,8 +15,6 @@ from roundoff.compare.tensors.tensor_distance import TensorDistance, measure_dis
 from roundoff.compare.tensors.tensor_files import SavedTensor, TensorSource, open_tensors, tensors_of_step
 from roundoff.errors import CompareError
 from roundoff.runs import Run
-
-# == Which saved tensor of one source is which of another: by map, by name, else by order and shape.
 
 SavedPairedBy = Literal["map", "name", "order"]
 

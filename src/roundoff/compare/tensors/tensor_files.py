@@ -1,4 +1,4 @@
-"""Tensors that somebody saved: those of a folder, of a single file or of a recorded step, in the order of saving."""
+"""Saved tensors of a folder, a single file or a recorded step, in the order in which they were saved."""
 
 from __future__ import annotations
 
@@ -21,8 +21,6 @@ from roundoff.checkpoints.read.npz import array_of, read_array_header
 from roundoff.checkpoints.read.safetensors_file import read_safetensors
 from roundoff.errors import CompareError
 from roundoff.runs import Run
-
-# == numpy's `.npy`: one array, mapped.
 
 
 def read_array(path: Path) -> LazyTensor:

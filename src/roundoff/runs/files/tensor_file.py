@@ -1,4 +1,4 @@
-"""Whole tensors out of a safetensors file, mapped rather than read."""
+"""Reads whole tensors from a safetensors file, mapped rather than loaded; and the names of its dtypes."""
 
 from __future__ import annotations
 
@@ -18,9 +18,6 @@ from roundoff.errors import RunFolderError
 
 if TYPE_CHECKING:
     import torch
-
-
-# == The names that safetensors gives to dtypes, with what numpy and torch call them.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

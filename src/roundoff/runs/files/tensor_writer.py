@@ -1,4 +1,8 @@
-"""Whole tensors into a safetensors file, one after another, without holding them."""
+"""Writes whole tensors to a safetensors file one after another, past the page cache where possible.
+
+Copying hundreds of megabytes into the page cache costs more processor time than computing them did; a direct write
+costs next to none. It must be aligned, so the bytes go through one aligned buffer.
+"""
 
 from __future__ import annotations
 
@@ -18,11 +22,6 @@ import numpy.typing as npt
 
 from roundoff.runs.files.atomic import naming, temporary_name, write_atomically
 from roundoff.runs.files.tensor_file import TENSOR_DTYPES
-
-# == A large file, written from front to back past the system's page cache where that is possible. Copying
-# == hundreds of megabytes into the page cache costs more processor time than computing them did; a write that
-# == goes straight to the disk costs next to none. It must be aligned, so the bytes go through one aligned
-# == buffer.
 
 _BUFFER_BYTES = 2**20
 _ALIGNMENT = 4096
