@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -58,6 +60,16 @@ def test_a_call_that_is_gone_is_reported_with_what_it_was_for(monkeypatch):
     (missing,) = (call for call in probe() if not call.present)
     assert missing.name == "torch.nn.utils.clip_grad._clip_grads_with_norm_"
     assert missing.used_for == "seeing clipping"
+
+
+def test_every_private_name_that_the_file_uses_is_probed():
+    source = Path(torch_private.__file__).read_text()
+    used = {f"torch._C.{name}" for name in re.findall(r"\btorch\._C\.([\w.]*\w)", source)}
+    used |= {f"torch.utils._python_dispatch.{name}" for name in re.findall(r"\bpython_dispatch\.(_\w+)", source)}
+    used |= {f"torch._C._dynamo.eval_frame.{name}" for name in re.findall(r"\beval_frame\.(\w+)", source)}
+    listed = set(torch_private.PRIVATE_NAMES)
+    missing = {name for name in used if not any(name == x or name.startswith(f"{x}.") for x in listed)}
+    assert missing - {"torch._C._dynamo", "torch._C._dynamo.guards"} == set()
 
 
 def test_probing_leaves_nothing_behind():

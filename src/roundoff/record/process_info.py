@@ -16,8 +16,6 @@ import torch
 from roundoff.kernels import kernels_in_use
 from roundoff.runs import JsonValue, RunInfo, RunWriter
 
-# == What of a process's surroundings decides how its numbers come out.
-
 VARIABLES = (
     "ATEN_CPU_CAPABILITY",
     "CUBLASLT_WORKSPACE_SIZE",

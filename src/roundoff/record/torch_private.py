@@ -1,6 +1,8 @@
-"""Every private call into torch that roundoff makes, in one place, so that a new torch breaks one file.
+"""The private names of torch that roundoff uses, in one place, so that a new torch breaks one file.
 
-`probe` tries each of them; `roundoff doctor` prints the answer.
+`PRIVATE_NAMES` lists them, `probe` looks up each and tries those whose behaviour matters, and `roundoff doctor` prints
+the result. Outside this file, one private name is left: `precision`, which cannot import this room, counts dispatch
+modes and does without if torch has no such count.
 """
 
 from __future__ import annotations
@@ -8,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import functools
+import importlib
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -15,16 +18,18 @@ from types import FrameType
 from typing import Any, TypeVar
 
 import torch
-from torch._C._dynamo import eval_frame
-from torch._C._dynamo.guards import set_is_in_mode_without_ignore_compile_internals
+from torch._ops import OpOverload, OpOverloadPacket
 from torch.overrides import TorchFunctionMode
 from torch.utils import _python_dispatch as python_dispatch
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_flatten, tree_map
 from torch.utils.weak import WeakIdKeyDictionary
 
 __all__ = [
     "DispatchMode",
     "FunctionMode",
+    "OpOverload",
+    "OpOverloadPacket",
     "PrivateCall",
     "WeakIdKeyDictionary",
     "autograd_node",
@@ -33,6 +38,7 @@ __all__ = [
     "correct_mode_flags",
     "correct_mode_keys",
     "decomposition_of",
+    "default_store",
     "engine_module",
     "has_function_modes",
     "has_no_memory",
@@ -62,6 +68,9 @@ __all__ = [
     "remove_mode",
     "scale_of",
     "seen_as_in_training",
+    "tree_flatten",
+    "tree_map",
+    "weight_norm_function",
 ]
 
 
@@ -199,6 +208,9 @@ def correct_mode_flags() -> None:
     python_dispatch._is_in_non_infra_torch_dispatch_mode = any(not mode.is_infra_mode() for mode in stack)
     is_seen = any(not mode.ignore_compile_internals() for mode in stack)
     python_dispatch._is_in_any_mode_without_ignore_compile_internals = is_seen
+    # looked up here, not when this file is imported: without it, `roundoff doctor` can still say what is missing
+    from torch._C._dynamo.guards import set_is_in_mode_without_ignore_compile_internals
+
     set_is_in_mode_without_ignore_compile_internals(is_seen)
 
 
@@ -278,6 +290,8 @@ def is_innermost(mode: DispatchMode) -> bool:
 
 def never_compiled(function: _Function) -> _Function:
     """Keep the compiler from looking at a function, and at what it calls, where it runs amid compiled code."""
+    from torch._C._dynamo import eval_frame
+
     strategy = eval_frame._FrameExecStrategy(eval_frame._FrameAction.SKIP, eval_frame._FrameAction.SKIP)
     eval_frame.set_code_exec_strategy(function.__code__, strategy)
     vars(function)["_torchdynamo_disable"] = True  # where it is called from code that is being compiled
@@ -378,24 +392,101 @@ def local_tensor(x: torch.Tensor) -> torch.Tensor | None:
     return local if isinstance(local, torch.Tensor) else None
 
 
+def default_store() -> Any:
+    """Return the key-value store that the ranks of the default process group share; raises if there is none."""
+    return torch.distributed.distributed_c10d._get_default_store()
+
+
+def weight_norm_function() -> Callable[..., Any]:
+    """Return what the old `torch.nn.utils.weight_norm` computes weights with."""
+    return torch._weight_norm
+
+
+PRIVATE_NAMES: dict[str, str] = {
+    "torch._C._autograd._get_sequence_nr": "the site of each backward op",
+    "torch._C._current_autograd_node": "the site of each backward op",
+    "torch.autograd._engine_run_backward": "seeing backward() begin and end",
+    "torch.autograd.grad_mode._unsafe_preserve_version_counter": "swapping tensors without autograd noticing",
+    "torch.nn.utils.clip_grad._clip_grads_with_norm_": "seeing clipping",
+    "torch._C.DispatchKey": "seeing every op",
+    "torch._C._dispatch_has_kernel_for_dispatch_key": "ops made of other ops",
+    "torch._C._dispatch_tls_is_dispatch_key_included": "recording compiled models",
+    "torch._C._dispatch_tls_set_dispatch_key_included": "recording compiled models",
+    "torch._C._len_torch_dispatch_stack": "seeing every op",
+    "torch._C._len_torch_function_stack": "seeing the loop's own functions",
+    "torch._C._pop_torch_function_stack": "seeing the loop's own functions",
+    "torch._C._push_on_torch_function_stack": "seeing the loop's own functions",
+    "torch._C._DisableFuncTorch": "hiding our own ops",
+    "torch._C.DisableTorchFunction": "hiding our own ops",
+    "torch._C._EnableTorchFunction": "replaying steps as the training computes them",
+    "torch._C._functorch.maybe_current_level": "transforms of torch.func",
+    "torch._C._functorch.is_functorch_wrapped_tensor": "transforms of torch.func",
+    "torch._C._dynamo.eval_frame.set_code_exec_strategy": "compiled training steps",
+    "torch._C._dynamo.eval_frame._FrameExecStrategy": "compiled training steps",
+    "torch._C._dynamo.eval_frame._FrameAction": "compiled training steps",
+    "torch._C._dynamo.guards.set_is_in_mode_without_ignore_compile_internals": "compiled training steps",
+    "torch.utils._python_dispatch.TorchDispatchMode": "seeing every op",
+    "torch.utils._python_dispatch._get_current_dispatch_mode_stack": "seeing every op",
+    "torch.utils._python_dispatch._pop_mode": "seeing every op",
+    "torch.utils._python_dispatch._push_mode": "seeing every op",
+    "torch.utils._python_dispatch._disable_current_modes": "hiding our own ops",
+    "torch.utils._python_dispatch._is_in_torch_dispatch_mode": "seeing every op",
+    "torch.utils._python_dispatch._is_in_non_infra_torch_dispatch_mode": "seeing every op",
+    "torch.utils._python_dispatch._is_in_any_mode_without_ignore_compile_internals": "compiled training steps",
+    "torch.utils._pytree.tree_flatten": "switching random numbers",
+    "torch.utils._pytree.tree_map": "switching random numbers",
+    "torch._ops.OpOverload": "running an op again",
+    "torch._ops.OpOverload._op_dk": "running ops on lists one by one",
+    "torch._ops.OpOverloadPacket": "running an op again",
+    "torch._decomp.decomposition_table": "ops made of other ops",
+    "torch._weight_norm": "replaying weight norms",
+    "torch.distributed.distributed_c10d._get_default_store": "replaying a step on several ranks",
+    "torch.nn.Module._call_impl": "batches given as keyword arguments",
+    "torch.amp.GradScaler._scale": "the loss scale of a GradScaler",
+}
+"""Every private name that this file uses, with what is lost without it; `tests` hold the list to the source."""
+
+
 def probe() -> list[PrivateCall]:
-    """Try every private call and say which of them this torch has."""
-    tried: list[tuple[str, str, Callable[[], Any]]] = [
-        ("torch._C._autograd._get_sequence_nr", "the site of each backward op", lambda: next_sequence_number()()),
-        ("torch._C._current_autograd_node", "the site of each backward op", lambda: autograd_node()()),
-        ("torch.autograd._engine_run_backward", "seeing backward() begin and end", lambda: getattr(*engine_module())),
-        ("torch.nn.utils.clip_grad._clip_grads_with_norm_", "seeing clipping", lambda: getattr(*clip_module())),
-        ("torch.utils._python_dispatch.TorchDispatchMode", "seeing every op", _try_mode),
-        (
-            "torch._C._dynamo.eval_frame.set_code_exec_strategy",
-            "compiled training steps",
-            lambda: never_compiled(_works),
+    """Look up every private name, try those whose behaviour matters, and say which of them this torch has."""
+    tried: dict[str, Callable[[], Any]] = {
+        "torch._C._autograd._get_sequence_nr": lambda: next_sequence_number()(),
+        "torch._C._current_autograd_node": lambda: autograd_node()(),
+        "torch.utils._python_dispatch.TorchDispatchMode": _try_mode,
+        "torch._C._dynamo.eval_frame.set_code_exec_strategy": lambda: never_compiled(_works),
+        "torch._decomp.decomposition_table": _try_decompositions,
+        "torch._ops.OpOverload._op_dk": _try_decompositions,  # only instances have it
+        "torch.nn.Module._call_impl": _try_keyword_arguments,
+        "torch.amp.GradScaler._scale": _try_scale,
+        # only where torch was built with them
+        "torch.distributed.distributed_c10d._get_default_store": lambda: (
+            torch.distributed.is_available() and torch.distributed.distributed_c10d._get_default_store
         ),
-        ("torch.compiler.set_stance", "recording compiled models", lambda: torch.compiler.set_stance),
-        ("torch._decomp.decomposition_table", "ops made of other ops", _try_decompositions),
-        ("torch.nn.Module._call_impl", "batches given as keyword arguments", _try_keyword_arguments),
+    }
+    return [
+        PrivateCall(name=name, present=_works(tried.get(name, functools.partial(_look_up, name))), used_for=used_for)
+        for name, used_for in PRIVATE_NAMES.items()
     ]
-    return [PrivateCall(name=name, present=_works(call), used_for=used_for) for name, used_for, call in tried]
+
+
+def _look_up(name: str) -> Any:
+    """Return what a dotted name stands for, importing the modules on the way."""
+    found: Any = torch
+    path = "torch"
+    for part in name.split(".")[1:]:
+        path = f"{path}.{part}"
+        if not hasattr(found, part):
+            importlib.import_module(path)
+        found = getattr(found, part)
+    return found
+
+
+def _try_scale() -> None:
+    scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
+    scaler.scale(torch.ones(()))
+    scale = scale_of(scaler)
+    if scale is None or float(scale) != 8.0:
+        raise RuntimeError("the scale was not found")
 
 
 def _works(call: Callable[[], Any]) -> bool:

@@ -12,6 +12,7 @@ from roundoff.record.reference import IntroducedError
 from roundoff.record.reference.exact_rerun import run_in_fp64
 from roundoff.record.reference.op_call import OpCall, Signature, list_tensors
 from roundoff.record.tensor_bytes import bytes_of, file_dtype
+from roundoff.record.torch_private import OpOverload
 from roundoff.runs import JsonValue, Origin, RunWriter, TensorWriter
 from roundoff.runs.records.event import Event
 
@@ -34,7 +35,7 @@ class OpCatcher:
 
     def before(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> OpCall | None:
         """Keep the arguments; those that the op writes into are copied."""
-        if self._is_done or not isinstance(func, torch._ops.OpOverload):
+        if self._is_done or not isinstance(func, OpOverload):
             return None
         call = OpCall(signature=Signature.of(func), args=tuple(args), kwargs=dict(kwargs))
         written = call.signature.written

@@ -9,6 +9,8 @@ from typing import Any
 
 import torch.distributed as dist
 
+from roundoff.record.torch_private import default_store
+
 _MAX_WAIT_SECONDS = 20.0
 _GIVEN_UP = -1_000_000
 
@@ -84,6 +86,6 @@ class ReplayRequests:
 def _store() -> Any:
     try:
         # Private, but the only way to the store of a process group that the user's script created.
-        return dist.distributed_c10d._get_default_store()
+        return default_store()
     except (RuntimeError, ValueError):
         return None

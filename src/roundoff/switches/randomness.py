@@ -11,11 +11,18 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.utils._pytree import tree_flatten, tree_map
 
 from roundoff.errors import SwitchError
 from roundoff.kernels.random_numbers import splitmix64
-from roundoff.record.torch_private import DispatchMode, hidden_from_modes, never_compiled, push_mode, remove_mode
+from roundoff.record.torch_private import (
+    DispatchMode,
+    hidden_from_modes,
+    never_compiled,
+    push_mode,
+    remove_mode,
+    tree_flatten,
+    tree_map,
+)
 
 _aten: Final = torch.ops.aten
 _WITHOUT_GENERATOR: Final = {"rand", "randn", "randint", "randperm", "rand_like", "randn_like", "randint_like"}

@@ -20,8 +20,6 @@ from roundoff.record.reference import IntroducedError
 from roundoff.record.torch_private import hidden_from_modes
 from roundoff.runs import EventColumns, Interned, shape_to_text
 
-# == Exponent histograms of the tensors of one step: how their magnitudes are spread over the powers of two.
-
 MAX_ELEMENTS = 2**15
 """Of a larger tensor slices at even distances are counted: a picture needs no more, and 16 bits hold every count."""
 

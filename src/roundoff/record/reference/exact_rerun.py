@@ -10,14 +10,12 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._ops import OpOverload
 
 from roundoff.record.reference.chunks import CHUNK, in_chunks
 from roundoff.record.reference.convolution import can_convolve, convolve
 from roundoff.record.reference.lstm import can_unroll, unroll
 from roundoff.record.reference.op_call import PRODUCTS, OpCall, replace_tensors
-
-# == Which ops have a result that is worth running again.
+from roundoff.record.torch_private import OpOverload
 
 
 def has_something_to_judge(op: Any) -> bool:

@@ -12,12 +12,12 @@ from typing import Any, Literal, Protocol
 
 import torch
 from torch import Tensor, nn
-from torch._ops import OpOverload
 
 from roundoff.record.reference.error_tally import ErrorTally, IntroducedError
 from roundoff.record.reference.exact_rerun import Piece, has_something_to_judge, pieces, run_again, run_in_fp64
 from roundoff.record.reference.op_call import OpCall, Signature, list_tensors
 from roundoff.record.reference.output_scales import scales
+from roundoff.record.torch_private import OpOverload
 
 __all__ = ["IntroducedError", "OpJudge", "OverwrittenValues", "Reference", "ReferenceKind"]
 

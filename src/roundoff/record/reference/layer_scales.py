@@ -14,8 +14,6 @@ from torch import Tensor
 
 from roundoff.record.reference.op_call import OpCall
 
-# == Two measures that scales are made of.
-
 
 def amax(x: Tensor, dims: tuple[int, ...]) -> Tensor:
     """Return the largest size of an element over `dims`, which stay as 1; over all of `x` where it has but one."""
@@ -33,10 +31,10 @@ def inner_eps(dtype: torch.dtype) -> float:
     return min(1.0, torch.finfo(torch.float32).eps / torch.finfo(dtype).eps)
 
 
-# == What one ulp is in fused attention and its gradients. A weight is as inexact as the score it comes from is
-# == large, and the gradients contain that of softmax, p * (dp - sum(p * dp)), which cancels where a query
-# == attends to few keys. The sizes of all terms are added up head by head, so that no more than one head's
-# == table of queries and keys is in memory.
+# What one ulp is in fused attention and its gradients. A weight is as inexact as the score it comes from is
+# large, and the gradients contain that of softmax, p * (dp - sum(p * dp)), which cancels where a query
+# attends to few keys. The sizes of all terms are added up head by head, so that no more than one head's
+# table of queries and keys is in memory.
 
 Head = tuple[int, int]
 

@@ -8,7 +8,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._ops import OpOverload
+
+from roundoff.record.torch_private import OpOverload
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -12,6 +12,7 @@ from torch.optim import Optimizer
 
 from roundoff.record.loop.sites import Sites, named_places
 from roundoff.record.tensor_bytes import bytes_of, file_dtype
+from roundoff.record.torch_private import clip_module
 from roundoff.replay.arguments import Container, ExternalTensor, Result
 from roundoff.replay.generators import Generators
 from roundoff.replay.saved.state_names import StateNames, optimizer_prefix
@@ -44,7 +45,7 @@ from roundoff.runs import JsonValue, RunWriter, TensorWriter
 T = TypeVar("T")
 
 CLIPS: dict[Literal["clip_grads_with_norm", "clip_grad_value"], Callable[..., Any]] = {
-    "clip_grads_with_norm": torch.nn.utils.clip_grad._clip_grads_with_norm_,
+    "clip_grads_with_norm": getattr(*clip_module()),
     "clip_grad_value": torch.nn.utils.clip_grad_value_,
 }
 """The functions that may clip gradients. The first is private: it does the work of `clip_grad_norm_`."""

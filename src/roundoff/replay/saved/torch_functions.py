@@ -9,6 +9,8 @@ from typing import Any
 import torch
 from torch import overrides
 
+from roundoff.record.torch_private import weight_norm_function
+
 _MAKERS = (
     "arange", "as_tensor", "empty", "empty_like", "eye", "full", "full_like", "linspace", "logspace", "multinomial",
     "normal", "ones", "ones_like", "rand", "rand_like", "randint", "randint_like", "randn", "randn_like", "randperm",
@@ -43,7 +45,7 @@ def _functions() -> dict[str, Callable[..., Any]]:
             if name is not None:
                 found[name] = function
     found["torch.autograd.grad"] = torch.autograd.grad
-    found["torch._weight_norm"] = torch._weight_norm
+    found["torch._weight_norm"] = weight_norm_function()
     for name in ("grad", "data"):
         found[f"torch.Tensor.{name}.__set__"] = getattr(torch.Tensor, name).__set__
     return found

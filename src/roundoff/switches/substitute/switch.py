@@ -20,6 +20,7 @@ from roundoff.record.reference.exact_rerun import as_computed, computes_numbers
 from roundoff.record.reference.op_call import OpCall, Signature
 from roundoff.record.torch_private import (
     FunctionMode,
+    OpOverloadPacket,
     hidden_from_modes,
     preserved_versions,
     push_function_mode,
@@ -254,7 +255,7 @@ def _registered_op(func: Any) -> str | None:
     """Return the name of an operator of another library, `mine.gelu`; None for torch's own."""
     if isinstance(func, torch._ops.OpOverload):
         func = func.overloadpacket
-    if not isinstance(func, torch._ops.OpOverloadPacket):
+    if not isinstance(func, OpOverloadPacket):
         return None
     name = func._qualified_op_name.replace("::", ".")
     return None if is_torchs_own(name) else name
