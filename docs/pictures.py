@@ -75,9 +75,9 @@ def take_list(browser: Browser, *, to: Path) -> None:
     """Train the digits with two recipes more, serve all the runs, and write a picture of the list."""
     for recipe in ("fp32", "O2"):
         train(TrainConfig(recipe=recipe, epochs=1, name=recipe))
-    site = App(RunsFolder(Path("runs")))
+    app = App(RunsFolder(Path("runs")))
     with listen("127.0.0.1", 0) as listening:
-        server = make_server(site.app(AccessPolicy(names=frozenset(), is_loopback=True)))
+        server = make_server(app.asgi(AccessPolicy(names=frozenset(), is_loopback=True)))
         thread = threading.Thread(target=lambda: asyncio.run(server.serve(sockets=[listening])), daemon=True)
         thread.start()
         tab = browser.new_page(viewport={"width": 1280, "height": 720}, color_scheme="light")
