@@ -19,8 +19,11 @@ import numpy as np
 
 from roundoff.diagnose import diagnose_run
 from roundoff.runs import (
+    BackwardDetail,
     BatchFacts,
     Call,
+    EpochDetail,
+    ForwardDetail,
     HashColumns,
     Interned,
     Metrics,
@@ -31,8 +34,10 @@ from roundoff.runs import (
     Run,
     RunInfo,
     RunWriter,
+    StepDetail,
     Structure,
     TensorFacts,
+    ZeroGradDetail,
 )
 
 MUST_SECONDS = 5.0
@@ -48,16 +53,16 @@ def write_run(folder: Path, *, num_steps: int, num_sites: int) -> None:
             writer.write(batch_of(step))
         for step in range(num_steps):
             if step % STEPS_PER_EPOCH == 0:
-                detail = {"loader": "DataLoader", "sampler": "RandomSampler", "num_batches": STEPS_PER_EPOCH}
+                detail = EpochDetail(sampler="RandomSampler", num_batches=STEPS_PER_EPOCH)
                 writer.write(Call(step=step, call="epoch", detail=detail))
                 write_samples(writer, range(step, min(step + STEPS_PER_EPOCH, num_steps)), generator)
             loss = 2.0 * math.exp(-step / num_steps) + 0.05 * float(generator.standard_normal())
             writer.write(Metrics(step=step, loss=loss, lr=1e-3, grad_norm=1.0, update_norm=0.01, seconds=0.1))
             if step < 100:  # later calls repeat those of the step before, and are left out
-                for call in ("forward", "backward", "step", "zero_grad"):
-                    writer.write(
-                        Call(step=step, call=call, detail={"site": "<model>", "training": True, "optimizer": "AdamW"})
-                    )
+                writer.write(Call(step=step, call="forward", detail=ForwardDetail(site="<model>", training=True)))
+                writer.write(Call(step=step, call="backward", detail=BackwardDetail()))
+                writer.write(Call(step=step, call="step", detail=StepDetail(optimizer="AdamW")))
+                writer.write(Call(step=step, call="zero_grad", detail=ZeroGradDetail()))
             if step % 100 == 99:
                 write_parameters(writer, range(step - 99, step + 1), names)
 

@@ -74,7 +74,8 @@ def stored_megabytes(run: Path) -> float:
 
 def computed_megabytes(name: str) -> float:
     """Add up the bytes that one step computes, views counted once, and those it starts from: parameters and batch."""
-    from roundoff.record.ops.op_table import OpKind, describe_op, tensors_in, written_arguments
+    from roundoff.record.ops.op_table import OpKind, describe_op, written_arguments
+    from roundoff.record.reference.op_call import list_tensors
     from roundoff.record.torch_private import DispatchMode
 
     class Adding(DispatchMode):
@@ -84,7 +85,7 @@ def computed_megabytes(name: str) -> float:
             result = func(*args, **(kwargs or {}))
             info = describe_op(func)
             if info.kind is OpKind.RETURNED:
-                self.num_bytes += sum(x.nbytes for x in tensors_in(result))
+                self.num_bytes += sum(x.nbytes for x in list_tensors(result))
             elif info.kind is OpKind.MUTATED:
                 self.num_bytes += sum(x.nbytes for x in written_arguments(func, info, args, kwargs or {}))
             return result
