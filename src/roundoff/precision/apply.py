@@ -28,8 +28,6 @@ from roundoff.precision.recipe.site_formats import override_sites, overrides_in_
 from roundoff.precision.recipe.tensor_setting import TensorSetting
 from roundoff.precision.weights import Weights, copy_master_weights
 
-# == What a recipe adds to a model besides formats: fixed point and compressed activations.
-
 
 def extras_for(model: nn.Module, recipe: Recipe) -> list[Removable]:
     """Add fixed point and compressed activations to the model if the recipe has them; return handles to remove them."""

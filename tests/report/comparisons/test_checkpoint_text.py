@@ -83,7 +83,7 @@ def test_says_what_has_no_counterpart_and_why(compared):
         "All 3 tensors are equal, but 2 tensors of the reference and 1 tensor of the candidate have no",
         "  counterpart.",
         "  only in REF  head.weight (3, 8)  'head.weight' has the same name, but the shape (4, 8)",
-        "  only in REF  head.bias (3,)  the other side has no such name, and no such shape is left",
+        "  only in REF  head.bias (3,)  the other side has no such name, and no such shape is left; nearest …",
         "  only in CAND head.weight (4, 8)  'head.weight' has the same name, but the shape (3, 8)",
         "  torch-zip against torch-zip",
     ]
