@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from roundoff.runs import (
+    BatchFacts,
     Call,
     EventColumns,
     HashColumns,
@@ -26,21 +27,28 @@ from roundoff.runs import (
     RunWriter,
     Structure,
     TensorFacts,
+    call_detail,
 )
 
 MODEL = ModuleFacts(site="<model>", kind="Sequential", training=True)
+
+_OF_A_MODEL = (BatchFacts, Call, Mapping, ModuleFacts, ParameterFacts)
 
 
 def write_run(folder: Path, *contents: Any, rank: int = 0, **info: Any) -> Run:
     """Write what one rank leaves and return the run; `info` are fields of run.json.
 
     Contents are records (`Metrics`, `Call`, `BatchFacts`, `Structure`, ...), columns of tables, probes as dicts, and
-    lists of all these. `ModuleFacts` and `ParameterFacts` make up a structure at step 0, with a model around them.
+    lists of all these. A run with a loop or batches in it has a structure too: without one among the contents, it is a
+    model with the `ModuleFacts` and `ParameterFacts` that are given.
     """
-    modules: list[ModuleFacts] = []
-    parameters: list[ParameterFacts] = []
+    everything = list(_flatten(contents))
+    modules = [content for content in everything if isinstance(content, ModuleFacts)]
+    parameters = [content for content in everything if isinstance(content, ParameterFacts)]
     with RunWriter.create(folder, RunInfo(**info), rank=rank, strict=True) as writer:
-        for content in _flatten(contents):
+        if any(isinstance(content, _OF_A_MODEL) for content in everything) and not _has_structure(everything):
+            writer.write(Structure(step=0, modules=(MODEL, *modules), parameters=tuple(parameters)))
+        for content in everything:
             match content:
                 case EventColumns():
                     writer.write_events(content)
@@ -50,15 +58,15 @@ def write_run(folder: Path, *contents: Any, rank: int = 0, **info: Any) -> Run:
                     writer.write_hashes(content)
                 case Mapping():
                     writer.write_probe(content)
-                case ModuleFacts():
-                    modules.append(content)
-                case ParameterFacts():
-                    parameters.append(content)
+                case ModuleFacts() | ParameterFacts():
+                    pass
                 case _:
                     writer.write(content)
-        if modules or parameters:
-            writer.write(Structure(step=0, modules=(MODEL, *modules), parameters=tuple(parameters)))
     return Run.open(folder)
+
+
+def _has_structure(contents: list[Any]) -> bool:
+    return any(isinstance(content, Structure) for content in contents)
 
 
 def _flatten(contents: Iterable[Any]) -> Iterator[Any]:
@@ -84,7 +92,11 @@ def call(name: str, **detail: Any) -> LoopCall:
 
 def calls_by_step(steps: Sequence[Sequence[LoopCall]]) -> list[Call]:
     """Return the calls of each step, in their order."""
-    return [Call(step=step, call=name, detail=detail) for step, calls in enumerate(steps) for name, detail in calls]
+    return [
+        Call(step=step, call=name, detail=call_detail(name, detail))
+        for step, calls in enumerate(steps)
+        for name, detail in calls
+    ]
 
 
 def epochs(*first_steps: int, num_steps: int, **detail: Any) -> list[Call]:
@@ -93,7 +105,7 @@ def epochs(*first_steps: int, num_steps: int, **detail: Any) -> list[Call]:
     for step in range(num_steps):
         if step in first_steps:
             facts = {"loader": 0, "sampler": "RandomSampler", "replacement": False, "num_batches": 10, **detail}
-            found.append(Call(step=max(step - 1, 0), call="epoch", detail=facts))
+            found.append(Call(step=max(step - 1, 0), call="epoch", detail=call_detail("epoch", facts)))
         found += [Call(step=step, call="backward"), Call(step=step, call="step")]
     return found
 

@@ -13,7 +13,8 @@ from safetensors.numpy import save_file
 from torch import Tensor, nn
 
 from roundoff.record import recording
-from roundoff.runs import Anomaly, Metrics, Origin, ReplayInfo, Run, RunInfo, RunWriter, replay_path, to_json
+from roundoff.runs import Anomaly, Metrics, Origin, ReplayInfo, Run, replay_path, to_json
+from tests.run_folders import write_run
 
 BAD_STEP = 2
 NUM_STEPS = 4
@@ -82,11 +83,8 @@ def watched(
     batch: Mapping[str, np.ndarray] | None = None,
 ) -> Run:
     """Write the folder that a watch leaves: metrics, anomalies, and the replay of one step."""
-    with RunWriter.create(folder, RunInfo(recipe=recipe), strict=True) as writer:
-        for number, loss in enumerate(losses):
-            writer.write(Metrics(step=number, loss=loss, skipped=number in skipped))
-        for anomaly in anomalies:
-            writer.write(anomaly)
+    metrics = [Metrics(step=number, loss=loss, skipped=number in skipped) for number, loss in enumerate(losses)]
+    write_run(folder, metrics, *anomalies, recipe=recipe)
     replay = replay_path(folder, step=step)
     training(replay)
     for name, value in (("origin", origin), ("replay", replay_info)):

@@ -7,19 +7,14 @@ from typing import Any
 
 from roundoff.compare.settings.setting_comparison import differing_settings
 from roundoff.diagnose.against import config_difference
-from roundoff.runs import ModuleFacts, OptimizerFacts, Run, RunInfo, RunWriter, Severity, Structure
+from roundoff.runs import ModuleFacts, OptimizerFacts, Run, Severity, Structure
+from tests.run_folders import write_run
 
 
 def written(folder: Path, *, eps: float = 1e-5, lr: float = 0.1, **info: Any) -> Run:
-    with RunWriter.create(folder, RunInfo(**info), strict=True) as writer:
-        writer.write(
-            Structure(
-                step=0,
-                modules=(ModuleFacts(site="norm", kind="LayerNorm", training=True, settings={"eps": eps}),),
-                optimizers=(OptimizerFacts(name="Adam", groups=({"lr": lr, "betas": [0.9, 0.999]},)),),
-            )
-        )
-    return Run.open(folder)
+    norm = ModuleFacts(site="norm", kind="LayerNorm", training=True, settings={"eps": eps})
+    adam = OptimizerFacts(name="Adam", groups=({"lr": lr, "betas": [0.9, 0.999]},))
+    return write_run(folder, Structure(step=0, modules=(norm,), optimizers=(adam,)), **info)
 
 
 def test_what_differs_is_listed_with_the_most_suspicious_first(tmp_path: Path) -> None:

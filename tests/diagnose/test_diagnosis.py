@@ -12,14 +12,13 @@ from roundoff.diagnose import diagnose_run
 from roundoff.diagnose.rule import Code, Need, Rule
 from roundoff.diagnose.rules import RULES
 from roundoff.errors import RunFolderError
-from roundoff.runs import Answer, Finding, Run, RunInfo, RunWriter, Severity
+from roundoff.runs import Answer, Finding, Run, Severity
+from tests.run_folders import write_run
 
 
 @pytest.fixture
 def run(tmp_path: Path) -> Run:
-    with RunWriter.create(tmp_path / "run", RunInfo()):
-        pass
-    return Run.open(tmp_path / "run")
+    return write_run(tmp_path / "run")
 
 
 def finding(rule: str, *, step: int | None = 3, severity: Severity = Severity.ERROR) -> Finding:

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from roundoff.diagnose.parameter_histories import first_histories, parameter_histories
-from tests.diagnose.written import write_rank
+from tests.run_folders import losses, parameter_rows, write_run
 
 
 def test_rows_become_one_history_a_parameter_in_the_order_of_steps(tmp_path: Path) -> None:
@@ -16,7 +16,7 @@ def test_rows_become_one_history_a_parameter_in_the_order_of_steps(tmp_path: Pat
         for step in (2, 0, 40)
         for name, weight, grad in (("head", 10.0, 1.0), ("body", 20.0, None))
     ]
-    histories = parameter_histories(write_rank(tmp_path / "run", rows=rows), 0)
+    histories = parameter_histories(write_run(tmp_path / "run", parameter_rows(rows), losses(1.0)), 0)
     assert list(histories) == ["head", "body"]
     assert histories["head"].steps.tolist() == [0, 2, 40]
     assert histories["head"].norm.tolist() == [10, 12, 50]
@@ -28,7 +28,7 @@ def test_rows_become_one_history_a_parameter_in_the_order_of_steps(tmp_path: Pat
 
 def test_names_and_steps_can_be_chosen(tmp_path: Path) -> None:
     rows = [{"step": step, "parameter": name} for step in (0, 40) for name in ("head", "body")]
-    run = write_rank(tmp_path / "run", rows=rows)
+    run = write_run(tmp_path / "run", parameter_rows(rows), losses(1.0))
     assert list(parameter_histories(run, 0, names=["body"])) == ["body"]
     assert {name: history.steps.tolist() for name, history in first_histories(run).items()} == {
         "head": [0], "body": [0],
@@ -36,4 +36,4 @@ def test_names_and_steps_can_be_chosen(tmp_path: Path) -> None:
 
 
 def test_a_run_without_rows_has_no_histories(tmp_path: Path) -> None:
-    assert parameter_histories(write_rank(tmp_path / "run"), 0) == {}
+    assert parameter_histories(write_run(tmp_path / "run", losses(1.0)), 0) == {}

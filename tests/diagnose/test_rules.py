@@ -14,7 +14,8 @@ from docs.rule_pages import page_of_code, rules_of_question
 from roundoff.diagnose import diagnose_run
 from roundoff.diagnose.against import AGAINST_CODES
 from roundoff.diagnose.rules import FAMILIES, PROCEDURE, RULES, causes_by_code, codes_of, discover_rules
-from roundoff.runs import Answer, Run, RunInfo, RunWriter
+from roundoff.runs import Answer
+from tests.run_folders import write_run
 
 ORDER = """
 native-crash killed hang interrupted
@@ -204,9 +205,7 @@ def test_a_new_file_in_a_family_is_a_new_rule(family: Path, tmp_path: Path) -> N
     rules = discover_rules([*FAMILIES.values(), importlib.import_module(family.name)])
     assert [rule.codes[0].name for rule in rules][:2] == ["no-seed", RULES[0].codes[0].name]
     assert "no-seed" in causes_by_code(rules)["loss-spike"]
-    with RunWriter.create(tmp_path / "run", RunInfo()):
-        pass
-    diagnosis = diagnose_run(Run.open(tmp_path / "run"), rules=rules)
+    diagnosis = diagnose_run(write_run(tmp_path / "run"), rules=rules)
     assert [finding.rule for finding in diagnosis.findings] == ["no-seed"]
     assert [answer.checks for answer in diagnosis.answers if answer.answer is Answer.FOUND] == ["the seed of the run"]
 

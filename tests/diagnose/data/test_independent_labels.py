@@ -10,7 +10,8 @@ import pytest
 
 from roundoff.diagnose.data.labels import independent_labels
 from roundoff.runs import BatchFacts, Run
-from tests.diagnose.facts import labels, losses, only, tensor, write_run
+from tests.diagnose.findings import only
+from tests.run_folders import labels, losses, tensor, write_run
 
 FOUR = labels({"0": 8, "1": 8, "2": 8, "3": 8})
 NUMBERS = tensor("target", (32, 1), std=2.0)
@@ -28,7 +29,7 @@ def trained(
 ) -> Run:
     batches = [BatchFacts(step=step, targets=(target,), criterion=criterion) for step in range(20)]
     probe = {"probe": "overfit", "step": num_steps - 1, "losses": [late, (late + tried) / 2, tried]}
-    return write_run(folder, batches=batches, metrics=losses(*[late] * num_steps), probes=[probe])
+    return write_run(folder, batches, losses(*[late] * num_steps), probe)
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,8 @@ import pytest
 
 from roundoff.diagnose.data.input_values import constant_inputs, large_inputs
 from roundoff.runs import BatchFacts, Run, Severity, TensorFacts
-from tests.diagnose.facts import labels, only, tensor, write_run
+from tests.diagnose.findings import only
+from tests.run_folders import hash_rows, labels, tensor, write_run
 
 ZERO = {"min": 0.0, "max": 0.0, "mean": 0.0, "std": 0.0}
 
@@ -16,7 +17,7 @@ ZERO = {"min": 0.0, "max": 0.0, "mean": 0.0, "std": 0.0}
 def run_with(folder: Path, *tensors: TensorFacts, num_steps: int = 4) -> Run:
     targets = [(labels({"0": 4, "1": 4}, hash=f"{step}"),) for step in range(num_steps)]
     return write_run(
-        folder, batches=[BatchFacts(step=step, tensors=tensors, targets=targets[step]) for step in range(num_steps)]
+        folder, [BatchFacts(step=step, tensors=tensors, targets=targets[step]) for step in range(num_steps)]
     )
 
 
@@ -47,7 +48,7 @@ def test_whole_numbers_masks_and_times_may_be_large(tmp_path: Path) -> None:
 
 def test_one_large_batch_among_others_is_no_matter_of_scale(tmp_path: Path) -> None:
     batches = [BatchFacts(step=step, tensors=(tensor(std=1000.0 if step == 2 else 1.0),)) for step in range(5)]
-    assert large_inputs(write_run(tmp_path / "run", batches=batches)) == []
+    assert large_inputs(write_run(tmp_path / "run", batches)) == []
 
 
 def test_an_input_of_one_number_is_named(tmp_path: Path) -> None:
@@ -60,7 +61,7 @@ def test_an_input_of_one_number_is_named(tmp_path: Path) -> None:
 def test_samples_that_are_all_the_same_are_named(tmp_path: Path) -> None:
     batches = [BatchFacts(step=step, tensors=(tensor(),)) for step in range(3)]
     hashes = [(step, "sample", "<model>[0]", 7) for step in range(3) for _ in range(8)]
-    finding = only(constant_inputs, write_run(tmp_path / "run", batches=batches, hashes=hashes))
+    finding = only(constant_inputs, write_run(tmp_path / "run", batches, hash_rows(hashes)))
     assert "every sample is the same in all 3 observed steps" in finding.why
 
 
@@ -72,4 +73,4 @@ def test_a_constant_beside_another_input_may_be_a_state_or_a_mask(beside: str, t
 def test_one_batch_again_and_again_is_not_constant(tmp_path: Path) -> None:
     batches = [BatchFacts(step=step, tensors=(tensor(hash="a"),)) for step in range(3)]
     hashes = [(step, "sample", "<model>[0]", sample) for step in range(3) for sample in range(8)]
-    assert constant_inputs(write_run(tmp_path / "run", batches=batches, hashes=hashes)) == []
+    assert constant_inputs(write_run(tmp_path / "run", batches, hash_rows(hashes))) == []

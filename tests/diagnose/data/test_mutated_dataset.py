@@ -9,7 +9,8 @@ import pytest
 
 from roundoff.diagnose.data.epochs import mutated_datasets
 from roundoff.runs import Run
-from tests.diagnose.facts import epochs, losses, only, write_run
+from tests.diagnose.findings import only
+from tests.run_folders import epochs, losses, write_run
 
 BEFORE = {"name": "points", "address": 64, "hash": "a", "mean": 0.5, "std": 1.0}
 
@@ -18,7 +19,7 @@ def two_epochs(folder: Path, **changes: Any) -> Run:
     first = epochs(0, num_steps=6, content=[BEFORE])
     both = epochs(6, num_steps=12, content=[{**BEFORE, **changes}])
     second = [call for call in both if call.call == "epoch" or call.step >= 6]
-    return write_run(folder, calls=[*first, *second], metrics=losses(*[1.0] * 12))
+    return write_run(folder, [*first, *second], losses(*[1.0] * 12))
 
 
 def test_names_the_array_and_how_it_changed(tmp_path: Path) -> None:

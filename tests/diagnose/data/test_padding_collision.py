@@ -7,14 +7,15 @@ from typing import Any
 
 from roundoff.diagnose.data.input_values import colliding_paddings
 from roundoff.runs import BatchFacts, ModuleFacts, Run
-from tests.diagnose.facts import only, tensor, write_run
+from tests.diagnose.findings import only
+from tests.run_folders import tensor, write_run
 
 
 def run_with(folder: Path, inner: dict[str, int], **settings: Any) -> Run:
     words = ModuleFacts(site="words", kind="Embedding", training=True, settings={"num_embeddings": 30, **settings})
     counts = {"0": 10, "5": 40, "6": 50}
     ids = tensor(shape=(4, 25), dtype="int64", max=29.0, counts=counts, inner_counts=inner)
-    return write_run(folder, batches=[BatchFacts(step=step, tensors=(ids,)) for step in range(4)], modules=[words])
+    return write_run(folder, [BatchFacts(step=step, tensors=(ids,)) for step in range(4)], words)
 
 
 def test_names_the_row_and_its_share(tmp_path: Path) -> None:

@@ -8,9 +8,10 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from roundoff.diagnose.data.sample_order import EpochSeen, epochs_seen, label_counts
-from roundoff.runs import BatchFacts, Run, RunInfo, RunWriter, TensorFacts
+from roundoff.runs import BatchFacts, Run, TensorFacts
 from roundoff.watch.watching import watching
 from tests.report.sample_runs import write_ranks_run
+from tests.run_folders import write_run
 
 
 def trained(folder: Path, *, shuffle: bool, repeats: int = 1) -> Run:
@@ -56,9 +57,8 @@ def test_labels_that_the_criterion_ignores_are_counted_apart(tmp_path: Path):
     target = TensorFacts(
         place="target", shape=(6,), dtype="int64", counts={"-100": 3, "7": 2, "0": 1, "True": 5, "²": 1}
     )
-    with RunWriter.create(tmp_path / "a", RunInfo()) as writer:
-        writer.write(BatchFacts(step=0, targets=(target,), criterion_settings={"ignore_index": 0}))
-    found = label_counts(Run.open(tmp_path / "a"))
+    batch = BatchFacts(step=0, targets=(target,), criterion_settings={"ignore_index": 0})
+    found = label_counts(write_run(tmp_path / "a", batch))
     assert found is not None
     assert (found.counts, found.num_ignored) == ({1: 5, 7: 2}, 5)  # what is no number counts as no
 

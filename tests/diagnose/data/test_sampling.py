@@ -6,7 +6,8 @@ from pathlib import Path
 
 from roundoff.diagnose.data.epochs import duplicate_samples, repeated_orders
 from roundoff.runs import BatchFacts, Run, Severity
-from tests.diagnose.facts import epochs, only, tensor, write_run
+from tests.diagnose.findings import only
+from tests.run_folders import epochs, hash_rows, tensor, write_run
 
 NUM_STEPS = 12
 
@@ -16,7 +17,7 @@ def run_of(folder: Path, samples: list[list[int]], **detail: object) -> Run:
     calls = epochs(0, 6, num_steps=NUM_STEPS, num_batches=6, **detail)
     batches = [BatchFacts(step=step, tensors=(tensor(hash=str(numbers)),)) for step, numbers in enumerate(samples)]
     hashes = [(step, "sample", "<model>[0]", number) for step, numbers in enumerate(samples) for number in numbers]
-    return write_run(folder, batches=batches, calls=calls, hashes=hashes)
+    return write_run(folder, batches, calls, hash_rows(hashes))
 
 
 def shuffled(step: int, width: int = 4) -> list[int]:
@@ -60,9 +61,9 @@ def test_epochs_in_another_order_are_shuffled(tmp_path: Path) -> None:
 
 def test_a_loop_by_hand_shows_its_rounds(tmp_path: Path) -> None:
     batches = [BatchFacts(step=step, tensors=(tensor(hash=str(step % 5)),)) for step in range(20)]
-    assert only(repeated_orders, write_run(tmp_path / "run", batches=batches)).step == 5
+    assert only(repeated_orders, write_run(tmp_path / "run", batches)).step == 5
 
 
 def test_one_batch_again_and_again_has_no_order(tmp_path: Path) -> None:
     batches = [BatchFacts(step=step, tensors=(tensor(hash="a"),)) for step in range(20)]
-    assert repeated_orders(write_run(tmp_path / "run", batches=batches)) == []
+    assert repeated_orders(write_run(tmp_path / "run", batches)) == []

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from roundoff.diagnose.loop.optimizer_steps import double_steps
-from tests.diagnose.loops import Told, call, written
+from tests.run_folders import LoopCall, call, calls_by_step, write_run
 
 BACKWARD, CLEAR = call("backward"), call("zero_grad")
 STEP, OTHER = call("step", optimizer="Adam"), call("step", optimizer="SGD")
@@ -15,7 +15,7 @@ STEP, OTHER = call("step", optimizer="Adam"), call("step", optimizer="SGD")
 
 def test_the_second_step_is_named(tmp_path: Path) -> None:
     by_scaler = call("step", optimizer="Adam", by_scaler=True)
-    (finding,) = double_steps(written(tmp_path / "run", [[CLEAR, BACKWARD, by_scaler], [STEP]] * 4))
+    (finding,) = double_steps(write_run(tmp_path / "run", calls_by_step([[CLEAR, BACKWARD, by_scaler], [STEP]] * 4)))
     assert (finding.rule, finding.step) == ("double-step", 1)
     assert finding.why == (
         "Adam stepped twice after one backward (by the scaler and directly), without new gradients in between; this "
@@ -33,5 +33,5 @@ def test_the_second_step_is_named(tmp_path: Path) -> None:
     ],
     ids=["two optimizers", "closure", "no backward at all", "cleared in between"],
 )
-def test_other_loops_are_silent(steps: list[list[Told]], tmp_path: Path) -> None:
-    assert double_steps(written(tmp_path / "run", steps * 4)) == []
+def test_other_loops_are_silent(steps: list[list[LoopCall]], tmp_path: Path) -> None:
+    assert double_steps(write_run(tmp_path / "run", calls_by_step(steps * 4))) == []

@@ -9,7 +9,7 @@ import pytest
 
 from roundoff.diagnose.loop.learning_rate import large_rates, tiny_rates, zero_rates
 from roundoff.runs import Call, Interned, Metrics, ParameterColumns, Run, RunInfo, RunWriter, call_detail
-from tests.diagnose.loops import call
+from tests.run_folders import call
 
 
 def trained(folder: Path, *, rates: list[float], losses: list[float], ratio: float = 1e-3, weights: float = 2.0) -> Run:

@@ -6,18 +6,13 @@ from pathlib import Path
 
 from roundoff.diagnose.loop.optimizer_steps import missing_steps
 from roundoff.runs import (
-    Call,
     Finding,
     OptimizerFacts,
     ParameterFacts,
-    Run,
-    RunInfo,
-    RunWriter,
     Severity,
     Structure,
-    call_detail,
 )
-from tests.diagnose.loops import Told, call
+from tests.run_folders import LoopCall, call, calls_by_step, write_run
 
 BACKWARD, CLEAR = call("backward"), call("zero_grad")
 
@@ -34,14 +29,10 @@ def parameter(optimizer: str, *, is_reached: bool = True) -> ParameterFacts:
     )
 
 
-def found(folder: Path, calls: list[Told], *parameters: ParameterFacts) -> list[Finding]:
+def found(folder: Path, calls: list[LoopCall], *parameters: ParameterFacts) -> list[Finding]:
     optimizers = tuple(OptimizerFacts(name=entry.optimizers[0]) for entry in parameters)
-    with RunWriter.create(folder / "run", RunInfo()) as writer:
-        writer.write(Structure(step=0, parameters=parameters, optimizers=optimizers))
-        for step in range(20):
-            for name, detail in calls:
-                writer.write(Call(step=step, call=name, detail=call_detail(name, detail)))
-    return missing_steps(Run.open(folder / "run"))
+    structure = Structure(step=0, parameters=parameters, optimizers=optimizers)
+    return missing_steps(write_run(folder / "run", structure, calls_by_step([calls] * 20)))
 
 
 def test_a_loop_without_a_step_is_told(tmp_path: Path) -> None:

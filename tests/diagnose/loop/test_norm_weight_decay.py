@@ -8,7 +8,7 @@ import pytest
 
 from roundoff.diagnose.loop.norm_weight_decay import decaying_norms
 from roundoff.runs import Metrics, OptimizerFacts, ParameterFacts, Run, Structure
-from tests.diagnose.written import write_rank
+from tests.run_folders import parameter_rows, write_run
 
 
 def run_with(
@@ -21,7 +21,7 @@ def run_with(
     rows = [{"step": step, "parameter": "norm.weight", "l2": 2 * factor**step, "grad_l2": grad} for step in range(20)]
     metrics = [Metrics(step=step, loss=1.0, lr=lr) for step in range(20)]
     structure = Structure(step=0, parameters=(fact,), optimizers=(optimizer,))
-    return write_rank(folder, structure=structure, rows=rows, metrics=metrics)
+    return write_run(folder, structure, parameter_rows(rows), metrics)
 
 
 def test_norms_that_fall_as_decay_makes_them_are_named(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from roundoff.diagnose.loop.scaled_gradients import scaled_gradients
 from roundoff.runs import Finding, Metrics
-from tests.diagnose.loops import Told, call, written
+from tests.run_folders import LoopCall, call, calls_by_step, write_run
 
 SCALED = call("backward", is_scaled=True)
 PLAIN = call("backward")
@@ -18,9 +18,9 @@ STEP = call("step", optimizer="SGD")
 BY_SCALER = call("step", optimizer="SGD", by_scaler=True)
 
 
-def found(folder: Path, calls: list[Told], *, scale: float = 1024.0) -> list[Finding]:
+def found(folder: Path, calls: list[LoopCall], *, scale: float = 1024.0) -> list[Finding]:
     metrics = [Metrics(step=step, loss_scale=scale, grad_norm=2048.0) for step in range(3)]
-    return scaled_gradients(written(folder / "run", [calls] * 3, metrics=metrics))
+    return scaled_gradients(write_run(folder / "run", calls_by_step([calls] * 3), metrics))
 
 
 def test_a_step_without_the_scaler_names_the_factor(tmp_path: Path) -> None:
@@ -53,7 +53,7 @@ def test_clipping_before_the_scaler_steps_says_what_is_left(tmp_path: Path) -> N
     ],
     ids=["unscaled first", "unscaled by hand", "fused", "skipped", "no scaler", "another loss"],
 )
-def test_unscaled_gradients_are_silent(calls: list[Told], tmp_path: Path) -> None:
+def test_unscaled_gradients_are_silent(calls: list[LoopCall], tmp_path: Path) -> None:
     assert found(tmp_path, calls) == []
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from roundoff.diagnose.loop.schedule_steps import misplaced_schedules
 from roundoff.runs import Finding, Metrics
-from tests.diagnose.loops import call, written
+from tests.run_folders import call, calls_by_step, write_run
 
 STEP = call("step", optimizer="SGD", lr=[0.1])
 
@@ -22,16 +22,20 @@ def scheduled(name: str = "StepLR", *, initial: bool = False) -> tuple[str, dict
 def found(folder: Path, rate: Callable[[int], float], name: str = "StepLR", *, per_step: bool = True) -> list[Finding]:
     metrics = [Metrics(step=step, lr=rate(step)) for step in range(200)]
     steps = [[STEP, scheduled(name)] if per_step or step % 50 == 49 else [STEP] for step in range(200)]
-    return misplaced_schedules(written(folder / "run", steps, metrics=metrics))
+    return misplaced_schedules(write_run(folder / "run", calls_by_step(steps), metrics))
 
 
 def test_a_scheduler_before_the_first_step_is_told(tmp_path: Path) -> None:
-    (finding,) = misplaced_schedules(written(tmp_path / "run", [[scheduled(initial=True), scheduled(), STEP]] * 3))
+    (finding,) = misplaced_schedules(
+        write_run(tmp_path / "run", calls_by_step([[scheduled(initial=True), scheduled(), STEP]] * 3))
+    )
     assert (finding.rule, finding.step) == ("scheduler-before-step", 0)
 
 
 def test_a_resumed_training_may_wind_its_schedule_forward(tmp_path: Path) -> None:
-    assert misplaced_schedules(written(tmp_path / "run", [[call("load"), scheduled(), STEP]] * 3)) == []
+    assert (
+        misplaced_schedules(write_run(tmp_path / "run", calls_by_step([[call("load"), scheduled(), STEP]] * 3))) == []
+    )
 
 
 def test_a_schedule_of_epochs_that_runs_with_every_batch_is_told(tmp_path: Path) -> None:

@@ -6,18 +6,13 @@ from pathlib import Path
 
 from roundoff.diagnose.loop.training_mode import training_in_eval_mode
 from roundoff.runs import (
-    Call,
     Finding,
     ModuleFacts,
     ParameterFacts,
-    Run,
-    RunInfo,
-    RunWriter,
     Severity,
     Structure,
-    call_detail,
 )
-from tests.diagnose.loops import Told, call
+from tests.run_folders import LoopCall, call, calls_by_step, write_run
 
 TRAINING = call("forward", site="<model>", training=True)
 EVALUATING = call("forward", site="<model>", training=False)
@@ -25,18 +20,14 @@ BACKWARD = call("backward")
 
 
 def found(
-    folder: Path, steps: list[list[Told]], *, kind: str = "Dropout", optimizers: tuple[str, ...] = ("SGD",)
+    folder: Path, steps: list[list[LoopCall]], *, kind: str = "Dropout", optimizers: tuple[str, ...] = ("SGD",)
 ) -> list[Finding]:
     parameter = ParameterFacts(
         name="0.weight", site="0", shape=(2, 2), dtype="float32", requires_grad=True, optimizers=optimizers
     )
     module = ModuleFacts(site="1", kind=kind, training=True)
-    with RunWriter.create(folder / "run", RunInfo()) as writer:
-        writer.write(Structure(step=0, parameters=(parameter,), modules=(module,)))
-        for step, calls in enumerate(steps):
-            for name, detail in calls:
-                writer.write(Call(step=step, call=name, detail=call_detail(name, detail)))
-    return training_in_eval_mode(Run.open(folder / "run"))
+    structure = Structure(step=0, parameters=(parameter,), modules=(module,))
+    return training_in_eval_mode(write_run(folder / "run", structure, calls_by_step(steps)))
 
 
 def test_the_first_step_in_eval_mode_is_named(tmp_path: Path) -> None:

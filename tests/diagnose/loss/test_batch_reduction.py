@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from roundoff.diagnose.loss.factor import summed_losses
 from roundoff.record import recording
 from roundoff.runs import Run
-from tests.diagnose.loops import written
+from tests.run_folders import write_run
 
 
 def half_batch(loss: float, *halves: float) -> dict[str, object]:
@@ -20,14 +20,14 @@ def half_batch(loss: float, *halves: float) -> dict[str, object]:
 
 
 def test_halves_that_add_up_to_the_whole_are_told(tmp_path: Path) -> None:
-    (finding,) = summed_losses(written(tmp_path / "run", probes=[half_batch(12.0, 7.0, 5.0)]))
+    (finding,) = summed_losses(write_run(tmp_path / "run", half_batch(12.0, 7.0, 5.0)))
     assert (finding.rule, finding.step) == ("loss-sum-reduction", 0)
     assert finding.why.startswith("step 9 replayed with each half of its batch gives 7 and 5, which add up")
 
 
 def test_halves_whose_mean_is_the_whole_are_silent(tmp_path: Path) -> None:
-    assert summed_losses(written(tmp_path / "run", probes=[half_batch(6.0, 7.0, 5.0)])) == []
-    assert summed_losses(written(tmp_path / "other", probes=[half_batch(0.0, 0.0, 0.0)])) == []
+    assert summed_losses(write_run(tmp_path / "run", half_batch(6.0, 7.0, 5.0))) == []
+    assert summed_losses(write_run(tmp_path / "other", half_batch(0.0, 0.0, 0.0))) == []
 
 
 def test_a_sum_that_the_loop_divides_by_a_number_is_silent(tmp_path: Path) -> None:

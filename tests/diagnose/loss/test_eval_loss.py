@@ -7,7 +7,8 @@ from pathlib import Path
 
 from roundoff.diagnose.loss.evaluation import rising_eval_losses
 from roundoff.runs import Metrics, Run, Severity
-from tests.diagnose.facts import only, write_run
+from tests.diagnose.findings import only
+from tests.run_folders import write_run
 
 
 def evaluated(folder: Path, eval_losses: Sequence[float], *, falls: bool = True) -> Run:
@@ -19,7 +20,7 @@ def evaluated(folder: Path, eval_losses: Sequence[float], *, falls: bool = True)
         )
         for step in range(5 * len(eval_losses))
     ]
-    return write_run(folder, metrics=metrics)
+    return write_run(folder, metrics)
 
 
 RISES = (1.0, 0.8, 0.7, 0.8, 0.9, 1.0, 1.1)

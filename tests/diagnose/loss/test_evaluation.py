@@ -9,7 +9,8 @@ import pytest
 
 from roundoff.diagnose.loss.evaluation import evaluation_gaps, random_evaluations
 from roundoff.runs import ModuleFacts, Run, Severity
-from tests.diagnose.facts import only, write_run
+from tests.diagnose.findings import only
+from tests.run_folders import write_run
 
 NORM = ModuleFacts(
     site="norm", kind="BatchNorm1d", training=True, settings={"momentum": 0.1}, has_start_statistics=False
@@ -18,7 +19,7 @@ NORM = ModuleFacts(
 
 def probed(folder: Path, **facts: Any) -> Run:
     probe = {"probe": "eval-mode", "step": 99, "train_loss": 0.01, "eval_loss": 0.01, "eval_again": 0.01, **facts}
-    return write_run(folder, probes=[probe], modules=[NORM])
+    return write_run(folder, probe, NORM)
 
 
 def test_dropout_in_eval_mode_is_named_with_its_line(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from roundoff.diagnose.loss.course import initial_losses
-from tests.diagnose.facts import only
+from tests.diagnose.findings import only
 from tests.diagnose.watched_training import mlp, watched_training
 
 

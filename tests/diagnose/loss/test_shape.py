@@ -11,13 +11,13 @@ import pytest
 from roundoff.diagnose import diagnose_run
 from roundoff.diagnose.loss.course import shapes_of_the_loss
 from roundoff.runs import Finding, Metrics, Severity
-from tests.diagnose.loops import call, written
+from tests.run_folders import call, calls_by_step, write_run
 
 
 def found(folder: Path, loss: Callable[[int], float], num_steps: int = 300) -> list[Finding]:
     noise = random.Random(0)
     metrics = [Metrics(step=step, loss=loss(step) * noise.uniform(0.9, 1.1)) for step in range(num_steps)]
-    return shapes_of_the_loss(written(folder / "run", metrics=metrics))
+    return shapes_of_the_loss(write_run(folder / "run", metrics))
 
 
 @pytest.mark.parametrize(
@@ -53,11 +53,11 @@ def test_other_losses_are_silent(loss: Callable[[int], float], num_steps: int, t
 
 def test_losses_of_two_optimizers_are_not_judged(tmp_path: Path) -> None:
     metrics = [Metrics(step=step, loss=1.04**step, optimizer="ab"[step % 2]) for step in range(200)]
-    assert shapes_of_the_loss(written(tmp_path / "run", metrics=metrics)) == []
+    assert shapes_of_the_loss(write_run(tmp_path / "run", metrics)) == []
 
 
 def test_a_flat_loss_with_a_known_cause_is_related_to_it(tmp_path: Path) -> None:
     metrics = [Metrics(step=step, loss=1.0 + 0.1 * (step % 3), lr=0.0) for step in range(300)]
     steps = [[call("backward"), call("step", optimizer="SGD", lr=[0.0])]] * 100
-    (finding,) = diagnose_run(written(tmp_path / "run", steps, metrics=metrics)).findings
+    (finding,) = diagnose_run(write_run(tmp_path / "run", calls_by_step(steps), metrics)).findings
     assert (finding.rule, [related.rule for related in finding.related]) == ("lr-zero", ["loss-flat"])

@@ -10,21 +10,22 @@ from torch import nn
 from roundoff.diagnose import diagnose_run
 from roundoff.diagnose.loss.spike import loss_spikes
 from roundoff.record import recording
-from roundoff.runs import Metrics, Run, RunInfo, RunWriter, Severity, replay_path
+from roundoff.runs import Metrics, Run, Severity, replay_path
+from tests.run_folders import write_run
 
 JUMP = [1.0 + 0.01 * (step % 7) for step in range(40)] + [8.0, 1.0, 1.0]
 
 
-def write_run(folder: Path, losses: list[float], *, update_before: float = 0.1) -> Run:
-    with RunWriter.create(folder, RunInfo()) as writer:
-        for step, loss in enumerate(losses):
-            update = update_before if step == 39 else 0.1
-            writer.write(Metrics(step=step, loss=loss, update_norm=update, grad_norm=1.0))
-    return Run.open(folder)
+def write_losses(folder: Path, losses: list[float], *, update_before: float = 0.1) -> Run:
+    updates = [update_before if step == 39 else 0.1 for step in range(len(losses))]
+    steps = enumerate(zip(losses, updates, strict=True))
+    return write_run(
+        folder, [Metrics(step=step, loss=loss, update_norm=update, grad_norm=1.0) for step, (loss, update) in steps]
+    )
 
 
 def test_says_from_where_to_where_and_what_the_update_before_was(tmp_path: Path) -> None:
-    (finding,) = diagnose_run(write_run(tmp_path / "run", JUMP, update_before=3.0)).findings
+    (finding,) = diagnose_run(write_losses(tmp_path / "run", JUMP, update_before=3.0)).findings
     assert (finding.rule, finding.step, finding.severity) == ("loss-spike", 40, Severity.WARNING)
     assert finding.title == "the loss jumped from 1.03 to 8"
     assert finding.why == (
@@ -50,11 +51,9 @@ def test_inputs_that_reach_far_point_at_the_batch(tmp_path: Path) -> None:
 
 
 def test_healthy_losses_are_silent(tmp_path: Path) -> None:
-    assert loss_spikes(write_run(tmp_path / "run", JUMP[:40])) == []
+    assert loss_spikes(write_losses(tmp_path / "run", JUMP[:40])) == []
 
 
 def test_losses_of_two_optimizers_are_judged_apart(tmp_path: Path) -> None:
-    with RunWriter.create(tmp_path / "run", RunInfo()) as writer:
-        for step in range(100):
-            writer.write(Metrics(step=step, loss=0.1 if step % 2 else 5.0, optimizer="ab"[step % 2]))
-    assert loss_spikes(Run.open(tmp_path / "run")) == []
+    two = [Metrics(step=step, loss=0.1 if step % 2 else 5.0, optimizer="ab"[step % 2]) for step in range(100)]
+    assert loss_spikes(write_run(tmp_path / "run", two)) == []

@@ -8,7 +8,7 @@ import pytest
 
 from roundoff.diagnose.loss.spike import loss_spikes
 from roundoff.runs import Metrics, Severity
-from tests.diagnose.written import write_rank
+from tests.run_folders import write_run
 
 LOSSES = [1.0 + 0.01 * (step % 7) for step in range(40)] + [8.0, 1.0, 1.0]
 METRICS = [Metrics(step=step, loss=loss) for step, loss in enumerate(LOSSES)]
@@ -41,13 +41,13 @@ def probe(
 def test_the_sort_is_in_the_title_and_in_the_fix(
     losses: tuple[float, float, float], cause: str, fix: str, tmp_path: Path
 ) -> None:
-    (finding,) = loss_spikes(write_rank(tmp_path / "run", metrics=METRICS, probes=[probe(*losses)]))
+    (finding,) = loss_spikes(write_run(tmp_path / "run", METRICS, probe(*losses)))
     assert finding.title == f"the loss jumped from 1.03 to 8 because of {cause}"
     assert finding.fix.startswith(fix)
 
 
 def test_the_losses_that_tell_are_in_the_why(tmp_path: Path) -> None:
-    (finding,) = loss_spikes(write_rank(tmp_path / "run", metrics=METRICS, probes=[probe(8.0, 1.1, 7.9)]))
+    (finding,) = loss_spikes(write_run(tmp_path / "run", METRICS, probe(8.0, 1.1, 7.9)))
     assert finding.why == (
         "the 40 losses before it are below 2.06\n"
         "The cause is the batch: this batch has a loss of 7.9 in the state before step 39 too, but the previous batch "
@@ -56,21 +56,21 @@ def test_the_losses_that_tell_are_in_the_why(tmp_path: Path) -> None:
 
 
 def test_a_loss_that_is_not_finite_counts_as_high(tmp_path: Path) -> None:
-    (finding,) = loss_spikes(write_rank(tmp_path / "run", metrics=METRICS, probes=[probe(8.0, 1.1, float("nan"))]))
+    (finding,) = loss_spikes(write_run(tmp_path / "run", METRICS, probe(8.0, 1.1, float("nan"))))
     assert finding.title.endswith("because of its batch")
 
 
 def test_a_single_sample_that_makes_the_jump_is_named_in_a_note(tmp_path: Path) -> None:
     one = probe(8.0, 1.1, 7.9, worst_loss=110.0)
-    (finding,) = loss_spikes(write_rank(tmp_path / "one", metrics=METRICS, probes=[one]))
+    (finding,) = loss_spikes(write_run(tmp_path / "one", METRICS, one))
     assert (finding.severity, finding.title[-10:]) == (Severity.NOTE, "one sample")
     assert "The cause is sample 5 of the batch, whose own loss is 110" in finding.why
     many = probe(8.0, 1.1, 7.9, worst_loss=20.0)
-    (finding,) = loss_spikes(write_rank(tmp_path / "many", metrics=METRICS, probes=[many]))
+    (finding,) = loss_spikes(write_run(tmp_path / "many", METRICS, many))
     assert finding.severity is Severity.WARNING
 
 
 def test_the_probe_of_another_step_tells_nothing(tmp_path: Path) -> None:
-    run = write_rank(tmp_path / "run", metrics=METRICS, probes=[probe(8.0, 1.1, 7.9, step=41)])
+    run = write_run(tmp_path / "run", METRICS, probe(8.0, 1.1, 7.9, step=41))
     (finding,) = loss_spikes(run)
     assert finding.title == "the loss jumped from 1.03 to 8"

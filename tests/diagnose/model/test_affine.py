@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from roundoff.diagnose.model.nonlinearities import affine_networks
-from tests.diagnose.facts import only
+from tests.diagnose.findings import only
 from tests.diagnose.watched_training import mlp, watched_training
 
 

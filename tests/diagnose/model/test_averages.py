@@ -7,13 +7,14 @@ from typing import Any
 
 from roundoff.diagnose.model.weight_copies import broken_averages
 from roundoff.runs import Run
-from tests.diagnose.facts import only, write_run
+from tests.diagnose.findings import only
+from tests.run_folders import write_run
 
 
 def seen(folder: Path, **facts: Any) -> Run:
     probe = {"probe": "averages", "step": 19, "parameter": "0.weight", "moved": 0.4, "copies": [], "scales": [],
              "num_holders": 0, **facts}  # fmt: skip
-    return write_run(folder, probes=[probe])
+    return write_run(folder, probe)
 
 
 def test_an_average_that_is_the_weights_themselves_is_told(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from roundoff.diagnose.model.dead_units import dead_units
-from tests.diagnose.facts import only
+from tests.diagnose.findings import only
 from tests.diagnose.watched_training import mlp, watched_training
 
 

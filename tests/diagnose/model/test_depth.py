@@ -7,7 +7,7 @@ from pathlib import Path
 from torch import nn
 
 from roundoff.diagnose.model.depth import numbers_by_depth
-from tests.diagnose.facts import only
+from tests.diagnose.findings import only
 from tests.diagnose.watched_training import mlp, watched_training
 
 

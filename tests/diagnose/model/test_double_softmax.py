@@ -10,8 +10,9 @@ from torch import nn
 
 from roundoff.diagnose.model.nonlinearities import doubled_softmax
 from roundoff.runs import BatchFacts
-from tests.diagnose.facts import only, write_run
+from tests.diagnose.findings import only
 from tests.diagnose.watched_training import mlp, watched_training
+from tests.run_folders import write_run
 
 
 def test_the_softmax_before_the_loss_is_named(tmp_path: Path) -> None:
@@ -22,7 +23,7 @@ def test_the_softmax_before_the_loss_is_named(tmp_path: Path) -> None:
 
 def test_rows_that_sum_to_one_are_enough(tmp_path: Path) -> None:
     seen = [BatchFacts(step=s, criterion="cross_entropy", rows_sum_to_one=True, num_classes=4) for s in range(3)]
-    assert only(doubled_softmax, write_run(tmp_path / "run", batches=seen)).site is None
+    assert only(doubled_softmax, write_run(tmp_path / "run", seen)).site is None
 
 
 def test_logits_log_probabilities_and_single_outputs_are_fine(tmp_path: Path) -> None:
@@ -32,4 +33,4 @@ def test_logits_log_probabilities_and_single_outputs_are_fine(tmp_path: Path) ->
     )
     assert doubled_softmax(right) == []
     seen = [BatchFacts(step=s, criterion="cross_entropy", rows_sum_to_one=True, num_classes=1) for s in range(3)]
-    assert doubled_softmax(write_run(tmp_path / "one", batches=seen)) == []
+    assert doubled_softmax(write_run(tmp_path / "one", seen)) == []

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from roundoff.diagnose.model.backward import cut_graphs
-from tests.diagnose.facts import only
+from tests.diagnose.findings import only
 from tests.diagnose.watched_training import watched_training
 
 

@@ -9,7 +9,8 @@ import pytest
 
 from roundoff.diagnose.model.checkpoint_loading import checkpoints_not_loaded
 from roundoff.runs import Call, Run, call_detail
-from tests.diagnose.facts import only, write_run
+from tests.diagnose.findings import only
+from tests.run_folders import write_run
 
 
 def loaded(folder: Path, missing: list[str], unexpected: list[str], **detail: Any) -> Run:
@@ -17,7 +18,7 @@ def loaded(folder: Path, missing: list[str], unexpected: list[str], **detail: An
         "into": "Net", "num_missing": len(missing), "num_unexpected": len(unexpected), "missing": missing,
         "unexpected": unexpected, "num_keys": 4, "num_given": 4, **detail,
     }  # fmt: skip
-    return write_run(folder, calls=[Call(step=0, call="load", detail=call_detail("load", said))])
+    return write_run(folder, Call(step=0, call="load", detail=call_detail("load", said)))
 
 
 KEYS = ["a.weight", "a.bias", "b.weight", "b.bias"]

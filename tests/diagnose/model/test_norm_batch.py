@@ -11,7 +11,7 @@ from torch import nn
 from roundoff.diagnose.model.norm_statistics import tiny_norm_batches
 from roundoff.runs import Run, Severity
 from roundoff.watch.watching import watching
-from tests.diagnose.facts import only
+from tests.diagnose.findings import only
 
 
 def train(folder: Path, norm: nn.Module, *shape: int) -> Run:

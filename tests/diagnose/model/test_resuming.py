@@ -6,7 +6,8 @@ from pathlib import Path
 
 from roundoff.diagnose.model.checkpoint_loading import lost_optimizer_states
 from roundoff.runs import Call, Metrics, Run, call_detail
-from tests.diagnose.facts import losses, only, write_run
+from tests.diagnose.findings import only
+from tests.run_folders import losses, write_run
 
 LOAD = {"into": "Net", "missing": [], "num_missing": 0, "num_unexpected": 0, "num_keys": 4}
 
@@ -41,7 +42,7 @@ def resumed(
         calls.append(step(number, is_fresh=number == 0 or (number == at and is_fresh), lr=lr if number >= at else 0.1))
     values = [2 - min(number, 20) / 20 if number < at else after for number in range(40)]
     metrics: list[Metrics] = losses(*values)
-    return write_run(folder, calls=calls, metrics=metrics)
+    return write_run(folder, calls, metrics)
 
 
 def test_state_that_was_read_and_not_loaded_is_told_with_its_key(tmp_path: Path) -> None:

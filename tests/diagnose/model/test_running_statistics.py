@@ -11,8 +11,9 @@ from torch import nn
 from roundoff.diagnose.model.norm_statistics import frozen_statistics, lost_statistics
 from roundoff.runs import ModuleFacts, ParameterFacts, Run
 from roundoff.watch.watching import watching
-from tests.diagnose.facts import only, write_run
+from tests.diagnose.findings import only
 from tests.diagnose.planted import NUM_STEPS
+from tests.run_folders import write_run
 
 
 def norm(**facts: Any) -> ModuleFacts:
@@ -33,7 +34,7 @@ def norm(**facts: Any) -> ModuleFacts:
     ("facts", "words"), [({"momentum": 0}, "its momentum is 0"), ({"training": False}, "eval mode")]
 )
 def test_a_norm_that_never_learned_is_named(facts: dict[str, Any], words: str, tmp_path: Path) -> None:
-    finding = only(frozen_statistics, write_run(tmp_path / "run", modules=[norm(**facts)]))
+    finding = only(frozen_statistics, write_run(tmp_path / "run", norm(**facts)))
     assert (finding.rule, finding.site) == ("running-stats-frozen", "norm")
     assert words in finding.why
 
@@ -44,12 +45,12 @@ def test_a_norm_that_never_learned_is_named(facts: dict[str, Any], words: str, t
     ids=["learns", "momentum 0, but learned before", "eval mode, but learned before"],
 )
 def test_statistics_that_mean_something_may_stay(facts: dict[str, Any], tmp_path: Path) -> None:
-    assert frozen_statistics(write_run(tmp_path / "run", modules=[norm(**facts)])) == []
+    assert frozen_statistics(write_run(tmp_path / "run", norm(**facts))) == []
 
 
 def test_a_frozen_body_may_stay_as_it_is(tmp_path: Path) -> None:
     weight = ParameterFacts(name="norm.weight", site="norm", shape=(4,), dtype="float32", requires_grad=False)
-    assert frozen_statistics(write_run(tmp_path / "run", modules=[norm(training=False)], parameters=[weight])) == []
+    assert frozen_statistics(write_run(tmp_path / "run", norm(training=False), weight)) == []
 
 
 def train(folder: Path, *, writes_back: bool) -> Run:

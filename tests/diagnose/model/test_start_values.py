@@ -8,7 +8,7 @@ import pytest
 from torch import nn
 
 from roundoff.diagnose.model.start_values import stuck_start_values
-from tests.diagnose.facts import only
+from tests.diagnose.findings import only
 from tests.diagnose.watched_training import mlp, watched_training
 
 

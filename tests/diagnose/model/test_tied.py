@@ -7,7 +7,8 @@ from typing import Any
 
 from roundoff.diagnose.model.weight_copies import broken_ties
 from roundoff.runs import ModuleFacts, ParameterFacts
-from tests.diagnose.facts import only, write_run
+from tests.diagnose.findings import only
+from tests.run_folders import write_run
 
 EMBEDDING = ModuleFacts(site="tokens", kind="Embedding", training=True, settings={"num_embeddings": 20})
 
@@ -20,7 +21,7 @@ def weight(site: str, **facts: Any) -> ParameterFacts:
 
 
 def test_a_copy_is_named_with_what_it_is_a_copy_of(tmp_path: Path) -> None:
-    run = write_run(tmp_path / "run", modules=[EMBEDDING], parameters=[weight("tokens"), weight("head")])
+    run = write_run(tmp_path / "run", EMBEDDING, [weight("tokens"), weight("head")])
     finding = only(broken_ties, run)
     assert (finding.rule, finding.parameter) == ("tie-broken", "head.weight")
     assert finding.evidence[0]["parameters"] == ["tokens.weight", "head.weight"]
@@ -28,7 +29,7 @@ def test_a_copy_is_named_with_what_it_is_a_copy_of(tmp_path: Path) -> None:
 
 def test_other_values_a_frozen_copy_and_copied_layers_are_fine(tmp_path: Path) -> None:
     other, frozen = weight("head", std=0.03), weight("teacher", optimizers=())
-    run = write_run(tmp_path / "run", modules=[EMBEDDING], parameters=[weight("tokens"), other, frozen])
+    run = write_run(tmp_path / "run", EMBEDDING, [weight("tokens"), other, frozen])
     assert broken_ties(run) == []
-    run = write_run(tmp_path / "layers", modules=[EMBEDDING], parameters=[weight("block.0"), weight("block.1")])
+    run = write_run(tmp_path / "layers", EMBEDDING, [weight("block.0"), weight("block.1")])
     assert broken_ties(run) == []

@@ -8,7 +8,8 @@ import pytest
 
 from roundoff.diagnose.model.backward import wrong_backwards
 from roundoff.runs import Run
-from tests.diagnose.facts import only, write_run
+from tests.diagnose.findings import only
+from tests.run_folders import write_run
 
 
 def walked(folder: Path, ratio: float, further: float, functions: tuple[str, ...] = ("Cube",)) -> Run:
@@ -18,7 +19,7 @@ def walked(folder: Path, ratio: float, further: float, functions: tuple[str, ...
     ]
     probe = {"probe": "direction", "step": 9, "expected": 1.0, "measured": 0.9, "ratio": 0.9}
     probe |= {"functions": list(functions), "by_site": by_site}
-    return write_run(folder, probes=[probe])
+    return write_run(folder, probe)
 
 
 def test_the_function_is_named_with_the_ratio(tmp_path: Path) -> None:

@@ -6,14 +6,14 @@ from pathlib import Path
 
 from roundoff.diagnose.nonfinite.loss_scale_collapse import collapsed_loss_scales
 from roundoff.runs import Metrics, Run
-from tests.diagnose.written import write_rank
+from tests.run_folders import write_run
 
 
 def run_with(folder: Path, *, first_scale: float, num_skipped: int, loss: float = 1.0) -> Run:
     skipped = [
         Metrics(step=step, loss=loss, loss_scale=first_scale / 2**step, skipped=True) for step in range(num_skipped)
     ]
-    return write_rank(folder, metrics=[*skipped, Metrics(step=num_skipped, loss=1.0, loss_scale=1.0, skipped=False)])
+    return write_run(folder, [*skipped, Metrics(step=num_skipped, loss=1.0, loss_scale=1.0, skipped=False)])
 
 
 def test_skips_down_to_a_scale_below_one_are_named(tmp_path: Path) -> None:

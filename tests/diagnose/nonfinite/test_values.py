@@ -21,12 +21,11 @@ from roundoff.runs import (
     Origin,
     ReplayInfo,
     Run,
-    RunInfo,
-    RunWriter,
     Severity,
     to_json,
 )
 from tests.diagnose.planted import BAD_STEP, mlp_with, train, watched
+from tests.run_folders import losses, write_run
 
 NAN_LOSS = (1.5, 1.4, torch.nan)
 LOSS = Anomaly(step=BAD_STEP, kind="loss", value=torch.nan)
@@ -180,19 +179,13 @@ def test_statistics_that_keep_the_batch_of_a_skipped_step_are_the_verdict(tmp_pa
 
 
 def test_without_a_replay_only_the_loss_is_known(tmp_path: Path) -> None:
-    with RunWriter.create(tmp_path / "run", RunInfo()) as writer:
-        writer.write(Metrics(step=0, loss=1.0))
-        writer.write(Metrics(step=1, loss=torch.nan))
-    finding = verdict(Run.open(tmp_path / "run"))
+    finding = verdict(write_run(tmp_path / "run", losses(1.0, torch.nan)))
     assert (finding.rule, finding.step) == ("loss-nonfinite", 1)
     assert "was not replayed" in finding.why
 
 
 def test_without_a_replay_a_step_on_bad_gradients_is_the_finding(tmp_path: Path) -> None:
-    with RunWriter.create(tmp_path / "run", RunInfo()) as writer:
-        writer.write(Metrics(step=BAD_STEP, loss=1.0))
-        writer.write(GRADIENT)
-    finding = verdict(Run.open(tmp_path / "run"))
+    finding = verdict(write_run(tmp_path / "run", Metrics(step=BAD_STEP, loss=1.0), GRADIENT))
     assert (finding.rule, finding.step, finding.parameter) == ("step-on-nonfinite-gradients", BAD_STEP, "0.weight")
 
 
@@ -269,10 +262,9 @@ def test_the_first_op_that_differs_is_named_where_the_run_holds_the_step_twice(t
 
 def test_a_bad_value_that_came_over_from_another_rank_is_told_once(tmp_path: Path) -> None:
     for rank in range(2):
-        with RunWriter.create(tmp_path / "run", RunInfo(ranks=2), rank=rank) as writer:
-            writer.write(Metrics(step=0, loss=torch.nan))
-            writer.write(Anomaly(step=0, kind="loss", value=torch.nan))
-    finding = verdict(Run.open(tmp_path / "run"))
+        seen = Anomaly(step=0, kind="loss", value=torch.nan)
+        run = write_run(tmp_path / "run", losses(torch.nan), seen, rank=rank, ranks=2)
+    finding = verdict(run)
     assert (finding.rule, finding.rank) == ("loss-nonfinite", 0)
 
 

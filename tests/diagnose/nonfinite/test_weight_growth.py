@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from roundoff.diagnose.nonfinite.bad_step import BadStep
 from roundoff.diagnose.nonfinite.values import update_before
-from roundoff.runs import Interned, ParameterColumns, Run, RunInfo, RunWriter
+from roundoff.runs import Run
+from tests.run_folders import parameter_rows, write_run
 
 BAD = BadStep(
     step=7,
@@ -25,27 +25,22 @@ BAD = BadStep(
 )
 
 
-def write_run(folder: Path, *, weight_update: float, weight: float) -> Run:
+def write_weights(folder: Path, *, weight_update: float, weight: float) -> Run:
     """Seven steps of a weight and of a bias that begins at 0; the last update of the weight is as given."""
-    with RunWriter.create(folder, RunInfo()) as writer:
-        for step in range(7):
-            is_last = step == 6
-            writer.write_parameters(
-                ParameterColumns(
-                    step=np.array([step, step], dtype=np.int32),
-                    parameter=Interned.of(["fc.weight", "fc.bias"]),
-                    site=Interned.constant("fc", 2),
-                    num_elements=np.array([12, 3]),
-                    l2=np.array([weight if is_last else 2.0, 0.01 * (step + 1)]),
-                    absmax=np.array([1.0, 0.01]),
-                    update_l2=np.array([weight_update if is_last else 0.02, 0.01]),
-                )
-            )
-    return Run.open(folder)
+    weights = [(2.0, 0.02)] * 6 + [(weight, weight_update)]
+    rows = [
+        row
+        for step, (l2, update) in enumerate(weights)
+        for row in (
+            {"step": step, "parameter": "fc.weight", "num_elements": 12, "l2": l2, "update_l2": update},
+            {"step": step, "parameter": "fc.bias", "num_elements": 3, "l2": 0.01 * (step + 1), "update_l2": 0.01},
+        )
+    ]
+    return write_run(folder, parameter_rows(rows))
 
 
 def test_names_the_step_and_the_parameter_of_the_update(tmp_path: Path) -> None:
-    finding = update_before(write_run(tmp_path / "run", weight_update=40.0, weight=41.0), BAD)
+    finding = update_before(write_weights(tmp_path / "run", weight_update=40.0, weight=41.0), BAD)
     assert finding is not None
     assert (finding.step, finding.parameter, finding.site) == (6, "fc.weight", "fc")
     assert finding.why == "the update of step 6 has the norm 40, the parameter after it 41"
@@ -53,10 +48,8 @@ def test_names_the_step_and_the_parameter_of_the_update(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("update", [0.02, 0.2])
 def test_is_silent_on_ordinary_updates_and_on_biases_that_begin_at_zero(update: float, tmp_path: Path) -> None:
-    assert update_before(write_run(tmp_path / "run", weight_update=update, weight=2.0), BAD) is None
+    assert update_before(write_weights(tmp_path / "run", weight_update=update, weight=2.0), BAD) is None
 
 
 def test_is_silent_where_no_parameters_were_measured(tmp_path: Path) -> None:
-    with RunWriter.create(tmp_path / "run", RunInfo()):
-        pass
-    assert update_before(Run.open(tmp_path / "run"), BAD) is None
+    assert update_before(write_run(tmp_path / "run"), BAD) is None

@@ -8,7 +8,7 @@ import pytest
 
 from roundoff.diagnose.numbers.underflow import updates_below_ulp
 from roundoff.runs import Metrics, ParameterFacts, Run, Structure
-from tests.diagnose.written import write_rank
+from tests.run_folders import parameter_rows, write_run
 
 
 def run_with(folder: Path, changed: list[float], *, dtype: str = "float16", rates: list[float] | None = None) -> Run:
@@ -21,7 +21,7 @@ def run_with(folder: Path, changed: list[float], *, dtype: str = "float16", rate
     ]
     lrs = rates or [1e-4] * len(changed)
     metrics = [Metrics(step=step, loss=1.0, lr=lr) for step, lr in enumerate(lrs)]
-    return write_rank(folder, structure=Structure(step=0, parameters=(fact,)), rows=rows, metrics=metrics)
+    return write_run(folder, Structure(step=0, parameters=(fact,)), parameter_rows(rows), metrics)
 
 
 def test_weights_that_hardly_change_are_named(tmp_path: Path) -> None:

@@ -6,7 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from roundoff.diagnose.process.memory_growth import growing_memory
-from roundoff.runs import MemoryLook, Metrics, Run, RunInfo, RunWriter, Severity
+from roundoff.runs import MemoryLook, Severity
+from tests.run_folders import write_run
 
 MIB = 2**20
 LOSSES = {
@@ -19,14 +20,6 @@ TENSORS = {"item": "float32 512x512 tensor", "num": 90, "num_more": 40, "bytes_m
 
 def look(step: int, mib: int, **what: Any) -> MemoryLook:
     return MemoryLook(step=step, rss_bytes=mib * MIB, start_step=20, start_bytes=330 * MIB, **what)
-
-
-def write_run(folder: Path, *looks: MemoryLook) -> Run:
-    with RunWriter.create(folder, RunInfo()) as writer:
-        writer.write(Metrics(step=0, loss=1.0))
-        for seen in looks:
-            writer.write(seen)
-    return Run.open(folder)
 
 
 def test_graphs_that_are_kept_name_variable_line_and_slope(tmp_path: Path) -> None:

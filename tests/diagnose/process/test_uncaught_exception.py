@@ -9,6 +9,7 @@ from torch.utils.data import DataLoader, Dataset
 from roundoff.diagnose.process.uncaught_exception import uncaught_exceptions
 from roundoff.runs import Anomaly, Ending, Finding, FlightRecorder, Run, RunInfo, RunWriter, Severity, flight_path
 from roundoff.watch.exceptions import exception_detail
+from tests.run_folders import write_run
 
 
 class Broken(Dataset):
@@ -124,5 +125,4 @@ def test_an_exception_that_the_script_survived_is_none(tmp_path: Path):
 
 
 def test_a_healthy_run_has_none(tmp_path: Path):
-    RunWriter.create(tmp_path / "run", RunInfo()).close(status="finished")
-    assert uncaught_exceptions(Run.open(tmp_path / "run")) == []
+    assert uncaught_exceptions(write_run(tmp_path / "run")) == []

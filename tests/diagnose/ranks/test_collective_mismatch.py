@@ -6,7 +6,7 @@ from pathlib import Path
 
 from roundoff.diagnose.ranks.collectives import mismatched_collectives
 from roundoff.runs import Anomaly, Metrics, Run
-from tests.diagnose.written import write_rank
+from tests.run_folders import write_run
 
 CLOSED = "Connection closed by peer [127.0.0.1]:41154."
 
@@ -15,7 +15,7 @@ def write(folder: Path, num_steps: tuple[int, int], messages: tuple[str | None, 
     for rank in range(2):
         metrics = [Metrics(step=step, loss=1.0) for step in range(num_steps[rank])]
         raised = Anomaly(step=num_steps[rank] - 1, kind="exception", detail={"message": messages[rank]})
-        run = write_rank(folder, rank=rank, ranks=2, metrics=metrics, anomalies=[raised] if messages[rank] else [])
+        run = write_run(folder, metrics, [raised] if messages[rank] else [], rank=rank, ranks=2)
     return run
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from roundoff.diagnose.ranks.data_sharding import data_of_ranks
 from roundoff.runs import BatchFacts, Call, Run, TensorFacts, call_detail
-from tests.diagnose.written import write_rank
+from tests.run_folders import losses, write_run
 
 
 def batch(step: int, content: int) -> BatchFacts:
@@ -19,7 +19,7 @@ def batch(step: int, content: int) -> BatchFacts:
 def write(folder: Path, contents: tuple[list[int], list[int]], calls: list[Call] | None = None) -> Run:
     for rank in range(2):
         batches = [batch(step, content) for step, content in enumerate(contents[rank])]
-        run = write_rank(folder, rank=rank, ranks=2, batches=batches, calls=calls or [])
+        run = write_run(folder, batches, calls or [], losses(1.0), rank=rank, ranks=2)
     return run
 
 

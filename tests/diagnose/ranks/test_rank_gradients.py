@@ -6,7 +6,7 @@ from pathlib import Path
 
 from roundoff.diagnose.ranks.drift import ranks_that_drift_apart
 from roundoff.runs import Call, ClipDetail, ModuleFacts, ParameterFacts, Run, Structure
-from tests.diagnose.written import write_rank
+from tests.run_folders import hash_rows, losses, write_run
 
 NAMES = ("body.weight", "head.weight")
 Hash = tuple[int, str, str, int]
@@ -37,13 +37,14 @@ def write(folder: Path, *, kind: str = "DistributedDataParallel", means: tuple[f
     """Write two ranks that agree in step 0 and are apart from step 1 on."""
     for rank in range(2):
         hashes = [*step_of(rank, 0), *step_of(rank, 1, **apart), *step_of(rank, 2, **apart)]
-        run = write_rank(
+        run = write_run(
             folder,
+            structure(mean=means[rank], kind=kind),
+            hash_rows(hashes),
+            calls[rank],
+            losses(1.0),
             rank=rank,
             ranks=2,
-            structure=structure(mean=means[rank], kind=kind),
-            hashes=hashes,
-            calls=calls[rank],
         )
     return run
 
@@ -70,7 +71,7 @@ def test_one_gradient_changed_on_one_rank_is_named_with_the_rank(tmp_path: Path)
     for rank in range(2):
         changed = [(1, "clipped", "head.weight", 7)] if rank else [(1, "clipped", "head.weight", 101)]
         rest = [hashed for hashed in step_of(rank, 1) if hashed[1:3] != ("clipped", "head.weight")]
-        run = write_rank(tmp_path / "run", rank=rank, ranks=2, structure=structure(), hashes=[*rest, *changed])
+        run = write_run(tmp_path / "run", structure(), hash_rows([*rest, *changed]), losses(1.0), rank=rank, ranks=2)
     (finding,) = ranks_that_drift_apart(run)
     assert (finding.rule, finding.step, finding.rank, finding.parameter) == (
         "rank-gradient-divergence", 1, 1, "head.weight",
@@ -92,5 +93,5 @@ def test_sharded_weights_may_differ(tmp_path: Path) -> None:
 def test_weights_that_come_together_again_are_averaged_by_design(tmp_path: Path) -> None:
     for rank in range(2):
         hashes = [*step_of(rank, 0, gradient=NAMES, clipped=NAMES), *step_of(rank, 1)]
-        run = write_rank(tmp_path / "run", rank=rank, ranks=2, structure=structure(), hashes=hashes)
+        run = write_run(tmp_path / "run", structure(), hash_rows(hashes), losses(1.0), rank=rank, ranks=2)
     assert ranks_that_drift_apart(run) == []

@@ -8,7 +8,7 @@ import pytest
 
 from roundoff.diagnose.ranks.collectives import unused_parameters
 from roundoff.runs import Anomaly, ModuleFacts, ParameterFacts, Run, Severity, Structure
-from tests.diagnose.written import write_rank
+from tests.run_folders import losses, write_run
 
 
 def write(folder: Path, *, unused: tuple[bool, bool], message: str | None) -> Run:
@@ -22,10 +22,8 @@ def write(folder: Path, *, unused: tuple[bool, bool], message: str | None) -> Ru
         ]  # fmt: skip
         module = ModuleFacts(site="<model>", kind="DistributedDataParallel", training=True)
         raised = Anomaly(step=1, kind="exception", name="RuntimeError", detail={"message": message})
-        run = write_rank(
-            folder, rank=rank, ranks=2, structure=Structure(step=0, parameters=tuple(facts), modules=(module,)),
-            anomalies=[raised] if message else [],
-        )  # fmt: skip
+        structure = Structure(step=0, parameters=tuple(facts), modules=(module,))
+        run = write_run(folder, structure, [raised] if message else [], losses(1.0), rank=rank, ranks=2)
     return run
 
 
