@@ -12,9 +12,6 @@ from roundoff.runs import Event, Finding, JsonValue, Run, Severity
 from roundoff.runs.records.step_ops import bare_name
 from roundoff.words import plural
 
-# == Where a recipe is emulated, results are rounded by an op of their own: whose result that was, and to which
-# == format.
-
 _ROUNDING = "roundoff.round"
 
 
