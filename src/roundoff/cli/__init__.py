@@ -112,8 +112,8 @@ command_line = LazyGroup(
     COMMANDS,
     name="roundoff",
     help="Train neural networks at any numeric precision, and find out why when it goes wrong.\n\n"
-    "Exit codes: 0 nothing found, 1 something found, 2 could not look; run and record exit with the script's own code "
-    "if that is not 0.",
+    "Exit codes: 0 nothing found, 1 something found, 2 could not look. Commands that start a script pass on its exit "
+    "code if that is not 0.",
     epilog="Example: roundoff run train.py",
     context_settings={"help_option_names": ["-h", "--help"]},
 )

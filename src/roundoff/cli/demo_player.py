@@ -26,7 +26,7 @@ from roundoff.errors import DemoError
 TIMEOUT_SECONDS = 600.0
 """A command that takes longer than this hangs, and is ended."""
 TERMINATE_SECONDS = 5.0
-"""How long a command that was told to end may take before it is killed."""
+"""How long a command may take to end after SIGTERM, before it is killed."""
 
 
 @contextlib.contextmanager
@@ -116,7 +116,7 @@ class Chapter:
     ends_with: int
     """The exit code that it must have for the story to go on."""
     seconds: float
-    """What it took where the demo was written, so that the time left can be told."""
+    """How long it took the author, to estimate the time left."""
     num_paragraphs: int | None = None
     """How much of its output is shown; None is all of it."""
 

@@ -1,4 +1,4 @@
-"""Reads handwritten digits with a small attention net, at the precision that is asked for: python digits.py RECIPE.
+"""Reads handwritten digits with a small attention net, at the given precision: python digits.py RECIPE.
 
 There is a mistake in it that fp32 forgives, and fp16 does not. `roundoff demo` makes a copy of this file and finds it.
 """

@@ -30,8 +30,8 @@ def params_command(
     """List the tensors of a checkpoint or a model: names, shapes, dtypes, sizes, and suspicious values.
 
     FILE is a checkpoint of PyTorch (.pt, .safetensors, sharded, distributed), MindSpore, Paddle, Keras, Flax or numpy,
-    told by its content and read without its framework. MODEL is package.module:function or file.py:function, a function
-    that builds an nn.Module. Exits with 1 if a tensor contains NaN or infinity where it should not.
+    recognized by its content and read without its framework. MODEL is package.module:function or file.py:function: the
+    function builds an nn.Module. Exits with 1 if a tensor contains NaN or infinity where it should not.
     """
     inventory = _inventory(source)
     if only is not None:

@@ -12,7 +12,7 @@ from roundoff.report.markup import Html, tag
 from roundoff.runs import JsonValue
 
 MAX_PARTS = 1000
-"""Longer curves show the lowest and the highest value of each of so many parts."""
+"""Longer curves are split into this many parts, and the lowest and the highest value of each are shown."""
 MAX_TICKED_STEPS = 12
 """An axis of no more steps than that has a tick at each; there is nothing between two steps."""
 
@@ -57,7 +57,7 @@ def line(curve: Curve) -> Trace:
 
 
 def marks(name: str, points: Sequence[tuple[int, float | None, str]], *, colour: str, symbol: str) -> Trace:
-    """Return marks at (step, value) with words to each; one without a finite value stands at the foot of the chart."""
+    """Return marks at (step, value), each with a text; marks without a finite value are at the bottom."""
     return {
         "type": "scatter",
         "mode": "markers",
@@ -71,7 +71,7 @@ def marks(name: str, points: Sequence[tuple[int, float | None, str]], *, colour:
 
 
 def vertical_line(step: float, words: str, *, colour: str) -> tuple[JsonValue, JsonValue]:
-    """Return a line across the whole height at a step, and the words beside it: a shape and an annotation."""
+    """Return a vertical line at a step and the text next to it: a shape and an annotation."""
     paint = f"var({colour})"
     shape: JsonValue = {
         "type": "line", "x0": step, "x1": step, "yref": "paper", "y0": 0, "y1": 1,

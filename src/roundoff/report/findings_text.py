@@ -62,15 +62,15 @@ def findings_text(
         failed: lines about checks that failed, as `failure_lines` writes them.
         width: of the screen.
     """
-    told = [finding for finding in findings if finding.severity is not Severity.NOTE]
+    problems = [finding for finding in findings if finding.severity is not Severity.NOTE]
     notes = [f for f in findings if f.severity is Severity.NOTE and f.rule != RULE_FAILED]
-    if not told:
+    if not problems:
         return "\n".join([_nothing_found(watched, is_complete=not failed), *_others(notes, width), *failed])
-    lines = _finding_lines(told[0], width)
+    lines = _finding_lines(problems[0], width)
     if saved:
         lines.append(f"  saved  {saved}")
     lines += _next_lines(next_commands, width)
-    lines += [*_others([*told[1:], *notes], width), *failed]
+    lines += [*_others([*problems[1:], *notes], width), *failed]
     return "\n".join([*lines, watched] if watched else lines)
 
 

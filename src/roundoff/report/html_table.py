@@ -10,7 +10,7 @@ from typing import Literal
 from roundoff.report.markup import Html, join_html, tag
 
 Mark = Literal["bad", "failed", "waiting"]
-"""How a row stands out; the words that say so are in its cells."""
+"""How a row is highlighted; its cells say why."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,7 +10,7 @@ from roundoff.words import plural
 
 _WIDTH, _HEIGHT, _MARGIN = 120, 28, 2
 _MAX_PARTS = 80
-"""Longer curves show the lowest and the highest loss of each of so many parts, so that no spike is lost."""
+"""Longer curves are split into this many parts, and the extremes of each are shown, so that no spike is lost."""
 
 Point = tuple[int, float]
 

@@ -18,7 +18,7 @@ def tag(name: str, /, *children: str, **attributes: str | int | float | bool | N
     """Return an element around `children`, which are escaped unless they are `Html`.
 
     Attributes are named as in Python: `class_` is class, `aria_label` is aria-label. One that is None or False is left
-    out, one that is True stands without a value.
+    out, one that is True has no value.
 
     >>> tag("td", "a < b", class_="number", hidden=False)
     '<td class="number">a &lt; b</td>'

@@ -22,8 +22,7 @@ def page(
 ) -> str:
     """Return a whole HTML page with the style sheets and the scripts inside.
 
-    A browser is told the fingerprints of them and runs nothing else: neither a script that slipped into the body nor
-    a request to anywhere.
+    Its content security policy lists their hashes, so a browser runs no other script and sends no request.
 
     Args:
         title: of the window, and the first heading.

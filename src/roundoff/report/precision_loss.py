@@ -148,10 +148,10 @@ def bars(found: PrecisionLoss) -> Html:
 def _bar(place: int, name: str, part: float, note: str, *, largest: float) -> Html:
     start, end = sorted((_across(0.0, largest), _across(part, largest)))
     top = place * _ROW + 3
-    told = f"{name}: {part:+.3e}{f', {note}' if note else ''}"
+    title = f"{name}: {part:+.3e}{f', {note}' if note else ''}"
     return tag(
         "g",
-        tag("title", told),
+        tag("title", title),
         tag("text", name[-44:], x=_LEFT - 8, y=top + 11, text_anchor="end", font_size=12, fill="currentColor"),
         tag("rect", x=start, y=top, width=round(max(end - start, 0.5), 2), height=_ROW - 5, fill="#4c78a8"),
     )

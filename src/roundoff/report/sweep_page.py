@@ -23,7 +23,7 @@ class SweepPageRow:
     losses: Sequence[float] = ()
     """The loss of every step, where it is known."""
     settings: Mapping[str, str] = field(default_factory=dict)
-    """What the training was told and others were not."""
+    """Settings that differ from those of other rows."""
     recipe: str | None = None
     """The whole recipe, where it has no name."""
     note: str = ""
@@ -39,9 +39,9 @@ class SweepPage:
     columns: Sequence[Column]
     rows: Sequence[SweepPageRow]
     common: Mapping[str, str]
-    """What all trainings were told, other than the defaults."""
+    """Settings of all rows, other than defaults."""
     defaults: Mapping[str, str]
-    """What nobody told them."""
+    """Settings that have their default in all rows."""
 
 
 def sweep_page(sweep: SweepPage) -> str:
@@ -88,8 +88,8 @@ def _details(row: SweepPageRow) -> Html:
 
 def _settings(sweep: SweepPage) -> Html:
     """Return what is common to all rows: what was set openly, the defaults folded."""
-    told = facts(sweep.common) if sweep.common else tag("p", "Only the defaults.")
+    common = facts(sweep.common) if sweep.common else tag("p", "Only the defaults.")
     defaults = tag(
         "details", tag("summary", f"{len(sweep.defaults)} settings at their defaults"), facts(sweep.defaults)
     )
-    return section("Settings common to all rows", told, defaults)
+    return section("Settings common to all rows", common, defaults)

@@ -9,7 +9,7 @@ PIPE_WIDTH = 100
 
 _GAP = "  "
 _MIN_WIDTH = 8
-"""Columns of words are not cut below so many characters."""
+"""Columns of words are not cut below this many characters."""
 
 Line = tuple[str, ...]
 

@@ -15,7 +15,7 @@ MAX_COLUMNS = 100
 _MIN_COLUMNS = 40
 _DRAWN = "─…█"
 _PLAIN = str.maketrans("─…▁▂▃▄▅▆▇█━", "-~_.,:-=+#-")
-"""What stands for what we draw with where only plain characters are known."""
+"""ASCII replacements for the characters that curves and rules are drawn with."""
 _ERRORS = "roundoff.plain"
 
 

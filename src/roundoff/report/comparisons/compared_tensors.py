@@ -92,7 +92,7 @@ def tensors_rows(found: TensorsComparison, *, exact: bool = False) -> list[tuple
 
 
 def printable(name: str) -> str:
-    """Return a name without what would move a terminal's cursor: files are called what somebody called them."""
+    """Return a name without control characters, which file names may contain and terminals obey."""
     return "".join(letter if letter.isprintable() else "?" for letter in name)
 
 

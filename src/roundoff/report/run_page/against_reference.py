@@ -22,7 +22,7 @@ Tell = Callable[[CachedRun], str]
 
 
 def side_by_side_section(view: RunView) -> Section | None:
-    """Show the reference and the run beside each other; None if there is no reference."""
+    """Show the reference and the run side by side; None if there is no reference."""
     if view.reference is None:
         return None
     return Section(key="sides", title="Side by side", body=side_by_side(view.reference, view.run))

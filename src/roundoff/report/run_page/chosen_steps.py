@@ -42,8 +42,8 @@ def choose_steps(view: RunView) -> Choice:
 
     Of each step the ranks are chosen that findings name, and the first one that was recorded.
     """
-    told = {(finding.step, finding.rank or 0) for finding in view.findings if finding.step is not None}
-    ranks = sorted({rank for _, rank in told})
+    mentioned = {(finding.step, finding.rank or 0) for finding in view.findings if finding.step is not None}
+    ranks = sorted({rank for _, rank in mentioned})
     found: list[ChosenStep] = []
     other_ranks: set[int] = set()
     for step, holder in recorded_steps(view.run):
@@ -52,7 +52,7 @@ def choose_steps(view: RunView) -> Choice:
         wanted = [rank for rank in there if rank == there[0] or rank in ranks]
         other_ranks.update(rank for rank in there if rank not in wanted)
         for rank in wanted:
-            is_telling = is_replay or (step, rank) in told
+            is_telling = is_replay or (step, rank) in mentioned
             found.append(ChosenStep(step=step, rank=rank, holder=holder, is_replay=is_replay, is_telling=is_telling))
     kept = _spread_evenly(found, most=MAX_STEPS)
     notes = []

@@ -77,7 +77,7 @@ def _make_section(maker: SectionMaker, view: RunView) -> Section | None:
 def _summary(view: RunView) -> dict[str, str]:
     """Return what the run was, in a few words."""
     info = view.run.info
-    told = {
+    summary = {
         "run": str(view.run.path),
         "reference": str(view.reference.path) if view.reference is not None else None,
         "status": info.status,
@@ -87,8 +87,8 @@ def _summary(view: RunView) -> dict[str, str]:
     }
     with suppress(RunFolderError):  # the sections tell of it
         metrics, recorded = view.run.metrics(), {*view.run.steps, *view.run.replayed_steps}
-        told |= {"steps": str(metrics[-1].step + 1 if metrics else 0), "recorded steps": str(len(recorded))}
-    return {name: value for name, value in told.items() if value}
+        summary |= {"steps": str(metrics[-1].step + 1 if metrics else 0), "recorded steps": str(len(recorded))}
+    return {name: value for name, value in summary.items() if value}
 
 
 def _contents(sections: Sequence[Section]) -> Html:

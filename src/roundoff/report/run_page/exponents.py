@@ -279,7 +279,7 @@ def _row(each: TensorExponents, place: int) -> TableRow:
 
 
 def _values(tensors: Sequence[TensorExponents], *, first: int) -> JsonValue:
-    """Return everything that the script draws; steps and sites are told once, tensors hold their numbers."""
+    """Return everything that the script draws; steps and sites are listed once, tensors refer to them by number."""
     steps: dict[str, int] = {}
     sites: dict[str, int] = {}
     rows: list[JsonValue] = []
@@ -315,12 +315,12 @@ def _values(tensors: Sequence[TensorExponents], *, first: int) -> JsonValue:
 
 def _about(each: TensorExponents) -> str:
     """Say what a tensor is, and how much of it the histogram does not show."""
-    told = [f"{format_of(each.dtype)} {each.shape or 'scalar'}", f"largest magnitude {each.absmax:.3g}"]
+    facts = [f"{format_of(each.dtype)} {each.shape or 'scalar'}", f"largest magnitude {each.absmax:.3g}"]
     if each.num_nonfinite:
-        told.append(f"{each.num_nonfinite} of {each.num_elements} not finite")
+        facts.append(f"{each.num_nonfinite} of {each.num_elements} not finite")
     if each.num_zero:
-        told.append(f"{percent(each.num_zero / each.num_elements)} of it is 0")
-    return ", ".join(told)
+        facts.append(f"{percent(each.num_zero / each.num_elements)} of it is 0")
+    return ", ".join(facts)
 
 
 def _cut(cut: CutOff) -> list[JsonValue]:

@@ -70,11 +70,11 @@ def agreement_words(each: Agreement) -> str:
             return f"All {len(each.ranks)} ranks agree {steps}."
         return "The weights are sharded: each rank has a different part."
     if each.kind == INPUT:
-        told = f"{_who(each, odd, alike=True)} receive the same batch {_since(each, odd)}."
-        return told[0].upper() + told[1:]
+        sentence = f"{_who(each, odd, alike=True)} receive the same batch {_since(each, odd)}."
+        return sentence[0].upper() + sentence[1:]
     names = f"{len(odd.differing)} of {plural(each.num_tensors, 'tensor')} differ: {join_names(list(odd.differing))}"
-    told = f"{_who(each, odd, alike=False)} {_since(each, odd)}; {names}."
-    return told[0].upper() + told[1:]
+    sentence = f"{_who(each, odd, alike=False)} {_since(each, odd)}; {names}."
+    return sentence[0].upper() + sentence[1:]
 
 
 def _who(each: Agreement, stretch: Stretch, *, alike: bool) -> str:

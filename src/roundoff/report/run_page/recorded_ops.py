@@ -25,7 +25,7 @@ from roundoff.runs import JsonValue
 Mask: TypeAlias = npt.NDArray[np.bool_]
 
 MAX_FLOWS = 12
-"""In so many steps bad values are followed from op to op."""
+"""Bad values are traced from op to op in at most this many steps."""
 _AROUND = 10
 """So many results on either side of the origin are kept."""
 _COLUMNS = (
@@ -138,7 +138,7 @@ def _thin_rows(rows: pa.Table, *, most: int, flow: BadFlow | None) -> pa.Table:
 LIMITS = ("fp32", "bf16", "fp16", "e5m2", "e4m3")
 """The formats whose range can be drawn over a step."""
 _NAMED = ("phase", "site", "op", "dtype", "shape", "source", "parameter")
-"""Columns of few different texts: each is told once, rows hold its number."""
+"""Columns with few distinct texts: each is listed once, rows refer to it by number."""
 
 
 def steps_section(view: RunView) -> Section:
@@ -160,10 +160,10 @@ def steps_section(view: RunView) -> Section:
 
 def _first(view: RunView, found: Sequence[StepRows]) -> int:
     """Return the place of the step that is shown first: the verdict's, or one with an origin, or the first."""
-    told = [(finding.step, finding.rank or 0) for finding in view.findings]
+    mentioned = [(finding.step, finding.rank or 0) for finding in view.findings]
     places = {(each.chosen.step, each.chosen.rank): place for place, each in enumerate(found)}
     origins = (place for place, each in enumerate(found) if each.flow is not None and each.flow.start is not None)
-    return next((places[at] for at in told if at in places), next(origins, 0))
+    return next((places[at] for at in mentioned if at in places), next(origins, 0))
 
 
 def _body(found: Sequence[StepRows], *, first: int) -> Html:
@@ -217,10 +217,10 @@ def _limits() -> dict[str, JsonValue]:
 
 def _values(found: Sequence[StepRows]) -> dict[str, JsonValue]:
     codes: dict[str, dict[str, int]] = {name: {"": 0} for name in _NAMED}
-    told = [_step(each, codes) for each in found]
+    steps = [_step(each, codes) for each in found]
     names: dict[str, JsonValue] = {name: list(known) for name, known in codes.items()}
     formats: dict[str, JsonValue] = dict(FORMATS)
-    return {"names": names, "formats": formats, "steps": told}
+    return {"names": names, "formats": formats, "steps": steps}
 
 
 def _step(each: StepRows, codes: dict[str, dict[str, int]]) -> dict[str, JsonValue]:

@@ -20,7 +20,7 @@ _GREY, _RGB = 0, 2
 
 
 def png_address(pixels: npt.NDArray[np.uint8]) -> str:
-    """Return an address that holds the picture itself, for an `img` of a page that asks nobody for anything."""
+    """Return a data URL that contains the image, so that a page needs no other file."""
     return f"data:image/png;base64,{base64.b64encode(png(pixels)).decode()}"
 
 
@@ -48,7 +48,7 @@ MAX_SIDE = 64
 """Of a picture, in pixels; larger ones are drawn with every second or third line."""
 MIN_SIDE = 4
 MIN_VECTOR_LENGTH = 64
-"""Vectors of so many numbers, and of a square number, are drawn: often they are flattened pictures."""
+"""Vectors of at least this length, if it is a square number, are drawn: often they are flattened images."""
 MAX_NUMBERS = 8
 MAX_IDS = 40
 _NOT_FINITE = (255, 0, 255)

@@ -49,7 +49,7 @@ def _differences(view: RunView) -> Html:
 
 
 def _plain(info: RunInfo) -> dict[str, str]:
-    told = {
+    facts_by_name = {
         "command": " ".join(info.command),
         "status": info.status,
         "started": info.started,
@@ -59,7 +59,7 @@ def _plain(info: RunInfo) -> dict[str, str]:
         "launched by": info.launch,
         "commit": info.git_commit,
     }
-    return {name: str(value) for name, value in told.items() if value not in (None, "")}
+    return {name: str(value) for name, value in facts_by_name.items() if value not in (None, "")}
 
 
 def _group(title: str, values: Mapping[str, JsonValue]) -> Html:
@@ -89,17 +89,17 @@ def recipe_section(view: RunView) -> Section:
     optimizers = structures[-1].optimizers if structures else ()
     name = view.run.info.recipe
     if name is not None:
-        told = f"The model trained with the recipe {name}."
+        sentence = f"The model trained with the recipe {name}."
     elif any(optimizer.recipe for optimizer in optimizers):
-        told = "The model trained with a recipe that the script applied."
+        sentence = "The model trained with a recipe that the script applied."
     else:
-        told = "No recipe was applied: the model computes in the formats of its parameters."
+        sentence = "No recipe was applied: the model computes in the formats of its parameters."
     return Section(
         key="recipe",
         title="Recipe and optimizers",
         short="Recipe",
         body=join_html(
-            tag("p", told),
+            tag("p", sentence),
             *(_optimizer(optimizer, view) for optimizer in optimizers),
         ),
     )
@@ -129,12 +129,12 @@ def _settings(toml: str) -> dict[str, str]:
         return {}
     scale = known.get("loss_scale", {})
     kind = scale.get("kind", "") if isinstance(scale, Mapping) else ""
-    told = {
+    facts_by_name = {
         words: _value(known[key]) for key, words in _SETTING_NAMES.items() if known.get(key) not in (None, "", 0, False)
     }
     return {
         "recipe": str(known.get("name", "")),
-        **told,
+        **facts_by_name,
         "loss scale": f"{kind}, from {scale['initial']:g}"
         if kind not in ("", "none") and "initial" in scale
         else "none",

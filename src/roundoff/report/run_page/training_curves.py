@@ -89,11 +89,11 @@ MAX_VERTICAL_LINES = 4
 
 def loss_section(view: RunView) -> Section | None:
     """Draw the loss; None if the run tells none."""
-    told = _losses(view.run)
-    if not told:
+    by_step = _losses(view.run)
+    if not by_step:
         return None
-    values = list(told.values())
-    anomalies = _anomalies(view, told)
+    values = list(by_step.values())
+    anomalies = _anomalies(view, by_step)
     shapes, notes = _findings(view)
     return Section(
         key="loss",
@@ -159,13 +159,13 @@ def _height(value: float | None, above: float) -> float:
 
 def _findings(view: RunView) -> tuple[list[JsonValue], list[JsonValue]]:
     """Return lines at the steps of the first findings, with their rules."""
-    told = {
+    by_step = {
         finding.step: finding.rule
         for finding in reversed(view.findings)
         if finding.step is not None and finding.severity is not Severity.NOTE
     }
     pairs = [
-        vertical_line(step, rule, colour="--bad") for step, rule in list(reversed(told.items()))[:MAX_VERTICAL_LINES]
+        vertical_line(step, rule, colour="--bad") for step, rule in list(reversed(by_step.items()))[:MAX_VERTICAL_LINES]
     ]
     return [shape for shape, _ in pairs], [note for _, note in pairs]
 

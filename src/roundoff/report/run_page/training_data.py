@@ -134,11 +134,11 @@ def _input(step: int, given: SavedInput) -> Html:
 def _sample(given: SavedInput, place: int, pixels: object) -> Html:
     labels = given.labels
     label = label_text(labels[place]) if labels is not None and place < len(labels) else ""
-    told = [tag("figcaption", label)] if label else []
+    caption = [tag("figcaption", label)] if label else []
     if pixels is None:
-        return tag("figure", *told, sample_text(given.samples[place]))
+        return tag("figure", *caption, sample_text(given.samples[place]))
     words = f"sample {place}" + (f", label {label}" if label else "")
-    return tag("figure", picture_html(pixels, words=words), *told)  # type: ignore[arg-type]
+    return tag("figure", picture_html(pixels, words=words), *caption)  # type: ignore[arg-type]
 
 
 def _channels(batches: Sequence[SavedBatch]) -> list[Html]:
