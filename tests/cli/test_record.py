@@ -161,8 +161,7 @@ REFUSED = {
     ),
     "a reference": (
         ["--reference", "fp128", "train.py"],
-        "RecordError: There is no reference 'fp128'.\n  why: the references are fp64, cpu.\n"
-        "  fix: use one of them.\n",
+        "RecordError: There is no reference 'fp128'.\n  why: the references are fp64, cpu.\n  fix: use one of them.\n",
     ),
     "a phase": (
         ["--phases", "train", "train.py"],
