@@ -1,7 +1,7 @@
 """Run folders written without a training, for tests of what reads them.
 
-`write_run(folder, losses(2.0, 1.5), Call(step=0, call="step"), {"probe": "eval-mode", "step": 3})` takes records in any
-order, by themselves or in lists, and puts each where its type belongs.
+`write_run(folder, losses(2.0, 1.5), Call(step=0, call="step"), {"probe": "overfit", "step": 3, "losses": [1.0]})` takes
+records in any order, by themselves or in lists, and puts each where its type belongs.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import numpy as np
 from roundoff.runs import (
     BatchFacts,
     Call,
+    CallKind,
     EventColumns,
     HashColumns,
     Interned,
@@ -82,10 +83,10 @@ def losses(*values: float) -> list[Metrics]:
     return [Metrics(step=step, loss=loss) for step, loss in enumerate(values)]
 
 
-LoopCall = tuple[str, dict[str, Any]]
+LoopCall = tuple[CallKind, dict[str, Any]]
 
 
-def call(name: str, **detail: Any) -> LoopCall:
+def call(name: CallKind, **detail: Any) -> LoopCall:
     """Return a call of the loop, for `calls_by_step`."""
     return name, detail
 

@@ -43,7 +43,7 @@ def sampled_metrics(folder: Path, *, rank: int = 0, most: int = 32) -> list[Metr
 
 
 def _step_after(descriptor: int, offset: int) -> Metrics | None:
-    """Return the step of the first line that begins at `offset` or behind it; None if there is none to be read."""
+    """Return the step of the first line that begins at or after `offset`; None if there is none."""
     begin = max(0, offset - 1)  # the byte before tells whether a line begins here
     text = os.pread(descriptor, _WINDOW_BYTES, begin)
     lines = text.split(b"\n") if offset == 0 else text.split(b"\n")[1:]

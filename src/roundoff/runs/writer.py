@@ -66,7 +66,7 @@ class RunWriter:
         strict: bool = False,
         writes_info: bool = False,
     ) -> RunWriter:
-        """Make the folder, and run.json in it if this is rank 0, or with `writes_info` if nobody has.
+        """Make the folder, and run.json in it if this is rank 0, or with `writes_info` if there is none yet.
 
         A `RunFolderError` says that it cannot be made, or that this rank has already left files in it.
         """

@@ -110,7 +110,7 @@ def agreement(
 ) -> tuple[ValueAgreement, torch.dtype] | None:
     """Say whether two tensors are equal, or are after rounding to which dtype; None if they differ beyond that.
 
-    A NaN is equal to itself, and -0 to 0. `found` is their difference, where somebody has measured it already.
+    A NaN is equal to itself, and -0 to 0. `found` is their difference, if it was measured before.
     """
     found = found or difference(reference, candidate)
     are_floats = reference.is_floating_point() and candidate.is_floating_point()
@@ -250,7 +250,7 @@ class ComparedPair:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MeasuredPair:
-    """A pair after the first look, with samples of the two that differ for whoever looks for swaps."""
+    """A pair after the first look, with samples of the two that differ for the search for swaps."""
 
     compared: ComparedPair
     samples: tuple[Tensor, Tensor] | None = None

@@ -27,7 +27,7 @@ _LOSSES = (
 )
 _STEPS = ("step", "global_step", "train_global_step", "_step", "iteration", "iter", "train_step", "batch", "epoch")
 _OTHERS = re.compile(r"(^|_)(val|valid|validation|eval|evaluation|test|dev|scale)(_|$)|_min$|_max$")
-"""Losses of an evaluation, the scale of a loss, and the extremes beside a mean."""
+"""Losses of an evaluation, the scale of a loss, and the extremes next to a mean."""
 
 
 def loss_column(names: Sequence[str], *, chosen: str | None, path: Path) -> str:

@@ -16,13 +16,13 @@ _ONSET_SIGMAS = 3.0
 """The same for values right before others that count."""
 _SHARE_OF_LEVEL = 0.01
 _SHARE_OF_RANGE = 0.002
-"""Differences below these shares of the curve's level and of its whole way are nobody's concern."""
+"""Differences below these shares of the curve's level and of its whole way do not matter."""
 _LESS_IF_SHARED = 0.3
 """Of that, so much for curves that share all their noise."""
 _PACE = 0.25
 """Trainings of different seeds learn a little faster or slower: by as much of their time,"""
 _MIN_PACE = 5
-"""and by so many points at least."""
+"""and by at least this many points."""
 _START = 0.25
 _LONGER = 4
 """Means are taken over the window by which curves are smoothed, and over so many times as many points."""

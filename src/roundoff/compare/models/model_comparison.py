@@ -121,7 +121,7 @@ class ModelComparison:
     losses: tuple[float | None, float | None]
     """Of the reference and of the candidate."""
     metrics: tuple[MetricChange, ...]
-    """What each change makes of each metric; empty where none was asked for."""
+    """What each change makes of each metric; empty where none was given."""
 
     @property
     def divergence(self) -> Divergence | None:

@@ -45,7 +45,7 @@ class RunWithout(Run):
         op: str | None = None,
         rank: int | None = None,
     ) -> Iterator[Event]:
-        """Yield the events that are asked for, but those."""
+        """Yield the requested events without those of the hidden parameters."""
         sites = {name.rpartition(".")[0] for name in self.hidden}
         for event in Run.iter_events(self, step=step, site=site, phase=phase, op=op, rank=rank):
             is_start = event.op == "parameter" and event.parameter in self.hidden
@@ -87,7 +87,7 @@ def call_model(model: nn.Module, inputs: Inputs) -> Any:
 
 
 def clone_tensors(value: Any) -> Any:
-    """Return a copy of a value whose tensors nobody else has."""
+    """Return a copy of a value with tensors of its own."""
     return pytree.tree_map_only(Tensor, lambda x: x.detach().clone().requires_grad_(x.requires_grad), value)
 
 
@@ -122,7 +122,7 @@ def record_step(
 
 
 def _loss_of(output: Any, targets: Any, loss: Loss | None) -> Tensor:
-    """Return the loss: as asked, or where nothing was asked the mean square of every number that came out."""
+    """Return the loss: as given, or else the mean square of every number that came out."""
     if loss is not None:
         return loss(output) if targets is None else loss(output, targets)
     parts = [x for x in pytree.tree_leaves(output) if isinstance(x, Tensor) and x.is_floating_point()]

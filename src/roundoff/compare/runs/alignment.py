@@ -26,7 +26,7 @@ SKIPPABLE = frozenset(
 """Ops that make no new numbers, or only constants."""
 
 MAX_CELLS = 4_000_000
-"""Beyond so many pairs of ops in one site a quicker way of lining up is taken, which may skip more."""
+"""With more pairs of ops than this in one site, a faster alignment is used, which may skip more."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

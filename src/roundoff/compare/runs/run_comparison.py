@@ -120,7 +120,7 @@ class RunComparison:
     divergence: Divergence | None
     """The first difference that formats do not explain, in a step that both runs recorded."""
     settings: tuple[SettingDifference, ...]
-    """What the runs were told differently, the most suspicious first."""
+    """The settings in which the runs differ, the most suspicious first."""
     losses: CurveComparison | None
     """The losses of all steps; None if a run has none."""
     rows: tuple[ComparedTensor, ...]

@@ -13,7 +13,7 @@ from roundoff.runs import Event, Run
 from roundoff.runs.records.step_ops import NAMED, StepOp, ops_of
 
 GROWN = 4.0
-"""Values that became so many times larger have grown."""
+"""Values that became at least this many times larger have grown."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

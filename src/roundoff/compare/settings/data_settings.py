@@ -11,7 +11,7 @@ from roundoff.runs import BatchFacts, EpochDetail, JsonValue, Run, TensorFacts
 from roundoff.runs.files.plain_json import object_of
 
 _LOADER = {"sampler": 0.6, "replacement": 0.6, "num_samples": 0.8, "batch_size": 0.85, "set_epoch": 0.5, "shuffle": 0.6}
-"""What a DataLoader was told, and how suspicious a difference of it is."""
+"""The settings of a DataLoader, and how suspicious a difference of it is."""
 _SPREADS_APART = 0.25
 """Batches are of another kind if their means differ by so much of their spread, or their spreads by so much."""
 
@@ -158,7 +158,7 @@ def _samples(run: Run) -> dict[int, Counter[int]]:
 
 
 def _loaders(reference: Run, candidate: Run) -> Iterator[SettingDifference]:
-    """Yield what the first DataLoaders were told differently, and data that is not the same."""
+    """Yield the settings in which the first DataLoaders differ, and data that is not the same."""
     reference_epoch, candidate_epoch = (
         next((call.detail for call in run.calls() if isinstance(call.detail, EpochDetail)), None)
         for run in (reference, candidate)

@@ -1,4 +1,4 @@
-"""One thing that two trainings were told differently, as data."""
+"""One setting in which two trainings differ, as data."""
 
 from __future__ import annotations
 

@@ -35,7 +35,7 @@ class TensorDistance:
     cosine: float
     """Of the angle between the two; NaN if one of them is 0."""
     position: tuple[int, ...] | None
-    """Where the largest difference stands, or the first value that is finite in one only; None if nothing differs."""
+    """Where the largest difference is, or the first value that is finite in one only; None if nothing differs."""
     values: tuple[float, float] | None
     """What the two hold there."""
     channel: int | None

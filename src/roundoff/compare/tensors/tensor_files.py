@@ -52,7 +52,7 @@ class SavedTensor:
     """As torch calls it."""
     read: Callable[[], Tensor]
     content: str
-    """What stands for its values: tensors of one source that share it are the same."""
+    """What identifies its values: tensors of one source that share it are the same."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,7 +108,7 @@ def tensors_of_step(run: Run, step: int, *, rank: int = 0) -> TensorSource:
 
 
 class _Opener:
-    """Opens checkpoints and keeps the last one: their tensors are asked for one after another."""
+    """Opens checkpoints and keeps the last one: their tensors are requested one after another."""
 
     def __init__(self) -> None:
         self._last: tuple[Path, Checkpoint] | None = None

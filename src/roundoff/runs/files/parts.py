@@ -21,7 +21,7 @@ from roundoff.runs.files.schema import Table
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Selection:
-    """Which events are asked for; None asks for all.
+    """Which events are requested; None requests all.
 
     `step` is one or several. `site` and `op` are patterns with `*`, `?` and `[...]`; an op may carry its number,
     `aten.bmm#0`.
@@ -40,7 +40,7 @@ class Selection:
         return wanted | ({"nth"} if self._op_and_nth()[1] is not None else set())
 
     def may_hold(self, first_step: int, last_step: int) -> bool:
-        """Whether rows of these steps can be among those asked for."""
+        """Whether rows of these steps can be among the requested ones."""
         if self.step is None:
             return True
         steps = self._sorted_steps()
@@ -48,7 +48,7 @@ class Selection:
         return place < len(steps) and bool(steps[place] <= last_step)
 
     def filter(self, rows: pa.Table) -> pa.Table:
-        """Return the rows that are asked for; `rank` is decided by the file, not here."""
+        """Return the requested rows; `rank` is decided by the file, not here."""
         op, nth = self._op_and_nth()
         keep = np.ones(rows.num_rows, dtype=bool)
         if self.step is not None:
@@ -70,7 +70,7 @@ class Selection:
             return (name or self.op), None
         if not number.isdecimal():
             raise UsageError.explain(
-                f"Op '{self.op}' cannot be looked for.", why="a number stands after '#'.", fix="write aten.bmm#0"
+                f"Invalid op '{self.op}'.", why="a number must follow '#'.", fix="write aten.bmm#0"
             )
         return name, int(number)
 
@@ -101,7 +101,7 @@ class PartWriter:
         self._num_pending = 0
 
     def add(self, rows: pa.Table) -> Path | None:
-        """Take rows; return the part if there were so many that one was written."""
+        """Take rows; return the part if enough rows were pending to write one."""
         self._pending.append(rows)
         self._num_pending += rows.num_rows
         return self.flush() if self._num_pending > MAX_BUFFERED_ROWS else None

@@ -144,7 +144,7 @@ def _read_header(data: memoryview) -> tuple[dict[str, TensorEntry], dict[str, st
     aliases = json.loads(metadata.get("aliases", "{}"))
     for alias, key in aliases.items():
         if key not in entries or alias in entries:
-            raise ValueError(f"'{alias}' stands for '{key}', which cannot be")
+            raise ValueError(f"'{alias}' is an alias of '{key}', which is not in the file")
     return entries, aliases
 
 

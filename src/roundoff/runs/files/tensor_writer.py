@@ -40,7 +40,7 @@ class BulkFile:
         self._descriptor = _open(path)
 
     def append(self, content: memoryview) -> None:
-        """Write `content` behind what is there; nothing of it is needed when this returns."""
+        """Append `content`; nothing of it is needed when this returns."""
         self._size += len(content)
         while content:
             taken = min(_BUFFER_BYTES - self._filled, len(content))
@@ -107,7 +107,7 @@ Attempt: TypeAlias = Callable[[Callable[[], None]], None]
 """Runs an action and decides what becomes of its failure."""
 
 HELD_BYTES = 8 * 2**20
-"""The header stands first in the file and is known last: up to this much data waits in memory for it."""
+"""The header is first in the file and is known last: up to this much data waits in memory for it."""
 
 RESERVED_BYTES = 2**20
 """Beyond that, this much room is left for the header and padded with spaces."""

@@ -99,7 +99,7 @@ class Event:
 
     @property
     def histogram(self) -> npt.NDArray[np.uint16] | None:
-        """How many elements fall in each of the 32 buckets of exponents; None where it was not asked for."""
+        """How many elements fall in each of the 32 buckets of exponents; None where it was not requested."""
         return None if self.histogram_bytes is None else np.frombuffer(self.histogram_bytes, dtype="<u2")
 
     def to_object(self) -> dict[str, JsonValue]:

@@ -23,7 +23,7 @@ class Ending:
     signal: int | None = None
     """The signal that ended it."""
     forwarded_signal: int | None = None
-    """The last signal that somebody sent to end it: then its end was wanted."""
+    """The last signal that was sent to end it: then its end was intended."""
     last_rss_bytes: int | None = None
     """The memory it held when it was last looked at."""
     peak_rss_bytes: int | None = None

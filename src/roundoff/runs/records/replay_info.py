@@ -1,4 +1,4 @@
-"""What a replayed step came to, beside the events it left."""
+"""The result of a replayed step, besides its events."""
 
 from __future__ import annotations
 

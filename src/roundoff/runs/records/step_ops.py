@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from roundoff.runs import Event
 
 NAMED = ("input", "parameter", "gradient")
-"""What stands in the place of an op for tensors that no op computed."""
+"""What takes the place of an op's name for tensors that no op computed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
