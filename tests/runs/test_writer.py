@@ -33,7 +33,7 @@ def test_a_run_leaves_the_documented_files(tmp_path: Path, make_events, paramete
         write_something(writer, make_events, step=1)
         writer.write_parameters(parameters)
         writer.write_hashes(hashes)
-        writer.write_probe({"probe": "half the batch", "loss": float("nan")})
+        writer.write_probe({"step": 1, "probe": "overfit", "losses": [float("nan"), 1.0]})
         with writer.tensors(12) as tensors:
             tensors.add("forward/0/fc/aten.mm#0:output0", np.zeros(3, np.float32), dtype="F32", shape=(3,))
         with writer.batch(0) as batch:
