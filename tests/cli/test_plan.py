@@ -25,7 +25,7 @@ def refused(*words: str) -> str:
         (("crashes.py",), "TrialError: A trial of `crashes.py` failed."),
         (("--base", "fp33", "train"), "No recipe 'fp33'"),
         (("--base", "fp32", "train"), "A plan cannot start from recipe 'fp32'"),
-        (("--target", "accuracy=1%", "train"), "Invalid --target accuracy=1%"),
+        (("--target", "accuracy=1%", "train"), "Invalid --target 'accuracy=1%'"),
         (("--bits", "20", "--memory", "1MB", "train"), "2 are given"),
         (("--formats", "fp17", "train"), "No format 'fp17'"),
         (("-o", "planned", "train"), "Invalid -o planned"),

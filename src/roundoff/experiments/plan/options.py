@@ -70,7 +70,7 @@ def _loss(text: str) -> float:
     match = re.fullmatch(r"loss=(\d*\.?\d+(?:[eE][-+]?\d+)?)(%?)", text.strip())
     if match is None:
         raise PlanError.explain(
-            f"Invalid --target {text}.", why="it says how much the loss may change.", fix="write it as loss=0.5%"
+            f"Invalid --target '{text}'.", why="it says how much the loss may change.", fix="write it as loss=0.5%"
         )
     return float(match[1]) / (100 if match[2] else 1)
 
