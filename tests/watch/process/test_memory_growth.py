@@ -83,7 +83,7 @@ def test_losses_kept_with_their_graphs_are_a_leak_with_its_line(training: Traini
         kept.append(loss)  # list
     (finding,) = training.findings()
     assert (finding.rule, finding.source) == ("graph-leak", line_of("list"))
-    assert finding.why.startswith("kept keeps ")
+    assert finding.why.startswith("kept holds ")
     assert "MiB a step" in finding.why
 
 
