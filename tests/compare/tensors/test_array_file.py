@@ -54,14 +54,14 @@ def npy(header: bytes, body: bytes = b"") -> bytes:
     [
         (b"", "it is empty"),
         (b"no array at all, but long enough", "is not an array"),
-        (b"\x93NUMPY\x01", "claims 8 bytes where 7 are left"),
-        (npy(b"{'descr': '<f8', 'fortran_order': False, 'shape': (5,), }", b"\0" * 39), "claims 40 bytes where 39"),
+        (b"\x93NUMPY\x01", "claims 8 bytes, but only 7 are left"),
+        (npy(b"{'descr': '<f8', 'fortran_order': False, 'shape': (5,), }", b"\0" * 39), "claims 40 bytes, but only 39"),
         (npy(b"{'descr': '<f8', 'fortran_order': False, 'shape': (99999999999,), }"), "claims 799999999992 bytes"),
-        (npy(b"{'descr': '<f8', 'fortran_order': False, 'shape': (-1,), }"), "that of no tensor"),
-        (npy(b"{'descr': '|O', 'fortran_order': False, 'shape': (1,), }", b"cos\nsystem\n."), "that of no tensor"),
-        (npy(b"{'descr': [('a', '<f8')], 'fortran_order': False, 'shape': (1,), }", b"\0" * 8), "that of no tensor"),
-        (npy(b"{'descr': '<U4', 'fortran_order': False, 'shape': (1,), }", b"\0" * 16), "that of no tensor"),
-        (npy(b"__import__('os').system('false')"), "that of no tensor"),
+        (npy(b"{'descr': '<f8', 'fortran_order': False, 'shape': (-1,), }"), "not that of a tensor"),
+        (npy(b"{'descr': '|O', 'fortran_order': False, 'shape': (1,), }", b"cos\nsystem\n."), "not that of a tensor"),
+        (npy(b"{'descr': [('a', '<f8')], 'fortran_order': False, 'shape': (1,), }", b"\0" * 8), "not that of a tensor"),
+        (npy(b"{'descr': '<U4', 'fortran_order': False, 'shape': (1,), }", b"\0" * 16), "not that of a tensor"),
+        (npy(b"__import__('os').system('false')"), "not that of a tensor"),
     ],
 )
 def test_a_broken_or_hostile_file_is_refused_with_its_reason(tmp_path: Path, content: bytes, why: str):
