@@ -20,6 +20,7 @@ from roundoff.record.reference.exact_rerun import as_computed, computes_numbers
 from roundoff.record.reference.op_call import OpCall, Signature
 from roundoff.record.torch_private import (
     FunctionMode,
+    OpOverload,
     OpOverloadPacket,
     hidden_from_modes,
     preserved_versions,
@@ -253,7 +254,7 @@ class _UsersOps(FunctionMode):
 
 def _registered_op(func: Any) -> str | None:
     """Return the name of an operator of another library, `mine.gelu`; None for torch's own."""
-    if isinstance(func, torch._ops.OpOverload):
+    if isinstance(func, OpOverload):
         func = func.overloadpacket
     if not isinstance(func, OpOverloadPacket):
         return None
