@@ -17,7 +17,7 @@ from torch import Tensor
 
 from roundoff.errors import KernelError
 from roundoff.kernels.availability import compiled
-from roundoff.kernels.differences import Difference, _named, difference, difference_torch
+from roundoff.kernels.differences import Difference, _to_difference, difference, difference_torch
 from roundoff.kernels.layout import DTYPE_CODES
 
 DTYPES = list(DTYPE_CODES)
@@ -25,7 +25,7 @@ SIZES = [0, 1, 15, 16, 17, 1000, 1023, 1024, 1025, 5000]
 
 
 def in_torch(first: Tensor, second: Tensor) -> Difference:
-    return _named(difference_torch(first, second).numpy(), is_same_dtype=first.dtype == second.dtype)
+    return _to_difference(difference_torch(first, second).numpy(), is_same_dtype=first.dtype == second.dtype)
 
 
 BOTH = pytest.mark.parametrize("difference_", [difference, in_torch], ids=["compiled", "torch"])

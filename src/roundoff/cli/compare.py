@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from roundoff.cli.console.exit_codes import found
+from roundoff.cli.console.exit_codes import exit_code_of
 from roundoff.cli.console.options import PATH, exit_zero_option, fills, json_option
 from roundoff.cli.console.screen import columns, waiting
 from roundoff.errors import CompareError, UsageError
@@ -108,7 +108,7 @@ def compare_command(options: CompareOptions) -> None:
     with waiting("comparing"):
         comparison = _COMPARE[kind](options)
     _show(comparison, options)
-    sys.exit(found(comparison.differs and not options.exit_zero))
+    sys.exit(exit_code_of(comparison.differs and not options.exit_zero))
 
 
 def _show(comparison: ComparisonReport, options: CompareOptions) -> None:

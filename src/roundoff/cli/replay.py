@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from roundoff.cli.console.exit_codes import found
+from roundoff.cli.console.exit_codes import exit_code_of
 from roundoff.cli.console.options import PATH, fills, json_option
 from roundoff.cli.console.screen import waiting
 from roundoff.errors import ReplayError, UsageError
@@ -132,4 +132,4 @@ def _run_again(saved_step: Run, rank: int, builder: str, options: ReplayOptions)
         click.echo(to_json({"run": str(options.path), **again.to_object()}, indent=1))
     else:
         click.echo(rerun_text(again, run=options.path, builder=builder))
-    return found(again.is_bad)
+    return exit_code_of(again.is_bad)

@@ -88,7 +88,7 @@ def difference(first: Tensor, second: Tensor) -> Difference:
         row = np.empty(WIDTH)
         codes = DTYPE_CODES[first.dtype], DTYPE_CODES[second.dtype]
         kernels.difference(first.data_ptr(), codes[0], second.data_ptr(), codes[1], first.numel(), row.ctypes.data)
-    return _named(row, is_same_dtype=is_same_dtype)
+    return _to_difference(row, is_same_dtype=is_same_dtype)
 
 
 def _plain(x: Tensor) -> Tensor:
@@ -100,7 +100,7 @@ def _plain(x: Tensor) -> Tensor:
     return x.resolve_neg().contiguous()
 
 
-def _named(row: np.ndarray, *, is_same_dtype: bool) -> Difference:
+def _to_difference(row: np.ndarray, *, is_same_dtype: bool) -> Difference:
     numbers = [float(number) for number in row]
     largest, largest_at, square, of_first, of_second, product = numbers[:6]
     num_different, bad_in_first, bad_in_second, num_unlike, first_unlike, same_bits = map(int, numbers[6:])

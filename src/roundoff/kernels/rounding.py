@@ -28,10 +28,10 @@ def round_float(
     x = x.detach().resolve_neg()
     kernels = compiled_for(x)
     if kernels is None:
-        return _given(out, round_float_torch(x, grid, rounding=rounding, key=key))
+        return _copy_to_out(out, round_float_torch(x, grid, rounding=rounding, key=key))
     numbers = _grid_numbers(grid, x.dtype)
     if numbers is None:
-        return _given(out, x.clone() if out is None else x)
+        return _copy_to_out(out, x.clone() if out is None else x)
 
     def kernel(source: Tensor, target: Tensor) -> None:
         kernels.round_float(
@@ -46,7 +46,7 @@ def round_float(
 
     result = torch.empty_like(x) if out is None else out
     write_dense(x, result, kernel, in_order=rounding == "stochastic")
-    return _written(out, result)
+    return _mark_written(out, result)
 
 
 def round_fixed(
@@ -71,7 +71,7 @@ def round_fixed(
     runs = None if kernels is None else _runs_of(x, step)
     if kernels is None or runs is None:
         result = round_fixed_torch(x, step=step, lowest=lowest, highest=highest, rounding=rounding, key=key)
-        return _given(out, result)
+        return _copy_to_out(out, result)
     steps, inner = runs
 
     def kernel(source: Tensor, target: Tensor) -> None:
@@ -91,7 +91,7 @@ def round_fixed(
 
     result = torch.empty_like(x) if out is None else out
     write_dense(x, result, kernel, in_order=rounding == "stochastic" or len(steps) > 1)
-    return _written(out, result)
+    return _mark_written(out, result)
 
 
 def round_blocks(
@@ -120,7 +120,7 @@ def round_blocks(
             result = round_blocks_torch(
                 rows, grid, block_size=block_size, max_exponent=max_exponent, rounding=rounding, key=key
             ).view(x.shape)
-        return _given(out, result)
+        return _copy_to_out(out, result)
 
     def kernel(source: Tensor, target: Tensor) -> None:
         kernels.round_blocks(
@@ -141,7 +141,7 @@ def round_blocks(
 
     result = torch.empty_like(x) if out is None else out
     write_dense(x, result, kernel, in_order=True)
-    return _written(out, result)
+    return _mark_written(out, result)
 
 
 @functools.cache
@@ -166,7 +166,7 @@ def _runs_of(x: Tensor, step: float | Tensor) -> tuple[array[float], int] | None
     return array("d", step.detach().flatten().tolist()), max(inner, 1)
 
 
-def _given(out: Tensor | None, result: Tensor) -> Tensor:
+def _copy_to_out(out: Tensor | None, result: Tensor) -> Tensor:
     """Return `result`, or `out` holding it."""
     if out is None:
         return result
@@ -174,7 +174,7 @@ def _given(out: Tensor | None, result: Tensor) -> Tensor:
         return out.copy_(result)
 
 
-def _written(out: Tensor | None, result: Tensor) -> Tensor:
+def _mark_written(out: Tensor | None, result: Tensor) -> Tensor:
     if out is not None:
         mark_written(out)
     return result

@@ -218,9 +218,9 @@ def _block_weights(num_blocks: int, device: torch.device) -> Tensor:
 def _splitmix64(x: Tensor) -> Tensor:
     """Compute `roundoff.kernels.random_numbers.splitmix64`; int64 wraps around as uint64 does."""
     x = x + _as_int64(0x9E3779B97F4A7C15)
-    x = (x ^ _shifted(x, 30)) * _as_int64(0xBF58476D1CE4E5B9)
-    x = (x ^ _shifted(x, 27)) * _as_int64(0x94D049BB133111EB)
-    return x ^ _shifted(x, 31)
+    x = (x ^ _shift_right(x, 30)) * _as_int64(0xBF58476D1CE4E5B9)
+    x = (x ^ _shift_right(x, 27)) * _as_int64(0x94D049BB133111EB)
+    return x ^ _shift_right(x, 31)
 
 
 def _as_int64(value: int) -> int:
@@ -228,6 +228,6 @@ def _as_int64(value: int) -> int:
     return value - (1 << 64) if value >= 1 << 63 else value
 
 
-def _shifted(x: Tensor, by: int) -> Tensor:
+def _shift_right(x: Tensor, by: int) -> Tensor:
     """Shift right as if unsigned."""
     return (x >> by) & ((1 << (64 - by)) - 1)

@@ -147,7 +147,7 @@ def _finding_lines(finding: Finding, width: int) -> list[str]:
     first, *further = finding.why.split("\n")
     lines = [
         _headline(finding, width),
-        *wrap(_end_sentence(f"{_titled(finding)}: {first}"), first="  ", rest="  ", width=width),
+        *wrap(_end_sentence(f"{_begin_sentence(finding)}: {first}"), first="  ", rest="  ", width=width),
     ]
     for paragraph in further:
         lines += wrap(_end_sentence(paragraph), first="  ", rest="  ", width=width)
@@ -194,7 +194,7 @@ def _end_sentence(text: str) -> str:
     return text if text.endswith((".", ")", "!", "?")) or ":  " in text else f"{text}."
 
 
-def _titled(finding: Finding) -> str:
+def _begin_sentence(finding: Finding) -> str:
     """Return the title as the beginning of a sentence; the name of a site keeps its letters."""
     is_name = finding.site is not None and finding.title.startswith(finding.site)
     return finding.title if is_name else _capitalize(finding.title)

@@ -23,7 +23,7 @@ def params_text(inventory: Inventory, *, values: bool = False, optimizer: bool =
         optimizer: whether to list the optimizer's tensors, too; they always count.
         width: of the screen.
     """
-    lines = [f"{inventory.source}  {inventory.format}, {_counted(len(inventory.items), 'tensor')}"]
+    lines = [f"{inventory.source}  {inventory.format}, {_format_count(len(inventory.items), 'tensor')}"]
     lines += _totals(inventory.items)
     lines += _settings(inventory.settings, width)
     lines += _trouble("not finite", [f"{item.name}: {_nonfinite(item)}" for item in inventory.items if item.is_broken])
@@ -43,7 +43,7 @@ def _totals(items: Sequence[InventoryItem]) -> list[str]:
         if of_kind:
             elements = f"{sum(item.num_elements for item in of_kind):,} elements"
             size = _bytes(sum(item.num_bytes for item in of_kind))
-            rows.append((f"  {kind}", _counted(len(of_kind), "tensor"), elements, size))
+            rows.append((f"  {kind}", _format_count(len(of_kind), "tensor"), elements, size))
     return _align_columns(rows, right={1, 2, 3}) if rows else []
 
 
@@ -114,7 +114,7 @@ def _more(number: int) -> str:
     return f" and {number:,} more" if number > 0 else ""
 
 
-def _counted(number: int, noun: str) -> str:
+def _format_count(number: int, noun: str) -> str:
     return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
 
 

@@ -28,7 +28,7 @@ def text_table(lines: Sequence[Line], *, left: Collection[str], ruled: bool, wid
         width = shutil.get_terminal_size().columns if ruled else PIPE_WIDTH
     header = lines[0]
     sizes = _sizes(lines, left=left, width=width)
-    texts = [_GAP.join(map(_fitted, line, sizes, (name in left for name in header))).rstrip() for line in lines]
+    texts = [_GAP.join(map(_fit_cell, line, sizes, (name in left for name in header))).rstrip() for line in lines]
     rule = [_GAP.join("─" * size for size in sizes)] if ruled else []
     return "\n".join([texts[0], *rule, *texts[1:]])
 
@@ -46,7 +46,7 @@ def _sizes(lines: Sequence[Line], *, left: Collection[str], width: int) -> list[
     return sizes
 
 
-def _fitted(cell: str, size: int, is_left: bool) -> str:
+def _fit_cell(cell: str, size: int, is_left: bool) -> str:
     if len(cell) > size:
         cell = cell[: size - 1] + "…"
     return cell.ljust(size) if is_left else cell.rjust(size)

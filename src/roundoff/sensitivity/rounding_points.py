@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from roundoff.formats import Format
 from roundoff.precision.compute.emulated_ops import CASTS, WHOLE, RoundingScope, RoundResults
-from roundoff.precision.compute.torch_ops import Function, op_name, opened
+from roundoff.precision.compute.torch_ops import Function, op_name, open_composite
 from roundoff.record.loop.sites import LOOP
 from roundoff.record.torch_private import (
     WeakIdKeyDictionary,
@@ -161,7 +161,7 @@ class RoundingPoints(RoundResults):
         site = None if _is_silent(func) else self._site()
         if site is None:
             return func(*args, **kwargs)
-        if opened(func):
+        if open_composite(func):
             return super().__torch_function__(func, types, args, kwargs)
         outer, self._call = self._call, None
         try:

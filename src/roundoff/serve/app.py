@@ -49,7 +49,7 @@ class App:
             *Api(folder=self.folder, rows=self.rows).routes(),
         ]
         handlers: dict[type[Exception], Callable[[Request, Exception], Response]] = {
-            Refusal: _refused,
+            Refusal: _refuse,
             RoundoffError: _unreadable,
             HTTPException: _not_there,
             Exception: _our_fault,
@@ -140,7 +140,7 @@ def _nothing(request: Request) -> Response:
     return Response(status_code=204)
 
 
-def _refused(request: Request, error: Exception) -> Response:
+def _refuse(request: Request, error: Exception) -> Response:
     assert isinstance(error, Refusal)
     return refusal_response(request, error)
 

@@ -93,7 +93,7 @@ def _cells(row: RunRow, words: str) -> list[Html]:
         tag("td", row.info.recipe or "", data_value=row.info.recipe),
         tag("td", str(row.num_steps), data_value=row.num_steps, class_="number"),
         tag("td", _loss(row), data_value=None if last is None or math.isnan(last) else last, class_="number"),
-        tag("td", *_found(row), data_value=_rank_of_findings(row), class_="found"),
+        tag("td", *_findings_cell(row), data_value=_rank_of_findings(row), class_="found"),
     ]
 
 
@@ -123,7 +123,7 @@ def _rank_of_findings(row: RunRow) -> int | None:
     return ("error", "warning", "note", "none").index(_worst(row))
 
 
-def _found(row: RunRow) -> list[Html]:
+def _findings_cell(row: RunRow) -> list[Html]:
     if not row.findings:
         return [tag("span", "none" if row.findings is not None else "not diagnosed", class_="faint")]
     worst, more = row.findings[0], len(row.findings) - 1

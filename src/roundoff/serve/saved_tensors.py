@@ -213,10 +213,10 @@ def _files(run: Run) -> dict[TensorGroup, Path]:
     batches = {
         TensorGroup(of="batch", step=nth, rank=rank): path for (rank, nth), path in names.batch_path.find(run.path)
     }
-    return steps | dict(_replayed(run)) | batches
+    return steps | dict(_replayed_groups(run)) | batches
 
 
-def _replayed(run: Run) -> Iterator[tuple[TensorGroup, Path]]:
+def _replayed_groups(run: Run) -> Iterator[tuple[TensorGroup, Path]]:
     for step in run.replayed_steps:
         folder = names.replay_path(run.path, step=step)
         for kind, path_of in _OF_REPLAYS.items():

@@ -128,7 +128,7 @@ def fit(
     >>> fit((10, 5), (5, 10))
     Fit(axes=(1, 0), is_expected=False)
     """
-    asked = _composed(candidate_axes, reference_axes)
+    asked = _compose_permutations(candidate_axes, reference_axes)
     if _fits(reference, candidate, asked):
         return Fit(axes=asked, is_expected=True)
     for axes in (None, *UNASKED.get(len(candidate), ())):
@@ -137,7 +137,7 @@ def fit(
     return None
 
 
-def _composed(candidate: Axes | None, reference: Axes | None) -> Axes | None:
+def _compose_permutations(candidate: Axes | None, reference: Axes | None) -> Axes | None:
     """Return the permutation to PyTorch's layout and from there to the reference's."""
     if reference is None:
         return candidate

@@ -63,7 +63,7 @@ class _Matching:
 def match_layers(reference: Sequence[CheckpointLayer], candidate: Sequence[CheckpointLayer]) -> list[LayerMatch]:
     """Match layers one to one, the strongest evidence first; layers without clear evidence stay unmatched."""
     matching = _Matching(reference, candidate)
-    _renumbered(matching)
+    _match_by_order(matching)
     _same_path(matching, lambda layer: (layer.path,))
     _same_path(matching, lambda layer: (layer.short_path,))
     _same_path(matching, lambda layer: (common_words(layer.short_path),))
@@ -74,7 +74,7 @@ def match_layers(reference: Sequence[CheckpointLayer], candidate: Sequence[Check
     return sorted(matching.matches, key=lambda match: match.reference.place)
 
 
-def _renumbered(matching: _Matching) -> None:
+def _match_by_order(matching: _Matching) -> None:
     """Match by order where one side counts 0, 2, 4 and the other 0, 1, 2: equal numbers are meaningless then."""
     for references, candidates in matching.groups(lambda layer: (skeleton(layer.short_path), _signature(layer))):
         numbers = [{numbers_in(layer.short_path) for layer in side} for side in (references, candidates)]

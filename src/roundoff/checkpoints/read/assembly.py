@@ -40,7 +40,7 @@ def take_apart(tree: Any, data: FileBytes) -> Leaves:
         if isinstance(value, LazyTensor):
             leaves.tensors[_check_path(path, data) or ("tensor",)] = value
         elif path and len(leaves.settings) < MAX_SETTINGS:
-            leaves.settings[_shown(".".join(str(key)[:MAX_TEXT] for key in path))] = plain_setting(value)
+            leaves.settings[_shorten(".".join(str(key)[:MAX_TEXT] for key in path))] = plain_setting(value)
     return leaves
 
 
@@ -106,7 +106,7 @@ def _check_path(path: tuple[Any, ...], data: FileBytes) -> TreePath:
     """Return the path of a tensor as strings; raises a `CheckpointError` if it cannot be printed or is too long."""
     for key in path:
         if type(key) is not int and not isinstance(key, str):
-            raise data.broken(f"a tensor has the name {_shown(str(plain_setting(key)))}, which is not a string")
+            raise data.broken(f"a tensor has the name {_shorten(str(plain_setting(key)))}, which is not a string")
     names = tuple(str(key) for key in path)
     if sum(map(len, names)) > MAX_NAME:
         raise data.broken(f"a tensor has a name of {sum(map(len, names))} characters")
@@ -115,7 +115,7 @@ def _check_path(path: tuple[Any, ...], data: FileBytes) -> TreePath:
     return names
 
 
-def _shown(text: str) -> str:
+def _shorten(text: str) -> str:
     return text if text.isprintable() else ascii(text)[1:-1]
 
 
@@ -140,9 +140,9 @@ def plain_setting(value: Any) -> JsonValue:
         case DtypeName(name=name):
             return f"torch.{name}"
         case PickledObject(made_by=made_by):
-            return _shown(f"<{made_by}>")
+            return _shorten(f"<{made_by}>")
         case Global():
-            return _shown(f"<{value}>")
+            return _shorten(f"<{value}>")
         case complex():
             return str(value)
         case _:

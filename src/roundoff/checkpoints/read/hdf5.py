@@ -22,7 +22,7 @@ from torch import Tensor
 
 from roundoff.checkpoints.file_bytes import FileBytes
 from roundoff.checkpoints.lazy_tensor import NUM_BYTES, LazyTensor, checked_shape, view_of
-from roundoff.checkpoints.read.pickled_objects import TORCH_NAMES, swapped
+from roundoff.checkpoints.read.pickled_objects import TORCH_NAMES, swap_bytes
 from roundoff.errors import CheckpointError
 
 NO_END = "the HDF5 library did not finish in time"
@@ -77,7 +77,7 @@ def _tensor(data: FileBytes, dataset: dict[str, Any], dtype: str) -> LazyTensor:
         if len(content) != num_bytes:
             raise data.broken(f"{what} of shape {list(shape)} has {len(content)} bytes")
         flat = view_of(content, dtype)
-        return (swapped(flat) if dataset["dtype"].startswith(">") else flat).reshape(shape)
+        return (swap_bytes(flat) if dataset["dtype"].startswith(">") else flat).reshape(shape)
 
     return LazyTensor(shape=shape, dtype=dtype, read=read)
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from roundoff.checkpoints.file_bytes import FileBytes
 from roundoff.checkpoints.lazy_tensor import NUM_BYTES, LazyTensor, checked_shape, view_of
-from roundoff.checkpoints.read.pickled_objects import TORCH_NAMES, in_order, swapped
+from roundoff.checkpoints.read.pickled_objects import TORCH_NAMES, in_order, swap_bytes
 from roundoff.checkpoints.read.zip_archive import ZipArchive
 
 MAGIC = b"\x93NUMPY"
@@ -69,7 +69,7 @@ def read_array_header(data: FileBytes, name: str) -> ArrayHeader:
 def array_of(elements: memoryview, header: ArrayHeader) -> Tensor:
     """View the elements of an array as a tensor."""
     flat = view_of(elements, header.dtype)
-    return in_order(swapped(flat) if header.is_swapped else flat, header.shape, is_fortran=header.is_fortran)
+    return in_order(swap_bytes(flat) if header.is_swapped else flat, header.shape, is_fortran=header.is_fortran)
 
 
 def _array(archive: ZipArchive, name: str) -> LazyTensor:

@@ -290,7 +290,7 @@ def _can_be_key(key: Any) -> bool:
     return key is None or isinstance(key, str | float | bool | PickledObject | Global | Known)
 
 
-def _quoted(line: str) -> str:
+def _quote(line: str) -> str:
     if len(line) < 2 or line[0] != line[-1] or line[0] not in "'\"":
         raise ValueError("the pickle has a string without quotes")
     return line[1:-1]
@@ -336,7 +336,7 @@ INSTRUCTIONS: dict[int, Callable[[_Machine], None]] = {
         b"\x8b": lambda m: m.integer(m._count(4)),
         b"G": lambda m: m.push(struct.unpack(">d", m._bytes(8))[0]),
         # strings and bytes
-        b"S": lambda m: m.push(_quoted(m._line())),
+        b"S": lambda m: m.push(_quote(m._line())),
         b"V": lambda m: m.push(m._line()),
         b"T": lambda m: m.string_of_python_2(m._count(4)),
         b"U": lambda m: m.string_of_python_2(m._count(1)),

@@ -229,7 +229,7 @@ def array_tensor(data: Any, dtype: PickledDtype, shape: tuple[Any, ...], *, is_f
     def read() -> Tensor:
         flat = view_of(_plain_bytes(data), name)
         if dtype.is_big_endian:
-            flat = swapped(flat)
+            flat = swap_bytes(flat)
         return in_order(flat, sizes, is_fortran=is_fortran)
 
     return LazyTensor(shape=sizes, dtype=name, read=read)
@@ -242,7 +242,7 @@ def in_order(flat: Tensor, shape: tuple[int, ...], *, is_fortran: bool) -> Tenso
     )
 
 
-def swapped(flat: Tensor) -> Tensor:
+def swap_bytes(flat: Tensor) -> Tensor:
     """Reverse the bytes of every number; of complex ones, of each part."""
     size = flat.element_size() // (2 if flat.is_complex() else 1)
     return flat.view(torch.uint8).reshape(-1, size).flip(1).contiguous().view(-1).view(flat.dtype)
@@ -254,7 +254,7 @@ def _plain_bytes(data: memoryview | EncodedText | str) -> memoryview:
     return memoryview(data.encode()) if isinstance(data, str) else data
 
 
-def _encoded(arguments: tuple[Any, ...]) -> EncodedText:
+def _encode(arguments: tuple[Any, ...]) -> EncodedText:
     match arguments:
         case (str() as text, "latin1" | "latin-1") if not text or max(text) <= "\xff":
             return EncodedText(text)
@@ -286,7 +286,7 @@ def _from_buffer(arguments: tuple[Any, ...]) -> PickledArray:
 ARRAY_GLOBALS: Mapping[tuple[str, str], Any] = {
     ("numpy", "dtype"): Known(_dtype),
     ("numpy", "ndarray"): Known(lambda arguments: PickledArray()),
-    ("_codecs", "encode"): Known(_encoded),
+    ("_codecs", "encode"): Known(_encode),
     **{
         (f"numpy.{core}.{module}", name): Known(make)
         for core in ("core", "_core")

@@ -57,10 +57,10 @@ def read_torch_distributed(folder: Path) -> tuple[dict[str, Any], FileBytes]:
         values = {name: _value(name, value, parts) for name, value in described.items()}
     except ValueError as error:
         raise metadata.broken(str(error)) from error
-    return _nested(values, tree.attribute("planner_data")), metadata
+    return _restore_nesting(values, tree.attribute("planner_data")), metadata
 
 
-def _nested(values: dict[str, Any], paths: Any) -> dict[Any, Any]:
+def _restore_nesting(values: dict[str, Any], paths: Any) -> dict[Any, Any]:
     """Restore the nesting of dicts, as far as the metadata describes it."""
     nested: dict[Any, Any] = {}
     for name, value in values.items():

@@ -81,7 +81,7 @@ def _like(source: Checkpoint, like: Checkpoint, name_map: Mapping[str, str]) -> 
             why=f"{shown}.",
             fix="name them with --map, or use another --like.",
         )
-    stored = {each.reference: _laid(source, like.entries[each.reference], each) for each in found.pairs}
+    stored = {each.reference: _lay_out(source, like.entries[each.reference], each) for each in found.pairs}
     for each in found.only_reference:
         made = counter_like(like.entries[each.name], source)
         if made is not None:
@@ -90,7 +90,7 @@ def _like(source: Checkpoint, like: Checkpoint, name_map: Mapping[str, str]) -> 
     return ConversionPlan(tensors=[stored[name] for name in like.entries if name in stored], notes=notes)
 
 
-def _laid(source: Checkpoint, wanted: Entry, pair: TensorPair) -> StoredTensor:
+def _lay_out(source: Checkpoint, wanted: Entry, pair: TensorPair) -> StoredTensor:
     dtype: torch.dtype = getattr(torch, wanted.dtype)
 
     def read() -> Tensor:

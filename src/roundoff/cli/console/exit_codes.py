@@ -34,7 +34,7 @@ class ExitCode(IntEnum):
     """The reader of the output closed the pipe: 128 + SIGPIPE, as a shell reports it."""
 
 
-def found(is_found: bool) -> ExitCode:
+def exit_code_of(is_found: bool) -> ExitCode:
     """Return the exit code of a command that could answer its question."""
     return ExitCode.FOUND if is_found else ExitCode.CLEAN
 

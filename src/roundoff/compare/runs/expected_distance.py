@@ -251,7 +251,7 @@ def roundings(unit: float, *, num_terms: float = 1.0) -> float:
     return ROUNDINGS * unit + (ORDERINGS + math.sqrt(num_terms)) * min(unit, FP32_UNIT)
 
 
-def expected(
+def expected_distance(
     reference: StepOp,
     output: Event,
     *,

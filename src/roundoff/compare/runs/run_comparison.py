@@ -186,11 +186,11 @@ def compare_runs(
                 is_first=at == steps[0],
                 spread=spread_of(reference, step=at, rank=of_rank),
                 whole=WholeTensors.of_step(reference, candidate, step=at, rank=of_rank) if ratio == 1 else None,
-                updated=_updated(rows, step=at - 1, rank=of_rank) if at - 1 in compared else None,
+                updated=_parameter_distances(rows, step=at - 1, rank=of_rank) if at - 1 in compared else None,
                 has_same_batch=reference.info.ranks == candidate.info.ranks,
             )
             rows += found.rows
-            unpaired |= dict.fromkeys(_unpaired(alignment, at))
+            unpaired |= dict.fromkeys(_unpaired_ops(alignment, at))
             divergence = divergence or found.divergence
         if divergence is not None:
             break
@@ -217,7 +217,7 @@ def _check_likeness(alignment: Alignment, reference: Run, candidate: Run) -> Non
         )
 
 
-def _updated(rows: Sequence[ComparedTensor], *, step: int, rank: int) -> dict[str, float]:
+def _parameter_distances(rows: Sequence[ComparedTensor], *, step: int, rank: int) -> dict[str, float]:
     """Return how far apart a step left each parameter: as its optimizer's results are, or as it was at the start."""
     found: dict[str, float] = {}
     for row in rows:
@@ -290,7 +290,7 @@ def _sites(reference: Sequence[StepOp], candidate: Sequence[StepOp], given: Mapp
     return sites_by_order(reference, candidate) | told
 
 
-def _unpaired(alignment: Alignment, step: int) -> list[UnpairedOp]:
+def _unpaired_ops(alignment: Alignment, step: int) -> list[UnpairedOp]:
     sides: tuple[tuple[Side, tuple[StepOp, ...]], ...] = (
         ("reference", alignment.only_reference),
         ("candidate", alignment.only_candidate),

@@ -18,7 +18,15 @@ from roundoff.compare.runs.event_distance import (
     num_channels,
     tensor_key,
 )
-from roundoff.compare.runs.expected_distance import GROWTH, RANDOM, ResultKey, allowed_by, expected, roundings, unit_of
+from roundoff.compare.runs.expected_distance import (
+    GROWTH,
+    RANDOM,
+    ResultKey,
+    allowed_by,
+    expected_distance,
+    roundings,
+    unit_of,
+)
 from roundoff.runs import Event, shape_to_text
 from roundoff.runs.records.step_ops import NAMED, StepOp
 
@@ -123,7 +131,7 @@ class _Walk:
             unit = self._unit(pair)
             given = [(_larger(x, y), d) for x, y, d in inputs]
             off = sum(d.relative for _, d in given if d.is_comparable)
-            allowed = expected(reference, _larger(a, b), inputs=given, unit=unit)
+            allowed = expected_distance(reference, _larger(a, b), inputs=given, unit=unit)
             excess = 0.0 if a.op in NAMED or _has_unknown_inputs(reference) else _excess(distance, allowed.bound)
             rows.append(_row(a, b, distance, inherited=off, excess=excess))
             if found is None and self._is_introduced(pair, a, distance, excess):

@@ -38,9 +38,15 @@ def pair_saved(
     shape to the nth. Those with the same name are a pair even if their shapes differ.
     """
     pairs = _by_map(reference, candidate, name_map) if name_map else []
-    pairs += _by_key(*_left(pairs, reference, candidate), key=lambda tensor: _unnumbered(tensor.name), by="name")
-    pairs += _by_key(*_left(pairs, reference, candidate), key=lambda tensor: plain_name(tensor.name), by="name")
-    pairs += _by_key(*_left(pairs, reference, candidate), key=lambda tensor: without_ones(tensor.shape), by="order")
+    pairs += _by_key(
+        *_unpaired_tensors(pairs, reference, candidate), key=lambda tensor: _drop_number(tensor.name), by="name"
+    )
+    pairs += _by_key(
+        *_unpaired_tensors(pairs, reference, candidate), key=lambda tensor: plain_name(tensor.name), by="name"
+    )
+    pairs += _by_key(
+        *_unpaired_tensors(pairs, reference, candidate), key=lambda tensor: without_ones(tensor.shape), by="order"
+    )
     place = {id(tensor): number for number, tensor in enumerate(reference)}
     return sorted(pairs, key=lambda pair: place[id(pair.reference)])
 
@@ -51,7 +57,7 @@ def plain_name(name: str) -> str:
     >>> plain_name("step1/00012-blocks_3.Out"), plain_name("step1/blocks.3/out")
     ('step1.blocks.3.out', 'step1.blocks.3.out')
     """
-    return re.sub(r"[\W_]+", ".", _unnumbered(name)).strip(".").casefold()
+    return re.sub(r"[\W_]+", ".", _drop_number(name)).strip(".").casefold()
 
 
 def without_ones(shape: tuple[int, ...]) -> tuple[int, ...]:
@@ -59,7 +65,7 @@ def without_ones(shape: tuple[int, ...]) -> tuple[int, ...]:
     return tuple(size for size in shape if size != 1)
 
 
-def _unnumbered(name: str) -> str:
+def _drop_number(name: str) -> str:
     """Return a name without the number of its file."""
     return re.sub(r"(^|/)[0-9]{5,}-([^/]*)$", r"\1\2", name)
 
@@ -79,11 +85,11 @@ def _by_map(
 
 def _full_name(name: str, tensors: Iterable[str]) -> str:
     """Return the name with the number of its file, where it was given without."""
-    full = [other for other in tensors if _unnumbered(other) == name]
+    full = [other for other in tensors if _drop_number(other) == name]
     return full[0] if name not in tensors and len(full) == 1 else name
 
 
-def _left(
+def _unpaired_tensors(
     pairs: Sequence[SavedPair], reference: Sequence[SavedTensor], candidate: Sequence[SavedTensor]
 ) -> tuple[list[SavedTensor], list[SavedTensor]]:
     reference_paired, candidate_paired = {id(pair.reference) for pair in pairs}, {id(pair.candidate) for pair in pairs}

@@ -182,7 +182,7 @@ def _recorded_bad_steps(run: Run, rank: int) -> set[int]:
 def spread_of(bad: BadStep, place: OriginPlace) -> str:
     """Return sentences about what the bad value reaches, and until when everything was fine."""
     noun = "NaN" if place.bad.num_nan else "infinity"
-    reached = _reached(place.liveness, is_update=place.phase == "optimizer")
+    reached = _reached_places(place.liveness, is_update=place.phase == "optimizer")
     sentences = [f"The {noun} reaches {_join_reached(reached)}."] if reached else []
     if not place.liveness.reaches_loss and place.liveness.num_bad_gradients and place.phase == "forward":
         sentences.append("The loss does not show it: a value masked in forward becomes 0 times NaN in backward.")
@@ -195,7 +195,7 @@ def spread_of(bad: BadStep, place: OriginPlace) -> str:
     return " ".join(sentences)
 
 
-def _reached(liveness: Liveness, *, is_update: bool) -> list[str]:
+def _reached_places(liveness: Liveness, *, is_update: bool) -> list[str]:
     found = ["the loss"] if liveness.reaches_loss else []
     if liveness.num_bad_gradients:
         found.append(_share(liveness.num_bad_gradients, liveness.num_gradients, "gradient"))

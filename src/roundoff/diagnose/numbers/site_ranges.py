@@ -134,7 +134,7 @@ def _by_site(table: pa.Table) -> dict[str, SiteRange]:
         "absmax": absmax,
         **{name: table[name] for name in ("num_elements", "num_zero", "num_subnormal", "introduced_ulps")},
         **beyond,
-        **_lost(table),
+        **_count_lost(table),
     }
     sums = ("nonfinite", "num_elements", "num_zero", "num_subnormal", *NARROW, "counted", *_lost_names())
     asked = [*((name, "sum") for name in sums), ("absmax", "max"), ("introduced_ulps", "max"), ("site", "count")]
@@ -160,7 +160,7 @@ def _lost_names() -> list[str]:
     return [f"lost {name}" for name in LOSING]
 
 
-def _lost(table: pa.Table) -> dict[str, npt.NDArray[np.float64]]:
+def _count_lost(table: pa.Table) -> dict[str, npt.NDArray[np.float64]]:
     """Return the nonzero elements of each tensor, and how many of them become 0 in each format; 0 if unknown."""
     found = {name: np.zeros(table.num_rows) for name in ("counted", *_lost_names())}
     is_counted = pc.and_(pc.is_valid(table["histogram"]), pc.not_equal(table["phase"], "optimizer"))

@@ -42,9 +42,9 @@ def _finding(moment: LastMoment) -> Finding | None:
     if ending.seconds_without_progress is not None:
         return _hang(moment, ending.seconds_without_progress)
     if ending.signal == signal.SIGKILL and ending.forwarded_signal is None:
-        return _killed(moment)
+        return _kill_finding(moment)
     if ending.signal is not None or (ending.exit_code and ending.forwarded_signal is not None):
-        return _interrupted(moment, ending.signal or ending.forwarded_signal or 0)
+        return _interrupt_finding(moment, ending.signal or ending.forwarded_signal or 0)
     return None
 
 
@@ -70,7 +70,7 @@ def _crash_fix(moment: LastMoment) -> str:
     return f"{inputs}\nto find the first invalid access:  roundoff run --valgrind ..."
 
 
-def _killed(moment: LastMoment) -> Finding:
+def _kill_finding(moment: LastMoment) -> Finding:
     evidence = _memory_evidence(moment)
     held = _describe_memory(moment)
     last = f"; the last op that started was {moment.last_op}" if moment.last_op else ""
@@ -175,7 +175,7 @@ def _hang_fix(moment: LastMoment) -> str:
     return f"look at {moment.source or 'the stacks in the run folder'}: what does it wait for, or why does it not end?"
 
 
-def _interrupted(moment: LastMoment, number: int) -> Finding:
+def _interrupt_finding(moment: LastMoment, number: int) -> Finding:
     name = signal.Signals(number).name if number in signal.Signals._value2member_map_ else f"signal {number}"
     return _at(
         moment,

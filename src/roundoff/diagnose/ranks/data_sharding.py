@@ -70,11 +70,11 @@ def _repeated_order(run: Run) -> list[Finding]:
         repeats = [step for step in sorted(batches) if step >= length and batches.get(step - length) == batches[step]]
         pairs = [step for step in sorted(batches) if step - length in batches]
         if len(repeats) >= min(_MIN_STEPS, length) and len(repeats) == len(pairs):
-            return [_repeated(run, rank, repeats[0], epochs)]
+            return [_repeated_data_finding(run, rank, repeats[0], epochs)]
     return []
 
 
-def _repeated(run: Run, rank: int, step: int, epochs: list[Call]) -> Finding:
+def _repeated_data_finding(run: Run, rank: int, step: int, epochs: list[Call]) -> Finding:
     number = epochs[0].detail_as(EpochDetail).set_epoch
     return Finding(
         rule="epoch-order-repeated",

@@ -58,7 +58,7 @@ def ranks_that_drift_apart(run: Run) -> list[Finding]:
     if not after_backward:
         return [_changed_after_exchange(run, step, apart[step], used[step], exchanged)]
     if is_parallel(run) and len(after_backward) < len(exchanged) and step == min(used):
-        return [_replaced(step, after_backward)]
+        return [_replaced_parameters_finding(step, after_backward)]
     return [_not_reduced(run, step, after_backward, len(exchanged))]
 
 
@@ -91,7 +91,7 @@ def _init_mismatch(names: list[str]) -> Finding:
     )
 
 
-def _replaced(step: int, names: list[str]) -> Finding:
+def _replaced_parameters_finding(step: int, names: list[str]) -> Finding:
     return _drift_finding(
         names,
         rule="module-replaced-after-wrap",

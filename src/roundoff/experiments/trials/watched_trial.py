@@ -38,11 +38,11 @@ def shifting_seeds(by: int) -> Iterator[None]:
         for module, name in places:
             original = getattr(module, name)
             restoring.callback(setattr, module, name, original)
-            setattr(module, name, _shifted(original, by))
+            setattr(module, name, _shift_seed(original, by))
         yield
 
 
-def _shifted(seed: Callable[..., Any], by: int) -> Callable[..., Any]:
+def _shift_seed(seed: Callable[..., Any], by: int) -> Callable[..., Any]:
     @functools.wraps(seed)
     def seed_with_another(*args: Any, **kwargs: Any) -> Any:
         if args and isinstance(args[0], int):

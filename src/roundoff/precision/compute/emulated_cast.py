@@ -22,9 +22,9 @@ from roundoff.precision.compute.emulated_ops import (
     copy_marks,
     mark,
 )
-from roundoff.precision.compute.graph_rounding import narrowed, round_in_place
+from roundoff.precision.compute.graph_rounding import round_in_place, round_with_gradient
 from roundoff.precision.compute.op_overrides import OpOverrides
-from roundoff.precision.compute.torch_ops import Function, opened
+from roundoff.precision.compute.torch_ops import Function, open_composite
 from roundoff.precision.recipe.site_formats import (
     Boundary,
     boundaries,
@@ -54,7 +54,7 @@ class RoundChosenOps(RoundResults):
         kwargs = kwargs or {}
         if self._scope.paused or func in CASTS or getattr(func, "__name__", "") == "__get__":
             return super().__torch_function__(func, types, args, kwargs)
-        if inner := opened(func):
+        if inner := open_composite(func):
             with self:
                 return inner(*args, **kwargs)
         fmt = self._ops.format_of(func)
@@ -84,7 +84,7 @@ class RoundChosenOps(RoundResults):
 
         def narrow(x: Tensor) -> Tensor:
             is_read = x.dtype is torch.float32 and not any(x is each for each in written)
-            return narrowed(x, fmt) if is_read else x
+            return round_with_gradient(x, fmt) if is_read else x
 
         args, kwargs = map_floats((args, kwargs), narrow)
         result = func(*args, **kwargs)
@@ -112,7 +112,7 @@ def narrow_again(scope: RoundingScope, values: Any) -> Any:
     if fmt is None:
         return values
     with scope.pausing():
-        return map_floats(values, lambda x: narrowed(x, fmt) if hasattr(x, _BY_OP) else x)
+        return map_floats(values, lambda x: round_with_gradient(x, fmt) if hasattr(x, _BY_OP) else x)
 
 
 def _any_by_op(args: Any) -> bool:
@@ -158,7 +158,7 @@ class EmulatedCast(Computation):
         fmt = self._base
         if fmt is None or self.recipe.inputs == "keep":
             return inputs
-        return map_floats(inputs, lambda x: narrowed(x.float(), fmt))
+        return map_floats(inputs, lambda x: round_with_gradient(x.float(), fmt))
 
     def computing(self) -> AbstractContextManager[Any]:
         """Round the results of all ops inside the model's forward."""
@@ -200,14 +200,14 @@ class EmulatedCast(Computation):
             if inside is None or self._policy is LISTS:
                 return values
             with self._scope.pausing():
-                return map_floats(values, lambda x: narrowed(x, inside))
+                return map_floats(values, lambda x: round_with_gradient(x, inside))
 
         def out_of(values: Any) -> Any:
             if outside is None or self._policy is LISTS:
                 mark(values, wide=True)
                 return values
             with self._scope.pausing():
-                return map_floats(values, lambda x: narrowed(x, outside))
+                return map_floats(values, lambda x: round_with_gradient(x, outside))
 
         self.bracket(boundary.module, inputs=into, around=lambda: self._in_format(inside), outputs=out_of)
 

@@ -15,8 +15,13 @@ from torch.overrides import TorchFunctionMode
 
 from roundoff.formats import Format
 from roundoff.precision.compute.computation import map_floats
-from roundoff.precision.compute.graph_rounding import GradientRounder, gradient_rounder, narrowed, round_in_place
-from roundoff.precision.compute.torch_ops import EXACT, PRODUCTS, PROFILES, WIDE, Function, opened
+from roundoff.precision.compute.graph_rounding import (
+    GradientRounder,
+    gradient_rounder,
+    round_in_place,
+    round_with_gradient,
+)
+from roundoff.precision.compute.torch_ops import EXACT, PRODUCTS, PROFILES, WIDE, Function, open_composite
 from roundoff.precision.recipe.site_formats import dtype_of
 
 _GET_DTYPE = Tensor.dtype.__get__  # type: ignore[attr-defined]
@@ -126,7 +131,7 @@ class RoundResults(TorchFunctionMode):
         kwargs = kwargs or {}
         if scope.fmt is None or scope.paused:
             return func(*args, **kwargs)
-        if inner := opened(func):
+        if inner := open_composite(func):
             with self:
                 return inner(*args, **kwargs)
         if func in policy.narrow:
@@ -190,10 +195,10 @@ class RoundResults(TorchFunctionMode):
         if x.dtype is not torch.float32 or not self._is_wide(x):
             return x
         if not x.is_leaf or not x.requires_grad:
-            return narrowed(x, fmt)
+            return round_with_gradient(x, fmt)
         key = (x, torch.is_grad_enabled(), fmt.name)
         if key not in self._weights:
-            self._weights[key] = narrowed(x, fmt)
+            self._weights[key] = round_with_gradient(x, fmt)
         return self._weights[key]
 
     def _round_all(self, result: Any) -> None:
@@ -232,7 +237,7 @@ class RoundResults(TorchFunctionMode):
         if dtype is scope.dtype:
             if self._believed_dtype(source) is dtype:
                 return source
-            result = narrowed(source.to(torch.float32), scope.fmt)
+            result = round_with_gradient(source.to(torch.float32), scope.fmt)
             mark(result, wide=False)
             return result
         result = func(*args, **kwargs)

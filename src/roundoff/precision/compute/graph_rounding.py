@@ -86,7 +86,7 @@ def round_in_place(x: Tensor, fmt: Format) -> None:
         fmt.rounded(data, rounding="nearest", key=0, overflow=None, out=data)
 
 
-def rounded(x: Tensor, fmt: Format) -> Tensor:
+def round_without_gradient(x: Tensor, fmt: Format) -> Tensor:
     """Return `x` rounded to nearest, without a gradient."""
     if is_watched():
         return rounded_visibly(x.detach(), fmt)
@@ -134,7 +134,7 @@ def gradient_rounder(fmt: Format) -> GradientRounder:
     """Return a tensor hook that rounds dense float gradients to a format."""
 
     def round_gradient(grad: Tensor) -> Tensor:
-        return rounded(grad, fmt) if _can_round(grad) else grad
+        return round_without_gradient(grad, fmt) if _can_round(grad) else grad
 
     return round_gradient
 
@@ -150,14 +150,14 @@ class RoundedCopy(torch.autograd.Function):
     def forward(ctx: Any, x: Tensor, fmt: Format) -> Tensor:
         """Round the values."""
         ctx.fmt = fmt
-        return rounded(x, fmt)
+        return round_without_gradient(x, fmt)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
         """Round the gradient."""
-        return rounded(grad, ctx.fmt) if _can_round(grad) else grad, None
+        return round_without_gradient(grad, ctx.fmt) if _can_round(grad) else grad, None
 
 
-def narrowed(x: Tensor, fmt: Format) -> Tensor:
+def round_with_gradient(x: Tensor, fmt: Format) -> Tensor:
     """Return a copy of `x` rounded to the format; its gradient is rounded too."""
     return RoundedCopy.apply(x, fmt)  # type: ignore[no-any-return,no-untyped-call]

@@ -14,7 +14,7 @@ from torch.overrides import TorchFunctionMode
 
 from roundoff.errors import RecipeError
 from roundoff.precision.compute.computation import Computation, cast_floats, map_floats
-from roundoff.precision.compute.torch_ops import PRODUCTS, WIDE, WIDEST, Function, opened
+from roundoff.precision.compute.torch_ops import PRODUCTS, WIDE, WIDEST, Function, open_composite
 from roundoff.precision.recipe.site_formats import (
     Boundary,
     boundaries,
@@ -95,7 +95,7 @@ class CastOperands(TorchFunctionMode):
             args, kwargs = map_floats((args, kwargs), self._narrow)
         elif func in WIDE or (func in WIDEST and _is_mixed(args)):
             args, kwargs = map_floats((args, kwargs), _widen)
-        elif inner := opened(func):
+        elif inner := open_composite(func):
             with self:
                 return inner(*args, **kwargs)
         return func(*args, **kwargs)

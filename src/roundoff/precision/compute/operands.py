@@ -20,7 +20,7 @@ from roundoff.formats import BlockFormat, Format, Rounding, format_named, round_
 from roundoff.kernels.absmax import absmax
 from roundoff.precision.compute.computation import Computation
 from roundoff.precision.compute.op_overrides import OpOverride, OpOverrides, op_overrides
-from roundoff.precision.compute.torch_ops import Function, op_name, opened
+from roundoff.precision.compute.torch_ops import Function, op_name, open_composite
 from roundoff.precision.recipe.recipe import OperandScaling, OperandSettings, Recipe
 from roundoff.precision.recipe.recipe_environment import is_frozen
 from roundoff.precision.recipe.site_formats import boundaries, site_of
@@ -191,7 +191,7 @@ class RoundOperands(TorchFunctionMode):
         if formats is None:
             return func(*args, **kwargs)
         if places is None:
-            if inner := opened(func):
+            if inner := open_composite(func):
                 with self:
                     return inner(*args, **kwargs)
             return func(*args, **kwargs)

@@ -79,7 +79,7 @@ def is_op_name(name: str) -> bool:
     return name in known_op_names() or any(name in dir(getattr(torch.ops, library)) for library in torch.ops)
 
 
-def _named(names: str, *homes: Any) -> frozenset[Function]:
+def _functions_named(names: str, *homes: Any) -> frozenset[Function]:
     """Return the functions with these names in any of the modules or classes `homes`."""
     found = {getattr(home, name, None) for name in names.split() for home in homes}
     return frozenset(function for function in found if function is not None)
@@ -87,7 +87,7 @@ def _named(names: str, *homes: Any) -> frozenset[Function]:
 
 _HOMES = (torch, F, Tensor)
 
-PRODUCTS: Final = _named(
+PRODUCTS: Final = _functions_named(
     "conv1d conv2d conv3d conv_transpose1d conv_transpose2d conv_transpose3d conv_tbc linear bilinear matmul mm bmm mv "
     "addmm addmv addbmm baddbmm addr chain_matmul einsum tensordot __matmul__ __rmatmul__ scaled_dot_product_attention "
     "rnn_tanh_cell rnn_relu_cell lstm_cell gru_cell lstm gru rnn_tanh rnn_relu prelu",
@@ -95,7 +95,7 @@ PRODUCTS: Final = _named(
 )
 """Matrix products and convolutions: most of the arithmetic, and safe in few bits because their sums are wide."""
 
-WIDE: Final = _named(
+WIDE: Final = _functions_named(
     "softmax log_softmax softmin gumbel_softmax softplus logsigmoid layer_norm group_norm "
     "rms_norm local_response_norm normalize cosine_similarity cross_entropy nll_loss l1_loss mse_loss smooth_l1_loss "
     "huber_loss kl_div binary_cross_entropy binary_cross_entropy_with_logits poisson_nll_loss gaussian_nll_loss "
@@ -110,7 +110,7 @@ WIDE: Final = _named(
 Batch norm is not included because torch computes it in fp32 whatever the dtype of its input.
 """
 
-EXACT: Final = _named(
+EXACT: Final = _functions_named(
     "relu relu_ threshold threshold_ hardtanh relu6 max_pool1d max_pool2d max_pool3d adaptive_max_pool1d "
     "adaptive_max_pool2d adaptive_max_pool3d max_unpool2d pad embedding one_hot unfold pixel_shuffle pixel_unshuffle "
     "channel_shuffle view view_as reshape reshape_as flatten unflatten transpose transpose_ permute movedim moveaxis "
@@ -127,28 +127,29 @@ EXACT: Final = _named(
 )
 """Functions that only return values of their inputs, perhaps negated: nothing to round."""
 
-WIDEST: Final = _named(
+WIDEST: Final = _functions_named(
     "addcmul addcdiv atan2 bilinear cat concat stack cross dot vdot grid_sample index_put index_put_ index_add "
     "scatter_add where lerp",
     *_HOMES,
 )
 """Functions that need all operands in one dtype, the widest."""
 
-POOLING: Final = _named("avg_pool1d avg_pool2d avg_pool3d max_pool1d max_pool2d max_pool3d adaptive_avg_pool1d "
+POOLING: Final = _functions_named("avg_pool1d avg_pool2d avg_pool3d max_pool1d max_pool2d max_pool3d "
+"adaptive_avg_pool1d "
     "adaptive_avg_pool2d adaptive_avg_pool3d adaptive_max_pool1d adaptive_max_pool2d adaptive_max_pool3d lp_pool2d",
     *_HOMES,
 )  # fmt: skip
-SORTING: Final = _named("sort argsort topk msort", *_HOMES)
+SORTING: Final = _functions_named("sort argsort topk msort", *_HOMES)
 
 PROFILES: Final = {"ascend-fp16": PRODUCTS | POOLING | SORTING}
 """The functions that each device profile computes in fp16 only."""
 
-_COMPOSITES: Final = _named("multi_head_attention_forward", F)
+_COMPOSITES: Final = _functions_named("multi_head_attention_forward", F)
 _CHECKS: Final = ("has_torch_function", "has_torch_function_unary", "has_torch_function_variadic")
 
 
 @functools.cache
-def opened(function: Function) -> Function | None:
+def open_composite(function: Function) -> Function | None:
     """Return a copy of a composite function whose inner calls a mode can see, or None if it is not composite.
 
     Attention in torch.nn is Python code; once a mode has intercepted it as a whole, its inner calls are hidden. The

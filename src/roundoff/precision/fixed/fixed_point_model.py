@@ -209,7 +209,7 @@ class FixedPointModel:
         quantizers = list(self._quantizers())
         for conditions, selects in ((names, _is_at), (types, _is_of_type)):
             if conditions is not None:
-                quantizers = _selected(quantizers, _several(conditions), selects)
+                quantizers = _select_entries(quantizers, _several(conditions), selects)
         chosen = [quantizer for _, quantizer, _ in quantizers if quantizer.kind in kinds]
         for quantizer in chosen:
             quantizer.use(dataclasses.replace(quantizer.setting, method=method))
@@ -286,7 +286,7 @@ def _is_of_type(entry: _Entry, wanted: Any) -> bool:
     return any(wanted in (cls, cls.__name__) for cls in type(entry[0]).__mro__)
 
 
-def _selected(entries: list[_Entry], conditions: list[Any], selects: Any) -> list[_Entry]:
+def _select_entries(entries: list[_Entry], conditions: list[Any], selects: Any) -> list[_Entry]:
     for condition in conditions:
         if not any(selects(entry, condition) for entry in entries):
             known = sorted({entry[1].name.rpartition(".")[0] for entry in entries})[:12]

@@ -251,12 +251,12 @@ def describe_scheduler(result: Any, scheduler: Any, *_: Any, **__: Any) -> LoopC
     detail = SchedulerStep(
         scheduler=type(scheduler).__name__,
         initial=bool(getattr(scheduler, "_is_initial", False)),
-        lr=[_detached(group.get("lr")) for group in groups],
+        lr=[_detach(group.get("lr")) for group in groups],
     )
     return LoopCall("scheduler", scheduler, detail)
 
 
-def _detached(value: Any) -> Any:
+def _detach(value: Any) -> Any:
     return value.detach() if isinstance(value, Tensor) else value
 
 

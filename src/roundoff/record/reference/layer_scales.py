@@ -113,7 +113,7 @@ def _batch_norm(call: OpCall, references: Sequence[Tensor]) -> list[Tensor | Non
 
 def _group_norm(call: OpCall, references: Sequence[Tensor]) -> list[Tensor | None]:
     output, mean, rstd = references
-    rows = amax(_grouped(call, output), (-1,)).squeeze(-1) + _offset(call, mean, rstd) * _widest(call)
+    rows = amax(_group_channels(call, output), (-1,)).squeeze(-1) + _offset(call, mean, rstd) * _widest(call)
     return [_per_group(rows, output), *_of_statistics(mean, rstd)]
 
 
@@ -126,7 +126,7 @@ def _layer_norm_backward(call: OpCall, references: Sequence[Tensor]) -> list[Ten
     lost = 1 + _offset(call, call.get("mean"), rstd)
     others = tuple(range(grad.dim() - len(dims)))
     sums = _sums(grad, others) if others else grad.abs()
-    return _wanted(call, [amax(grad, dims).float() * rstd * lost * _widest(call), sums * lost.amax(), sums])
+    return _drop_unrequested(call, [amax(grad, dims).float() * rstd * lost * _widest(call), sums * lost.amax(), sums])
 
 
 def _batch_norm_backward(call: OpCall, references: Sequence[Tensor]) -> list[Tensor | None]:
@@ -138,15 +138,15 @@ def _batch_norm_backward(call: OpCall, references: Sequence[Tensor]) -> list[Ten
     lost, dims = 1 + _offset(call, mean, rstd), _all_but_channel(grad)
     rows = amax(grad, dims).float() * (rstd * lost * _sizes(call)).view(_per_channel(grad))
     sums = _sums(grad, dims)
-    return _wanted(call, [rows, sums * lost, sums])
+    return _drop_unrequested(call, [rows, sums * lost, sums])
 
 
 def _group_norm_backward(call: OpCall, references: Sequence[Tensor]) -> list[Tensor | None]:
     grad, rstd = call.get("grad_out"), call.get("rstd")
     lost = 1 + _offset(call, call.get("mean"), rstd)
-    rows = amax(_grouped(call, grad), (-1,)).float().squeeze(-1) * rstd * lost * _widest(call)
+    rows = amax(_group_channels(call, grad), (-1,)).float().squeeze(-1) * rstd * lost * _widest(call)
     sums = _sums(grad, _all_but_channel(grad))
-    return _wanted(call, [_per_group(rows, grad), sums * lost.amax(), sums])
+    return _drop_unrequested(call, [_per_group(rows, grad), sums * lost.amax(), sums])
 
 
 def _sums(grad: Tensor, dims: tuple[int, ...]) -> Tensor:
@@ -173,7 +173,7 @@ def _widest(call: OpCall) -> Tensor | float:
     return 1.0 if weight is None else weight.abs().amax()
 
 
-def _wanted(call: OpCall, found: list[Tensor | None]) -> list[Tensor | None]:
+def _drop_unrequested(call: OpCall, found: list[Tensor | None]) -> list[Tensor | None]:
     """Leave out what the call was told not to compute."""
     mask: Sequence[bool] | None = call.get("output_mask")
     return found if mask is None else [scale for scale, wanted in zip(found, mask, strict=False) if wanted]
@@ -196,7 +196,7 @@ def _per_channel(x: Tensor) -> tuple[int, ...]:
     return (1, -1, *(1 for _ in range(2, x.dim())))
 
 
-def _grouped(call: OpCall, x: Tensor) -> Tensor:
+def _group_channels(call: OpCall, x: Tensor) -> Tensor:
     return x.reshape(x.shape[0], call.get("group"), -1)
 
 

@@ -68,7 +68,7 @@ def _body(finding: Finding) -> Html:
         *_labelled_line("source", finding.source),
         _jump(finding),
         _evidence(finding),
-        *(_related(other) for other in finding.related),
+        *(_related_html(other) for other in finding.related),
     )
 
 
@@ -112,5 +112,5 @@ def _value(value: JsonValue) -> str:
     return value if isinstance(value, str) else to_json(value)
 
 
-def _related(finding: Finding) -> Html:
+def _related_html(finding: Finding) -> Html:
     return tag("p", tag("strong", "also"), f" {place_in_words(finding)}: {finding.title}", class_="related")

@@ -83,15 +83,15 @@ def _who(each: Agreement, stretch: Stretch, *, alike: bool) -> str:
         if group is not None:
             groups.setdefault(group, []).append(rank)
     if alike:
-        return " and ".join(_named(ranks) for ranks in groups.values() if len(ranks) > 1)
+        return " and ".join(_name_ranks(ranks) for ranks in groups.values() if len(ranks) > 1)
     usual, *others = (groups[group] for group in sorted(groups))
     if len(others) > 3:
         return f"{len(others) + 1} groups of ranks differ from each other"
     verb = "differs" if len(others) == 1 and len(others[0]) == 1 else "differ"
-    return f"{', '.join(map(_named, others))} {verb} from {_named(usual)}"
+    return f"{', '.join(map(_name_ranks, others))} {verb} from {_name_ranks(usual)}"
 
 
-def _named(ranks: Sequence[int]) -> str:
+def _name_ranks(ranks: Sequence[int]) -> str:
     return f"rank{'s' if len(ranks) > 1 else ''} {join_names([str(rank) for rank in ranks])}"
 
 

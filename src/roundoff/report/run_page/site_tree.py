@@ -97,11 +97,11 @@ def _row(node: SiteNode, excess: Mapping[str, float] | None, *, depth: int) -> H
         "span",
         name,
         *([] if excess is None else [_differs(excess.get(node.site))]),
-        _introduced(total),
+        _introduced_error_html(total),
         tag("span", f"{total.absmax:.3g}"),
         _nonfinite(total),
         *beyond,
-        *(_lost(total.share_lost(each)) for each in LOSING),
+        *(_lost_share_html(total.share_lost(each)) for each in LOSING),
         _share(total.subnormal_share),
         tag("span", percent(total.zero_share)),
         class_="site-row",
@@ -118,11 +118,11 @@ def _differs(excess: float | None) -> Html:
     return tag("span", f"{excess:.2g}", class_=_level_class(level))
 
 
-def _lost(share: float | None) -> Html:
+def _lost_share_html(share: float | None) -> Html:
     return tag("span", "-") if share is None else _share(share)
 
 
-def _introduced(total: SiteRange) -> Html:
+def _introduced_error_html(total: SiteRange) -> Html:
     """Return the error in ulp; the colour grows with its exponent, from 10 to a hundred thousand."""
     error = total.introduced_ulps
     if error is None:

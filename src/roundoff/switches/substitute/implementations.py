@@ -128,7 +128,7 @@ def runs_own_kernel(implementation: Implementation, op: Any, name: str) -> bool:
     """
     if is_torchs_own(name):
         return False
-    return implementation is in_fp64 or (implementation is decomposed and decomposition_of(op) is None)
+    return implementation is in_fp64 or (implementation is run_decomposed and decomposition_of(op) is None)
 
 
 def in_fp64(call: OpCall, info: OpInfo) -> Results:
@@ -151,7 +151,7 @@ def on_cpu(call: OpCall, info: OpInfo) -> Results:
     return _run(with_floats_as(there.change_tensors(Tensor.cpu), None), info)
 
 
-def decomposed(call: OpCall, info: OpInfo) -> Results:
+def run_decomposed(call: OpCall, info: OpInfo) -> Results:
     """Run the op composed of other ops: by torch's decomposition, or by those in `decompositions`."""
     op, copied = call.signature.op, with_floats_as(call, None)
     if can_convolve(copied):
@@ -183,4 +183,4 @@ def _run(call: OpCall, info: OpInfo) -> Results:
     return results_of(call, info, call.signature.op(*call.args, **call.kwargs))
 
 
-IMPLEMENTATIONS: Final[Mapping[str, Implementation]] = {"fp64": in_fp64, "cpu": on_cpu, "decomposed": decomposed}
+IMPLEMENTATIONS: Final[Mapping[str, Implementation]] = {"fp64": in_fp64, "cpu": on_cpu, "decomposed": run_decomposed}

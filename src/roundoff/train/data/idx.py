@@ -40,22 +40,22 @@ def read_idx(path: Path, *, num_dims: int) -> Tensor:
         with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
             header = file.read(4)
             if len(header) < 4:
-                raise _broken(path, "it ends within its header.")
+                raise _invalid_file_error(path, "it ends within its header.")
             if header[:2] != b"\0\0" or header[2] != _BYTES or header[3] != num_dims:
-                raise _broken(path, f"it starts with {header.hex(' ')} instead of 00 00 08 {num_dims:02}.")
+                raise _invalid_file_error(path, f"it starts with {header.hex(' ')} instead of 00 00 08 {num_dims:02}.")
             sizes = file.read(4 * num_dims)
             if len(sizes) < 4 * num_dims:
-                raise _broken(path, "it ends within its header.")
+                raise _invalid_file_error(path, "it ends within its header.")
             shape = struct.unpack(f">{num_dims}I", sizes)
             num_bytes = int(np.prod(shape, dtype=object))
             if num_bytes > _MAX_BYTES:
-                raise _broken(path, f"its header declares {num_bytes:,} bytes.")
+                raise _invalid_file_error(path, f"its header declares {num_bytes:,} bytes.")
             data = file.read(num_bytes + 1)
     except (OSError, EOFError) as error:
-        raise _broken(path, f"{error}.") from error
+        raise _invalid_file_error(path, f"{error}.") from error
     if len(data) != num_bytes:
         found = f"{len(data):,}" if len(data) < num_bytes else "more"
-        raise _broken(path, f"its header declares {num_bytes:,} bytes, but it has {found}.")
+        raise _invalid_file_error(path, f"its header declares {num_bytes:,} bytes, but it has {found}.")
     return torch.from_numpy(np.frombuffer(data, dtype=np.uint8).reshape(shape).copy())
 
 
@@ -71,5 +71,5 @@ def _find(folder: Path, name: str) -> Path:
     )
 
 
-def _broken(path: Path, why: str) -> DataError:
+def _invalid_file_error(path: Path, why: str) -> DataError:
     return DataError.explain(f"'{path}' cannot be read.", why=why, fix="download the file again.")
