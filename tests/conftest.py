@@ -20,6 +20,12 @@ collect_ignore = [  # scripts that train: looking for doctests in them would run
 ]
 
 
+@pytest.fixture(autouse=True)
+def texts_as_wide_as_in_a_pipe(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Forget the width that a library may have left in the environment: what commands print would be broken at it."""
+    monkeypatch.delenv("COLUMNS", raising=False)
+
+
 @pytest.fixture(scope="session")
 def server() -> Iterator[ScriptServer]:
     """Run scripts in forks of one process that has torch loaded."""

@@ -295,11 +295,11 @@ def test_findings_that_come_later_are_shown_and_updating_can_be_stopped(browser:
         expect(inside(page).locator("#verdict")).to_contain_text("Nothing found.")
         run.write_findings([finding("the first")])
         expect(inside(page).locator("#verdict")).to_contain_text("the first")
-        page.get_by_label("update by itself").uncheck()
+        page.get_by_label("update automatically").uncheck()
         run.write_findings([finding("the second")])
         page.wait_for_timeout(2500)
         expect(inside(page).locator("#verdict")).to_contain_text("the first")
-        page.get_by_label("update by itself").check()
+        page.get_by_label("update automatically").check()
         expect(inside(page).locator("#verdict")).to_contain_text("the second")
 
 

@@ -39,7 +39,7 @@ def test_the_evidence_of_the_plan_beside_the_run_is_found_under_any_name(tmp_pat
     assert (
         found.reasons["blocks.1.attn"] == "matmul overflow: its result reaches 3e+06, the largest fp16 number is 65504"
     )
-    assert found.reasons["head"].startswith("linear would move the loss by 0.3 in fp16")
+    assert found.reasons["head"].startswith("linear would change the loss by 0.3 in fp16")
     assert set(found.reasons) == set(recipe.overrides) == set(overrides_of(found.text))
 
 

@@ -157,7 +157,7 @@ def test_an_interrupted_plan_goes_on_and_repeats_no_training(folder: Path) -> No
         assert process.stderr is not None
         told = process.stderr.read()
     assert process.returncode == 130
-    assert "every training that has ended is kept. To go on: roundoff plan --steps 20 healthy.py 20" in told
+    assert "every finished training is kept. To resume: roundoff plan --steps 20 healthy.py 20" in told
     before = kept.read_text()
     assert not (folder / "runs" / "plan-1" / "answer.json").exists()
 

@@ -28,10 +28,10 @@ def find_initialiser(values: Tensor) -> str | None:
 
     What a training has moved far hardly ever looks so; what it has moved little does: hold it against a reference, too.
 
-    >>> fresh_start(torch.full((8,), 1.0))
+    >>> find_initialiser(torch.full((8,), 1.0))
     'every value is 1'
-    >>> fresh_start(torch.rand(64, 32, generator=torch.Generator().manual_seed(0)) / 4 - 1 / 8)
-    >>> fresh_start((torch.rand(64, 32, generator=torch.Generator().manual_seed(0)) * 2 - 1) / 32**0.5)
+    >>> find_initialiser(torch.rand(64, 32, generator=torch.Generator().manual_seed(0)) / 4 - 1 / 8)
+    >>> find_initialiser((torch.rand(64, 32, generator=torch.Generator().manual_seed(0)) * 2 - 1) / 32**0.5)
     'uniform within 1/sqrt(inputs), as PyTorch starts'
     """
     constant = constant_value(values)

@@ -42,9 +42,9 @@ class LossCurve:
         are numbered by their order. Where a log goes back to an earlier step, as a resumed training does, its later
         value counts.
 
-        >>> Curve.of([0, 1, 0, 1], [3.0, 2.0, 1.5, 1.0], name="a").steps
+        >>> LossCurve.of([0, 1, 0, 1], [3.0, 2.0, 1.5, 1.0], name="a").steps
         (0, 1, 2, 3)
-        >>> Curve.of([0, 1, 2, 1, 2], [4.0, 3.0, 9.0, 2.5, 2.0], name="a").values
+        >>> LossCurve.of([0, 1, 2, 1, 2], [4.0, 3.0, 9.0, 2.5, 2.0], name="a").values
         (4.0, 2.5, 2.0)
         """
         known = [step for step in steps if step is not None and abs(step) < _LARGEST_STEP]

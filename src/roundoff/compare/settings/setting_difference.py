@@ -49,8 +49,8 @@ class SettingDifference:
     def text(self) -> str:
         """The difference as one line.
 
-        >>> Difference(what="beta2 of Adam", reference=0.999, candidate=0.9, kind=SettingKind.LOSS, suspicion=1).text
-        'beta2 of Adam: 0.999 against 0.9'
+        >>> SettingDifference(what="beta2", reference=0.999, candidate=0.9, kind=SettingKind.LOSS, suspicion=1).text
+        'beta2: 0.999 against 0.9'
         """
         return f"{self.what}{self._where}: {_format_value(self.reference)} against {_format_value(self.candidate)}"
 

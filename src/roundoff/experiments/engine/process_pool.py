@@ -180,7 +180,7 @@ def _remove_if_empty(log: Path | None) -> None:
 def _describe_death(code: int) -> str:
     """Describe how a process ended that sent no reply.
 
-    >>> _death(-9)
+    >>> _describe_death(-9)
     'killed by SIGKILL (possibly out of memory)'
     """
     if code >= 0:

@@ -98,7 +98,7 @@ def _underflow_risk(effects: Iterable[Effect], fmt: str, *, loss_scale: float) -
 def _lost_share_text(rounded: Rounded) -> str:
     """Describe which share of some numbers a format loses.
 
-    >>> _share(Rounded(num_elements=4, overflow=0, underflow=0.25, subnormal=0.5, ulps=0, snr_db=3))
+    >>> _lost_share_text(Rounded(num_elements=4, overflow=0, underflow=0.25, subnormal=0.5, ulps=0, snr_db=3))
     '25 % become 0 and 50 % subnormal'
     """
     words = [

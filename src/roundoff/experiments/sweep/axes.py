@@ -50,7 +50,7 @@ def merge_settings(*settings: Settings) -> dict[str, Any]:
 
     The name of a recipe stands for a table based on it, so that axes can add to it.
 
-    >>> merged({"recipe": "fixed"}, {"recipe": {"fixed": {"weight": {"bits": 4}}}})
+    >>> merge_settings({"recipe": "fixed"}, {"recipe": {"fixed": {"weight": {"bits": 4}}}})
     {'recipe': {'base': 'fixed', 'fixed': {'weight': {'bits': 4}}}}
     """
     result: dict[str, Any] = {}

@@ -64,7 +64,7 @@ class Histograms:
 def sample_slices(x: Tensor) -> Tensor:
     """Return a tensor that is not too large as it is, and of a large one slices of its longest dimensions.
 
-    >>> sampled(torch.zeros(2**20, 2)).shape
+    >>> sample_slices(torch.zeros(2**20, 2)).shape
     torch.Size([16384, 2])
     """
     while x.numel() > MAX_ELEMENTS:
