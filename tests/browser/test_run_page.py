@@ -88,7 +88,7 @@ def test_the_origin_is_marked_in_the_charts_and_in_the_table(tab: Tab) -> None:
 def test_a_finding_leads_to_its_step_and_op(page: Page) -> None:
     page.locator("#step-choice").select_option("0")
     expect(page.locator("#step-origin")).to_be_hidden()
-    page.get_by_role("button", name=f"show step {BAD_STEP} op by op").first.click()
+    page.get_by_role("button", name=f"show the ops of step {BAD_STEP}").first.click()
     expect(page.locator("#step-choice")).to_have_value("1")
     row = page.locator("#step-table tr.chosen")
     expect(row).to_be_in_viewport()
