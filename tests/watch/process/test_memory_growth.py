@@ -84,7 +84,7 @@ def test_losses_kept_with_their_graphs_are_a_leak_with_its_line(training: Traini
     (finding,) = training.findings()
     assert (finding.rule, finding.source) == ("graph-leak", line_of("list"))
     assert finding.why.startswith("kept holds ")
-    assert "MiB a step" in finding.why
+    assert "MiB per step" in finding.why
 
 
 def test_a_sum_of_losses_is_a_leak_with_its_line(training: Training) -> None:
