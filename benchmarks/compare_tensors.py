@@ -40,11 +40,12 @@ def write_run(folder: Path, *, num_bytes: int, factor: float) -> None:
 
 def compare(reference: Path, candidate: Path) -> dict[str, float]:
     """Compare in this process: seconds, and the peak of its memory."""
-    from roundoff.compare.tensors.tensor_comparison import compare_tensor_runs
+    from roundoff.compare.tensors.tensor_comparison import compare_tensors
+    from roundoff.compare.tensors.tensor_files import tensors_of_step
     from roundoff.runs import Run
 
     began = time.perf_counter()
-    found = compare_tensor_runs(Run.open(reference), Run.open(candidate), step=0)
+    found = compare_tensors(*(tensors_of_step(Run.open(folder), 0) for folder in (reference, candidate)))
     seconds = time.perf_counter() - began
     assert found.first is not None
     assert found.first == found.pairs[0]
@@ -63,7 +64,7 @@ def read(*folders: Path) -> dict[str, float]:
 
 
 def peak_megabytes() -> float:
-    """Return the most memory that this process has held, mapped files included."""
+    """Return the most memory that this process has held."""
     status = Path("/proc/self/status").read_text()
     return int(status.split("VmHWM:")[1].split()[0]) / 1024
 

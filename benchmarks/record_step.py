@@ -76,7 +76,7 @@ def computed_megabytes(name: str) -> float:
     """Add up the bytes that one step computes, views counted once, and those it starts from: parameters and batch."""
     from roundoff.record.ops.op_table import OpKind, describe_op, written_arguments
     from roundoff.record.reference.op_call import list_tensors
-    from roundoff.record.torch_private import DispatchMode
+    from roundoff.torch_private import DispatchMode
 
     class Adding(DispatchMode):
         num_bytes = 0

@@ -1,8 +1,15 @@
-"""What watching a training costs: CPU time of watched steps, after the first twenty, against plain ones.
+"""What watching a training costs: whole processes, bare and under `roundoff run`, in CPU time and memory.
 
-python benchmarks/watch_step.py [--every-step] [--peers] [--json]
+python benchmarks/watch_step.py [ROW ...] [--rounds N] [--steps N] [--seconds N] [--json]
 
-Sampled work falls on some steps only, so totals over many steps are compared, not medians of single ones.
+A row is a kind of training in loops.py, and can be measured alone; without any, all but the slow ones (reinforce, ode,
+gpt, resnet, tiny, gpt2) are measured. After `--seconds`, by default ten minutes, no further row begins: those left out
+are named. The cost of a step is a slope: CPU time over steps in the second half of the training, when the first steps,
+and what a watch tapes of every training, are over. The means, and the totals, have all of that.
+
+python benchmarks/watch_step.py --in-process [--every-step] [--peers] [--json]
+
+alternates plain and watched stretches of steps within one process, and compares other tools in the same way.
 """
 
 from __future__ import annotations
@@ -10,14 +17,18 @@ from __future__ import annotations
 import argparse
 import contextlib
 import gc
+import itertools
 import json
 import os
+import re
 import shutil
+import statistics
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -31,6 +42,135 @@ MSPROBE = Path(__file__).parents[1] / ".benchmarks" / "msprobe" / "bin" / "pytho
 MUST = {"budget": {"ResNet": 1.03, "GPT": 1.03}, "every step": {"ResNet": 1.12, "GPT": 1.27}}
 TOWARDS = {"budget": {"ResNet": 1.01, "GPT": 1.01}, "every step": {"ResNet": 1.12, "GPT": 1.27}}
 FIRST_STEPS = 3
+
+
+@dataclass(frozen=True)
+class Row:
+    """One training to measure, and what it may cost."""
+
+    num_steps: int
+    max_ratio: float | None = None
+    """Of a watched step to a bare one."""
+    max_more_us: float | None = None
+    """Microseconds a step, instead of a ratio."""
+    is_slow: bool = False
+    num_updates: int = 1
+    """Steps of the optimizer in a step of the loop: the first 20 steps of a training are 20 of these."""
+
+
+ROWS = {
+    "small-mlp": Row(12_000, max_more_us=150),
+    "manual": Row(12_000, max_more_us=150),
+    "dqn": Row(24_000, max_ratio=1.2),
+    "ppo": Row(80, max_ratio=1.2, num_updates=16),
+    "small-gpt": Row(4000, max_ratio=1.03),
+    "reinforce": Row(30, max_ratio=1.2, is_slow=True),
+    "ode": Row(40, max_ratio=1.2, is_slow=True),
+    "gpt": Row(100, max_ratio=1.03, is_slow=True),
+    "resnet": Row(60, max_ratio=1.03, is_slow=True),
+    "tiny": Row(1_000_000, max_more_us=150, is_slow=True),
+    "gpt2": Row(30, max_ratio=1.03, is_slow=True),
+}
+MAX_FIRST_SECONDS, MAX_FIRST_RATIO, MAX_STEP_0_SECONDS, MAX_MEMORY_RATIO = 3.0, 2.0, 5.0, 1.25
+SNAPSHOT_MB = 2048
+"""Passed as --snapshot-memory, since the default depends on the machine."""
+MEMORY = ("--snapshot-memory", f"{SNAPSHOT_MB}MB")
+MAX_FOLDER_BYTES = 50 * 2**20
+LOOPS = Path(__file__).parent / "loops.py"
+
+
+def run_process(row: str, folder: Path, *, num_steps: int, watched: bool, options: list[str]) -> dict[str, float]:
+    """Run one training in a process of its own and return what it took."""
+    marks_file, runs = folder / "marks.json", folder / "runs"
+    command = [sys.executable, *(["-m", "roundoff", "run", "--runs", str(runs), *MEMORY, *options] if watched else [])]
+    command += [str(LOOPS), row, str(num_steps), str(marks_file)]
+    with (folder / "output.txt").open("w+") as output:
+        process = subprocess.Popen(command, stdout=output, stderr=output, env={**os.environ, "OMP_NUM_THREADS": "1"})
+        _, status, usage = os.wait4(process.pid, 0)
+        output.seek(0)
+        text = output.read()
+    if status != 0:
+        raise SystemExit(f"{' '.join(command)} ended with status {status}: {text[-2000:]}")
+    marks = {int(step): seconds for step, seconds in json.loads(marks_file.read_text()).items()}
+    late = [step for step in sorted(marks) if step >= num_steps // 2]
+    num_first = min(-(-20 // ROWS[row].num_updates), num_steps)
+    slopes = [(marks[b] - marks[a]) / (b - a) for a, b in itertools.pairwise(late)]
+    got = {
+        "step_us": statistics.median(slopes) * 1e6,
+        "mean_step_us": (marks[late[-1]] - marks[late[0]]) / (late[-1] - late[0]) * 1e6,
+        "last_step_us": slopes[-1] * 1e6,
+        "step_0_s": marks[1] - marks[0],
+        "first_20_s": marks[num_first] - marks[0],
+        "total_s": usage.ru_utime + usage.ru_stime,
+        "peak_mb": usage.ru_maxrss / 1024,  # of the largest process: the training itself
+    }
+    marks_file.unlink()
+    if watched:
+        got["folder_mb"] = sum(file.stat().st_size for file in runs.rglob("*") if file.is_file()) / 2**20
+        said = re.search(r"watched [^\n]*", text)
+        print(f"    {said.group() if said else text[-500:]}", file=sys.stderr)
+        shutil.rmtree(runs)
+    return got
+
+
+def measure_row(row: str, *, rounds: int, num_steps: int, options: list[str]) -> dict[str, dict[str, float]]:
+    """Alternate bare and watched processes; medians over the rounds."""
+    found: dict[str, list[dict[str, float]]] = {"bare": [], "watched": []}
+    with tempfile.TemporaryDirectory() as folder:
+        for _ in range(rounds):
+            for kind, all_got in found.items():
+                got = run_process(row, Path(folder), num_steps=num_steps, watched=kind == "watched", options=options)
+                all_got.append(got)
+    return {kind: {key: statistics.median(got[key] for got in all_got) for key in all_got[0]}
+            for kind, all_got in found.items()}  # fmt: skip
+
+
+def judge_row(row: str, got: dict[str, dict[str, float]], *, snapshot_mb: float) -> tuple[str, list[str]]:
+    """Return a line about a row, and the limits that it misses."""
+    bare, watched, limits = got["bare"], got["watched"], ROWS[row]
+    ratio, more_us = watched["step_us"] / bare["step_us"], watched["step_us"] - bare["step_us"]
+    more_first = watched["first_20_s"] - bare["first_20_s"]
+    missed = []
+    if limits.max_ratio is not None and ratio > limits.max_ratio:
+        missed.append(f"step {ratio:.2f} x, must {limits.max_ratio} x")
+    if limits.max_more_us is not None and more_us > limits.max_more_us:
+        missed.append(f"step +{more_us:.0f} us, must +{limits.max_more_us:.0f} us")
+    if more_first > max(MAX_FIRST_SECONDS, (MAX_FIRST_RATIO - 1) * bare["first_20_s"]):
+        missed.append(f"first 20 steps +{more_first:.1f} s")
+    if watched["step_0_s"] - bare["step_0_s"] > MAX_STEP_0_SECONDS:
+        missed.append(f"step 0 {watched['step_0_s']:.1f} s, must {MAX_STEP_0_SECONDS} s")
+    if watched["peak_mb"] > MAX_MEMORY_RATIO * bare["peak_mb"] + snapshot_mb:
+        missed.append(f"memory {watched['peak_mb']:.0f} MB, must {MAX_MEMORY_RATIO} x + {snapshot_mb:.0f} MB")
+    if watched["folder_mb"] * 2**20 > MAX_FOLDER_BYTES:
+        missed.append(f"run folder {watched['folder_mb']:.0f} MB")
+    line = (
+        f"{row}: step {bare['step_us']:.0f} -> {watched['step_us']:.0f} us ({ratio:.3f} x, +{more_us:.0f} us; last "
+        f"{watched['last_step_us']:.0f}, mean {bare['mean_step_us']:.0f} -> {watched['mean_step_us']:.0f}); step 0 "
+        f"{bare['step_0_s']:.2f} -> {watched['step_0_s']:.2f} s; first 20 {bare['first_20_s']:.2f} -> "
+        f"{watched['first_20_s']:.2f} s; total {bare['total_s']:.1f} -> {watched['total_s']:.1f} s; peak "
+        f"{bare['peak_mb']:.0f} -> {watched['peak_mb']:.0f} MB; run folder {watched['folder_mb']:.1f} MB"
+    )
+    return line, missed
+
+
+def measure_rows(
+    rows: list[str], *, rounds: int, num_steps: int | None, options: list[str], seconds: float, as_json: bool
+) -> int:
+    """Measure and print some rows, until that has taken so long; return 1 if one misses a limit or was left out."""
+    results, any_missed, began = {}, False, time.perf_counter()
+    for row in rows:
+        if time.perf_counter() - began > seconds:
+            print(f"not measured, {seconds:.0f} s are over: {' '.join(rows[rows.index(row) :])}", file=sys.stderr)
+            any_missed = True
+            break
+        got = measure_row(row, rounds=rounds, num_steps=num_steps or ROWS[row].num_steps, options=options)
+        line, missed = judge_row(row, got, snapshot_mb=SNAPSHOT_MB)
+        results[row], any_missed = got, any_missed or bool(missed)
+        if not as_json:
+            print(line + "".join(f"\n  MISSED: {one}" for one in missed), flush=True)
+    if as_json:
+        print(json.dumps(results))
+    return int(any_missed)
 
 
 def cpu_seconds(step: Callable[[], float], num_steps: int) -> float:
@@ -129,11 +269,15 @@ def measure_msprobe(name: str) -> float:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("rows", nargs="*", choices=[*ROWS, []], metavar="ROW")
+    parser.add_argument("--option", action="append", default=[], help="passed on to `roundoff run`")
+    parser.add_argument("--in-process", action="store_true")
     parser.add_argument("--every-step", action="store_true")
     parser.add_argument("--peers", action="store_true")
-    parser.add_argument("--rounds", type=int, default=6)
-    parser.add_argument("--steps", type=int, default=20)
+    parser.add_argument("--rounds", type=int)
+    parser.add_argument("--steps", type=int)
+    parser.add_argument("--seconds", type=float, default=600.0, help="begin no further row after so long")
     parser.add_argument("--only")
     parser.add_argument("--msprobe-worker", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--json", action="store_true")
@@ -143,12 +287,26 @@ def main() -> int:
         PEERS["msprobe"] = msprobe_monitor
         print(measure_peer(options.only, "msprobe", num_steps=10))
         return 0
+    if not (options.in_process or options.every_step or options.peers):
+        rows = options.rows or [row for row, limits in ROWS.items() if not limits.is_slow]
+        return measure_rows(
+            rows,
+            rounds=options.rounds or 1,
+            num_steps=options.steps,
+            options=options.option,
+            seconds=options.seconds,
+            as_json=options.json,
+        )
     kind = "every step" if options.every_step else "budget"
     results, missed = {}, False
     with tempfile.TemporaryDirectory() as folder:
         for name in STEPS if options.only is None else [options.only]:
             got = measure(
-                name, every_step=options.every_step, rounds=options.rounds, num_steps=options.steps, folder=Path(folder)
+                name,
+                every_step=options.every_step,
+                rounds=options.rounds or 6,
+                num_steps=options.steps or 20,
+                folder=Path(folder),
             )
             missed |= got["ratio"] > MUST[kind][name]
             if not options.json:

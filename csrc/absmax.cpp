@@ -7,7 +7,7 @@ namespace roundoff {
 namespace ROUNDOFF_ISA {
 namespace {
 
-constexpr int64_t kRun = 1 << 14;  // a count of so many fits in 16 bits
+constexpr int64_t kRun = 1 << 14;  // a count up to this fits in 16 bits
 
 template <class Word>
 void absmax_of(const void* in_, int64_t n, Word infinity, void* largest, int64_t* num_nonfinite) {

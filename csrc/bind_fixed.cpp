@@ -1,4 +1,4 @@
-// Fixed point for Python: measure, write the scale in place, round; one call a tensor.
+// Fixed point for Python: measure, write the scale in place, round; one call per tensor.
 #include <nanobind/nanobind.h>
 
 #include <cmath>
@@ -15,11 +15,11 @@ namespace nb = nanobind;
 
 namespace roundoff {
 
-constexpr int64_t kLarge = 1 << 15;  // from so many elements on, other Python threads may run meanwhile
+constexpr int64_t kLarge = 1 << 15;  // from this many elements on, other Python threads may run meanwhile
 constexpr double kSmallestBound = double(1e-5f);
-constexpr int kMaxExponent = 127;  // the scale is kept in fp32
+constexpr int kMaxExponent = 127;  // the scale is stored in fp32
 
-// What was seen of the elements that share a scale.
+// Statistics of the elements that share a scale.
 struct Seen {
   double largest = 0, sum = 0, sum_squares = 0;
   int64_t size = 0, num_nonfinite = 0;
@@ -116,7 +116,7 @@ static void write_scales(const void* in, int64_t size, const Scaling& scaling, c
   }
 }
 
-// Asks for large pages under a large fresh result: touching 64 MB for the first time in small ones takes five times as
+// Requests large pages for a large new result: touching 64 MB for the first time in small ones takes five times as
 // long as rounding into it. From this size on malloc gives every block pages of its own.
 static void ask_for_large_pages(void* out, int64_t num_bytes) {
 #ifdef __linux__

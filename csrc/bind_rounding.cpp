@@ -1,4 +1,4 @@
-// Rounding and absmax for Python: addresses and plain numbers in, results written where the caller said.
+// Rounding and absmax for Python: addresses and plain numbers in, results written to addresses that the caller passes.
 #include <nanobind/nanobind.h>
 
 #include "rounding.h"
@@ -7,7 +7,7 @@ namespace nb = nanobind;
 
 namespace roundoff {
 
-constexpr int64_t kLarge = 1 << 15;  // from so many elements on, other Python threads may run meanwhile
+constexpr int64_t kLarge = 1 << 15;  // from this many elements on, other Python threads may run meanwhile
 
 template <class Work>
 static void run(int64_t size, Work work) {

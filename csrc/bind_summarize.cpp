@@ -25,7 +25,7 @@ uint64_t block_weight(uint64_t block) { return splitmix64(block + (3ull << 32)) 
 
 static int64_t read_sizes(nb::tuple from, int64_t* to) {
   const size_t n = nb::len(from);
-  for (size_t i = 0; i < n; ++i) to[i] = PyLong_AsLongLong(PyTuple_GET_ITEM(from.ptr(), i));
+  for (size_t i = 0; i < n; ++i) to[i] = PyLong_AsLongLong(PyTuple_GetItem(from.ptr(), i));
   return int64_t(n);
 }
 

@@ -1,5 +1,5 @@
-// What a crashing process does before it dies: it tells its parent and waits until that has taken the native stack.
-// Everything in the handler is safe in a signal handler: stores, kill, nanosleep, sigaction.
+// What a crashing process does before it dies: it notifies its parent and waits until that has read the native stack.
+// The handler uses only what is safe in a signal handler: stores, kill, nanosleep, sigaction.
 #include <nanobind/nanobind.h>
 
 #ifdef __unix__
@@ -48,7 +48,7 @@ static int32_t thread_id() {
 }
 
 static void on_crash(int number) {
-  // A forked process shares the page, but nobody waits for it. A second thread that crashes waits with the first.
+  // A forked process shares the page, but no parent waits for it. A second thread that crashes waits with the first.
   if (getpid() == owner && getppid() == parent) {
     if (!page->signal) {
       page->thread = thread_id();

@@ -1,4 +1,4 @@
-// The loop behind difference. Both tensors are walked in chunks that stay in the first cache, and added up in sixteen
+// The loop of difference. Both tensors are walked in chunks that stay in the L1 cache, and summed in sixteen
 // fixed lanes, so that every instruction set gets the same sums. A chunk that is not all finite is walked again.
 #include "difference.h"
 

@@ -1,4 +1,4 @@
-// One pass over two tensors of the same number of elements: how far they are apart.
+// One pass over two tensors with the same number of elements: how far apart they are.
 #pragma once
 
 #include <cstdint>
@@ -11,7 +11,7 @@ namespace roundoff {
 // Places in a row of results, shared with kernels/differences.py. Sums are over elements that are finite in both.
 enum DifferencePlace {
   LARGEST,            // magnitude of the largest difference
-  LARGEST_AT,         // where it stands first; -1 if nothing differs
+  LARGEST_AT,         // its first place; -1 if nothing differs
   SQUARE,             // sum of the squared differences
   SQUARE_OF_FIRST,    // sums of the squares of each
   SQUARE_OF_SECOND,
@@ -19,8 +19,8 @@ enum DifferencePlace {
   NUM_DIFFERENT,      // elements with another value
   NUM_BAD_IN_FIRST,   // elements that are not finite
   NUM_BAD_IN_SECOND,
-  NUM_UNLIKE,         // elements of which only one is finite, or that are NaN, +inf and -inf in another way
-  FIRST_UNLIKE,       // where the first of them stands; -1 if there is none
+  NUM_UNLIKE,         // elements that are finite in only one, or NaN, +inf or -inf in another way
+  FIRST_UNLIKE,       // the place of the first of them; -1 if there is none
   SAME_BITS,          // 1 if both have the same dtype and bits
   DIFFERENCE_WIDTH,
 };

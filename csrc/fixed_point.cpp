@@ -1,4 +1,4 @@
-// The loops that fixed point needs beside rounding: errors of candidate scales, and the bits of what saturates.
+// The loops that fixed point needs besides rounding: errors of candidate scales, and the bits of what saturates.
 #include "fixed_point.h"
 
 #include <cstring>
@@ -9,8 +9,8 @@ namespace {
 
 constexpr float kInfinity = __builtin_inff();
 constexpr float kMagic = 0x1p23f;  // adding it rounds to a whole number
-constexpr int64_t kLanes = 16;     // sums are kept in so many parts on every instruction set: the same result on all
-constexpr int64_t kRun = 4096;     // so many additions in fp32, then on in fp64
+constexpr int64_t kLanes = 16;     // sums have this many parts on every instruction set, for equal results
+constexpr int64_t kRun = 4096;     // this many additions in fp32, then in fp64
 
 inline float rounding_error(float x, float step, float lowest, float highest) {
   const float a = __builtin_fabsf(x);

@@ -1,4 +1,4 @@
-// Fixed point with a scale of its own: the scale follows the data, or stays, and the tensor is rounded to it.
+// Fixed point with a scale: the scale follows the data or stays, and the tensor is rounded to it.
 #pragma once
 
 #include "rounding.h"
@@ -13,7 +13,7 @@ struct Scaling {
   float* scales;  // element i takes scales[i / inner % num_scales]
   int64_t num_scales, inner;
   int num_bits;
-  bool nics;  // a code more above zero than two's complement has
+  bool nics;  // one more positive code than two's complement has
   Range range;
   bool float_scale;  // the range itself, not the power of two above it
   Follow follow;

@@ -1,4 +1,4 @@
-// Compresses and expands groups: a group's extremes are found, then its codes are made while it is in the first cache.
+// Compresses and expands groups: a group's extremes are found, then its codes are made while it is in the L1 cache.
 #include "group_codes.h"
 
 #include <type_traits>
@@ -32,7 +32,7 @@ ROUNDOFF_INLINE float bf16_above(float positive) {
   return bits_of<float>((bits_of<uint32_t>(positive) + 0xffffu) & 0xffff0000u);
 }
 
-// The low byte of every lane, where the bytes above it are 0. (Of a plain conversion compilers make one move a lane.)
+// The low byte of every lane, where the bytes above it are 0. (Compilers turn a plain conversion into one move per lane.)
 ROUNDOFF_INLINE U8Of32 bytes_of(U32 v) {
 #if defined(__AVX512F__)
   return (U8Of32)_mm512_cvtepi32_epi8((__m512i)v);

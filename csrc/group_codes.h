@@ -14,15 +14,15 @@ namespace roundoff {
 constexpr int64_t kLongestGroup = 1024;
 
 struct Groups {
-  int64_t size;     // how many values there are; the last group may be short, its codes are complete all the same
+  int64_t size;     // number of values; the last group may be short, but its codes are complete
   int64_t group;    // values in a group: a multiple of 64, at most kLongestGroup
   int bits;         // of a code: 2, 4 or 8
   uint16_t* heads;  // lowest, step; lowest, step; ...
   uint8_t* codes;   // byte j of a group holds, lowest bits first, the values j, j + m, j + 2m ..., m = group * bits / 8
 };
 
-// Rounds stochastically, by the numbers that `key` chooses. Returns how many groups were left without codes: because a
-// value is not finite, or the step would be.
+// Rounds stochastically, by the numbers that `key` chooses. Returns how many groups have no codes, because a
+// value or the step is not finite.
 ROUNDOFF_EACH_LEVEL(int64_t compress_groups(const void* in, Dtype dtype, uint64_t key, const Groups& groups))
 
 // Writes fp32 or bf16; groups without codes become NaN.

@@ -5,7 +5,7 @@ namespace roundoff {
 
 enum class Level { plain, v3, v4 };
 
-// The best level of this processor, or the one that ROUNDOFF_ISA (plain, v3, v4) asks for, if the processor has it.
+// The best level of this processor, or the one that ROUNDOFF_ISA (plain, v3, v4) requests, if the processor has it.
 Level level();
 
 }  // namespace roundoff

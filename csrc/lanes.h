@@ -57,7 +57,7 @@ ROUNDOFF_INLINE void store(T* to, Vector v) {
   std::memcpy(to, &v, sizeof v);
 }
 
-// Writes past the caches: a result larger than they are would only push other data out.
+// Writes past the caches: a result larger than they are would only evict other data.
 template <class T>
 ROUNDOFF_INLINE void store_streaming(T* to, U32 v) {
 #if defined(__AVX512F__)
@@ -123,7 +123,7 @@ ROUNDOFF_INLINE U64 exact_quotient(U64 v, double per_unit) {
   return (U64)((F64)v * per_unit + 0x1p52) & ((1ull << 52) - 1);
 }
 
-// A dtype with `Mantissa` bits, of which the exponent bias is `Bias`, zero-extended in `a` without its sign.
+// A dtype with `Mantissa` bits and the exponent bias `Bias`, zero-extended in `a` without its sign.
 template <int Mantissa, int Bias>
 ROUNDOFF_INLINE U64 widen_to_64(U64 a, double smallest) {
   constexpr int kShift = 52 - Mantissa;

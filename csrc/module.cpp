@@ -19,9 +19,9 @@ static Level detect() {
   const bool v4 = v3 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
                   __builtin_cpu_supports("avx512cd") && __builtin_cpu_supports("avx512dq") &&
                   __builtin_cpu_supports("avx512vl");
-  const char* asked = std::getenv("ROUNDOFF_ISA");
-  if (asked && !std::strcmp(asked, "plain")) return Level::plain;
-  if (asked && !std::strcmp(asked, "v3") && v3) return Level::v3;
+  const char* requested = std::getenv("ROUNDOFF_ISA");
+  if (requested && !std::strcmp(requested, "plain")) return Level::plain;
+  if (requested && !std::strcmp(requested, "v3") && v3) return Level::v3;
   return v4 ? Level::v4 : v3 ? Level::v3 : Level::plain;
 #else
   return Level::plain;

@@ -1,6 +1,6 @@
 // The sketch of a tensor, taken chunk by chunk.
 //
-// An element stands at (outer o, channel c, inner l). It goes, with a sign of its own, into bucket (c + o + l) mod 8, and
+// An element has the place (outer o, channel c, inner l). It is added, with its own sign, to bucket (c + o + l) mod 8, and
 // with weight c + 1 into the bucket's twin. If two tensors differ in one channel only, the quotient of the differences of
 // twin and bucket is that channel's number plus one. Where a channel has few elements together (inner < 64: small
 // pictures, convolution weights), all of (c, l) are one row of places, otherwise l is.
@@ -35,10 +35,10 @@ class Signs {
     for (int i = 0; i < num_words; ++i) words_[i] = splitmix64(first + uint64_t(i));
   }
 
-  // Those of the eight places from `from_start` after the first on; it stands at a multiple of eight.
+  // The signs of the eight places from `from_start` after the first one, which is at a multiple of eight.
   uint8_t eight(int from_start) const { return bytes()[((place_ & 63) + from_start) >> 3]; }
 
-  // Those of each eight in turn, where the first place is a multiple of 64.
+  // The signs of each eight in turn, where the first place is a multiple of 64.
   const uint8_t* bytes() const { return reinterpret_cast<const uint8_t*>(words_); }
 
   double one(int from_start) const {

@@ -36,7 +36,7 @@ struct Quick {
   uint32_t shift, low, normal, largest, over_plus, over_minus, over_infinity, zero_sign;
   float magic, per_smallest, smallest;
 
-  // Whether this grid can be had here.
+  // Whether this way supports the grid.
   static bool takes(const Grid& grid) {
     const int last = grid.min_exponent - grid.mantissa_bits;
     if (grid.mantissa_bits < 1 || grid.mantissa_bits > 22) return false;
@@ -111,7 +111,7 @@ struct Quick {
   }
 };
 
-// Fp64 patterns, any format, any rounding, in integers alone.
+// Fp64 patterns, any format, any rounding, in integers only.
 template <Rounding kRounding>
 struct Exact {
   uint64_t shift, normal, smallest, largest, over_plus, over_minus, over_infinity, zero_sign;

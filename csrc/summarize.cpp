@@ -1,4 +1,4 @@
-// The loops behind summarize, written once with vectors of 64 bytes (wide.h) and compiled for each instruction set.
+// The loops of summarize, written once with vectors of 64 bytes (wide.h) and compiled for each instruction set.
 //
 // A tensor is walked in its logical order in chunks of 1024 elements that stay in the first cache: each chunk is hashed,
 // its numbers are added up in eight or sixteen fixed lanes, and its sketch is taken. Lanes are the same on every
@@ -17,7 +17,7 @@ ROUNDOFF_WIDE d8 absolute(d8 x) { return bits_as<d8>(bits_as<u8>(x) & all<u8>(0x
 
 // ---- hash -----------------------------------------------------------------------------------------------------------
 
-// Weighted sum of at most 1024 words; words that are not there count as 0.
+// Weighted sum of at most 1024 words; missing words count as 0.
 uint64_t hash_block(const char* words, int num_words) {
   const Tables& t = tables();
   u8 even = {}, odd = {};
@@ -70,7 +70,7 @@ inline typename Bits<T>::word magnitude_bits(T x) {
   return bits & Bits<T>::magnitude;
 }
 
-// What a loop over values may do besides adding them up: nothing, or a part of the sketch.
+// What a loop over values does besides summing them: nothing, or a part of the sketch.
 struct Nothing {
   void add(d8, int) {}
 };
@@ -150,7 +150,7 @@ void add_one(T x, int at, typename Bits<T>::word smallest_normal, Numbers& into)
   add_to_lane(into.sum_squares, at, v * v);
 }
 
-// Adds one chunk. Returns where its finite values stand: `x` itself, or `spare` with 0 in place of NaN and infinity.
+// Adds one chunk. Returns the address of its finite values: `x` itself, or `spare` with 0 instead of NaN and infinity.
 template <class T>
 const T* add_chunk(const T* x, int n, typename Bits<T>::word smallest_normal, T* spare, Numbers& into) {
   using B = Bits<T>;
@@ -206,8 +206,8 @@ struct Summary {
     if (histogram) count_exponents(finite, n, histogram);
   }
 
-  // Adds a whole chunk that lies within one channel, numbers and sketch at once; false if it cannot be done so, or is
-  // not all finite.
+  // Adds a whole chunk that is within one channel, numbers and sketch at once; false if that is impossible, or if not
+  // all values are finite.
   bool add_stretch(const T* x, int64_t start) {
     if (shape.inner % kChunk) return false;
     const int64_t stretch = start / shape.inner, o = stretch / shape.channels, c = stretch % shape.channels;

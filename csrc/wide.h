@@ -1,9 +1,11 @@
-// Vectors of 64 bytes with the same lanes everywhere: one register where the processor has such, halves of halves
-// elsewhere. (GCC computes its own vectors one element at a time where they are wider than a register.)
+// Vectors of 64 bytes with the same lanes everywhere: one register if the processor has such, otherwise halves of
+// halves. (GCC computes its own vectors one element at a time where they are wider than a register.)
 #pragma once
 
 #include <cstdint>
 #include <cstring>
+#include <type_traits>
+#include <utility>
 #if defined(__x86_64__)
 #include <immintrin.h>  // intrinsics are always inlined: none is emitted for a wider instruction set
 #endif
@@ -67,7 +69,9 @@ struct Make {
   }
   template <class S>
   static ROUNDOFF_WIDE V of(S value) {
-    return V{} + value;
+    // Clang adds no number of another type, not even of the same width: a literal may be unsigned long long.
+    using Lane = std::remove_reference_t<decltype(std::declval<V&>()[0])>;
+    return V{} + static_cast<Lane>(value);
   }
 };
 template <class V>
@@ -113,7 +117,7 @@ ROUNDOFF_WIDE Pair<V> smaller(Pair<V> a, Pair<V> b) { return {smaller(a.low, b.l
 template <class V>
 ROUNDOFF_WIDE Pair<V> larger(Pair<V> a, Pair<V> b) { return {larger(a.low, b.low), larger(a.high, b.high)}; }
 
-// All bits of a lane where it is so, none where not.
+// All bits of a lane where the comparison is true, none elsewhere.
 template <class V>
 ROUNDOFF_WIDE V where_equal(V a, V b) { return (V)(a == b); }
 template <class V>
@@ -147,7 +151,7 @@ ROUNDOFF_WIDE void add_to_lane(d8& x, int i, double value) {
   std::memcpy(at, &sum, sizeof sum);
 }
 
-// ---- what each instruction set has its own way for ------------------------------------------------------------------
+// ---- what each instruction set does in its own way ------------------------------------------------------------------
 
 ROUNDOFF_WIDE d8 load_wide(const double* from) { return load<d8>(from); }
 

@@ -20,7 +20,7 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 from roundoff.diagnose import diagnose_run
-from roundoff.diagnose.run_view import view_run
+from roundoff.diagnose.diagnosis import view_run
 from roundoff.report.run_page.document import run_page
 from roundoff.runs import Run
 from roundoff.serve.app import App

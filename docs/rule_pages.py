@@ -9,8 +9,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from roundoff.diagnose.against import AGAINST_CODES
+from roundoff.diagnose.diagnosis import FAMILIES, RULES, causes_by_code, codes_of, discover_rules
 from roundoff.diagnose.rule import Code, Rule
-from roundoff.diagnose.rules import FAMILIES, RULES, causes_by_code, codes_of, discover_rules
 
 FAULTS = Path(__file__).parents[1] / "tests" / "faults"
 QUESTION = re.compile(r"<!-- rules of question (\d+) -->")

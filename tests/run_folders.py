@@ -1,6 +1,6 @@
 """Run folders written without a training, for tests of what reads them.
 
-`write_run(folder, losses(2.0, 1.5), Call(step=0, call="step"), {"probe": "overfit", "step": 3, "losses": [1.0]})` takes
+`write_run(folder, losses(2.0, 1.5), Call(step=0, call="step"), OverfitProbe(step=3, losses=(1.0,)))` takes
 records in any order, by themselves or in lists, and puts each where its type belongs.
 """
 
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 
@@ -23,6 +23,7 @@ from roundoff.runs import (
     ModuleFacts,
     ParameterColumns,
     ParameterFacts,
+    Probe,
     Run,
     RunInfo,
     RunWriter,
@@ -33,15 +34,15 @@ from roundoff.runs import (
 
 MODEL = ModuleFacts(site="<model>", kind="Sequential", training=True)
 
-_OF_A_MODEL = (BatchFacts, Call, Mapping, ModuleFacts, ParameterFacts)
+_OF_A_MODEL = (BatchFacts, Call, ModuleFacts, ParameterFacts, *get_args(Probe))
 
 
 def write_run(folder: Path, *contents: Any, rank: int = 0, **info: Any) -> Run:
     """Write what one rank leaves and return the run; `info` are fields of run.json.
 
-    Contents are records (`Metrics`, `Call`, `BatchFacts`, `Structure`, ...), columns of tables, probes as dicts, and
-    lists of all these. A run with a loop or batches in it has a structure too: without one among the contents, it is a
-    model with the `ModuleFacts` and `ParameterFacts` that are given.
+    Contents are records (`Metrics`, `Call`, `BatchFacts`, `Structure`, ...), columns of tables, and lists of all
+    these. A run with a loop or batches in it has a structure too: without one among the contents, it is a model with
+    the `ModuleFacts` and `ParameterFacts` that are given.
     """
     everything = list(_flatten(contents))
     modules = [content for content in everything if isinstance(content, ModuleFacts)]
@@ -57,8 +58,6 @@ def write_run(folder: Path, *contents: Any, rank: int = 0, **info: Any) -> Run:
                     writer.write_parameters(content)
                 case HashColumns():
                     writer.write_hashes(content)
-                case Mapping():
-                    writer.write_probe(content)
                 case ModuleFacts() | ParameterFacts():
                     pass
                 case _:

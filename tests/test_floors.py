@@ -14,7 +14,7 @@ import pytest
 PACKAGE = Path(__file__).parents[1] / "src" / "roundoff"
 
 FLOORS = [
-    {"kernels", "errors", "lazy_names", "words", "progress"},
+    {"kernels", "errors", "files", "lazy_names", "words", "progress", "tensor_header", "torch_private"},
     {"formats", "runs", "checkpoints"},
     {"precision", "record"},
     {"compare", "sensitivity", "switches"},
@@ -58,7 +58,7 @@ def trespasses(source: str, *, room: str, package: str) -> list[str]:
             found.append(f"{room} imports roundoff itself, whose public names lead to every floor")
             continue
         other = rest[0]
-        if other in (room, "errors"):  # every room may raise
+        if other in (room, "errors", "lazy_names"):  # every room may raise, and load its names on first use
             continue
         if other not in FLOOR_OF:
             found.append(f"{room} imports {name}, which is not a room")
@@ -85,7 +85,7 @@ def test_every_room_has_a_floor():
     [
         ("runs", "from roundoff.record import recording"),
         ("runs", "import roundoff.formats"),
-        ("runs", "def late():\n    from roundoff.diagnose.rules import RULES"),
+        ("runs", "def late():\n    from roundoff.diagnose.diagnosis import RULES"),
         ("runs", "if TYPE_CHECKING:\n    from roundoff import record"),
         ("runs", "from ..record import steps"),
         ("runs", "importlib.import_module('roundoff.cli')"),

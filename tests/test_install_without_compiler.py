@@ -12,8 +12,9 @@ from pathlib import Path
 
 import pytest
 
+from tests.building import build_wheel, checked
+
 ROOT = Path(__file__).parents[1]
-INGREDIENTS = ["pyproject.toml", "CMakeLists.txt", "README.md", "LICENSE", "NOTICE", "src", "csrc"]
 
 pytestmark = pytest.mark.slow
 
@@ -56,22 +57,6 @@ def without_compiler(folder: Path) -> dict[str, str]:
     return {**kept, "PATH": str(tools), "CC": "/no/such/compiler", "CXX": "/no/such/compiler"}
 
 
-def build_wheel(folder: Path, environment: dict[str, str]) -> Path:
-    """Build a copy of the project, with the tools of this environment: nothing is downloaded."""
-    copy = folder / "copy"
-    copy.mkdir()
-    for name in INGREDIENTS:
-        source = ROOT / name
-        if source.is_dir():
-            shutil.copytree(source, copy / name, ignore=shutil.ignore_patterns("__pycache__", "*.so"))
-        else:
-            shutil.copy(source, copy / name)
-    options = ["--quiet", "--no-index", "--no-deps", "--no-build-isolation", "--wheel-dir", str(folder)]
-    checked([sys.executable, "-m", "pip", "wheel", *options, str(copy)], environment)
-    (wheel,) = folder.glob("roundoff-*.whl")
-    return wheel
-
-
 def borrow_packages(python: Path) -> None:
     """Let the fresh environment see this one's packages, after its own; this one's roundoff stays unseen."""
     query = "import sysconfig; print(sysconfig.get_path('purelib'))"
@@ -79,15 +64,11 @@ def borrow_packages(python: Path) -> None:
     Path(site, "borrowed.pth").write_text(sysconfig.get_path("purelib"))
 
 
-def checked(command: list[str], environment: dict[str, str]) -> None:
-    answer = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=600)
-    assert answer.returncode == 0, answer.stdout + answer.stderr
-
-
 def test_the_wheel_holds_everything_but_the_compiled_kernels(installed: Installed):
     names = zipfile.ZipFile(installed.wheel).namelist()
     assert [name for name in names if name.endswith(".so")] == []
     assert {"roundoff/__init__.py", "roundoff/py.typed", "roundoff/train/digits.npz"} <= set(names)
+    assert {"roundoff/docs/index.md", "roundoff/docs/watch.md"} <= set(names)
     assert {"roundoff/report/assets/page.css", "roundoff/report/assets/page.js"} <= set(names)
     assert [name for name in names if name.endswith("licenses/NOTICE")] != []
 

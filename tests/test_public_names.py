@@ -28,7 +28,7 @@ PUBLIC_NAMES = [
     "save_tensor",
     "smallest_bad",
     "smallest_wide",
-    "switched",
+    "switching",
     "watching",
 ]
 

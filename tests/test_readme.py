@@ -14,6 +14,7 @@ PAGES = [
     "README.md",
     "CONTRIBUTING.md",
     "docs/index.md",
+    "docs/install.md",
     "docs/api.md",
     "docs/comparing-runs.md",
     "docs/report.md",

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from roundoff.record import recording as recording
     from roundoff.runs import Run as Run
     from roundoff.sensitivity.measuring import measuring_sensitivity as measuring_sensitivity
-    from roundoff.switches import switched as switched
+    from roundoff.switches import switching as switching
     from roundoff.watch.watching import watching as watching
 
     __version__: str
@@ -36,27 +36,11 @@ _HOMES = {
     "save_tensor": "roundoff.compare.tensors.save_tensor",
     "smallest_bad": "roundoff.experiments.bisect.smallest",
     "smallest_wide": "roundoff.experiments.bisect.smallest",
-    "switched": "roundoff.switches",
+    "switching": "roundoff.switches",
     "watching": "roundoff.watch.watching",
 }
 
-__all__ = [
-    "Recipe",
-    "RoundoffError",
-    "Run",
-    "__version__",
-    "apply_recipe",
-    "compare_models",
-    "format_named",
-    "measuring_sensitivity",
-    "recording",
-    "round_to",
-    "save_tensor",
-    "smallest_bad",
-    "smallest_wide",
-    "switched",
-    "watching",
-]
+__all__ = sorted([*_HOMES, "__version__"])
 
 
 def __getattr__(name: str) -> Any:
@@ -74,4 +58,4 @@ def __getattr__(name: str) -> Any:
 
 def __dir__() -> list[str]:
     """List the public names, imported or not."""
-    return sorted(__all__)
+    return __all__

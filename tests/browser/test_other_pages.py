@@ -9,7 +9,7 @@ from playwright.sync_api import expect
 from roundoff.compare.runs.run_comparison import compare_runs
 from roundoff.diagnose.against import findings_against
 from roundoff.report.comparisons.compared_runs import ComparedRuns
-from roundoff.report.html_table import Cell, Column
+from roundoff.report.parts import Cell, TableColumn
 from roundoff.report.sweep_page import SweepPage, SweepPageRow, sweep_page
 from tests.browser.conftest import OpenTab
 from tests.report.sample_runs import record_run
@@ -38,7 +38,7 @@ def test_the_page_of_a_sweep_opens_and_its_table_filters(tmp_path: Path, open_ta
         title="A sweep",
         description="",
         summary="3 rows.",
-        columns=[Column(name="recipe")],
+        columns=[TableColumn(name="recipe")],
         rows=rows,
         common={},
         defaults={},

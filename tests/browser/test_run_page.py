@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
 from playwright.sync_api import Page, expect
 
-from roundoff.diagnose.run_view import view_run
+from roundoff.diagnose.diagnosis import view_run
 from roundoff.report.run_page.document import run_page
 from roundoff.runs import Run
 from tests.browser.conftest import OpenTab, Tab
@@ -72,6 +73,14 @@ def test_every_chart_is_drawn_when_one_comes_to_it(tab: Tab) -> None:
     for chart in ("[data-chart=loss]", "[data-chart=rate]", "#step-chart", "#step-flow"):
         tab.drawn(chart)
     assert tab.page.locator("[data-chart]:not(.js-plotly-plot)").count() == 0
+
+
+def test_no_chart_offers_to_send_its_data_away(tab: Tab) -> None:
+    tab.drawn("[data-chart=loss]")
+    buttons = tab.page.locator(".modebar-btn")
+    titles = [buttons.nth(number).get_attribute("data-title") or "" for number in range(buttons.count())]
+    assert "Download plot as a PNG" in " ".join(titles)
+    assert not [title for title in titles if re.search("cloud|studio|upload|share|edit", title, re.IGNORECASE)]
 
 
 def test_the_origin_is_marked_in_the_charts_and_in_the_table(tab: Tab) -> None:
@@ -220,7 +229,7 @@ def test_a_name_that_climbs_out_of_its_folder_stays_text(tmp_path: Path, open_ta
 
 def test_a_run_with_nothing_recorded_has_a_page(tmp_path: Path, open_tab: OpenTab) -> None:
     page = open_tab(write_page(write_metrics_run(tmp_path / "run", [])), dark=True).page
-    expect(page.locator("#verdict")).to_contain_text("Nothing found.")
+    expect(page.locator("#verdict")).to_contain_text("Nothing was watched: no training step was seen")
     expect(page.locator("#steps")).to_contain_text("No step was recorded")
 
 

@@ -11,7 +11,7 @@ from playwright.sync_api import Page, expect
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from roundoff.diagnose.run_view import view_run
+from roundoff.diagnose.diagnosis import view_run
 from roundoff.report.run_page.document import run_page
 from roundoff.runs import Run
 from roundoff.watch.watching import watching
@@ -129,7 +129,7 @@ def test_ranks_are_a_matrix_with_hostile_names_as_text(tmp_path: Path, open_tab:
         odd=lambda kind, step, rank: kind == "clipped" and rank == 2 and step >= 3,
     )
     page = open_tab(write_page(run)).page
-    expect(page.locator("#ranks .told .odd")).to_have_text(
+    expect(page.locator("#ranks .agreement .odd")).to_have_text(
         f"Rank 2 differs from ranks 0, 1, 3 from step 3 on; 1 of 2 tensors differ: {HOSTILE}."
     )
     assert page.locator("#ranks img, #ranks script").count() == 0

@@ -78,7 +78,7 @@ def names(page: Page) -> list[str]:
 
 
 def inside(page: Page) -> FrameLocator:
-    return page.frame_locator("#frames iframe:not(.behind)")
+    return page.frame_locator("#frames iframe:not(.below)")
 
 
 def test_the_list_shows_every_run_with_its_state_loss_and_verdict(open_page: OpenPage) -> None:
@@ -213,10 +213,10 @@ def test_the_list_follows_runs_that_go_on_begin_and_vanish(
         expect(page.get_by_label("pick going-on")).to_be_focused()
         write_metrics_run(tmp_path / "runs" / "new", [1.0])
         expect(page.locator("tr[data-run=new] .state")).to_have_text("finished")
-        told = (tmp_path / "runs" / "new" / "run.json").read_text()
+        content = (tmp_path / "runs" / "new" / "run.json").read_text()
         (tmp_path / "runs" / "new" / "run.json").write_text("{")
         expect(page.locator("tr[data-run=new]")).to_contain_text("is not JSON")
-        (tmp_path / "runs" / "new" / "run.json").write_text(told)
+        (tmp_path / "runs" / "new" / "run.json").write_text(content)
         expect(page.locator("tr[data-run=new] .state")).to_have_text("finished")
         expect(page.get_by_label("pick new")).to_be_enabled()
         page.locator("#search").fill("going")

@@ -100,7 +100,7 @@ def targets(samples: dict[str, Path], only: str) -> list[tuple[Path, Path]]:
 
 
 def fuzz(*, num_cases: int, seed: int, only: str = "", show: bool = False) -> collections.Counter[str]:
-    """Run so many cases and count how they ended; an `AssertionError` names the case that was slow or grew."""
+    """Run this many cases and count how they ended; an `AssertionError` names the case that was slow or grew."""
     counts: collections.Counter[str] = collections.Counter()
     with tempfile.TemporaryDirectory(dir="/dev/shm" if Path("/dev/shm").is_dir() else None) as folder:
         listed = targets(write_samples(Path(folder)), only)

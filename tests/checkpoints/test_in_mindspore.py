@@ -12,13 +12,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-import roundoff.checkpoints.write.file_writers as writing_mindspore
-from roundoff.checkpoints.checkpoint import Entry, Role, StoredTensor
+import roundoff.checkpoints.write.checkpoint_writer as writing_mindspore
+from roundoff.checkpoints.lazy_tensor import StoredTensor
 from roundoff.checkpoints.read.dispatch import read_checkpoint
 from roundoff.checkpoints.write.checkpoint_writer import write_checkpoint
 from roundoff.checkpoints.write.conversion import plan_conversion
+from tests.checkpoints.ported_net import PortedNet
 
 PYTHON = os.environ.get("ROUNDOFF_MINDSPORE_PYTHON")
 PORTED = Path(__file__).parent / "samples" / "ported"
@@ -26,18 +27,7 @@ PORTED = Path(__file__).parent / "samples" / "ported"
 pytestmark = pytest.mark.skipif(PYTHON is None, reason="MindSpore has an environment of its own: make test-mindspore")
 
 
-class Net(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.conv1 = nn.Conv2d(3, 4, 3)
-        self.bn1 = nn.BatchNorm2d(4)
-        self.conv2 = nn.Conv2d(4, 4, 3)
-        self.bn2 = nn.BatchNorm2d(4)
-        self.embed = nn.Embedding(7, 8)
-        self.norm = nn.LayerNorm(8)
-        self.fc1 = nn.Linear(8, 8)
-        self.fc2 = nn.Linear(8, 5)
-
+class Net(PortedNet):
     def forward(self, pictures: Tensor, words: Tensor) -> tuple[Tensor, Tensor]:
         seen = self.bn2(self.conv2(self.bn1(self.conv1(pictures))))
         return seen, self.fc2(self.fc1(self.norm(self.embed(words))))
@@ -112,10 +102,7 @@ def test_puts_slices_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(writing_mindspore, "SLICE_BYTES", 1000)
     values = {"w": torch.randn(50, 30), "n": torch.randn(30).bfloat16(), "s": torch.tensor(2.5), "i": torch.arange(3)}
     tensors = [
-        StoredTensor(
-            entry=Entry(name=n, shape=tuple(v.shape), dtype=str(v.dtype).removeprefix("torch."), role=Role.PARAMETER),
-            read=lambda v=v: v,
-        )
+        StoredTensor(name=n, shape=tuple(v.shape), dtype=str(v.dtype).removeprefix("torch."), read=lambda v=v: v)
         for n, v in values.items()
     ]
     write_checkpoint(tmp_path / "a.ckpt", tensors, target="mindspore")

@@ -150,7 +150,7 @@ def test_what_cannot_be_is_one_clear_error(arguments: tuple[str, ...], what: str
         (("touch", "ran"), "--sites is needed to bisect `touch ran`."),
     ],
 )
-def test_wrong_input_is_told_before_anything_is_run(arguments: tuple[str, ...], what: str):
+def test_wrong_input_is_an_error_before_anything_is_run(arguments: tuple[str, ...], what: str):
     result = invoke(*arguments)
     assert result.exit_code == 2
     assert what in result.stderr
@@ -158,7 +158,7 @@ def test_wrong_input_is_told_before_anything_is_run(arguments: tuple[str, ...], 
     assert not Path("ran").exists()
 
 
-def test_a_site_that_does_not_exist_is_told_after_one_step():
+def test_a_site_that_does_not_exist_is_an_error_after_one_step():
     Path("long.py").write_text(PLANTED.read_text() + "\n    open('whole', 'w').close()\n")
     result = invoke("--sites", "nosuch", "long.py", "4", "8", jobs=1)
     assert "--sites nosuch matches no site." in result.stderr

@@ -46,6 +46,17 @@ def test_the_first_sentence_names_the_op_and_its_line(folder: Path):
     assert compare(folder, "ref", "eps", "--exit-zero").exit_code == 0
 
 
+def test_what_an_op_inherited_is_not_claimed_where_its_inputs_were_not_recorded(tmp_path: Path):
+    for name, variant in {"ref": Variant(), "eps": Variant(norm_eps=1e-3)}.items():
+        train = transformer_training(variant)
+        with recording(to=tmp_path / name, steps=range(1)):
+            train()
+    text = compare(tmp_path, "ref", "eps").output
+    assert text.startswith("blocks.1.ln1 / aten.native_layer_norm#0 is the first result that differs by more than its")
+    assert "its inputs were not recorded, so it may have inherited that" in text.replace("\n ", "")
+    assert "everything before it agrees" not in text
+
+
 def test_json_csv_table_and_page_tell_the_same(folder: Path):
     result = compare(folder, "ref", "eps", "--json", "--csv", "rows.csv", "--html", "page.html")
     told = json.loads(result.output)
@@ -111,7 +122,7 @@ def test_an_option_that_has_no_effect_on_two_steps_is_refused(folder: Path, opti
     [
         (("ref", "nowhere"), "There is no 'nowhere'."),
         (("ref@0", "eps"), "A step and a run cannot be compared."),
-        (("ref@0", "ref@9"), "tells nothing of step 9"),
+        (("ref@0", "ref@9"), "contains nothing about step 9"),
         (("ref", "eps", "--step", "9"), "Step 9 cannot be compared."),
         (("ref", "eps", "--map", "nowhere.txt"), "The map 'nowhere.txt' cannot be read."),
         (("ref", "eps", "--csv", "no/such/folder.csv"), "'no/such/folder.csv' cannot be written."),

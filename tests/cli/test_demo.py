@@ -16,9 +16,8 @@ import pytest
 from click.testing import CliRunner
 
 from roundoff.cli import command_line
-from roundoff.cli import demo_player as demo_process
-from roundoff.cli.demo import DemoResult, DemoTraining, demo_result_text
-from roundoff.cli.demo_player import STORY, Chapter, DemoPlayer, command_of
+from roundoff.cli import demo as demo_process
+from roundoff.cli.demo import STORY, Chapter, DemoPlayer, DemoResult, DemoTraining, demo_result_text
 from roundoff.errors import DemoError
 from roundoff.runs import Finding, Severity
 
@@ -89,7 +88,7 @@ def test_an_interrupt_is_quiet_and_leaves_no_process_behind(tmp_path: Path) -> N
         _, told = process.communicate(timeout=60)
         limit.cancel()
     assert process.returncode == 130
-    assert told == "interrupted; what there is so far is in here\n"
+    assert told == "interrupted; the files so far are in here\n"
     assert (tmp_path / "here" / "digits.py").is_file()
     deadline = time.monotonic() + 10
     while _processes_in(tmp_path / "here") and time.monotonic() < deadline:
@@ -187,4 +186,4 @@ def test_what_was_written_is_named_in_lines_that_fit(
 def test_the_page_about_it_lists_its_commands() -> None:
     page = (Path(__file__).parents[2] / "docs" / "demo.md").read_text(encoding="utf-8")
     listed = [line.split("|")[2].strip().strip("`") for line in page.splitlines() if line.startswith("| ")][1:]
-    assert listed == [command_of(chapter) for chapter in STORY]
+    assert listed == [chapter.command for chapter in STORY]

@@ -28,8 +28,8 @@ def test_totals_come_first_and_then_a_line_for_each_tensor():
     result = invoke(SAMPLES / "ms_opt.ckpt")
     assert result.exit_code == 0
     assert result.output.split("\n", 1)[1] == (
-        "  parameter  9 tensors  2,708 elements  10.6 KB\n"
-        "  optimizer  9 tensors  2,708 elements  10.6 KB\n"
+        "  parameter  9 tensors  2,708 elements  10.8 kB\n"
+        "  optimizer  9 tensors  2,708 elements  10.8 kB\n"
         "  other      3 tensors      3 elements     12 B\n"
         "\n"
         "name                 kind       dtype    shape    elements\n"

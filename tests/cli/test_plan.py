@@ -40,7 +40,7 @@ def refused(*words: str) -> str:
         (("true",), "`true` cannot be measured"),
     ],
 )
-def test_what_cannot_be_is_told(
+def test_invalid_options_are_errors(
     words: tuple[str, ...], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)

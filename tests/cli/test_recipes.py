@@ -20,7 +20,7 @@ def test_lists_every_recipe_with_when_to_use_it():
     lines = result.output.splitlines()
     assert [line.split()[0] for line in lines[:-2]] == [recipe.name for recipe in known_recipes()]
     assert lines[0] == "fp32             plain fp32, also called O0: the reference to compare with"
-    assert lines[-1] == "All settings of one: roundoff recipes show O2. What they mean: docs/recipes.md"
+    assert lines[-1] == "All settings of one: roundoff recipes show O2. What they mean: roundoff docs recipes"
 
 
 def test_fits_a_hundred_columns():

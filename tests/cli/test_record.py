@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import re
@@ -130,6 +131,16 @@ def test_runs_of_one_script_are_numbered():
     assert sorted(path.name for path in Path("runs").iterdir()) == ["train-1", "train-2"]
 
 
+@pytest.mark.parametrize("level", ["summary", "tensors"])
+def test_a_script_can_make_a_folder_of_the_same_name_itself(level: str):
+    Path("own.py").write_text('import os\nos.mkdir("runs")\nopen("runs/log", "w").close()\n' + TRAIN)
+    result = record("--level", level, "own.py")
+    assert result.exit_code == 0, result.stderr
+    assert sorted(os.listdir("runs")) == ["log", "own-1"]
+    assert Run.open("runs/own-1").steps == [0, 1]
+    assert not [name for name in os.listdir() if name.startswith(".roundoff")]
+
+
 def test_a_module_is_recorded_under_its_own_name():
     Path("project").mkdir()
     Path("project/__init__.py").write_text("")
@@ -213,9 +224,10 @@ def test_a_name_that_is_taken_is_refused():
 # -- nothing is recorded in silence ------------------------------------------------------------------------------------
 
 
-def test_steps_that_were_never_reached_are_said_and_end_with_2():
+def test_steps_that_were_never_reached_are_said_and_fail_if_strict():
+    assert record("--strict", "--name", "strict", "--steps", "7-9", "train.py").exit_code == 2
     result = record("--steps", "7-9", "train.py")
-    assert result.exit_code == 2
+    assert result.exit_code == 0
     assert timeless(result.stderr) == (
         "roundoff: steps from 7 on were never reached: the loop took 3 steps.\n"
         "recorded 0 steps, 0 events in 0.0 s to runs/train-1\n"
@@ -230,9 +242,10 @@ def test_some_steps_that_were_not_reached_are_said_but_end_with_0():
     )
 
 
-def test_a_filter_that_matched_nothing_is_said_and_ends_with_2():
+def test_a_filter_that_matched_nothing_is_said_and_fails_if_strict():
+    assert record("--strict", "--name", "strict", "--sites", "blocks.*", "train.py").exit_code == 2
     result = record("--sites", "blocks.*", "train.py")
-    assert result.exit_code == 2
+    assert result.exit_code == 0
     assert timeless(result.stderr) == (
         "roundoff: the site pattern 'blocks.*' matched nothing; there were 0, 1, 2, <loop>, <model>.\n"
         "recorded 2 steps, 0 events in 0.0 s to runs/train-1\n"
@@ -240,16 +253,17 @@ def test_a_filter_that_matched_nothing_is_said_and_ends_with_2():
 
 
 @pytest.mark.parametrize("text", ["", "import torch\n", "import torch\ntorch.ones(3) * 2\n"])
-def test_a_script_that_trains_nothing_is_said_and_ends_with_2(text):
+def test_a_script_that_trains_nothing_is_said_and_fails_if_strict(text):
     Path("idle.py").write_text(text)
+    assert record("--strict", "idle.py").exit_code == 2
     result = record("idle.py")
-    assert result.exit_code == 2
+    assert result.exit_code == 0
     assert "roundoff: no training step was seen" in result.stderr
 
 
 def test_the_help_of_a_script_is_no_training():
     result = record("train.py", "--help")
-    assert result.exit_code == 2
+    assert result.exit_code == 0
     assert result.stdout == plain("train.py", "--help").stdout
     assert "roundoff: no training step was seen, so nothing was recorded.\n" in result.stderr
 
@@ -263,7 +277,7 @@ def test_an_exception_is_printed_as_python_prints_it_and_ends_with_1():
     assert result.exit_code == 1
     assert timeless(result.stderr).splitlines()[:-2] == [
         "Traceback (most recent call last):",
-        f'  File "{"train.py"}", line 20, in <module>',
+        f'  File "{Path.cwd()}/train.py", line 20, in <module>',
         "    raise ValueError('a bad batch')",
         "ValueError: a bad batch",
     ]
@@ -281,10 +295,10 @@ def test_the_exit_code_of_the_script_is_ours(code, status):
 
 def test_the_recording_failing_does_not_fail_the_script():
     Path("train.py").write_text(TRAIN.replace("    print", "    import shutil; shutil.rmtree('runs', True)\n    print"))
-    with pytest.warns(UserWarning, match="the training goes on"):
-        result = record("--steps", "all", "train.py")
+    result = record("--steps", "all", "train.py")
+    assert "the training goes on" in result.stderr
     assert result.stdout == plain("train.py").stdout
-    assert result.exit_code == 2
+    assert result.exit_code == 0
     assert "recorded 0 steps, 0 events" in result.stderr
 
 
@@ -292,19 +306,20 @@ def test_strict_turns_that_around():
     Path("train.py").write_text(TRAIN.replace("    print", "    import shutil; shutil.rmtree('runs', True)\n    print"))
     result = record("--strict", "--steps", "all", "train.py")
     assert result.exit_code == 2
-    assert result.stderr.startswith("RunFolderError: The run in 'runs/train-1' cannot be written.\n  why: ")
+    run = Path.cwd() / "runs" / "train-1"
+    assert result.stderr.startswith(f"RunFolderError: The run in '{run}' cannot be written.\n  why: ")
     assert "Traceback" not in result.stderr
 
 
 @pytest.mark.slow
-def test_an_interrupt_ends_with_130_and_says_where_the_run_is():
+def test_an_interrupt_ends_it_by_the_signal_and_says_where_the_run_is():
     Path("train.py").write_text(TRAIN + "import time\nprint('waiting', flush=True)\ntime.sleep(60)\n")
     process = start("train.py")
     while process.stdout.readline() != "waiting\n":
         assert process.poll() is None
     process.send_signal(signal.SIGINT)
     _, errors = process.communicate(timeout=60)
-    assert process.returncode == 130
+    assert process.returncode == -signal.SIGINT
     lines = errors.splitlines()
     assert lines[0] == "Traceback (most recent call last):"
     assert "KeyboardInterrupt" in lines
@@ -364,6 +379,7 @@ def test_the_seed_makes_two_runs_the_same():
 
 
 def test_the_process_is_left_as_it_was():
+    importlib.import_module("torch._dynamo")  # which any optimizer imports, and which sets a variable of its own
     environment, began = dict(os.environ), time.monotonic()
     record("--deterministic", "--repeat-batch", "train.py")
     assert dict(os.environ) == environment

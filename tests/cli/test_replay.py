@@ -188,3 +188,46 @@ def test_a_damaged_tape_is_told_without_a_traceback(damage, folder: Path, tmp_pa
     answer = replay(str(tmp_path / "run"), "--builder", "model.py:build")
     assert (answer.exit_code, answer.stdout) == (2, "")
     assert "cannot be read" in answer.stderr
+
+
+def what_if(*words: str) -> Result:
+    return CliRunner().invoke(command_line, ["what-if", "run", *words])
+
+
+def test_what_if_plays_the_step_with_each_change():
+    result = what_if("--builder", "model.py:build", "--lr", "0.1x", "--clip", "1", "--wide", "all", "--repeat", "2")
+    lines = result.stdout.splitlines()
+    assert lines[:5] == [
+        "step 2, played 2 times in a row",
+        "with                              result      losses",
+        "nothing changed                   not finite  nan",
+        "a tenth of the learning rate      not finite  nan",
+        "gradients clipped to a norm of 1  not finite  nan",
+    ]
+    assert lines[5].startswith("everything computed in fp32       finite      ")
+    assert result.exit_code == 0
+
+
+def test_what_if_ends_with_1_if_nothing_helps():
+    result = what_if("--builder", "model.py:build", "--lr", "1e-5", "--json")
+    assert result.exit_code == 1
+    found = json.loads(result.stdout)
+    assert [each["change"] for each in found["played"]] == ["nothing changed", "a learning rate of 1e-05"]
+    assert not any(each["is_good"] for each in found["played"])
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("--builder", "model.py:build"), "There is nothing to change."),
+        (("--builder", "model.py:build", "--lr", "fast"), "Invalid learning rate 'fast'."),
+        (("--builder", "model.py:build", "--lr", "-1"), "Invalid learning rate '-1'."),
+        (("--builder", "model.py:build", "--wide", "c"), "The model has no layer 'c'."),
+        (("--builder", "model.py:alone", "--lr", "1e-3"), "The step cannot be played with a learning rate of 0.001."),
+        (("--builder", "model.py:build", "--lr", "1", "--step", "3"), "Step 3 was not saved in 'run'."),
+    ],
+)
+def test_what_if_says_what_it_cannot_do(words: tuple[str, ...], message: str):
+    result = what_if(*words)
+    assert result.exit_code == 2
+    assert message in result.stderr

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from roundoff.cli.replay_text import rerun_text, saved_text
+from roundoff.cli.replay import rerun_text, saved_text
 from roundoff.replay.saved.rerun import Rerun
 from roundoff.replay.saved.saved_step import SavedBatchTensor, SavedStep
 from roundoff.runs import Origin

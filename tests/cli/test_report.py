@@ -9,6 +9,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from roundoff.cli import command_line
+from roundoff.words import size_text
 from tests.report.sample_runs import record_run, write_metrics_run
 
 
@@ -26,7 +27,7 @@ def run(tmp_path: Path) -> Path:
 def test_writes_the_page_into_the_run_and_says_where_and_how_large(run: Path) -> None:
     result = invoke(str(run))
     page = run / "report.html"
-    assert (result.exit_code, result.stdout) == (0, f"{page}   {page.stat().st_size / 1e6:.1f} MB\n")
+    assert (result.exit_code, result.stdout) == (0, f"{page}   {size_text(page.stat().st_size)}\n")
     assert "The loss is not finite" in page.read_text() or "the loss is not finite" in page.read_text()
 
 

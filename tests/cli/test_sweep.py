@@ -7,7 +7,7 @@ from click.testing import CliRunner, Result
 
 from roundoff.cli import command_line
 from roundoff.experiments.engine.task import Task, TaskOutcome
-from roundoff.experiments.sweep import experiment as run_sweep
+from roundoff.experiments.sweep import sweep_folder as run_sweep
 
 TINY = """
 [settings]
@@ -32,7 +32,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     def run_tasks(tasks: list[Task], *, jobs: int, on: str, on_result: object) -> None:
         assert callable(on_result)
         for task in tasks:
-            if task.argument.config.recipe == "O2":
+            if task.argument.recipe == "O2":
                 on_result(TaskOutcome(task=task, failure="killed by SIGKILL (possibly out of memory)", seconds=0.5))
             else:
                 on_result(TaskOutcome(task=task, value={"top1": 0.5, "seconds": 1.25, "skipped": 2}))
@@ -69,6 +69,13 @@ def test_says_a_line_for_each_finished_row():
         "[2/2] O2, 16: failed: killed by SIGKILL (possibly out of memory)\n"
         "page  runs/tiny/report.html\n"
     )
+
+
+@pytest.mark.usefixtures("quick")
+def test_several_patterns_add_up():
+    result = invoke("tiny.toml", "--only", "fp32, 16", "--only", "O2, 16")
+    assert [line.partition(":")[0] for line in result.stderr.splitlines()[:2]] == ["[1/2] fp32, 16", "[2/2] O2, 16"]
+    assert "matches 'O9'" in invoke("tiny.toml", "--name", "other", "--only", "fp32", "--only", "O9").stderr
 
 
 @pytest.mark.usefixtures("quick")
@@ -144,7 +151,7 @@ def test_a_folder_in_the_place_of_a_file_leads_to_show():
     assert "fix: to print what was trained there: roundoff sweep --show runs\n" in invoke("runs").stderr
 
 
-def test_a_csv_file_that_cannot_be_is_told_before_anything_is_trained():
+def test_a_csv_file_that_cannot_be_written_is_an_error_before_anything_is_trained():
     result = invoke("tiny.toml", "--csv", "nowhere/rows.csv")
     assert result.exit_code == 2
     assert result.stderr == (
@@ -153,18 +160,18 @@ def test_a_csv_file_that_cannot_be_is_told_before_anything_is_trained():
     assert not Path("runs").exists()
 
 
-def test_an_interrupt_tells_how_to_go_on_with_the_same_words(monkeypatch: pytest.MonkeyPatch):
+def test_an_interrupt_says_how_to_resume_with_the_same_options(monkeypatch: pytest.MonkeyPatch):
     def run_tasks(tasks: list[Task], *, jobs: int, on: str, on_result: object) -> None:
         assert callable(on_result)
         on_result(TaskOutcome(task=tasks[0], value={"top1": 0.5}))
         raise KeyboardInterrupt
 
     monkeypatch.setattr(run_sweep, "run_tasks", run_tasks)
-    result = invoke("tiny.toml", "--jobs", "2", "--only", "fp32, *", "--runs", "my runs", "--json")
+    result = invoke("tiny.toml", "--jobs", "2", "--only", "fp32, *", "--only", "fp32", "--runs", "my runs", "--json")
     assert result.exit_code == 130
     assert result.stderr.splitlines()[-1] == (
         "1 of 2 rows are kept. To resume: "
-        "roundoff sweep tiny.toml --jobs 2 --only 'fp32, *' --json --runs 'my runs' --resume"
+        "roundoff sweep tiny.toml --jobs 2 --only 'fp32, *' --only fp32 --json --runs 'my runs' --resume"
     )
     assert "1 of 2 rows so far" in Path("my runs/tiny/report.html").read_text()
 

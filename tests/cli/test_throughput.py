@@ -4,8 +4,8 @@ import pytest
 from click.testing import CliRunner, Result
 
 from roundoff.cli import command_line
-from roundoff.experiments.throughput import launches as throughput
-from roundoff.experiments.throughput.launches import Launch, Speed
+from roundoff.experiments import throughput
+from roundoff.experiments.throughput import Launch, Speed
 from roundoff.train import TrainConfig
 
 

@@ -144,7 +144,7 @@ def test_a_warning_is_a_line_of_the_answer(tmp_path: Path):
     assert "eps" not in train(*TINY, *words, "--eps", "1e-4").output
 
 
-def test_any_flavour_of_dynamic_loss_scaling_can_be_asked_for(tmp_path: Path):
+def test_any_flavour_of_dynamic_loss_scaling_can_be_chosen(tmp_path: Path):
     words = ("--recipe", "O2", "--loss-scale", "dynamic:mindspore", "--runs", str(tmp_path), "--json")
     assert train(*TINY, *words).exit_code == 0
     (first, *_) = Run.open(tmp_path / "train-1").metrics(rank=0)

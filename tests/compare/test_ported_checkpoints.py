@@ -8,29 +8,17 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from roundoff.checkpoints.pair.layer_matching import PairedBy
 from roundoff.checkpoints.read.dispatch import read_checkpoint
 from roundoff.compare.checkpoints.checkpoint_comparison import compare_checkpoints
 from roundoff.compare.checkpoints.compared_pair import PairKind
+from tests.checkpoints.ported_net import PortedNet
 
 SAMPLES = Path(__file__).parents[1] / "checkpoints" / "samples" / "ported"
 NETS = ["net.ckpt", "net.pdparams", "net.keras", "net_legacy.h5", "nested.weights.h5", "net.msgpack"]
 """Written by MindSpore 2.10, Paddle 3, Keras 3 (in three ways) and Flax; the README there tells how."""
-
-
-class Net(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.conv1 = nn.Conv2d(3, 4, 3)
-        self.bn1 = nn.BatchNorm2d(4)
-        self.conv2 = nn.Conv2d(4, 4, 3)
-        self.bn2 = nn.BatchNorm2d(4)
-        self.embed = nn.Embedding(7, 8)
-        self.norm = nn.LayerNorm(8)
-        self.fc1 = nn.Linear(8, 8)
-        self.fc2 = nn.Linear(8, 5)
 
 
 def numbers(place: int, shape: tuple[int, ...]) -> Tensor:
@@ -41,8 +29,8 @@ def numbers(place: int, shape: tuple[int, ...]) -> Tensor:
 
 
 def net_state() -> dict[str, Tensor]:
-    names = [name for name in Net().state_dict() if not name.endswith("num_batches_tracked")]
-    state = Net().state_dict()
+    names = [name for name in PortedNet().state_dict() if not name.endswith("num_batches_tracked")]
+    state = PortedNet().state_dict()
     return {**state, **{name: numbers(place, tuple(state[name].shape)) for place, name in enumerate(names)}}
 
 
@@ -87,7 +75,7 @@ def test_a_name_that_says_nothing_is_found_too(tmp_path: Path, sample: str):
 
 
 def test_moments_of_one_framework_line_up_with_those_of_another(torch_file: Path):
-    net = Net()
+    net = PortedNet()
     net.load_state_dict(net_state())
     optimizer = torch.optim.Adam(net.parameters())
     sum(parameter.sum() for parameter in net.parameters()).backward()

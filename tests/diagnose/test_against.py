@@ -8,7 +8,7 @@ import torch
 from roundoff.compare.runs.run_comparison import compare_runs
 from roundoff.diagnose import diagnose_run
 from roundoff.diagnose.against import findings_against, reference_rule
-from roundoff.diagnose.rules import RULES
+from roundoff.diagnose.diagnosis import RULES
 from roundoff.runs import Finding, Run, Severity
 from roundoff.watch.watching import watching
 from tests.compare.variants import Variant, transformer_training

@@ -1,4 +1,4 @@
-"""The finding about two runs that were not told the same."""
+"""The finding about two runs that were not configured the same."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_what_hardly_matters_is_a_note(tmp_path: Path) -> None:
     assert finding.severity is Severity.NOTE
 
 
-def test_what_cannot_matter_is_not_told(tmp_path: Path) -> None:
+def test_what_cannot_matter_is_not_reported(tmp_path: Path) -> None:
     reference = written(tmp_path / "a", packages={"pyarrow": "1"}, command=("python", "/a/train.py"), name="first")
     candidate = written(tmp_path / "b", packages={"pyarrow": "2"}, command=("python", "/b/train.py"), name="second")
     assert config_difference(differing_settings(reference, candidate)) is None

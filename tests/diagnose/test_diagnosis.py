@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from roundoff.diagnose import diagnose_run
+from roundoff.diagnose.diagnosis import RULES
 from roundoff.diagnose.rule import Code, Need, Rule
-from roundoff.diagnose.rules import RULES
 from roundoff.errors import RunFolderError
 from roundoff.runs import Answer, Finding, Run, Severity
 from tests.run_folders import write_run
@@ -52,13 +52,13 @@ def test_a_consequence_becomes_a_related_finding_of_its_cause(run: Run) -> None:
     assert [related.rule for related in found.related] == ["loss-spike"]
 
 
-def test_a_consequence_that_every_rank_shows_is_told_once(run: Run) -> None:
+def test_a_consequence_that_every_rank_shows_is_reported_once(run: Run) -> None:
     steps = [replace(finding("step-on-nonfinite-gradients", step=5), rank=rank) for rank in range(4)]
     (found,) = diagnose_run(run, rules=[gives(*steps), gives(finding("nonfinite-input", step=5))]).findings
     assert [related.rule for related in found.related] == ["step-on-nonfinite-gradients"]
 
 
-def test_consequences_of_consequences_are_told_with_the_first_cause(run: Run) -> None:
+def test_consequences_of_consequences_are_reported_with_the_first_cause(run: Run) -> None:
     chain = [finding("step-on-nonfinite-gradients"), finding("domain-error"), finding("cancellation")]
     (verdict,) = diagnose_run(run, rules=[gives(*chain)]).findings
     assert verdict.rule == "cancellation"

@@ -13,7 +13,7 @@ import pytest
 from docs.rule_pages import page_of_code, rules_of_question
 from roundoff.diagnose import diagnose_run
 from roundoff.diagnose.against import AGAINST_CODES
-from roundoff.diagnose.rules import FAMILIES, PROCEDURE, RULES, causes_by_code, codes_of, discover_rules
+from roundoff.diagnose.diagnosis import FAMILIES, PROCEDURE, RULES, causes_by_code, codes_of, discover_rules
 from roundoff.runs import Answer
 from tests.run_folders import write_run
 
@@ -26,22 +26,28 @@ tie-broken
 checkpoint-not-loaded
 optimizer-state-lost
 ema-broken
+loss-broadcast
+loss-input-kind
 double-softmax
 zero-init symmetric-init
 dead-units
 exploding-activations vanishing-gradients
 initial-loss
+causal-leak mask-inverted padding-seen order-ignored
 batch-mixing
 wrong-backward
 affine-network
 constant-input
 single-class
+labels-misaligned
 label-leak
+padding-in-loss target-never-seen
 padding-collision
 running-stats-frozen
 lr-zero
+accumulation-uneven
 step-on-scaled-gradients clip-before-unscale
-zero-grad-before-step missing-zero-grad
+zero-grad-before-step missing-zero-grad gradients-thrown-away
 double-step
 missing-step
 scheduler-before-step scheduler-rate
@@ -79,6 +85,7 @@ train-eval-gap
 labels-independent
 eval-loss-rising
 data-not-shuffled
+stays-at-guessing
 loss-exploded loss-rising loss-flat
 exception
 """
@@ -123,30 +130,24 @@ step-on-nonfinite-gradients: cancellation domain-error double-step loss-scale-co
 train-eval-gap: norm-statistics-nonfinite running-stats-frozen running-stats-lost stochastic-eval tiny-norm-batch
 vanishing-gradients: constant-input dead-units symmetric-init zero-init
 """
-"""The codes that explain each code, without the codes of the whole loss, which every other code explains."""
+"""The codes that explain each code, without those of the whole loss, which the codes of every other rule explain."""
 
 NEW_RULE = '''
 """Trainings without a seed."""
 
-from roundoff.diagnose.rule import Code, Effect, Rule
-from roundoff.runs import Finding, Severity
+from roundoff.diagnose.rule import Code, FaultEffect, rule, warning
 
 
+@rule(
+    Code(name="no-seed", means="It has no seed.", fix="Set one.", leads_to=(FaultEffect.BLOWS_UP,)),
+    order=105,
+    checks="the seed of the run",
+)
 def unseeded_runs(run):
     """Find runs without a seed."""
     return [] if run.info.seed is not None else [
-        Finding(rule="no-seed", severity=Severity.WARNING, confidence=1.0, title="no seed", why="-", fix="-", step=0)
+        warning(rule="no-seed", confidence=1.0, title="no seed", why="-", fix="-", step=0)
     ]
-
-
-RULES = (
-    Rule(
-        order=105,
-        checks="the seed of the run",
-        find=unseeded_runs,
-        codes=(Code(name="no-seed", means="It has no seed.", fix="Set one.", leads_to=(Effect.BLOWS_UP,)),),
-    ),
-)
 '''
 
 
@@ -159,11 +160,12 @@ def test_the_decision_order_is_as_written_here() -> None:
 
 def test_consequences_follow_from_the_causes_written_here() -> None:
     causes = causes_by_code(RULES)
-    whole_loss = ("loss-exploded", "loss-rising", "loss-flat")
+    shape = {"loss-exploded", "loss-rising", "loss-flat"}
+    whole_loss = {**dict.fromkeys(shape, shape), "stays-at-guessing": {"stays-at-guessing"}}
     written = [line.split(": ") for line in CAUSES.replace("\n    ", " ").strip().splitlines()]
     expected = {code: set(explaining.split()) for code, explaining in written}
     assert {code: causes[code] for code in causes if code not in whole_loss} == expected
-    assert all(causes[code] == set(PROCEDURE) - set(whole_loss) for code in whole_loss)
+    assert all(causes[code] == set(PROCEDURE) - own for code, own in whole_loss.items())
 
 
 def test_every_code_belongs_to_one_rule_and_every_cause_is_a_code() -> None:

@@ -4,8 +4,7 @@ import pytest
 
 from roundoff.diagnose import diagnose_run
 from roundoff.diagnose.against import reference_rule
-from roundoff.diagnose.rules import RULES
-from roundoff.diagnose.run_view import view_run
+from roundoff.diagnose.diagnosis import RULES, view_run
 from roundoff.runs import Finding, Run, Severity
 from tests.report.sample_runs import record_run, write_metrics_run
 
@@ -16,9 +15,9 @@ def broken(tmp_path: Path) -> Run:
 
 
 def test_what_a_diagnosis_wrote_is_taken_as_it_is(broken: Run):
-    told = Finding(rule="overflow", severity=Severity.ERROR, confidence=1.0, title="t", why="w", fix="f")
-    broken.write_findings([told])
-    assert list(view_run(broken).findings) == [told]
+    finding = Finding(rule="overflow", severity=Severity.ERROR, confidence=1.0, title="t", why="w", fix="f")
+    broken.write_findings([finding])
+    assert list(view_run(broken).findings) == [finding]
 
 
 def test_a_run_that_was_not_diagnosed_is_diagnosed_and_nothing_is_written(broken: Run):

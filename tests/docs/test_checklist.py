@@ -5,7 +5,7 @@ from pathlib import Path
 
 from docs.rule_pages import CODES, fill_in_questions
 from roundoff.diagnose.against import AGAINST_CODES
-from roundoff.diagnose.rules import PROCEDURE
+from roundoff.diagnose.diagnosis import PROCEDURE
 
 PAGE = fill_in_questions((Path(__file__).parents[2] / "docs" / "my-training-is-wrong.md").read_text())
 

@@ -3,7 +3,7 @@
 import pytest
 
 from docs.rule_pages import CODES, index_of_codes, page_of_code
-from roundoff.diagnose.rules import PROCEDURE
+from roundoff.diagnose.diagnosis import PROCEDURE
 
 
 @pytest.mark.parametrize("code", CODES)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from roundoff.sensitivity.effects import Effect, Rounded, Sensitivity
+from roundoff.sensitivity.effects import LossEffect, Rounded, Sensitivity
 
 
 def rounded(**changes: Any) -> Rounded:
@@ -13,20 +13,20 @@ def rounded(**changes: Any) -> Rounded:
     return Rounded(**{**fine, "snr_db": 70.0, **changes})
 
 
-def effect(site: str, op: str, **changes: Any) -> Effect:
+def effect(site: str, op: str, **changes: Any) -> LossEffect:
     """Return the effect of a format that suits the op; `changes` say what does not."""
     fine: dict[str, Any] = {"part": "result", "fmt": "fp16", "loss_change": 1e-6, "absmax": 3.0}
     fine |= {"value": rounded(), "gradient": rounded(), "gradient_absmax": 1e-2}
-    return Effect(site=site, op=op, **{**fine, **changes})
+    return LossEffect(site=site, op=op, **{**fine, **changes})
 
 
-def measured(*effects: Effect, parameters: dict[str, int] | None = None, loss: float = 2.0) -> Sensitivity:
+def measured(*effects: LossEffect, parameters: dict[str, int] | None = None, loss: float = 2.0) -> Sensitivity:
     """Return a step with these effects."""
     formats = tuple(dict.fromkeys(each.fmt for each in effects))
     return Sensitivity(step=2, loss=loss, formats=formats, effects=effects, num_parameters=parameters or {})
 
 
-def small_gpt(*changed: Effect) -> Sensitivity:
+def small_gpt(*changed: LossEffect) -> Sensitivity:
     """Return a healthy step of two blocks in fp16, with some of its effects replaced by others of the same op."""
     effects = [effect("embed", "add")]
     for block in ("blocks.0", "blocks.1"):

@@ -3,10 +3,10 @@ from pathlib import Path
 import pytest
 
 from roundoff.errors import BisectError, SweepError, UsageError
-from roundoff.experiments.bisect.experiment import BisectFolder
+from roundoff.experiments.bisect.bisection import BisectFolder
 from roundoff.experiments.experiment_folder import ExperimentFolder, check_name, newest_first
-from roundoff.experiments.plan.session import PlanFolder
-from roundoff.experiments.sweep.folder import SweepFolder
+from roundoff.experiments.plan.plan_session import PlanFolder
+from roundoff.experiments.sweep.sweep_folder import SweepFolder
 
 REQUEST = {"subject": "train.py", "fingerprint": "abc", "good": "fp32", "base": "half"}
 

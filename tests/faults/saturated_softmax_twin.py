@@ -35,7 +35,7 @@ for step in range(30):
     tokens = torch.randint(1, 30, (16, 2 if step % 2 == 0 else 12))
     tokens[torch.arange(tokens.shape[1])[None] >= torch.randint(1, 13, (16,))[:, None]] = 0
     confidence = torch.softmax(model(tokens), dim=-1)
-    loss = F.nll_loss(torch.log(confidence + 1e-8).flatten(0, 1), tokens.flatten())
+    loss = F.nll_loss(torch.log(confidence + 1e-8).flatten(0, 1), tokens.flatten(), ignore_index=0)
     optimizer.zero_grad()
     loss.backward()
     optimizer.step()

@@ -10,8 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from roundoff.cli.demo import read_demo_result
-from roundoff.cli.demo_player import STORY, PlayedChapter, command_of
+from roundoff.cli.demo import STORY, PlayedChapter, read_demo_result
 from roundoff.precision import find_recipe
 
 pytestmark = pytest.mark.slow
@@ -42,7 +41,7 @@ def told(place: Path) -> str:
 
 def test_the_demo_shows_every_command_and_what_it_answers(told: str) -> None:
     commands = [line.removeprefix("$ ") for line in told.splitlines() if line.startswith("$ ")]
-    assert commands == [command_of(chapter) for chapter in STORY]
+    assert commands == [chapter.command for chapter in STORY]
     assert "\033" not in told
     assert "overflow   attention / aten.bmm#0   step 33, forward" in told
     assert "digits.py:33" in told

@@ -34,7 +34,7 @@ def test_an_object_like_a_format_serves(names):
         name, num_bits, overflow = "sign", 1, "saturate"
         largest = smallest_normal = smallest_subnormal = eps = 1.0
 
-        def rounded(self, x, *, rounding, key, overflow, out):
+        def round_tensor(self, x, *, rounding, key, overflow, out):
             return torch.sign(x, out=out)
 
     assert names["round_to"](torch.tensor([0.3, -7.0]), Signs()).tolist() == [1.0, -1.0]

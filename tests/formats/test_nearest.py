@@ -54,7 +54,7 @@ def test_equals_torchs_half_casts_on_millions_of_bit_patterns(name, dtype, same,
 
 @pytest.mark.parametrize(("name", "dtype"), [("bf16", torch.bfloat16), ("fp16", torch.float16)])
 def test_the_torch_version_equals_torchs_half_casts(name, dtype, monkeypatch, same, any_bits):
-    monkeypatch.setattr("roundoff.kernels.layout.compiled", lambda: None)
+    monkeypatch.setattr("roundoff.kernels.compiled.compiled_kernels", lambda: None)
     x = any_bits(torch.float32, 300_000, seed=2)
     assert same(round_to(x, name), x.to(dtype).float())
 

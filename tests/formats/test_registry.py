@@ -68,7 +68,7 @@ def test_an_unknown_name_is_an_error_with_the_known_ones_and_a_guess():
         "No format 'e4m3f'.\n"
         "  why: known formats are fp64, fp32, tf32, bf16, fp16, e4m3, e5m2, e4m3fnuz, e5m2fnuz, e2m3, e3m2, e2m1, "
         "mxfp8, mxfp8-e5m2, mxfp6-e2m3, mxfp6-e3m2, mxfp4, q1.7, q1.15.\n"
-        "  fix: did you mean 'e4m3fn'? For other formats see docs/add-a-format.md"
+        "  fix: did you mean 'e4m3fn'? For other formats see `roundoff docs add-a-format`"
     )
 
 

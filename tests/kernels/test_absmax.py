@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from roundoff.errors import KernelError
-from roundoff.kernels.absmax import absmax, absmax_torch
+from roundoff.kernels.summaries import absmax, absmax_torch
 
 EVERY_DTYPE = [torch.float64, torch.float32, torch.bfloat16, torch.float16]
 

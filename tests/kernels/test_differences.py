@@ -16,9 +16,8 @@ import torch
 from torch import Tensor
 
 from roundoff.errors import KernelError
-from roundoff.kernels.availability import compiled
+from roundoff.kernels.compiled import DTYPE_CODES, compiled_kernels
 from roundoff.kernels.differences import Difference, _to_difference, difference, difference_torch
-from roundoff.kernels.layout import DTYPE_CODES
 
 DTYPES = list(DTYPE_CODES)
 SIZES = [0, 1, 15, 16, 17, 1000, 1023, 1024, 1025, 5000]
@@ -110,7 +109,7 @@ def test_signs_of_zero_and_dtypes_are_bits_but_no_difference(difference_: Measur
 
 @BOTH
 @pytest.mark.parametrize("place", [0, 1023, 1024, 99_999])
-def test_the_largest_difference_is_found_wherever_it_stands(place: int, difference_: Measure):
+def test_the_largest_difference_is_found_at_any_place(place: int, difference_: Measure):
     x = torch.randn(100_000, generator=torch.Generator().manual_seed(0))
     y = x * (1 + 1e-6)
     y[place] += 1
@@ -118,7 +117,7 @@ def test_the_largest_difference_is_found_wherever_it_stands(place: int, differen
 
 
 @BOTH
-def test_the_first_of_several_largest_ones_is_told(difference_: Measure):
+def test_the_first_of_several_largest_ones_is_reported(difference_: Measure):
     x, y = torch.zeros(5000), torch.zeros(5000)
     y[[1500, 1600, 4000]] = torch.tensor([2.0, -2.0, 2.0])
     assert difference_(x, y).largest_at == 1500
@@ -182,7 +181,7 @@ for line in sys.stdin:
 """
 
 
-@pytest.mark.skipif(compiled() is None, reason="the kernels are not compiled")
+@pytest.mark.skipif(compiled_kernels() is None, reason="the kernels are not compiled")
 def test_every_instruction_set_gives_the_same(tmp_path: Path):
     cases = [(first, second, size) for first in DTYPES for second in DTYPES for size in (17, 5000)]
     lines = []
@@ -196,7 +195,7 @@ def test_every_instruction_set_gives_the_same(tmp_path: Path):
     printed = {}
     for level in ("plain", "v3", "v4"):
         found = subprocess.run(
-            [sys.executable, "-c", DIFFERENCE_OF_FILES, str(compiled().__file__)],
+            [sys.executable, "-c", DIFFERENCE_OF_FILES, str(compiled_kernels().__file__)],
             env={**os.environ, "ROUNDOFF_ISA": level},
             input="\n".join(lines),
             capture_output=True,

@@ -103,22 +103,22 @@ def test_the_mean_over_many_keys_is_the_value(bits, kind):
 def test_compiled_and_torch_give_the_same_bits(bits, group, kind, dtype):
     x = values(kind, dtype=dtype)
     key = 0x123456789ABCDEF
-    ours = compress_groups(x, bits=bits, group=group, key=key)
+    compressed = compress_groups(x, bits=bits, group=group, key=key)
     heads, codes = compress_groups_torch(x, bits=bits, group=group, key=key)
-    assert torch.equal(ours.heads.view(torch.int16), heads.view(torch.int16))
-    assert torch.equal(ours.codes, codes)
+    assert torch.equal(compressed.heads.view(torch.int16), heads.view(torch.int16))
+    assert torch.equal(compressed.codes, codes)
     flat = expand_groups_torch(heads, codes, bits=bits, group=group, num_values=x.numel())
-    if ours.plain_groups is None and dtype != torch.float16:
-        assert torch.equal(expand_groups(ours), flat.to(dtype))
+    if compressed.plain_groups is None and dtype != torch.float16:
+        assert torch.equal(expand_groups(compressed), flat.to(dtype))
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_the_torch_version_serves_where_the_compiled_one_cannot(dtype, monkeypatch: pytest.MonkeyPatch):
     x = values("relu", dtype=dtype)
     x[70] = torch.inf
-    ours = expand_groups(compress_groups(x, bits=4, group=64, key=1))
+    expanded = expand_groups(compress_groups(x, bits=4, group=64, key=1))
     monkeypatch.setattr(groups, "compiled_for", lambda x: None)
-    assert torch.equal(expand_groups(compress_groups(x, bits=4, group=64, key=1)), ours)
+    assert torch.equal(expand_groups(compress_groups(x, bits=4, group=64, key=1)), expanded)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

@@ -80,13 +80,13 @@ def test_patterns_that_cheat_sums_of_alternating_signs_are_seen(hash_: Callable[
 
 
 @both
-def test_the_halves_of_a_double_are_told_apart(hash_: Callable[[Tensor], int]):
+def test_the_halves_of_a_double_have_different_hashes(hash_: Callable[[Tensor], int]):
     x = torch.tensor([1, 2], dtype=torch.int64)
     assert len({hash_(variant.view(torch.float64)) for variant in (x, x.flip(0), x << 32)}) == 3
 
 
 @both
-def test_zeros_of_both_signs_and_all_nans_are_told_apart(hash_: Callable[[Tensor], int]):
+def test_zeros_of_both_signs_and_all_nans_have_different_hashes(hash_: Callable[[Tensor], int]):
     nans = torch.tensor([0x7FC00000, 0x7FC00001, 0x7F800001], dtype=torch.int32).view(torch.float32)
     values = [torch.tensor(0.0), torch.tensor(-0.0), *nans.unbind()]
     assert len({hash_(value) for value in values}) == len(values)

@@ -2,7 +2,7 @@ import pytest
 import torch
 
 from roundoff.errors import KernelError
-from roundoff.kernels.packing import num_packed_bytes, pack_bits, pack_bits_torch, unpack_bits, unpack_bits_torch
+from roundoff.kernels.group_codes import num_packed_bytes, pack_bits, pack_bits_torch, unpack_bits, unpack_bits_torch
 
 WIDTHS = range(1, 9)
 SIZES = [0, 1, 2, 7, 8, 9, 63, 64, 65, 1000, 4099]

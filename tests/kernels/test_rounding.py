@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from roundoff.errors import KernelError
-from roundoff.kernels.availability import compiled
+from roundoff.kernels.compiled import compiled_kernels
 from roundoff.kernels.rounding import _runs_of, round_blocks, round_fixed, round_float
 from roundoff.kernels.rounding_rules import ROUNDINGS, FloatGrid
 from roundoff.kernels.rounding_torch import round_blocks_torch, round_fixed_torch, round_float_torch
@@ -131,15 +131,15 @@ def digest() -> str:
     return hashed.hexdigest()
 
 
-@pytest.mark.skipif(compiled() is None, reason="the compiled kernels are not built")
+@pytest.mark.skipif(compiled_kernels() is None, reason="the compiled kernels are not built")
 @pytest.mark.parametrize("level", ["plain", "v3"])
 def test_every_instruction_set_gives_the_same_bits(level):
     code = (
         "import importlib.util, json, sys;"
         f"spec = importlib.util.spec_from_file_location('cases', {__file__!r});"
         "cases = importlib.util.module_from_spec(spec); spec.loader.exec_module(cases);"
-        "from roundoff.kernels.availability import compiled;"
-        "print(json.dumps([compiled().level(), cases.digest()]))"
+        "from roundoff.kernels.compiled import compiled_kernels;"
+        "print(json.dumps([compiled_kernels().level(), cases.digest()]))"
     )
     environment = {**os.environ, "ROUNDOFF_ISA": level}
     answer = subprocess.run(
@@ -174,7 +174,7 @@ def test_a_tensor_without_data_gives_one_without_data():
 @pytest.mark.parametrize("version", ["compiled", "torch"])
 def test_a_view_that_negates_is_read_and_written_as_what_it_shows(version, monkeypatch):
     if version == "torch":
-        monkeypatch.setattr("roundoff.kernels.layout.compiled", lambda: None)
+        monkeypatch.setattr("roundoff.kernels.compiled.compiled_kernels", lambda: None)
     x = torch.randn(100, dtype=torch.complex64).conj().imag
     assert x.is_neg()
     expected = round_float(x.clone(), GRIDS["e4m3"])

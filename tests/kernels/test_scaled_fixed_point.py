@@ -12,7 +12,7 @@ EVERY_DTYPE = [torch.float64, torch.float32, torch.bfloat16, torch.float16]
 
 def in_torch(monkeypatch, *args, **kwargs):
     with monkeypatch.context() as patch:
-        patch.setattr("roundoff.kernels.layout.compiled", lambda: None)
+        patch.setattr("roundoff.kernels.compiled.compiled_kernels", lambda: None)
         return quantize_fixed(*args, **kwargs)
 
 
@@ -79,7 +79,7 @@ def test_strides_do_not_matter(either_kernel, rounding):
     assert torch.equal(quantize_fixed(expanded, scale, rule, **options).values, expanded)
 
 
-def test_follows_as_told(either_kernel):
+def test_follows_as_requested(either_kernel):
     rule, scale = FixedRule(num_bits=4), torch.zeros(())
     for x, follow, expected in [(3.0, "data", 4.0), (1.0, "at_least", 4.0), (9.0, "at_least", 16.0),
                                 (1.0, "never", 16.0), (1.0, "data", 1.0)]:  # fmt: skip

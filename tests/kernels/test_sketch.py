@@ -168,6 +168,6 @@ def test_a_memory_format_changes_nothing():
 )
 def test_torch_takes_the_same_sketch_of_large_tensors(view: Callable[[Tensor], Tensor]):
     x = view(torch.randn(3_000_001, generator=torch.Generator().manual_seed(0)))
-    ours, theirs = sketch(x), summarize_torch(x).numpy()[columns.SKETCH :]
+    first, second = sketch(x), summarize_torch(x).numpy()[columns.SKETCH :]
     scale = float(x.double().abs().sum()) * np.repeat([1, 1024], columns.NUM_BUCKETS)
-    assert (abs(ours - theirs) <= 1e-12 * scale).all()
+    assert (abs(first - second) <= 1e-12 * scale).all()

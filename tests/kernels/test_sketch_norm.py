@@ -11,7 +11,7 @@ from torch import Tensor
 
 from roundoff.kernels import row as columns
 from roundoff.kernels import summarize
-from roundoff.kernels.sketches import difference_norms
+from roundoff.kernels.row import difference_norms
 
 Generator = torch.Generator
 Change = Callable[[Tensor, Generator], None]
@@ -106,7 +106,7 @@ def test_is_within_a_factor_of_two_for_regular_differences_of_whole_tensors(shap
     assert 0.5 < ratio(x, x + 0.01 * (torch.arange(shape[-1]) % 2)) < 2
 
 
-def test_sketches_of_two_formats_tell_how_far_apart_they_are():
+def test_sketches_of_two_formats_show_how_far_apart_they_are():
     x = torch.randn(300, 200, generator=torch.Generator().manual_seed(0))
     for dtype in (torch.bfloat16, torch.float16, torch.float64):
         y = 1.01 * x.to(dtype)

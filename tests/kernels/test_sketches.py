@@ -7,7 +7,7 @@ import torch
 
 from roundoff.kernels import row as columns
 from roundoff.kernels import summarize
-from roundoff.kernels.sketches import difference_norms, differing_channels
+from roundoff.kernels.row import difference_norms, differing_channels
 
 
 def sketches(*tensors: torch.Tensor) -> np.ndarray:
@@ -54,7 +54,7 @@ def test_takes_no_rows_and_single_ones():
     assert difference_norms(one, np.zeros(16)) == np.sqrt(np.square(one[:8]).sum())
 
 
-def test_a_single_element_is_told_exactly():
+def test_a_single_element_is_estimated_exactly():
     x = torch.zeros(100, 100)
     x[31, 41] = 5.0
     assert difference_norms(sketches(torch.zeros(100, 100)), sketches(x)).tolist() == [5.0]

@@ -15,8 +15,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from roundoff.kernels import compiled, histogram, summarize
+from roundoff.kernels import compiled_kernels, histogram, summarize
 from roundoff.kernels import row as columns
+from roundoff.kernels.compiled import READABLE_DTYPE_CODES
 from roundoff.kernels.summaries import histogram_torch, summarize_at, summarize_torch
 from tests.kernels.plain_summary import (
     COUNTS,
@@ -31,7 +32,7 @@ from tests.kernels.plain_summary import (
     tensor_of,
 )
 
-needs_compiled = pytest.mark.skipif(compiled() is None, reason="the compiled kernels are not built")
+needs_compiled = pytest.mark.skipif(compiled_kernels() is None, reason="the compiled kernels are not built")
 SMALL = [shape for shape in SHAPES if math.prod(shape) <= 6000]
 
 
@@ -68,9 +69,9 @@ def test_both_versions_give_the_numbers_of_a_plain_loop(shape: tuple[int, ...], 
 def test_large_tensors_give_the_same_in_both_versions(shape: tuple[int, ...], dtype: torch.dtype):
     for special in (False, True):
         x = tensor_of(shape, dtype, special=special)
-        ours, theirs = summarize(x), by_torch(x)
-        assert_same(ours, theirs, channels_of(shape)[0])
-        assert hash_of(ours) == hash_of(theirs)
+        first, second = summarize(x), by_torch(x)
+        assert_same(first, second, channels_of(shape)[0])
+        assert hash_of(first) == hash_of(second)
 
 
 @pytest.mark.parametrize("dtype", FLOATS, ids=str)
@@ -179,8 +180,8 @@ def test_a_view_gives_what_its_contiguous_copy_gives(name: str, dtype: torch.dty
     if dtype != torch.float32:
         base = torch.empty_strided(view.shape, view.stride(), dtype=dtype) if 0 not in view.stride() else None
         view = view.to(dtype) if base is None else base.copy_(view)
-    ours, theirs = summarize(view), summarize(view.contiguous())
-    assert ours.tobytes() == theirs.tobytes()
+    first, second = summarize(view), summarize(view.contiguous())
+    assert first.tobytes() == second.tobytes()
     assert_both_right(view)
 
 
@@ -301,8 +302,8 @@ def test_every_instruction_set_gives_the_same(level: str, tmp_path: Path):
     text = ""
     for name, x in tensors.items():
         x.reshape(-1).view(WORDS[x.element_size()]).numpy().tofile(tmp_path / name)
-        text += " ".join(map(str, [tmp_path / name, columns.DTYPE_CODES[x.dtype], *x.shape])) + "\n"
-    module = compiled()
+        text += " ".join(map(str, [tmp_path / name, READABLE_DTYPE_CODES[x.dtype], *x.shape])) + "\n"
+    module = compiled_kernels()
     assert module is not None
     found = run_python(SUMMARIZE_FILES, str(module.__file__), str(columns.ROW_WIDTH), text=text, ROUNDOFF_ISA=level)
     if level not in found[0]:
@@ -328,7 +329,7 @@ print(kernels_in_use(), summarize_at(x, 0), summarize(x).tobytes() == summarize_
 """
 
 
-def test_the_torch_version_serves_where_it_is_asked_for():
+def test_the_torch_version_is_used_if_requested():
     found = run_python(SUMMARIZE_ONE, ROUNDOFF_KERNELS="torch")
     assert found == ["torch (ROUNDOFF_KERNELS=torch is set)", "False", "True"]
 
@@ -409,3 +410,16 @@ def test_buckets_begin_at_powers_of_two_and_the_outer_ones_are_open(dtype: torch
 def test_a_histogram_reads_views_and_leaves_zero_and_non_finite_out():
     x = torch.tensor([[1.0, math.nan, 4.0], [0.0, math.inf, -5.0]]).t()
     assert {b: n for b, n in enumerate(histogram(x)) if n} == {40: 1, 42: 2}
+
+
+@pytest.mark.parametrize("read", [summarize, histogram])
+def test_a_tensor_without_memory_of_its_own_is_refused(read):
+    class StandIn(torch.Tensor):
+        __torch_dispatch__ = None
+
+    stand_in = torch.Tensor._make_wrapper_subclass(StandIn, (2, 3))
+    with (
+        torch._C.DisableTorchFunction(),
+        pytest.raises(RuntimeError, match=r"a StandIn of shape \(2, 3\) has no memory of its own"),
+    ):
+        read(stand_in)

@@ -272,7 +272,7 @@ def test_a_model_compressed_before_it_is_compiled_is_left_alone():
         assert compressed.report().sites == ()
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.filterwarnings("ignore:.torch.jit.trace")
 def test_a_traced_forward_is_the_plain_one():
     model, x = mlp(), torch.randn(100, 64)
     with compress_activations(model, EIGHT) as compressed:

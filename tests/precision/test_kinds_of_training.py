@@ -13,7 +13,7 @@ from torch.utils.checkpoint import checkpoint
 
 from roundoff.formats import round_to
 from roundoff.precision import apply_recipe
-from roundoff.record.torch_private import keep_process_group
+from roundoff.torch_private import keep_process_group
 from tests.precision.small_trainings import IMAGES, prepared, sgd, small_net, train
 
 WAYS = [

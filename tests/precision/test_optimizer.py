@@ -336,3 +336,34 @@ def test_does_not_warn_where_eps_survives():
     for recipe, eps in (("O2", 1e-8), ("half", 1e-4), ("bf16", 1e-8), ("bf16-kahan", 1e-8)):
         model = small_net()
         apply_recipe(model, torch.optim.Adam(model.parameters(), eps=eps), recipe)
+
+
+@pytest.mark.parametrize("arithmetic", ["emulated", "native"])
+@pytest.mark.parametrize("recipe", ["half", "O3"])
+def test_a_learning_rate_beyond_the_format_of_the_weights_is_an_error(recipe: str, arithmetic: str):
+    model = small_net()
+    model, optimizer = apply_recipe(model, torch.optim.SGD(model.parameters(), lr=1e6), recipe, arithmetic=arithmetic)
+    with pytest.raises(RecipeError) as caught:
+        train(model, optimizer, range(1))
+    assert str(caught.value) == (
+        f"lr = 1e+06 is too large for the weights of recipe '{recipe}'.\n"
+        "  why: they are float16, whose largest number is 65504.\n"
+        "  fix: use a smaller lr, or a recipe with fp32 master weights, such as O2 or bf16-master."
+    )
+
+
+def test_an_error_of_the_inner_optimizer_itself_is_passed_on():
+    class Failing(torch.optim.SGD):
+        def step(self, closure=None):
+            raise RuntimeError("of its own")
+
+    model = small_net()
+    model, optimizer = apply_recipe(model, Failing(model.parameters(), lr=0.1), "half")
+    with pytest.raises(RuntimeError, match="of its own"):
+        train(model, optimizer, range(1))
+
+
+def test_several_models_in_a_list_are_an_error():
+    models = [small_net(), small_net()]
+    with pytest.raises(RecipeError, match=r"one nn\.Module, not to a list[^$]*apply it to each model"):
+        apply_recipe(models, sgd(models[0]), "O2")

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from roundoff.precision import apply_recipe
-from roundoff.record.torch_private import preserved_versions
+from roundoff.torch_private import preserved_versions
 
 
 def trained(recipe: str, **settings: Any) -> tuple[nn.Module, Any, list[torch.Tensor]]:

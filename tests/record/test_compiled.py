@@ -41,7 +41,7 @@ def test_a_compiled_model_is_recorded_eagerly_and_agrees_within_its_format(tmp_p
     assert torch.allclose(torch.tensor(losses), torch.tensor(recorded_losses), rtol=1e-5)
     for a, b in zip(plain.parameters(), recorded.parameters(), strict=True):
         assert torch.allclose(a, b, rtol=1e-4, atol=1e-6)
-    events = Run.open(tmp_path / "run").events().to_pylist()
+    events = Run.open(tmp_path / "run").events().to_list()
     assert {e["step"] for e in events} == {1}
     assert {"0", "1", "2"} <= {e["site"] for e in events if e["phase"] == "forward"}
     assert {"0", "1", "2"} <= {e["site"] for e in events if e["phase"] == "backward"}

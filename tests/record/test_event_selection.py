@@ -1,7 +1,8 @@
-"""What a recording is asked for: a filter that matches nothing is never silent."""
+"""What to record: a filter that matches nothing is always reported."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ import torch
 from torch import nn
 
 from roundoff.errors import RecordError
-from roundoff.record import IncompleteRecordingWarning, recording
+from roundoff.record import recording
 from roundoff.record.event_selection import EventFilter, EventSelection, check_sites, parse_steps
 from roundoff.runs import Run
 
@@ -130,54 +131,57 @@ def test_a_site_that_may_still_come_is_no_error_at_once(pattern):
     check_sites([pattern], ["<loop>", "<model>", "0"])
 
 
-def complaint(training: Any, folder: Path, **options: Any) -> str:
-    with pytest.warns(IncompleteRecordingWarning) as caught, recording(to=folder, **options):
-        training()
-    (warning,) = caught
-    assert warning.filename == __file__
-    assert Run.open(folder).info.notes
-    return str(warning.message)
+@pytest.fixture
+def complaint(capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
+    def complain(training: Any, folder: Path, **options: Any) -> str:
+        with recording(to=folder, **options):
+            training()
+        (line,) = capsys.readouterr().err.splitlines()
+        assert Run.open(folder).info.notes
+        return line
+
+    return complain
 
 
-def test_a_site_that_never_came_is_reported_at_the_end(tmp_path, model):
+def test_a_site_that_never_came_is_reported_at_the_end(tmp_path, model, complaint):
     assert complaint(lambda: train(model), tmp_path / "run", sites="blocks.*") == (
-        f"roundoff recorded 2 steps to '{tmp_path}/run', but\n"
-        "  the site pattern 'blocks.*' matched nothing; there were 0, 1, 2, <loop>, <model>."
+        f"roundoff: recorded 2 steps to '{tmp_path}/run', but "
+        "the site pattern 'blocks.*' matched nothing; there were 0, 1, 2, <loop>, <model>."
     )
 
 
-def test_an_op_that_never_came_is_reported_at_the_end(tmp_path, model):
+def test_an_op_that_never_came_is_reported_at_the_end(tmp_path, model, complaint):
     text = complaint(lambda: train(model), tmp_path / "run", ops=["softmax", "addmm"])
     assert "the op pattern 'softmax' matched nothing; there were aten.add_, aten.addmm, " in text
     assert "'addmm'" not in text
 
 
-def test_a_phase_that_never_came_is_reported_at_the_end(tmp_path, model):
+def test_a_phase_that_never_came_is_reported_at_the_end(tmp_path, model, complaint):
     assert complaint(lambda: train(model), tmp_path / "run", phases=["forward", "eval"]) == (
-        f"roundoff recorded 2 steps to '{tmp_path}/run', but\n"
-        "  the phase 'eval' never came; there were backward, forward, optimizer."
+        f"roundoff: recorded 2 steps to '{tmp_path}/run', but "
+        "the phase 'eval' never came; there were backward, forward, optimizer."
     )
 
 
-def test_filters_that_match_but_not_together_are_reported_at_the_end(tmp_path, model):
+def test_filters_that_match_but_not_together_are_reported_at_the_end(tmp_path, model, complaint):
     assert complaint(lambda: train(model), tmp_path / "run", sites="1", ops="addmm") == (
-        f"roundoff recorded 2 steps to '{tmp_path}/run', but\n"
-        "  no event is of the chosen sites, ops and phases together, so nothing was recorded."
+        f"roundoff: recorded 2 steps to '{tmp_path}/run', but "
+        "no event is of the chosen sites, ops and phases together, so nothing was recorded."
     )
 
 
-def test_a_step_that_was_never_reached_is_reported_at_the_end(tmp_path, model):
+def test_a_step_that_was_never_reached_is_reported_at_the_end(tmp_path, model, complaint):
     assert complaint(lambda: train(model, 3), tmp_path / "a", steps=[1, 7]) == (
-        f"roundoff recorded 1 step to '{tmp_path}/a', but\n  step 7 was never reached: the loop took 3 steps."
+        f"roundoff: recorded 1 step to '{tmp_path}/a', but step 7 was never reached: the loop took 3 steps."
     )
     assert complaint(lambda: train(model, 1), tmp_path / "b", steps=range(3, 10**12)) == (
-        f"roundoff recorded 0 steps to '{tmp_path}/b', but\n  steps from 3 on were never reached: the loop took 1 step."
+        f"roundoff: recorded 0 steps to '{tmp_path}/b', but steps from 3 on were never reached: the loop took 1 step."
     )
 
 
-def test_a_block_without_training_is_reported_at_the_end(tmp_path):
+def test_a_block_without_training_is_reported_at_the_end(tmp_path, complaint):
     assert complaint(lambda: None, tmp_path / "run") == (
-        f"roundoff recorded 0 steps to '{tmp_path}/run', but\n  no training step was seen, so nothing was recorded."
+        f"roundoff: recorded 0 steps to '{tmp_path}/run', but no training step was seen, so nothing was recorded."
     )
 
 

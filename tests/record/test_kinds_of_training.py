@@ -40,7 +40,7 @@ def test_losses_gradients_and_weights_are_bit_identical(training: Training, tmp_
 def test_every_backward_op_has_a_site_or_a_parameter(training: Training, tmp_path: Path) -> None:
     with recording(to=tmp_path / "run"):
         training()
-    events = Run.open(tmp_path / "run").events().to_pylist()
+    events = Run.open(tmp_path / "run").events().to_list()
     assert {event["phase"] for event in events} >= {"forward", "backward", "optimizer"}
     keys = [
         tuple(e[k] for k in ("step", "microbatch", "phase", "site", "op", "nth", "output", "parameter")) for e in events

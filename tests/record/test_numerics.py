@@ -14,11 +14,11 @@ from roundoff.runs import Run
 from roundoff.watch.watching import watching
 
 
-def test_every_switch_of_torch_can_be_told_here() -> None:
+def test_every_switch_of_torch_can_be_read_here() -> None:
     assert set(FLAGS) <= set(numeric_environment())
 
 
-def test_only_variables_of_the_list_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_variables_of_the_list_are_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NCCL_ALGO", "Ring")
     monkeypatch.setenv("NCCL_SECRET", "hunter2")
     monkeypatch.setenv("API_TOKEN", "hunter2")

@@ -34,7 +34,7 @@ def test_two_ranks_train_the_same_with_a_recording(kind: str, tmp_path: Path) ->
     run = Run.open(tmp_path / "run")
     assert run.info.ranks == 2
     assert sorted(run.ranks) == [0, 1]
-    events = run.events().to_pylist()
+    events = run.events().to_list()
     for rank in range(2):
         mine = [e for e in events if e["rank"] == rank]
         assert {e["step"] for e in mine} == {0, 1, 2}

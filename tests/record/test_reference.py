@@ -17,7 +17,7 @@ from roundoff.record.ops.op_table import describe_op, written_arguments
 from roundoff.record.reference import IntroducedError, Reference, ReferenceKind
 from roundoff.record.reference.exact_rerun import has_something_to_judge
 from roundoff.record.reference.op_call import list_tensors
-from roundoff.record.torch_private import DispatchMode
+from roundoff.torch_private import DispatchMode
 from tests.record.trainings import PLAIN, Training
 
 aten = torch.ops.aten
@@ -69,7 +69,7 @@ def judging(kind: ReferenceKind = "fp64") -> Iterator[Judging]:
 
 
 def introduced(op: Any, *args: Any, spoil: Callable[[Tensor], Any] | None = None, **kwargs: Any) -> list[Any]:
-    """Run an op, spoil its results if asked to, and return the error that is found in each of them."""
+    """Run an op, change its results if requested, and return the error found in each of them."""
     reference = Reference("fp64")
     saved = reference.before(op, args, kwargs)
     result = op(*args, **kwargs)
@@ -253,11 +253,11 @@ def test_casts_round_once() -> None:
     ],
     ids=lambda value: str(value) if not isinstance(value, tuple) else "",
 )  # fmt: skip
-def test_a_result_that_is_one_per_mille_off_stands_out_by_its_size(op: Any, args: tuple[Any, ...]) -> None:
+def test_a_result_that_is_one_per_mille_off_has_a_large_error(op: Any, args: tuple[Any, ...]) -> None:
     assert max_ulps(op, *args, spoil=times_1001) == pytest.approx(ONE_PER_MILLE, rel=0.01)
 
 
-def test_a_custom_op_that_is_wrong_in_one_format_stands_out() -> None:
+def test_a_custom_op_that_is_wrong_in_one_format_has_a_large_error() -> None:
     @torch.library.custom_op("roundoff_test::doubled", mutates_args=())
     def doubled(x: Tensor) -> Tensor:
         return x * (2.002 if x.dtype == torch.float32 else 2)
@@ -326,6 +326,13 @@ def test_a_tensor_added_to_itself_is_doubled() -> None:
     assert max_ulps(aten.add_.Tensor, x[::2], x[1::2]) <= 0.5
     large = numbers(200_000)
     assert max_ulps(aten.add_.Tensor, large, large) == 0
+
+
+def test_copies_of_lists_are_judged_like_single_ones() -> None:
+    x = numbers(1000)
+    (one,) = introduced(aten.copy_.default, torch.empty(1000, dtype=torch.bfloat16), x)
+    assert introduced(aten._foreach_copy_.default, [torch.empty(1000, dtype=torch.bfloat16)], [x]) == [one]
+    assert one is not None
 
 
 def test_written_tensors_that_may_overlap_are_left_unjudged() -> None:
@@ -615,7 +622,7 @@ def test_every_plain_convolution_is_judged(
     assert all(error.max_ulps <= 4 for error in found)
 
 
-def test_products_that_were_told_to_use_bf16_inside_stand_out_and_are_no_reference() -> None:
+def test_products_that_use_bf16_inside_have_a_large_error_and_are_no_reference() -> None:
     x, y = numbers(64, 64), numbers(64, 64, seed=1)
     torch.set_float32_matmul_precision("medium")
     try:

@@ -63,7 +63,7 @@ def test_without_a_seed_the_generators_are_left_alone():
 
 
 @pytest.mark.parametrize("before", [(False, False), (True, False), (True, True)])
-def test_deterministic_kernels_are_asked_for_and_the_old_state_restored(before):
+def test_deterministic_kernels_are_requested_and_the_old_setting_restored(before):
     torch.use_deterministic_algorithms(before[0], warn_only=before[1])
     torch.backends.cudnn.benchmark = True
     try:

@@ -9,6 +9,9 @@ from pathlib import Path
 import pytest
 
 from roundoff.errors import RunFolderError, ScriptError
+from roundoff.record.loop.follower import LoopFollower
+from roundoff.record.loop.observer import observing_loop
+from roundoff.record.loop.sites import Sites
 from roundoff.record.script import Script, folder_for, parse_script_command, run_script
 from roundoff.runs import RunInfo, RunWriter
 
@@ -39,7 +42,17 @@ def plain(*command: str) -> subprocess.CompletedProcess[str]:
 def test_a_script_is_the_main_program_with_its_own_arguments(capsys):
     code = run("train.py", "import sys\nprint(__name__, __file__, sys.argv)\n", "--lr", "0.1")
     assert code == 0
-    assert capsys.readouterr().out == "__main__ train.py ['train.py', '--lr', '0.1']\n"
+    assert capsys.readouterr().out == f"__main__ {Path.cwd()}/train.py ['train.py', '--lr', '0.1']\n"
+
+
+def test_the_main_module_is_as_python_makes_it(capsys):
+    text = (
+        "import sys\nnames = sorted(name for name in globals() if name.startswith('__'))\n"
+        "print(names, __file__, __spec__, __package__, __doc__, type(__loader__), sys.path[0], sys.argv)\n"
+        "print(vars(sys.modules['__main__']) is globals())\n"
+    )
+    run("project/train.py", text)
+    assert capsys.readouterr().out == plain("project/train.py").stdout
 
 
 def test_the_block_under_the_guard_runs(capsys):
@@ -74,7 +87,7 @@ def test_a_package_runs_its_main_module(capsys):
     del sys.modules["program"]
 
 
-def test_nothing_of_the_script_stays_behind():
+def test_nothing_of_the_script_is_left_in_the_process():
     before = sys.argv[:], sys.path[:], sys.modules["__main__"]
     run("train.py", "import sys\nsys.argv.append('more')\nsys.path.append('/nowhere')\n")
     assert (sys.argv, sys.path, sys.modules["__main__"]) == before
@@ -119,6 +132,22 @@ def test_an_exception_is_printed_as_python_prints_it(kind, capsys):
     assert shown.replace(f'"{Path.cwd()}/', '"') == expected.stderr.replace(f'"{Path.cwd()}/', '"')
 
 
+@pytest.mark.parametrize("call", ["torch.optim.SGD([x], 0.1).load_state_dict(None)", "Bad.apply(x).backward()"])
+def test_an_exception_that_went_through_an_observed_call_is_printed_without_our_frames(call, capsys):
+    text = (
+        "import torch\n\nclass Bad(torch.autograd.Function):\n"
+        "    @staticmethod\n    def forward(ctx, x):\n        return x.sum()\n"
+        "    @staticmethod\n    def backward(ctx, gradient):\n        raise ValueError('a bad batch')\n\n"
+        "x = torch.ones(2, requires_grad=True)\ntry:\n"
+        f"    {call}\nexcept Exception as error:\n    raise KeyError('x') from error\n"
+    )
+    with observing_loop(LoopFollower(sites=Sites())):
+        assert run("train.py", text) == 1
+    shown = capsys.readouterr().err
+    assert call in shown
+    assert "roundoff/" not in shown.replace(str(Path.cwd()), "")
+
+
 def test_an_exception_in_a_module_is_printed_without_our_frames(capsys):
     write("package/__init__.py", "")
     write("package/train.py", "raise ValueError('a bad batch')\n")
@@ -144,7 +173,7 @@ def test_the_hook_that_a_script_sets_for_its_exceptions_is_called(capsys):
 def test_an_interrupt_is_printed_as_python_prints_it_and_ends_with_130(capsys):
     text = "def train():\n    raise KeyboardInterrupt\n\ntrain()\n"
     assert run("train.py", text) == 130
-    assert capsys.readouterr().err == plain("train.py").stderr.replace(f"{Path.cwd()}/", "")
+    assert capsys.readouterr().err == plain("train.py").stderr
 
 
 def test_what_was_printed_comes_before_the_exception(capfd):
@@ -245,7 +274,7 @@ def test_another_rank_finds_the_folder_of_rank_0(monkeypatch):
     assert folder_for(Script(target="train.py"), name=None, base=Path("runs")) == Path("runs/train-2")
 
 
-def test_another_rank_says_that_it_waited_in_vain(monkeypatch):
+def test_another_rank_reports_that_no_folder_appeared(monkeypatch):
     monkeypatch.setenv("RANK", "1")
     monkeypatch.setenv("WORLD_SIZE", "2")
     monkeypatch.setattr("roundoff.record.script._MAX_WAIT_SECONDS", 0.1)

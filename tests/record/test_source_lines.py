@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from roundoff.record.source_lines import Sources, shown_path
+from roundoff.record.source_lines import Sources, is_users_file, shown_path
 from roundoff.runs import Run
 
 X = torch.randn(4, 3)
@@ -180,3 +180,9 @@ def test_a_path_elsewhere_is_shown_by_its_last_two_parts():
 @pytest.mark.parametrize("name", ["<stdin>", "<string>", "<ipython-input-3-abc>"])
 def test_code_without_a_file_keeps_its_name(name):
     assert shown_path(name) == name
+
+
+def test_the_thread_that_says_why_we_wait_is_ours() -> None:
+    import roundoff.progress
+
+    assert not is_users_file(roundoff.progress.__file__)

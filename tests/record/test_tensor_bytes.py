@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from roundoff.record.tensor_bytes import SAFETENSORS_NAMES, bytes_of, file_dtype
-from roundoff.runs.files.tensor_file import TENSOR_DTYPES
+from roundoff.tensor_header import TENSOR_DTYPES
 
 
 def elements(x: Tensor) -> list[object]:

@@ -24,6 +24,8 @@ class Taped:
     sites: Sites
     snapshot: Snapshot
     tapes: list[StepTape]
+    step: Callable[[], Any]
+    """What was trained; it keeps models and optimizers alive, which a tape does not."""
 
     @property
     def path(self) -> tuple[Snapshot, list[StepTape]]:
@@ -41,11 +43,11 @@ class Taped:
 
 
 def taped(folder: Path, step: Callable[[], Any], *, num_steps: int = 1) -> Taped:
-    """Watch a number of steps and return the last; who calls it has to keep the model alive."""
+    """Watch a number of steps and return the last."""
     watch = start_watching(to=folder, settings=WatchSettings(recorded_steps=(), probe_seconds=0, kept_batches=0))
     with watch.running():
         for _ in range(num_steps):
             step()
         path = watch._snapshots.path_to(watch.step, among=[watch._tape.so_far()])
         assert path is not None, "the step can be rebuilt"
-        return Taped(training=watch._training, sites=watch.sites, snapshot=path[0], tapes=path[1])
+        return Taped(training=watch._training, sites=watch.sites, snapshot=path[0], tapes=path[1], step=step)

@@ -39,11 +39,11 @@ def test_values_of_every_kind_come_back_with_copies_of_their_tensors() -> None:
     assert rest == [2, None, "c", torch.float16, slice(1, 2)]
 
 
-def test_state_stands_for_itself_and_results_for_those_of_the_replay() -> None:
+def test_state_is_used_as_it_is_and_results_become_those_of_the_replay() -> None:
     weight, made, other = torch.ones(2), torch.ones(3), torch.zeros(3)
     known = notes(weight)
     assert known.results((made, [made * 2])) == 2
-    assert known.note(weight) is weight
+    assert again(known.note(weight)) is weight
     assert isinstance(known.note(made), Result)
     assert again(known.note(made), other) is other
 

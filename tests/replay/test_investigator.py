@@ -86,7 +86,7 @@ def test_what_raised_is_replayed_unless_it_would_take_all_memory_again(
     assert handled.num_replays == num_replays
 
 
-def test_no_more_steps_are_replayed_than_were_asked_for(tmp_path: Path) -> None:
+def test_no_more_steps_are_replayed_than_requested(tmp_path: Path) -> None:
     handled = Handled(tmp_path / "run", max_replays=1)
     handled.handle("gradient")
     handled.handle("gradient")
@@ -116,7 +116,7 @@ def test_a_step_that_cannot_be_undone_is_complained_about_once(tmp_path: Path) -
     assert handled.investigator.num_undone == 0
 
 
-def test_a_single_process_asks_nobody(tmp_path: Path) -> None:
+def test_a_single_process_makes_no_requests(tmp_path: Path) -> None:
     handled = Handled(tmp_path / "run")
     handled.investigator.request(0)
     assert not (tmp_path / "run" / "replay").exists()
@@ -132,6 +132,7 @@ def investigator_of(result: Taped, folder: Path) -> Investigator:
 
 def step(model: nn.Module, scale: list[float], folder: Path) -> Taped:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    vars(model)["its_optimizer"] = optimizer  # which lives as long as the model: a tape keeps neither alive
     x = torch.ones(3, 2)
 
     def run() -> None:
@@ -156,7 +157,7 @@ def test_a_step_that_no_snapshot_leads_to_is_neither_recorded_nor_investigated_n
     assert handled.writer.info.notes == (() if kinds else (f"Step 4 could not be recorded: {why}.",))
 
 
-def test_a_recorded_step_has_events_and_a_twin_that_was_moved_by_a_rounding(tmp_path: Path) -> None:
+def test_a_recorded_step_has_events_and_a_perturbed_copy(tmp_path: Path) -> None:
     model = nn.Linear(2, 1)
     result = step(model, [1.0], tmp_path / "taped")
     weight = model.weight.detach().clone()

@@ -64,7 +64,7 @@ def test_an_argument_that_the_op_writes_into_is_kept_as_it_was_before(tmp_path: 
     assert run.origin_tensors()["self"].tolist() == pytest.approx([3e38])
 
 
-def test_arguments_of_every_kind_are_told(tmp_path: Path) -> None:
+def test_arguments_of_every_kind_are_written(tmp_path: Path) -> None:
     parts = [torch.ones(2), torch.full((2,), float("inf"))]
     _, origin = catch(tmp_path / "run", aten.cat.default, parts, 0)
     assert origin is not None

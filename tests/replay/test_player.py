@@ -28,8 +28,8 @@ COUNTS: dict[str, Any] = {"forwards": 0, "seen": []}
 
 @pytest.fixture(autouse=True)
 def _only_thread(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A thread that another test has left behind must not decide what is put back here."""
-    monkeypatch.setattr(python_state, "_other_threads_run_users_code", lambda: False)
+    """A thread that another test has left running must not decide what is restored here."""
+    monkeypatch.setattr(python_state, "other_threads_run_users_code", lambda: False)
 
 
 class Net(nn.Module):
@@ -170,7 +170,7 @@ def test_weights_that_went_bad_earlier_lead_to_the_step_that_made_them_so(tmp_pa
     assert Run.open(tmp_path / "run").replayed_steps[0] == 40
 
 
-def test_little_memory_is_told_and_the_training_still_watched(tmp_path: Path) -> None:
+def test_too_little_memory_is_reported_and_the_training_still_watched(tmp_path: Path) -> None:
     seeded()
     with watching(to=tmp_path / "run", snapshot_bytes=100) as watch:
         train(Net(), batch)
@@ -184,7 +184,7 @@ def test_little_memory_is_told_and_the_training_still_watched(tmp_path: Path) ->
     assert any("no snapshots, so no replay" in complaint for complaint in watch.complaints)
 
 
-def test_noise_that_nobody_seeded_is_a_step_that_does_not_repeat(tmp_path: Path) -> None:
+def test_a_step_with_unseeded_noise_is_not_reproducible(tmp_path: Path) -> None:
     seeded()
     with watching(to=tmp_path / "run"):
         train(Net(lambda x: x + int.from_bytes(os.urandom(2), "little") * 1e-6), batch)

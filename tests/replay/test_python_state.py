@@ -19,14 +19,14 @@ from torch import Tensor, nn
 from roundoff.replay import python_state
 from roundoff.replay.python_state import own_generators, restoring_python_state
 
-runs_beside = python_state._other_threads_run_users_code
+runs_beside = python_state.other_threads_run_users_code
 SEEN: dict[str, Any] = {"count": 0, "nested": {"losses": []}}
 
 
 @pytest.fixture(autouse=True)
 def _only_thread(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A thread that another test has left behind must not decide what is put back here."""
-    monkeypatch.setattr(python_state, "_other_threads_run_users_code", lambda: False)
+    """A thread that another test has left running must not decide what is restored here."""
+    monkeypatch.setattr(python_state, "other_threads_run_users_code", lambda: False)
 
 
 class Meter:

@@ -46,7 +46,7 @@ def test_a_step_that_could_not_be_taped_ends_what_can_be_rebuilt() -> None:
     assert ring().path_to(6, among=[StepTape(6, why_not_replayable="it is strange")]) is None
 
 
-def test_too_little_memory_means_one_snapshot_or_none_and_is_told() -> None:
+def test_too_little_memory_means_one_snapshot_or_none_and_is_reported() -> None:
     one_state = 3 * 4 * (4 + 2)
     single, none = ring(memory_bytes=one_state), ring(memory_bytes=one_state - 1)
     assert single.note is not None
@@ -77,3 +77,30 @@ def test_a_snapshot_keeps_the_values_of_its_moment() -> None:
     with found[0].state.swapped_in(training):
         assert model.weight.item() == 1
     assert model.weight.item() == 2
+
+
+def test_the_last_step_before_a_pause_is_set_aside_until_another_is_taped() -> None:
+    snapshots = ring()
+    snapshots.set_aside()
+    assert snapshots.latest is None
+    assert steps_of(snapshots.path_to_last()) == [4, 5]
+    kept = snapshots.path_to_last()
+    assert kept is not None
+    snapshots.take(9)
+    assert snapshots.path_to_last() is kept
+    snapshots.add(StepTape(9))
+    assert not snapshots.has_aside
+    assert steps_of(snapshots.path_to_last()) == [9]
+    snapshots.take(10)
+    assert snapshots.latest is not None
+    assert snapshots.latest.state is kept[0].state  # its memory is used again
+
+
+def test_nothing_is_set_aside_where_the_last_step_cannot_be_rebuilt() -> None:
+    snapshots = ring(step5=StepTape(5, why_not_replayable="it is strange"))
+    snapshots.set_aside()
+    assert snapshots.path_to_last() is None
+    ringed = ring()
+    ringed.set_aside()
+    ringed.release()
+    assert ringed.path_to_last() is None

@@ -46,7 +46,7 @@ def equal(a: list[torch.Tensor], b: list[torch.Tensor]) -> bool:
     return len(a) == len(b) and all(map(torch.equal, a, b))
 
 
-def test_models_and_optimizers_are_new_once_and_a_wrapper_stands_for_what_it_holds() -> None:
+def test_models_and_optimizers_are_new_once_and_a_wrapper_counts_as_what_it_wraps() -> None:
     training, model, optimizer = trained()
     assert not training.add_model(model)
     assert not training.add_optimizer(optimizer)
@@ -96,7 +96,7 @@ def test_buffers_come_with_names_and_only_those_of_floats() -> None:
     assert model[1].num_batches_tracked.item() == 1
 
 
-def test_the_training_is_in_the_old_state_inside_the_block_and_in_its_own_behind() -> None:
+def test_the_training_is_in_the_old_state_inside_the_block_and_in_its_own_after_it() -> None:
     training, model, optimizer = trained()
     state = TrainingState()
     state.take(training)
@@ -114,7 +114,7 @@ def test_the_training_is_in_the_old_state_inside_the_block_and_in_its_own_behind
     assert torch.equal(torch.get_rng_state(), drawn)
 
 
-def test_the_first_difference_is_told_in_order_of_weights_buffers_and_optimizer_state() -> None:
+def test_the_first_difference_is_found_in_the_order_weights_buffers_optimizer_state() -> None:
     training, model, optimizer = trained()
     state = TrainingState()
     state.take(training)

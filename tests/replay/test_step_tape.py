@@ -43,7 +43,7 @@ def test_switches_are_those_of_the_moment() -> None:
             assert Ambient.now() == PLAIN
 
 
-def test_what_closures_did_stands_behind_their_step() -> None:
+def test_the_entries_of_closures_come_after_their_step() -> None:
     tape = with_closures()
     kinds = [type(entry).__name__ for entry in flatten_entries(tape.entries)]
     inside = ["FunctionEntry", "BackwardEntry"]

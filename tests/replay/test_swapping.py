@@ -33,7 +33,7 @@ class Helper:
         self.by_name = {"a": 1}
 
 
-def test_tensors_have_other_memory_inside_and_the_very_same_again_behind() -> None:
+def test_tensors_have_other_memory_inside_the_block_and_their_own_after_it() -> None:
     weight, other = nn.Parameter(torch.ones(2)), torch.zeros(3)
     addresses = [weight.data_ptr(), other.data_ptr()]
     with contextlib.suppress(Interrupted), swapped_data([weight, other], {id(weight): torch.full((2,), 7.0)}) as own:

@@ -10,14 +10,14 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from roundoff.record.torch_private import FunctionMode
 from roundoff.replay.arguments import Result
 from roundoff.replay.step_tape import BackwardEntry, FunctionEntry, StepEntry
 from roundoff.replay.tape_recorder import TapeRecorder
+from roundoff.torch_private import FunctionMode
 
 
 class Taping:
-    """A tape that is running, and what it told."""
+    """A running tape, and what it reported."""
 
     def __init__(self) -> None:
         self.weight = nn.Parameter(torch.ones(2))
@@ -124,7 +124,7 @@ def test_a_later_call_knows_the_results_of_an_earlier_one_by_number(taping: Tapi
     assert (calls[1].args[0].number, calls[2].args[0].number) == (0, 1)
 
 
-def test_losses_and_numbers_that_are_read_are_told_and_run_once(taping: Taping) -> None:
+def test_losses_and_numbers_that_are_read_are_reported_and_computed_once(taping: Taping) -> None:
     losses: list[float] = []
     scalars: list[Any] = []
     taping.tape.on_loss = lambda args, result: losses.append(float(result.detach()))
@@ -179,15 +179,15 @@ def test_closures_are_a_part_of_their_step(taping: Taping) -> None:
 
 def test_the_last_call_of_a_kind_is_the_one_that_raised(taping: Taping) -> None:
     tape = in_step(taping).tape
-    tape.raised(BackwardEntry)  # there is none
+    tape.note_raised(BackwardEntry)  # there is none
     for _ in range(2):
         tape.backward((taping.weight,), (), {}, loss=None)
     taping.weight * 2
-    tape.raised(BackwardEntry)
+    tape.note_raised(BackwardEntry)
     assert [entry.raised for entry in tape.step.entries if isinstance(entry, BackwardEntry)] == [False, True]
 
 
-def test_the_next_step_begins_empty_and_tells_where_its_graphs_came_from(taping: Taping) -> None:
+def test_the_next_step_begins_empty_and_names_the_steps_its_graphs_come_from(taping: Taping) -> None:
     tape = in_step(taping).tape
     carried = taping.weight * 2
     ended = tape.new_step(1)

@@ -43,7 +43,7 @@ def test_few_steps_have_a_tick_each():
     assert "dtick" not in many["layout"]["xaxis"]
 
 
-def test_what_is_told_of_an_axis_is_added_to_its_title():
+def test_settings_of_an_axis_are_added_to_its_title():
     made = figure([], x="step", y="norm", yaxis={"type": "log"})
     assert made["layout"]["yaxis"] == {"title": {"text": "norm"}, "type": "log"}
 

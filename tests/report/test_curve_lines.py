@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from roundoff.report.sparkline import curve_lines
+from roundoff.report.loss_curve import curve_lines
 from roundoff.runs import Metrics
 
 

@@ -27,7 +27,7 @@ def test_the_first_step_that_is_not_finite_is_marked():
     assert "<line" not in loss_curve([3.0, 2.0])
 
 
-def test_the_ends_are_told_as_numbers():
+def test_the_ends_are_reported_as_numbers():
     assert "<figcaption>2.35 → 0.12</figcaption>" in loss_curve([2.3456, 1.0, 0.12])
     assert "<figcaption>2.3 → NaN</figcaption>" in loss_curve([2.3, NAN])
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from roundoff.report.sparkline import sparkline
+from roundoff.report.loss_curve import sparkline
 
 
 def test_more_values_than_places_are_shown_by_their_means() -> None:

@@ -1,7 +1,7 @@
 import re
 from dataclasses import replace
 
-from roundoff.report.html_table import Cell, Column
+from roundoff.report.parts import Cell, TableColumn
 from roundoff.report.sweep_page import SweepPage, SweepPageRow, sweep_page
 
 HOSTILE = "</td><script>alert(1)</script>"
@@ -18,7 +18,7 @@ PAGE = SweepPage(
     title="Sweep batches",
     description="Large batches, and small ones.",
     summary="2 rows: 1 went non-finite.",
-    columns=[Column(name="recipe")],
+    columns=[TableColumn(name="recipe")],
     rows=[GOOD, BAD],
     common={"data": "digits"},
     defaults={"model": "resnet-small"},
@@ -59,7 +59,7 @@ def test_what_tells_a_row_from_others_is_folded_into_it():
     assert "<pre>name = &#x27;mine&#x27;</pre>" in bad
 
 
-def test_common_settings_are_told_once():
+def test_common_settings_are_reported_once():
     text = sweep_page(PAGE)
     assert text.count("<dt>data</dt><dd>digits</dd>") == 1
     assert "<summary>1 settings at their defaults</summary>" in text
@@ -78,7 +78,7 @@ def test_hostile_names_stay_text_wherever_they_are():
         title=HOSTILE,
         description=HOSTILE,
         summary=HOSTILE,
-        columns=[Column(name=HOSTILE)],
+        columns=[TableColumn(name=HOSTILE)],
         rows=[row],
         common={HOSTILE: HOSTILE},
         defaults={HOSTILE: HOSTILE},

@@ -1,8 +1,8 @@
 import re
 
-from roundoff.report.html_table import Cell, Column, TableRow, table
+from roundoff.report.parts import Cell, TableColumn, TableRow, table
 
-COLUMNS = [Column(name="recipe"), Column(name="top-1", is_number=True)]
+COLUMNS = [TableColumn(name="recipe"), TableColumn(name="top-1", is_number=True)]
 
 
 def test_a_row_has_its_cells_with_what_they_are_sorted_by():

@@ -23,7 +23,7 @@ OVERFLOW = Finding(
     fix='keep this layer wide:  apply_recipe(model, optimizer, "O2", overrides={"blocks.3.attn": "fp32"})\n'
     "or scale q before the matmul (model.py:41)",
 )
-WATCHED = watched_text(num_steps=1204, seconds=372.4, cost=0.0137)
+WATCHED = watched_text(num_steps=1204, seconds=372.4, parts={"first steps": 3.0, "the rest": 2.0})
 
 
 def test_says_plainly_when_nothing_was_found() -> None:
@@ -31,7 +31,8 @@ def test_says_plainly_when_nothing_was_found() -> None:
 
 
 def test_nothing_found_is_one_line_with_what_the_watch_cost() -> None:
-    assert findings_text([], watched=WATCHED) == "Nothing found; watched 1204 steps in 6 min 12 s; cost 1.4 %"
+    told = "watched 1204 steps in 6 min 12 s; roundoff added 5.0 s (1.4 %): first steps 3.0 s, the rest 2.0 s"
+    assert findings_text([], watched=WATCHED) == f"Nothing found; {told}"
 
 
 def test_lays_a_finding_out_with_its_place_first_and_its_source_at_the_right_edge() -> None:
@@ -73,7 +74,7 @@ def test_the_verdict_screen() -> None:
         "         or scale q before the matmul (model.py:41)\n"
         "  saved  the batch and the state before the step:  roundoff replay runs/train-3\n"
         "  next   roundoff report runs/train-3     roundoff plan runs/train-3\n"
-        "watched 1204 steps in 6 min 12 s; cost 1.4 %"
+        "watched 1204 steps in 6 min 12 s; roundoff added 5.0 s (1.4 %): first steps 3.0 s, the rest 2.0 s"
     )
 
 
@@ -146,5 +147,5 @@ def test_checks_that_failed_are_one_line_of_bugs_and_one_of_damage() -> None:
     ]
 
 
-def test_long_trainings_are_told_in_hours() -> None:
+def test_long_trainings_are_reported_in_hours() -> None:
     assert watched_text(num_steps=9, seconds=7384.0) == "watched 9 steps in 2 h 3 min"

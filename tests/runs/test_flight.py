@@ -1,14 +1,25 @@
+import mmap
 import os
 import signal
 import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from roundoff.errors import RunFolderError
-from roundoff.runs.flight import COUNT, MAX_DEPTH, NUM_RECORDS, TOTAL_BYTES, FlightRecorder, read_flight, read_heartbeat
+from roundoff.runs.flight import (
+    COUNT,
+    MAX_DEPTH,
+    NUM_RECORDS,
+    TOTAL_BYTES,
+    FlightRecorder,
+    read_flight,
+    read_heartbeat,
+    save_shared_flight,
+)
 
 WRITING_UNTIL_KILLED = """
 import sys
@@ -36,7 +47,7 @@ def path(tmp_path: Path) -> Path:
     return tmp_path / "flight-rank0.bin"
 
 
-def test_tells_step_phase_sites_and_op_of_a_process_that_is_still_running(path: Path):
+def test_shows_step_phase_sites_and_op_of_a_process_that_is_still_running(path: Path):
     recorder = FlightRecorder.create(path)
     recorder.note(step=12, phase="forward")
     recorder.enter("forward", "<model>")
@@ -175,7 +186,31 @@ def test_after_closing_notes_are_lost_and_nothing_breaks(path: Path):
     assert read_flight(path).num_records == 2
 
 
-def test_a_killed_process_leaves_a_file_that_tells_where_it_was(path: Path):
+def test_a_file_that_is_cut_short_ends_no_process(path: Path):
+    code = "import os\n" + WRITING_UNTIL_KILLED.replace(
+        "while True:", "while step < 20:\n    os.truncate(sys.argv[1], 0)"
+    )
+    done = subprocess.run([sys.executable, "-c", code, str(path)], capture_output=True, text=True, timeout=300)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_a_full_disk_ends_the_notes_and_nothing_else(path: Path, request: pytest.FixtureRequest):
+    recorder = FlightRecorder.create(path)
+    recorder.note(step=1, phase="forward")
+    request.getfixturevalue("full_disk")
+    for step in range(100):
+        recorder.note(step=step, phase="backward")
+    assert not path.exists()  # a file that stands still would look like a process that hangs
+
+
+def test_records_are_read_back_in_order_across_the_writes_of_the_ring(path: Path):
+    recorder = FlightRecorder.create(path)
+    for step in range(1, 5 * 32 + 7):
+        recorder.note(step=step, phase=None)
+        assert [record.name for record in read_flight(path).records] == [str(n) for n in range(1, step + 1)]
+
+
+def test_a_killed_process_leaves_a_file_that_shows_where_it_was(path: Path):
     code = [sys.executable, "-c", WRITING_UNTIL_KILLED, str(path)]
     process = subprocess.Popen(code, stdout=subprocess.PIPE)
     assert process.stdout is not None
@@ -190,6 +225,83 @@ def test_a_killed_process_leaves_a_file_that_tells_where_it_was(path: Path):
     assert kinds >= {"enter", "leave", "op"}
     times = [record.time for record in flight.records]
     assert times == sorted(times)
+
+
+def test_notes_in_shared_memory_are_written_when_the_parent_saves_them(path: Path, monkeypatch: pytest.MonkeyPatch):
+    shared = mmap.mmap(-1, TOTAL_BYTES)
+    recorder = FlightRecorder.create(path, shared=shared)
+    recorder.note(step=0, phase="forward")  # the first one also goes into the file
+    num_writes = 0
+    pwrite = os.pwrite
+
+    def counting(*args: Any) -> int:
+        nonlocal num_writes
+        num_writes += 1
+        return pwrite(*args)
+
+    monkeypatch.setattr(os, "pwrite", counting)
+    monkeypatch.setattr("roundoff.runs.flight._NS_BETWEEN_WRITES", 10**18)
+    for step in range(1, 3 * 32):
+        recorder.note(step=step, phase="forward")
+        recorder.enter("forward", "<model>")
+        recorder.leave("<model>")
+    recorder.enter("forward", "<model>")
+    assert num_writes == 1  # of the model's name
+    save_shared_flight(shared, path)
+    flight = read_flight(path)
+    assert (flight.step, flight.phase, flight.site) == (95, "forward", "<model>")
+    assert flight.num_records == len(flight.records) == 2 + 3 * 95 + 1
+    assert [record.name for record in flight.records if record.kind == "step"] == [str(step) for step in range(96)]
+
+
+def test_the_file_follows_shared_memory_now_and_then(path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("roundoff.runs.flight._NS_BETWEEN_WRITES", 0)
+    recorder = FlightRecorder.create(path, shared=mmap.mmap(-1, TOTAL_BYTES))
+    for step in range(1, 5 * 32 + 7):
+        recorder.note(step=step, phase=None)
+        assert [record.name for record in read_flight(path).records] == [str(n) for n in range(1, step + 1)]
+
+
+def test_what_was_closed_is_not_written_again_from_shared_memory(path: Path):
+    shared = mmap.mmap(-1, TOTAL_BYTES)
+    recorder = FlightRecorder.create(path, shared=shared)
+    recorder.note(step=1, phase="forward")
+    recorder.note(step=2, phase="backward")
+    recorder.close()
+    assert (read_flight(path).step, read_flight(path).phase) == (2, "backward")
+    path.unlink()
+    save_shared_flight(shared, path)
+    assert not path.exists()
+
+
+@pytest.mark.parametrize("error", [MemoryError(), OSError(28, "No space left on device")])
+def test_a_last_write_that_fails_is_no_error_and_leaves_no_file_open(
+    path: Path, error: Exception, monkeypatch: pytest.MonkeyPatch
+):
+    recorder = FlightRecorder.create(path, shared=mmap.mmap(-1, TOTAL_BYTES))
+    num_open = len(os.listdir("/proc/self/fd"))
+
+    def fail(*args: Any) -> int:
+        raise error
+
+    monkeypatch.setattr(os, "pwrite", fail)
+    recorder.close()
+    assert len(os.listdir("/proc/self/fd")) == num_open - 1
+
+
+def test_a_forked_process_does_not_write_into_the_memory_that_its_parent_shares(path: Path):
+    shared = mmap.mmap(-1, TOTAL_BYTES)
+    recorder = FlightRecorder.create(path, shared=shared)
+    recorder.note(step=1, phase="forward")
+    child = os.fork()
+    if child == 0:
+        try:
+            recorder.note(step=99, phase="eval")
+        finally:
+            os._exit(0)
+    os.waitpid(child, 0)
+    save_shared_flight(shared, path)
+    assert read_flight(path).step == 1
 
 
 def test_a_living_process_is_read_without_confusion_at_any_moment(path: Path):

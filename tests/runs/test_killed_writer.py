@@ -51,7 +51,7 @@ def check(folder: Path, num_flushed: int) -> None:
     rows_of_step = [run.events(step=step).num_rows for step in range(num_flushed + 1)]
     assert rows_of_step[:-1] == [NUM_ROWS] * num_flushed
     assert rows_of_step[-1] in (0, NUM_ROWS)
-    assert run.hashes()["step"].to_pylist()[:num_flushed] == list(range(num_flushed))
+    assert run.hashes()["step"].to_list()[:num_flushed] == list(range(num_flushed))
     assert [metrics.step for metrics in run.metrics()][:num_flushed] == list(range(num_flushed))
     assert [call.step for call in run.calls()][:num_flushed] == list(range(num_flushed))
     assert list(run.info.notes)[:num_flushed] == [f"step {step}" for step in range(num_flushed)]

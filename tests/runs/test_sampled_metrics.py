@@ -32,7 +32,7 @@ def test_of_a_long_run_the_first_the_last_and_others_at_even_distances(tmp_path:
     assert max(gaps) < 1.2 * min(gaps)
 
 
-def test_every_line_can_be_met_whatever_byte_is_looked_at(tmp_path: Path) -> None:
+def test_every_line_is_found_whatever_byte_the_search_starts_at(tmp_path: Path) -> None:
     size = write(tmp_path, 150).stat().st_size
     assert [each.step for each in sampled_metrics(tmp_path, most=size)] == list(range(150))
 

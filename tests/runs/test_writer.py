@@ -1,14 +1,13 @@
 import errno
 import os
 import shutil
-import warnings
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from roundoff.errors import RunFolderError
-from roundoff.runs import Call, Metrics, RecordingStoppedWarning, Run, RunInfo, RunWriter
+from roundoff.runs import Call, Metrics, OverfitProbe, Run, RunInfo, RunWriter
 
 
 def tree(folder: Path) -> list[str]:
@@ -23,7 +22,7 @@ def write_something(writer: RunWriter, make_events, step: int = 0) -> None:
 
 
 @pytest.fixture
-def writer(tmp_path: Path) -> RunWriter:
+def writer(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> RunWriter:
     return RunWriter.create(tmp_path / "run", RunInfo())
 
 
@@ -33,7 +32,7 @@ def test_a_run_leaves_the_documented_files(tmp_path: Path, make_events, paramete
         write_something(writer, make_events, step=1)
         writer.write_parameters(parameters)
         writer.write_hashes(hashes)
-        writer.write_probe({"step": 1, "probe": "overfit", "losses": [float("nan"), 1.0]})
+        writer.write(OverfitProbe(step=1, losses=(float("nan"), 1.0)))
         with writer.tensors(12) as tensors:
             tensors.add("forward/0/fc/aten.mm#0:output0", np.zeros(3, np.float32), dtype="F32", shape=(3,))
         with writer.batch(0) as batch:
@@ -122,14 +121,14 @@ def test_a_folder_that_cannot_be_made_is_an_error_at_the_start(tmp_path: Path, n
 
 FULL = {
     "lines": "metrics-rank0.jsonl",
-    "events": "events/rank0-part-00000.parquet.tmp",
-    "info": "run.json.tmp",
+    "events": "events/rank0-part-00000.parquet",
+    "info": "run.json",
 }
 
 
 @pytest.mark.parametrize("full", FULL.values(), ids=FULL.keys())
-def test_a_full_disk_stops_the_recording_with_one_warning(writer: RunWriter, make_events, full: str):
-    (writer.folder / full).symlink_to("/dev/full")
+def test_a_full_disk_stops_the_recording_with_one_line(writer: RunWriter, make_events, full: str, fill_disk, capsys):
+    fill_disk(Path(full).name)
 
     def train() -> None:
         for step in range(3):
@@ -138,50 +137,49 @@ def test_a_full_disk_stops_the_recording_with_one_warning(writer: RunWriter, mak
                 tensors.add("a", np.zeros(1), dtype="F64", shape=(1,))
         writer.close()
 
-    with pytest.warns(RecordingStoppedWarning) as caught:
-        train()
-    file = writer.folder / full.removesuffix(".tmp")
-    assert [str(warning.message) for warning in caught] == [
-        f"roundoff stopped recording to '{writer.folder}'; the training goes on.\n"
-        f"  why: {file}: {os.strerror(errno.ENOSPC)}."
-    ]
+    train()
+    file = writer.folder / full
+    assert capsys.readouterr().err == (
+        f"roundoff: stopped recording to '{writer.folder}'; the training goes on. "
+        f"Why: {file}: {os.strerror(errno.ENOSPC)}.\n"
+    )
     assert writer.stopped == f"{file}: No space left on device."
 
 
-def test_a_full_disk_in_the_middle_of_a_tensor_file_stops_the_recording(writer: RunWriter, make_events):
-    (writer.folder / "tensors").mkdir()
-    (writer.folder / "tensors/rank0-step0.safetensors.tmp").symlink_to("/dev/full")
+def test_a_full_disk_in_the_middle_of_a_tensor_file_stops_the_recording(
+    writer: RunWriter, make_events, fill_disk, capsys
+):
+    fill_disk("rank0-step0.safetensors")
 
     def keep_tensors() -> None:
         with writer.tensors(0) as tensors:
             for i in range(5):
                 tensors.add(f"t{i}", np.zeros(2**20, np.float32), dtype="F32", shape=(2**20,))
 
-    with pytest.warns(RecordingStoppedWarning, match=r"rank0-step0\.safetensors: No space left"):
-        keep_tensors()
+    keep_tensors()
+    assert "rank0-step0.safetensors: No space left" in capsys.readouterr().err
     assert list((writer.folder / "tensors").iterdir()) == []
     write_something(writer, make_events)
     assert Run.open(writer.folder).metrics() == []
 
 
-def test_a_tensor_file_open_while_the_recording_stops_leaves_nothing(writer: RunWriter):
-    (writer.folder / "metrics-rank0.jsonl").symlink_to("/dev/full")
+def test_a_tensor_file_open_while_the_recording_stops_leaves_nothing(writer: RunWriter, fill_disk):
+    fill_disk("metrics-rank0.jsonl")
     tensors = writer.tensors(0)
     tensors.add("a", np.zeros(3 * 2**20, np.float32), dtype="F32", shape=(3 * 2**20,))
     assert len(list((writer.folder / "tensors").iterdir())) == 1
     writer.write(Metrics(step=0))
-    with pytest.warns(RecordingStoppedWarning):
-        writer.flush()
+    writer.flush()
+    assert writer.stopped is not None
     tensors.add("b", np.zeros(1, np.float32), dtype="F32", shape=(1,))
     tensors.close()
     assert list((writer.folder / "tensors").iterdir()) == []
 
 
-def test_what_was_flushed_before_the_disk_was_full_stays_readable(writer: RunWriter, make_events):
+def test_what_was_flushed_before_the_disk_was_full_stays_readable(writer: RunWriter, make_events, fill_disk):
     write_something(writer, make_events, step=0)
-    (writer.folder / "events/rank0-part-00001.parquet.tmp").symlink_to("/dev/full")
-    with pytest.warns(RecordingStoppedWarning):
-        write_something(writer, make_events, step=1)
+    fill_disk("rank0-part-00001.parquet")
+    write_something(writer, make_events, step=1)
     run = Run.open(writer.folder)
     assert run.steps == [0]
     assert run.info.notes == (
@@ -190,30 +188,29 @@ def test_what_was_flushed_before_the_disk_was_full_stays_readable(writer: RunWri
 
 
 @pytest.mark.parametrize("replacement", ["nothing", "a file"])
-def test_a_folder_that_disappears_stops_the_recording(writer: RunWriter, make_events, replacement: str):
+def test_a_folder_that_disappears_stops_the_recording(writer: RunWriter, make_events, replacement: str, capsys):
     write_something(writer, make_events)
     shutil.rmtree(writer.folder)
     if replacement == "a file":
         writer.folder.touch()
-    with pytest.warns(RecordingStoppedWarning) as caught:
-        write_something(writer, make_events, step=1)
+    write_something(writer, make_events, step=1)
     writer.close()
-    assert len(caught) == 1
+    assert len(capsys.readouterr().err.splitlines()) == 1
     assert not writer.folder.is_dir()
 
 
-def test_lines_alone_notice_that_the_folder_disappeared(writer: RunWriter):
+def test_lines_alone_notice_that_the_folder_disappeared(writer: RunWriter, capsys):
     shutil.rmtree(writer.folder)
     writer.write(Metrics(step=0))
-    with pytest.warns(RecordingStoppedWarning, match=r"metrics-rank0\.jsonl: No such file or directory"):
-        writer.flush()
+    writer.flush()
+    assert "metrics-rank0.jsonl: No such file or directory" in capsys.readouterr().err
 
 
-def test_a_mistake_of_ours_stops_the_recording_too(writer: RunWriter, make_events):
-    with pytest.warns(RecordingStoppedWarning, match="why: "):
-        writer.write_events(make_events(0, max=np.zeros(99)))
+def test_a_mistake_of_ours_stops_the_recording_too(writer: RunWriter, make_events, capsys):
+    writer.write_events(make_events(0, max=np.zeros(99)))
+    assert " Why: " in capsys.readouterr().err
     write_something(writer, make_events)
-    assert tree(writer.folder) == ["run.json"]
+    assert tree(writer.folder) == ["gaps-rank0.jsonl", "run.json"]
 
 
 def test_strict_raises_instead(tmp_path: Path, make_events):
@@ -230,10 +227,8 @@ def test_a_forked_process_writes_nothing(writer: RunWriter, make_events):
     writer.write(Metrics(step=0))
     child = os.fork()
     if child == 0:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            writer.write(Metrics(step=1))
-            writer.close()
+        writer.write(Metrics(step=1))
+        writer.close()
         os._exit(0)
     os.waitpid(child, 0)
     assert tree(writer.folder) == ["run.json"]

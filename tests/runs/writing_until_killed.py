@@ -37,7 +37,7 @@ def hashes(step: int) -> HashColumns:
     )
 
 
-def write_for_ever(folder: Path) -> None:
+def write_forever(folder: Path) -> None:
     writer = RunWriter.create(folder, RunInfo(), strict=True)
     flushed = os.open(f"{folder}.flushed", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     step = 0
@@ -58,7 +58,7 @@ def main() -> None:
     for line in sys.stdin:
         child = os.fork()
         if child == 0:
-            write_for_ever(Path(line.strip()))
+            write_forever(Path(line.strip()))
         print(child, flush=True)
         os.waitpid(child, 0)
         print("dead", flush=True)

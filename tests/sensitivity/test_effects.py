@@ -6,19 +6,19 @@ import json
 import math
 from typing import Any
 
-from roundoff.sensitivity import Effect, Rounded, Sensitivity
+from roundoff.sensitivity import LossEffect, Rounded, Sensitivity
 
 FINE = Rounded(num_elements=4, overflow=0.0, underflow=0.0, subnormal=0.0, ulps=0.2, snr_db=math.inf)
 
 
-def effect(site: str, op: str, part: Any, change: float, **more: Any) -> Effect:
-    return Effect(
+def effect(site: str, op: str, part: Any, change: float, **more: Any) -> LossEffect:
+    return LossEffect(
         site=site, op=op, part=part, fmt="bf16", loss_change=change, value=FINE, gradient=None, absmax=1.0,
         gradient_absmax=None, **more,
     )  # fmt: skip
 
 
-def sensitivity(*effects: Effect) -> Sensitivity:
+def sensitivity(*effects: LossEffect) -> Sensitivity:
     return Sensitivity(
         step=2, loss=1.5, formats=("bf16",), effects=effects, num_parameters={"a": 3}, narrow_losses={"bf16": 1.25}
     )
@@ -38,7 +38,7 @@ def test_goes_to_json_and_back():
     assert Sensitivity.from_object(json.loads(json.dumps(FOUND.to_object()))) == FOUND
 
 
-def test_an_input_counts_only_where_nobody_before_has_rounded_it():
+def test_an_input_counts_only_where_no_earlier_op_has_rounded_it():
     assert FOUND.loss_change("bf16", site="b") == 24
     assert FOUND.loss_change_with({"a": "bf16", "b": "bf16"}) == 1 + 2 + 4 + 16
     assert FOUND.loss_change_with({"a": "e4m3", "b": "bf16"}) == 24

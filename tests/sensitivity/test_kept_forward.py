@@ -84,7 +84,7 @@ def test_every_site_and_every_op_does_alone_what_really_rounding_it_does(fmt: st
     assert predicted == pytest.approx(true, rel=1e-3, abs=1e-8)
 
 
-def test_the_code_of_a_site_that_holds_others_is_told_from_what_they_do():
+def test_the_own_code_of_a_site_is_separate_from_the_sites_inside_it():
     model = net(SharedRelu)
     found = measured(model)
     own = {effect.key: "e4m3" for effect in found.of("e4m3", site="<model>")}

@@ -28,8 +28,8 @@ def bits(x: torch.Tensor) -> bytes:
 @pytest.mark.parametrize("training", PLAIN.values(), ids=PLAIN.keys())
 def test_losses_gradients_and_weights_are_bit_identical(training: Training) -> None:
     plain = training()
-    told = pytest.warns(NarrowTrainingWarning) if training.__name__ in NARROW_ALREADY else nullcontext()
-    with told, measuring_sensitivity(step=[0, 1], formats=["e4m3"]) as measured:
+    warned = pytest.warns(NarrowTrainingWarning) if training.__name__ in NARROW_ALREADY else nullcontext()
+    with warned, measuring_sensitivity(step=[0, 1], formats=["e4m3"]) as measured:
         followed = training()
     assert measured.failure is None
     assert torch._C._len_torch_function_stack() == 0

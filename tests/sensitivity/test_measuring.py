@@ -139,7 +139,7 @@ def test_no_list_of_formats_is_refused_at_once(formats: Any):
     )
 
 
-def test_what_is_told_when_done_can_end_the_script():
+def test_the_callback_can_end_the_script():
     def stop(found: Sensitivity) -> None:
         raise SystemExit(0)
 

@@ -1,4 +1,4 @@
-"""A training that does not compute in fp32 is measured, and that is told."""
+"""A training that does not compute in fp32 is measured, with a warning."""
 
 from __future__ import annotations
 
@@ -37,10 +37,10 @@ def measure_under(recipe: str, **settings: Any) -> Sensitivity:
         ("fp32", {"overrides": {"2": "bf16"}}, "the recipe 'fp32' is applied"),
     ],
 )
-def test_a_training_that_is_narrow_already_is_told(recipe: str, settings: dict[str, Any], sign: str):
-    with pytest.warns(NarrowTrainingWarning) as told:
+def test_a_training_that_is_already_narrow_causes_a_warning(recipe: str, settings: dict[str, Any], sign: str):
+    with pytest.warns(NarrowTrainingWarning) as warned:
         measure_under(recipe, **settings)
-    assert str(told[0].message).startswith(f"The measured training does not compute in fp32: {sign}. ")
+    assert str(warned[0].message).startswith(f"The measured training does not compute in fp32: {sign}. ")
 
 
 @pytest.mark.parametrize(("recipe", "settings"), [("fp32", {"overrides": {"2": "fp32"}}), ("act4", {})])
@@ -48,8 +48,8 @@ def test_a_recipe_that_computes_in_fp32_is_measured_without_a_word(recipe: str, 
     assert measure_under(recipe, **settings).effects
 
 
-def test_a_narrow_model_without_a_recipe_is_told():
+def test_a_narrow_model_without_a_recipe_causes_a_warning():
     model = net().half()
-    told = pytest.warns(NarrowTrainingWarning, match=r"there are weights in torch\.float16")
-    with told, measuring_sensitivity(step=0, formats=["bf16"]):
+    warned = pytest.warns(NarrowTrainingWarning, match=r"there are weights in torch\.float16")
+    with warned, measuring_sensitivity(step=0, formats=["bf16"]):
         model(torch.ones(2, 4).half()).sum().backward()

@@ -78,7 +78,7 @@ def test_predictions_of_single_ops_are_what_rounding_them_does():
     assert predicted == pytest.approx(list(true.values()), rel=0.05, abs=2e-7)
 
 
-def test_the_narrow_step_beside_is_the_step_with_every_site_rounded():
+def test_the_shadow_run_is_the_step_with_every_site_rounded():
     model, run_step = small_resnet()
     found = measured_after_steps(model, run_step, num_steps=1)
     for fmt in found.formats:

@@ -1,4 +1,4 @@
-"""A real server in a thread, and a client that sends what it is told to, however wrong."""
+"""A real server in a thread, and a client that sends any request, however wrong."""
 
 from __future__ import annotations
 
@@ -12,9 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from roundoff.serve.app import App
+from roundoff.serve.app import App, PageCache
 from roundoff.serve.guard import AccessPolicy
-from roundoff.serve.page_cache import PageCache
 from roundoff.serve.runs_folder import OpenedRun, RunsFolder
 from roundoff.serve.server import listen, make_server
 

@@ -15,7 +15,7 @@ from tests.serve.serving import Server
 KEY = quote("forward/0/<model>/aten.addmm#0:output0", safe="")
 
 
-def test_all_runs_are_told_and_a_damaged_one_costs_its_row_only(server: Server) -> None:
+def test_all_runs_are_reported_and_a_damaged_one_costs_its_row_only(server: Server) -> None:
     runs = {run["name"]: run for run in server.json("/api/runs")["runs"]}
     assert set(runs) == {"broken", "reference", "candidate", "tensors", HOSTILE_NAME, "damaged"}
     assert "is not JSON" in runs["damaged"]["problem"]
@@ -32,7 +32,7 @@ def test_changes_name_every_run_with_what_changes_when_it_does(server: Server) -
     assert versions == server.json("/api/changes")["runs"]
 
 
-def test_runs_that_are_named_are_told_as_they_are_now(server: Server) -> None:
+def test_runs_that_are_named_are_reported_as_they_are_now(server: Server) -> None:
     runs = server.json("/api/changes?run=broken&run=reference")["runs"]
     assert set(runs) == {"broken", "reference"}
     assert runs["broken"] == {
@@ -44,7 +44,7 @@ def test_runs_that_are_named_are_told_as_they_are_now(server: Server) -> None:
     }
 
 
-def test_one_run_is_told_with_its_findings_and_what_it_holds(server: Server) -> None:
+def test_one_run_is_reported_with_its_findings_and_what_it_holds(server: Server) -> None:
     run = server.json("/api/runs/broken")
     assert run["recorded_steps"] == [0, 1]
     assert run["found"][0]["rule"] == "overflow"
@@ -79,7 +79,7 @@ def test_events_are_chosen_by_patterns(server: Server) -> None:
     assert server.json("/api/runs/reference/events?site=nowhere") == {"events": [], "next": None}
 
 
-def test_a_tensor_is_told_by_its_numbers_first_values_and_exponents(server: Server) -> None:
+def test_a_tensor_is_reported_by_its_numbers_first_values_and_exponents(server: Server) -> None:
     names = [tensor["name"] for tensor in server.json("/api/runs/tensors/tensors?step=0")["tensors"]]
     assert "forward/0/<model>/aten.addmm#0:output0" in names
     look = server.json(f"/api/runs/tensors/tensor?step=0&rank=0&name={KEY}")
@@ -129,7 +129,9 @@ def test_a_tensor_is_sent_as_a_file_of_numpy(server: Server) -> None:
         ("/api/runs/tensors/tensor.npy?step=0&name=%00", 404, "There is no tensor"),
     ],
 )
-def test_what_cannot_be_answered_is_told_in_a_sentence(server: Server, path: str, status: int, sentence: str) -> None:
+def test_what_cannot_be_answered_is_explained_in_a_sentence(
+    server: Server, path: str, status: int, sentence: str
+) -> None:
     answer = server.ask(path)
     assert (answer.status, answer.headers["content-type"]) == (status, "application/json")
     assert sentence in answer.json["error"]

@@ -11,7 +11,7 @@ from urllib.parse import quote
 
 import pytest
 
-from roundoff.diagnose.run_view import view_run
+from roundoff.diagnose.diagnosis import view_run
 from roundoff.report.run_page.document import run_page
 from roundoff.runs import Run
 from roundoff.serve.runs_folder import OpenedRun
@@ -104,7 +104,7 @@ def test_others_are_answered_while_a_page_is_made(tmp_path: Path) -> None:
         assert {page.result(PATIENCE_SECONDS).text for page in pages} == {"made"}
 
 
-def test_a_fault_of_ours_is_told_as_one_with_all_headers(tmp_path: Path) -> None:
+def test_a_fault_of_ours_is_reported_as_one_with_all_headers(tmp_path: Path) -> None:
     write_metrics_run(tmp_path / "run", [1.0])
 
     def make(candidate: OpenedRun, reference: OpenedRun | None) -> str:
@@ -156,7 +156,7 @@ def test_a_folder_that_is_a_run_itself_is_served(tmp_path: Path) -> None:
         ("/runs/tensors/tensors?step=-1", 400, "is invalid"),
     ],
 )
-def test_what_cannot_be_shown_is_told_in_a_sentence(server: Server, path: str, status: int, sentence: str) -> None:
+def test_what_cannot_be_shown_is_explained_in_a_sentence(server: Server, path: str, status: int, sentence: str) -> None:
     answer = server.ask(path)
     assert (answer.status, answer.headers["content-type"]) == (status, "text/html; charset=utf-8")
     assert sentence in answer.text

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from roundoff.errors import RunFolderError
-from roundoff.serve.page_cache import MAX_PAGES, PageCache
+from roundoff.serve.app import MAX_PAGES, PageCache
 from roundoff.serve.runs_folder import OpenedRun, RunsFolder
 from tests.report.sample_runs import write_metrics_run
 
@@ -67,7 +67,7 @@ def test_a_page_is_packed_for_browsers_that_unpack_it(pages: PageCache, maker: M
     assert gzip.decompress(page.packed) == page.html == b"a"
 
 
-def test_a_page_that_nobody_waits_for_any_more_does_not_stop_the_others(
+def test_a_page_that_no_one_waits_for_any_more_does_not_stop_the_others(
     pages: PageCache, maker: Maker, folder: RunsFolder
 ) -> None:
     pages.page(folder.open("a"))
@@ -115,7 +115,9 @@ def test_only_the_last_few_pages_are_kept(pages: PageCache, maker: Maker, folder
     assert maker.num_made == MAX_PAGES + 2
 
 
-def test_what_runs_beside_the_run_itself_makes_no_new_page(pages: PageCache, maker: Maker, folder: RunsFolder) -> None:
+def test_files_that_are_not_part_of_the_run_make_no_new_page(
+    pages: PageCache, maker: Maker, folder: RunsFolder
+) -> None:
     maker.go.set()
     before = folder.open("a").stamp
     for name in ("report.html", "flight-rank0.bin", "events.tmp"):

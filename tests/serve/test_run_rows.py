@@ -19,7 +19,7 @@ from tests.report.sample_runs import write_metrics_run
 
 @pytest.fixture
 def rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunRows:
-    """The rows of a folder, looked at anew whenever they are asked for."""
+    """The rows of a folder, read again whenever they are requested."""
     monkeypatch.setattr(run_rows, "FRESH_SECONDS", 0.0)
     return RunRows(RunsFolder(tmp_path))
 
@@ -48,7 +48,7 @@ def test_a_row_is_the_same_object_until_its_run_changes(rows: RunRows, tmp_path:
     assert (after["a"].num_steps, after["a"].losses) == (2, [1.0, float("inf")])
 
 
-def test_a_run_that_crashed_fell_silent_or_ended_is_told_apart(rows: RunRows, tmp_path: Path) -> None:
+def test_a_run_that_crashed_fell_silent_or_ended_is_distinguished(rows: RunRows, tmp_path: Path) -> None:
     for name in ("crashed", "silent", "running"):
         run = write_metrics_run(tmp_path / name, [1.0])
         write_info(run.path, replace(run.info, status="running", finished=None))

@@ -7,11 +7,16 @@ import signal
 import socket
 import subprocess
 import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 from roundoff.errors import ServeError
+from roundoff.serve import server
 from roundoff.serve.server import address_of, choose_token, is_loopback, listen
+from tests.serve.serving import Server, serving
 
 PATIENCE_SECONDS = 60.0
 SLOW_SERVER = """
@@ -67,7 +72,7 @@ def test_the_address_is_what_one_opens(host: str, expected: str, is_local: bool)
 
 
 @pytest.mark.skipif(not socket.has_ipv6, reason="there is no IPv6")
-def test_an_address_of_ipv6_stands_in_brackets() -> None:
+def test_an_ipv6_address_is_in_brackets() -> None:
     try:
         listening = listen("::1", 0)
     except ServeError:
@@ -83,3 +88,62 @@ def test_a_token_is_made_where_one_is_needed_and_each_time_another() -> None:
     assert len(made) == 3
     assert all(token is not None and len(token) == 32 for token in made)
     assert choose_token("my-own-token", is_needed=False) == "my-own-token"
+
+
+def talk(port: int, *, first: bytes, then: bytes, pause: float) -> tuple[bytes, float]:
+    """Send something, then a byte at a time, until the server closes; return what it answered and how long it took."""
+    began = time.monotonic()
+    answer = b""
+    with socket.create_connection(("127.0.0.1", port), timeout=pause) as connection:
+        connection.sendall(first)
+        while time.monotonic() - began < PATIENCE_SECONDS:
+            try:
+                received = connection.recv(65536)
+                answer += received
+                if not received:
+                    break
+            except TimeoutError:
+                pass
+            except ConnectionError:
+                break
+            try:
+                connection.sendall(then)
+            except OSError:
+                break
+    return answer, time.monotonic() - began
+
+
+@pytest.fixture
+def impatient(runs_folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
+    monkeypatch.setattr(server, "REQUEST_SECONDS", 1.0)
+    with serving(runs_folder) as running:
+        yield running
+
+
+@pytest.fixture
+def runs_folder(tmp_path: Path) -> Path:
+    return tmp_path
+
+
+def test_a_head_that_comes_byte_by_byte_is_not_waited_for(impatient: Server) -> None:
+    _, seconds = talk(impatient.port, first=b"GET / HTTP/1.1\r\nHost: localhost\r\n", then=b"x", pause=0.1)
+    assert seconds < 20
+
+
+def test_a_connection_without_a_request_is_closed(impatient: Server) -> None:
+    _, seconds = talk(impatient.port, first=b"", then=b"", pause=0.1)
+    assert seconds < 20
+
+
+def test_a_second_head_has_no_more_time_than_the_first(impatient: Server) -> None:
+    whole = b"GET /api/runs HTTP/1.1\r\nHost: localhost\r\n\r\n"
+    answer, seconds = talk(impatient.port, first=whole + b"GET / HTTP/1.1\r\n", then=b"x", pause=0.1)
+    assert answer.startswith(b"HTTP/1.1 ")
+    assert seconds < 20
+
+
+def test_a_head_that_is_too_long_is_refused(impatient: Server) -> None:
+    head = b"GET / HTTP/1.1\r\nHost: localhost\r\nX: " + b"x" * 100_000
+    answer, seconds = talk(impatient.port, first=head, then=b"x", pause=0.1)
+    assert answer == b"" or answer.startswith((b"HTTP/1.1 400", b"HTTP/1.1 431"))
+    assert seconds < 20

@@ -16,14 +16,14 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from roundoff.experiments.bisect.smallest import smallest_wide
-from roundoff.switches import listing_ops, switched
+from roundoff.switches import listing_ops, switching
 
 ATEN = torch.ops.aten
 NUM_STEPS = 2
 
 
 class Block(nn.Module):
-    """A block of a transformer whose inner width tells it from the others."""
+    """A block of a transformer whose inner width differs from that of the others."""
 
     def __init__(self, width: int, inner: int) -> None:
         super().__init__()
@@ -103,11 +103,11 @@ def planted(op: Any, *, wrong_where: Callable[[Tensor], bool]) -> Iterator[None]
 
 def find(build: Callable[[], Built], by: str) -> dict[str, Any]:
     """Find the modules first and then the ops inside them, in the order in which one measured step suspects them."""
-    with switched({"substitute": by}):
+    with switching({"substitute": by}):
         good = train(build)
 
     def is_good(keys: frozenset[str]) -> bool:
-        with switched({"substitute": by, "substitute.ops": json.dumps(sorted(keys))}):
+        with switching({"substitute": by, "substitute.ops": json.dumps(sorted(keys))}):
             losses = train(build)
         return all(abs(a - b) < 1e-5 for a, b in zip(losses, good, strict=True))
 

@@ -6,7 +6,7 @@ from torch import nn
 
 from roundoff.errors import SwitchError
 from roundoff.precision import apply_recipe
-from roundoff.switches import switched
+from roundoff.switches import switching
 
 
 def overflowing_steps(num_steps: int) -> float:
@@ -35,9 +35,9 @@ def grad_scaler_after(num_steps: int) -> float:
 
 def test_the_loss_scale_of_a_recipe_stays_where_it_was_after_some_steps():
     assert overflowing_steps(4) == 2.0**12
-    with switched({"adaptive": "0"}):
+    with switching({"adaptive": "0"}):
         assert overflowing_steps(4) == 2.0**16
-    with switched({"adaptive": "2"}):
+    with switching({"adaptive": "2"}):
         assert overflowing_steps(4) == 2.0**14
     assert overflowing_steps(4) == 2.0**12
 
@@ -45,15 +45,15 @@ def test_the_loss_scale_of_a_recipe_stays_where_it_was_after_some_steps():
 def test_torchs_own_scaler_stays_too():
     plain = grad_scaler_after(5)
     assert plain == 2.0**17
-    with switched({"adaptive": "0"}):
+    with switching({"adaptive": "0"}):
         assert grad_scaler_after(5) == 2.0**16
-    with switched({"adaptive": "1"}):
+    with switching({"adaptive": "1"}):
         assert grad_scaler_after(5) == 2.0**15
     assert grad_scaler_after(5) == plain
 
 
 def test_a_loss_scale_can_be_given():
-    with switched({"adaptive": "0", "adaptive.loss_scale": "1024"}):
+    with switching({"adaptive": "0", "adaptive.loss_scale": "1024"}):
         assert overflowing_steps(3) == 1024.0
         assert grad_scaler_after(3) == 1024.0
 
@@ -70,6 +70,6 @@ def test_a_loss_scale_can_be_given():
     ],
 )
 def test_what_cannot_be_is_said(switches: dict[str, str], message: str):
-    with pytest.raises(SwitchError) as caught, switched(switches):
+    with pytest.raises(SwitchError) as caught, switching(switches):
         pass
     assert str(caught.value).splitlines()[0] == message

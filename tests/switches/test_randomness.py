@@ -16,7 +16,7 @@ from roundoff.errors import SwitchError
 from roundoff.precision import apply_recipe
 from roundoff.record import recording
 from roundoff.runs import Run
-from roundoff.switches import switched
+from roundoff.switches import switching
 from roundoff.watch.watching import watching
 
 ONES = torch.ones(6, 8)
@@ -68,7 +68,7 @@ def as_list(drawn: Tensor | tuple[Tensor, ...]) -> list[Tensor]:
 
 
 def drawn_twice(draw, seed: str) -> list[Tensor]:
-    with switched({"randomness": seed}):
+    with switching({"randomness": seed}):
         return [*as_list(draw()), *as_list(draw())]
 
 
@@ -87,7 +87,7 @@ def test_every_draw_depends_on_the_seed_and_on_its_turn(name: str):
 
 
 def test_numbers_are_distributed_as_they_should_be():
-    with switched({"randomness": "0"}):
+    with switching({"randomness": "0"}):
         dropped = F.dropout(torch.ones(100_000), 0.3)
         normal = torch.randn(100_000)
         permutation = torch.randperm(1000)
@@ -100,7 +100,7 @@ def test_numbers_are_distributed_as_they_should_be():
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
 def test_dtypes_get_the_same_numbers(dtype: torch.dtype):
     def draws(dtype: torch.dtype) -> list[Tensor]:
-        with switched({"randomness": "0"}):
+        with switching({"randomness": "0"}):
             x = torch.ones(64, dtype=dtype)
             return [F.dropout(x, 0.5), torch.rand(64, dtype=dtype), torch.randn_like(x), x.clone().uniform_(-1, 1)]
 
@@ -110,18 +110,18 @@ def test_dtypes_get_the_same_numbers(dtype: torch.dtype):
 
 
 def test_memory_layouts_get_the_same_numbers():
-    with switched({"randomness": "0"}):
+    with switching({"randomness": "0"}):
         plain = F.dropout(torch.ones(2, 3, 4, 5), 0.5)
-    with switched({"randomness": "0"}):
+    with switching({"randomness": "0"}):
         other = F.dropout(torch.ones(2, 3, 4, 5).to(memory_format=torch.channels_last), 0.5)
     assert other.is_contiguous(memory_format=torch.channels_last)
     assert torch.equal(plain, other)
 
 
 def test_a_device_that_has_an_op_for_dropout_drops_what_the_others_drop():
-    with switched({"randomness": "0"}):
+    with switching({"randomness": "0"}):
         composed = F.dropout(ONES, 0.4)
-    with switched({"randomness": "0"}):
+    with switching({"randomness": "0"}):
         fused, mask = torch.native_dropout(ONES, 0.4, True)
     assert torch.equal(composed, fused)
     assert torch.equal(mask, composed > 0)
@@ -130,7 +130,7 @@ def test_a_device_that_has_an_op_for_dropout_drops_what_the_others_drop():
 @pytest.mark.parametrize("drop", [F.dropout, lambda x, p: torch.native_dropout(x, p, True)[0]])
 def test_the_backward_pass_drops_what_the_forward_dropped(drop):
     x = torch.ones(64, requires_grad=True)
-    with switched({"randomness": "0"}):
+    with switching({"randomness": "0"}):
         y = drop(x, 0.5)
         y.sum().backward()
     assert torch.equal(x.grad, y.detach())
@@ -138,7 +138,7 @@ def test_the_backward_pass_drops_what_the_forward_dropped(drop):
 
 def test_leaky_relus_of_random_slope_have_that_slope_in_the_backward_pass():
     x = torch.full((16,), -1.0, requires_grad=True)
-    with switched({"randomness": "0"}):
+    with switching({"randomness": "0"}):
         y = F.rrelu(x, training=True)
     y.sum().backward()
     assert torch.equal(x.grad, -y.detach())
@@ -147,7 +147,7 @@ def test_leaky_relus_of_random_slope_have_that_slope_in_the_backward_pass():
 @pytest.mark.parametrize("use_reentrant", [True, False])
 def test_recomputed_activations_are_dropped_as_before(use_reentrant: bool):
     def gradient(*, recompute: bool) -> Tensor:
-        with switched({"randomness": "0"}):
+        with switching({"randomness": "0"}):
             net = nn.Sequential(nn.Linear(8, 8), nn.Dropout(0.5), nn.Linear(8, 8), nn.Dropout(0.5))
             x = torch.ones(4, 8, requires_grad=True)
             y = checkpoint(net, x, use_reentrant=use_reentrant) if recompute else net(x)
@@ -160,7 +160,7 @@ def test_recomputed_activations_are_dropped_as_before(use_reentrant: bool):
 def test_a_training_with_shuffled_data_and_dropout_is_repeatable_and_ends_elsewhere_with_another_seed():
     def train(seed: str) -> list[float]:
         losses = []
-        with switched({"randomness": seed}):
+        with switching({"randomness": seed}):
             net = nn.Sequential(nn.Linear(4, 16), nn.ReLU(), nn.Dropout(0.2), nn.Linear(16, 1))
             net, optimizer = apply_recipe(net, torch.optim.SGD(net.parameters(), lr=0.1), "bf16-stochastic")
             for x, y in DataLoader(TensorDataset(torch.rand(32, 4), torch.rand(32, 1)), batch_size=8, shuffle=True):
@@ -178,7 +178,7 @@ def test_a_training_with_shuffled_data_and_dropout_is_repeatable_and_ends_elsewh
 
 
 def test_seeding_brings_the_same_numbers_again_and_other_seeds_others():
-    with switched({"randomness": "0"}):
+    with switching({"randomness": "0"}):
         torch.manual_seed(7)
         first = torch.rand(4)
         torch.manual_seed(7)
@@ -194,7 +194,7 @@ def test_generators_of_the_code_and_of_other_libraries_are_left_alone():
     others = random.random(), np.random.rand()
     random.seed(1)
     np.random.seed(1)
-    with switched({"randomness": "0"}):
+    with switching({"randomness": "0"}):
         assert torch.equal(torch.rand(4, generator=torch.Generator().manual_seed(2)), expected)
         assert (random.random(), np.random.rand()) == others
 
@@ -205,17 +205,17 @@ def test_what_is_not_random_stays_as_it_is_bit_for_bit():
     x = torch.rand(4, 8)
     expected = torch.autograd.grad(net(x).sum(), [*net.parameters()])
     attended = F.scaled_dot_product_attention(x[None], x[None], x[None])
-    with switched({"randomness": "0"}):
+    with switching({"randomness": "0"}):
         found = torch.autograd.grad(net(x).sum(), [*net.parameters()])
         assert torch.equal(F.scaled_dot_product_attention(x[None], x[None], x[None]), attended)
     assert all(map(torch.equal, expected, found))
 
 
-def test_the_generator_goes_on_behind_the_block_as_if_it_had_not_been():
+def test_the_generator_continues_after_the_block_as_if_it_had_not_run():
     torch.manual_seed(0)
     expected = torch.rand(4)
     torch.manual_seed(0)
-    with pytest.raises(RuntimeError), switched({"randomness": "0"}):
+    with pytest.raises(RuntimeError), switching({"randomness": "0"}):
         torch.rand(3) @ torch.rand(4)
     assert torch.equal(torch.rand(4), expected)
 
@@ -236,13 +236,13 @@ def test_compiled_models_draw_the_same_numbers():
     compiled(ONES)
     outputs = []
     for model in (net, compiled):
-        with switched({"randomness": "0"}):
+        with switching({"randomness": "0"}):
             outputs.append(model(ONES))
     assert torch.equal(*outputs)
 
 
 def test_a_watched_step_is_replayed_with_the_numbers_it_drew(tmp_path: Path):
-    with switched({"randomness": "0"}), watching(to=tmp_path / "run"):
+    with switching({"randomness": "0"}), watching(to=tmp_path / "run"):
         net = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Dropout(0.5), nn.Linear(8, 2))
         optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
         for _ in range(4):
@@ -256,9 +256,9 @@ def test_a_watched_step_is_replayed_with_the_numbers_it_drew(tmp_path: Path):
 
 def test_what_is_recorded_is_what_was_drawn(tmp_path: Path):
     net = nn.Sequential(nn.Linear(8, 8), nn.Dropout(0.5))
-    with switched({"randomness": "0"}), recording(net, to=tmp_path / "run", steps=[0]):
+    with switching({"randomness": "0"}), recording(net, to=tmp_path / "run", steps=[0]):
         net(ONES).sum().backward()
-    events = Run.open(tmp_path / "run").events(step=0).to_pylist()
+    events = Run.open(tmp_path / "run").events(step=0).to_list()
     ops = {event["op"] for event in events if event["phase"] == "forward"}
     assert {"aten.addmm", "aten.bernoulli_", "aten.div_", "aten.mul"} <= ops
     assert not ops & {"aten.random_", "aten.copy_"}
@@ -266,6 +266,6 @@ def test_what_is_recorded_is_what_was_drawn(tmp_path: Path):
 
 @pytest.mark.parametrize("seed", ["-1", "a", "", "1.5", str(2**63)])
 def test_a_seed_is_a_whole_number(seed: str):
-    with pytest.raises(SwitchError) as caught, switched({"randomness": seed}):
+    with pytest.raises(SwitchError) as caught, switching({"randomness": seed}):
         pass
     assert str(caught.value) == (f"Invalid value '{seed}' of the switch randomness.\n  why: it is a seed: 0, 1, 1234.")

@@ -8,7 +8,7 @@ from torch.nn import functional as F
 from roundoff.errors import SwitchError
 from roundoff.precision import apply_recipe, known_recipes, recipe_named
 from roundoff.precision.fixed import FixedPointSettings, TensorSetting
-from roundoff.switches import switched
+from roundoff.switches import switching
 from roundoff.switches.widest import widest_of_its_kind
 
 
@@ -39,26 +39,26 @@ def losses_under(recipe: object, **settings: object) -> list[float]:
 @pytest.mark.parametrize("recipe", [*(recipe.name for recipe in known_recipes()), "O2+act4"])
 def test_every_recipe_trains_as_fp32(recipe: str):
     expected = losses_under("fp32")
-    with switched({"widest": "fp32"}):
+    with switching({"widest": "fp32"}):
         assert losses_under(recipe) == expected
 
 
 def test_exceptions_and_arithmetic_are_fp32_too():
     expected = losses_under("fp32")
-    with switched({"widest": "fp32"}):
+    with switching({"widest": "fp32"}):
         assert losses_under("half", overrides={"0": "e4m3"}, arithmetic="native", loss_scale=128) == expected
 
 
 @pytest.mark.parametrize("recipe", ["O1", "O2", "bf16", "amp-fp16", "fp8", "mxfp4", "half"])
 def test_the_own_widest_of_a_float_recipe_is_fp32_with_its_loss_scale(recipe: str):
     expected = losses_under("fp32", loss_scale=recipe_named(recipe).loss_scale)
-    with switched({"widest": "own"}):
+    with switching({"widest": "own"}):
         assert losses_under(recipe) == expected
 
 
 def test_fixed_point_stays_fixed_point_with_24_bits():
     narrow, expected = losses_under("fixed"), losses_under("fp32")
-    with switched({"widest": "own"}):
+    with switching({"widest": "own"}):
         wide = losses_under("fixed")
     assert wide != expected
     assert wide == pytest.approx(expected, rel=1e-4)
@@ -84,16 +84,16 @@ def test_saved_activations_take_their_most_bits():
 def test_autocast_does_nothing_wherever_it_was_entered():
     model, (x, _) = net(), batch()
     expected = model(x)
-    with switched({"widest": "fp32"}):
+    with switching({"widest": "fp32"}):
         with torch.autocast("cpu", dtype=torch.bfloat16):
             inside = model(x)
 
-        @torch.autocast("cpu", torch.bfloat16)
+        @torch.autocast("cpu", torch.bfloat16, cache_enabled=False)
         def decorated() -> Tensor:
             return model(x)
 
         assert torch.equal(decorated(), expected)
-    with torch.autocast("cpu", dtype=torch.bfloat16), switched({"widest": "fp32"}):
+    with torch.autocast("cpu", dtype=torch.bfloat16), switching({"widest": "fp32"}):
         around = model(x)
     assert torch.equal(inside, expected)
     assert torch.equal(around, expected)
@@ -115,7 +115,7 @@ def test_autocast_does_nothing_wherever_it_was_entered():
 def test_casts_of_a_script_give_fp32(narrow):
     x, y = batch()
     expected = F.cross_entropy(net()(x), y)
-    with switched({"widest": "fp32"}):
+    with switching({"widest": "fp32"}):
         model, x = narrow(net(), x)
         loss = F.cross_entropy(model(x), y)
         loss.backward()
@@ -124,7 +124,7 @@ def test_casts_of_a_script_give_fp32(narrow):
 
 
 def test_what_is_made_narrow_is_made_in_fp32():
-    with switched({"widest": "fp32"}):
+    with switching({"widest": "fp32"}):
         made = [
             torch.zeros(2, dtype=torch.float16),
             torch.tensor([1.0], dtype=torch.bfloat16),
@@ -141,7 +141,7 @@ def test_a_model_that_is_narrow_already_computes_in_fp32_and_keeps_its_weights()
     model, (x, _) = net().half(), batch()
     wide = net()
     wide.load_state_dict(model.state_dict())
-    with switched({"widest": "fp32"}):
+    with switching({"widest": "fp32"}):
         output = model(x.half())
         output.sum().backward()
     assert torch.equal(output, wide(x))
@@ -152,7 +152,7 @@ def test_what_is_wide_anyway_stays_as_it_is_bit_for_bit():
     x = torch.randn(6, 8)
     model = nn.Sequential(nn.Linear(8, 8), nn.BatchNorm1d(8))
     expected = torch.autograd.grad(model(x).square().sum(), [*model.parameters()])
-    with switched({"widest": "fp32"}):
+    with switching({"widest": "fp32"}):
         found = torch.autograd.grad(model(x).square().sum(), [*model.parameters()])
         assert torch.zeros(2, dtype=torch.int32).view(torch.float16).dtype is torch.float16
         assert torch.zeros(2, dtype=torch.float64).dtype is torch.float64
@@ -163,12 +163,12 @@ def test_compiled_models_are_widened_too():
     model, (x, _) = net(), batch()
     expected = model(x)
     compiled = torch.compile(lambda x: model(x.half()), backend="aot_eager")
-    with switched({"widest": "fp32"}):
+    with switching({"widest": "fp32"}):
         assert torch.allclose(compiled(x), expected)
 
 
 def test_only_these_two_values_exist():
-    with pytest.raises(SwitchError) as caught, switched({"widest": "fp64"}):
+    with pytest.raises(SwitchError) as caught, switching({"widest": "fp64"}):
         pass
     assert str(caught.value) == (
         "Invalid value 'fp64' of the switch widest.\n"

@@ -46,6 +46,10 @@ def test_a_batch_that_cannot_be_divided_is_refused_with_one_that_can():
         ({"ema": 1.0}, "Invalid --ema '1.0'.\n  why: it must be at least 0 and below 1."),
         ({"clip": 0.0}, "Invalid --clip '0.0'.\n  why: it must be above 0."),
         ({"loss_scale": -1.0}, "Invalid --loss-scale '-1.0'.\n  why: allowed: 0 (dynamic), a positive number"),
+        (
+            {"augment": "none"},
+            "Invalid --augment 'none'.\n  why: it must be a tuple of names, such as ('none',), or None.",
+        ),
         ({"augment": ("rotate",)}, "Invalid --augment 'rotate'.\n  why: known are crop, flip, jitter, none."),
         ({"model": "gpt-small"}, "The model 'gpt-small' cannot be trained on 'digits'.\n  why: it takes text."),
         ({"data": "text:a.txt"}, "The model 'resnet-small' cannot be trained on 'text:a.txt'.\n  why: it takes ima"),

@@ -11,13 +11,13 @@ LOGITS = torch.tensor([[2.0, 0.0, -1.0], [0.5, 0.1, 0.0], [1.0, 1.0, 3.0]])
 TARGETS = torch.tensor([0, 1, 2])
 
 
-def test_the_loss_is_the_mean_over_what_is_asked():
+def test_the_loss_is_the_mean_over_the_targets():
     targets = torch.tensor([0, IGNORED, 2])
     expected = -(F.log_softmax(LOGITS, -1)[0, 0] + F.log_softmax(LOGITS, -1)[2, 2]) / 2
     assert torch.allclose(loss_of(LOGITS, Batch(LOGITS, targets)), expected)
 
 
-def test_a_batch_in_which_nothing_is_asked_has_no_loss():
+def test_a_batch_without_targets_has_no_loss():
     assert loss_of(LOGITS, Batch(LOGITS, torch.full((3,), IGNORED))).item() == 0.0
 
 

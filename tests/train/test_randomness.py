@@ -4,7 +4,7 @@ import random
 import numpy as np
 import torch
 
-from roundoff.train.training_state import random_state, restore_random_state, seed_everything
+from roundoff.train.trainer_state import random_state, restore_random_state, seed_everything
 
 CPU = torch.device("cpu")
 

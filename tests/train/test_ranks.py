@@ -83,7 +83,7 @@ def test_a_rank_that_dies_ends_the_training_with_its_name():
 
 
 @pytest.mark.slow
-def test_an_error_of_a_rank_is_told_as_if_there_were_one(tmp_path: Path):
+def test_an_error_of_a_rank_is_reported_as_if_there_were_one(tmp_path: Path):
     with pytest.raises(DataError, match="There is no folder"):
         train(TrainConfig(procs=2, runs=None, data=f"idx:{tmp_path / 'nowhere'}", timeout_seconds=60))
 

@@ -116,7 +116,7 @@ def test_an_average_that_begins_with_a_checkpoint_begins_with_its_weights(tmp_pa
     assert averaged.eval_loss == trained.eval_loss
 
 
-def test_checkpoints_are_saved_as_often_as_asked(tmp_path: Path):
+def test_checkpoints_are_saved_as_often_as_requested(tmp_path: Path):
     result = train(replace(TINY, runs=tmp_path, epochs=1, save_every=2))
     assert result.folder is not None
     saved = [call.step for call in Run.open(result.folder).calls() if call.call == "save"]
@@ -177,7 +177,7 @@ def test_a_tiny_loss_stalls_in_fp16_and_trains_with_a_dynamic_scale():
     usual, usual_norm = first_norm_of(replace(tiny_loss, loss_factor=1.0, lr=0.1))
     assert tiny_norm == pytest.approx(1e-6 * usual_norm, rel=0.01)
     assert lost_norm < 0.7 * tiny_norm
-    assert scaled.losses[0] == usual.losses[0]  # the loss is told as it is
+    assert scaled.losses[0] == usual.losses[0]  # the loss is reported without the factor
     assert scaled.losses[-1] == pytest.approx(usual.losses[-1], rel=0.02)
     assert scaled.losses[-1] < 0.85 * stalled.losses[-1]
     assert stalled.num_skipped == scaled.num_skipped == 0

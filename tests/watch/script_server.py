@@ -6,21 +6,23 @@ As a program it serves; `ScriptServer` is how a test talks to it.
 from __future__ import annotations
 
 import atexit
+import builtins
 import faulthandler
 import functools
 import gc
 import importlib
+import importlib.machinery
 import itertools
 import json
 import os
 import resource
-import runpy
 import signal
 import socket
 import subprocess
 import sys
 import time
 import traceback
+import types
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -33,6 +35,10 @@ _NEEDED = (
 
 PATIENCE_SECONDS = 300
 """How long a script may take on a busy machine; then it is killed, and its stacks are in its stderr."""
+
+
+STDIN = Path(__file__).parent / "kinds" / "stdin.txt"
+"""What scripts find on their standard input."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,12 +57,23 @@ class Ended:
 
 
 class ScriptServer:
-    """Runs scripts one after the other; to be used as a block."""
+    """Runs scripts one after the other; to be used as a block.
+
+    Args:
+        preloaded: modules that scripts find loaded besides those that all need.
+    """
+
+    def __init__(self, *preloaded: str) -> None:
+        self._preloaded = preloaded
 
     def __enter__(self) -> ScriptServer:
+        paths = [str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH", "")]
         environment = {**os.environ, "OMP_NUM_THREADS": "1", "COLUMNS": "200"}
+        if self._preloaded:
+            environment["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
+        command = [sys.executable, __file__, *self._preloaded]
         self._process = subprocess.Popen(
-            [sys.executable, __file__], env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+            command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
         )
         return self
 
@@ -146,6 +163,9 @@ def _leave(run: Callable[[], None]) -> NoReturn:
         run()
     except SystemExit as leaving:
         code = leaving.code or 0
+        if not isinstance(code, int):
+            print(code, file=sys.stderr)
+            code = 1
     except BaseException:
         traceback.print_exc()
         code = 1
@@ -157,7 +177,7 @@ def _leave(run: Callable[[], None]) -> NoReturn:
 
 def _load() -> None:
     """Import, once for all scripts, what most of them and the watch need."""
-    for name in _NEEDED:
+    for name in (*_NEEDED, *sys.argv[1:]):
         importlib.import_module(name)
     _let_groups_live()
 
@@ -170,7 +190,7 @@ def _let_groups_live() -> None:
     import torch.distributed as dist
     from torch.distributed import distributed_c10d
 
-    from roundoff.record.torch_private import keep_process_group
+    from roundoff.torch_private import keep_process_group
 
     destroy = dist.destroy_process_group
 
@@ -185,9 +205,9 @@ def _let_groups_live() -> None:
 
 def _run(request: dict[str, Any], rank: int, environment: dict[str, str]) -> None:
     os.chdir(request["folder"])
-    for name, number in (("stdin", 0), ("stdout", 1), ("stderr", 2)):
-        flags = os.O_RDONLY if number == 0 else os.O_WRONLY | os.O_CREAT | os.O_TRUNC
-        os.dup2(os.open(os.devnull if number == 0 else f"{name}{rank}", flags), number)
+    os.dup2(os.open(STDIN, os.O_RDONLY), 0)
+    for name, number in (("stdout", 1), ("stderr", 2)):
+        os.dup2(os.open(f"{name}{rank}", os.O_WRONLY | os.O_CREAT | os.O_TRUNC), number)
     faulthandler.register(signal.SIGUSR2)
     if environment:
         os.environ.update({**environment, "RANK": str(rank), "LOCAL_RANK": str(rank)})
@@ -197,9 +217,19 @@ def _run(request: dict[str, Any], rank: int, environment: dict[str, str]) -> Non
         sys.argv = ["roundoff", *request["roundoff"]]
         main()
         return
-    words = request["script"]
-    sys.argv, sys.path[0] = words, str(Path(words[0]).parent)
-    runpy.run_path(words[0], run_name="__main__")
+    sys.argv = request["script"]
+    script = os.path.abspath(sys.argv[0])
+    sys.path[0] = os.path.dirname(script)
+    _run_as_python_does(script)
+
+
+def _run_as_python_does(script: str) -> None:
+    """Run a script in the module `__main__`, which is made as Python makes it and stays until the process ends."""
+    main = types.ModuleType("__main__")
+    loader = importlib.machinery.SourceFileLoader("__main__", script)
+    vars(main).update(__loader__=loader, __builtins__=builtins, __file__=script, __cached__=None, __annotations__={})
+    sys.modules["__main__"] = main
+    exec(compile(Path(script).read_bytes(), script, "exec"), vars(main))
 
 
 _PORTS = itertools.count(20_000 + os.getpid() % 500 * 20)

@@ -113,6 +113,14 @@ def test_a_script_that_raises_gets_its_verdict_when_python_ends(tmp_path: Path):
     assert "watched 1 step in " in answer.stderr
 
 
+def test_an_accelerate_that_never_starts_a_tracker_is_refused(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.delattr("accelerate.tracking.GeneralTracker.start")
+    monkeypatch.delitem(sys.modules, "roundoff.watch.accelerate")
+    with pytest.raises(UsageError, match=r"Accelerate 1\.8 or newer") as caught:
+        importlib.import_module("roundoff.watch.accelerate")
+    assert "pip install 'accelerate>=1.8'" in str(caught.value)
+
+
 def test_without_accelerate_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setitem(sys.modules, "accelerate.tracking", None)
     monkeypatch.delitem(sys.modules, "roundoff.watch.accelerate")

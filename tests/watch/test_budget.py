@@ -17,7 +17,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
 def test_has_no_room_before_the_training_has_earned_it(clock: list[float]):
     budget = TimeBudget(0.02)
     budget.spend(0.01, "norms")
-    budget.start_anew()
+    budget.end_first_steps()
     assert not budget.has_room("norms", part=1.0)
     clock[0] = 0.49
     assert not budget.has_room("norms", part=1.0)
@@ -28,29 +28,93 @@ def test_has_no_room_before_the_training_has_earned_it(clock: list[float]):
 def test_a_task_may_take_its_part_only(clock: list[float]):
     budget = TimeBudget(0.02)
     clock[0] = 1.0
+    budget.add(0.004)
     budget.spend(0.004, "table")
     assert not budget.has_room("table", part=0.25)
     assert budget.has_room("norms", part=0.25)
 
 
-def test_short_steps_may_be_watched_for_a_hundred_microseconds_each(clock: list[float]):
+def test_short_steps_may_be_watched_for_sixty_microseconds_each(clock: list[float]):
     budget = TimeBudget(0.02)
     clock[0] = 1e-3
     for _ in range(10):
         budget.count_step()
-    budget.spend(0.0004, "norms")
+    budget.add(0.00025)
+    budget.spend(0.00025, "norms")
     assert budget.has_room("norms", part=1.0)
-    budget.spend(0.0005, "norms")
+    budget.add(0.0003)
+    budget.spend(0.0003, "norms")
     assert not budget.has_room("norms", part=1.0)
 
 
-def test_what_is_exempt_is_neither_cost_nor_training(clock: list[float]):
+def test_what_is_set_aside_is_a_part_of_the_total_and_leaves_the_share_alone(clock: list[float]):
     budget = TimeBudget(0.02)
-    clock[0] = 3.0
-    budget.exempt(1.0)
-    budget.spend(0.02)
+    clock[0] = 1.0
+    budget.end_first_steps()
+    clock[0] = 4.0
+    budget.add(1.02)
+    budget.set_aside(1.0, "replays")
+    assert budget.spent_seconds == pytest.approx(0.02)
     assert budget.training_seconds == pytest.approx(1.98)
-    assert budget.cost == pytest.approx(0.02 / 1.98)
+    assert budget.cost == pytest.approx(1.02 / 2.98)
+
+
+def test_the_total_says_what_everything_was_spent_on(clock: list[float]):
+    budget = TimeBudget(0.02)
+    clock[0] = 2.0
+    budget.add(0.5)
+    budget.set_aside(0.25, "replays")
+    budget.end_first_steps()
+    budget.add(0.125)
+    budget.set_aside(1.0, "probes", is_in_hook=False)
+    clock[0] = 4.0
+    budget.end()
+    clock[0] = 9.0
+    assert budget.parts() == {"probes": 1.0, "first steps": 0.5, "the rest": 0.125}
+    assert budget.total_seconds == 1.625
+    assert budget.seconds == 4.0
+
+
+def test_taping_has_a_credit_that_nothing_else_uses_up(clock: list[float]):
+    budget = TimeBudget(0.02)
+    budget.end_first_steps()
+    clock[0] = 10.0
+    assert budget.has_room("taping", part=0.5, wanted=1.5)
+    assert not budget.has_room("norms", part=1.0, wanted=1.5)
+    budget.add(1.4)
+    budget.spend(1.4, "taping")
+    assert not budget.has_room("taping", part=0.5, wanted=0.3)
+    assert budget.has_room("norms", part=1.0, wanted=0.1)
+
+
+def test_the_start_may_cost_some_seconds_or_a_share_in_cpu_time(
+    clock: list[float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cpu = [0.0]
+    monkeypatch.setattr(time, "process_time", lambda: cpu[0])
+    budget = TimeBudget(0.02)
+    budget.begin_training()
+    clock[0] = cpu[0] = 4.0
+    budget.add(1.4)
+    assert budget.is_within_start(0.0)
+    budget.add(0.6)
+    assert not budget.is_within_start(0.5)
+    assert budget.is_within_start(1.0)
+    cpu[0] = 2.0  # others have used the machine half of the time
+    assert budget.is_within_start(0.0)
+
+
+def test_the_first_steps_do_not_use_up_the_credit_of_taping(clock: list[float]):
+    budget = TimeBudget(0.02)
+    budget.add(5.0)
+    budget.end_first_steps()
+    clock[0] = 1.0
+    assert budget.has_room("taping", part=0.5, wanted=1.4)
+    assert budget.has_taped_cheaply(0.05)
+    budget.spend(1.6, "taping")
+    assert not budget.has_taped_cheaply(0.05)
+    clock[0] = 60.0
+    assert budget.has_taped_cheaply(0.05)
 
 
 def test_a_budget_of_nothing_allows_nothing(clock: list[float]):

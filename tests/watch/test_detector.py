@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from roundoff.record.loop.sites import Sites
-from roundoff.runs import Run, RunInfo, RunWriter
+from roundoff.runs import Run, RunInfo, RunWriter, SpikeDetail
 from roundoff.watch.budget import TimeBudget
 from roundoff.watch.detector import AnomalyDetector
 from tests.record.scaled_sgd import ScaledSGD
@@ -41,7 +41,7 @@ def optimizer_with(model: nn.Module, gradient: float) -> torch.optim.Optimizer:
 
 def test_a_loss_that_is_not_finite_is_noted_at_once_and_once(detector: AnomalyDetector) -> None:
     detector.see_loss(torch.tensor(1.0))
-    assert not detector.has_new
+    assert not detector.new
     detector.see_loss(torch.tensor(NAN))
     assert [anomaly.kind for anomaly in detector.take_new()] == ["loss"]
     detector.end_attempt()
@@ -53,7 +53,7 @@ def test_the_loss_that_is_kept_does_not_change_with_the_one_of_the_loop(detector
     loss = torch.tensor(1.0)
     detector.see_loss(loss)
     loss.add_(5)
-    assert detector.losses[0].item() == 1.0
+    assert detector.losses[0] == 1.0
 
 
 def test_a_bad_number_that_the_loop_reads_counts_if_it_does_not_go_backward_from_it(detector: AnomalyDetector) -> None:
@@ -126,10 +126,17 @@ def test_an_update_that_did_not_happen_is_not_measured(detector: AnomalyDetector
 
 
 def test_a_bad_buffer_is_noted_once(detector: AnomalyDetector) -> None:
-    buffers = [("fine", torch.ones(2)), ("bad", torch.tensor([1.0, NAN]))]
+    buffers = [("fine", torch.ones(2)), ("bad", torch.ones(2))]
+    detector.see_buffers(buffers)
+    buffers[1][1][1] = NAN
     for _ in range(3):
         detector.see_buffers(buffers)
     assert [anomaly.name for anomaly in detector.anomalies] == ["bad"]
+
+
+def test_a_buffer_that_was_never_finite_counts_only_if_a_norm_owns_it(detector: AnomalyDetector) -> None:
+    detector.see_buffers([("observer.min_val", torch.tensor(torch.inf)), ("norm.running_var", torch.tensor([NAN]))])
+    assert [anomaly.name for anomaly in detector.anomalies] == ["norm.running_var"]
 
 
 def test_a_jump_of_the_loss_is_a_spike_with_what_it_was_held_against(detector: AnomalyDetector) -> None:
@@ -139,7 +146,7 @@ def test_a_jump_of_the_loss_is_a_spike_with_what_it_was_held_against(detector: A
         detector.new_step(step + 1)
     (anomaly,) = detector.anomalies
     assert (anomaly.kind, anomaly.step, anomaly.value) == ("spike", 59, 100.0)
-    assert anomaly.detail["median"] == pytest.approx(1.02)
+    assert anomaly.detail_as(SpikeDetail).median == pytest.approx(1.02)
 
 
 @pytest.mark.parametrize(("last", "has_fallen"), [(0.5, True), (0.9, False)])

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from roundoff.record.loop.observer import is_observed
-from roundoff.runs import Run
+from roundoff.runs import ExceptionDetail, Run
 from roundoff.watch.framework import FrameworkWatch, missing_library
 from roundoff.watch.settings import WatchSettings
 from roundoff.watch.watching import watching
@@ -48,7 +48,7 @@ def test_what_ended_the_training_is_kept(tmp_path: Path, capsys: pytest.CaptureF
     run = Run.open(tmp_path / "run")
     assert run.info.status == "failed"
     ((_, anomaly),) = run.anomalies()
-    assert (anomaly.name, anomaly.detail["message"]) == ("ValueError", "no more data")
+    assert (anomaly.name, anomaly.detail_as(ExceptionDetail).message) == ("ValueError", "no more data")
     capsys.readouterr()
 
 

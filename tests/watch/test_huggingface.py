@@ -131,7 +131,7 @@ def test_the_next_training_begins_a_run_of_its_own(tmp_path: Path, monkeypatch: 
     for _ in range(2):
         train(made(Classifier), Points(bad_sample=None), tmp_path, [callback])
     assert sorted(path.name for path in (tmp_path / "runs").iterdir()) == ["learn-1", "learn-2"]
-    assert callback.watch.folder == Path("runs/learn-2")
+    assert callback.watch.folder == tmp_path / "runs" / "learn-2"
 
 
 def test_without_transformers_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch):

@@ -9,17 +9,17 @@ import torch
 from torch import nn
 
 from roundoff.record.loop.step_clock import StepClock
-from roundoff.runs import Run, RunInfo, RunWriter
+from roundoff.runs import NoDetail, Run, RunInfo, RunWriter
 from roundoff.watch.journal import StepJournal, mean
 
 
 class Loop:
     """A loop that takes a number of steps and closes each in the journal."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, **limits: int) -> None:
         self.writer = RunWriter.create(folder, RunInfo())
         self.clock = StepClock(self.close, has_optimizer=lambda: True)
-        self.journal = StepJournal(self.writer, self.clock)
+        self.journal = StepJournal(self.writer, self.clock, **limits)
         self.optimizer = torch.optim.SGD([nn.Parameter(torch.ones(1))], lr=0.25)
         self.scale: torch.Tensor | None = None
 
@@ -28,6 +28,7 @@ class Loop:
             losses=[torch.tensor(1.0), torch.tensor(2.0)],
             eval_losses=[],
             optimizer=self.optimizer,
+            name="SGD",
             scale=self.scale,
             grad_norm=None,
             update_norm=0.5,
@@ -36,7 +37,7 @@ class Loop:
     def step(self, *calls: str, attempts: bool = True) -> None:
         self.clock.forward(with_gradients=True)
         for call in calls:
-            self.journal.call(call, {})
+            self.journal.call(call, NoDetail())
         self.clock.backward_enter()
         self.clock.backward_leave()
         if attempts:
@@ -97,3 +98,26 @@ def test_without_a_board_nothing_is_drawn(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("values", "expected"), [([], None), ([1.0, 4.0], 2.5)])
 def test_the_mean_of_nothing_is_nothing(values: list[float], expected: float | None) -> None:
     assert mean([torch.tensor(value) for value in values]) == expected
+
+
+def test_of_a_long_training_ever_fewer_steps_are_written_and_the_last_all(tmp_path: Path) -> None:
+    loop = Loop(tmp_path / "run", dense_steps=16, max_calls=200, num_last=8)
+    for step in range(1000):
+        loop.step("forward", *(["clip"] if step % 2 else []))
+    loop.clock.forward(with_gradients=True)
+    loop.journal.close()
+    run = loop.ended()
+    steps = [metrics.step for metrics in run.metrics()]
+    assert steps[:20] == [*range(16), 16, 18, 20, 22]
+    assert steps[-8:] == list(range(992, 1000))
+    assert len(steps) < 16 + 8 * 7 + 8
+    assert steps == sorted(steps)
+    assert len({call.step for call in run.calls()}) < 300
+
+
+def test_a_step_with_new_calls_is_written_whenever_it_comes(tmp_path: Path) -> None:
+    loop = Loop(tmp_path / "run", dense_steps=16, max_calls=100, num_last=8)
+    for step in range(1001):
+        loop.step("forward", *(["clip"] if step % 2 else []), *(["save"] if step == 999 else []))
+    loop.clock.forward(with_gradients=True)
+    assert [call.step for call in loop.ended().calls() if call.call == "save"] == [999]

@@ -1,9 +1,6 @@
-"""What a loop calls beside models, backward and optimizers' steps."""
+"""What a loop calls besides models, backward and optimizers' steps."""
 
 from __future__ import annotations
-
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 import torch
@@ -12,18 +9,9 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from roundoff.replay.step_tape import LoopEntry
 from roundoff.runs.files.plain_json import object_of
-from roundoff.watch.settings import WatchSettings
 from roundoff.watch.watch import Watch
-from roundoff.watch.watching import start_watching
 
 pytestmark = pytest.mark.usefixtures("only_new_objects")
-
-
-@pytest.fixture
-def watch(tmp_path: Path) -> Iterator[Watch]:
-    watch = start_watching(to=tmp_path / "run", settings=WatchSettings(recorded_steps=(), probe_seconds=0))
-    with watch.running():
-        yield watch
 
 
 @pytest.fixture

@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import nn
 
+from roundoff.kernels.host_copies import read_now
 from roundoff.record.loop.sites import Sites
 from roundoff.watch.measures import ParameterMeasures, gradient_norm
 
@@ -27,9 +28,9 @@ def test_the_table_says_what_torch_says():
     measures = ParameterMeasures(sites)
     measures.begin(list(model.parameters()))
     optimizer.step()
-    columns, norm = measures.end(7)
+    columns, norm = read_now(measures.end(7))
     assert columns is not None
-    table = columns.to_arrow().to_pylist()
+    table = columns.to_rows().to_list()
     weight = table[0]
     assert (weight["step"], weight["parameter"], weight["num_elements"]) == (7, "weight", 12)
     assert weight["l2"] == pytest.approx(float(model.weight.detach().norm()), rel=1e-6)
@@ -45,9 +46,9 @@ def test_a_parameter_without_gradient_has_no_numbers_for_it():
     model = nn.Linear(2, 2)
     measures = ParameterMeasures(Sites())
     measures.begin(list(model.parameters()))
-    columns, _ = measures.end(0)
+    columns, _ = read_now(measures.end(0))
     assert columns is not None
-    assert columns.to_arrow().to_pylist()[0]["grad_l2"] is None
+    assert columns.to_rows().to_list()[0]["grad_l2"] is None
 
 
 def test_updates_below_the_format_show_as_unchanged():
@@ -58,23 +59,23 @@ def test_updates_below_the_format_show_as_unchanged():
     measures = ParameterMeasures(Sites())
     measures.begin(list(model.parameters()))
     optimizer.step()
-    columns, _ = measures.end(0)
+    columns, _ = read_now(measures.end(0))
     assert columns is not None
-    assert columns.to_arrow().to_pylist()[0]["changed_fraction"] < 0.05
+    assert columns.to_rows().to_list()[0]["changed_fraction"] < 0.05
 
 
 def test_gradient_norm_is_that_of_clipping_and_names_the_first_bad_gradient():
     model, _ = trained()
     expected = float(nn.utils.clip_grad_norm_(model.parameters(), math.inf))
-    norm, bad = gradient_norm(list(model.parameters()))
+    norm, bad = read_now(gradient_norm(list(model.parameters())))
     assert (norm, bad) == (pytest.approx(expected, rel=1e-6), None)
     model.bias.grad[1] = math.nan
-    assert gradient_norm(list(model.parameters()))[1] == 1
+    assert read_now(gradient_norm(list(model.parameters())))[1] == 1
 
 
 def test_a_large_half_gradient_is_not_taken_for_infinite():
     model = nn.Linear(256, 256).half()
     model.weight.grad = torch.full_like(model.weight, 6e4)
-    norm, bad = gradient_norm([model.weight])
+    norm, bad = read_now(gradient_norm([model.weight]))
     assert bad is None
     assert norm == pytest.approx(6e4 * 256, rel=1e-3)

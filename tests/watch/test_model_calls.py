@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 import torch
@@ -13,18 +11,9 @@ from torch import Tensor, nn
 from roundoff.replay.step_tape import ModelEntry
 from roundoff.runs import read_flight
 from roundoff.runs.files.folder import flight_path
-from roundoff.watch.settings import WatchSettings
 from roundoff.watch.watch import Watch
-from roundoff.watch.watching import start_watching
 
 pytestmark = pytest.mark.usefixtures("only_new_objects")
-
-
-@pytest.fixture
-def watch(tmp_path: Path) -> Iterator[Watch]:
-    watch = start_watching(to=tmp_path / "run", settings=WatchSettings(recorded_steps=(), probe_seconds=0))
-    with watch.running():
-        yield watch
 
 
 class Inner(nn.Linear):

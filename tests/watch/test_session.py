@@ -10,6 +10,7 @@ import safetensors.torch
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch.utils.data import DataLoader, TensorDataset
 
 from roundoff.diagnose import diagnose_run
@@ -93,6 +94,38 @@ def test_skip_goes_on_as_if_the_bad_batch_had_never_come(tmp_path: Path):
     (finding,) = diagnose_run(Run.open(tmp_path / "a")).findings
     assert (finding.rule, finding.step, finding.related) == ("nonfinite-input", 25, ())
     assert "The step was undone" in finding.why
+
+
+def test_skip_leaves_a_loss_scaler_to_the_loop(tmp_path: Path):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Linear(8, 1))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    scaler = torch.amp.GradScaler("cpu", init_scale=16.0)
+    with watching(model, optimizer, to=tmp_path / "run", on_anomaly="skip") as watch:
+        for step in range(6):
+            x = torch.randn(16, 4) * (math.inf if step == 3 else 1.0)
+            optimizer.zero_grad()
+            scaler.scale(model(x).square().mean()).backward()
+            scaler.step(optimizer)
+            scaler.update()  # raises unless the scaler still knows that its step found an infinity
+    assert watch.num_undone == 1
+    assert scaler.get_scale() == 8.0
+    assert all(bool(x.isfinite().all()) for x in model.state_dict().values())
+
+
+def test_buffers_that_a_step_spoils_are_seen_in_that_step_and_undone_with_it(tmp_path: Path):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.BatchNorm1d(4), nn.Linear(4, 1))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    with watching(model, optimizer, to=tmp_path / "run", on_anomaly="skip") as watch:
+        for step in range(30):
+            x = torch.randn(16, 4) * (1e30 if step == 25 else 1.0)  # the variance overflows, the output does not
+            optimizer.zero_grad()
+            model(x).square().mean().backward()
+            optimizer.step()
+    assert [(anomaly.kind, anomaly.step) for anomaly in watch.anomalies] == [("buffer", 25)]
+    assert watch.num_undone == 1
+    assert bool(model[0].running_var.isfinite().all())
 
 
 def test_skip_undoes_a_step_between_two_snapshots(tmp_path: Path):
@@ -204,7 +237,7 @@ def test_says_when_the_memory_is_too_small_and_watches_all_the_same(tmp_path: Pa
 def test_says_when_nothing_was_trained(tmp_path: Path):
     with watching(to=tmp_path / "a") as watch:
         torch.ones(3).sum()
-    assert watch.complaints == ["no training step was seen: nothing was watched."]
+    assert "Nothing was watched: no training step was seen in this process." in watch.verdict()
 
 
 def test_leaves_nothing_behind(tmp_path: Path):
@@ -238,3 +271,18 @@ def test_the_loss_and_scale_of_a_recipe_are_told_and_so_are_its_skipped_steps(tm
     assert metrics[0].loss_scale == 2.0**24
     assert all(m.skipped != math.isfinite(m.grad_norm or math.nan) for m in metrics)
     assert not run.anomalies()
+
+
+def test_a_global_hook_of_the_user_runs_once_in_every_step(tmp_path: Path) -> None:
+    model = nn.Linear(2, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    seen: list[int] = []
+    with watching(model, optimizer, to=tmp_path / "run") as watch:
+        handle = register_optimizer_step_post_hook(lambda *_: seen.append(watch.num_steps))
+        for _ in range(3):
+            optimizer.zero_grad()
+            model(torch.randn(4, 2)).square().mean().backward()
+            optimizer.step()
+        handle.remove()
+    assert Run.open(tmp_path / "run").steps == [0, 1]
+    assert len(seen) >= 3

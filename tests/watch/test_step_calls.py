@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,13 +18,6 @@ from roundoff.watch.watch import Watch
 from roundoff.watch.watching import start_watching
 
 pytestmark = pytest.mark.usefixtures("only_new_objects")
-
-
-@pytest.fixture
-def watch(tmp_path: Path) -> Iterator[Watch]:
-    watch = start_watching(to=tmp_path / "run", settings=WatchSettings(recorded_steps=(), probe_seconds=0))
-    with watch.running():
-        yield watch
 
 
 def steps(watch: Watch) -> list[dict[str, Any]]:

@@ -14,15 +14,16 @@ from roundoff.watch.watching import watching
 pytestmark = pytest.mark.usefixtures("only_new_objects")
 
 
-def test_complaints_come_first_and_then_what_was_watched(tmp_path: Path) -> None:
+def test_a_block_without_a_training_is_not_called_fine(tmp_path: Path) -> None:
     with watching(to=tmp_path / "run") as watch:
         pass
     findings, screen = watch.diagnose()
     assert findings == ()
-    assert screen.splitlines()[0] == "roundoff: no training step was seen: nothing was watched."
-    assert screen.splitlines()[-1].startswith("Nothing found; watched 0 steps")
-    assert screen.endswith(f"; {tmp_path / 'run'}")
-    assert watch.verdict().splitlines()[0] == screen.splitlines()[0]
+    first, last = screen.splitlines()
+    assert first.startswith("watched 0 steps in ")
+    assert first.endswith(f"; {tmp_path / 'run'}")
+    assert last == "Nothing was watched: no training step was seen in this process."
+    assert watch.verdict().splitlines()[-1] == last
 
 
 def test_what_is_found_goes_into_the_run_and_onto_the_screen(tmp_path: Path) -> None:

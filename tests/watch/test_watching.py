@@ -10,7 +10,7 @@ from torch import nn
 
 from roundoff.errors import RecordError, RoundoffError
 from roundoff.record.loop.observer import is_observed
-from roundoff.runs import Run
+from roundoff.runs import ExceptionDetail, Run
 from roundoff.watch.settings import WatchSettings
 from roundoff.watch.watching import next_folder, start_watching, watching
 
@@ -40,7 +40,7 @@ def test_an_exception_is_kept_with_its_site_and_reaches_the_caller(tmp_path: Pat
         model(torch.ones(3, 5))
     run = Run.open(tmp_path / "run")
     ((_, anomaly),) = run.anomalies()
-    assert (anomaly.kind, anomaly.name, anomaly.detail["site"]) == ("exception", "RuntimeError", "0")
+    assert (anomaly.kind, anomaly.name, anomaly.detail_as(ExceptionDetail).site) == ("exception", "RuntimeError", "0")
     assert run.info.status == "failed"
     assert not is_observed()
 

@@ -6,14 +6,15 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING, Self, TypeAlias
-
-from torch import Tensor
 
 from roundoff.errors import CheckpointError
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
+    from roundoff.checkpoints.lazy_tensor import StoredTensor
+
     JsonValue: TypeAlias = "bool | int | float | str | Sequence[JsonValue] | Mapping[str, JsonValue] | None"
     """A JSON value; floats may be NaN or infinite."""
 else:
@@ -41,20 +42,11 @@ class Entry:
     role: Role
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StoredTensor:
-    """An entry with a function that reads its values; each call may read the file again."""
-
-    entry: Entry
-    read: Callable[[], Tensor]
-
-
 class Checkpoint:
     """The tensors of a checkpoint by name, and its other contents.
 
-    Tensors have the layout of the file: Keras and Flax store (in, out) and HWIO. They are views of the mapped file
-    where the format allows it. Writing to one does not change the file, but may change another tensor of the same
-    checkpoint.
+    Tensors have the layout of the file: Keras and Flax store (in, out) and HWIO. Each is read into memory of
+    its own when it is requested. If the file became shorter since it was opened, that is an error.
     """
 
     def __init__(
@@ -69,8 +61,8 @@ class Checkpoint:
         self.path = path
         self.format = format
         """torch-zip, torch-legacy, torch-distributed, safetensors, npz, mindspore, paddle, keras or flax."""
-        self._tensors = {stored.entry.name: stored for stored in tensors}
-        self.entries: Mapping[str, Entry] = {name: stored.entry for name, stored in self._tensors.items()}
+        self._tensors = {tensor.name: tensor for tensor in tensors}
+        self.entries: Mapping[str, Entry] = {name: tensor.entry for name, tensor in self._tensors.items()}
         self.settings: Mapping[str, JsonValue] = settings or {}
         """Everything that is not a tensor (epoch, learning rate, ...) under dotted names; long values are truncated."""
         self._on_close = on_close
@@ -93,7 +85,5 @@ class Checkpoint:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
+from importlib.util import find_spec
+from typing import TYPE_CHECKING
 
-import torch
-from torch import Tensor, nn
+from roundoff.checkpoints.checkpoint import Checkpoint, Entry, JsonValue, Role
+from roundoff.checkpoints.lazy_tensor import NUM_BYTES
+from roundoff.kernels import row
 
-from roundoff.checkpoints.checkpoint import Checkpoint, JsonValue, Role
-from roundoff.kernels import row, summarize
+if TYPE_CHECKING:
+    from torch import Tensor, nn
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,20 +71,28 @@ class Inventory:
     """The format of the file, or "model"."""
     items: tuple[InventoryItem, ...]
     settings: dict[str, JsonValue]
+    has_values: bool = True
+    """Whether the values were looked at, which takes torch; names, shapes and dtypes do not."""
 
     def only(self, pattern: str) -> Inventory:
         """Return the items whose names match a pattern, in which * matches anything."""
         kept = tuple(item for item in self.items if fnmatchcase(item.name, pattern))
-        return Inventory(source=self.source, format=self.format, items=kept, settings=self.settings)
+        return replace(self, items=kept)
 
 
 def take_inventory(checkpoint: Checkpoint) -> Inventory:
-    """Summarize every tensor of a checkpoint, one after the other."""
-    items = tuple(
-        _item(entry.name, checkpoint.tensor(entry.name), kind=entry.role) for entry in checkpoint.entries.values()
+    """Summarize every tensor of a checkpoint, one after the other; without torch only what the file says of them."""
+    has_values = find_spec("torch") is not None
+    items = (
+        _item(entry.name, checkpoint.tensor(entry.name), kind=entry.role) if has_values else _unread_item(entry)
+        for entry in checkpoint.entries.values()
     )
     return Inventory(
-        source=str(checkpoint.path), format=checkpoint.format, items=items, settings=dict(checkpoint.settings)
+        source=str(checkpoint.path),
+        format=checkpoint.format,
+        items=tuple(items),
+        settings=dict(checkpoint.settings),
+        has_values=has_values,
     )
 
 
@@ -98,7 +109,18 @@ def take_model_inventory(models: Iterable[nn.Module], *, source: str) -> Invento
     return Inventory(source=source, format="model", items=tuple(items), settings={})
 
 
+def _unread_item(entry: Entry) -> InventoryItem:
+    num_bytes = math.prod(entry.shape) * NUM_BYTES[entry.dtype]
+    return InventoryItem(
+        name=entry.name, shape=entry.shape, dtype=entry.dtype, kind=str(entry.role), num_bytes=num_bytes
+    )
+
+
 def _item(name: str, tensor: Tensor, *, kind: str) -> InventoryItem:
+    import torch
+
+    from roundoff.kernels import summarize
+
     shape, dtype = tuple(tensor.shape), str(tensor.dtype).removeprefix("torch.")
     num_bytes = tensor.numel() * tensor.element_size()
     if tensor.is_meta or not tensor.numel():

@@ -2,118 +2,121 @@
 
 from __future__ import annotations
 
+import difflib
+import importlib
+import sys
+from collections.abc import Mapping
+from importlib.util import find_spec
+from typing import Any, NoReturn
+
 import click
 
-from roundoff.cli.console.exit_codes import silence_stdout_without_reader
-from roundoff.cli.lazy_group import LazyCommand, LazyGroup
+from roundoff.cli.console.exit_codes import exit_codes, silence_stdout_without_reader, without_torch
+from roundoff.cli.console.screen import show_plainly
+from roundoff.words import join_words
 
 COMMANDS = {
-    "demo": LazyCommand(
-        module="roundoff.cli.demo",
-        attribute="demo_command",
-        help="Watch a training fail in fp16, find out why, and fix it.",
-    ),
-    "record": LazyCommand(
-        module="roundoff.cli.record",
-        attribute="record_command",
-        help="Run a training script and record what some of its steps compute.",
-        runs_scripts=True,
-    ),
-    "run": LazyCommand(
-        module="roundoff.cli.run",
-        attribute="run_command",
-        help="Watch a training script and explain why when it breaks.",
-        runs_scripts=True,
-    ),
-    "diagnose": LazyCommand(
-        module="roundoff.cli.diagnose",
-        attribute="diagnose_command",
-        help="Explain what went wrong in a run and what to change.",
-    ),
-    "compare": LazyCommand(
-        module="roundoff.cli.compare",
-        attribute="compare_command",
-        help="Find where a run, checkpoint or curve first differs from its reference.",
-    ),
-    "report": LazyCommand(
-        module="roundoff.cli.report",
-        attribute="report_command",
-        help="Write a report about a run as one HTML file.",
-    ),
-    "serve": LazyCommand(
-        module="roundoff.cli.serve",
-        attribute="serve_command",
-        help="Show a directory of runs in the browser, live.",
-    ),
-    "params": LazyCommand(
-        module="roundoff.cli.params",
-        attribute="params_command",
-        help="List the tensors of a model or of a checkpoint of any framework.",
-    ),
-    "convert": LazyCommand(
-        module="roundoff.cli.convert",
-        attribute="convert_command",
-        help="Convert a checkpoint from one framework to another.",
-    ),
-    "replay": LazyCommand(
-        module="roundoff.cli.replay",
-        attribute="replay_command",
-        help="Run a saved bad step again, or export the op that failed.",
-    ),
-    "train": LazyCommand(
-        module="roundoff.cli.train",
-        attribute="train_command",
-        help="Train a standard model on standard data at any precision.",
-    ),
-    "sweep": LazyCommand(
-        module="roundoff.cli.sweep",
-        attribute="sweep_command",
-        help="Train every combination of a table of recipes and settings.",
-    ),
-    "throughput": LazyCommand(
-        module="roundoff.cli.throughput",
-        attribute="throughput_command",
-        help="Measure which workers, threads, recipe and ranks train fastest on this machine.",
-    ),
-    "bisect": LazyCommand(
-        module="roundoff.cli.bisect",
-        attribute="bisect_command",
-        help="Find the smallest set of layers that must stay wide, or the op that is wrong.",
-    ),
-    "plan": LazyCommand(
-        module="roundoff.cli.plan",
-        attribute="plan_command",
-        help="Measure where precision is lost and write a recipe that trains.",
-    ),
-    "runs": LazyCommand(
-        module="roundoff.cli.runs",
-        attribute="runs_command",
-        help="List runs and show their recorded steps.",
-    ),
-    "recipes": LazyCommand(
-        module="roundoff.cli.recipes",
-        attribute="recipes_command",
-        help="List the training recipes and when to use which.",
-    ),
-    "formats": LazyCommand(
-        module="roundoff.cli.formats",
-        attribute="formats_command",
-        help="Show which numbers a format can represent.",
-    ),
-    "doctor": LazyCommand(
-        module="roundoff.cli.doctor",
-        attribute="doctor_command",
-        help="Check this installation and report what is missing.",
-    ),
+    "demo": "Watch a training fail in fp16, find out why, and fix it.",
+    "record": "Run a training script and record what some of its steps compute.",
+    "run": "Watch a training script and explain why when it breaks.",
+    "diagnose": "Explain what went wrong in a run and what to change.",
+    "compare": "Find where a run, checkpoint or curve first differs from its reference.",
+    "report": "Write a report about a run as one HTML file.",
+    "serve": "Show a directory of runs in the browser, live.",
+    "params": "List the tensors of a model or of a checkpoint of any framework.",
+    "convert": "Convert a checkpoint from one framework to another.",
+    "replay": "Run a saved bad step again, or export the op that failed.",
+    "what-if": "Play a saved bad step with another learning rate, clipping or format.",
+    "train": "Train a standard model on standard data at any precision.",
+    "sweep": "Train every combination of a table of recipes and settings.",
+    "throughput": "Measure which workers, threads, recipe and ranks train fastest on this machine.",
+    "bisect": "Find the smallest set of layers that must stay wide, or the op that is wrong.",
+    "plan": "Measure where precision is lost and write a recipe that trains.",
+    "check-device": "Check every op of a training script's step on its device against the CPU and fp64.",
+    "runs": "List runs and show their recorded steps.",
+    "recipes": "List the training recipes and when to use which.",
+    "formats": "Show which numbers a format can represent.",
+    "docs": "Print a page of the documentation.",
+    "doctor": "Check this installation and report what is missing.",
 }
-"""In the order in which a new user needs them; a module is imported only when its command is called."""
+"""In the order in which a new user needs them; NAME is `NAME_command` in `roundoff.cli.NAME`, with _ for -."""
+NEED_TORCH = (
+    *(
+        "demo",
+        "record",
+        "run",
+        "replay",
+        "what-if",
+        "convert",
+        "train",
+        "sweep",
+        "throughput",
+        "bisect",
+        "plan",
+        "check-device",
+    ),
+)
+"""These always compute with torch; the others need it never, or only with some of their options."""
+_RUN_SCRIPTS = ("record", "run", "check-device")
+"""The user's script prints to the same stdout, so these commands leave its encoding alone."""
+
+
+class LazyGroup(click.Group):
+    """A click group that imports a command only when it is called, and ends as `exit_codes` says."""
+
+    def __init__(self, table: Mapping[str, str], **options: Any) -> None:
+        super().__init__(**options)
+        self.table = table
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """Return the names in the order of the table."""
+        return list(self.table)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """Import and return a command, or None if there is none of that name."""
+        if cmd_name not in self.table:
+            return None
+        name = cmd_name.replace("-", "_")
+        command: click.Command = getattr(importlib.import_module(f"{__name__}.{name}"), f"{name}_command")
+        if cmd_name in NEED_TORCH and find_spec("torch") is None:
+            command.callback = _refuse_without_torch  # its --help still works
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the section of commands from the table alone."""
+        with formatter.section("Commands"):
+            formatter.write_dl(list(self.table.items()))
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Find the command that `args` begins with, or suggest the one that was probably meant."""
+        name = args[0]
+        if name not in self.table and not name.startswith("-"):
+            close = difflib.get_close_matches(name, self.table, n=1)
+            guess = f" Did you mean '{close[0]}'?" if close else ""
+            raise click.UsageError(f"There is no command '{name}'.{guess}", ctx=ctx)
+        if name not in _RUN_SCRIPTS:
+            show_plainly(sys.stdout)
+        return super().resolve_command(ctx, args)
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Run the command; an error that escapes it becomes a message and an exit code."""
+        with exit_codes():
+            return super().invoke(ctx)
+
+
+def _refuse_without_torch(**options: Any) -> NoReturn:
+    raise without_torch(f"`{click.get_current_context().command_path}`")
+
 
 command_line = LazyGroup(
     COMMANDS,
     name="roundoff",
     help="Train neural networks at any numeric precision, and find out why when it goes wrong.\n\n"
-    "Exit codes: 0 nothing found, 1 something found, 2 could not look. Commands that start a script pass on its exit "
-    "code if that is not 0.",
+    "Exit codes: 0 nothing found, 1 something found, 2 could not look. `run` and `record` exit with the script's own "
+    f"code.\n\nWithout torch everything works except {join_words(NEED_TORCH)}, "
+    "and what looks at the values of tensors.",
     epilog="Example: roundoff run train.py",
     context_settings={"help_option_names": ["-h", "--help"]},
 )

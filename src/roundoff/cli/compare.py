@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -15,8 +15,10 @@ import click
 
 from roundoff.cli.console.exit_codes import exit_code_of
 from roundoff.cli.console.options import PATH, exit_zero_option, fills, json_option
-from roundoff.cli.console.screen import columns, waiting
+from roundoff.cli.console.screen import columns, echo
 from roundoff.errors import CompareError, UsageError
+from roundoff.files import write_output
+from roundoff.progress import waiting
 from roundoff.words import join_words
 
 if TYPE_CHECKING:
@@ -43,12 +45,12 @@ class ComparableKind(StrEnum):
 
 
 _K = ComparableKind
-OPTIONS_FOR = {
-    "--step": (_K.RUN,),
-    "--rank": (_K.RUN, _K.STEP),
-    "--pattern": (_K.CURVE,),
-    "--column": (_K.CURVE,),
-    "--map": (_K.RUN, _K.CHECKPOINT, _K.TENSORS),
+_KINDS_WITH_OPTION = {
+    "step": (_K.RUN,),
+    "rank": (_K.RUN, _K.STEP),
+    "pattern": (_K.CURVE,),
+    "column": (_K.CURVE,),
+    "map": (_K.RUN, _K.CHECKPOINT, _K.TENSORS),
 }
 """Options that not every kind has; all others work for every kind."""
 
@@ -61,7 +63,7 @@ class CompareOptions:
     candidate: str
     step: int | None
     rank: int | None
-    map_file: Path | None
+    map: Path | None
     pattern: str | None
     column: str | None
     table: bool
@@ -70,16 +72,11 @@ class CompareOptions:
     as_json: bool
     exit_zero: bool
 
-    def given(self) -> dict[str, object]:
-        """Return the options of some kinds that were given."""
-        values = {
-            "--step": self.step,
-            "--rank": self.rank,
-            "--pattern": self.pattern,
-            "--column": self.column,
-            "--map": self.map_file,
-        }
-        return {option: value for option, value in values.items() if value is not None}
+    def name_map(self) -> dict[str, str] | None:
+        """Return the names of the two sides that `--map` pairs, or None without it."""
+        from roundoff.checkpoints.pair.name_map import read_name_map
+
+        return read_name_map(self.map) if self.map else None
 
 
 @click.command("compare", epilog="Example: roundoff compare runs/fp32 runs/bf16 --table")
@@ -87,14 +84,14 @@ class CompareOptions:
 @click.argument("candidate", metavar="CAND")
 @click.option("--step", type=click.IntRange(min=0), help="Compare only this step of two runs.")
 @click.option("--rank", type=click.IntRange(min=0), help="Compare only this rank of two runs or steps.")
-@click.option("--map", "map_file", type=PATH, help="A file of lines 'name in REF = name in CAND'.")
+@click.option("--map", type=PATH, help="A file of lines 'name in REF = name in CAND'.")
 @click.option("--pattern", help="For logs: a regular expression with groups (?P<step>...) and (?P<loss>...).")
 @click.option("--column", help="For curves: the column, key or tag of the loss.  [default: found by its name]")
 @click.option("--table", is_flag=True, help="Also print a table of everything that was compared.")
 @click.option("--csv", type=PATH, help="Write the table to a CSV file.")
 @click.option("--html", type=PATH, help="Write an HTML page.")
 @json_option("Print the comparison as JSON.")
-@exit_zero_option()
+@exit_zero_option
 @fills(CompareOptions)
 def compare_command(options: CompareOptions) -> None:
     """Find where CAND first differs from REF, and whether their formats explain it.
@@ -104,7 +101,7 @@ def compare_command(options: CompareOptions) -> None:
     not be compared.
     """
     kind = _common_kind(options)
-    _check_options(kind, options.given())
+    _check_options(kind, options)
     with waiting("comparing"):
         comparison = _COMPARE[kind](options)
     _show(comparison, options)
@@ -120,20 +117,19 @@ def _show(comparison: ComparisonReport, options: CompareOptions) -> None:
     if options.html is not None:
         _write_output(options.html, comparison.page())
     if options.as_json:
-        click.echo(to_json(comparison.to_object(), indent=1))
+        echo(to_json(comparison.to_object(), indent=1))
     else:
-        click.echo(comparison.text(table=options.table, width=columns()))
+        echo(comparison.text(table=options.table, width=columns()))
 
 
 def _compare_runs(options: CompareOptions) -> ComparisonReport:
-    from roundoff.checkpoints.pair.name_map import read_name_map
     from roundoff.compare.runs.run_comparison import compare_runs
     from roundoff.diagnose.against import findings_against
     from roundoff.report.comparisons.compared_runs import ComparedRuns
     from roundoff.runs import Run
 
     reference, candidate = Run.open(options.reference), Run.open(options.candidate)
-    sites = read_name_map(options.map_file) if options.map_file else {}
+    sites = options.name_map() or {}
     comparison = compare_runs(reference, candidate, step=options.step, rank=options.rank, sites=sites)
     return ComparedRuns(
         comparison=comparison,
@@ -145,7 +141,7 @@ def _compare_runs(options: CompareOptions) -> ComparisonReport:
 
 def _compare_steps(options: CompareOptions) -> ComparisonReport:
     from roundoff.compare.runs.step_pair import compare_steps
-    from roundoff.report.comparisons.compared_steps import ComparedSteps
+    from roundoff.report.comparisons.compared_runs import ComparedSteps
     from roundoff.runs import Run
 
     (reference, reference_step), (candidate, candidate_step) = map(split_step, (options.reference, options.candidate))
@@ -158,18 +154,17 @@ def _compare_steps(options: CompareOptions) -> ComparisonReport:
 
 
 def _compare_checkpoints(options: CompareOptions) -> ComparisonReport:
-    from roundoff.checkpoints.pair.name_map import read_name_map
     from roundoff.checkpoints.read.dispatch import read_checkpoint
     from roundoff.compare.checkpoints.checkpoint_comparison import compare_checkpoints
     from roundoff.report.comparisons.compared_checkpoints import ComparedCheckpoints
 
-    name_map = read_name_map(options.map_file) if options.map_file else None
     with read_checkpoint(options.reference) as reference, read_checkpoint(options.candidate) as candidate:
-        return ComparedCheckpoints(compare_checkpoints(reference, candidate, name_map=name_map))
+        return ComparedCheckpoints(compare_checkpoints(reference, candidate, name_map=options.name_map()))
 
 
 def _compare_curves(options: CompareOptions) -> ComparisonReport:
-    from roundoff.compare.curves.curve_comparison import compare_curves, read_curve
+    from roundoff.compare.curves.curve_comparison import compare_curves
+    from roundoff.compare.curves.curve_files import read_curve
     from roundoff.report.comparisons.compared_curves import ComparedCurves
 
     reference, candidate = (
@@ -180,12 +175,10 @@ def _compare_curves(options: CompareOptions) -> ComparisonReport:
 
 
 def _compare_tensors(options: CompareOptions) -> ComparisonReport:
-    from roundoff.checkpoints.pair.name_map import read_name_map
     from roundoff.compare.tensors.tensor_comparison import compare_tensors
     from roundoff.report.comparisons.compared_tensors import ComparedTensors
 
-    name_map = read_name_map(options.map_file) if options.map_file else None
-    return ComparedTensors(compare_tensors(options.reference, options.candidate, name_map=name_map))
+    return ComparedTensors(compare_tensors(options.reference, options.candidate, name_map=options.name_map()))
 
 
 _COMPARE: dict[ComparableKind, Callable[[CompareOptions], ComparisonReport]] = {
@@ -251,21 +244,21 @@ def _common_kind(options: CompareOptions) -> ComparableKind:
     )
 
 
-def _check_options(kind: ComparableKind, given: Mapping[str, object]) -> None:
+def _check_options(kind: ComparableKind, options: CompareOptions) -> None:
     """Refuse an option that has no effect on this kind, instead of ignoring it."""
-    for option, value in given.items():
-        if kind not in OPTIONS_FOR[option]:
-            kinds = join_words([each.plural for each in OPTIONS_FOR[option]])
+    for name, kinds in _KINDS_WITH_OPTION.items():
+        value = getattr(options, name)
+        if value is not None and kind not in kinds:
             raise UsageError.explain(
-                f"{option} {value} does not apply to two {kind.plural}.",
-                why=f"it applies to {kinds}.",
-                fix=f"leave {option} out.",
+                f"--{name} {value} does not apply to two {kind.plural}.",
+                why=f"it applies to {join_words([each.plural for each in kinds])}.",
+                fix=f"leave --{name} out.",
             )
 
 
 def _write_output(path: Path, text: str) -> None:
     try:
-        path.write_text(text, encoding="utf-8")
+        write_output(path, text.encode())
     except OSError as error:
         raise CompareError.explain(f"'{path}' cannot be written.", why=f"{error.strerror}.") from error
 

@@ -7,17 +7,19 @@ from pathlib import Path
 
 import click
 
-from roundoff.cli.console.screen import waiting
+from roundoff.cli.console.options import PATH
+from roundoff.cli.console.screen import echo
+from roundoff.progress import waiting
 
 KINDS = ("torch", "safetensors", "npz", "mindspore")
 
 
 @click.command("convert", epilog="Example: roundoff convert net.pth net.ckpt --like mindspore_net.ckpt")
-@click.argument("source", metavar="SOURCE", type=click.Path(path_type=Path))
-@click.argument("target", metavar="TARGET", type=click.Path(path_type=Path))
+@click.argument("source", metavar="SOURCE", type=PATH)
+@click.argument("target", metavar="TARGET", type=PATH)
 @click.option("--to", type=click.Choice(KINDS), help="Format of TARGET.  [default: from its suffix]")
-@click.option("--like", type=click.Path(path_type=Path), help="Use the names, shapes and dtypes of this checkpoint.")
-@click.option("--map", "map_file", type=click.Path(path_type=Path), help="A file of lines 'name in SOURCE = new name'.")
+@click.option("--like", type=PATH, help="Use the names, shapes and dtypes of this checkpoint.")
+@click.option("--map", "map_file", type=PATH, help="A file of lines 'name in SOURCE = new name'.")
 @click.option("--force", is_flag=True, help="Overwrite TARGET if it exists.")
 def convert_command(
     source: Path, target: Path, to: str | None, like: Path | None, map_file: Path | None, force: bool
@@ -42,7 +44,7 @@ def convert_command(
             reference, target=kind, like=wanted, name_map=read_name_map(map_file) if map_file else None
         )
         write_checkpoint(target, plan.tensors, target=kind, replace=force)
-    click.echo(f"Wrote {len(plan.tensors)} tensors to {target} ({kind}), read back and equal to those of {source}.")
+    echo(f"Wrote {len(plan.tensors)} tensors to {target} ({kind}), read back and equal to those of {source}.")
     for note in plan.notes:
-        click.echo(f"  note   {note}")
-    click.echo(f"  next   roundoff compare {source} {target}")
+        echo(f"  note   {note}")
+    echo(f"  next   roundoff compare {source} {target}")

@@ -11,7 +11,8 @@ import click
 
 from roundoff.cli.console.exit_codes import ExitCode
 from roundoff.cli.console.options import PATH, exit_zero_option, fills, json_option
-from roundoff.cli.console.screen import columns, waiting
+from roundoff.cli.console.screen import columns, echo
+from roundoff.progress import waiting
 
 if TYPE_CHECKING:
     from roundoff.diagnose import Diagnosis
@@ -34,12 +35,13 @@ class DiagnoseOptions:
 @click.option("--against", metavar="REF", type=PATH, help="Also compare it with this run.")
 @click.option("--explain", is_flag=True, help="Also list what each rule answered: found, fine, or nothing to look at.")
 @json_option("Print the findings as JSON.")
-@exit_zero_option()
+@exit_zero_option
 @fills(DiagnoseOptions)
 def diagnose_command(options: DiagnoseOptions) -> None:
     """Explain what went wrong in RUN, where, since when, and what to change; findings are written to findings.json.
 
-    Exits with 1 if there is an error or a warning, with 2 if the run could not be read completely.
+    Exits with 1 if there is an error or a warning, with 2 if the run could not be read completely or contains no
+    training step.
     """
     from roundoff.diagnose import diagnose_and_save
     from roundoff.report import answers_text, verdict_text
@@ -53,17 +55,24 @@ def diagnose_command(options: DiagnoseOptions) -> None:
         findings = [finding.to_object() for finding in diagnosis.findings]
         answers = [answer.to_object() for answer in diagnosis.answers]
         fine = [answer.checks for answer in diagnosis.answers if answer.answer is Answer.FINE]
-        answer: JsonValue = {"run": str(options.path), "findings": findings, "checked": [*fine], "answers": [*answers]}
-        click.echo(to_json(answer, indent=1))
+        answer: JsonValue = {
+            "run": str(options.path),
+            **diagnosis.coverage.to_object(),
+            "findings": findings,
+            "checked": [*fine],
+            "answers": [*answers],
+        }
+        echo(to_json(answer, indent=1))
     else:
-        click.echo(verdict_text(run, diagnosis, width=columns()))
+        echo(verdict_text(run, diagnosis, width=columns()))
         if options.explain:
-            click.echo(answers_text(diagnosis.answers))
+            echo(answers_text(diagnosis.answers))
     sys.exit(ExitCode.CLEAN if options.exit_zero else exit_code(diagnosis))
 
 
 def exit_code(diagnosis: Diagnosis) -> ExitCode:
-    """Return 1 if there is an error or a warning, otherwise 0, or 2 if a rule failed."""
+    """Return 1 if there is an error or a warning, otherwise 0, or 2 if a rule failed or nothing was watched."""
     if not diagnosis.is_clean:
         return ExitCode.FOUND
-    return ExitCode.CLEAN if diagnosis.is_complete else ExitCode.COULD_NOT_LOOK
+    has_looked = diagnosis.is_complete and diagnosis.coverage.watched != "nothing"
+    return ExitCode.CLEAN if has_looked else ExitCode.COULD_NOT_LOOK

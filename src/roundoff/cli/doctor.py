@@ -11,18 +11,21 @@ import os
 import platform
 import re
 import shutil
-from collections.abc import Iterator, Sequence
+import sys
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import click
 
+from roundoff.cli.console.exit_codes import without_torch
 from roundoff.cli.console.options import json_option
-from roundoff.cli.console.screen import columns
+from roundoff.cli.console.screen import columns, echo
 from roundoff.words import plural, wrap
 
 if TYPE_CHECKING:
-    from roundoff.record.torch_private import PrivateCall
+    from roundoff.cli.self_test import Check
+    from roundoff.cli.torch_probes import PrivateCall
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,6 +45,7 @@ class Feature:
 
 
 FEATURES = (
+    Feature(name="watching, recording, training", packages=("torch",), fix="pip install 'roundoff[torch]'"),
     Feature(name="checkpoints of Keras", packages=("h5py",), fix="pip install 'roundoff[checkpoints]'"),
     Feature(name="experiments on a Ray cluster", packages=("ray",), fix="pip install 'roundoff[cluster]'"),
     Feature(name="Hugging Face models", packages=("transformers",), fix="pip install 'roundoff[hf]'"),
@@ -54,13 +58,13 @@ FEATURES = (
     Feature(name="native stacks of a crash or hang", programs=("gdb",), fix="apt install gdb"),
     Feature(name="memory checks of the compiled kernels", programs=("valgrind",), fix="apt install valgrind"),
 )
-"""One line for each; none of them is needed to record, read or compare."""
+"""One line for each; none of them is needed to look at runs."""
 
 
-CORE_PACKAGES = ("torch", "numpy", "pyarrow", "safetensors", "click", "rich", "plotly")
-SHOWN_VERSIONS = ("torch", "numpy", "pyarrow", "safetensors")
-TORCH_SERIES = "2.13"
-"""The only torch that roundoff is tested with: it depends on private calls."""
+ZSTD = "compression.zstd" if sys.version_info >= (3, 14) else "backports.zstd"
+CORE_PACKAGES = ("numpy", ZSTD, "safetensors", "click", "rich", "plotly", "tomli-w")
+SHOWN_VERSIONS = ("torch", "numpy", "safetensors")
+WITHOUT_TORCH = "roundoff works here, without torch: it can show, diagnose and compare runs, not make them."
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,7 +86,7 @@ class FeatureState:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Health:
-    """Everything `roundoff doctor` tells; the JSON has the same names."""
+    """Everything `roundoff doctor` reports; the JSON has the same names. Devices and kernels need torch."""
 
     problems: tuple[Problem, ...]
     versions: dict[str, str | None]
@@ -90,44 +94,102 @@ class Health:
     num_threads: int | None = None
     kernels: str | None = None
     kernels_fix: str | None = None
+    torch_note: str | None = None
+    """What is to be said of this torch's version, if it is none of those that roundoff was tested with."""
     private_calls: tuple[PrivateCall, ...] = ()
+    self_test: tuple[Check, ...] = ()
     features: tuple[FeatureState, ...] = ()
 
 
-def examine(features: Sequence[Feature] = FEATURES) -> Health:
+def examine(*, self_test: bool = False) -> Health:
     """Look at this installation; imports torch and every other package the core needs."""
     versions = {
         "roundoff": version_of("roundoff"),
         "python": platform.python_version(),
         **{name: version_of(name) for name in SHOWN_VERSIONS},
     }
-    states = tuple(_state(feature) for feature in features)
-    problems = [*_import_problems(CORE_PACKAGES), *_torch_version_problems(versions["torch"])]
-    if _import_error("torch") or _import_error("numpy"):
+    states = tuple(
+        FeatureState(name=feature.name, missing=missing, fix=feature.fix if missing else None)
+        for feature in FEATURES
+        for missing in [feature.missing()]
+    )
+    problems = [
+        Problem(what=f"{name} cannot be imported: {error}", fix=_install(name))
+        for name in CORE_PACKAGES
+        if (error := _import_error(name))
+    ]
+    if versions["torch"] is None:
+        return Health(problems=tuple(problems), versions=versions, features=states)
+    if error := _import_error("torch"):
+        problems.append(Problem(what=f"torch cannot be imported: {error}", fix=_install("torch")))
+    if error or _import_error("numpy"):
         return Health(problems=tuple(problems), versions=versions, features=states)
 
+    health = Health(problems=tuple(problems), versions=versions, features=states)
+    try:
+        return _examine_torch(health, self_test=self_test)
+    except (AttributeError, ImportError) as error:  # a torch that is too old, or too new
+        problems.append(Problem(what=f"roundoff cannot use torch {versions['torch']}: {error}", fix=_install("torch")))
+    return dataclasses.replace(health, problems=tuple(problems))
+
+
+def _examine_torch(health: Health, *, self_test: bool) -> Health:
+    """Add what is known of this torch: its devices, kernels, and whether roundoff can work with it."""
     import torch
 
-    from roundoff.kernels import compiled, kernels_in_use
+    from roundoff.cli.self_test import run_self_test
+    from roundoff.kernels import compiled_kernels, kernels_in_use
+    from roundoff.torch_private import OLDEST_TESTED
 
     devices = _devices()
-    problems += _device_problems(devices)
-    try:
-        private_calls = _private_calls()
-    except ImportError as error:
-        private_calls = ()
-        problems.append(Problem(what=f"nothing can be recorded: {error}", fix=_install("torch")))
-    problems += [_missing_call(call) for call in private_calls if not call.present]
-    return Health(
-        problems=tuple(problems),
-        versions=versions,
+    problems = [
+        Problem(what=f"{device} cannot add 1 and 1: {answer}", fix="check its driver, or hide the device")
+        for device in devices
+        if (answer := _one_and_one(device)) != "2.0"
+    ]
+    version, is_old, note = _torch_version()
+    if is_old:
+        what = f"torch {version} is installed, but roundoff needs {_series(OLDEST_TESTED)} or newer."
+        problems.append(Problem(what=what, fix=_install("torch")))
+    private_calls = _private_calls()
+    problems += [
+        Problem(what=f"this torch has no {call.name}, which is used for {call.used_for}.", fix=_install("torch"))
+        for call in private_calls
+        if call.is_essential and not call.present
+    ]
+    checks = run_self_test() if self_test else ()
+    problems += [
+        Problem(what=f"self-test failed: '{check.name}': {check.failure}", fix="use another version of torch")
+        for check in checks
+        if not check.passed
+    ]
+    return dataclasses.replace(
+        health,
+        problems=(*health.problems, *problems),
         devices=devices,
         num_threads=torch.get_num_threads(),
         kernels=kernels_in_use(),
-        kernels_fix=None if compiled() else how_to_get_kernels(),
+        kernels_fix=None if compiled_kernels() else how_to_get_kernels(),
+        torch_note=note,
         private_calls=private_calls,
-        features=states,
+        self_test=checks,
     )
+
+
+def _torch_version() -> tuple[str, bool, str | None]:
+    """Return torch's version, whether it is too old, and what to say of it if it is newer than those tested."""
+    from roundoff.torch_private import NEWEST_TESTED, OLDEST_TESTED, torch_series, untested_version
+
+    version = untested_version()
+    is_old = version is not None and torch_series() < OLDEST_TESTED
+    if version is None or is_old:
+        return version or "", is_old, None
+    tested = f"roundoff is tested with {_series(OLDEST_TESTED)} to {_series(NEWEST_TESTED)}"
+    return version, False, f"{version} is untested: {tested}; `roundoff doctor --self-test` tries it"
+
+
+def _series(version: tuple[int, int]) -> str:
+    return f"{version[0]}.{version[1]}"
 
 
 def version_of(distribution: str) -> str | None:
@@ -159,47 +221,30 @@ def _installed_from() -> str:
     return "--no-cache-dir --no-binary roundoff roundoff"
 
 
-def _import_problems(packages: Sequence[str]) -> Iterator[Problem]:
-    for name in packages:
-        if error := _import_error(name):
-            yield Problem(what=f"{name} cannot be imported: {error}", fix=_install(name))
-
-
 def _import_error(package: str) -> str | None:
     try:
-        importlib.import_module(package)
+        importlib.import_module(package.replace("-", "_"))
     except (ImportError, OSError) as error:  # OSError: a shared library that is not there
         return str(error)
     return None
 
 
-def _torch_version_problems(version: str | None) -> Iterator[Problem]:
-    if version is not None and not version.startswith(f"{TORCH_SERIES}."):
-        what = f"torch {version} is installed, but roundoff is made for torch {TORCH_SERIES}."
-        yield Problem(what=what, fix=_install("torch"))
-
-
 def _install(package: str) -> str:
     """Return the command that installs a package as roundoff's own metadata asks for it: `pip install 'rich>=13'`."""
     for line in importlib.metadata.requires("roundoff") or ():
-        if re.match(rf"{package}(?![\w.-])", line) and "extra ==" not in line:
-            return f"pip install '{line}'"
+        if re.match(rf"{package}(?![\w.-])", line):
+            return f"pip install '{line.partition(';')[0].strip()}'"
     return f"pip install {package}"
 
 
 def _devices() -> tuple[str, ...]:
     import torch
 
-    accelerator = torch.accelerator.current_accelerator(check_available=True)
+    known = getattr(torch, "accelerator", None)  # an old torch has none
+    accelerator = None if known is None else known.current_accelerator(check_available=True)
     if accelerator is None:
         return ("cpu",)
     return ("cpu", *(f"{accelerator.type}:{index}" for index in range(torch.accelerator.device_count())))
-
-
-def _device_problems(devices: Sequence[str]) -> Iterator[Problem]:
-    for device in devices:
-        if (answer := _one_and_one(device)) != "2.0":
-            yield Problem(what=f"{device} cannot add 1 and 1: {answer}", fix="check its driver, or hide the device")
 
 
 def _one_and_one(device: str) -> str:
@@ -212,47 +257,40 @@ def _one_and_one(device: str) -> str:
 
 
 def _private_calls() -> tuple[PrivateCall, ...]:
-    from roundoff.record.torch_private import probe
+    from roundoff.cli.torch_probes import probe
 
     return tuple(probe())
 
 
-def _missing_call(call: PrivateCall) -> Problem:
-    what = f"this torch has no {call.name}, which is used for {call.used_for}."
-    return Problem(what=what, fix=_install("torch"))
-
-
-def _state(feature: Feature) -> FeatureState:
-    missing = feature.missing()
-    return FeatureState(name=feature.name, missing=missing, fix=feature.fix if missing else None)
-
-
-@click.command("doctor", epilog="Example: roundoff doctor --json")
+@click.command("doctor", epilog="Example: roundoff doctor --self-test")
+@click.option("--self-test", is_flag=True, help="Record, watch and replay a small training, and compare the results.")
 @json_option("Print one JSON object.")
 @click.pass_context
-def doctor_command(ctx: click.Context, as_json: bool) -> None:
+def doctor_command(ctx: click.Context, self_test: bool, as_json: bool) -> None:
     """Check this installation and report what is missing.
 
     Ends with 0 if everything the core needs works, and with 1 if not; optional things that are missing do not count.
     """
-    health = examine()
-    click.echo(to_json(health) if as_json else to_text(health))
+    if self_test and importlib.util.find_spec("torch") is None:
+        raise without_torch("`roundoff doctor --self-test`")
+    health = examine(self_test=self_test)
+    echo(to_json(health) if as_json else to_text(health))
     ctx.exit(1 if health.problems else 0)
 
 
 def to_json(health: Health) -> str:
-    """Lay out the findings as one JSON object, with `ok` first."""
+    """Format the findings as one JSON object, with `ok` first."""
     return json.dumps({"ok": not health.problems, **dataclasses.asdict(health)}, indent=1)
 
 
 def to_text(health: Health) -> str:
-    """Lay out the findings for a terminal: the verdict, what is broken, then what there is."""
+    """Format the findings for a terminal: the verdict, what is broken, then what is installed."""
     return "\n".join([*_verdict(health), "", *_inventory(health), *_missing(health)])
 
 
 def _verdict(health: Health) -> Iterator[str]:
     if not health.problems:
-        yield "roundoff works here."
+        yield "roundoff works here." if health.versions["torch"] else WITHOUT_TORCH
         return
     yield f"roundoff does not work here: {plural(len(health.problems), 'problem')}."
     for problem in health.problems:
@@ -272,6 +310,13 @@ def _inventory(health: Health) -> Iterator[str]:
     if health.private_calls:
         present = sum(call.present for call in health.private_calls)
         yield _row("torch", f"{present} of {len(health.private_calls)} private calls are there")
+    if health.torch_note is not None:
+        yield _row("", health.torch_note)
+    for call in health.private_calls:
+        if not call.present:
+            yield _row("off", f"{call.used_for} (no {call.name})")
+    for check in health.self_test:
+        yield _row("self-test", f"{'ok' if check.passed else 'FAILED'}: {check.name}")
     for feature in health.features:
         if not feature.missing:
             yield _row("optional", f"{feature.name}: ready")

@@ -11,14 +11,25 @@ from typing import TYPE_CHECKING
 import click
 
 from roundoff.cli.console.options import json_option
+from roundoff.cli.console.screen import echo
 from roundoff.errors import UsageError
+from roundoff.words import text_table
 
 if TYPE_CHECKING:
     from roundoff.formats import Format, RoundingEffect
 
 Row = tuple[str, ...]
 
-_WHAT_TO_SAY = {
+_FORMAT_COLUMNS = {
+    "num_bits": ("bits", "g"),
+    "largest": ("largest", ".6g"),
+    "smallest_normal": ("smallest normal", ".4g"),
+    "smallest_subnormal": ("smallest subnormal", ".4g"),
+    "eps": ("eps", ".4g"),
+}
+"""The title of each number of a format, and how it is printed."""
+_OVERFLOWS = {"saturate": "saturates", "infinity": "infinity", "nan": "NaN"}
+_OUTCOMES = {
     "subnormal": "rounded, as a subnormal with fewer bits",
     "overflow to infinity": "overflows to infinity",
     "overflow to nan": "overflows to NaN",
@@ -51,10 +62,11 @@ def formats_command(number: str | None, names: tuple[str, ...], as_json: bool) -
     value = None if number is None else _number_in(number)
     formats = [format_named(name) for name in names] or list(known_formats())
     if value is None:
-        click.echo(_json_of_formats(formats) if as_json else _table(_format_rows(formats)))
-        return
-    effects = [(fmt.name, effect_of(value, fmt)) for fmt in formats]
-    click.echo(_json_of_effects(effects) if as_json else _table(_effect_rows(effects)))
+        objects, rows = _format_objects(formats), _format_rows(formats)
+    else:
+        effects = [(fmt.name, effect_of(value, fmt)) for fmt in formats]
+        objects, rows = _effect_objects(effects), _effect_rows(effects)
+    echo(json.dumps(objects, indent=1, allow_nan=False) if as_json else _table(rows))
 
 
 def _number_in(text: str) -> float:
@@ -69,87 +81,49 @@ def _number_in(text: str) -> float:
 
 
 def _format_rows(formats: Sequence[Format]) -> list[Row]:
-    header = ("format", "bits", "largest", "smallest normal", "smallest subnormal", "eps", "overflow")
-    overflow = {"saturate": "saturates", "infinity": "infinity", "nan": "NaN"}
+    rows: list[Row] = [("format", *(title for title, _ in _FORMAT_COLUMNS.values()), "overflow")]
+    for fmt in formats:
+        numbers = (f"{getattr(fmt, key):{form}}" for key, (_, form) in _FORMAT_COLUMNS.items())
+        rows.append((fmt.name, *numbers, _OVERFLOWS[fmt.overflow]))
+    return rows
+
+
+def _format_objects(formats: Sequence[Format]) -> list[dict[str, object]]:
     return [
-        header,
-        *(
-            (
-                fmt.name,
-                f"{fmt.num_bits:g}",
-                f"{fmt.largest:.6g}",
-                f"{fmt.smallest_normal:.4g}",
-                f"{fmt.smallest_subnormal:.4g}",
-                f"{fmt.eps:.4g}",
-                overflow[fmt.overflow],
-            )
-            for fmt in formats
-        ),
+        {"format": fmt.name, **{key: getattr(fmt, key) for key in _FORMAT_COLUMNS}, "overflow": fmt.overflow}
+        for fmt in formats
     ]
 
 
 def _effect_rows(effects: Sequence[tuple[str, RoundingEffect]]) -> list[Row]:
-    header = ("format", "value", "relative error", "what happens")
+    rows = []
+    for name, effect in effects:
+        error = "-" if effect.outcome == "exact" else f"{effect.relative_error:.2g}"
+        rows.append((name, f"{effect.value:.9g}", error, _OUTCOMES.get(effect.outcome, effect.outcome)))
+    return [("format", "value", "relative error", "what happens"), *rows]
+
+
+def _effect_objects(effects: Sequence[tuple[str, RoundingEffect]]) -> list[dict[str, object]]:
     return [
-        header,
-        *(
-            (
-                name,
-                f"{effect.value:.9g}",
-                "-" if effect.outcome == "exact" else f"{effect.relative_error:.2g}",
-                _WHAT_TO_SAY.get(effect.outcome, effect.outcome),
-            )
-            for name, effect in effects
-        ),
+        {
+            "format": name,
+            "value": _json_number(effect.value),
+            "relative_error": _json_number(effect.relative_error),
+            "outcome": effect.outcome,
+        }
+        for name, effect in effects
     ]
+
+
+def _json_number(value: float) -> float | str:
+    """JSON has no infinity and no NaN: they are the texts "inf", "-inf" and "nan"."""
+    return value if math.isfinite(value) else str(value)
 
 
 def _table(rows: Sequence[Row]) -> str:
     """Lay out rows under their header; all columns but the first and the last are numbers."""
-    from roundoff.report.text_table import text_table
-
     return text_table(rows, left=(rows[0][0], rows[0][-1]), ruled=_is_terminal(), width=sys.maxsize)
 
 
 def _is_terminal() -> bool:
     return sys.stdout.isatty()
-
-
-def _json_of_formats(formats: Sequence[Format]) -> str:
-    return json.dumps(
-        [
-            {
-                "format": fmt.name,
-                "num_bits": fmt.num_bits,
-                "largest": fmt.largest,
-                "smallest_normal": fmt.smallest_normal,
-                "smallest_subnormal": fmt.smallest_subnormal,
-                "eps": fmt.eps,
-                "overflow": fmt.overflow,
-            }
-            for fmt in formats
-        ],
-        indent=1,
-        allow_nan=False,
-    )
-
-
-def _json_of_effects(effects: Sequence[tuple[str, RoundingEffect]]) -> str:
-    """JSON has no infinity and no NaN: they are the texts "inf", "-inf" and "nan"."""
-    return json.dumps(
-        [
-            {
-                "format": name,
-                "value": _json_number(effect.value),
-                "relative_error": _json_number(effect.relative_error),
-                "outcome": effect.outcome,
-            }
-            for name, effect in effects
-        ],
-        indent=1,
-        allow_nan=False,
-    )
-
-
-def _json_number(value: float) -> float | str:
-    return value if math.isfinite(value) else str(value)

@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING
 
 import click
 
+from roundoff.cli.console.exit_codes import ExitCode, exit_code_of
 from roundoff.cli.console.options import json_option
+from roundoff.cli.console.screen import echo
 from roundoff.errors import ReplayError, UsageError
 
 if TYPE_CHECKING:
@@ -31,18 +33,20 @@ def params_command(
 
     FILE is a checkpoint of PyTorch (.pt, .safetensors, sharded, distributed), MindSpore, Paddle, Keras, Flax or numpy,
     recognized by its content and read without its framework. MODEL is package.module:function or file.py:function: the
-    function builds an nn.Module. Exits with 1 if a tensor contains NaN or infinity where it should not.
+    function builds an nn.Module. Exits with 1 if a tensor contains NaN or infinity where it should not, and with 2 if
+    that could not be checked, because values are read with torch and it is not installed.
     """
     inventory = _inventory(source)
     if only is not None:
         inventory = _only(inventory, only)
     if as_json:
-        click.echo(_to_json(inventory))
+        echo(_to_json(inventory))
     else:
         from roundoff.report.params_text import params_text
 
-        click.echo(params_text(inventory, values=values, optimizer=optimizer))
-    ctx.exit(1 if any(item.is_broken for item in inventory.items) else 0)
+        echo(params_text(inventory, values=values, optimizer=optimizer))
+    is_found = any(item.is_broken for item in inventory.items)
+    ctx.exit(exit_code_of(is_found) if inventory.has_values else ExitCode.COULD_NOT_LOOK)
 
 
 def _inventory(source: str) -> Inventory:
@@ -97,6 +101,7 @@ def _to_json(inventory: Inventory) -> str:
         {
             "source": inventory.source,
             "format": inventory.format,
+            "has_values": inventory.has_values,
             "num_elements": sum(item.num_elements for item in inventory.items),
             "tensors": [{**dataclasses.asdict(item), "num_elements": item.num_elements} for item in inventory.items],
             "settings": inventory.settings,

@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from roundoff.cli.console.options import Bytes, Share
-from roundoff.cli.console.progress import PlanProgress
+from roundoff.cli.console.options import PATH, Bytes, Share
+from roundoff.cli.console.screen import echo
+from roundoff.cli.training_argument import training_named, training_options
 from roundoff.errors import UsageError
+from roundoff.progress import ProgressBar
 
 if TYPE_CHECKING:
-    from roundoff.experiments.plan.options import ActivationBudget
-
-_PATH = click.Path(path_type=Path)
+    from roundoff.experiments.plan.plan_session import ActivationBudget
 
 
 def _parse_formats(ctx: click.Context, param: click.Parameter, text: str | None) -> tuple[str, ...]:
@@ -25,7 +25,7 @@ def _parse_formats(ctx: click.Context, param: click.Parameter, text: str | None)
 
 def _parse_budget(ctx: click.Context, param: click.Parameter, text: str | None) -> ActivationBudget | None:
     """Return a budget of saved activations: an amount of memory, or a share."""
-    from roundoff.experiments.plan.options import ActivationBudget
+    from roundoff.experiments.plan.plan_session import ActivationBudget
 
     if text is None:
         return None
@@ -52,10 +52,6 @@ def _check_output(ctx: click.Context, param: click.Parameter, output: Path | Non
     if not output.absolute().parent.is_dir():
         raise UsageError.explain(f"'{output}' cannot be written.", why=f"there is no folder '{output.parent}'.")
     return output
-
-
-def _to_seconds(ctx: click.Context, param: click.Parameter, minutes: float | None) -> float | None:
-    return None if minutes is None else 60 * minutes
 
 
 @click.command(
@@ -103,29 +99,15 @@ def _to_seconds(ctx: click.Context, param: click.Parameter, minutes: float | Non
 @click.option("--whole", is_flag=True, help="Run these trainings to their end.")
 @click.option("--max-runs", type=click.IntRange(1), help="Stop after this many trainings.")
 @click.option(
-    "--max-minutes",
-    "max_seconds",
-    type=click.FloatRange(min=0, min_open=True),
-    callback=_to_seconds,
-    help="Start no training later than this.",
-)
-@click.option("--seed", type=int, default=0, show_default=True, help="Seed of a script, set before it starts.")
-@click.option("--jobs", type=click.IntRange(min=0), default=1, show_default=True, help="Trainings at a time.")
-@click.option("--on", type=click.Choice(["pool", "ray"]), default="pool", show_default=True, help="Where to train.")
-@click.option(
     "-o",
     "--output",
     "recipe_file",
-    type=_PATH,
+    type=PATH,
     metavar="FILE",
     callback=_check_output,
     help="Write the recipe here.  [default: in the folder]",
 )
-@click.option("--name", help="Name of the folder.  [default: plan-1, plan-2, ...]")
-@click.option("--runs", type=_PATH, default="runs", show_default=True, help="Parent directory.")
-@click.option("--json", "as_json", is_flag=True, help="Print the plan as JSON.")
-@click.option("-m", "is_module", is_flag=True, help="The script is the name of a module.")
-@click.argument("words", nargs=-1, type=click.UNPROCESSED, metavar="train OPTIONS | SCRIPT ARGS | RUN")
+@training_options("plan", metavar="train OPTIONS | SCRIPT ARGS | RUN")
 def plan_command(
     words: tuple[str, ...],
     is_module: bool,
@@ -147,17 +129,23 @@ def plan_command(
     The same command resumes an interrupted plan. Ends with 1 if the recipe does not train as well as fp32, or could
     not be verified.
     """
-    from roundoff.cli.training_argument import training_named
-    from roundoff.experiments.engine.scheduler import connected
-    from roundoff.experiments.plan.experiment import make_requested_plan
-    from roundoff.experiments.plan.options import PlanOptions, target_of
+    from roundoff.experiments.engine.scheduler import connected_to
+    from roundoff.experiments.plan.plan_session import PlanOptions, target_of
+    from roundoff.experiments.plan.planner import make_requested_plan
     from roundoff.runs import to_json
 
     settings = PlanOptions(
         target=target_of(target, bits=bits, memory_bytes=memory), num_steps=None if whole else steps, **options
     )
     training = training_named(words, command="plan", is_module=is_module, with_rules=False, seed=seed)
-    with connected(settings.on), PlanProgress(resume=shlex.join(["roundoff", *sys.argv[1:]])) as progress:
+    resume = shlex.join(["roundoff", *sys.argv[1:]])
+    progress = ProgressBar(
+        "planning",
+        is_counted=False,
+        time="elapsed",
+        on_interrupt=lambda: [f"every finished training is kept. To resume: {resume}"],
+    )
+    with connected_to(settings.on), progress:
         plan = make_requested_plan(training, settings, on_message=progress.line)
-    click.echo(to_json(plan.to_object()) if as_json else plan.text)
+    echo(to_json(plan.to_object()) if as_json else plan.text)
     sys.exit(0 if plan.is_good else 1)

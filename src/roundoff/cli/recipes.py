@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Any
+from dataclasses import asdict
+from typing import TYPE_CHECKING
 
 import click
 
 from roundoff.cli.console.options import json_option
+from roundoff.cli.console.screen import echo
 
 if TYPE_CHECKING:
     from roundoff.precision import Recipe
@@ -27,7 +29,7 @@ def recipes_command(context: click.Context, as_json: bool) -> None:
         from roundoff.precision import known_recipes
 
         recipes = known_recipes()
-        click.echo(json.dumps([_as_json(recipe) for recipe in recipes], indent=1) if as_json else _list(recipes))
+        echo(json.dumps([asdict(recipe) for recipe in recipes], indent=1) if as_json else _list(recipes))
 
 
 @recipes_command.command("show", epilog="Example: roundoff recipes show O2+act4")
@@ -38,16 +40,12 @@ def show_command(name: str, as_json: bool) -> None:
     from roundoff.precision import find_recipe, to_toml
 
     recipe = find_recipe(name)
-    click.echo(json.dumps(_as_json(recipe), indent=1) if as_json else to_toml(recipe), nl=as_json)
+    echo(json.dumps(asdict(recipe), indent=1) if as_json else to_toml(recipe), nl=as_json)
 
 
 def _list(recipes: tuple[Recipe, ...]) -> str:
     width = max(len(recipe.name) for recipe in recipes)
     lines = [f"{recipe.name:{width}}  {recipe.description}" for recipe in recipes]
-    return "\n".join([*lines, "", "All settings of one: roundoff recipes show O2. What they mean: docs/recipes.md"])
-
-
-def _as_json(recipe: Recipe) -> dict[str, Any]:
-    from dataclasses import asdict
-
-    return asdict(recipe)
+    return "\n".join(
+        [*lines, "", "All settings of one: roundoff recipes show O2. What they mean: roundoff docs recipes"]
+    )

@@ -8,8 +8,11 @@ from pathlib import Path
 import click
 
 from roundoff.cli.console.options import PATH, fills, json_option
-from roundoff.cli.console.screen import waiting
+from roundoff.cli.console.screen import echo
 from roundoff.errors import UsageError
+from roundoff.files import write_output
+from roundoff.progress import waiting
+from roundoff.words import size_text
 
 _PAGE_START = b"<!doctype html"
 
@@ -35,7 +38,7 @@ def report_command(options: ReportOptions) -> None:
 
     The page is one file and needs no network. Exits with 0 once it is written, whatever was found.
     """
-    from roundoff.diagnose.run_view import view_run
+    from roundoff.diagnose.diagnosis import view_run
     from roundoff.report.run_page.document import run_page
     from roundoff.runs import JsonValue, Run, to_json
 
@@ -54,9 +57,9 @@ def report_command(options: ReportOptions) -> None:
             "thinned": list(page.thinned),
             "findings": [finding.to_object() for finding in view.findings],
         }
-        click.echo(to_json(facts, indent=1))
+        echo(to_json(facts, indent=1))
     else:
-        click.echo(f"{target}   {size_bytes / 1e6:.1f} MB")
+        echo(f"{target}   {size_text(size_bytes)}")
 
 
 def _check_replaceable(path: Path) -> None:
@@ -77,7 +80,7 @@ def _write(path: Path, text: str) -> int:
     """Write the page and return its size in bytes."""
     content = text.encode()
     try:
-        path.write_bytes(content)
+        write_output(path, content, is_private=True)
     except OSError as error:
         raise UsageError.explain(
             f"'{path}' cannot be written.", why=f"{error.strerror}.", fix="name another file: -o FILE.html"

@@ -3,31 +3,35 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
-from collections.abc import Mapping
-from contextlib import nullcontext
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 import click
 
+from roundoff.cli.console.exit_codes import ExitCode, ScriptEnding
 from roundoff.cli.console.options import (
     PATH,
     Bytes,
+    ScriptOptions,
     Share,
-    exit_zero_option,
     fills,
     json_option,
     name_option,
+    no_data_option,
     repeatable_options,
     runs_option,
     script_arguments,
 )
-from roundoff.cli.console.screen import can_draw, columns, waiting
+from roundoff.cli.console.screen import can_draw, columns, echo
+from roundoff.progress import waiting
 
 if TYPE_CHECKING:
-    from roundoff.record.script import Script
+    from roundoff.diagnose import Diagnosis
     from roundoff.replay.investigator import OnAnomaly
     from roundoff.runs import Ending, JsonValue
     from roundoff.watch.process.process_guard import ProcessGuard
@@ -36,29 +40,26 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RunOptions:
+class RunOptions(ScriptOptions):
     """The options of `roundoff run`."""
 
-    words: tuple[str, ...]
-    is_module: bool
+    example = "roundoff run train.py --epochs 3"
+
     name: str | None
     runs: Path
     budget: float
     every_step: bool
     on_anomaly: OnAnomaly
-    snapshot_memory: int
+    snapshot_memory: int | None
     kept_batches: int
+    no_data: bool
     probe_seconds: float
     hang_after: float | None
     tensorboard: Path | None
     ops: bool
     sync: bool
     valgrind: bool
-    seed: int | None
-    deterministic: bool
-    repeat_batch: bool
-    as_json: bool
-    exit_zero: bool
+    fail_on: Literal["error", "warning"] | None
 
     @property
     def on_hang(self) -> Literal["report", "stop"]:
@@ -75,22 +76,28 @@ class RunOptions:
             on_anomaly=self.on_anomaly,
             snapshot_bytes=self.snapshot_memory,
             kept_batches=self.kept_batches,
+            stores_data=not self.no_data,
             probe_seconds=self.probe_seconds,
             tensorboard=self.tensorboard,
             ops=self.ops,
         )
 
-    def script(self) -> Script:
-        """Return the script, which exists."""
-        from roundoff.record.script import parse_script_command
+    def exit_code(self, of_script: int, diagnosis: Diagnosis | None) -> int:
+        """Return the script's own code; if that is 0 and `--fail-on` was given, the one for what was found.
 
-        script = parse_script_command(self.words, is_module=self.is_module, example="roundoff run train.py --epochs 3")
-        script.check()
-        return script
+        Args:
+            of_script: the code of the script.
+            diagnosis: None if there is none, because the run could not be diagnosed.
+        """
+        if of_script or self.fail_on is None:
+            return of_script
+        from roundoff.runs import Severity
 
-    def exit_code(self, of_script: int, found: int) -> int:
-        """Return the script's own code, or else the one for what was found."""
-        return of_script or (0 if self.exit_zero else found)
+        grave = {Severity.ERROR} if self.fail_on == "error" else {Severity.ERROR, Severity.WARNING}
+        if diagnosis is not None and any(finding.severity in grave for finding in diagnosis.findings):
+            return ExitCode.FOUND
+        is_known = diagnosis is not None and diagnosis.is_complete and diagnosis.coverage.watched == "complete"
+        return ExitCode.CLEAN if is_known else ExitCode.COULD_NOT_LOOK
 
 
 @click.command(
@@ -110,7 +117,11 @@ class RunOptions:
     help="report: find the cause and continue; stop: also end the training; skip: undo the step and continue with the "
     "next batch.",
 )
-@click.option("--snapshot-memory", default="2GB", show_default=True, type=Bytes(), help="Maximum memory for snapshots.")
+@click.option(
+    "--snapshot-memory",
+    type=Bytes(),
+    help="Maximum memory for snapshots and replays. Default: a quarter of the free memory.",
+)
 @click.option(
     "--kept-batches",
     default=2,
@@ -119,6 +130,7 @@ class RunOptions:
     metavar="N",
     help="Save a few samples of the first N batches for the report (0: none).",
 )
+@no_data_option
 @click.option(
     "--probe-seconds",
     default=10.0,
@@ -138,14 +150,19 @@ class RunOptions:
 @click.option("--valgrind", is_flag=True, help="Run under valgrind and report leaks by native frame (very slow).")
 @repeatable_options
 @json_option("Print the findings as JSON, on the last line of stdout.")
-@exit_zero_option("Exit with the script's own code, whatever was found.")
+@click.option(
+    "--fail-on",
+    type=click.Choice(["error", "warning"]),
+    help="Exit with 1 if such a finding (or a graver one) was made, and with 2 if not everything could be watched, "
+    "although the script exits with 0. For continuous integration.",
+)
 @script_arguments()
 @fills(RunOptions)
 def run_command(options: RunOptions) -> None:
     """Run SCRIPT unmodified and watch it; when training breaks, report which op of which layer at which step, and why.
 
-    The script behaves as it does without roundoff: same arguments, same output, same numbers. Exits with the script's
-    own code if that is not 0, otherwise with 1 if something was found. The run folder is kept for `roundoff diagnose`.
+    The script behaves as it does without roundoff: same arguments, same output, same numbers, same exit code, whatever
+    was found. The run folder is kept for `roundoff diagnose`.
     """
     from roundoff.watch.process.supervise import supervise
 
@@ -154,10 +171,14 @@ def run_command(options: RunOptions) -> None:
     if options.valgrind:
         sys.exit(_run_under_valgrind(options))
 
+    code_for_findings = 0
+
     def report_ending(folder: Path, rank: int, _: Ending) -> None:
         """Report why a process died that cannot report it itself, or hangs."""
+        nonlocal code_for_findings
         if rank == 0:
-            _diagnose(folder, facts={}, watched=None, as_json=options.as_json)
+            folder = _move_to_runs(folder, options)
+            code_for_findings = options.exit_code(0, _diagnose(folder, as_json=options.as_json))
 
     code = supervise(
         lambda guard: _train(options, guard),
@@ -165,75 +186,146 @@ def run_command(options: RunOptions) -> None:
         on_hang=options.on_hang,
         on_ending=report_ending,
     )
-    sys.exit(code)
+    sys.exit(code or code_for_findings)
 
 
 def _train(options: RunOptions, guard: ProcessGuard) -> int:
     """Run the script under a watch, print what was found, and return the exit code."""
-    from roundoff.record.repeatable import repeatable
-    from roundoff.record.script import folder_for, run_script
-    from roundoff.switches import switched, switches_in_environment
+    from roundoff.errors import RunFolderError
+    from roundoff.record.script import folder_for, run_script, waiting_folder
+    from roundoff.switches import switches_in_environment, switching
     from roundoff.watch.process.op_notes import noting_ops
     from roundoff.watch.watching import start_watching
 
     script, settings = options.script(), options.watch_settings()
-    switching = switched(switches_in_environment())
-    repeating = {"deterministic": options.deterministic, "repeat_batch": options.repeat_batch}
-    watch = start_watching(
-        to=lambda: folder_for(script, name=options.name, base=options.runs),
-        settings=settings,
-        command=script.command,
-        seed=options.seed,
-        facts={**repeating, "sync": options.sync},
-        guard=guard,
-    )
+    switched_on = switching(switches_in_environment())
+    facts: dict[str, JsonValue] = {
+        "deterministic": options.deterministic,
+        "repeat_batch": options.repeat_batch,
+        "sync": options.sync,
+    }
+    started_in, base = Path.cwd(), options.runs.absolute()  # the script may change the working directory
+    hidden = waiting_folder(base)
+    try:
+        watch = start_watching(
+            to=hidden or (lambda: folder_for(script, name=options.name, base=base)),
+            settings=settings,
+            command=script.command,
+            seed=options.seed,
+            facts=facts,
+            guard=guard,
+        )
+    except RunFolderError as error:
+        if not isinstance(error.__cause__, OSError | MemoryError):
+            raise
+        echo(f"roundoff: the training runs unwatched: {error}", err=True)
+        with switched_on, options.repeating():
+            return options.exit_code(run_script(script), None)
+    if hidden is not None:
+        watch.choose_folder = lambda: folder_for(script, name=options.name, base=base)
+        watch.on_move = guard.move_to
     process = os.getpid()
     noting = noting_ops(guard.flight) if settings.ops else nullcontext()
-    with switching, watch.running(), repeatable(seed=options.seed, **repeating), noting:
-        code = run_script(script, on_error=watch.note_exception)
-        watch.training_failed = code != 0
-    if os.getpid() != process:
-        return code  # a child that the script forked and that ran to the end of the script
-    found = _report(watch, as_json=options.as_json)
+    ending = ScriptEnding()
+
+    def note_exception(error: BaseException) -> None:
+        ending.note(error)
+        watch.note_exception(error)
+
+    code, diagnosis = None, None
+    try:
+        with switched_on, watch.running(), options.repeating(), noting:
+            code = run_script(script, on_error=note_exception)
+            watch.training_failed = code != 0
+            if os.getpid() == process:  # from now on an interrupt is meant for us, not for a handler of the script
+                signal.signal(signal.SIGINT, signal.default_int_handler)
+        if os.getpid() != process:
+            return code  # a child that the script forked and that ran to the end of the script
+        if watch.rank == 0:
+            with _in_folder(started_in):
+                folder = watch.folder if options.runs.is_absolute() else Path(os.path.relpath(watch.folder))
+                diagnosis = _report(watch, folder, as_json=options.as_json)
+    except KeyboardInterrupt:
+        if code is None:
+            raise
+        folder = watch.folder if options.runs.is_absolute() else options.runs / watch.folder.name
+        echo(f"roundoff: interrupted; what was seen is kept in {folder}", err=True)
     guard.close()
-    return options.exit_code(code, found)
+    return options.exit_code(code, diagnosis) if watch.rank == 0 else code
 
 
-def _report(watch: Watch, *, as_json: bool) -> int:
-    """Diagnose the run that has ended, print the verdict, and return the exit code for what was found."""
-    from roundoff.record.process_info import rank
-    from roundoff.report import watched_text
+def _move_to_runs(folder: Path, options: RunOptions) -> Path:
+    """Move the run of a process that died before its training began to where runs belong; return where it is."""
+    from roundoff.errors import RoundoffError
+    from roundoff.record.script import folder_for, is_waiting
+
+    with suppress(OSError, RoundoffError):
+        if is_waiting(folder):
+            own = folder_for(options.script(), name=options.name, base=options.runs)
+            folder.rename(own)
+            return own
+    return folder
+
+
+@contextmanager
+def _in_folder(folder: Path) -> Iterator[None]:
+    """Work in a folder inside the block, as paths on the command line mean it; nothing if it is gone."""
+    before: str | None = None
+    with suppress(OSError):
+        before = os.getcwd()
+        os.chdir(folder)
+    try:
+        yield
+    finally:
+        if before is not None:
+            with suppress(OSError):
+                os.chdir(before)
+
+
+def _report(watch: Watch, folder: Path, *, as_json: bool) -> Diagnosis | None:
+    """Diagnose the run that has ended and print the verdict."""
+    from roundoff.errors import RoundoffError
     from roundoff.runs import Run
     from roundoff.watch.process.child_monitor import wait_for_endings
 
-    if rank() != 0:
-        return 0
     for complaint in watch.complaints:
-        click.echo(f"roundoff: {complaint}", err=True)
-    others = [rank for rank in Run.open(watch.folder).ranks if rank != 0]
-    wait_for_endings(watch.folder, ranks=others)  # what they saw is part of the run
-    facts = {"steps": watch.num_steps, "seconds": watch.seconds, "cost": watch.cost}
-    watched = watched_text(num_steps=watch.num_steps, seconds=watch.seconds, cost=watch.cost)
-    return _diagnose(watch.folder, facts=facts, watched=f"{watched}; {watch.folder}", as_json=as_json)
+        echo(f"roundoff: {complaint}", err=True)
+    with suppress(RoundoffError, OSError, MemoryError):
+        others = [rank for rank in Run.open(folder).ranks if rank != 0]
+        wait_for_endings(folder, ranks=others)  # what they saw is part of the run
+    return _diagnose(folder, watch=watch, as_json=as_json)
 
 
-def _diagnose(folder: Path, *, facts: Mapping[str, JsonValue], watched: str | None, as_json: bool) -> int:
-    """Diagnose a run, print the verdict, and return the exit code for what was found."""
-    from roundoff.cli.diagnose import exit_code
+def _diagnose(
+    folder: Path, *, as_json: bool, watch: Watch | None = None, watched: str | None = None
+) -> Diagnosis | None:
+    """Diagnose a run and print the verdict; None if that failed, which is said in one line.
+
+    The training has ended and must not fail because of what is found, or not found out, about it.
+    """
     from roundoff.diagnose import diagnose_and_save
     from roundoff.report import verdict_text
     from roundoff.runs import Run, to_json
 
-    run = Run.open(folder)
-    with waiting("diagnosing"):
-        diagnosis = diagnose_and_save(run)
-    if as_json:
-        findings = [finding.to_object() for finding in diagnosis.findings]
-        click.echo(to_json({"run": str(folder), **facts, "findings": findings}))
-    else:
-        draws = can_draw(sys.stderr)
-        click.echo(verdict_text(run, diagnosis, watched=watched, width=columns(), draws=draws), err=True)
-    return exit_code(diagnosis)
+    try:
+        run = Run.open(folder)
+        with waiting("diagnosing"), nullcontext() if watch is None else watch.diagnosing():
+            diagnosis = diagnose_and_save(run, gaps=() if watch is None else watch.gaps)
+        facts: dict[str, JsonValue] = {}
+        if watch is not None:
+            watched = watch.watched_text(folder)
+            facts = {"steps": watch.num_steps, "seconds": watch.seconds, "cost": watch.cost}
+        if as_json:
+            findings = [finding.to_object() for finding in diagnosis.findings]
+            echo(to_json({"run": str(folder), **facts, **diagnosis.coverage.to_object(), "findings": findings}))
+        else:
+            draws = can_draw(sys.stderr)
+            echo(verdict_text(run, diagnosis, watched=watched, width=columns(), draws=draws), err=True)
+    except Exception as error:
+        reason = str(error).partition("\n")[0] or type(error).__name__
+        echo(f"roundoff: the run could not be diagnosed, so nothing is known about it: {reason}", err=True)
+        return None
+    return diagnosis
 
 
 def _run_under_valgrind(options: RunOptions) -> int:
@@ -250,12 +342,11 @@ def _run_under_valgrind(options: RunOptions) -> int:
     writer = RunWriter.create(folder, info)
     code = run_memcheck(script.command, xml=memcheck_path(folder))
     writer.close(status="failed" if code else "finished")
-    found = _diagnose(folder, facts={}, watched=str(folder), as_json=options.as_json)
-    return options.exit_code(code, found)
+    return options.exit_code(code, _diagnose(folder, watched=str(folder), as_json=options.as_json))
 
 
 def _run_synchronously() -> None:
     """Set the environment variables of synchronous mode before anything reads them, and print them."""
     from roundoff.watch.process.native_debugging import set_synchronous
 
-    click.echo(f"roundoff: synchronous mode: {' '.join(set_synchronous())}", err=True)
+    echo(f"roundoff: synchronous mode: {' '.join(set_synchronous())}", err=True)

@@ -13,8 +13,9 @@ import click
 
 from roundoff.cli.console.exit_codes import ExitCode
 from roundoff.cli.console.options import PATH, fills, json_option
+from roundoff.cli.console.screen import echo
 from roundoff.errors import UsageError
-from roundoff.words import join_names
+from roundoff.words import join_names, text_table
 
 if TYPE_CHECKING:
     from roundoff.runs import Event, Run, RunSummary, UnreadableRun
@@ -60,9 +61,9 @@ def list_command(folder: Path, as_json: bool) -> None:
         why = "no directory in it contains a run.json." if folder.is_dir() else "it is not a directory."
         raise UsageError.explain(f"No runs in '{folder}'.", why=why, fix="record one: roundoff run train.py")
     if as_json:
-        click.echo(to_json([run.to_object() for run in runs], indent=1))
+        echo(to_json([run.to_object() for run in runs], indent=1))
     else:
-        click.echo(_run_table(runs))
+        echo(_run_table(runs))
     if not any(isinstance(run, RunSummary) for run in runs):
         click.get_current_context().exit(ExitCode.COULD_NOT_LOOK)
 
@@ -108,9 +109,9 @@ def show_command(options: ShowOptions) -> None:
     if not events:
         raise _explain_no_match(run, filters)
     if options.as_json:
-        click.echo("[\n" + ",\n".join(to_json(event.to_object()) for event in events) + "\n]")
+        echo("[\n" + ",\n".join(to_json(event.to_object()) for event in events) + "\n]")
     else:
-        click.echo(_event_table(events, limit=options.limit or len(events)))
+        echo(_event_table(events, limit=options.limit or len(events)))
 
 
 def _explain_no_match(run: Run, filters: dict[str, Any]) -> UsageError:
@@ -120,7 +121,7 @@ def _explain_no_match(run: Run, filters: dict[str, Any]) -> UsageError:
         return UsageError.explain(f"'{run.path}' contains no events.", why="no step was recorded.")
     for name, value in filters.items():
         if not run.events(**{name: value}, columns=[name]).num_rows:
-            values = sorted(existing[name].unique().to_pylist())
+            values = sorted(existing[name].unique())
             recorded = join_names(list(map(str, values)), at_most=MAX_NAMES)
             what = f"No event of '{run.path}' has {name} '{value}'."
             return UsageError.explain(what, why=f"recorded {name}s: {recorded}.")
@@ -129,7 +130,6 @@ def _explain_no_match(run: Run, filters: dict[str, Any]) -> UsageError:
 
 
 def _run_table(runs: Sequence[RunSummary | UnreadableRun]) -> str:
-    from roundoff.report.text_table import text_table
     from roundoff.runs import UnreadableRun
 
     rows = [("run", "recipe", "status", "steps", "last loss", "findings")]
@@ -155,7 +155,6 @@ def _findings_text(run: RunSummary) -> str:
 
 
 def _event_table(events: Sequence[Event], *, limit: int) -> str:
-    from roundoff.report.text_table import text_table
 
     rows = [tuple(_event_cells(event).values()) for event in events[:limit]]
     header = tuple(_event_cells(events[0]))

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import click
 
-from roundoff.cli.console.options import json_option
+from roundoff.cli.console.options import PATH, json_option
+from roundoff.cli.console.screen import echo
 from roundoff.errors import ServeError
 from roundoff.words import plural
 
@@ -16,7 +17,7 @@ NEEDED = ("starlette", "uvicorn")
 
 
 @click.command("serve", epilog="Example: roundoff serve runs")
-@click.argument("folder", metavar="[DIR]", type=click.Path(path_type=Path), default=Path("runs"))
+@click.argument("folder", metavar="[DIR]", type=PATH, default=Path("runs"))
 @click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on (0.0.0.0: all networks).")
 @click.option(
     "--port",
@@ -69,8 +70,8 @@ def serve_command(folder: Path, host: str, port: int, token: str | None, as_json
                 "folder": str(folder),
                 "num_runs": num_runs,
             }
-            click.echo(to_json(facts))
+            echo(to_json(facts))
         else:
-            click.echo(f"{address}   {plural(num_runs, 'run')} in {folder}; Ctrl-C ends it")
+            echo(f"{address}   {plural(num_runs, 'run')} in {folder}; Ctrl-C ends it")
         serve_until_stopped(app.asgi(policy), listening)
         app.pages.close()

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import sys
 import time
-from dataclasses import replace
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from roundoff.cli.train import train_command
+from roundoff.cli.console.options import Command, json_option
+from roundoff.cli.console.screen import echo
+from roundoff.cli.train import settings_of, train_command
 from roundoff.errors import UsageError
-from roundoff.words import plural
+from roundoff.words import plural, text_table
 
 if TYPE_CHECKING:
-    from roundoff.experiments.throughput.launches import Speed
-    from roundoff.train import TrainConfig
+    from roundoff.experiments.throughput import Speed
 
 _LIKE_TRAIN = {
     *("data", "model", "batch_size", "accumulate", "optimizer", "width", "context", "image_size", "shrink", "limit"),
@@ -43,27 +44,18 @@ def _parse_numbers(ctx: click.Context, param: click.Parameter, text: str) -> tup
     return tuple(map(int, words))
 
 
+def _list_option(name: str, parse: Callable[..., Any], *, default: str, text: str) -> Callable[[Command], Command]:
+    return click.option(name, metavar="LIST", callback=parse, default=default, show_default=True, help=text)
+
+
 @click.command(
     name="throughput",
     epilog="Example: roundoff throughput --data digits --workers 0 --threads 1 --seconds 1",
 )
-@click.option(
-    "--recipes", metavar="LIST", callback=_parse_words, default="fp32", show_default=True, help="Recipes to try."
-)
-@click.option(
-    "--workers",
-    metavar="LIST",
-    callback=_parse_numbers,
-    default="0,2",
-    show_default=True,
-    help="Loader processes per rank.",
-)
-@click.option(
-    "--threads", metavar="LIST", callback=_parse_numbers, default="1,2", show_default=True, help="Threads per rank."
-)
-@click.option(
-    "--procs", metavar="LIST", callback=_parse_numbers, default="1", show_default=True, help="Ranks (processes)."
-)
+@_list_option("--recipes", _parse_words, default="fp32", text="Recipes to try.")
+@_list_option("--workers", _parse_numbers, default="0,2", text="Loader processes per rank.")
+@_list_option("--threads", _parse_numbers, default="1,2", text="Threads per rank.")
+@_list_option("--procs", _parse_numbers, default="1", text="Ranks (processes).")
 @click.option(
     "--seconds",
     type=click.FloatRange(min=0, min_open=True),
@@ -71,7 +63,7 @@ def _parse_numbers(ctx: click.Context, param: click.Parameter, text: str) -> tup
     show_default=True,
     help="Time for each combination.",
 )
-@click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
+@json_option()
 def throughput_command(
     recipes: tuple[str, ...],
     workers: tuple[int, ...],
@@ -88,81 +80,50 @@ def throughput_command(
 
     Ends with 1 if a combination failed.
     """
-    from roundoff.experiments.throughput.launches import all_launches, fastest, measure_throughput
+    from roundoff.experiments.throughput import all_launches, fastest, measure_throughput
+    from roundoff.precision import find_recipe
+    from roundoff.runs import to_json
+    from roundoff.train import TrainConfig
+    from roundoff.train.data import load_data
 
-    common = _config(options)
-    _check_recipes_and_data(common, recipes)
+    common = TrainConfig(**settings_of(options))
+    for recipe in recipes:  # an unknown recipe or missing data would make every training fail
+        find_recipe(recipe)
+    load_data(common)
     tried = all_launches(recipes=recipes, workers=workers, threads=threads, procs=procs)
     speeds = measure_throughput(common, tried, seconds=seconds, on_speed=_SpeedLines(len(tried)))
     best = fastest(speeds)
     if best is None:
         why = f"the first one failed: {(speeds[0].failure or '').rstrip('.')}."
         raise UsageError.explain("No combination could be measured.", why=why)
-    command = _command(common, best)
+    command = best.launch.config(common).command(without=("runs",))
     if as_json:
-        from roundoff.runs import to_json
-
         answer: dict[str, Any] = {
             "speeds": [speed.to_object() for speed in speeds],
             "best": best.to_object(),
             "command": command,
         }
-        click.echo(to_json(answer, indent=1))
+        echo(to_json(answer, indent=1))
     else:
-        click.echo(f"{_table(speeds, best)}\n\nuse  {command}")
+        echo(f"{_table(speeds, best)}\n\nuse  {command}")
     sys.exit(1 if any(speed.failure for speed in speeds) else 0)
 
 
 throughput_command.params[:0] = [param for param in train_command.params if param.name in _LIKE_TRAIN]
 
 
-def _config(options: dict[str, Any]) -> TrainConfig:
-    from roundoff.train import TrainConfig
-
-    is_text = options["data"].startswith("text:")
-    settings = {name: value for name, value in options.items() if value is not None}
-    settings.setdefault("model", "gpt-small" if is_text else "resnet-small")
-    settings.setdefault("optimizer", "adamw" if is_text else "sgd")
-    if "augment" in settings:
-        settings["augment"] = tuple(settings["augment"].split(","))
-    return TrainConfig(**settings)
-
-
-def _check_recipes_and_data(common: TrainConfig, recipes: tuple[str, ...]) -> None:
-    """Raise what would make every training fail: an unknown recipe, missing data."""
-    from roundoff.precision import find_recipe
-    from roundoff.train.data import load_data
-
-    for recipe in recipes:
-        find_recipe(recipe)
-    load_data(common)
-
-
-def _command(common: TrainConfig, best: Speed) -> str:
-    from roundoff.experiments.throughput.launches import train_command as command_of
-
-    return command_of(replace(best.launch.config(common), runs=common.runs))
-
-
 def _table(speeds: list[Speed], best: Speed) -> str:
-    from roundoff.report.text_table import text_table
 
-    lines = [("recipe", "ranks", "threads", "workers", "samples/s", "first batch", "cores busy", "note")]
+    lines: list[tuple[str, ...]] = [
+        ("recipe", "ranks", "threads", "workers", "samples/s", "first batch", "cores busy", "note")
+    ]
     for speed in speeds:
         launch = speed.launch
         note = "fastest" if speed is best else f"failed: {speed.failure}" if speed.failure else ""
-        lines.append(
-            (
-                launch.recipe,
-                str(launch.procs),
-                str(launch.threads),
-                str(launch.workers),
-                _number(speed.samples_per_second, ".0f"),
-                _number(speed.first_batch_seconds, ".1f", " s"),
-                _number(speed.cpu_share, ".1f"),
-                note,
-            )
-        )
+        rate = _number(speed.samples_per_second, ".0f")
+        first = _number(speed.first_batch_seconds, ".1f", " s")
+        counts = (str(count) for count in (launch.procs, launch.threads, launch.workers))
+        lines.append((launch.recipe, *counts, rate, first, _number(speed.cpu_share, ".1f"), note))
     return text_table(lines, left=_LEFT, ruled=sys.stdout.isatty())
 
 
@@ -185,4 +146,4 @@ class _SpeedLines:
         rate = _number(speed.samples_per_second, ".0f", " samples/s")
         left = (time.monotonic() - self._began) / self._num_done * (self._num_settings - self._num_done)
         ended = f"{speed.failure or rate}{f'; about {left:.0f} s left' if left >= 1 else ''}"
-        click.echo(f"[{self._num_done}/{self._num_settings}] {what}: {ended}", err=True)
+        echo(f"[{self._num_done}/{self._num_settings}] {what}: {ended}", err=True)

@@ -4,20 +4,17 @@ from __future__ import annotations
 
 import shlex
 import sys
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from roundoff.cli.console.options import json_option
-from roundoff.cli.console.screen import columns
+from roundoff.cli.console.options import PATH, json_option, name_option, runs_option
+from roundoff.cli.console.screen import columns, echo
 from roundoff.words import plural
 
 if TYPE_CHECKING:
     from roundoff.runs import Metrics
     from roundoff.train import TrainResult
-
-_PATH = click.Path(path_type=Path)
 
 
 @click.command(name="train", epilog="Example: roundoff train --data digits --recipe fp32 --epochs 3")
@@ -83,15 +80,15 @@ _PATH = click.Path(path_type=Path)
 @click.option("--find-unused-parameters", is_flag=True, help="Needed for models that do not use all of their weights.")
 @click.option("--sync-bn", is_flag=True, help="Synchronize batch norm over all ranks.")
 @click.option("--fsdp", is_flag=True, help="Shard the weights over the ranks.")
-@click.option("--resume", type=_PATH, metavar="RUN", help="Resume from a run folder or its checkpoint.")
+@click.option("--resume", type=PATH, metavar="RUN", help="Resume from a run folder or its checkpoint.")
 @click.option("--eval-only", is_flag=True, help="Evaluate without training.")
 @click.option(
     "--save-every", type=int, metavar="STEPS", help="Save a checkpoint every STEPS steps, besides every epoch."
 )
-@click.option("--name", help="Name of the run.  [default: train-1, train-2, ...]")
-@click.option("--runs", type=_PATH, default="runs", show_default=True, help="Folder of runs.")
-@click.option("--tensorboard", type=_PATH, metavar="FOLDER", help="Also write scalars and histograms for TensorBoard.")
-@json_option("Print the result as JSON.")
+@name_option("run", default="train-1, train-2, ...")
+@runs_option()
+@click.option("--tensorboard", type=PATH, metavar="FOLDER", help="Also write scalars and histograms for TensorBoard.")
+@json_option()
 def train_command(as_json: bool, **options: Any) -> None:
     """Train a model and print how good it is.
 
@@ -109,25 +106,26 @@ def train_command(as_json: bool, **options: Any) -> None:
     config = TrainConfig(**settings_of(options))
     result = train(config, progress=not as_json)
     if rank() == 0 and config.rank == 0:
-        click.echo(to_json(result.to_object()) if as_json else _text(result))
+        echo(to_json(result.to_object()) if as_json else _text(result))
     sys.exit(1 if result.ended_nonfinite else 0)
 
 
 def settings_of(options: dict[str, Any]) -> dict[str, Any]:
-    """Turn options, as click has read them, into the fields of a config."""
+    """Turn options, as click has read them, into fields of a config; those that are None keep its defaults."""
+    settings = {name: value for name, value in options.items() if value is not None}
     is_text = options["data"].startswith("text:")
-    settings = {**options, "lr_scaling": not options["no_lr_scaling"]}
-    del settings["no_lr_scaling"]
-    settings["model"] = options["model"] or ("gpt-small" if is_text else "resnet-small")
-    settings["optimizer"] = options["optimizer"] or ("adamw" if is_text else "sgd")
-    settings["loss_scale"] = _loss_scale(options["loss_scale"])
-    settings["augment"] = None if options["augment"] is None else tuple(options["augment"].split(","))
+    settings.setdefault("model", "gpt-small" if is_text else "resnet-small")
+    settings.setdefault("optimizer", "adamw" if is_text else "sgd")
+    if "no_lr_scaling" in settings:
+        settings["lr_scaling"] = not settings.pop("no_lr_scaling")
+    if "loss_scale" in settings:
+        settings["loss_scale"] = _loss_scale(settings["loss_scale"])
+    if "augment" in settings:
+        settings["augment"] = tuple(settings["augment"].split(","))
     return settings
 
 
-def _loss_scale(text: str | None) -> float | str | None:
-    if text is None:
-        return "recipe"
+def _loss_scale(text: str) -> float | str | None:
     if text == "none":
         return None
     try:
@@ -137,18 +135,15 @@ def _loss_scale(text: str | None) -> float | str | None:
 
 
 def _text(result: TrainResult) -> str:
-    """Say what the training came to: the verdict first, then what to know about it, then where it is."""
-    from roundoff.report.sparkline import curve_lines
+    """Describe the result: the verdict first, then notes, then where the run is."""
+    from roundoff.report.loss_curve import curve_lines
 
-    if result.perplexity is None:
-        lines = [
-            f"top-1 {result.top1:.2%}  top-5 {result.top5:.2%}  eval loss {result.eval_loss:.4f}".replace("%", " %")
-        ]
-    else:
-        lines = [f"perplexity {result.perplexity:.3f}  eval loss {result.eval_loss:.4f}"]
+    quality = f"top-1 {100 * result.top1:.2f} %  top-5 {100 * result.top5:.2f} %"
+    if result.perplexity is not None:
+        quality = f"perplexity {result.perplexity:.3f}"
+    lines = [f"{quality}  eval loss {result.eval_loss:.4f}"]
     if result.num_steps:
-        steps = plural(result.num_steps, "step")
-        lines[0] += f"  after {steps} in {result.seconds:.1f} s"
+        lines[0] += f"  after {plural(result.num_steps, 'step')} in {result.seconds:.1f} s"
     if result.num_skipped:
         lines.append(f"loss scaling skipped {result.num_skipped} of them")
     lines += result.notes
@@ -161,7 +156,7 @@ def _text(result: TrainResult) -> str:
 
 
 def _metrics(result: TrainResult) -> list[Metrics]:
-    """Return what the steps came to; without a run folder only their losses are known."""
+    """Return the metrics of all steps; without a run folder only their losses are known."""
     from roundoff.runs import Metrics, Run
 
     if result.folder is not None:
@@ -170,6 +165,6 @@ def _metrics(result: TrainResult) -> list[Metrics]:
 
 
 def _how_to_look(step: int) -> str:
-    """Return the command that trains the same once more and records the step before the first bad loss, and that."""
+    """Return the command that repeats the training and records the step of the first bad loss and the one before."""
     words = sys.argv[sys.argv.index("train") :] if "train" in sys.argv else ["train", "..."]
     return f"roundoff record --steps {max(0, step - 1)}-{step} -m roundoff {shlex.join(words)}"

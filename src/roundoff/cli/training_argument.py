@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+import click
+
+from roundoff.cli.console import options
 from roundoff.errors import UsageError
 
 if TYPE_CHECKING:
@@ -18,6 +21,25 @@ _EXAMPLES: dict[Command, str] = {
     "bisect": "roundoff bisect --bad half train --data digits",
     "plan": "roundoff plan --base half train --data digits",
 }
+
+
+def training_options(command: Command, *, metavar: str) -> Callable[[options.Command], options.Command]:
+    """Declare the options of `bisect` and `plan` about the trainings they make, and the training itself."""
+    return options.declare(
+        click.option(
+            "--max-minutes",
+            "max_seconds",
+            type=click.FloatRange(min=0, min_open=True),
+            callback=lambda ctx, param, minutes: None if minutes is None else 60 * minutes,
+            help="Start no training later than this.",
+        ),
+        click.option("--seed", type=int, default=0, show_default=True, help="Seed of a script, set before it starts."),
+        options.backend_options,
+        options.name_option("folder", default=f"{command}-1, {command}-2, ..."),
+        options.runs_option("Parent directory of the folder."),
+        options.json_option(),
+        options.script_arguments(metavar),
+    )
 
 
 def training_named(

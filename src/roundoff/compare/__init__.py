@@ -15,16 +15,6 @@ if TYPE_CHECKING:
     from roundoff.compare.tensors.save_tensor import save_tensor as save_tensor
     from roundoff.compare.tensors.tensor_comparison import compare_tensors as compare_tensors
 
-__all__ = [
-    "compare_checkpoints",
-    "compare_curves",
-    "compare_models",
-    "compare_runs",
-    "compare_tensors",
-    "read_curve",
-    "save_tensor",
-]
-
 _HOMES = {
     "compare_checkpoints": "roundoff.compare.checkpoints.checkpoint_comparison",
     "compare_curves": "roundoff.compare.curves.curve_comparison",
@@ -34,5 +24,7 @@ _HOMES = {
     "read_curve": "roundoff.compare.curves.curve_files",
     "save_tensor": "roundoff.compare.tensors.save_tensor",
 }
+
+__all__ = list(_HOMES)
 
 __getattr__ = lazy_names(__name__, _HOMES)

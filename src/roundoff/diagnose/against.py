@@ -8,9 +8,10 @@ from dataclasses import replace
 from roundoff.compare.runs.divergence import Divergence
 from roundoff.compare.runs.run_comparison import RunComparison, compare_runs
 from roundoff.compare.settings.setting_difference import SettingDifference, SettingKind
-from roundoff.diagnose.rule import Code, Rule
+from roundoff.diagnose.rule import Code, Rule, error, warning
 from roundoff.diagnose.wording import format_distinct, format_of, format_short
-from roundoff.runs import Finding, JsonValue, Run, Severity
+from roundoff.runs import Finding, Run, Severity
+from roundoff.runs.files.plain_json import object_of
 from roundoff.words import plural
 
 _MATTERS = 0.5
@@ -63,11 +64,7 @@ def _explaining(divergence: Divergence, settings: tuple[SettingDifference, ...])
 
 
 def config_difference(differences: Sequence[SettingDifference]) -> Finding | None:
-    """Return how the settings of candidate and reference differ; None if no difference could matter.
-
-    Args:
-        differences: as `differing_settings` returns them, the most suspicious first.
-    """
+    """Return how settings differ (the most suspicious comes first); None if no difference could matter."""
     shown = [difference for difference in differences if difference.suspicion >= _MIN_SUSPICION]
     if not shown:
         return None
@@ -75,17 +72,13 @@ def config_difference(differences: Sequence[SettingDifference]) -> Finding | Non
         rule="config-difference",
         severity=Severity.WARNING if shown[0].suspicion >= _MATTERS else Severity.NOTE,
         confidence=shown[0].suspicion,
-        title=_settings_title(shown),
+        title=f"the runs differ in {shown[0].what}"
+        + (f" and in {plural(len(shown) - 1, 'other setting')}" if len(shown) > 1 else ""),
         why="\n".join(_describe_settings(shown)),
         fix=f"make {shown[0].what} the same in both runs, and compare again",
-        site=_place(shown[0]),
-        evidence=tuple(_as_object(difference) for difference in differences),
+        site=shown[0].places[0] if len(shown[0].places) == 1 else None,
+        evidence=tuple({**object_of(each), "places": list(each.places)} for each in differences),
     )
-
-
-def _settings_title(shown: list[SettingDifference]) -> str:
-    more = len(shown) - 1
-    return f"the runs differ in {shown[0].what}" + (f" and in {plural(more, 'other setting')}" if more else "")
 
 
 def _describe_settings(shown: list[SettingDifference]) -> list[str]:
@@ -94,29 +87,13 @@ def _describe_settings(shown: list[SettingDifference]) -> list[str]:
     return [*lines, f"{plural(more, 'more difference')}"] if more > 0 else lines
 
 
-def _place(difference: SettingDifference) -> str | None:
-    return difference.places[0] if len(difference.places) == 1 else None
-
-
-def _as_object(difference: SettingDifference) -> JsonValue:
-    return {
-        "what": difference.what,
-        "reference": difference.reference,
-        "candidate": difference.candidate,
-        "kind": str(difference.kind),
-        "suspicion": difference.suspicion,
-        "places": list(difference.places),
-    }
-
-
 def first_divergence(comparison: RunComparison) -> Finding | None:
     """Return the op or tensor that introduces the first difference, or None if formats explain all differences."""
     found = comparison.divergence
     if found is None:
         return _later_divergence(comparison)
-    return Finding(
+    return error(
         rule="first-divergence",
-        severity=Severity.ERROR,
         confidence=_confidence(found),
         step=found.step,
         rank=found.rank if len(comparison.ranks) > 1 else None,
@@ -128,8 +105,26 @@ def first_divergence(comparison: RunComparison) -> Finding | None:
         title=_divergence_title(found),
         why="\n".join(_why(found, comparison)),
         fix=_fix(found),
-        evidence=(_evidence(found),),
+        evidence=(
+            {
+                "cause": found.cause,
+                "relative": found.relative,
+                "introduced_ulps": found.introduced_ulps,
+                "inherited_ulps": found.inherited_ulps,
+                "format": format_of(found.format),
+                "channel": found.channel,
+                "num_channels": found.num_channels,
+                "only_in": found.is_only_in,
+                "num_later": found.num_later,
+            },
+        ),
     )
+
+
+def _confidence(found: Divergence) -> float:
+    if not found.knows_inputs:
+        return 0.6
+    return 0.99 if found.inherited_ulps == 0 else 0.9
 
 
 def _later_divergence(comparison: RunComparison) -> Finding | None:
@@ -138,10 +133,9 @@ def _later_divergence(comparison: RunComparison) -> Finding | None:
     if losses is None or losses.first_divergence is None:
         return None
     stretch, step = losses.stretches[0], losses.first_divergence
-    recorded = f"steps {_steps(comparison)}" if comparison.steps else "no step"
-    return Finding(
+    recorded = f"steps {', '.join(map(str, comparison.steps))}" if comparison.steps else "no step"
+    return warning(
         rule="first-divergence",
-        severity=Severity.WARNING,
         confidence=0.8,
         step=step,
         title=f"the losses diverge at step {step}",
@@ -175,6 +169,8 @@ def _divergence_title(found: Divergence) -> str:
         return f"{place} reads a different tensor from the reference, its {found.output}: {when}"
     if found.is_only_in is not None:
         return f"{place}, which only the {found.is_only_in} runs, introduces the first difference: {when}"
+    if not found.knows_inputs:
+        return f"{place} is the first result that differs by more than its format explains: {when}"
     return f"{place} introduces the first difference: {when}"
 
 
@@ -208,6 +204,8 @@ def _amount(found: Divergence) -> str:
         return "everything before it agrees within its format"
     unit = f"ulp ({format_of(found.format)})"
     introduced, inherited = format_short(found.introduced_ulps), format_short(found.inherited_ulps)
+    if not found.knows_inputs:
+        return f"it differs by {introduced} {unit}; its inputs were not recorded, so it may have inherited that"
     return f"introduced {introduced} {unit}, inherited {inherited} ulp; everything before it agrees within its format"
 
 
@@ -234,29 +232,9 @@ def _fix(found: Divergence) -> str:
         return f"compare the buffers and constants of {found.site} on both sides, and how they are computed"
     if found.is_only_in is not None:
         return f"check why only the {found.is_only_in} runs it"
+    if not found.knows_inputs:
+        return "to know what the op itself adds, record both with inputs: roundoff run SCRIPT, or record --inputs"
     return fixes.get(found.cause, "compare this op's settings and its kernel on both sides")
-
-
-def _confidence(found: Divergence) -> float:
-    return 0.99 if found.inherited_ulps == 0 else 0.9
-
-
-def _evidence(found: Divergence) -> dict[str, float | int | str | None]:
-    return {
-        "cause": found.cause,
-        "relative": found.relative,
-        "introduced_ulps": found.introduced_ulps,
-        "inherited_ulps": found.inherited_ulps,
-        "format": format_of(found.format),
-        "channel": found.channel,
-        "num_channels": found.num_channels,
-        "only_in": found.is_only_in,
-        "num_later": found.num_later,
-    }
-
-
-def _steps(comparison: RunComparison) -> str:
-    return ", ".join(str(step) for step in comparison.steps)
 
 
 AGAINST_CODES = (

@@ -1,14 +1,139 @@
-"""A whole diagnosis: every rule, one verdict."""
+"""A whole diagnosis: the registry of rules, the verdict of all of them, and how much of the training was watched."""
 
 from __future__ import annotations
 
+import importlib
+import itertools
+import pkgutil
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from types import ModuleType
+from typing import TYPE_CHECKING, Literal, TypeAlias
 
-from roundoff.diagnose.rule import Rule
-from roundoff.diagnose.rules import RULES, causes_by_code, codes_of
+from roundoff.diagnose import data, loop, loss, model, nonfinite, numbers, process, ranks
+from roundoff.diagnose.rule import Code, FaultEffect, Rule, note
+from roundoff.diagnose.trials import with_trials
 from roundoff.errors import RoundoffError
-from roundoff.runs import RULE_FAILED, Answer, CachedRun, Failure, Finding, RuleAnswer, Run, Severity, order_findings
+from roundoff.runs import (
+    RULE_FAILED,
+    Answer,
+    CachedRun,
+    Failure,
+    Finding,
+    Gap,
+    JsonValue,
+    RuleAnswer,
+    Run,
+    Severity,
+    order_findings,
+)
+from roundoff.words import plural
+
+if TYPE_CHECKING:
+    from roundoff.compare.runs.run_comparison import RunComparison
+
+FAMILIES: Mapping[str, ModuleType] = {
+    "NaN and infinity": nonfinite,
+    "Numbers and formats": numbers,
+    "The training loop": loop,
+    "The loss": loss,
+    "The model": model,
+    "The data": data,
+    "Several ranks": ranks,
+    "The process": process,
+}
+"""The folders of rules, by the title that their codes have in the docs."""
+
+
+def discover_rules(families: Iterable[ModuleType]) -> tuple[Rule, ...]:
+    """Import every module of the given packages and return their rules, in the order of the decision."""
+    modules = [
+        importlib.import_module(f"{family.__name__}.{entry.name}")
+        for family in families
+        for entry in pkgutil.iter_modules(family.__path__)
+    ]
+    found = {id(value): value for module in modules for value in vars(module).values() if isinstance(value, Rule)}
+    rules = sorted(found.values(), key=lambda rule: rule.order)
+    for earlier, later in itertools.pairwise(rules):
+        assert earlier.order != later.order, f"two rules at {later.order}: {earlier.checks}; {later.checks}"
+    return tuple(rules)
+
+
+def codes_of(rules: Iterable[Rule]) -> tuple[Code, ...]:
+    """Return the codes of some rules, in their order."""
+    return tuple(code for rule in rules for code in rule.codes)
+
+
+def causes_by_code(rules: Sequence[Rule]) -> dict[str, frozenset[str]]:
+    """Return for each code that may be a consequence the codes that explain it, with effects resolved."""
+    found: dict[str, frozenset[str]] = {}
+    for rule in rules:
+        others = codes_of(other for other in rules if other is not rule)
+        for code in rule.codes:
+            named = {cause for cause in code.follows_from if isinstance(cause, str)}
+            effects = {cause for cause in code.follows_from if isinstance(cause, FaultEffect)}
+            known = {other.name for other in codes_of(rules) if effects.intersection(other.leads_to)}
+            if FaultEffect.ANY in effects:
+                known |= {other.name for other in others}
+            if code.follows_from:
+                found[code.name] = frozenset((named | known) - {code.name})
+    return found
+
+
+RULES = discover_rules(FAMILIES.values())
+"""All rules that need no reference run, in the order of the decision."""
+
+PROCEDURE = tuple(code.name for code in codes_of(RULES))
+"""Every code, in the order of the decision."""
+
+
+Watched: TypeAlias = Literal["complete", "partial", "nothing"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Coverage:
+    """What was watched, and why not the rest."""
+
+    watched: Watched
+    num_steps: int
+    """How many steps were watched, on the rank that has most."""
+    reasons: tuple[str, ...] = ()
+    """Why something was not watched; empty if everything was."""
+
+    def to_object(self) -> dict[str, JsonValue]:
+        """Return what the JSON output of commands says about it."""
+        return {"watched": self.watched, "not_watched": [*self.reasons]}
+
+
+def coverage_of(run: Run, *, more: Sequence[Gap] = ()) -> Coverage:
+    """Return how much of a training a run covers; `more` are gaps that could not be written into it."""
+    try:
+        return _coverage_of(run, more)
+    except RoundoffError:  # rules that read the same file say which
+        return Coverage(watched="partial", num_steps=0, reasons=("the run cannot be read completely",))
+
+
+def _coverage_of(run: Run, more: Sequence[Gap]) -> Coverage:
+    if run.info.settings.get("memcheck"):
+        return Coverage(watched="complete", num_steps=0)  # valgrind looks at the whole process, not at steps
+    steps = {rank: len(run.metrics(rank=rank)) or len(run.steps) for rank in run.ranks or [0]}
+    num_steps = max(steps.values())
+    reasons = list(dict.fromkeys(_gap_reasons([*run.gaps(), *more])))
+    reasons += [f"rank {rank} was not watched" for rank in range(run.info.ranks) if num_steps and not steps.get(rank)]
+    if not num_steps:
+        return Coverage(watched="nothing", num_steps=0, reasons=("no training step was seen in this process", *reasons))
+    if run.info.status == "running" and not reasons:
+        reasons.append("the run has not ended" if run.ending() is None else "its process ended before the watch did")
+    return Coverage(watched="partial" if reasons else "complete", num_steps=num_steps, reasons=tuple(reasons))
+
+
+def _gap_reasons(gaps: Sequence[Gap]) -> list[str]:
+    children = sum(gap.kind == "child" for gap in gaps)
+    reasons = [str(gap) for gap in gaps if gap.kind != "child"]
+    if children:
+        words = plural(children, "child process", "child processes")
+        reasons.append(f"{words} trained and {'was' if children == 1 else 'were'} not watched")
+    return reasons
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -18,6 +143,8 @@ class Diagnosis:
     findings: tuple[Finding, ...]
     answers: tuple[RuleAnswer, ...]
     """One for each rule, in the order of the decision."""
+    coverage: Coverage
+    """How much of the training was watched."""
     failures: tuple[Failure, ...] = ()
     """Rules that failed because of a bug in roundoff, not because of a damaged run."""
 
@@ -32,19 +159,22 @@ class Diagnosis:
         return all(answer.answer is not Answer.FAILED for answer in self.answers)
 
 
-def diagnose_and_save(run: Run, *, reference: Run | None = None) -> Diagnosis:
-    """Diagnose a run, also against a reference if there is one, and write the result into its folder."""
+def diagnose_and_save(run: Run, *, reference: Run | None = None, gaps: Sequence[Gap] = ()) -> Diagnosis:
+    """Diagnose a run, also against a reference if there is one, and write the result into its folder.
+
+    `gaps` are those that could not be written into the run.
+    """
     rules: tuple[Rule, ...] = RULES
     if reference is not None:
         from roundoff.diagnose.against import reference_rule  # comparing loads the recipes, and half of torch with them
 
         rules = (*RULES, reference_rule(reference))
-    diagnosis = diagnose_run(run, rules=rules)
+    diagnosis = diagnose_run(run, rules=rules, gaps=gaps)
     run.write_findings(diagnosis.findings, answers=diagnosis.answers, failures=diagnosis.failures)
     return diagnosis
 
 
-def diagnose_run(run: Run, *, rules: Sequence[Rule] = RULES) -> Diagnosis:
+def diagnose_run(run: Run, *, rules: Sequence[Rule] = RULES, gaps: Sequence[Gap] = ()) -> Diagnosis:
     """Apply every rule to a run and order the findings; a rule that fails becomes a note and hides no other."""
     cached = CachedRun.of(run)
     findings: list[Finding] = []
@@ -61,13 +191,19 @@ def diagnose_run(run: Run, *, rules: Sequence[Rule] = RULES) -> Diagnosis:
         answers.append(answer)
     known = sorted(dict.fromkeys((*RULES, *rules)), key=lambda rule: rule.order)
     procedure = [code.name for code in codes_of(known)]
+    findings = with_trials(cached, findings)
     related = _relate_consequences(findings, procedure=procedure, causes=causes_by_code(known))
     ordered = order_findings(related, procedure=procedure)
-    return Diagnosis(findings=tuple(ordered), answers=tuple(answers), failures=tuple(failures))
+    return Diagnosis(
+        findings=tuple(ordered),
+        answers=tuple(answers),
+        coverage=coverage_of(cached, more=gaps),
+        failures=tuple(failures),
+    )
 
 
 def _apply(rule: Rule, run: Run) -> tuple[list[Finding], RuleAnswer]:
-    found = rule.find(run)
+    found = rule(run)
     if found:
         return found, _answer(rule, Answer.FOUND)
     missing = rule.missing(run)
@@ -128,9 +264,8 @@ def _explains(cause: Finding, finding: Finding, causes: Mapping[str, frozenset[s
 
 def _failure_note(rule: Rule, error: Exception) -> Finding:
     is_bug = not isinstance(error, RoundoffError)
-    return Finding(
+    return note(
         rule=RULE_FAILED,
-        severity=Severity.NOTE,
         confidence=1.0,
         title=f"could not check {rule.checks}",
         why=f"rule {rule.codes[0].name} failed: {type(error).__name__}: {_first_line(error)}",
@@ -140,3 +275,62 @@ def _failure_note(rule: Rule, error: Exception) -> Finding:
 
 def _first_line(error: Exception) -> str:
     return str(error).partition("\n")[0] or type(error).__name__
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunView:
+    """A run, its findings, and its comparison with a reference if there is one."""
+
+    run: CachedRun
+    findings: Sequence[Finding]
+    """The verdict first."""
+    answers: Sequence[RuleAnswer] = ()
+    """What each rule answered, if that is known."""
+    failures: Sequence[Failure] = ()
+    """Checks that failed inside roundoff."""
+    reference: CachedRun | None = None
+    comparison: RunComparison | None = None
+    """With the reference."""
+    divergence: Finding | None = None
+    """The first difference that the comparison found."""
+
+    @property
+    def name(self) -> str:
+        """The run's own name, or that of its folder."""
+        return self.run.info.name or self.run.path.resolve().name
+
+
+def view_run(run: Run, *, against: Run | None = None) -> RunView:
+    """Gather what is known about a run, and write nothing.
+
+    Saved findings are used as they are. A run without them, or one that is compared with a reference, is diagnosed.
+    """
+    cached = CachedRun.of(run)
+    if against is not None:
+        return _view_against(cached, CachedRun.of(against))
+    findings = cached.findings()
+    if findings is not None:
+        return RunView(run=cached, findings=findings, answers=cached.rule_answers(), failures=cached.failures())
+    diagnosis = diagnose_run(cached)
+    failures = [*cached.failures(), *diagnosis.failures]
+    return RunView(run=cached, findings=diagnosis.findings, answers=diagnosis.answers, failures=failures)
+
+
+def _view_against(run: CachedRun, reference: CachedRun) -> RunView:
+    # Comparing loads the recipes and half of torch with them; a report without a reference should not wait for that.
+    from roundoff.compare.runs.run_comparison import compare_runs
+    from roundoff.diagnose.against import findings_against, reference_rule
+
+    comparison = compare_runs(reference, run)
+    found = findings_against(comparison)
+    diagnosis = diagnose_run(run, rules=(*RULES, replace(reference_rule(reference), find=lambda _: found)))
+    probes = [failure for failure in run.failures() if failure.check != "rule"]
+    return RunView(
+        run=run,
+        findings=diagnosis.findings,
+        answers=diagnosis.answers,
+        failures=[*probes, *diagnosis.failures],
+        reference=reference,
+        comparison=comparison,
+        divergence=next(iter(found), None),
+    )

@@ -1,107 +1,90 @@
-"""What rules look at in a run: each function returns why a run lacks it, or None where it is there."""
+"""What rules look at in a run: each need returns why a run lacks it, or None where it is there."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Iterator
 
-from roundoff.diagnose.batches import model_inputs, targets_of, training_epochs
+from roundoff.diagnose.loop_facts import model_inputs, targets_of, training_epochs
 from roundoff.diagnose.rule import Need
-from roundoff.runs import Run
+from roundoff.runs import Metrics, ModuleFacts, Run
 from roundoff.runs.records.probe import PROBE_TYPES, Probe
 
 
-def several_ranks(run: Run) -> str | None:
-    """Look for a second rank."""
-    return None if len(run.ranks) > 1 else "the training ran on one rank"
+def some(find: Callable[[Run], object], missing: str) -> Need:
+    """Need what `find` looks for; `missing` is the reason to give where it finds nothing."""
+    return lambda run: None if find(run) else missing
 
 
-def recorded_steps(run: Run) -> str | None:
-    """Look for a step whose ops were recorded or replayed."""
-    return None if run.steps or run.replayed_steps else "no step was recorded or replayed op by op"
+def enough(count_in_rank: Callable[[Run, int], int], needed: int, one: str, several: str) -> Need:
+    """Need this many of something on at least one rank."""
 
+    def find(run: Run) -> str | None:
+        most = max((count_in_rank(run, rank) for rank in run.ranks), default=0)
+        have = "no" if not most else f"only {most}"
+        return None if most >= needed else f"{have} {one if most == 1 else several}, at least {needed} needed"
 
-def recorded_first_step(run: Run) -> str | None:
-    """Look for the ops of step 0."""
-    return None if 0 in run.steps else "step 0 was not recorded op by op"
-
-
-def structure(run: Run) -> str | None:
-    """Look for the description of models and optimizers that a watch writes."""
-    return None if any(run.structures(rank=rank) for rank in run.ranks) else "the run does not describe its model"
-
-
-def optimizer(run: Run) -> str | None:
-    """Look for an optimizer."""
-    looks = [look for rank in run.ranks for look in run.structures(rank=rank)]
-    return None if any(look.optimizers for look in looks) else "no optimizer was seen"
-
-
-def measured_parameters(run: Run) -> str | None:
-    """Look for norms of parameters, gradients and updates."""
-    return None if run.parameters().num_rows else "no gradients or updates were measured"
-
-
-def inputs(run: Run) -> str | None:
-    """Look for batches that went into a model."""
-    return None if any(model_inputs(run, rank) for rank in run.ranks) else "no model inputs were seen"
-
-
-def targets(run: Run) -> str | None:
-    """Look for what a loss compares outputs with."""
-    batches = [batch for rank in run.ranks for batch in run.inputs(rank=rank)]
-    return None if any(targets_of(batch) for batch in batches) else "no labels or targets were seen"
-
-
-def loss_scaling(run: Run) -> str | None:
-    """Look for a loss scale."""
-    metrics = [metric for rank in run.ranks for metric in run.metrics(rank=rank)]
-    return None if any(metric.loss_scale not in (None, 1.0) for metric in metrics) else "the loss is not scaled"
+    return find
 
 
 def epochs(count: int) -> Need:
-    """Look for this many passes through the training DataLoader."""
-
-    def find(run: Run) -> str | None:
-        most = max((len(training_epochs(run, rank)) for rank in run.ranks), default=0)
-        return None if most >= count else _too_few(most, count, "epoch of a DataLoader", "epochs of a DataLoader")
-
-    return find
+    """Need this many passes through the training DataLoader."""
+    return enough(
+        lambda run, rank: len(training_epochs(run, rank)), count, "epoch of a DataLoader", "epochs of a DataLoader"
+    )
 
 
 def losses(count: int) -> Need:
-    """Look for this many finite losses."""
-
-    def find(run: Run) -> str | None:
-        most = max((_num_losses(run, rank) for rank in run.ranks), default=0)
-        return None if most >= count else _too_few(most, count, "finite loss", "finite losses")
-
-    return find
+    """Need this many finite losses."""
+    return enough(
+        lambda run, rank: sum(each.loss is not None and math.isfinite(each.loss) for each in run.metrics(rank=rank)),
+        count,
+        "finite loss",
+        "finite losses",
+    )
 
 
 def calls(kind: str, *, missing: str) -> Need:
-    """Look for a call of this kind; `missing` is the reason to give without one."""
-
-    def find(run: Run) -> str | None:
-        has_call = any(call.call == kind for rank in run.ranks for call in run.calls(rank=rank))
-        return None if has_call else missing
-
-    return find
+    """Need a call of this kind."""
+    return some(lambda run: any(call.call == kind for rank in run.ranks for call in run.calls(rank=rank)), missing)
 
 
 def probe(kind: type[Probe], *, missing: str = "") -> Need:
-    """Look for the result of a probe; `missing` is the reason to give without one."""
-
-    def find(run: Run) -> str | None:
-        name = next(name for name, each in PROBE_TYPES.items() if each is kind)
-        return None if run.probes(kind) else missing or f"the {name} probe did not run, or gave no result"
-
-    return find
+    """Need the result of a probe."""
+    name = next(name for name, each in PROBE_TYPES.items() if each is kind)
+    return some(lambda run: run.probes(kind), missing or f"the {name} probe did not run, or gave no result")
 
 
-def _num_losses(run: Run, rank: int) -> int:
-    return sum(metric.loss is not None and math.isfinite(metric.loss) for metric in run.metrics(rank=rank))
+def module(is_wanted: Callable[[ModuleFacts], object], missing: str) -> Need:
+    """Need a module of this kind in a model."""
+    return some(lambda run: any(map(is_wanted, _modules(run))), missing)
 
 
-def _too_few(number: int, needed: int, one: str, several: str) -> str:
-    have = "no" if not number else f"only {number}"
-    return f"{have} {one if number == 1 else several}, at least {needed} needed"
+def _modules(run: Run) -> Iterator[ModuleFacts]:
+    return (module for rank in run.ranks for look in run.structures(rank=rank) for module in look.modules)
+
+
+def _metrics(run: Run) -> Iterator[Metrics]:
+    return (metrics for rank in run.ranks for metrics in run.metrics(rank=rank))
+
+
+several_ranks = some(lambda run: len(run.ranks) > 1, "the training ran on one rank")
+recorded_steps = some(lambda run: run.steps or run.replayed_steps, "no step was recorded or replayed op by op")
+recorded_first_step = some(lambda run: 0 in run.steps, "step 0 was not recorded op by op")
+structure = some(
+    lambda run: any(run.structures(rank=rank) for rank in run.ranks), "the run does not describe its model"
+)
+optimizer = some(
+    lambda run: any(look.optimizers for rank in run.ranks for look in run.structures(rank=rank)),
+    "no optimizer was seen",
+)
+measured_parameters = some(lambda run: run.parameters().num_rows, "no gradients or updates were measured")
+inputs = some(lambda run: any(model_inputs(run, rank) for rank in run.ranks), "no model inputs were seen")
+targets = some(
+    lambda run: any(targets_of(batch) for rank in run.ranks for batch in run.inputs(rank=rank)),
+    "no labels or targets were seen",
+)
+loss_scaling = some(
+    lambda run: any(each.loss_scale not in (None, 1.0) for each in _metrics(run)), "the loss is not scaled"
+)
+optimizer_steps = calls("step", missing="no optimizer step was seen")

@@ -9,8 +9,6 @@ from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
-import pyarrow as pa
-import pyarrow.compute as pc
 
 from roundoff.runs import Run
 
@@ -63,21 +61,21 @@ def parameter_histories(
     """Return the history of each parameter that an optimizer holds, by name, in all measured or the given steps."""
     table = run.parameters(step=steps, rank=rank)
     if names is not None:
-        table = table.filter(pc.is_in(table["parameter"], value_set=pa.array(list(names), type=pa.string())))
+        table = table.take(table.texts("parameter").matches(lambda name: name in names))
     if not table.num_rows:
         return {}
-    parameters = table["parameter"].combine_chunks().dictionary_encode()
-    places, of_step = parameters.indices.to_numpy(), table["step"].to_numpy()
+    parameters, of_step = table.texts("parameter").without_unused(), table.numbers("step")
+    places = parameters.codes
     order = np.lexsort((of_step, places))
-    columns = {name: _numbers(table[name])[order] for name in ("l2", "grad_l2", "update_l2", "grad_zero_share")}
-    ends = np.searchsorted(places[order], np.arange(len(parameters.dictionary)), side="right").tolist()
+    columns = {name: table.numbers(name)[order] for name in ("l2", "grad_l2", "update_l2", "grad_zero_share")}
+    ends = np.searchsorted(places[order], np.arange(len(parameters.values)), side="right").tolist()
     found = {}
-    for name, begin, end in zip(parameters.dictionary.to_pylist(), [0, *ends], ends, strict=False):
+    for name, begin, end in zip(parameters.values, [0, *ends], ends, strict=False):
         rows, first = slice(begin, end), int(order[begin])
         found[name] = ParameterHistory(
             name=name,
-            site=table["site"][first].as_py(),
-            num_elements=table["num_elements"][first].as_py(),
+            site=table.texts("site").values[table.texts("site").codes[first]],
+            num_elements=int(table.numbers("num_elements")[first]),
             steps=of_step[order[rows]],
             norm=columns["l2"][rows],
             gradient=columns["grad_l2"][rows],
@@ -85,7 +83,3 @@ def parameter_histories(
             zero_share=columns["grad_zero_share"][rows],
         )
     return found
-
-
-def _numbers(column: pa.ChunkedArray) -> Numbers:
-    return np.asarray(column.to_numpy(zero_copy_only=False), dtype=np.float64)

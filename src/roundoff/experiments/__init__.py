@@ -12,30 +12,21 @@ if TYPE_CHECKING:
     from roundoff.experiments.engine.scheduler import run_tasks as run_tasks
     from roundoff.experiments.sweep.definition import Sweep as Sweep
     from roundoff.experiments.sweep.definition import read_sweep as read_sweep
-    from roundoff.experiments.sweep.experiment import run_sweep as run_sweep
-    from roundoff.experiments.sweep.folder import read_sweep_folder as read_sweep_folder
+    from roundoff.experiments.sweep.sweep_folder import read_sweep_folder as read_sweep_folder
+    from roundoff.experiments.sweep.sweep_folder import run_sweep as run_sweep
     from roundoff.experiments.sweep.sweep_rows import SweepRow as SweepRow
-
-__all__ = [
-    "Sweep",
-    "SweepRow",
-    "read_sweep",
-    "read_sweep_folder",
-    "run_sweep",
-    "run_tasks",
-    "smallest_bad",
-    "smallest_wide",
-]
 
 _HOMES = {
     "Sweep": "roundoff.experiments.sweep.definition",
     "SweepRow": "roundoff.experiments.sweep.sweep_rows",
     "read_sweep": "roundoff.experiments.sweep.definition",
-    "read_sweep_folder": "roundoff.experiments.sweep.folder",
-    "run_sweep": "roundoff.experiments.sweep.experiment",
+    "read_sweep_folder": "roundoff.experiments.sweep.sweep_folder",
+    "run_sweep": "roundoff.experiments.sweep.sweep_folder",
     "run_tasks": "roundoff.experiments.engine.scheduler",
     "smallest_bad": "roundoff.experiments.bisect.smallest",
     "smallest_wide": "roundoff.experiments.bisect.smallest",
 }
+
+__all__ = list(_HOMES)
 
 __getattr__ = lazy_names(__name__, _HOMES)

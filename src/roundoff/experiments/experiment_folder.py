@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any, ClassVar, Self
 
 from roundoff.errors import RoundoffError, RunFolderError, UsageError
+from roundoff.files import write_atomically
 from roundoff.runs import JsonValue, next_free_name, to_json
-from roundoff.runs.files.atomic import write_atomically
 from roundoff.runs.files.plain_json import read_json_object
 
 

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-
-from torch import Tensor
+from typing import TYPE_CHECKING
 
 from roundoff.errors import FormatError
 from roundoff.formats.format import check_saturates
 from roundoff.formats.small_float import SmallFloat
-from roundoff.kernels.rounding import round_blocks
 from roundoff.kernels.rounding_rules import Overflow, Rounding
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 _SCALE_LIMIT = 127  # the scale is an E8M0 number: 2**-127 ... 2**127
 _SCALE_BITS = 8
@@ -76,10 +77,12 @@ class BlockFormat:
         """Elements saturate."""
         return "saturate"
 
-    def rounded(
+    def round_tensor(
         self, x: Tensor, *, rounding: Rounding, key: int, overflow: Overflow | None, out: Tensor | None
     ) -> Tensor:
         """Return `x` rounded to this format; see `round_to`. Random numbers are in the order with `axis` last."""
+        from roundoff.kernels.rounding import round_blocks
+
         check_saturates(self.name, overflow)
         axis = self._axis_of(x)
         result = round_blocks(

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Literal, Self
-
-from torch import Tensor
+from typing import TYPE_CHECKING, Literal, Self
 
 from roundoff.errors import FormatError
 from roundoff.formats.format import check_saturates
-from roundoff.kernels.rounding import round_fixed
 from roundoff.kernels.rounding_rules import Overflow, Rounding
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 Compat = Literal["nics"]
 
@@ -110,10 +110,12 @@ class FixedPoint:
         """Fixed point saturates."""
         return "saturate"
 
-    def rounded(
+    def round_tensor(
         self, x: Tensor, *, rounding: Rounding, key: int, overflow: Overflow | None, out: Tensor | None
     ) -> Tensor:
         """Return `x` rounded to this format; see `round_to`."""
+        from roundoff.kernels.rounding import round_fixed
+
         check_saturates(self.name, overflow)
         return round_fixed(
             x,

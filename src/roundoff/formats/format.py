@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Protocol
-
-from torch import Tensor
+from typing import TYPE_CHECKING, Protocol
 
 from roundoff.errors import FormatError
 from roundoff.kernels.rounding_rules import Overflow, Rounding
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 class Format(Protocol):
@@ -41,7 +42,7 @@ class Format(Protocol):
     def overflow(self) -> Overflow:
         """What a value beyond `largest` becomes."""
 
-    def rounded(
+    def round_tensor(
         self, x: Tensor, *, rounding: Rounding, key: int, overflow: Overflow | None, out: Tensor | None
     ) -> Tensor:
         """Return `x` rounded to the format, in `out` if given. Call `round_to` instead, which draws `key`."""

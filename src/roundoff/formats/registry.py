@@ -62,6 +62,9 @@ _OTHER_NAMES: Final = {
 }
 
 
+_REAL_PARTS: Final = {"complex32": "float16", "complex64": "float32", "complex128": "float64"}
+
+
 def known_formats() -> tuple[Format, ...]:
     """Return all named formats, the widest first."""
     return _KNOWN
@@ -90,7 +93,7 @@ def format_named(name: str) -> Format:
             raise FormatError.explain(
                 f"No format '{name}'.",
                 why="with infinities, a float needs at least 2 exponent bits and 1 mantissa bit.",
-                fix="define it with its largest number: docs/add-a-format.md",
+                fix="define it with its largest number: roundoff docs add-a-format",
             )
         return SmallFloat.ieee(exponent_bits, mantissa_bits)
     if match := re.fullmatch(r"q(\d{1,3})\.(\d{1,3})", name):
@@ -99,11 +102,23 @@ def format_named(name: str) -> Format:
     raise _unknown(name)
 
 
+def eps_of_dtype(dtype: str) -> float:
+    """Return the distance from 1 to the next number of a dtype, by torch's name; 0 if it holds whole numbers.
+
+    >>> eps_of_dtype("bfloat16"), eps_of_dtype("complex64") == eps_of_dtype("float32"), eps_of_dtype("int64")
+    (0.0078125, True, 0.0)
+    """
+    if dtype == "float8_e8m0fnu":  # powers of two, which no format here is made of
+        return 1.0
+    found = _BY_NAME.get(_OTHER_NAMES.get(_REAL_PARTS.get(dtype, dtype), ""))
+    return found.eps if found else 0.0
+
+
 def _unknown(name: str) -> FormatError:
     if re.fullmatch(r"(?:q|int|fixed)\d+", name):
         fix = "fixed point is written with its point: q1.7 has 8 bits, from -1 to 1."
     elif close := difflib.get_close_matches(name.lower(), [*_BY_NAME, *_OTHER_NAMES], n=1, cutoff=0.5):
-        fix = f"did you mean '{close[0]}'? For other formats see docs/add-a-format.md"
+        fix = f"did you mean '{close[0]}'? For other formats see `roundoff docs add-a-format`"
     else:
-        fix = "use one of them, or a name like e5m10 or q3.5; see docs/add-a-format.md"
+        fix = "use one of them, or a name like e5m10 or q3.5; see `roundoff docs add-a-format`"
     return FormatError.explain(f"No format '{name}'.", why=f"known formats are {', '.join(_BY_NAME)}.", fix=fix)

@@ -1,15 +1,20 @@
-"""Rounds a tensor to a format."""
+"""Rounds a tensor to a format, and describes the effect of rounding one number."""
 
 from __future__ import annotations
 
-import torch
-from torch import Tensor
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
 
 from roundoff.errors import FormatError
+from roundoff.formats.block import BlockFormat
 from roundoff.formats.format import Format
 from roundoff.formats.registry import format_named
-from roundoff.kernels.random_numbers import draw_key
 from roundoff.kernels.rounding_rules import OVERFLOWS, ROUNDINGS, Overflow, Rounding
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
 
 
 def round_to(
@@ -54,6 +59,7 @@ def round_to(
         out: The tensor for the result; may be `x` itself.
         overflow: Replaces the rule of the format.
 
+    >>> import torch
     >>> round_to(torch.tensor([0.3, 19.2, 1.6]), "e4m3")
     tensor([ 0.3125, 20.0000,  1.6250])
     >>> round_to(torch.tensor([70000.0, -70000.0]), "fp16", rounding="up")
@@ -74,5 +80,73 @@ def round_to(
             why=f"known are {', '.join(OVERFLOWS)}.",
             fix="use one of them, or None for the rule of the format.",
         )
-    key = draw_key(generator, stream=stream) if rounding == "stochastic" else 0
-    return fmt.rounded(x, rounding=rounding, key=key, overflow=overflow, out=out)
+    key = _draw_key(generator, stream=stream) if rounding == "stochastic" else 0
+    return fmt.round_tensor(x, rounding=rounding, key=key, overflow=overflow, out=out)
+
+
+def _draw_key(generator: torch.Generator | None, *, stream: int) -> int:
+    from roundoff.kernels.random_numbers import draw_key
+
+    return draw_key(generator, stream=stream)
+
+
+RoundingOutcome = Literal[
+    "exact", "rounded", "subnormal", "underflow to zero", "saturated", "overflow to infinity", "overflow to nan"
+]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RoundingEffect:
+    """The rounded number, its relative error, and what happened."""
+
+    value: float
+    relative_error: float
+    outcome: RoundingOutcome
+
+
+def effect_of(value: float, fmt: Format) -> RoundingEffect:
+    """Round one number to nearest; for a block format, as a block of one.
+
+    `subnormal` means that the result has fewer bits than a normal number. The relative error of NaN is 0; that of an
+    overflow to infinity or NaN is infinite.
+
+    >>> from roundoff.formats.registry import format_named
+    >>> effect_of(70000.0, format_named("fp16"))
+    RoundingEffect(value=inf, relative_error=inf, outcome='overflow to infinity')
+    """
+    import torch
+
+    result = float(round_to(torch.tensor(value, dtype=torch.float64), fmt))
+    return RoundingEffect(
+        value=result, relative_error=_relative_error(value, result), outcome=_outcome(value, result, fmt)
+    )
+
+
+def _relative_error(value: float, result: float) -> float:
+    if value == result or math.isnan(value):
+        return 0.0
+    if math.isinf(value) or math.isnan(result):
+        return math.inf
+    return abs(result - value) / abs(value)
+
+
+def _outcome(value: float, result: float, fmt: Format) -> RoundingOutcome:
+    if value == result or math.isnan(value):
+        return "exact"
+    if math.isnan(result):
+        return "overflow to nan"
+    if math.isinf(result):
+        return "overflow to infinity"
+    if _has_saturated(value, result, fmt):
+        return "saturated"
+    if result == 0:
+        return "underflow to zero"
+    return "subnormal" if abs(result) < fmt.smallest_normal else "rounded"
+
+
+def _has_saturated(value: float, result: float, fmt: Format) -> bool:
+    if isinstance(fmt, BlockFormat):
+        # With some scales a number is still too large for its element: its error is then more than half a spacing.
+        spacing = math.ldexp(fmt.eps, math.frexp(value)[1] - 1)
+        return abs(result) >= fmt.smallest_normal and abs(value) - abs(result) > spacing / 2
+    return abs(result) < abs(value) and abs(value) > fmt.largest

@@ -4,24 +4,24 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field, replace
-from typing import Self
-
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING, Self
 
 from roundoff.errors import FormatError
-from roundoff.kernels.rounding import round_float
 from roundoff.kernels.rounding_rules import OVERFLOWS, FloatGrid, Overflow, Rounding
 
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
 _TORCH_DTYPES = (
-    torch.float64,
-    torch.float32,
-    torch.bfloat16,
-    torch.float16,
-    torch.float8_e4m3fn,
-    torch.float8_e5m2,
-    torch.float8_e4m3fnuz,
-    torch.float8_e5m2fnuz,
+    "float64",
+    "float32",
+    "bfloat16",
+    "float16",
+    "float8_e4m3fn",
+    "float8_e5m2",
+    "float8_e4m3fnuz",
+    "float8_e5m2fnuz",
 )
 
 
@@ -129,17 +129,22 @@ class SmallFloat:
     @property
     def torch_dtype(self) -> torch.dtype | None:
         """The torch dtype with the same numbers, or None if torch has none."""
+        import torch
+
         mine = (self.num_bits, self.largest, self.smallest_normal)
-        for dtype in _TORCH_DTYPES:
+        dtypes: list[torch.dtype] = [getattr(torch, name) for name in _TORCH_DTYPES]
+        for dtype in dtypes:
             info = torch.finfo(dtype)
             if mine == (info.bits, info.max, info.smallest_normal):
                 return dtype
         return None
 
-    def rounded(
+    def round_tensor(
         self, x: Tensor, *, rounding: Rounding, key: int, overflow: Overflow | None, out: Tensor | None
     ) -> Tensor:
         """Return `x` rounded to this format; see `round_to`."""
+        from roundoff.kernels.rounding import round_float
+
         grid = self.grid if overflow is None else replace(self.grid, overflow=overflow)
         return round_float(x, grid, rounding=rounding, key=key, out=out)
 

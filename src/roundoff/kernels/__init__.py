@@ -1,6 +1,24 @@
 """One-pass loops over tensor memory, compiled where possible, otherwise in torch operations."""
 
-from roundoff.kernels.availability import compiled, kernels_in_use
-from roundoff.kernels.summaries import histogram, summarize
+from __future__ import annotations
 
-__all__ = ["compiled", "histogram", "kernels_in_use", "summarize"]
+from typing import TYPE_CHECKING
+
+from roundoff.lazy_names import lazy_names
+
+if TYPE_CHECKING:
+    from roundoff.kernels.compiled import compiled_kernels as compiled_kernels
+    from roundoff.kernels.compiled import kernels_in_use as kernels_in_use
+    from roundoff.kernels.summaries import histogram as histogram
+    from roundoff.kernels.summaries import summarize as summarize
+
+__all__ = ["compiled_kernels", "histogram", "kernels_in_use", "summarize"]
+
+_HOMES = {
+    "compiled_kernels": "roundoff.kernels.compiled",
+    "histogram": "roundoff.kernels.summaries",
+    "kernels_in_use": "roundoff.kernels.compiled",
+    "summarize": "roundoff.kernels.summaries",
+}
+
+__getattr__ = lazy_names(__name__, _HOMES)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from roundoff.errors import KernelError
-from roundoff.kernels.layout import DTYPE_CODES, compiled_for
+from roundoff.kernels.compiled import DTYPE_CODES, compiled_for
 
 _WORDS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
 

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import functools
 from array import array
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
 
-from roundoff.kernels.layout import DTYPE_CODES, check_tensors, compiled_for, mark_written, write_dense
+from roundoff.kernels.compiled import DTYPE_CODES, check_tensors, compiled_for
 from roundoff.kernels.rounding_rules import OVERFLOW_CODES, ROUNDING_CODES, FloatGrid, Rounding, holds, within
 from roundoff.kernels.rounding_torch import round_blocks_torch, round_fixed_torch, round_float_torch
 
@@ -29,24 +30,11 @@ def round_float(
     kernels = compiled_for(x)
     if kernels is None:
         return _copy_to_out(out, round_float_torch(x, grid, rounding=rounding, key=key))
-    numbers = _grid_numbers(grid, x.dtype)
-    if numbers is None:
+    of_grid = _grid_numbers(grid, x.dtype)
+    if of_grid is None:
         return _copy_to_out(out, x.clone() if out is None else x)
-
-    def kernel(source: Tensor, target: Tensor) -> None:
-        kernels.round_float(
-            source.data_ptr(),
-            target.data_ptr(),
-            source.numel(),
-            DTYPE_CODES[source.dtype],
-            *numbers,
-            ROUNDING_CODES[rounding],
-            key,
-        )
-
-    result = torch.empty_like(x) if out is None else out
-    write_dense(x, result, kernel, in_order=rounding == "stochastic")
-    return _mark_written(out, result)
+    numbers = (*of_grid, ROUNDING_CODES[rounding], key)
+    return _write_dense(kernels.round_float, x, out, numbers, in_order=rounding == "stochastic")
 
 
 def round_fixed(
@@ -73,25 +61,9 @@ def round_fixed(
         result = round_fixed_torch(x, step=step, lowest=lowest, highest=highest, rounding=rounding, key=key)
         return _copy_to_out(out, result)
     steps, inner = runs
-
-    def kernel(source: Tensor, target: Tensor) -> None:
-        kernels.round_fixed(
-            source.data_ptr(),
-            target.data_ptr(),
-            source.numel(),
-            DTYPE_CODES[source.dtype],
-            steps.buffer_info()[0],
-            len(steps),
-            inner,
-            float(lowest),
-            float(highest),
-            ROUNDING_CODES[rounding],
-            key,
-        )
-
-    result = torch.empty_like(x) if out is None else out
-    write_dense(x, result, kernel, in_order=rounding == "stochastic" or len(steps) > 1)
-    return _mark_written(out, result)
+    numbers = steps.buffer_info()[0], len(steps), inner, float(lowest), float(highest), ROUNDING_CODES[rounding], key
+    in_order = rounding == "stochastic" or len(steps) > 1
+    return _write_dense(kernels.round_fixed, x, out, numbers, in_order=in_order)
 
 
 def round_blocks(
@@ -121,27 +93,18 @@ def round_blocks(
                 rows, grid, block_size=block_size, max_exponent=max_exponent, rounding=rounding, key=key
             ).view(x.shape)
         return _copy_to_out(out, result)
-
-    def kernel(source: Tensor, target: Tensor) -> None:
-        kernels.round_blocks(
-            source.data_ptr(),
-            target.data_ptr(),
-            source.numel(),
-            DTYPE_CODES[source.dtype],
-            rows.shape[-1],
-            block_size,
-            grid.mantissa_bits,
-            grid.min_exponent,
-            grid.largest,
-            max_exponent,
-            grid.signed_zero,
-            ROUNDING_CODES[rounding],
-            key,
-        )
-
-    result = torch.empty_like(x) if out is None else out
-    write_dense(x, result, kernel, in_order=True)
-    return _mark_written(out, result)
+    numbers = (
+        rows.shape[-1],
+        block_size,
+        grid.mantissa_bits,
+        grid.min_exponent,
+        grid.largest,
+        max_exponent,
+        grid.signed_zero,
+        ROUNDING_CODES[rounding],
+        key,
+    )
+    return _write_dense(kernels.round_blocks, x, out, numbers, in_order=True)
 
 
 @functools.cache
@@ -174,7 +137,34 @@ def _copy_to_out(out: Tensor | None, result: Tensor) -> Tensor:
         return out.copy_(result)
 
 
-def _mark_written(out: Tensor | None, result: Tensor) -> Tensor:
-    if out is not None:
-        mark_written(out)
+def _write_dense(
+    kernel: Callable[..., None], x: Tensor, out: Tensor | None, numbers: Sequence[float], *, in_order: bool
+) -> Tensor:
+    """Call a compiled kernel on dense memory and return the result: `out` if given, else a new tensor.
+
+    The kernel gets the addresses of source and target, whose elements are in the same order, row-major if `in_order`.
+    They are the same memory or do not overlap; `x` and the result are copied if that is necessary.
+    """
+    result = torch.empty_like(x) if out is None else out
+    overlaps_partly = 0 < abs(x.data_ptr() - result.data_ptr()) < x.numel() * x.element_size()
+    is_direct = _same_walk(x, result, in_order=in_order) and not overlaps_partly
+    source = x if is_direct else x.contiguous()
+    target = result if is_direct else torch.empty_like(source)
+    kernel(source.data_ptr(), target.data_ptr(), source.numel(), DTYPE_CODES[source.dtype], *numbers)
+    if not is_direct:
+        with torch.no_grad():
+            result.copy_(target)
+    if out is not None and not out.is_inference():
+        torch.autograd.graph.increment_version(out)  # autograd cannot see that the kernel wrote to `out`
     return result
+
+
+def _same_walk(x: Tensor, out: Tensor, *, in_order: bool) -> bool:
+    if out.is_neg():
+        return False
+    if x.is_contiguous() and out.is_contiguous():
+        return True
+    if in_order or x.stride() != out.stride():
+        return False
+    # `empty_like` preserves the strides of dense tensors only.
+    return torch.empty_like(x, device="meta").stride() == x.stride()

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from typing import Final, Literal, get_args
+from typing import TYPE_CHECKING, Final, Literal, get_args
 
-import torch
+if TYPE_CHECKING:
+    import torch
 
 Range = Literal["max", "3sigma", "sweep", "percentile"]
 """What a fixed-point scale covers: the largest magnitude, three standard deviations, the best of three, or a
@@ -83,6 +84,8 @@ class FloatGrid:
 
 def _fields(dtype: torch.dtype) -> tuple[int, int, float]:
     """Return mantissa bits, exponent of the smallest normal number, and the largest number of `dtype`."""
+    import torch
+
     info = torch.finfo(dtype)
     return -round(math.log2(info.eps)), round(math.log2(info.smallest_normal)), float(info.max)
 
@@ -102,6 +105,7 @@ def holds(grid: FloatGrid, dtype: torch.dtype) -> bool:
 def within(grid: FloatGrid, dtype: torch.dtype) -> FloatGrid:
     """Return the part of the grid that `dtype` can hold: `largest` becomes the largest number in both.
 
+    >>> import torch
     >>> fp16 = FloatGrid(mantissa_bits=10, min_exponent=-14, largest=65504.0, overflow="infinity")
     >>> within(fp16, torch.bfloat16).largest
     65280.0

@@ -12,12 +12,61 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from roundoff.kernels import patterns_torch as patterns
 from roundoff.kernels.random_numbers import indices_of, random_31
-from roundoff.kernels.rounding_rules import FloatGrid, Overflow, Rounding, holds, within
+from roundoff.kernels.rounding_rules import FloatGrid, Rounding, holds, within
 
-_INFINITY: Final = 0x7F800000
-_QUIET_NAN: Final = 0x7FC00000
+# Values as fp64 bit patterns in int64 tensors: some devices have no fp64 arithmetic.
+INFINITY = 0x7FF0000000000000
+QUIET_NAN = 0x7FF8000000000000
+HIDDEN = 1 << 52
+SIGN = -(1 << 63)
+
+_REBIAS = (1023 - 127) << 52
+_SINGLE_INFINITY: Final = 0x7F800000
+
+
+def pattern_of(value: float) -> int:
+    """Return the fp64 bit pattern of one positive number."""
+    fraction, exponent = math.frexp(value)
+    if exponent < -1021:
+        return int(math.ldexp(value, 1074))
+    return ((exponent + 1021) << 52) + int(math.ldexp(fraction, 53))
+
+
+def power_of_two(exponent: int) -> int:
+    """Return the fp64 bit pattern of 2**`exponent`."""
+    return pattern_of(math.ldexp(1.0, exponent))
+
+
+def widen(x: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the magnitude of each element as an fp64 pattern, and whether its sign is set."""
+    if x.dtype == torch.float64:
+        bits = x.view(torch.int64)
+        return bits & ~SIGN, bits < 0
+    bits = x.float().view(torch.int32)
+    a = (bits & 0x7FFFFFFF).to(torch.int64)
+    normal = (a << 29) + _REBIAS
+    # A subnormal is an integer multiple of 2**-149; that integer, as a float, is normal.
+    count = a.clamp(max=0x7FFFFF).to(torch.float32).view(torch.int32).to(torch.int64)
+    subnormal = torch.where(a == 0, 0, (count << 29) + (_REBIAS - (149 << 52)))
+    wide = torch.where(a >= _SINGLE_INFINITY, normal + _REBIAS, normal)
+    return torch.where(a < 0x00800000, subnormal, wide), bits < 0
+
+
+def narrow(magnitude: Tensor, negative: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return the values with these magnitudes and signs, all of which `dtype` holds exactly."""
+    if dtype == torch.float64:
+        return torch.where(negative, magnitude | SIGN, magnitude).view(torch.float64)
+    normal = (magnitude - _REBIAS) >> 29
+    significand = (magnitude & (HIDDEN - 1)) | HIDDEN
+    subnormal = significand >> (926 - (magnitude >> 52)).clamp(0, 63)
+    single = torch.where(magnitude >= INFINITY, normal - (_REBIAS >> 29), normal)
+    single = torch.where(magnitude < _REBIAS + HIDDEN, subnormal, single)
+    bits = torch.where(negative, single - (1 << 31), single)
+    return bits.to(torch.int32).view(torch.float32).to(dtype)
+
+
+_SINGLE_NAN: Final = 0x7FC00000
 _SCALE_LIMIT = 127  # E8M0 holds 2**-127 ... 2**127
 
 
@@ -29,28 +78,28 @@ def round_float_torch(x: Tensor, grid: FloatGrid, *, rounding: Rounding, key: in
     random = random_31(indices_of(x), key=key) if rounding == "stochastic" else None
     if can_be_quick(grid, x.dtype):
         return round_quickly(x, grid, rounding=rounding, random=random)
-    magnitude, negative = patterns.widen(x)
-    rounded = _rounded_magnitude(
+    magnitude, negative = widen(x)
+    rounded = _round_magnitude(
         magnitude,
         negative,
         mantissa_bits=grid.mantissa_bits,
         min_exponent=grid.min_exponent,
-        smallest=patterns.power_of_two(grid.min_exponent - grid.mantissa_bits),
+        smallest=power_of_two(grid.min_exponent - grid.mantissa_bits),
         rounding=rounding,
         random=random,
     )
-    largest = patterns.pattern_of(grid.largest)
-    over = _overflow_pattern(grid.overflow, largest)
+    largest = pattern_of(grid.largest)
+    over = {"saturate": largest, "infinity": INFINITY, "nan": QUIET_NAN}[grid.overflow]
     # A finite number that is rounded towards zero never overflows.
     over_plus = largest if rounding in ("toward_zero", "down") else over
     over_minus = largest if rounding in ("toward_zero", "up") else over
     beyond = over_plus if over_plus == over_minus else torch.where(negative, over_minus, over_plus)
-    beyond = torch.where(magnitude == patterns.INFINITY, over, beyond)
+    beyond = torch.where(magnitude == INFINITY, over, beyond)
     rounded = torch.where(rounded > largest, beyond, rounded)
-    rounded = torch.where(magnitude > patterns.INFINITY, magnitude, rounded)
+    rounded = torch.where(magnitude > INFINITY, magnitude, rounded)
     if not grid.signed_zero:
         negative = negative & (rounded != 0)
-    return patterns.narrow(rounded, negative, x.dtype)
+    return narrow(rounded, negative, x.dtype)
 
 
 def round_blocks_torch(
@@ -62,11 +111,11 @@ def round_blocks_torch(
     random = None
     if rounding == "stochastic":
         random = random_31(_in_blocks(indices_of(x), block_size), key=key)
-    magnitude, negative = patterns.widen(blocked)
-    finite = torch.where(magnitude < patterns.INFINITY, magnitude, 0)
-    exponent = patterns.exponent_of(finite.amax(-1, keepdim=True))
+    magnitude, negative = widen(blocked)
+    finite = torch.where(magnitude < INFINITY, magnitude, 0)
+    exponent = (finite.amax(-1, keepdim=True) >> 52) - 1023  # floor(log2) of a normal number; -1023 for zero
     scale = (exponent - max_exponent).clamp(-_SCALE_LIMIT, _SCALE_LIMIT)
-    rounded = _rounded_magnitude(
+    rounded = _round_magnitude(
         magnitude,
         negative,
         mantissa_bits=grid.mantissa_bits,
@@ -75,12 +124,12 @@ def round_blocks_torch(
         rounding=rounding,
         random=random,
     )
-    largest = (scale << 52) + patterns.pattern_of(grid.largest)
+    largest = (scale << 52) + pattern_of(grid.largest)
     rounded = torch.minimum(rounded, largest)
-    rounded = torch.where(magnitude >= patterns.INFINITY, magnitude, rounded)
+    rounded = torch.where(magnitude >= INFINITY, magnitude, rounded)
     if not grid.signed_zero:
         negative = negative & (rounded != 0)
-    return patterns.narrow(rounded, negative, x.dtype).flatten(-2)[..., :length]
+    return narrow(rounded, negative, x.dtype).flatten(-2)[..., :length]
 
 
 def round_fixed_torch(
@@ -108,12 +157,12 @@ def _whole_number(wide: Tensor, count: Tensor, negative: Tensor, rounding: Round
     if rounding == "toward_zero":
         return whole
     is_away = negative if rounding == "down" else ~negative
-    magnitude, _ = patterns.widen(wide)
+    magnitude, _ = widen(wide)
     is_between = (count > whole) | ((count == 0) & (magnitude != 0))
     return torch.where(is_away & is_between, whole + 1, whole)
 
 
-def _rounded_magnitude(
+def _round_magnitude(
     magnitude: Tensor,
     negative: Tensor,
     *,
@@ -130,7 +179,7 @@ def _rounded_magnitude(
     is_small = cut > 52
     within_52 = torch.where(is_small, 0, cut)
     below = torch.where(is_small, -1, (torch.ones_like(cut) << within_52) - 1)
-    significand = (magnitude & (patterns.HIDDEN - 1)) | torch.where(exponent > 0, patterns.HIDDEN, 0)
+    significand = (magnitude & (HIDDEN - 1)) | torch.where(exponent > 0, HIDDEN, 0)
     low = significand & below
     if rounding == "nearest":
         is_odd = torch.where(is_small, 0, (significand >> within_52) & 1)
@@ -146,10 +195,6 @@ def _rounded_magnitude(
         carry = (low != 0) & (negative if rounding == "down" else ~negative)
     small = torch.where(carry, smallest, 0)
     return torch.where(is_small, small, (magnitude & ~below) + (carry.to(torch.int64) << within_52))
-
-
-def _overflow_pattern(overflow: Overflow, largest: int) -> int:
-    return {"saturate": largest, "infinity": patterns.INFINITY, "nan": patterns.QUIET_NAN}[overflow]
 
 
 def _in_blocks(x: Tensor, block_size: int) -> Tensor:
@@ -182,9 +227,9 @@ def round_quickly(x: Tensor, grid: FloatGrid, *, rounding: Rounding, random: Ten
         small = torch.where(is_subnormal, a, 0)
         last = grid.min_exponent - grid.mantissa_bits
         rounded = torch.where(is_subnormal, _subnormal(small, negative, last, rounding, random), rounded)
-    largest = _pattern_of(grid.largest)
+    largest = _single_pattern_of(grid.largest)
     rounded = torch.where(rounded > largest, _beyond(a, negative, largest, grid, rounding), rounded)
-    rounded = torch.where(a > _INFINITY, a, rounded)
+    rounded = torch.where(a > _SINGLE_INFINITY, a, rounded)
     if not grid.signed_zero:
         negative = negative & (rounded != 0)
     return torch.where(negative, rounded | -(1 << 31), rounded).view(torch.float32).to(x.dtype)
@@ -225,11 +270,11 @@ def _subnormal(small: Tensor, negative: Tensor, last: int, rounding: Rounding, r
 
 def _beyond(a: Tensor, negative: Tensor, largest: int, grid: FloatGrid, rounding: Rounding) -> Tensor:
     """Return what replaces numbers beyond the largest; those that are rounded towards zero become the largest."""
-    over = {"saturate": largest, "infinity": _INFINITY, "nan": _QUIET_NAN}[grid.overflow]
+    over = {"saturate": largest, "infinity": _SINGLE_INFINITY, "nan": _SINGLE_NAN}[grid.overflow]
     if rounding in ("nearest", "stochastic"):
         return a.new_full((), over)
     stays = torch.ones_like(negative) if rounding == "toward_zero" else ~_is_away(negative, rounding)
-    return torch.where(stays & (a != _INFINITY), a.new_full((), largest), a.new_full((), over))
+    return torch.where(stays & (a != _SINGLE_INFINITY), a.new_full((), largest), a.new_full((), over))
 
 
 def _is_away(negative: Tensor, rounding: Rounding) -> Tensor:
@@ -237,7 +282,7 @@ def _is_away(negative: Tensor, rounding: Rounding) -> Tensor:
     return ~negative if rounding == "up" else negative
 
 
-def _pattern_of(value: float) -> int:
+def _single_pattern_of(value: float) -> int:
     """Return the fp32 bit pattern of one positive normal number that fp32 holds."""
     fraction, exponent = math.frexp(value)
     return ((exponent + 125) << 23) + int(math.ldexp(fraction, 24))

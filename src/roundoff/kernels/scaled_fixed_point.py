@@ -13,7 +13,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from roundoff.kernels.layout import DTYPE_CODES, check_tensors, compiled_for
+from roundoff.kernels.compiled import DTYPE_CODES, check_tensors, compiled_for, widest_float
 from roundoff.kernels.rounding_rules import (
     FOLLOW_CODES,
     MAX_EXPONENT,
@@ -63,23 +63,20 @@ def quantize_fixed(
     x = x.detach()
     kernels = _kernels_for(x, scale, rule, follow=follow, axis=axis)
     if kernels is None:
-        return _quantize_torch(x, scale, rule, follow, axis, rounding, key, wants_beyond)
+        check_tensors(x, None)
+        if not x.numel():
+            return Quantized(x.clone(), None, 0)
+        x = x.resolve_neg()
+        follow_torch(x, scale, rule, follow=follow, axis=axis)
+        values = round_to_scale_torch(x, scale, rule, axis=axis, rounding=rounding, key=key)
+        wants_beyond = wants_beyond and not (follow != "never" and rule.range == "max")  # the maximum is never exceeded
+        beyond = is_beyond_torch(x, scale, rule, axis=axis) if wants_beyond else None
+        return Quantized(values, beyond, (~x.isfinite()).sum())
     x, out = _walkable(x, in_order=axis is not None or rounding == "stochastic")
-    size = x.numel()
-    runs = (scale.data_ptr(), scale.numel(), size if axis is None else _inner(x, axis), rule.num_bits)
-    found = kernels.quantize_fixed(
-        x.data_ptr(),
-        out.data_ptr(),
-        size,
-        DTYPE_CODES[x.dtype],
-        *runs,
-        rule.nics,
-        RANGE_CODES[rule.range] if follow != "never" else 0,
-        rule.float_scale,
-        FOLLOW_CODES[follow],
-        ROUNDING_CODES[rounding],
-        key,
-    )
+    runs = _runs(x, scale, rule, axis)
+    codes = RANGE_CODES[rule.range] if follow != "never" else 0, rule.float_scale, FOLLOW_CODES[follow]
+    memory = x.data_ptr(), out.data_ptr(), x.numel(), DTYPE_CODES[x.dtype]
+    found = kernels.quantize_fixed(*memory, *runs, rule.nics, *codes, ROUNDING_CODES[rounding], key)
     beyond = None
     if wants_beyond and found & 1:
         beyond = _beyond(kernels, x, runs) if x.dtype == torch.float32 else is_beyond_torch(x, scale, rule, axis=axis)
@@ -96,22 +93,9 @@ def follow_data_(scale: Tensor, x: Tensor, rule: FixedRule, *, axis: int | None 
             follow_torch(x, scale, rule, follow="data", axis=axis)
         return
     x = x.contiguous()
-    kernels.quantize_fixed(
-        x.data_ptr(),
-        0,
-        x.numel(),
-        DTYPE_CODES[x.dtype],
-        scale.data_ptr(),
-        scale.numel(),
-        x.numel() if axis is None else _inner(x, axis),
-        rule.num_bits,
-        rule.nics,
-        RANGE_CODES[rule.range],
-        rule.float_scale,
-        FOLLOW_CODES["data"],
-        0,
-        0,
-    )
+    memory = x.data_ptr(), 0, x.numel(), DTYPE_CODES[x.dtype]  # without an address of a result nothing is rounded
+    codes = RANGE_CODES[rule.range], rule.float_scale, FOLLOW_CODES["data"]
+    kernels.quantize_fixed(*memory, *_runs(x, scale, rule, axis), rule.nics, *codes, 0, 0)
 
 
 def zero_beyond_(values: Tensor, beyond: Tensor) -> Tensor:
@@ -155,33 +139,17 @@ def _inner(x: Tensor, axis: int) -> int:
     return x.shape[axis % x.dim() + 1 :].numel()
 
 
+def _runs(x: Tensor, scale: Tensor, rule: FixedRule, axis: int | None) -> tuple[int, int, int, int]:
+    """Return the address of the scales, their number, how many consecutive elements share one, and the bits."""
+    return scale.data_ptr(), scale.numel(), x.numel() if axis is None else _inner(x, axis), rule.num_bits
+
+
 def _beyond(kernels: ModuleType, x: Tensor, runs: tuple[int, int, int, int]) -> Tensor:
     """Return one bit for each element, in row-major order."""
     x = x.contiguous()
     bits = torch.zeros((x.numel() + 7) // 8, dtype=torch.uint8)
     kernels.mark_beyond(x.data_ptr(), x.numel(), *runs, bits.data_ptr())
     return bits
-
-
-def _quantize_torch(
-    x: Tensor,
-    scale: Tensor,
-    rule: FixedRule,
-    follow: Follow,
-    axis: int | None,
-    rounding: Rounding,
-    key: int,
-    wants_beyond: bool,
-) -> Quantized:
-    check_tensors(x, None)
-    if not x.numel():
-        return Quantized(x.clone(), None, 0)
-    x = x.resolve_neg()
-    follow_torch(x, scale, rule, follow=follow, axis=axis)
-    values = round_to_scale_torch(x, scale, rule, axis=axis, rounding=rounding, key=key)
-    never_beyond = follow != "never" and rule.range == "max"
-    beyond = is_beyond_torch(x, scale, rule, axis=axis) if wants_beyond and not never_beyond else None
-    return Quantized(values, beyond, (~x.isfinite()).sum())
 
 
 # The same in torch operations, for accelerators and rare cases, without waiting for the device. Scales are found by the
@@ -232,16 +200,16 @@ def _along(scale: Tensor, x: Tensor, axis: int | None) -> Tensor:
 
 def _scale_of(rows: Tensor, num_finite: Tensor, rule: FixedRule) -> Tensor:
     if rule.range == "3sigma":
-        return _covering(_three_sigma(rows, num_finite), rule)
+        return _covering_scale(_three_sigma(rows, num_finite), rule)
     magnitudes = rows.abs()
     if rule.range == "percentile":
         place = max(math.ceil(rows.shape[1] * rule.percentile / 100), 1)
-        return _covering(magnitudes.kthvalue(place, dim=1).values, rule)
-    scale = _covering(magnitudes.amax(1), rule)
-    return _swept(rows, scale, rule) if rule.range == "sweep" else scale
+        return _covering_scale(magnitudes.kthvalue(place, dim=1).values, rule)
+    scale = _covering_scale(magnitudes.amax(1), rule)
+    return _best_of_sweep(rows, scale, rule) if rule.range == "sweep" else scale
 
 
-def _covering(bound: Tensor, rule: FixedRule) -> Tensor:
+def _covering_scale(bound: Tensor, rule: FixedRule) -> Tensor:
     """Return the smallest power of two not below `bound`, exactly; or the bound itself."""
     bound = bound.clamp(min=SMALLEST_BOUND)
     if rule.float_scale:
@@ -251,19 +219,23 @@ def _covering(bound: Tensor, rule: FixedRule) -> Tensor:
     return torch.ldexp(torch.ones_like(bound, dtype=torch.float32), exponent)
 
 
+def _widen(x: Tensor) -> Tensor:
+    return x.to(widest_float(x.device))
+
+
 def _three_sigma(rows: Tensor, num_finite: Tensor) -> Tensor:
-    wide = rows if rows.device.type == "mps" else rows.double()  # mps has no fp64
+    wide = _widen(rows)
     mean = wide.sum(1) / num_finite.clamp(min=1)
     variance = (wide.square().sum(1) - num_finite * mean.square()) / (num_finite - 1).clamp(min=1)
     sigma = torch.where(num_finite > 1, variance.clamp(min=0), 0.0).sqrt()
     return 3 * sigma + mean.abs()
 
 
-def _swept(rows: Tensor, scale: Tensor, rule: FixedRule) -> Tensor:
+def _best_of_sweep(rows: Tensor, scale: Tensor, rule: FixedRule) -> Tensor:
     """Return the scale, its half or its quarter: the one with which rounding changes the elements least."""
     candidates = torch.stack([scale, scale / 2, scale / 4])
     changes = [
-        (round_to_scale_torch(rows, candidate, rule, axis=0, rounding="nearest", key=0) - rows).abs().double().sum(1)
+        _widen((round_to_scale_torch(rows, candidate, rule, axis=0, rounding="nearest", key=0) - rows).abs()).sum(1)
         for candidate in candidates
     ]
     best = torch.stack(changes).argmin(0)

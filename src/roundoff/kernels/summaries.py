@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from roundoff.kernels import row as columns
-from roundoff.kernels.availability import compiled
+from roundoff.kernels.compiled import DTYPE_CODES, READABLE_DTYPE_CODES, check_tensors, compiled_for, compiled_kernels
 from roundoff.kernels.random_numbers import PERIOD, hash_weights
 
 _SHORT_INNER = 64
@@ -26,7 +26,8 @@ def summarize(x: Tensor) -> np.ndarray:
 
     Over finite elements: min, max, sum, sum of magnitudes, sum of squares, all accumulated in fp64; then the counts of
     NaN, +inf, -inf, zero and subnormal (of the tensor's own dtype), a hash of its bits that detects permutations, and
-    the sketch. A tensor without finite elements has NaN as min and max. On an accelerator this waits for the device.
+    the sketch. A tensor without finite elements has NaN as min and max. A tensor on an accelerator is copied to the
+    host first, which waits for the device; `HostCopies` waits once for many.
 
     >>> import torch
     >>> from roundoff.kernels import row
@@ -34,19 +35,29 @@ def summarize(x: Tensor) -> np.ndarray:
     [-4.0, 3.0, -1.0, 7.0, 25.0]
     """
     out = np.empty(columns.ROW_WIDTH)
+    if not x.is_cpu:
+        x = x.detach().cpu()
     if not summarize_at(x, out.ctypes.data):
-        out[:] = summarize_torch(x.detach()).cpu().numpy()
+        out[:] = summarize_torch(x.detach()).numpy()
     return out
 
 
 def summarize_at(x: Tensor, address: int) -> bool:
     """Write the row of `x` to `address` and return True; return False if only the torch version can read `x`."""
-    kernels = compiled()
-    code = columns.DTYPE_CODES.get(x.dtype)
+    kernels = compiled_kernels()
+    code = READABLE_DTYPE_CODES.get(x.dtype)
     if kernels is None or code is None or not x.is_cpu or x.is_neg():
         return False
-    kernels.summarize(x.data_ptr(), code, x.shape, x.stride(), address)
+    kernels.summarize(_address_of(x), code, x.shape, x.stride(), address)
     return True
+
+
+def _address_of(x: Tensor) -> int:
+    """Return where the elements of a tensor are; one that stands for others, such as a DTensor, has no memory."""
+    address = x.data_ptr()
+    if not address and x.numel():
+        raise RuntimeError(f"a {type(x).__name__} of shape {tuple(x.shape)} has no memory of its own")
+    return address
 
 
 def histogram(x: Tensor) -> np.ndarray:
@@ -54,24 +65,26 @@ def histogram(x: Tensor) -> np.ndarray:
 
     Bucket b holds |x| in [2^(b-40), 2^(b-39)); the first extends to 0 and the last to infinity.
     """
-    kernels = compiled()
-    code = columns.DTYPE_CODES.get(x.dtype)
-    if kernels is None or code is None or not x.is_cpu or x.is_neg():
-        return histogram_torch(x.detach()).cpu().numpy().astype(np.uint32)
+    kernels = compiled_kernels()
+    code = READABLE_DTYPE_CODES.get(x.dtype)
+    if not x.is_cpu:
+        x = x.detach().cpu()
+    if kernels is None or code is None or x.is_neg():
+        return histogram_torch(x.detach()).numpy().astype(np.uint32)
     counts = np.zeros(columns.NUM_HISTOGRAM_BUCKETS, dtype=np.uint32)
     scratch = np.empty(columns.ROW_WIDTH)
-    kernels.summarize(x.data_ptr(), code, x.shape, x.stride(), scratch.ctypes.data, counts.ctypes.data)
+    kernels.summarize(_address_of(x), code, x.shape, x.stride(), scratch.ctypes.data, counts.ctypes.data)
     return counts
 
 
-# The same in torch operations, for accelerators, rare dtypes and machines without the compiled kernels: counts, extrema
-# and hash are exactly equal, sums to about 1e-12 of the sum of magnitudes. Nothing here waits for the device.
+# The same in torch operations, for rare dtypes and machines without the compiled kernels: counts, extrema and hash are
+# exactly equal, sums to about 1e-12 of the sum of magnitudes.
 
 
 def summarize_torch(x: Tensor) -> Tensor:
     """Return the 27 numbers of `x` as float64 on its own device; column 10 holds the bits of an int64."""
     values = _values(x)
-    wide = values.to(_widest(x.device))
+    wide = values.to(torch.float64)
     finite = torch.isfinite(wide)
     wide = torch.where(finite, wide, 0)
     flat, mask = wide.reshape(-1), finite.reshape(-1)
@@ -93,8 +106,7 @@ def summarize_torch(x: Tensor) -> Tensor:
     numbers[0] = torch.where(none_finite, math.nan, low)
     numbers[1] = torch.where(none_finite, math.nan, high)
     head = torch.stack([n.to(wide.dtype) for n in numbers])
-    code = hash_torch(x).reshape(1).view(torch.float64).to(x.device) if wide.dtype == torch.float64 else head[:1] * 0
-    return torch.cat([head, code, sketch_torch(wide)])
+    return torch.cat([head, hash_torch(x).reshape(1).view(torch.float64), sketch_torch(wide)])
 
 
 def hash_torch(x: Tensor) -> Tensor:
@@ -103,7 +115,8 @@ def hash_torch(x: Tensor) -> Tensor:
     num_blocks = -(-words.numel() // PERIOD)
     words = torch.nn.functional.pad(words, (0, num_blocks * PERIOD - words.numel())).view(num_blocks, PERIOD)
     blocks = (words * _on_device(hash_weights, x.device, torch.int64)).sum(dim=1)
-    return (blocks * _block_weights(num_blocks, x.device)).sum()
+    weights = _splitmix64(torch.arange(num_blocks, device=x.device) + (3 << 32)) | 1  # one odd weight for each block
+    return (blocks * weights).sum()
 
 
 def sketch_torch(wide: Tensor) -> Tensor:
@@ -133,7 +146,7 @@ def _is_minus(index: Tensor, row_length: int) -> Tensor:
 def histogram_torch(x: Tensor) -> Tensor:
     """Count the nonzero finite elements by power of two: bucket b holds |x| in [2^(b-40), 2^(b-39))."""
     values = _values(x)
-    wide = values.to(_widest(x.device)).reshape(-1).abs()
+    wide = values.to(torch.float64).reshape(-1).abs()
     counted = torch.isfinite(wide) & _sizes(values).ne(0).reshape(-1)
     exponent = torch.frexp(torch.where(counted, wide.clamp(min=2.0**-100), 1)).exponent - 1
     bucket = (exponent + columns.BUCKET_OF_ONE).clamp(0, columns.NUM_HISTOGRAM_BUCKETS - 1).long()
@@ -200,19 +213,10 @@ def _exponent(power_of_two: float) -> int:
     return math.frexp(power_of_two)[1] - 1
 
 
-def _widest(device: torch.device) -> torch.dtype:
-    return torch.float32 if device.type == "mps" else torch.float64
-
-
 @functools.cache
 def _on_device(table: Callable[[], npt.NDArray[Any]], device: torch.device, dtype: torch.dtype) -> Tensor:
     """Return a table on a device, cached there because every transfer would wait for the device."""
     return torch.from_numpy(table()).to(device=device, dtype=dtype)
-
-
-def _block_weights(num_blocks: int, device: torch.device) -> Tensor:
-    """Return one odd 64-bit weight for each block: SplitMix64 of its index."""
-    return _splitmix64(torch.arange(num_blocks, device=device) + (3 << 32)) | 1
 
 
 def _splitmix64(x: Tensor) -> Tensor:
@@ -231,3 +235,45 @@ def _as_int64(value: int) -> int:
 def _shift_right(x: Tensor, by: int) -> Tensor:
     """Shift right as if unsigned."""
     return (x >> by) & ((1 << (64 - by)) - 1)
+
+
+class AbsMax(NamedTuple):
+    """Two 0-dim tensors on the tensor's device, so that nothing waits for it."""
+
+    value: Tensor
+    num_nonfinite: Tensor
+
+
+def absmax(x: Tensor) -> AbsMax:
+    """Return the largest magnitude of the finite elements of `x`, in its dtype, and the number of the others.
+
+    The value is 0 if there are no finite elements.
+
+    >>> absmax(torch.tensor([1.0, -3.0, float("nan"), float("-inf")]))
+    AbsMax(value=tensor(3.), num_nonfinite=tensor(2))
+    """
+    check_tensors(x, None)
+    x = x.detach()
+    kernels = compiled_for(x)
+    if kernels is None:
+        return absmax_torch(x)
+    x = _dense(x)
+    value = torch.empty((), dtype=x.dtype)
+    num_nonfinite = torch.empty((), dtype=torch.int64)
+    kernels.absmax(x.data_ptr(), x.numel(), DTYPE_CODES[x.dtype], value.data_ptr(), num_nonfinite.data_ptr())
+    return AbsMax(value, num_nonfinite)
+
+
+def absmax_torch(x: Tensor) -> AbsMax:
+    """Do the same in torch operations, for accelerators and machines without the compiled kernels."""
+    is_finite = torch.isfinite(x)
+    magnitudes = torch.where(is_finite, x.abs(), torch.zeros((), dtype=x.dtype, device=x.device))
+    value = magnitudes.amax() if x.numel() else x.new_zeros(())
+    return AbsMax(value, (~is_finite).sum())
+
+
+def _dense(x: Tensor) -> Tensor:
+    """Return `x` if its elements fill its memory, in any order; otherwise a contiguous copy."""
+    if x.is_contiguous() or torch.empty_like(x, device="meta").stride() == x.stride():
+        return x
+    return x.contiguous()

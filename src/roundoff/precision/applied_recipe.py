@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import copy
+from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
@@ -11,7 +15,8 @@ from torch.utils.hooks import RemovableHandle
 from roundoff.precision.compute.computation import Computation
 from roundoff.precision.loss_scaler import LossScaler
 from roundoff.precision.recipe.recipe import Recipe
-from roundoff.precision.weights import Weights
+from roundoff.precision.weights import Weight, Weights
+from roundoff.torch_private import foreach_copy_
 
 if TYPE_CHECKING:
     from roundoff.precision.optimizer import RecipeOptimizer
@@ -49,7 +54,7 @@ class BufferRollback:
         ):
             self._copies = [buffer.detach().clone() for buffer in buffers]
         elif buffers:
-            torch._foreach_copy_(self._copies, buffers)
+            foreach_copy_(self._copies, buffers)
         self._buffers = buffers
         self._taken = True
 
@@ -57,7 +62,7 @@ class BufferRollback:
         """Restore the buffers to their values before the step."""
         if self._taken and self._buffers:
             with torch.no_grad():
-                torch._foreach_copy_(self._buffers, self._copies)
+                foreach_copy_(self._buffers, self._copies)
 
     def forget(self) -> None:
         """End the step: copy the buffers again before the next forward."""
@@ -84,6 +89,23 @@ class Removable(Protocol):
 
     def remove(self) -> None:
         """Remove it from the model."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepMemory:
+    """The loss scale, counts, histories and copied buffers of a model with a recipe at one moment.
+
+    Parameters, buffers, main weights and the inner optimizer's state are not included: the caller saves those tensors.
+    """
+
+    scaler: dict[str, Any]
+    computation: dict[str, Any]
+    updates: dict[str, Any]
+    current: dict[Tensor, bool]
+    """By parameter: whether its main weight is up to date with it."""
+    buffers: tuple[list[Tensor], list[Tensor], bool] | None
+    counts: tuple[int, float | None, list[str | None]]
+    optimizers: list[tuple[list[Weight] | None, str | None]]
 
 
 class AppliedRecipe:
@@ -140,22 +162,58 @@ class AppliedRecipe:
             self.buffers.forget()
         self.scaler.update(overflow=overflow, loss=loss)
 
-    def remember_counts(self) -> tuple[int, float | None, list[str | None]]:
-        """Return the counts of the current step, for `recall_counts`."""
-        return self.num_backwards, self._loss, list(self._overflows)
+    def remember(self) -> StepMemory:
+        """Return a copy of the state at the start of the next step."""
+        return StepMemory(
+            scaler=self.scaler.remember(),
+            computation=copy.deepcopy(self.computation.state_dict()),
+            updates=copy.deepcopy(self.weights.state_dict()),
+            current={p: p._version == weight.version for p, weight in self.weights.by_parameter.items()},
+            buffers=None if self.buffers is None else self.buffers.remember(),
+            counts=(self.num_backwards, self._loss, list(self._overflows)),
+            optimizers=[optimizer.remember_gradients() for optimizer in self.optimizers],
+        )
 
-    def recall_counts(self, counts: tuple[int, float | None, list[str | None]]) -> None:
-        """Return to earlier counts."""
-        self.num_backwards, self._loss, overflows = counts
+    def recall(self, memory: StepMemory) -> None:
+        """Return to an earlier state; the tensors must be restored already, or be restored without a new version."""
+        self.scaler.recall(memory.scaler)
+        self.computation.recall(copy.deepcopy(memory.computation))
+        self.weights.load_state_dict(copy.deepcopy(memory.updates))
+        for parameter, is_current in memory.current.items():
+            self.weights.by_parameter[parameter].version = parameter._version if is_current else -1
+        if self.buffers is not None and memory.buffers is not None:
+            self.buffers.recall(memory.buffers)
+        self.num_backwards, self._loss, overflows = memory.counts
         self._overflows = list(overflows)
+        for optimizer, gradients in zip(self.optimizers, memory.optimizers, strict=True):
+            optimizer.recall_gradients(gradients)
+
+    @contextlib.contextmanager
+    def repeating(self, memory: StepMemory) -> Iterator[None]:
+        """Return to an earlier state inside the block, without logging; afterwards the present state is back.
+
+        A block that resets the versions of tensors must be inside this one.
+        """
+        own = self.remember()
+        weights = list(self.weights.by_parameter.values())
+        versions = [weight.grad_version for weight in weights]
+        log, self.scaler.log = self.scaler.log, None
+        self.recall(memory)
+        try:
+            yield
+        finally:
+            self.recall(own)
+            self.scaler.log = log
+            for weight, version in zip(weights, versions, strict=True):
+                weight.grad_version = version
 
     def report(self) -> str:
         """Describe in a few lines how the model trains."""
         recipe, settings = self.recipe, self.scaler.settings
         lines = [
-            f"recipe      {recipe.name}: {recipe.description}" if recipe.description else f"recipe      {recipe.name}"
+            f"recipe      {recipe.name}{f': {recipe.description}' if recipe.description else ''}",
+            f"arithmetic  {self.computation.arithmetic}, {recipe.compute_format}",
         ]
-        lines.append(f"arithmetic  {self.computation.arithmetic}, {recipe.compute_format}")
         if recipe.device_profile:
             lines.append(f"device      {recipe.device_profile}, emulated")
         scaling = settings.kind + (f" ({settings.flavour})" if settings.flavour else "")

@@ -1,75 +1,37 @@
-"""Applies a recipe to a model and its optimizer."""
+"""Applies a recipe to a model and its optimizer, and chooses how the model computes under it."""
 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import overload
 
 import torch
 from torch import nn
+from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
 from roundoff.errors import RecipeError
 from roundoff.formats import format_named
 from roundoff.precision.applied_recipe import AppliedRecipe, BufferRollback, Removable
-from roundoff.precision.compute.choice import computation_for
+from roundoff.precision.compute.computation import Computation
+from roundoff.precision.compute.emulated_cast import EmulatedCast
+from roundoff.precision.compute.emulated_ops import RoundingScope, RoundResults, profile_policy
+from roundoff.precision.compute.native import Autocast, NativeCast, NativeLists
 from roundoff.precision.compute.op_overrides import op_overrides
+from roundoff.precision.compute.operands import OperandRounding
 from roundoff.precision.loss_scaler import LossScaler, ScaleLog
 from roundoff.precision.optimizer import RecipeOptimizer, check_optimizers
-from roundoff.precision.recipe.fixed_point_settings import TensorKind
+from roundoff.precision.recipe.fixed_point_settings import TensorKind, TensorSetting
 from roundoff.precision.recipe.loss_scale_settings import ScaleSettings, scale_settings
 from roundoff.precision.recipe.named_recipes import find_recipe
 from roundoff.precision.recipe.recipe import Arithmetic, Recipe
 from roundoff.precision.recipe.recipe_environment import apply_changes, recipe_in_environment, write_applied_recipe
-from roundoff.precision.recipe.site_formats import override_sites, overrides_in_environment
-from roundoff.precision.recipe.tensor_setting import TensorSetting
+from roundoff.precision.recipe.site_formats import dtype_of, names_an_op, override_sites, overrides_in_environment
 from roundoff.precision.weights import Weights, copy_master_weights
-
-
-def extras_for(model: nn.Module, recipe: Recipe) -> list[Removable]:
-    """Add fixed point and compressed activations to the model if the recipe has them; return handles to remove them."""
-    extras: list[Removable] = []
-    if recipe.compute == "fixed":
-        extras.append(_convert_to_fixed_point(model, recipe))
-    if recipe.least_activation_bits:
-        from roundoff.precision.activations import ActivationSettings, compress_activations
-
-        extras.append(compress_activations(model, ActivationSettings(bits=_activation_bits(recipe))))
-    return extras
-
-
-def _activation_bits(recipe: Recipe) -> int | dict[str, int]:
-    """Return one number of bits, or a mapping whose `*` holds it for the sites that no other pattern matches."""
-    if not recipe.activation_sites:
-        return recipe.activation_bits
-    others = {"*": recipe.activation_bits} if recipe.activation_bits else {}
-    return {**others, **recipe.activation_sites}
-
-
-def _convert_to_fixed_point(model: nn.Module, recipe: Recipe) -> Removable:
-    from roundoff.precision.fixed import convert_to_fixed_point
-
-    sites = {**recipe.fixed.sites, **_float_sites(recipe)}
-    return convert_to_fixed_point(model, replace(recipe.fixed, sites=sites))
-
-
-def _float_sites(recipe: Recipe) -> dict[str, dict[TensorKind, TensorSetting]]:
-    """Return the overrides in terms of fixed point: the tensors of a site in fp32 are not quantized."""
-    for pattern, fmt in recipe.overrides.items():
-        if fmt != "fp32":
-            raise RecipeError.explain(
-                f'Invalid override "{pattern}" = "{fmt}" in fixed point.',
-                why="the only format an override can have in this recipe is fp32; bits are set under [fixed].",
-                fix=f'write [fixed.sites."{pattern}".weight] bits = 6, and so on, into a recipe file.',
-            )
-    kinds: tuple[TensorKind, ...] = ("weight", "bias", "activation", "gradient", "error")
-    return {
-        pattern: {kind: replace(getattr(recipe.fixed, kind), method="none") for kind in kinds}
-        for pattern in recipe.overrides
-    }
 
 
 @overload
@@ -124,10 +86,10 @@ def apply_recipe(
     Raises:
         RecipeError: the recipe does not exist, is invalid, or does not fit the model.
     """
+    _check_model(model)
     chosen = _choose_recipe(recipe, loss_scale, overrides, arithmetic)
     optimizers = [optimizer] if isinstance(optimizer, Optimizer) else list(optimizer)
     check_optimizers(optimizers)
-    _check_model(model)
     # Both raise for a pattern that matches nothing, before the model is changed.
     override_sites(model, chosen.overrides)
     op_overrides(model, chosen.overrides)
@@ -142,7 +104,9 @@ def _attach_recipe(model: nn.Module, recipe: Recipe, log: ScaleLog | None) -> Ap
     buffers = BufferRollback() if recipe.loss_scale.may_skip else None
     if buffers is not None:
         buffers.attach(model)
-    computation = computation_for(model, recipe)
+    computation = _computation_for(model, recipe)
+    if recipe.device_profile:
+        _add_profile(computation, recipe.device_profile)
     master_weights = copy_master_weights(model, recipe)
     computation.attach(model)
     weights = Weights(model, recipe, computation, master_weights)
@@ -178,7 +142,13 @@ def _choose_recipe(
     return apply_changes(replace(chosen, overrides={**chosen.overrides, **overrides_in_environment()}))
 
 
-def _check_model(model: nn.Module) -> None:
+def _check_model(model: object) -> None:
+    if not isinstance(model, nn.Module):
+        raise RecipeError.explain(
+            f"A recipe applies to one nn.Module, not to a {type(model).__name__}.",
+            fix="apply it to each model with its optimizer; put models that share an optimizer into one module whose "
+            "forward calls them.",
+        )
     narrow = {p.dtype for p in model.parameters() if p.is_floating_point()} - {torch.float32, torch.float64}
     if narrow:
         raise RecipeError.explain(
@@ -200,3 +170,135 @@ def _warn_of_small_eps(recipe: Recipe, optimizers: Sequence[Optimizer]) -> None:
                 f"will divide by 0: set eps to 1e-4, or use a recipe with master weights such as O2.",
                 stacklevel=4,
             )
+
+
+def _computation_for(model: nn.Module, recipe: Recipe) -> Computation:
+    """Return how the model will compute, without its device profile; `auto` is emulated on a CPU and native elsewhere.
+
+    Formats that no device computes in (for example e4m3 as an override) are always emulated, and so are models with
+    overrides of single ops.
+    """
+    _check_op_overrides(recipe)
+    if recipe.compute == "autocast":
+        if recipe.arithmetic == "emulated":
+            raise RecipeError.explain(
+                f"Recipe '{recipe.name}' cannot be emulated.",
+                why="torch.autocast does the casting itself.",
+                fix="use O1, which works the same way, native or emulated.",
+            )
+        return Autocast(recipe)
+    emulated = recipe.arithmetic == "emulated" or (recipe.arithmetic == "auto" and _emulates(model, recipe))
+    if recipe.compute == "cast":
+        if not emulated:
+            _check_not_sharded(model, recipe)
+        return EmulatedCast(recipe) if emulated else NativeCast(recipe)
+    if recipe.compute == "lists":
+        return EmulatedCast(recipe) if emulated else NativeLists(recipe)
+    if recipe.compute == "operands":
+        return OperandRounding(recipe)
+    if recipe.compute == "fixed":
+        return FixedPointComputation(recipe)
+    if recipe.overrides and any(fmt != "fp32" for fmt in recipe.overrides.values()):
+        return EmulatedCast(recipe)
+    return Computation(recipe)
+
+
+def _check_op_overrides(recipe: Recipe) -> None:
+    if recipe.compute == "autocast":
+        why = "torch.autocast chooses the format of each op itself"
+    elif recipe.compute == "fixed":
+        why = "fixed point quantizes the parameters and outputs of modules, not the ops inside them"
+    elif recipe.arithmetic == "native":
+        why = "overrides of single ops are only available in emulation"
+    else:
+        return
+    for key, fmt in recipe.overrides.items():
+        if names_an_op(key):
+            raise RecipeError.explain(
+                f'Recipe \'{recipe.name}\' cannot have the override "{key}" = "{fmt}" of an op.',
+                why=f"{why}.",
+                fix=f'override the whole site: "{key.rpartition(":")[0]}" = "{fmt}", or use arithmetic = "emulated" '
+                "with O1, O2, O3, half, bf16 or fp32.",
+            )
+
+
+def _check_not_sharded(model: nn.Module, recipe: Recipe) -> None:
+    if any(isinstance(parameter, DTensor) for parameter in model.parameters()):
+        raise RecipeError.explain(
+            f"Recipe '{recipe.name}' cannot be computed natively on weights sharded by FSDP.",
+            why="FSDP2 gathers all weights of a block in the dtype they had when they were sharded, fp32.",
+            fix='use arithmetic = "emulated", or a recipe with fp32 weights: amp-bf16, amp-fp16, O1.',
+        )
+
+
+def _emulates(model: nn.Module, recipe: Recipe) -> bool:
+    on_cpu = all(parameter.device.type == "cpu" for parameter in model.parameters())
+    formats = {recipe.compute_format, *recipe.overrides.values()}
+    dtypes = [dtype_of(fmt) for fmt in formats]
+    return (
+        on_cpu
+        or any(map(names_an_op, recipe.overrides))
+        or any(dtype is None or dtype.itemsize < 2 for dtype in dtypes)
+    )
+
+
+class FixedPointComputation(Computation):
+    """Computes in fp32; the quantizers of `roundoff.precision.fixed` are added to the model separately."""
+
+    arithmetic = "emulated"
+
+
+def _add_profile(computation: Computation, profile: str) -> None:
+    """Emulate a device that has some functions only in fp16: round their operands and results, at every site."""
+    policy, scope, plain = profile_policy(profile), RoundingScope(), computation.computing
+
+    @contextmanager
+    def computing() -> Iterator[None]:
+        with scope.entering(format_named("fp16")), RoundResults(computation.calls, scope, policy), plain():
+            yield
+
+    computation.computing = computing  # type: ignore[method-assign]
+    computation.reenters = True
+
+
+def extras_for(model: nn.Module, recipe: Recipe) -> list[Removable]:
+    """Add fixed point and compressed activations to the model if the recipe has them; return handles to remove them."""
+    extras: list[Removable] = []
+    if recipe.compute == "fixed":
+        extras.append(_convert_to_fixed_point(model, recipe))
+    if recipe.least_activation_bits:
+        from roundoff.precision.activations import ActivationSettings, compress_activations
+
+        extras.append(compress_activations(model, ActivationSettings(bits=_activation_bits(recipe))))
+    return extras
+
+
+def _activation_bits(recipe: Recipe) -> int | dict[str, int]:
+    """Return one number of bits, or a mapping whose `*` holds it for the sites that no other pattern matches."""
+    if not recipe.activation_sites:
+        return recipe.activation_bits
+    others = {"*": recipe.activation_bits} if recipe.activation_bits else {}
+    return {**others, **recipe.activation_sites}
+
+
+def _convert_to_fixed_point(model: nn.Module, recipe: Recipe) -> Removable:
+    from roundoff.precision.fixed import convert_to_fixed_point
+
+    sites = {**recipe.fixed.sites, **_float_sites(recipe)}
+    return convert_to_fixed_point(model, replace(recipe.fixed, sites=sites))
+
+
+def _float_sites(recipe: Recipe) -> dict[str, dict[TensorKind, TensorSetting]]:
+    """Return the overrides in terms of fixed point: the tensors of a site in fp32 are not quantized."""
+    for pattern, fmt in recipe.overrides.items():
+        if fmt != "fp32":
+            raise RecipeError.explain(
+                f'Invalid override "{pattern}" = "{fmt}" in fixed point.',
+                why="the only format an override can have in this recipe is fp32; bits are set under [fixed].",
+                fix=f'write [fixed.sites."{pattern}".weight] bits = 6, and so on, into a recipe file.',
+            )
+    kinds: tuple[TensorKind, ...] = ("weight", "bias", "activation", "gradient", "error")
+    return {
+        pattern: {kind: replace(getattr(recipe.fixed, kind), method="none") for kind in kinds}
+        for pattern in recipe.overrides
+    }

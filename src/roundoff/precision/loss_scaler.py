@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -57,7 +56,7 @@ class LossScaler:
         self.num_skips = 0
         self.step = 0
         self.last_overflow: str | None = None
-        self._log = log
+        self.log = log
 
     def update(self, *, overflow: str | None, loss: float | None = None) -> None:
         """Count one attempted step; `overflow` is its first non-finite gradient, or None if all were finite.
@@ -74,8 +73,7 @@ class LossScaler:
             self._note_clean()
         else:
             self._note_overflow()
-        if self._log is not None:
-            write_log(self._log, done)
+        self._write_log(done)
         limit = self.settings.max_skips
         if limit and self.num_skips_in_a_row >= limit:
             raise LossScaleError.explain(
@@ -107,20 +105,11 @@ class LossScaler:
 
     def remember(self) -> dict[str, Any]:
         """Return the state, for `recall`."""
-        return {name: value for name, value in vars(self).items() if name != "_log"}
+        return {name: value for name, value in vars(self).items() if name != "log"}
 
     def recall(self, memory: dict[str, Any]) -> None:
         """Return to an earlier state."""
         vars(self).update(memory)
-
-    @contextlib.contextmanager
-    def silenced(self) -> Iterator[None]:
-        """Log nothing inside the block, whose steps are in the log already."""
-        log, self._log = self._log, None
-        try:
-            yield
-        finally:
-            self._log = log
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state that a resumed training needs."""
@@ -149,13 +138,11 @@ class LossScaler:
         if self.settings.kind == "dynamic":
             self.scale = float(state["scale"])
 
-
-def write_log(log: ScaleLog, step: ScaledStep) -> None:
-    """Pass a step to a function, or append its line to a file."""
-    if callable(log):
-        log(step)
-    elif str(log) == "-":
-        print(step.line(), file=sys.stderr)
-    else:
-        with Path(log).open("a", encoding="utf-8") as file:
-            file.write(step.line() + "\n")
+    def _write_log(self, step: ScaledStep) -> None:
+        if callable(self.log):
+            self.log(step)
+        elif self.log is not None and str(self.log) == "-":
+            print(step.line(), file=sys.stderr)
+        elif self.log is not None:
+            with Path(self.log).open("a", encoding="utf-8") as file:
+                file.write(step.line() + "\n")

@@ -12,11 +12,10 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from roundoff.errors import RecipeError
-from roundoff.precision.applied_recipe import AppliedRecipe, Removable
-from roundoff.precision.gradients import agreed_overflow, first_nonfinite, hand_over, unscale, with_gradient
+from roundoff.precision.applied_recipe import AppliedRecipe, Removable, StepMemory
 from roundoff.precision.recipe.recipe import Recipe
-from roundoff.precision.step_memory import StepMemory, recall, remember, repeating
-from roundoff.precision.weights import Weight
+from roundoff.precision.weights import Weight, agreed_overflow, first_nonfinite, hand_over, unscale, with_gradient
+from roundoff.torch_private import mark_as_stepped
 
 
 class Overflowed(Exception):
@@ -202,7 +201,7 @@ class RecipeOptimizer(Optimizer):
         result = None
         if self._overflow is None:
             hand_over(self._weights)
-            result = self.inner.step()
+            result = self._step_inner()
             self._shared.weights.write_back(self._weights, self.inner.state)
         self._close_step()
         return result
@@ -223,7 +222,7 @@ class RecipeOptimizer(Optimizer):
             return loss
 
         try:
-            result = self.inner.step(evaluate)
+            result = self._step_inner(evaluate)
         except Overflowed:
             assert undo is not None
             undo.restore()
@@ -232,12 +231,32 @@ class RecipeOptimizer(Optimizer):
         self._close_step()
         return result
 
+    def _step_inner(self, *closure: Callable[[], Any]) -> Any:
+        try:
+            return self.inner.step(*closure)
+        except RuntimeError as error:
+            self._check_settings_fit(error)
+            raise
+
+    def _check_settings_fit(self, error: RuntimeError) -> None:
+        """Raise a clear error if torch failed because a setting, such as lr, is too large for the weights' dtype."""
+        for group in self.inner.param_groups:
+            dtype = min((p.dtype for p in group["params"]), key=lambda dtype: torch.finfo(dtype).max)
+            largest = torch.finfo(dtype).max
+            for name, value in group.items():
+                if isinstance(value, float | int) and abs(value) > largest:
+                    raise RecipeError.explain(
+                        f"{name} = {value:g} is too large for the weights of recipe '{self.recipe.name}'.",
+                        why=f"they are {str(dtype).removeprefix('torch.')}, whose largest number is {largest:g}.",
+                        fix=f"use a smaller {name}, or a recipe with fp32 master weights, such as O2 or bf16-master.",
+                    ) from error
+
     def _close_step(self) -> None:
         self._unscaled = None
         for weight in self._weights:
             weight.grad_version = -1  # the next gradient is another tensor with its own versions
         # After a skipped step, torch's schedulers would warn that the optimizer was never called.
-        self.inner._opt_called = True  # type: ignore[attr-defined]
+        mark_as_stepped(self.inner)
         self._shared.note_step(self._overflow)
 
     def zero_grad(self, set_to_none: bool = True) -> None:
@@ -271,15 +290,15 @@ class RecipeOptimizer(Optimizer):
 
     def remember(self) -> StepMemory:
         """Return the state of the next step besides tensors: loss scale, counts, histories; see `repeating`."""
-        return remember(self._shared)
+        return self._shared.remember()
 
     def recall(self, memory: StepMemory) -> None:
         """Return to an earlier state for good. The tensors must be restored already."""
-        recall(self._shared, memory)
+        self._shared.recall(memory)
 
     def repeating(self, memory: StepMemory) -> AbstractContextManager[None]:
         """Return to an earlier state inside the block, to run that step again; afterwards the present state is back."""
-        return repeating(self._shared, memory)
+        return self._shared.repeating(memory)
 
     def remember_gradients(self) -> tuple[list[Weight] | None, str | None]:
         """Return which gradients are unscaled, and the last overflow, for `recall_gradients`."""

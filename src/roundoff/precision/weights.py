@@ -1,9 +1,11 @@
-"""The weights that the optimizer updates, and how they are rounded into those the model computes with."""
+"""The weights that the optimizer updates, their gradients, and how they are rounded into those of the model."""
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -12,9 +14,10 @@ from torch import Tensor, nn
 from roundoff.formats import Format, format_named, round_to
 from roundoff.precision.compute.computation import Computation
 from roundoff.precision.compute.graph_rounding import gradient_rounder, round_in_place
-from roundoff.precision.compute.sharded_weights import local_part, place_of
+from roundoff.precision.compute.sharded_weights import is_distributed, local_part, place_of
 from roundoff.precision.recipe.recipe import Recipe
 from roundoff.precision.recipe.site_formats import dtype_of, formats_of_parameters, site_of
+from roundoff.torch_private import foreach_mul_
 
 _COMPENSATION = "kahan_compensation"
 
@@ -85,7 +88,7 @@ def _compensate(parameter: Tensor, main: Tensor, fmt: Format, compensation: Tens
 def _shared_seed() -> int:
     """Return the seed of torch on rank 0: ranks that see different data must round their weights in the same way."""
     seed = torch.initial_seed() % 2**63
-    if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
+    if not is_distributed():
         return seed
     seeds = [seed]
     torch.distributed.broadcast_object_list(seeds, src=0)
@@ -141,7 +144,8 @@ class Weights:
         for weight in self.by_parameter.values():
             if weight.fmt is not None:
                 self._round_gradients(weight.parameter, weight.fmt)
-        self._computation.keep(model.register_state_dict_post_hook(_GiveMain(self)))
+        # A partial, because torch sets an attribute on the hook.
+        self._computation.keep(model.register_state_dict_post_hook(partial(self._give_main)))
         self._computation.keep(model.register_load_state_dict_pre_hook(self._before_load))
         self._computation.keep(model.register_load_state_dict_post_hook(self._after_load))
 
@@ -161,7 +165,7 @@ class Weights:
 
     def expect_gradients(self) -> None:
         """Let gradients arrive in the dtype of their parameter, so that DistributedDataParallel can exchange them."""
-        if _is_distributed():
+        if is_distributed():
             for parameter in self._wide_sums:
                 _set_grad_dtype(parameter, parameter.dtype)
 
@@ -212,7 +216,7 @@ class Weights:
         if self._computation.arithmetic == "native":
             if wide_sums:
                 self._wide_sums.append(parameter)
-                if not _is_distributed():
+                if not is_distributed():
                     parameter.grad_dtype = torch.float32
         elif wide_sums:
             rounder = gradient_rounder(fmt)
@@ -225,7 +229,7 @@ class Weights:
                 parameter, lambda weight: self._computation.keep(weight.register_post_accumulate_grad_hook(round_sum))
             )
 
-    def give_main(self, module: nn.Module, state: dict[str, Any], prefix: str) -> None:
+    def _give_main(self, module: nn.Module, state: dict[str, Any], prefix: str, metadata: Any) -> None:
         """Replace rounded weights in a state dict by their master weights, so that a checkpoint is fp32 and exact."""
         for name, parameter in module.named_parameters(remove_duplicate=False):
             weight = self.by_parameter.get(parameter)
@@ -253,8 +257,7 @@ class Weights:
                 if parameter.dtype is torch.float32:
                     round_in_place(parameter, weight.fmt)
                 if weight.is_shadowed:
-                    wide = self._recipe.master_weights
-                    weight.main.copy_(value if wide else parameter)
+                    weight.main.copy_(value if self._recipe.master_weights else parameter)
                 weight.version = parameter._version
         self._loaded = {}
 
@@ -290,10 +293,6 @@ class _RoundSum:
             round_in_place(parameter.grad, self.fmt)
 
 
-def _is_distributed() -> bool:
-    return torch.distributed.is_available() and torch.distributed.is_initialized()
-
-
 def _set_grad_dtype(parameter: Tensor, dtype: torch.dtype) -> None:
     if parameter.grad_dtype is not dtype:
         grad, parameter.grad = parameter.grad, None
@@ -301,11 +300,81 @@ def _set_grad_dtype(parameter: Tensor, dtype: torch.dtype) -> None:
         parameter.grad = None if grad is None else grad.to(dtype)
 
 
-class _GiveMain:
-    """A hook on `state_dict`: an object, because torch sets an attribute on it."""
+def with_gradient(weights: Iterable[Weight]) -> list[Weight]:
+    """Return the weights whose parameter has a gradient."""
+    return [weight for weight in weights if weight.parameter.grad is not None]
 
-    def __init__(self, weights: Weights) -> None:
-        self._weights = weights
 
-    def __call__(self, module: nn.Module, state: dict[str, Any], prefix: str, metadata: Any) -> None:
-        self._weights.give_main(module, state, prefix)
+def hand_over(weights: Iterable[Weight]) -> None:
+    """Give each main weight the gradient of its parameter: the same tensor if the dtype fits, otherwise a copy.
+
+    A second call renews the copies of gradients that were changed in between, for example by clipping.
+    """
+    for weight in weights:
+        if not weight.is_shadowed:
+            continue
+        grad = weight.parameter.grad
+        if grad is None or grad.dtype is weight.main.dtype:
+            weight.main.grad = grad
+        elif weight.main.grad is None or weight.grad_version != grad._version:
+            weight.main.grad = grad.to(weight.main.dtype)
+            weight.grad_version = grad._version
+
+
+def first_nonfinite(weights: Sequence[Weight]) -> str | None:
+    """Return the name of the first gradient with NaN or infinity, in the order of the backward pass, or None.
+
+    It takes one pass over the memory and one transfer, however many tensors there are: if the sum of all is finite, so
+    are the elements. Only if it is not are the tensors checked one by one.
+    """
+    grads = [_dense_grad(weight) for weight in weights]
+    if not grads or _sums_are_finite(grads):
+        return None
+    for weight, grad in zip(reversed(weights), reversed(grads), strict=True):
+        if not bool(torch.isfinite(grad).all()):
+            return weight.name
+    return None
+
+
+def unscale(weights: Sequence[Weight], scale: float) -> None:
+    """Divide all gradients by the loss scale, in place."""
+    if scale == 1.0:
+        return
+    groups = defaultdict(list)
+    for weight in weights:
+        grad = weight.parameter.grad
+        assert grad is not None
+        if grad.is_sparse:
+            grad.mul_(1.0 / scale)
+        else:
+            groups[grad.device, grad.dtype].append(grad)
+    for grads in groups.values():
+        foreach_mul_(grads, 1.0 / scale)
+
+
+def _dense_grad(weight: Weight) -> Tensor:
+    """Return the values of a gradient: those of a sparse one, or this rank's part of a sharded one."""
+    grad = weight.parameter.grad
+    assert grad is not None
+    grad = local_part(grad)
+    return grad.coalesce().values() if grad.is_sparse else grad
+
+
+def _sums_are_finite(tensors: Sequence[Tensor]) -> bool:
+    sums = [tensor.detach().sum(dtype=torch.float32) for tensor in tensors if tensor.numel()]
+    # There may be no sums: a rank's part of sharded weights can be empty.
+    return not sums or bool(torch.isfinite(torch.stack(sums).sum()))
+
+
+def agreed_overflow(overflow: str | None, device: torch.device) -> str | None:
+    """Return the overflow that any rank has found, so that either all ranks step or none does."""
+    distributed = torch.distributed
+    if not is_distributed() or distributed.get_world_size() == 1:
+        return overflow
+    flag = torch.tensor([0.0 if overflow is None else 1.0], device=device)
+    distributed.all_reduce(flag, op=distributed.ReduceOp.MAX)
+    if not flag.item():
+        return None
+    names: list[str | None] = [None] * distributed.get_world_size()
+    distributed.all_gather_object(names, overflow)
+    return next(name for name in names if name is not None)

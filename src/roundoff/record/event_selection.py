@@ -1,4 +1,4 @@
-"""What a recording is asked for: which steps, sites, ops and phases."""
+"""What to record: which steps, sites, ops and phases."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class EventSelection:
         ops: Sequence[str] | str | None = None,
         phases: Sequence[str] | str | None = None,
     ) -> EventSelection:
-        """Check what a user wrote, and make it a selection."""
+        """Check the user's values and make a selection of them."""
         chosen = _as_tuple(phases)
         for phase in chosen or ():
             _check_choice("phase", phase, PHASES)
@@ -85,6 +85,7 @@ class RecordingSettings:
     reference: ReferenceKind | None = None
     stacks: bool = False
     strict: bool = False
+    stores_data: bool = True
 
     def check(self) -> None:
         """Raise if there is no such level or reference."""
@@ -93,7 +94,7 @@ class RecordingSettings:
             _check_choice("reference", self.reference, get_args(ReferenceKind))
 
     def to_json(self) -> dict[str, JsonValue]:
-        """Return what run.json says of them."""
+        """Return the settings as run.json holds them."""
         names = ("level", "inputs", "histograms", "reference", "stacks")
         return {name: getattr(self, name) for name in names}
 
@@ -106,7 +107,7 @@ def _check_choice(what: str, chosen: str, choices: Sequence[str]) -> None:
 
 
 class EventFilter:
-    """Decides for each phase, site and op, once, and remembers which patterns ever matched."""
+    """Decides once for each phase, site and op, and remembers which patterns have matched."""
 
     def __init__(self, selection: EventSelection) -> None:
         self._selection = selection
@@ -143,7 +144,7 @@ class EventFilter:
         return found
 
     def complaints(self) -> list[str]:
-        """Say which patterns matched nothing, with what there was to match."""
+        """Return a sentence for each pattern that matched nothing, with the names it could have matched."""
         seen = {"site": sorted(self._seen_sites), "op": sorted(self._seen_ops)}
         found = [
             f"the {kind} pattern '{pattern}' matched nothing; there were {_join_some(seen[kind])}"
@@ -191,7 +192,7 @@ def parse_steps(text: str) -> Collection[int] | None:
         if len(some) > _MAX_LISTED_STEPS:
             raise RecordError.explain(
                 f"'{piece}' is more steps than a list can hold.",
-                why=f"beside other steps a range may have {_MAX_LISTED_STEPS} of them.",
+                why=f"in a list, a range may have at most {_MAX_LISTED_STEPS} steps.",
                 fix="write one range alone, or all.",
             )
         steps.update(some)

@@ -1,12 +1,13 @@
-"""What a run should say about where and how it was made."""
+"""What run.json says about the process: versions, hardware, environment, ranks."""
 
 from __future__ import annotations
 
+import functools
 import os
 import platform
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from importlib import metadata
 from pathlib import Path
@@ -15,6 +16,8 @@ import torch
 
 from roundoff.kernels import kernels_in_use
 from roundoff.runs import JsonValue, RunInfo, RunWriter
+from roundoff.runs.records.info import SIMULATORS
+from roundoff.torch_private import NEWEST_TESTED, OLDEST_TESTED, untested_version
 
 VARIABLES = (
     "ATEN_CPU_CAPABILITY",
@@ -48,7 +51,7 @@ VARIABLES = (
     "TORCH_COMPILE_DISABLE",
     "TORCH_CUDNN_USE_HEURISTIC_MODE_B",
 )
-"""The variables that are written down, and no others: an environment may hold secrets."""
+"""Only these variables are recorded: an environment may hold secrets."""
 
 FLAGS: dict[str, Callable[[], JsonValue]] = {
     "torch.seed": lambda: torch.initial_seed() % 2**63,
@@ -73,16 +76,19 @@ FLAGS: dict[str, Callable[[], JsonValue]] = {
     "torch.sdp.math": torch.backends.cuda.math_sdp_enabled,
     "torch.sdp.cudnn": torch.backends.cuda.cudnn_sdp_enabled,
 }
-"""Torch's own switches, by the name under which they are written down."""
+"""Torch's own settings, by the name they have in run.json."""
 
 
 def numeric_environment() -> dict[str, JsonValue]:
-    """Return the variables of the list that are set, and torch's switches; what cannot be told is left out."""
+    """Return the variables of the list that are set, and torch's switches; what cannot be read is left out."""
     found: dict[str, JsonValue] = {name: os.environ[name] for name in VARIABLES if name in os.environ}
     for name, read in FLAGS.items():
         try:
             value = read()
-        except (AttributeError, RuntimeError):  # another build of torch, or two ways of setting one switch mixed
+        except (
+            AttributeError,
+            RuntimeError,
+        ):  # another build of torch, or the old and the new way of setting it were mixed
             continue
         if isinstance(value, bool | int | str):
             found[name] = value
@@ -90,11 +96,13 @@ def numeric_environment() -> dict[str, JsonValue]:
 
 
 def note_environment(writer: RunWriter) -> None:
-    """Write it into run.json; as the first step begins, since scripts set switches and seeds before that."""
-    writer.update_info(replace(writer.info, environment=numeric_environment()))
+    """Write it into run.json when the first step begins: scripts set switches and seeds, and import, before that."""
+    simulators = _versions([name for name in SIMULATORS if name in sys.modules])
+    packages = {**writer.info.packages, **simulators}
+    writer.update_info(replace(writer.info, environment=numeric_environment(), packages=packages))
 
 
-_PACKAGES = ("roundoff", "torch", "numpy", "pyarrow", "safetensors", "transformers", "accelerate", "lightning")
+_PACKAGES = ("roundoff", "torch", "numpy", "safetensors", "transformers", "accelerate", "lightning")
 
 
 def describe_process(*, seed: int | None, settings: dict[str, JsonValue], command: tuple[str, ...] | None) -> RunInfo:
@@ -102,13 +110,29 @@ def describe_process(*, seed: int | None, settings: dict[str, JsonValue], comman
     return RunInfo(
         command=command if command is not None else tuple(sys.argv),
         seed=torch.initial_seed() % 2**63 if seed is None else seed,
-        packages=_versions(),
+        packages={"python": platform.python_version(), **_versions(_PACKAGES)},
         hardware=_hardware(),
         git_commit=_git_commit(Path.cwd()),
         ranks=world_size(),
         launch=launch_name(),
         settings=settings,
     )
+
+
+def say_if_untested(writer: RunWriter) -> None:
+    """Tell the user, once per process and on one rank, that roundoff is not tested with this torch."""
+    version = untested_version()
+    if version is None or rank() != 0 or version in _reported_versions():
+        return
+    _reported_versions().add(version)
+    first, last = (f"{major}.{minor}" for major, minor in (OLDEST_TESTED, NEWEST_TESTED))
+    tested = f"torch {version} is untested (tested: {first} to {last})"
+    writer.say(f"{tested}; `roundoff doctor --self-test` tries it in a few seconds.")
+
+
+@functools.cache
+def _reported_versions() -> set[str]:
+    return set()
 
 
 def rank() -> int:
@@ -131,29 +155,34 @@ def _from_launcher(name: str, otherwise: int) -> int:
 
 
 _LAUNCHER = "ROUNDOFF_LAUNCHER"
-"""Set by a process that forks one to watch over: its own number and that of who started it."""
+"""Set by a process that forks one and watches over it: its own pid and that of its parent."""
 
 
 def launch_name() -> str | None:
-    """Return what the ranks of one launch have in common, or None for a single process."""
+    """Return a name that the ranks of one launch share; None for a single process."""
     if "WORLD_SIZE" not in os.environ:
         return None
     parts = [os.environ.get(name, "") for name in ("MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RUN_ID")]
-    parts.append(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
+    parts.append(str(restart_count()))
     if os.environ.get("LOCAL_WORLD_SIZE") == os.environ["WORLD_SIZE"]:
-        parts.append(str(_launcher()))  # one launcher on one machine: tells this launch from the one before
+        parts.append(str(_launcher()))  # one launcher on one machine: distinguishes this launch from earlier ones
     return ":".join(parts)
 
 
+def restart_count() -> int:
+    """Return how often the launcher has restarted its ranks after a failure."""
+    return _from_launcher("TORCHELASTIC_RESTART_COUNT", 0)
+
+
 def _launcher() -> int:
-    """Return who started this process, or the process that forked it to watch over it (watch/process/supervise.py)."""
+    """Return the pid of the process that started this one, or its supervisor (watch/process/supervise.py)."""
     parent, _, launcher = os.environ.get(_LAUNCHER, "").partition(":")
     return int(launcher) if parent == str(os.getppid()) and launcher.isdecimal() else os.getppid()
 
 
-def _versions() -> dict[str, str]:
-    found = {"python": platform.python_version()}
-    for package in _PACKAGES:
+def _versions(packages: Iterable[str]) -> dict[str, str]:
+    found = {}
+    for package in packages:
         try:
             found[package] = metadata.version(package)
         except metadata.PackageNotFoundError:

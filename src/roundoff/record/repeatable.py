@@ -1,4 +1,4 @@
-"""Makes a training repeat itself: every generator seeded, deterministic kernels, the first batch again and again."""
+"""Makes a training repeatable: seeded generators, deterministic kernels, the first batch in every step."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from torch.utils.data import DataLoader, DistributedSampler, RandomSampler, Subs
 
 @contextlib.contextmanager
 def repeatable(*, seed: int | None, deterministic: bool, repeat_batch: bool) -> Iterator[None]:
-    """Line a training up with another implementation of it, inside the block.
+    """Make a training repeatable inside the block, to compare it with another implementation.
 
     Args:
-        seed: set the generators of Python, numpy and torch (on every device) to this.
-        deterministic: ask torch for deterministic kernels; ops that have none warn and run.
-        repeat_batch: switch shuffling off and give each DataLoader's first batch over and over.
+        seed: seeds the generators of Python, numpy and torch, on every device.
+        deterministic: use deterministic kernels; ops without one run with a warning.
+        repeat_batch: switch shuffling off and yield the first batch of each DataLoader in every step.
     """
     with contextlib.ExitStack() as stack:
         if seed is not None:
@@ -74,7 +74,7 @@ def _same_batch() -> Iterator[None]:
 
 
 def _stop_shuffling(loader: DataLoader[Any], restoring: contextlib.ExitStack) -> None:
-    """Let the loader go through its data in order, until the block of `restoring` ends."""
+    """Make the loader go through its data in order until `restoring` ends."""
     owner = loader if loader.batch_sampler is None else loader.batch_sampler
     sampler = getattr(owner, "sampler", None)
     if isinstance(sampler, DistributedSampler) and sampler.shuffle:
@@ -87,7 +87,7 @@ def _stop_shuffling(loader: DataLoader[Any], restoring: contextlib.ExitStack) ->
 
 
 def _in_order(sampler: Any) -> Sequence[int] | None:
-    """Return the indices that a sampler draws, in order; None if it does not shuffle, or not only."""
+    """Return the indices that a sampler draws, in order; None if it does not shuffle, or does more than that."""
     if isinstance(sampler, RandomSampler):
         num_items = len(sampler.data_source)
         if sampler.num_samples <= num_items:

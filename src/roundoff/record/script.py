@@ -1,29 +1,37 @@
-"""Runs somebody's training script as Python would, with a recording around it."""
+"""Runs a user's training script as Python would, with a recording around it."""
 
 from __future__ import annotations
 
+import builtins
 import contextlib
+import io
 import os
 import runpy
+import secrets
 import sys
 import time
+import zipfile
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from importlib.machinery import PathFinder
+from importlib.machinery import PathFinder, SourceFileLoader
 from pathlib import Path
-from types import TracebackType
+from types import ModuleType, TracebackType
 
 from roundoff.errors import RunFolderError, ScriptError
-from roundoff.record.process_info import launch_name, rank
+from roundoff.record.caller_frame import without_our_frames
+from roundoff.record.process_info import launch_name, rank, restart_count
 from roundoff.runs import Run, next_free_name
 
 _MAX_WAIT_SECONDS = 60.0
 _INTERRUPTED = 130
+_WAITING = ".roundoff-"
+_KEPT_MAIN = "__roundoff_main__"
+"""The name of the script's module after our own is `__main__` again."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Script:
-    """A script by its path, or a module by its name, and its arguments."""
+    """A script (its path) or a module (its name), and its arguments."""
 
     target: str
     args: tuple[str, ...] = ()
@@ -31,12 +39,12 @@ class Script:
 
     @property
     def stem(self) -> str:
-        """A name for its runs."""
+        """The name of its runs."""
         return self.target.rpartition(".")[2] if self.is_module else Path(self.target).stem
 
     @property
     def command(self) -> tuple[str, ...]:
-        """What a user would type."""
+        """The command as a user would type it."""
         return ("python", *(("-m",) if self.is_module else ()), self.target, *self.args)
 
     def check(self) -> None:
@@ -66,16 +74,16 @@ def run_script(
 ) -> int:
     """Run a script as the main program of this process and return its exit code.
 
-    It sees its own arguments, its own folder first on the path, and `__name__ == "__main__"`. An exception it does not
-    catch is printed as Python prints it, without our frames, and so is an interrupt, which ends with 130; `on_error` is
-    told of it before. Those in `raising` are raised.
+    It sees its own arguments, its own folder first on the path, and `__name__ == "__main__"`. An uncaught exception
+    is passed to `on_error` and then printed as Python would print it, without our frames; the exit code is 1, or 130
+    for an interrupt. Those in `raising` are raised.
     """
     with _as_main(script):
         try:
             if script.is_module:
                 runpy.run_module(script.target, run_name="__main__", alter_sys=True)
             else:
-                runpy.run_path(script.target, run_name="__main__")
+                _run_file(script.target)
         except SystemExit as leaving:
             return _exit_code(leaving.code)
         except raising:
@@ -92,14 +100,51 @@ def run_script(
     return 0
 
 
+def _run_file(target: str) -> None:
+    """Run a file in a new module `__main__`, with the same attributes as for `python train.py`.
+
+    The module is kept until the process ends: exit handlers must run before its variables are dropped.
+    """
+    path = os.path.abspath(target)
+    if not zipfile.is_zipfile(path) and not path.endswith(".pyc"):
+        main = ModuleType("__main__")
+        vars(main).update(__file__=path, __builtins__=builtins, __cached__=None, __annotations__={})
+        main.__loader__ = SourceFileLoader("__main__", path)
+        sys.modules["__main__"] = sys.modules[_KEPT_MAIN] = main
+        with io.open_code(path) as file:
+            code = compile(file.read(), path, "exec", dont_inherit=True)
+        exec(code, vars(main))
+    else:
+        runpy.run_path(target, run_name="__main__")
+
+
 def folder_for(script: Script, *, name: str | None, base: Path) -> Path:
-    """Return the run folder to use: `base`/`name`, or a free name after the script that all ranks agree on."""
+    """Return the run folder to use: `base`/`name`, or a free name after the script that all ranks agree on.
+
+    A launcher that restarts its ranks after a failure gives the next attempt a folder of its own next to the first.
+    """
     if name is not None:
-        return base / name
+        attempt = restart_count()
+        return base / (f"{name}-restart{attempt}" if attempt else name)
     launch = launch_name()
     if launch is None or rank() == 0:
         return next_free_name(base, script.stem)
     return _folder_of_rank_0(base, script.stem, launch)
+
+
+def waiting_folder(base: Path) -> Path | None:
+    """Return a hidden folder for a run to wait in until training begins, if `base` is not there yet; else None.
+
+    A script may make a folder of that name for itself. With several ranks the folder must be there from the start.
+    """
+    if base.exists() or launch_name() is not None:
+        return None
+    return base.parent / f"{_WAITING}{secrets.token_hex(8)}"
+
+
+def is_waiting(folder: Path) -> bool:
+    """Return whether a run is still in its hidden folder."""
+    return folder.name.startswith(_WAITING)
 
 
 def _folder_of_rank_0(base: Path, stem: str, launch: str) -> Path:
@@ -152,16 +197,15 @@ def _exit_code(code: object) -> int:
 
 
 def _without_our_frames(error: BaseException) -> TracebackType | None:
-    """Return the traceback from the script's own first frame on; None if it never began."""
-    trace = error.__traceback__
-    ours = (str(Path(__file__).parent), "<frozen runpy>")
-    while trace is not None and trace.tb_frame.f_code.co_filename.startswith(ours):
-        trace = trace.tb_next
-    return trace
+    """Return the traceback without our frames; None if the script never began. Causes and contexts are cut too."""
+    for before in (error.__cause__, error.__context__):
+        if before is not None and before.__traceback__ is not None:
+            before.__traceback__ = _without_our_frames(before)
+    return without_our_frames(error.__traceback__)
 
 
 def parse_script_command(words: Sequence[str], *, is_module: bool, example: str) -> Script:
-    """Split what stands behind our own options into the script and its arguments."""
+    """Split what follows our own options into the script and its arguments."""
     if not words:
         raise ScriptError.explain("No script was named.", fix=f"for example: {example}")
     return Script(target=words[0], args=tuple(words[1:]), is_module=is_module)

@@ -1,43 +1,145 @@
-"""One recording under way: follows the loop, turns the recorder on and off, and has each step written as it closes."""
+"""A running recording: follows the loop, turns the recorder on and off, and writes each step when it closes."""
 
 from __future__ import annotations
 
 import contextlib
 import math
 import time
-import warnings
-from collections.abc import Iterator, Mapping
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import Any, Literal, cast
 
+import numpy as np
 from torch import Tensor
 from torch.optim import Optimizer
 
+from roundoff.kernels import row as columns
+from roundoff.kernels.host_copies import fetch_numbers
 from roundoff.record.event_selection import EventFilter, RecordingSettings
-from roundoff.record.loop.calls import LoopCall, detail_to_json, learning_rates
-from roundoff.record.loop.follower import BackwardCall, LoopFollower, StepAttempt
-from roundoff.record.loop.module_stack import ModuleCall
+from roundoff.record.loop.calls import LoopCall, learning_rates, read_detail
+from roundoff.record.loop.follower import BackwardCall, LoopFollower, ModuleCall, StepAttempt
 from roundoff.record.loop.observer import observing_loop
 from roundoff.record.loop.sites import Sites
-from roundoff.record.ops.mode_switch import ModeSwitch
-from roundoff.record.ops.recorder import NamedTensors, OpRecorder
-from roundoff.record.ops.step_writer import StepWriter, grad_norm
+from roundoff.record.loop.step_clock import PHASES
+from roundoff.record.ops.recorder import GRADIENT, NamedTensors, OpRecorder
+from roundoff.record.ops.rows import RowKey, StepRows
+from roundoff.record.ops.site_tracking import ModeSwitch
 from roundoff.record.process_info import note_environment
 from roundoff.record.reference import OpJudge, Reference
 from roundoff.record.source_lines import Sources
-from roundoff.record.torch_private import compiler_is_loaded, correct_mode_flags, hidden_from_modes, is_transformed
-from roundoff.runs import Call, CallKind, Metrics, RecordingStoppedWarning, RunWriter, call_detail
+from roundoff.record.tensor_bytes import bytes_of, file_dtype
+from roundoff.runs import (
+    Call,
+    CallDetail,
+    CallKind,
+    HashColumns,
+    Interned,
+    Metrics,
+    RunWriter,
+    StepDetail,
+    TensorWriter,
+)
+from roundoff.torch_private import compiler_is_loaded, correct_mode_flags, hidden_from_modes, is_transformed
 from roundoff.words import plural
 
 
+class StepWriter:
+    """Writes one recorded step after another; whole tensors are written at once, the rest when the step closes."""
+
+    def __init__(self, writer: RunWriter, *, sites: Sites, sources: Sources | None) -> None:
+        self.num_events = 0
+        self.left_out: Counter[str] = Counter()
+        """How many tensors could not be written because no file format holds their dtype, by dtype."""
+        self._writer = writer
+        self._sites = sites
+        self._sources = sources
+        self._tensors: TensorWriter | None = None
+
+    def write_tensor(self, step: int, recorder: OpRecorder, x: Tensor, place: int) -> None:
+        """Append a tensor, with the key of the row at `place`, to the step's file."""
+        dtype = file_dtype(x)
+        if dtype is None:
+            self.left_out[str(x.dtype).removeprefix("torch.")] += 1
+            return
+        if self._tensors is None:
+            self._tensors = self._writer.tensors(step)
+        key = recorder.rows.keys()[place]
+        name = (
+            f"{PHASES[key.phase]}/{key.microbatch}/{self._sites.names[key.site]}/"
+            f"{recorder.ops.values[key.op]}#{key.nth}:{recorder.outputs.values[key.output]}"
+        )
+        content = recorder.rows.content_hash(place)
+        self._tensors.add(name, bytes_of(x), dtype=dtype, shape=tuple(x.shape), content_hash=content)
+
+    def write_step(self, step: int, recorder: OpRecorder, rows: StepRows) -> None:
+        """Write the rows of a step that closed, its hashes, and complete its file of tensors."""
+        if self._tensors is not None:
+            self._tensors.close()
+            self._tensors = None
+        if len(rows):
+            lines: Sequence[str] = self._sources.lines if self._sources else ()
+            self._writer.write_events(
+                rows.to_columns(
+                    step,
+                    sites=self._sites.names,
+                    ops=recorder.ops.values,
+                    outputs=recorder.outputs.values,
+                    parameters=recorder.parameters.values,
+                    sources=lines,
+                )
+            )
+            self._write_hashes(step, recorder, rows)
+        self._writer.flush()
+        if self._writer.stopped is None:
+            self.num_events += len(rows)
+
+    def discard(self) -> None:
+        """Remove a half-written file of tensors."""
+        if self._tensors is not None:
+            self._tensors.discard()
+            self._tensors = None
+
+    def _write_hashes(self, step: int, recorder: OpRecorder, rows: StepRows) -> None:
+        """Repeat the hashes of inputs, parameters and gradients in the table that ranks and resumed runs compare."""
+        places = [place for place, key in enumerate(rows.keys()) if key.op <= GRADIENT]
+        if not places:
+            return
+        keys = [rows.keys()[place] for place in places]
+        names = [
+            recorder.parameters.values[key.parameter] if key.parameter >= 0 else self._name_without_parameter(key)
+            for key in keys
+        ]
+        self._writer.write_hashes(
+            HashColumns(
+                step=np.full(len(places), step, dtype=np.int32),
+                microbatch=np.array([key.microbatch for key in keys], dtype=np.int16),
+                kind=Interned.of([recorder.ops.values[key.op] for key in keys]),
+                name=Interned.of(names),
+                hash=np.ascontiguousarray(rows.numbers()[places, columns.HASH]).view(np.uint64),
+            )
+        )
+
+    def _name_without_parameter(self, key: RowKey) -> str:
+        call = f"#{key.nth}" if key.nth else ""
+        return f"{self._sites.names[key.site]}{call}[{key.output}]"
+
+
+def grad_norm(rows: StepRows) -> float | None:
+    """Return the norm of all gradients among the rows together, or None where there are none."""
+    places = [place for place, key in enumerate(rows.keys()) if key.op == GRADIENT]
+    return math.sqrt(rows.numbers()[places, columns.SUM_SQUARES].sum()) if places else None
+
+
 class Recording(LoopFollower):
-    """Turns the recorder on in the steps that are wanted, and has each step written as it closes.
+    """Turns the recorder on in the selected steps, and writes each step when it closes.
 
     Args:
         writer: of the run folder.
         settings: what to record.
         sites: names for modules and parameters.
         judge: looks at each op, in place of the reference that the settings name.
-        sources: names source lines, in place of those that the settings ask for.
+        sources: names source lines, in place of those that the settings request.
         first_step: the number of the first step.
     """
 
@@ -52,11 +154,12 @@ class Recording(LoopFollower):
         first_step: int = 0,
     ) -> None:
         super().__init__(sites=sites, first_step=first_step)
-        self.folder = writer.folder
+        self.choose_folder: Callable[[], Path] | None = None
+        """Returns the run's own folder, if the run waits elsewhere until training begins or the script ends."""
         self.complaints: list[str] = []
-        """What was asked for and never came; known when the block has ended."""
+        """What was requested and never happened; known when the block has ended."""
         self.training_failed = False
-        """To be set where the training fails without an exception that leaves the block."""
+        """Set this if the training fails without an exception that leaves the block."""
         self._writer = writer
         self._settings = settings
         self._selection = settings.selection
@@ -81,6 +184,17 @@ class Recording(LoopFollower):
         self._began = self._step_began = time.perf_counter()
 
     @property
+    def folder(self) -> Path:
+        """The run folder."""
+        return self._writer.folder
+
+    def _move_to_own_folder(self) -> None:
+        """Move the run to its own folder, now that the script has made the folders that it makes itself."""
+        choose, self.choose_folder = self.choose_folder, None
+        if choose is not None:
+            self._writer.move_to_chosen(choose)
+
+    @property
     def num_recorded(self) -> int:
         """How many steps have been recorded so far."""
         return len(self._recorded)
@@ -100,9 +214,13 @@ class Recording(LoopFollower):
         """How many events have been written so far."""
         return self._steps.num_events
 
+    def say(self, text: str) -> None:
+        """Tell the user something in one line on stderr."""
+        self._writer.say(text)
+
     @contextlib.contextmanager
     def running(self) -> Iterator[None]:
-        """Follow the loop inside the block; at its end write what is left and note what never came."""
+        """Follow the loop inside the block; at its end, write what is left and note what never happened."""
         status: Literal["finished", "failed"] = "failed"
         try:
             with observing_loop(self):
@@ -114,7 +232,7 @@ class Recording(LoopFollower):
             self._finish(status)
 
     def failed(self, error: Exception) -> None:
-        """Stop recording with one warning; the training goes on, unless the recording is strict."""
+        """Stop recording, and say so in one line; the training goes on, unless the recording is strict."""
         if self._stopped:
             return
         self._stop()
@@ -123,12 +241,9 @@ class Recording(LoopFollower):
         reason = f"{type(error).__name__}: {error}"
         self._writer.note(f"Recording stopped at step {self.clock.step}: {reason}")
         if self._writer.stopped is not None:
-            return  # it has warned
-        warnings.warn(
-            f"roundoff stopped recording to '{self.folder}' at step {self.clock.step}; the training goes on.\n"
-            f"  why: {reason}",
-            RecordingStoppedWarning,
-            stacklevel=2,
+            return  # the writer has printed why
+        self._writer.say(
+            f"stopped recording to '{self.folder}' at step {self.clock.step}; the training goes on. Why: {reason}"
         )
 
     # -- hooks of LoopFollower -----------------------------------------------------------------------------------------
@@ -137,13 +252,13 @@ class Recording(LoopFollower):
         """Take what the loop calls a model with."""
         if not call.is_by_loop:
             return
-        if self.clock.hears_functions:  # not a loop of plain functions, then: there is no need to listen for them
+        if self.clock.hears_functions:  # this is not a loop of plain functions, so they need not be watched
             self._switch(on=self._mode.is_on)
         if self._mode.is_on:
             self._named.take_inputs(call.site, (args, call.keyword_arguments()))
 
     def backward_began(self, backward: BackwardCall) -> None:
-        """Keep the loss, without the factor that a scaler put on it."""
+        """Keep the loss, without its scale."""
         if backward.is_nested:
             return
         self._mode.place()
@@ -170,7 +285,8 @@ class Recording(LoopFollower):
         if self._mode.is_on:
             self._named.take_gradients(optimizer)
             self._recorder.begin_optimizer(optimizer)
-        self._write_call("step", {"optimizer": type(optimizer).__name__, "lr": list(learning_rates(optimizer))})
+        rates = tuple(learning_rates(optimizer))
+        self._write_call("step", StepDetail(optimizer=type(optimizer).__name__, lr=rates))
 
     def optimizer_ended(self, attempt: StepAttempt) -> None:
         """Forget which tensors belong to which parameter."""
@@ -182,19 +298,21 @@ class Recording(LoopFollower):
         if self._mode.is_on:
             self._named.take_gradients(optimizer)
         self._await_forward()
-        self._write_call("step", {"optimizer": type(optimizer).__name__, "skipped": True})
+        self._write_call("step", StepDetail(optimizer=type(optimizer).__name__, skipped=True))
 
     def loop_called(self, call: LoopCall) -> None:
-        """Write down what the loop did between forward, backward and step."""
+        """Write the calls of the loop besides forward, backward and step."""
         self._mode.place()
         if call.kind == "zero_grad":
             self._recorder.end_optimizer()
         if call.is_written:
             with hidden_from_modes():
-                self._write_call(cast(CallKind, call.kind), detail_to_json(call.detail))
+                kind = cast(CallKind, call.kind)
+                self._write_call(kind, read_detail(kind, cast(CallDetail, call.detail)))
 
     def step_opened(self, module: object) -> None:
         """Take the values that the step starts from."""
+        self._move_to_own_folder()
         if not self._mode.is_on:
             return
         if not self._writer.info.environment:
@@ -220,7 +338,7 @@ class Recording(LoopFollower):
     # -- steps ---------------------------------------------------------------------------------------------------------
 
     def _await_forward(self) -> None:
-        """Get ready for a forward that may be the first of a step to record: compiled, it would show nothing."""
+        """Prepare for a forward that may begin a step to record: compiled code would show no ops."""
         self._recorder.await_forward()
         if compiler_is_loaded() and not self._mode.is_on and self.clock.ends_at_forward:
             self._mode.await_step(is_wanted=self._selection.wants_step(self.clock.step + 1))
@@ -236,14 +354,15 @@ class Recording(LoopFollower):
     def _write_metrics(self, norm: float | None) -> None:
         clock = self.clock
         rates = learning_rates(self.last_optimizer) if clock.num_attempts else []
-        losses = [float(loss) for loss in self._losses]
         scale = self.loss_scale.value
+        numbers = fetch_numbers([*self._losses, *(() if scale is None else (scale,))])
+        losses = numbers[: len(self._losses)]
         self._writer.write(
             Metrics(
                 step=clock.step,
                 loss=math.fsum(losses) / len(losses) if losses else None,
                 lr=rates[0] if rates else None,
-                loss_scale=None if scale is None else float(scale),
+                loss_scale=None if scale is None else numbers[-1],
                 skipped=clock.skipped,
                 grad_norm=norm,
                 seconds=time.perf_counter() - self._step_began,
@@ -251,26 +370,20 @@ class Recording(LoopFollower):
             )
         )
 
-    def _write_call(self, call: CallKind, detail: Mapping[str, Any]) -> None:
-        clock = self.clock
-        seconds = time.perf_counter() - self._began
+    def _write_call(self, call: CallKind, detail: CallDetail) -> None:
+        clock, seconds = self.clock, time.perf_counter() - self._began
         self._writer.write(
-            Call(
-                step=clock.step,
-                call=call,
-                microbatch=clock.microbatch,
-                seconds=seconds,
-                detail=call_detail(call, detail),
-            )
+            Call(step=clock.step, call=call, microbatch=clock.microbatch, seconds=seconds, detail=detail)
         )
 
     def _write_tensor(self, x: Tensor, place: int) -> None:
+        self._move_to_own_folder()  # a file that is being written cannot be moved
         self._steps.write_tensor(self.clock.step, self._recorder, x, place)
 
     def _switch(self, *, on: bool) -> None:
         """Turn the recorder on or off.
 
-        In a loop that calls no module it stays there between the steps to record, to hear when a forward begins.
+        In a loop that calls no module it stays on between recorded steps, to notice when a forward begins.
         """
         clock = self.clock
         can_hear = not clock.sees_modules and not self._stopped
@@ -278,7 +391,7 @@ class Recording(LoopFollower):
         self._mode.turn(on=on, listening=clock.hears_functions)
 
     def _can_record(self, step: int) -> bool:
-        """Say whether a step is wanted; one that begins inside compiled code can no longer be made to run eagerly."""
+        """Say whether a step is wanted; a step that has begun in compiled code cannot be recorded."""
         if not self._selection.wants_step(step):
             return False
         if self._mode.can_record:
@@ -294,6 +407,7 @@ class Recording(LoopFollower):
         self._steps.discard()
 
     def _finish(self, status: Literal["finished", "failed"]) -> None:
+        self._move_to_own_folder()
         try:
             if self.clock.has_begun or (self._mode.is_on and (self.is_open or len(self._recorder.rows))):
                 self.close_step()
@@ -304,7 +418,7 @@ class Recording(LoopFollower):
         finally:
             self.clock.sees_modules = True
             self._switch(on=False)
-            correct_mode_flags()  # a mode entered inside the block restored what it had found when it was left
+            correct_mode_flags()  # a mode that the script entered has restored the flags it found, ours among them
             self._steps.discard()
             for complaint in self.complaints:
                 self._writer.note(complaint)

@@ -6,15 +6,18 @@ import os
 import site
 import sys
 import sysconfig
+from importlib.util import find_spec
 from pathlib import Path
 from types import FrameType
 
-import torch
-
+_TORCH = find_spec("torch")  # not imported: a path is shortened without it
 _HERE = Path(__file__).parent
 _OUR_ROOMS = tuple(_HERE.parent / room for room in ("record", "replay", "watch", "precision", "switches"))
-_OUR_FOLDERS = (Path(torch.__file__).parent, *_OUR_ROOMS)
-_NOT_THE_USERS = tuple(str(folder) + os.sep for folder in _OUR_FOLDERS)
+_TORCH_FOLDERS = (_TORCH.submodule_search_locations or ()) if _TORCH else ()
+_NOT_THE_USERS = (
+    *(str(folder) + os.sep for folder in (*_TORCH_FOLDERS, *_OUR_ROOMS)),
+    str(_HERE.parent / "progress.py"),  # a thread of it runs during replays
+)
 _STDLIB = sysconfig.get_path("stdlib") + os.sep
 
 
@@ -23,10 +26,10 @@ class Sources:
 
     def __init__(self, *, stands_in_for: str | None = None) -> None:
         self._stands_in_for = stands_in_for
-        """A file of ours that makes the user's calls again: the search ends there, with `stand_in`."""
+        """A file of ours that repeats the user's calls: the search ends there and returns `stand_in`."""
         self.lines: list[str] = []
         self.stand_in: tuple[str, int] | None = None
-        """The file and line to give where the stack shows none of the user's: a call that is made again."""
+        """The file and line of the user's call that is being repeated: the stack does not show it."""
         self._codes: dict[tuple[str, int], int] = {}
         self._is_ours: dict[str, bool] = {}
 
@@ -54,14 +57,15 @@ class Sources:
 
 
 def is_users_file(filename: str) -> bool:
-    """Say whether a file is neither torch's, nor Python's, nor of a room of ours that stands around the user's code."""
+    """Return whether a file is the user's: not torch's, Python's, or in one of our rooms that call the user's code."""
     if filename.startswith((*_NOT_THE_USERS, "<frozen")):
         return False
-    return not filename.startswith(_STDLIB) or "-packages" in filename  # packages may live inside the library's folder
+    # site-packages may be inside the folder of the standard library
+    return not filename.startswith(_STDLIB) or "-packages" in filename
 
 
 def shown_path(filename: str) -> str:
-    """Shorten a path for people: relative to the current folder or to where packages are, else its last two parts."""
+    """Shorten a path: relative to the current folder or to site-packages, otherwise its last two parts."""
     if filename.startswith("<"):
         return filename
     path = Path(filename).resolve()

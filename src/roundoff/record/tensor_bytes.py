@@ -9,25 +9,9 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-SAFETENSORS_NAMES: dict[torch.dtype, str] = {
-    torch.float64: "F64",
-    torch.float32: "F32",
-    torch.float16: "F16",
-    torch.bfloat16: "BF16",
-    torch.float8_e4m3fn: "F8_E4M3",
-    torch.float8_e5m2: "F8_E5M2",
-    torch.float8_e8m0fnu: "F8_E8M0",
-    torch.complex64: "C64",
-    torch.int64: "I64",
-    torch.int32: "I32",
-    torch.int16: "I16",
-    torch.int8: "I8",
-    torch.uint64: "U64",
-    torch.uint32: "U32",
-    torch.uint16: "U16",
-    torch.uint8: "U8",
-    torch.bool: "BOOL",
-}
+from roundoff.tensor_header import TENSOR_DTYPES
+
+SAFETENSORS_NAMES: dict[torch.dtype, str] = {getattr(torch, dtype.torch): name for name, dtype in TENSOR_DTYPES.items()}
 
 
 def file_dtype(x: Tensor) -> str | None:

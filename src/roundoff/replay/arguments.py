@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from types import MethodType
 from typing import Any
-from weakref import ref
+from weakref import WeakMethod, ref
 
 import torch
 from torch import Tensor, nn
+from torch.optim import Optimizer
 
-from roundoff.record.torch_private import hidden_from_modes
+from roundoff.torch_private import hidden_from_modes, version_of
 
 _ATOMS = (type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device, torch.layout, type(...), slice)
 
@@ -52,8 +54,55 @@ class EarlierStepTensor(ExternalTensor):
 
     def __init__(self, x: Tensor, *, step: int, number: int) -> None:
         super().__init__(x)
+        self.cuts_graph = False
         self.step = step
         self.number = number
+
+
+class NotReplayable(RuntimeError):
+    """A step cannot be played again; its text says why."""
+
+
+class DroppedByScript(NotReplayable):
+    """The script has dropped something that the step used."""
+
+
+class Live:
+    """Stands for something of the script's own, such as a model or a weight, without keeping it alive.
+
+    Small modules of torch's own that hold no tensors, such as a loss that is made in every step, are kept.
+    """
+
+    __slots__ = ("_kept", "_kind", "_reference")
+
+    def __init__(self, value: Any) -> None:
+        self._kept = value if _is_stateless(value) else None
+        self._kind = type(value).__name__
+        self._reference: Callable[[], Any] = WeakMethod(value) if isinstance(value, MethodType) else ref(value)
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether the script still has it."""
+        return self._reference() is not None
+
+    def get(self) -> Any:
+        """Return it; `DroppedByScript` if the script has dropped it."""
+        value = self._reference()
+        if value is None:
+            raise DroppedByScript(f"the script has dropped a {self._kind} that the step used")
+        return value
+
+
+def resolve(value: Any) -> Any:
+    """Return what a `Live` stands for, and anything else as it is."""
+    return value.get() if type(value) is Live else value
+
+
+def _is_stateless(value: Any) -> bool:
+    if not isinstance(value, nn.Module) or not type(value).__module__.startswith("torch.nn."):
+        return False
+    parts = vars(value)
+    return not (parts["_parameters"] or parts["_buffers"] or parts["_modules"])
 
 
 class Container:
@@ -72,6 +121,8 @@ class ArgumentNotes:
     def __init__(self, is_state: Callable[[Tensor], bool]) -> None:
         self.external: list[ExternalTensor] = []
         """The external tensors, in the order in which they were first used."""
+        self.live: dict[int, Live] = {}
+        """What the script must still have for the step to be played again, by id."""
         self._is_state = is_state
         self.reached_steps: set[int] = set()
         """Earlier steps into whose graphs this one continues."""
@@ -80,10 +131,18 @@ class ArgumentNotes:
         self._met: dict[int, tuple[ref[Tensor], int, ExternalTensor]] = {}
         self._met_before: dict[int, tuple[ref[Tensor], int, ExternalTensor]] = {}
         self._num_results = 0
+        self.num_bytes = 0
+        """The size of the copies that this step has made."""
+
+    def forget(self) -> None:
+        """Forget everything about the step so far; what was computed before is external from now on."""
+        self.external, self.reached_steps = [], set()
+        self._results, self._carried, self._met, self._met_before = {}, {}, {}, {}
+        self._num_results = self.num_bytes = 0
 
     def new_step(self, ended: int) -> None:
         """Forget the results, except those with a live graph. A tensor that is used in every step is copied once."""
-        self.external, self.reached_steps = [], set()
+        self.external, self.live, self.reached_steps = [], {}, set()
         live = {key: (x, ended, result.number) for key, (x, result) in self._results.items()}
         self._carried = {
             key: made
@@ -92,10 +151,10 @@ class ArgumentNotes:
         }
         self._results = {}
         self._met, self._met_before = {}, self._met
-        self._num_results = 0
+        self._num_results = self.num_bytes = 0
 
     def note(self, value: Any) -> Any:
-        """Return a value with its tensors replaced by placeholders; parameters and other state stay as they are."""
+        """Return a value with its tensors, models and optimizers replaced by placeholders."""
         if isinstance(value, Tensor):
             return self._note_tensor(value)
         if isinstance(value, _ATOMS):
@@ -106,6 +165,13 @@ class ArgumentNotes:
         if kind is dict:
             return {key: self.note(item) for key, item in value.items()}
         return self._note_other(value)
+
+    def note_live(self, value: Any) -> Live:
+        """Return a placeholder for something of the script's own that a snapshot holds, or that needs no copy."""
+        known = self.live.get(id(value))
+        if known is None or not known.is_alive:
+            known = self.live[id(value)] = Live(value)
+        return known
 
     def results(self, value: Any) -> int:
         """Number the tensors of a call's result and return how many there are."""
@@ -122,7 +188,7 @@ class ArgumentNotes:
         return {
             external: x
             for x, version, external in met
-            if x is not None and self._is_state(x) and version == _version(x)
+            if x is not None and self._is_state(x) and version == version_of(x)
         }
 
     def live_graphs(self) -> set[int]:
@@ -141,28 +207,29 @@ class ArgumentNotes:
             result.number = numbers[result.number]
         self._num_results = len(numbers)
         self.external = [external for external in self.external if external in used]
+        self.live = {key: live for key, live in self.live.items() if live in used}
         self._met = {key: met for key, met in self._met.items() if met[2] in used}
 
-    def written(self, value: Any) -> None:
+    def note_written(self, value: Any) -> None:
         """Note that a call that a replay makes again has written into these tensors: their copies stay valid."""
         for x in tensors_of(value):
             known = self._met.get(id(x))
             if known is not None and known[0]() is x:
-                self._met[id(x)] = (known[0], _version(x), known[2])
+                self._met[id(x)] = (known[0], version_of(x), known[2])
 
     def _note_tensor(self, x: Tensor) -> Any:
         found = self._results.get(id(x))
         if found is not None and found[0]() is x:
             return found[1]
         if isinstance(x, nn.Parameter) or self._is_state(x):
-            return x
+            return self.note_live(x)
         if x.grad_fn is not None and (made := self._carried.get(id(x))) is not None and made[0]() is x:
             self.reached_steps.add(made[1])
             self.external.append(EarlierStepTensor(x, step=made[1], number=made[2]))
             return self.external[-1]
         for met in (self._met, self._met_before):
             known = met.get(id(x))
-            if known is not None and known[0]() is x and known[1] == _version(x) >= 0:
+            if known is not None and known[0]() is x and known[1] == version_of(x) >= 0:
                 external = known[2]
                 if met is self._met_before:
                     self.external.append(external)
@@ -170,14 +237,18 @@ class ArgumentNotes:
         else:
             external = ExternalTensor(x)
             self.external.append(external)
-        self._met[id(x)] = (ref(x), _version(x), external)
+            self.num_bytes += external.num_bytes
+        self._met[id(x)] = (ref(x), version_of(x), external)
         return external
 
     def _note_other(self, value: Any) -> Any:
+        kind = type(value)  # not the value: what makes another one must not keep its tensors alive
+        if isinstance(value, (nn.Module, Optimizer)):
+            return self.note_live(value)
         if isinstance(value, tuple) and hasattr(value, "_fields"):
-            return Container(lambda parts: type(value)(*parts), [self.note(item) for item in value])
+            return Container(lambda parts: kind(*parts), [self.note(item) for item in value])
         if isinstance(value, Mapping) and next(tensors_of(value), None) is not None:
-            return Container(lambda parts: _like(value, parts), {key: self.note(item) for key, item in value.items()})
+            return Container(lambda parts: _like(kind, parts), {key: self.note(item) for key, item in value.items()})
         if (
             dataclasses.is_dataclass(value)
             and not isinstance(value, type)
@@ -185,13 +256,13 @@ class ArgumentNotes:
         ):
             names = [field.name for field in dataclasses.fields(value) if field.init]
             parts = {name: self.note(getattr(value, name)) for name in names}
-            return Container(lambda parts: dataclasses.replace(value, **parts), parts)
+            return Container(lambda parts: kind(**parts), parts)
         return value
 
 
-def references(value: Any) -> Iterator[Result | ExternalTensor]:
+def references(value: Any) -> Iterator[Result | ExternalTensor | Live]:
     """Yield the placeholders in a noted value."""
-    if isinstance(value, (Result, ExternalTensor)):
+    if isinstance(value, (Result, ExternalTensor, Live)):
         yield value
     elif isinstance(value, (list, tuple)):
         for item in value:
@@ -221,14 +292,14 @@ def fill_in(value: Any, results: list[Tensor], tensor_for: Callable[[ExternalTen
         return {key: fill_in(item, results, tensor_for) for key, item in value.items()}
     if kind is Container:
         return value.make(fill_in(value.parts, results, tensor_for))
-    return value
+    return resolve(value)
 
 
 def adopt_state(value: Any, known: Mapping[ExternalTensor, Tensor]) -> Any:
-    """Return a noted value in which the `known` external tensors are replaced by their live originals."""
+    """Return a noted value in which the `known` external tensors are replaced by placeholders of live ones."""
     kind = type(value)
     if kind is ExternalTensor:
-        return known.get(value, value)
+        return Live(known[value]) if value in known else value
     if kind is list or kind is tuple:
         return kind([adopt_state(item, known) for item in value])
     if kind is dict:
@@ -253,12 +324,8 @@ def tensors_of(value: Any) -> Iterator[Tensor]:
             yield from tensors_of(getattr(value, field.name, None))
 
 
-def _version(x: Tensor) -> int:
-    return -1 if x.is_inference() else x._version
-
-
-def _like(value: Mapping[Any, Any], parts: dict[Any, Any]) -> Any:
+def _like(kind: Callable[[Any], Any], parts: dict[Any, Any]) -> Any:
     try:
-        return type(value)(parts)  # type: ignore[call-arg]
+        return kind(parts)
     except TypeError:
         return parts

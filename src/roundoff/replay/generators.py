@@ -10,6 +10,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from roundoff.torch_private import hidden_from_modes
+
 
 @dataclass(frozen=True, slots=True)
 class Generators:
@@ -40,8 +42,11 @@ def torch_generators() -> tuple[Tensor, tuple[Tensor, ...]]:
 def restore_torch(states: tuple[Tensor, tuple[Tensor, ...]]) -> None:
     """Put torch's generators back into a state."""
     torch.set_rng_state(states[0])
-    for index, state in enumerate(states[1]):
-        _device_module().set_rng_state(state, index)
+    if not states[1]:
+        return
+    with hidden_from_modes():  # a backend may do this in Python, with ops
+        for index, state in enumerate(states[1]):
+            _device_module().set_rng_state(state, index)
 
 
 def _device_states() -> tuple[Tensor, ...]:
@@ -50,7 +55,8 @@ def _device_states() -> tuple[Tensor, ...]:
     module = _device_module()
     if not getattr(module, "is_initialized", lambda: True)():
         return ()  # reading them would initialize the device
-    return tuple(module.get_rng_state(index) for index in range(torch.accelerator.device_count()))
+    with hidden_from_modes():
+        return tuple(module.get_rng_state(index) for index in range(torch.accelerator.device_count()))
 
 
 def _device_module() -> Any:

@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 import contextlib
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import Any, Literal, TypeAlias
 
 from roundoff.diagnose.nonfinite.origin import find_origin
+from roundoff.errors import RunFolderError
+from roundoff.progress import announcing
 from roundoff.record.event_selection import RecordingSettings
 from roundoff.record.loop.sites import Sites
 from roundoff.record.reference import OpJudge
 from roundoff.record.session import Recording
 from roundoff.record.source_lines import Sources
+from roundoff.replay.arguments import NotReplayable
+from roundoff.replay.criterion_calls import criterion_calls
+from roundoff.replay.device_memory import why_no_room
 from roundoff.replay.generators import Generators
 from roundoff.replay.op_catcher import OpCatcher
 from roundoff.replay.player import (
@@ -24,24 +30,30 @@ from roundoff.replay.player import (
     replay_steps,
     state_before,
 )
-from roundoff.replay.rank_consensus import ReplayRequests, all_agree, exchange, num_ranks
-from roundoff.replay.replayed_step import ReplayedCodeRaised, perturb_parameters_, spike_probe
+from roundoff.replay.rank_consensus import RankConsensus, RanksApart, ReplayRequests
+from roundoff.replay.replayed_step import ReplayedCodeRaised, ReplayedStep, perturb_parameters_, spike_probe
 from roundoff.replay.saved.step_inputs import StepInputsWriter
-from roundoff.replay.snapshots import Snapshot, Snapshots
+from roundoff.replay.snapshots import ReplayPath, Snapshots
 from roundoff.replay.state import Training
-from roundoff.replay.step_tape import StepTape
-from roundoff.runs import Anomaly, Event, Failure, ReplayInfo, Run, RunWriter, perturbed_path, replay_path
+from roundoff.replay.step_tape import StepTape, estimate_ops
+from roundoff.replay.what_if import try_changes
+from roundoff.runs import Anomaly, Event, Failure, Gap, ReplayInfo, Run, RunWriter, perturbed_path, replay_path
 
 OnAnomaly: TypeAlias = Literal["report", "stop", "skip"]
 
-ReplayPath: TypeAlias = tuple[Snapshot, list[StepTape]]
-"""Where a replay starts, and the steps it goes through; the last is the one that matters."""
-
 _EVERYTHING = RecordingSettings(inputs=True, histograms=True)
+_FIRST_CALLS_SECONDS = 1.5
+"""CPU time of step 0 in which torch imports what its first optimizer needs, and which a replay does not need again."""
+_MIN_RECORD_SECONDS, _MAX_RECORD_SECONDS, _RECORD_RATIO = 1.5, 5.0, 8.0
+"""CPU time that recording one of the first steps may take: so many times that of the step, within limits."""
+
+
+_WHAT_IF_SECONDS = 3.0
+"""CPU time for which the steps before a bad one are played with something changed."""
 
 
 class TrainingStopped(SystemExit):
-    """The watch ends the training, because it was told to stop at an anomaly."""
+    """The watch ends the training, because it is configured to stop at an anomaly."""
 
 
 class Investigator:
@@ -76,6 +88,10 @@ class Investigator:
         """How many steps were undone."""
         self.complaint: str | None = None
         """Why a step could not be undone, if one could not."""
+        self.left_out: list[str] = []
+        """What was not recorded or replayed because it would have taken too long."""
+        self.gap: Gap | None = None
+        """That the ranks do not replay together any more, once they do not."""
         self._writer = writer
         self._training = training
         self._sites = sites
@@ -84,9 +100,13 @@ class Investigator:
         self._on_anomaly = on_anomaly
         self._recorded_steps = recorded_steps
         self._max_replays = max_replays
+        self.ranks = RankConsensus(writer.folder)
         self._requests = ReplayRequests(writer.folder)
         self._num_replays = 0
+        self._lacks_room = False
+        self._max_record_seconds = _MAX_RECORD_SECONDS
         self._replayed: set[int] = set()
+        self._tried: set[int] = set()
         self._generators: Generators | None = None
 
     def begin(self) -> None:
@@ -96,40 +116,54 @@ class Investigator:
 
     def request(self, step: int) -> None:
         """Ask the other ranks to replay this step together when it has ended: its loss is bad."""
-        if num_ranks() > 1:
+        if self.ranks.several:
             self._requests.ask(step, at=step)
 
-    def handle(self, tape: StepTape, anomalies: Sequence[Anomaly], *, is_complete: bool) -> None:
+    def leave(self, why: str) -> None:
+        """Tell the other ranks that this one does not replay any more, so that they do not either."""
+        self.ranks.lose(f"rank {self._writer.rank} {why}")
+
+    def handle(
+        self, tape: StepTape, anomalies: Sequence[Anomaly], *, is_complete: bool, cpu_seconds: float = 0.0
+    ) -> None:
         """Record or investigate the step that has ended, and stop or undo it as the settings say.
 
         Args:
             tape: what the loop did in the step so far.
             anomalies: what was seen in it.
             is_complete: whether the optimizer has stepped, so that the replay can be compared to the end.
+            cpu_seconds: what the step took, by which it is judged how long recording it will take.
         """
         seen = [anomaly for anomaly in anomalies if anomaly.kind != "exception"]
-        wanted = tape.step if _raised_alone(anomalies) else self._step_to_investigate(tape.step, seen)
+        wanted = tape.step if self._has_raised_alone(anomalies) else self._step_to_investigate(tape, seen)
         if wanted is not None:
             is_spike = any(anomaly.kind == "spike" for anomaly in seen)
             self._investigate_together(wanted, tape, is_complete=is_complete, is_spike=is_spike)
         elif tape.step in self._recorded_steps and not seen:
-            self._record_together(tape, is_complete=is_complete)
+            self._record_together(tape, is_complete=is_complete, cpu_seconds=cpu_seconds)
+        self._note_loss()
         if seen and self._on_anomaly == "stop":
             raise TrainingStopped(1)
         if self._on_anomaly == "skip":
-            if _must_undo(seen):
+            if self._must_undo([anomaly for anomaly in seen if anomaly.step == tape.step]):
                 self._undo_or_complain(tape)
             self._generators = Generators.now()
 
     # -- what a step calls for -----------------------------------------------------------------------------------------
 
-    def _step_to_investigate(self, step: int, anomalies: Sequence[Anomaly]) -> int | None:
-        """Return the step to be replayed now, if any; several ranks go by what one of them asked for.
+    def _step_to_investigate(self, tape: StepTape, anomalies: Sequence[Anomaly]) -> int | None:
+        """Return the step to be replayed now, if any; several ranks follow the request of one of them.
 
+        The loss of an accelerator may be that of an earlier step, which is replayed if it still can be.
         A bad loss is known before the gradients are exchanged, so every rank sees the request when this step ends. What
         shows later is replayed when all have ended the step after.
         """
-        if num_ranks() == 1:
+        step = tape.step
+        if not self.ranks.several:
+            of_losses = [anomaly.step for anomaly in anomalies if anomaly.kind in ("loss", "spike")]
+            earliest = min(of_losses, default=step)
+            if earliest < step and self._snapshots.path_to(earliest, among=[tape]) is not None:
+                return earliest
             return step if anomalies else None
         wanted = self._requests.at(step)
         if anomalies and wanted is None:
@@ -140,46 +174,137 @@ class Investigator:
         if self._num_replays >= self._max_replays:
             return
         self._num_replays += 1
-        path = self._snapshots.path_to(step, among=[open_tape], earliest=True)
-        if all_agree(f"investigate-{step}", _describe_path(path)) and path is not None:
-            with self._replaying():
-                self.investigate(path, is_complete=is_complete and step == open_tape.step)
+        path = self._path_to(step, open_tape, earliest=True)
+        if self._all_agree(f"investigate-{step}", _describe_path(path)) and path is not None:
+            with announcing(f"replaying step {step}"), self._replaying():
+                first = self.investigate(path, is_complete=is_complete and step == open_tape.step)
                 if is_spike:
                     self._probe_spike(path)
+                if first is not None and first not in self._tried and not self.ranks.several:
+                    self._tried.add(first)
+                    self._try_changes((path[0], [tape for tape in path[1] if tape.step <= first]), is_spike=is_spike)
+        elif step == open_tape.step and open_tape.why_not_replayable is not None:
+            self.left_out.append(f"step {step} could not be replayed: {open_tape.why_not_replayable}.")
 
-    def _record_together(self, tape: StepTape, *, is_complete: bool) -> None:
-        path = self._snapshots.path_to(tape.step, among=[tape])
-        if all_agree(f"record-{tape.step}", _describe_path(path)) and path is not None:
-            with self._replaying():
-                self.record(path, is_complete=is_complete)
-        else:
+    def _path_to(self, step: int, open_tape: StepTape, *, earliest: bool = False) -> ReplayPath | None:
+        """Return what leads to a step; None where the devices have no room for it, which is said once."""
+        path = self._snapshots.path_to(step, among=[open_tape], earliest=earliest)
+        why = None if path is None else why_no_room(self._training)
+        if why is not None and not self._lacks_room:
+            self._lacks_room = True
+            self._leave_out(f"Step {step} and others cannot be replayed: {why}.")
+        return path if why is None else None
+
+    def _record_together(self, tape: StepTape, *, is_complete: bool, cpu_seconds: float) -> None:
+        path = self._path_to(tape.step, tape)
+        if self._all_agree(f"record-{tape.step}", _describe_path(path)) and path is not None:
+            settings = _EVERYTHING if self.ranks.several else self._affordable_settings(tape, cpu_seconds)
+            if settings is not None:
+                with announcing(f"recording step {tape.step}"), self._replaying():
+                    self.record(path, is_complete=is_complete, settings=settings)
+        elif self.ranks.lost is None and not self._lacks_room:
             why = tape.why_not_replayable or "no snapshot leads to it"
             self._writer.note(f"Step {tape.step} could not be recorded: {why}.")
 
+    def _affordable_settings(self, tape: StepTape, cpu_seconds: float) -> RecordingSettings | None:
+        """Return what of a step's ops can be recorded in time, or None; what is left out is noted."""
+        num_ops = estimate_ops(tape)
+        limit = min(max(_RECORD_RATIO * cpu_seconds, _MIN_RECORD_SECONDS), _MAX_RECORD_SECONDS)
+        self._max_record_seconds = limit
+        allowed = f"{limit:.2g} s are allowed"
+        if self.compiles:
+            cpu_seconds = 0.0  # most of it was the compiler's, which a replay does without
+        elif tape.step == 0:
+            cpu_seconds = max(cpu_seconds - _FIRST_CALLS_SECONDS, 0.0)
+        wanted = 3 * cpu_seconds + num_ops * 0.5e-3
+        if wanted <= limit:
+            return _EVERYTHING
+        if 1.5 * cpu_seconds + num_ops * 0.2e-3 <= limit:
+            what = "without inputs and histograms"
+            self._leave_out(
+                f"Step {tape.step} is recorded {what}: they would take about {wanted:.0f} s, and {allowed}."
+            )
+            return RecordingSettings()
+        self._leave_out(f"Step {tape.step} is not recorded: that would take about {wanted:.0f} s, and {allowed}.")
+        return None
+
+    def _leave_out(self, text: str) -> None:
+        self._writer.note(text)
+        self.left_out.append(text[0].lower() + text[1:])
+
     def _undo_or_complain(self, tape: StepTape) -> None:
-        path = self._snapshots.path_to(tape.step, among=[tape])
-        if path is None:
-            self.complaint = self.complaint or f"step {tape.step} could not be undone: no snapshot leads to it."
-            return
-        with self._replaying():
-            self.undo(path)
-        self.num_undone += 1
-        self._snapshots.forget()
+        path = self._path_to(tape.step, tape)
+        is_undone = False
+        if self._all_agree(f"undo-{tape.step}", _describe_path(path)) and path is not None:
+            with self._replaying():
+                is_undone = self.undo(path)
+        if is_undone:
+            self.num_undone += 1
+            self._snapshots.forget()
+        else:
+            why = self.ranks.lost or "no snapshot leads to it"
+            self.complaint = self.complaint or f"step {tape.step} could not be undone: {why}."
+
+    def _note_loss(self) -> None:
+        if self.ranks.several and self.ranks.lost is not None and self.gap is None:
+            self.gap = Gap(kind="replays", why=self.ranks.lost, rank=self._writer.rank)
+            self._writer.write(self.gap)
+
+    def _all_agree(self, what: str, value: str) -> bool:
+        """Say whether all ranks can do the same thing now; a rank that cannot write the run any more cannot."""
+        if self.ranks.several and self._writer.stopped is not None:
+            self.leave(f"stopped recording: {self._writer.stopped}")
+        return self.ranks.all_agree(what, value)
+
+    def _has_raised_alone(self, anomalies: Sequence[Anomaly]) -> bool:
+        """Say whether the step raised something a replay can show: it must not run out of memory a second time.
+
+        Where one of several ranks raises, the others may be anywhere: they cannot replay together.
+        """
+        raised = [anomaly.name for anomaly in anomalies if anomaly.kind == "exception"]
+        return bool(raised) and not self.ranks.several and not {"OutOfMemoryError", "MemoryError"} & set(raised)
+
+    def _must_undo(self, anomalies: Sequence[Anomaly]) -> bool:
+        """Say whether a step is to be undone; among several ranks only for what all of them see alike."""
+        return any(not self.ranks.several or anomaly.kind in ("gradient", "weight") for anomaly in anomalies)
 
     # -- recording -----------------------------------------------------------------------------------------------------
 
-    def record(self, path: ReplayPath, *, is_complete: bool) -> ReplayOutcome:
+    def record(
+        self, path: ReplayPath, *, is_complete: bool, settings: RecordingSettings = _EVERYTHING
+    ) -> ReplayOutcome:
         """Replay a step into the events of the run itself."""
         step = path[1][-1].step
         sources = replay_sources()
-        session = self._recording(_EventsOnly(self._writer), step, _EVERYTHING, sources=sources)
+        began = time.process_time()
+        session = self._recording(_EventsOnly(self._writer), step, settings, sources=sources)
         outcome = replay_steps(
-            self._training, *path, around_last=session.running, sources=sources, is_complete=is_complete
+            self._training,
+            *path,
+            around_last=session.running,
+            sources=sources,
+            is_complete=is_complete,
+            gate=self.ranks.gate(f"record-{step}"),
         )
         self._check(path, outcome, is_complete=is_complete)
-        if step == 0 and outcome.first_difference is None and outcome.error is None and num_ranks() == 1:
-            self._record_perturbed(path)
+        if not self.ranks.several:
+            self._see_criteria(path)
+        if step == 0 and outcome.first_difference is None and outcome.error is None and not self.ranks.several:
+            if 2 * (time.process_time() - began) <= self._max_record_seconds:
+                self._record_perturbed(path)
+            else:
+                self._leave_out("Step 0 is not recorded a second time with rounded weights: the first took too long.")
         return outcome
+
+    def _see_criteria(self, path: ReplayPath) -> None:
+        """Write down what the loss functions of a step are fed with."""
+        try:
+            for call in criterion_calls(ReplayedStep(self._training, *path, self._sites)):
+                self._writer.write(call)
+        except ReplayedCodeRaised:
+            return  # the forward alone may not do what the whole step does
+        except Exception as error:
+            self._writer.write(Failure.of(error, check="fact", name="criteria", step=path[1][-1].step))
 
     def _record_perturbed(self, path: ReplayPath) -> None:
         """Replay a step with its parameters moved by a rounding, into a folder of its own."""
@@ -198,16 +323,19 @@ class Investigator:
             replay_steps(self._training, *path, around_last=around)
 
     def _check(self, path: ReplayPath, outcome: ReplayOutcome, *, is_complete: bool) -> None:
-        """Say so if a recorded step did not come out as it had: it does not repeat, or something was not kept."""
+        """Note it if a recorded step differs from the original: it is not deterministic, or something was not kept."""
         if outcome.error is not None:
-            raised = f"{type(outcome.error).__name__}: {outcome.error}"
-            self._writer.note(f"Step {outcome.step} could not be recorded completely: replaying it raised {raised}.")
+            raised = f"replaying it raised {type(outcome.error).__name__}: {outcome.error}"
+            if isinstance(outcome.error, NotReplayable):
+                raised = f"{outcome.error}: {_why_different(path[1][-1])}"
+            self._writer.note(f"Step {outcome.step} could not be recorded completely: {raised}.")
         elif outcome.first_difference is None or self.compiles:
             return
-        elif num_ranks() == 1 and not is_reproducible(self._training, *path):
+        elif not self.ranks.several and not is_reproducible(self._training, *path):
             self._replay_into_folder(path, is_complete=is_complete)
         else:
-            self._writer.note(f"Step {outcome.step} was recorded from a replay {_describe_difference(outcome)}.")
+            why = _describe_difference(outcome, path[1][-1])
+            self._writer.note(f"Step {outcome.step} was recorded from a replay {why}.")
 
     # -- investigating -------------------------------------------------------------------------------------------------
 
@@ -220,7 +348,7 @@ class Investigator:
         snapshot, tapes = path
         step = tapes[-1].step
         is_fine = all_finite([kept for _, kept in snapshot.state.tensors])
-        if not all_agree(f"fine-{step}", str(is_fine)) or not is_fine:
+        if not self._all_agree(f"fine-{step}", str(is_fine)) or not is_fine:
             return None
         first = self._first_bad_step(path)
         if first < step:
@@ -233,14 +361,15 @@ class Investigator:
         last = path[1][-1].step
         if len(path[1]) == 1:
             return last
-        outcome = replay_steps(self._training, *path, until_bad=num_ranks() == 1)
+        gate = self.ranks.gate(f"search-{last}")
+        outcome = replay_steps(self._training, *path, until_bad=gate is None, gate=gate)
         mine = last if outcome.first_bad_step is None else outcome.first_bad_step
-        steps = exchange(f"first-bad-{last}", str(mine))
+        steps = self.ranks.exchange(f"first-bad-{last}", str(mine))
         return mine if steps is None else min(map(int, steps))
 
     def _probe_spike(self, path: ReplayPath) -> None:
-        """Write down whether the batch of a step whose loss jumped is to blame, or the state; one rank alone can."""
-        if num_ranks() > 1:
+        """Measure whether the batch or the state made a loss jump; only without other ranks."""
+        if self.ranks.several:
             return
         step = path[1][-1].step
         try:
@@ -251,17 +380,35 @@ class Investigator:
             self._writer.write(Failure.of(error, check="probe", name="spike", step=step))
             return
         if found is not None:
-            self._writer.write_probe({"step": step, **found})
+            self._writer.write(found)
+
+    def _try_changes(self, path: ReplayPath, *, is_spike: bool) -> None:
+        """Play the steps that led to a bad one with one thing changed at a time, and write what came of it."""
+        step, until = path[1][-1].step, time.process_time() + _WHAT_IF_SECONDS
+        try:
+            for found in try_changes(
+                self._training, path, self._sites, bad_site=self._bad_site(step), is_spike=is_spike, until=until
+            ):
+                self._writer.write(found)
+        except Exception as error:
+            self._writer.write(Failure.of(error, check="probe", name="what-if", step=step))
+
+    def _bad_site(self, step: int) -> str | None:
+        """Return where the first bad value of a replayed step was computed, if an op computed it."""
+        if step not in self._replayed:
+            return None
+        place = find_origin(Run.open(replay_path(self._writer.folder, step=step)), step=step, rank=self._writer.rank)
+        return place.site if place is not None and place.kind == "op" else None
 
     def _replay_into_folder(self, path: ReplayPath, *, is_complete: bool) -> None:
-        snapshot, tapes = path
+        tapes = path[1]
         step = tapes[-1].step
         if step in self._replayed:
             return  # a later step went bad because of this one, which is known already
         self._replayed.add(step)
-        folder = replay_path(self._writer.folder, step=step)
-        info = replace(self._writer.info, name=f"step{step}")
-        writer = RunWriter.create(folder, info, rank=self._writer.rank, writes_info=True)
+        writer = self._create_replay_writer(step)
+        if not self._all_agree(f"write-{step}", "ready") or writer is None:
+            return
         sources = replay_sources()
         session = self._recording(writer, step, _EVERYTHING, sources=sources)
         inputs = StepInputsWriter(writer, self._training, self._sites)
@@ -272,29 +419,51 @@ class Investigator:
             with session.running():
                 yield
 
-        outcome = replay_steps(self._training, *path, around_last=around, sources=sources, is_complete=is_complete)
+        outcome = replay_steps(
+            self._training,
+            *path,
+            around_last=around,
+            sources=sources,
+            is_complete=is_complete,
+            gate=self.ranks.gate(f"replay-{step}"),
+        )
+        if isinstance(outcome.error, RanksApart):
+            return
         inputs.write_batch(tapes[-1])
-        is_fault = outcome.first_difference is None or num_ranks() > 1
+        is_fault = outcome.first_difference is None or self.ranks.several
         is_fault = is_fault or not is_reproducible(self._training, *path)
-        writer.write(_replay_info(snapshot, outcome, is_eager=self.compiles, is_fault=is_fault))
-        place = find_origin(Run.open(folder), step=step, rank=self._writer.rank)
+        writer.write(_replay_info(path, outcome, is_eager=self.compiles, is_fault=is_fault))
+        place = find_origin(Run.open(writer.folder), step=step, rank=self._writer.rank)
         bad = place.bad if place is not None and place.kind == "op" else None
-        if "True" in (exchange(f"catch-{step}", str(bad is not None)) or ()):
+        if "True" in (self.ranks.exchange(f"catch-{step}", str(bad is not None)) or ()):
             self._catch(bad, path, writer)
 
+    def _create_replay_writer(self, step: int) -> RunWriter | None:
+        """Create the folder of a replayed step; a rank of several that cannot says so before anything is replayed."""
+        folder = replay_path(self._writer.folder, step=step)
+        info = replace(self._writer.info, name=f"step{step}")
+        try:
+            return RunWriter.create(folder, info, rank=self._writer.rank, writes_info=True)
+        except RunFolderError as error:
+            if not self.ranks.several:
+                raise
+            self.leave(f"cannot write a replay: {error.args[0].splitlines()[0]}")
+            return None
+
     def _catch(self, bad: Event | None, path: ReplayPath, writer: RunWriter) -> None:
-        """Replay once more and keep the op that made the bad value; a rank that has none goes along."""
+        """Replay once more and keep the op that made the bad value; a rank that has none replays too."""
+        step = path[1][-1].step
+        gate = self.ranks.gate(f"catch-{step}-again")
         if bad is None:
-            replay_steps(self._training, *path)
+            replay_steps(self._training, *path, gate=gate)
             return
         sources = replay_sources()
         catcher = OpCatcher(bad, writer=writer)
-        step = path[1][-1].step
         session = self._recording(
             _Nothing(writer), step, RecordingSettings(inputs=True), sources=sources, judge=catcher
         )
         catcher.num_rows = lambda: session.num_rows
-        replay_steps(self._training, *path, around_last=session.running, sources=sources)
+        replay_steps(self._training, *path, around_last=session.running, sources=sources, gate=gate)
 
     def _recording(
         self,
@@ -309,11 +478,20 @@ class Investigator:
 
     # -- undoing -------------------------------------------------------------------------------------------------------
 
-    def undo(self, path: ReplayPath) -> None:
-        """Put the training back to where it was before the last step of the path, generators included."""
-        state_before(self._training, *path).install(self._training)
+    def undo(self, path: ReplayPath) -> bool:
+        """Put the training back to where it was before the last step of the path, generators included.
+
+        Several ranks do so only when all of them have rebuilt that state; say whether it was done.
+        """
+        step, state = path[1][-1].step, None
+        with contextlib.suppress(RanksApart):
+            state = state_before(self._training, *path, gate=self.ranks.gate(f"rebuild-{step}"))
+        if not self._all_agree(f"install-{step}", "ready") or state is None:
+            return False
+        state.install(self._training)
         if self._generators is not None:
             self._generators.restore()
+        return True
 
 
 class _EventsOnly:
@@ -345,41 +523,30 @@ class _Nothing(_EventsOnly):
         """Nothing."""
 
 
-def _raised_alone(anomalies: Sequence[Anomaly]) -> bool:
-    """Say whether the step raised something a replay can show: it must not run out of memory a second time.
-
-    Where one of several ranks raises, the others may be anywhere: they cannot replay together.
-    """
-    raised = [anomaly.name for anomaly in anomalies if anomaly.kind == "exception"]
-    return bool(raised) and num_ranks() == 1 and not {"OutOfMemoryError", "MemoryError"} & set(raised)
-
-
-def _must_undo(anomalies: Sequence[Anomaly]) -> bool:
-    """Say whether a step is to be undone; among several ranks only for what all of them see alike."""
-    shared = ("gradient", "weight")
-    return any(num_ranks() == 1 or anomaly.kind in shared for anomaly in anomalies)
-
-
 def _describe_path(path: ReplayPath | None) -> str:
     """Say from where to where a replay leads: ranks replay together only if that is the same on all."""
     return "nowhere" if path is None else f"{path[0].step} to {path[1][-1].step}"
 
 
-def _describe_difference(outcome: ReplayOutcome) -> str:
-    return (
-        f"that came out differently ({outcome.first_difference} differs first), though it repeats: the step depends on "
-        "something that is not kept, such as a variable of the script"
-    )
+def _describe_difference(outcome: ReplayOutcome, tape: StepTape) -> str:
+    why = _why_different(tape)
+    return f"that came out differently ({outcome.first_difference} differs first), though it repeats: {why}"
 
 
-def _replay_info(snapshot: Snapshot, outcome: ReplayOutcome, *, is_eager: bool, is_fault: bool) -> ReplayInfo:
+def _why_different(tape: StepTape) -> str:
+    if any(external.cuts_graph for external in tape.external):
+        return "a tensor in it was computed by code that the tape does not see, such as a custom autograd function"
+    return "the step depends on something that is not kept, such as a variable of the script"
+
+
+def _replay_info(path: ReplayPath, outcome: ReplayOutcome, *, is_eager: bool, is_fault: bool) -> ReplayInfo:
     note = None if outcome.error is None else f"the replay raised {type(outcome.error).__name__}: {outcome.error}"
     if not is_fault:
-        note = f"a replay {_describe_difference(outcome)}"
+        note = f"a replay {_describe_difference(outcome, path[1][-1])}"
     is_checked = outcome.error is None and is_fault
     return ReplayInfo(
         step=outcome.step,
-        snapshot_step=snapshot.step,
+        snapshot_step=path[0].step,
         is_identical=outcome.first_difference is None if is_checked else None,
         first_difference=outcome.first_difference,
         is_eager=is_eager,

@@ -12,9 +12,9 @@ from roundoff.record.reference import IntroducedError
 from roundoff.record.reference.exact_rerun import run_in_fp64
 from roundoff.record.reference.op_call import OpCall, Signature, list_tensors
 from roundoff.record.tensor_bytes import bytes_of, file_dtype
-from roundoff.record.torch_private import OpOverload
 from roundoff.runs import JsonValue, Origin, RunWriter, TensorWriter
 from roundoff.runs.records.event import Event
+from roundoff.torch_private import OpOverload
 
 
 class OpCatcher:
@@ -54,11 +54,11 @@ class OpCatcher:
     def _write(self, call: OpCall, results: list[Tensor], bad: Tensor) -> None:
         exact = _in_fp64(call)
         with self._writer.origin_tensors() as file:
-            arguments = {name: _argument(file, name, value) for name, value in call.items()}
+            arguments = {name: save_argument(file, name, value) for name, value in call.items()}
             for number, x in enumerate(results):
-                _add(file, f"output{number}", x)
+                save_tensor(file, f"output{number}", x)
             for number, x in enumerate(exact or ()):
-                _add(file, f"fp64_output{number}", x)
+                save_tensor(file, f"fp64_output{number}", x)
         event = self._bad
         nonfinite = (~torch.isfinite(bad)).nonzero()
         self._writer.write(
@@ -67,7 +67,7 @@ class OpCatcher:
                 phase=event.phase,
                 site=event.site,
                 op=event.op_name,
-                overload=call.signature.op._schema.name + "." + call.signature.op._overloadname,
+                overload=overload_name(call.signature.op),
                 microbatch=event.microbatch,
                 parameter=event.parameter,
                 source=event.source,
@@ -99,20 +99,28 @@ def _absmax(results: Sequence[Tensor]) -> float:
     return max((float(x.max()) for x in finite if x.numel()), default=0.0)
 
 
-def _argument(file: TensorWriter, name: str, value: Any) -> JsonValue:
+def save_argument(file: TensorWriter, name: str, value: Any) -> JsonValue:
+    """Write the tensors of an argument into a file, and return the argument with their names in their place."""
     if isinstance(value, Tensor):
-        _add(file, name, value)
+        save_tensor(file, name, value)
         return {"tensor": name} if value.is_contiguous() else {"tensor": name, "stride": list(value.stride())}
     if isinstance(value, (list, tuple)) and list_tensors(value):
-        return [_argument(file, f"{name}.{number}", item) for number, item in enumerate(value)]
+        return [save_argument(file, f"{name}.{number}", item) for number, item in enumerate(value)]
     if isinstance(value, (list, tuple)):
-        return [_argument(file, name, item) for item in value]
+        return [save_argument(file, name, item) for item in value]
     if value is None or isinstance(value, (bool, int, float, str)):
         return value
     return {"repr": repr(value)}
 
 
-def _add(file: TensorWriter, key: str, x: Tensor) -> None:
+def save_tensor(file: TensorWriter, key: str, x: Tensor) -> None:
+    """Write a tensor into a file, if files have a name for its dtype."""
     dtype = file_dtype(x)
     if dtype is not None:
         file.add(key, bytes_of(x), dtype=dtype, shape=tuple(x.shape))
+
+
+def overload_name(op: Any) -> str:
+    """Return the name of an operator with that of its overload, `aten::bmm.default`; torch leaves out the default."""
+    name = str(op.name())
+    return name if "." in name.partition("::")[2] else f"{name}.default"

@@ -13,10 +13,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from roundoff.kernels.host_copies import Reading, read_now
 from roundoff.record.source_lines import Sources
-from roundoff.record.torch_private import hidden_from_modes, local_tensor, seen_as_in_training
-from roundoff.replay.arguments import EarlierStepTensor, ExternalTensor, fill_in, tensors_of
+from roundoff.replay.arguments import EarlierStepTensor, ExternalTensor, NotReplayable, fill_in, tensors_of
 from roundoff.replay.generators import restore_torch
+from roundoff.replay.rank_consensus import CollectiveGate
 from roundoff.replay.snapshots import Snapshot
 from roundoff.replay.state import Training, TrainingState, same_bits
 from roundoff.replay.step_tape import (
@@ -29,6 +30,7 @@ from roundoff.replay.step_tape import (
     StepTape,
     TapeEntry,
 )
+from roundoff.torch_private import foreach_norm, hidden_from_modes, local_tensor, seen_as_in_training
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,6 +56,7 @@ def replay_steps(
     sources: Sources | None = None,
     is_complete: bool = False,
     until_bad: bool = False,
+    gate: CollectiveGate | None = None,
 ) -> ReplayOutcome:
     """Run the steps of `tapes` again from `snapshot`; afterwards the training is in its own state again.
 
@@ -62,20 +65,23 @@ def replay_steps(
         snapshot: the state to start from.
         tapes: the steps to run; the last is the one of interest.
         around_last: makes a block to run the last step in, such as a recording.
-        sources: told which line of the user's code is being run.
+        sources: gets the line of the user's code that is being run.
         is_complete: the live training is where the last step ended, so compare weights, buffers and optimizer state.
         until_bad: stop after the first step that leaves a weight or buffer with NaN or infinity.
+        gate: what collectives pass through if several ranks replay together.
     """
     difference: str | None = None
     bad_step: int | None = None
-    playing = _StepPlayer(tapes)
-    with snapshot.state.swapped_in(training) as own, silenced():
+    playing = StepPlayer(tapes, gate)
+    with _leaving(gate), snapshot.state.swapped_in(training) as own, discarding_output():
         for tape in tapes:
             is_last = tape is tapes[-1]
             try:
                 with around_last() if is_last else contextlib.nullcontext():
                     losses = playing.play(tape, sources if is_last else None)
             except Exception as error:
+                if gate is not None:
+                    gate.leave(error)
                 return ReplayOutcome(step=tape.step, first_difference=difference, first_bad_step=bad_step, error=error)
             if difference is None and not _same_losses(losses, tape.losses):
                 difference = f"the loss of step {tape.step}"
@@ -97,19 +103,21 @@ def is_reproducible(training: Training, snapshot: Snapshot, tapes: Sequence[Step
     """Say whether two replays of the same steps agree with each other, whatever the training itself computed."""
     ends: list[list[Tensor]] = []
     for _ in range(2):
-        with snapshot.state.swapped_in(training), silenced():
-            playing = _StepPlayer(tapes)
+        with snapshot.state.swapped_in(training), discarding_output():
+            playing = StepPlayer(tapes)
             losses = [loss for tape in tapes for loss in playing.play(tape)]
             ends.append([*losses, *(x.detach().clone() for x in training.tensors())])
     first, second = ends
     return len(first) == len(second) and all(same_bits(a, b) for a, b in zip(first, second, strict=True))
 
 
-def state_before(training: Training, snapshot: Snapshot, tapes: Sequence[StepTape]) -> TrainingState:
+def state_before(
+    training: Training, snapshot: Snapshot, tapes: Sequence[StepTape], *, gate: CollectiveGate | None = None
+) -> TrainingState:
     """Return the state before the last of the steps, rebuilt from the snapshot."""
     state = TrainingState()
-    playing = _StepPlayer(tapes)
-    with snapshot.state.swapped_in(training), silenced():
+    playing = StepPlayer(tapes, gate)
+    with _leaving(gate), snapshot.state.swapped_in(training), discarding_output():
         for tape in tapes[:-1]:
             playing.play(tape)
         state.take(training)
@@ -119,26 +127,41 @@ def state_before(training: Training, snapshot: Snapshot, tapes: Sequence[StepTap
 
 def all_finite(tensors: Sequence[Tensor]) -> bool:
     """Say whether every number in the floating-point tensors is finite; one transfer from their device."""
-    return first_nonfinite_tensor(tensors) is None
+    return not read_now(nonfinite_tensors(tensors))
 
 
-def first_nonfinite_tensor(tensors: Sequence[Tensor]) -> int | None:
-    """Return the index of the first tensor with NaN or infinity, or None; one transfer from their device."""
-    own = [x if (local := local_tensor(x)) is None else local for x in tensors]  # of a sharded one, this rank's part
-    places = [place for place, x in enumerate(own) if x.is_floating_point() and x.numel()]
-    if not places:
-        return None
+def nonfinite_tensors(tensors: Sequence[Tensor]) -> Reading[list[int]]:
+    """Return the places of tensors with NaN or infinity; one tensor is read from each device."""
+    found = [(place, x) for place, tensor in enumerate(tensors) if (x := _numbers_in(tensor)) is not None and x.numel()]
+    if not found:
+        return []
     with torch.no_grad():
-        norms = torch._foreach_norm([own[place].detach() for place in places], float("inf"))
-        flags = torch.stack([torch.isfinite(norm.float()) for norm in norms])
-    return next((place for place, fine in zip(places, flags.tolist(), strict=True) if not fine), None)
+        norms = foreach_norm([x for _, x in found], float("inf"))
+        by_device: dict[torch.device, list[tuple[int, Tensor]]] = {}
+        for (place, _), norm in zip(found, norms, strict=True):
+            by_device.setdefault(norm.device, []).append((place, torch.isfinite(norm.float())))
+        flags = [torch.stack([flag for _, flag in group]) for group in by_device.values()]
+    places = [place for group in by_device.values() for place, _ in group]
+    fine = [is_fine for read in (yield flags) for is_fine in read.tolist()]
+    return sorted(place for place, is_fine in zip(places, fine, strict=True) if not is_fine)
+
+
+def _numbers_in(x: Tensor) -> Tensor | None:
+    """Return the numbers of a tensor as a plain one; None if it has none that can be infinite, or is nested."""
+    local = local_tensor(x)
+    x = (x if local is None else local).detach()  # of a sharded one, this rank's part
+    if x.is_nested or x.is_quantized or not (x.is_floating_point() or x.is_complex()):
+        return None
+    if x.layout is torch.strided:
+        return x
+    return x.coalesce().values() if x.layout is torch.sparse_coo else x.values()
 
 
 class Player:
     """Makes the calls of one step again, unchanged or with one thing changed.
 
     Args:
-        sources: told which line of the user's code is being run.
+        sources: gets the line of the user's code that is being run.
         change: returns the replacement for an external tensor.
         is_training: the mode to run every model in, instead of its own.
         forward_only: leave out backward, clipping and optimizer steps.
@@ -212,8 +235,12 @@ class Player:
         is_training = call.is_training if self._is_training is None else self._is_training
         if call.module.training != is_training or self._is_training is not None:
             call.module.train(is_training)
+        args, kwargs = self._fill_in(call.args), self._fill_in(call.kwargs)
         with self._in_ambient(call.ambient):
-            output = call.module(*self._fill_in(call.args), **self._fill_in(call.kwargs))
+            if call.replaced:
+                output = torch.func.functional_call(call.module, self._fill_in(call.replaced), args, kwargs)
+            else:
+                output = call.module(*args, **kwargs)
         self.outputs.append(output)
         self._keep(output, call.num_results)
 
@@ -256,7 +283,7 @@ class Player:
     def _keep(self, result: Any, num_results: int) -> None:
         found = list(tensors_of(result))
         if len(found) != num_results:
-            raise RuntimeError(f"a call returned {len(found)} tensors and had returned {num_results} before")
+            raise NotReplayable(f"in its replay a call returned {len(found)} tensors instead of {num_results}")
         self.results.extend(found)
 
     def _fill_in(self, value: Any) -> Any:
@@ -275,18 +302,22 @@ class Player:
         return known
 
 
-class _StepPlayer:
+class StepPlayer:
     """Plays one step after the other and keeps the results into whose graphs later steps continue."""
 
-    def __init__(self, tapes: Sequence[StepTape]) -> None:
+    def __init__(self, tapes: Sequence[StepTape], gate: CollectiveGate | None = None) -> None:
+        self._gate = gate
         self._reached = {step for tape in tapes for step in tape.reached_steps}
         self._earlier: dict[int, list[Tensor]] = {}
 
     def play(self, tape: StepTape, sources: Sources | None = None) -> list[Tensor]:
         """Play a step and return its losses."""
         player = Player(sources, earlier=self._earlier)
-        with seen_as_in_training():  # a recipe computes through a dispatch mode, which `swapped_in` hides
+        # A recipe computes through a dispatch mode, which `swapped_in` hides.
+        with seen_as_in_training(), self._gate or contextlib.nullcontext():
             player.play(tape.entries)
+        if self._gate is not None:
+            self._gate.check()
         if tape.step in self._reached:
             self._earlier[tape.step] = player.results
         return player.losses
@@ -297,7 +328,18 @@ def _same_losses(replayed: Sequence[Tensor], taped: Sequence[Tensor]) -> bool:
 
 
 @contextlib.contextmanager
-def silenced() -> Iterator[None]:
+def _leaving(gate: CollectiveGate | None) -> Iterator[None]:
+    """Tell the other ranks when an exception ends a replay."""
+    try:
+        yield
+    except BaseException as error:
+        if gate is not None:
+            gate.leave(error)
+        raise
+
+
+@contextlib.contextmanager
+def discarding_output() -> Iterator[None]:
     """Discard what models print during a replay: the user has seen it already."""
     with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
         yield

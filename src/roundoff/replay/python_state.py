@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import inspect
 import random
 import sys
 import threading
@@ -10,14 +11,15 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from types import FrameType, FunctionType, MethodType, ModuleType
 from typing import Any
+from weakref import ref
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
 from roundoff.record.source_lines import is_users_file
-from roundoff.record.torch_private import preserved_versions
 from roundoff.replay.swapping import copy_value
+from roundoff.torch_private import preserved_versions
 
 _MAX_OBJECTS = 10_000
 """Longer containers are not copied, and at most this many objects are visited."""
@@ -82,26 +84,27 @@ def restoring_python_state(modules: Iterable[nn.Module], *, but: Callable[[Tenso
 def _roots(modules: Iterable[nn.Module]) -> Iterator[Any]:
     """Yield where the search starts: the files of the models first, since at most `_MAX_OBJECTS` are visited."""
     known = list(modules)
-    if not _other_threads_run_users_code():  # what another thread writes to a variable in the meantime must stay
+    if not other_threads_run_users_code():  # what another thread writes to a variable in the meantime must stay
         yield from _variables_of_files(known)
     for module in known:
         yield from own_attributes(module).values()
         for name in _HOOKS:
             yield from getattr(module, name, {}).values()
-        yield type(module).forward
+        yield inspect.getattr_static(type(module), "forward", None)  # a scripted module's is no attribute of its class
 
 
 def _variables_of_files(modules: Iterable[nn.Module]) -> Iterator[dict[str, Any]]:
     for kind in {type(module) for module in modules}:
         file = sys.modules.get(kind.__module__)
-        if file is not None and _is_users(file) and isinstance(kind.forward, FunctionType):
-            yield kind.forward.__globals__
+        forward = inspect.getattr_static(kind, "forward", None)
+        if file is not None and _is_users(file) and isinstance(forward, FunctionType):
+            yield forward.__globals__
     for file in list(sys.modules.values()):
         if isinstance(file, ModuleType) and _is_users(file):
             yield vars(file)
 
 
-def _other_threads_run_users_code() -> bool:
+def other_threads_run_users_code() -> bool:
     """Say whether another thread runs the user's code or may begin to; threads of libraries do not count."""
     if threading.active_count() == 1:
         return False
@@ -240,15 +243,16 @@ class ModuleAttributes:
     """A copy of the attributes of modules that steps change and that are not buffers: a hidden state, a counter."""
 
     def __init__(self, modules: Iterable[nn.Module], *, is_state: Callable[[Tensor], bool]) -> None:
-        self._kept = [(module, dict(_plain_attributes(module, is_state)), _names(module)) for module in modules]
+        self._kept = [(ref(module), dict(_plain_attributes(module, is_state)), _names(module)) for module in modules]
 
     @contextlib.contextmanager
     def swapped_in(self, modules: Iterable[nn.Module]) -> Iterator[None]:
         """Give the modules these attributes inside the block; those of `modules` that are new since keep theirs."""
-        known = {id(module): module for module, _, _ in self._kept} | {id(module): module for module in modules}
+        kept_modules = [(m, kept, names) for alive, kept, names in self._kept if (m := alive()) is not None]
+        known = {id(module): module for module, _, _ in kept_modules} | {id(module): module for module in modules}
         own = [(module, dict(vars(module))) for module in known.values()]
         try:
-            for module, kept, names in self._kept:
+            for module, kept, names in kept_modules:
                 for name in _names(module) - names:
                     del vars(module)[name]
                 vars(module).update({name: copy_value(value) for name, value in kept.items()})

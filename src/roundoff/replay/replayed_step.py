@@ -15,13 +15,16 @@ from torch import Tensor, nn
 
 from roundoff.precision.optimizer import RecipeOptimizer
 from roundoff.record.loop.sites import Sites
-from roundoff.record.torch_private import local_tensor, seen_as_in_training
 from roundoff.replay.arguments import external_tensors_in
-from roundoff.replay.player import Player, silenced, state_before
+from roundoff.replay.player import Player, discarding_output, state_before
+from roundoff.replay.python_state import own_attributes
 from roundoff.replay.snapshots import Snapshot
 from roundoff.replay.state import Training, parameters_of
-from roundoff.replay.step_tape import ModelEntry, StepTape, flatten_entries
-from roundoff.runs import JsonValue
+from roundoff.replay.step_tape import BackwardEntry, ModelEntry, StepTape, flatten_entries
+from roundoff.runs import SpikeProbe
+from roundoff.torch_private import local_tensor, seen_as_in_training
+
+_MAX_CHANGED = 8
 
 
 class ReplayedCodeRaised(Exception):
@@ -54,12 +57,12 @@ class ReplayedStep:
         """Whether a recipe rounds: samples of a batch share a scale, and gradients ignore the rounding."""
         calls = [entry for entry in flatten_entries(self.tape.entries) if isinstance(entry, ModelEntry)]
         used = {id(parameter) for call in calls for parameter in call.module.parameters()}
-        return any(_rounds(optimizer) and _updates(optimizer, used) for optimizer in self.training.recipes())
+        return any(_rounds(optimizer) and updates(optimizer, used) for optimizer in self.training.recipes())
 
     @contextlib.contextmanager
     def in_state(self) -> Iterator[None]:
         """Put the training into the state before the step, inside the block."""
-        with self._state.swapped_in(self.training), silenced(), seen_as_in_training():
+        with self._state.swapped_in(self.training), discarding_output(), seen_as_in_training():
             yield
 
     def play(self, tape: StepTape | None = None, **changes: Any) -> Player:
@@ -80,7 +83,7 @@ def _rounds(optimizer: RecipeOptimizer) -> bool:
     return optimizer.recipe.compute != "plain" or bool(optimizer.recipe.least_activation_bits)
 
 
-def _updates(optimizer: RecipeOptimizer, parameters: set[int]) -> bool:
+def updates(optimizer: RecipeOptimizer, parameters: set[int]) -> bool:
     """Say whether an optimizer, which may be left over from an earlier training, updates any of the parameters."""
     return any(
         id(x) in parameters for x in (*parameters_of(optimizer), *(parameter for parameter, _ in optimizer.stand_ins))
@@ -98,9 +101,7 @@ def mean_loss(player: Player) -> float | None:
     return math.fsum(values) / len(values) if values else None
 
 
-def spike_probe(
-    training: Training, snapshot: Snapshot, tapes: Sequence[StepTape], sites: Sites
-) -> dict[str, JsonValue] | None:
+def spike_probe(training: Training, snapshot: Snapshot, tapes: Sequence[StepTape], sites: Sites) -> SpikeProbe | None:
     """Play the last step with the batch of the previous step, and in the state before the previous step.
 
     None if the snapshot leads to no other step.
@@ -108,29 +109,87 @@ def spike_probe(
     if len(tapes) < 2:
         return None
     here, earlier = ReplayedStep(training, snapshot, tapes, sites), ReplayedStep(training, snapshot, tapes[:-1], sites)
+    changed_attributes, with_changed = _play_with_changed_attributes(here)
+    worst_sample, worst_loss = _find_worst_sample(here)
+    return SpikeProbe(
+        step=tapes[-1].step,
+        loss=_loss(here, tapes[-1]),
+        other_batch=_loss(here, tapes[-2]),
+        earlier_state=_loss(earlier, tapes[-1]),
+        previous=_loss(earlier, tapes[-2]),
+        previous_in_training=_loss_in_training(tapes[-2]),
+        changed_attributes=changed_attributes,
+        with_changed=with_changed,
+        changed_shapes=_changed_shapes(tapes),
+        batch_size=here.batch_size,
+        worst_sample=worst_sample,
+        worst_loss=worst_loss,
+    )
+
+
+def _changed_shapes(tapes: Sequence[StepTape]) -> tuple[str, ...]:
+    """Say which inputs have other shapes than in the steps before, if those had all the same; the batch size aside."""
+    shapes = [_sample_shapes(tape) for tape in tapes]
+    before, here = shapes[-2], shapes[-1]
+    if len(before) != len(here) or any(each != before for each in shapes[:-1]):
+        return ()
+    return tuple(f"{old} to {new}" for old, new in zip(before, here, strict=True) if old != new)
+
+
+def _sample_shapes(tape: StepTape) -> list[tuple[int, ...]]:
+    calls = [entry for entry in flatten_entries(tape.entries) if isinstance(entry, ModelEntry)]
+    given = external_tensors_in([(call.args, call.kwargs) for call in calls])
+    return [tuple(x.copy.shape[1:]) for x in given if not x.copy.is_nested]
+
+
+def _play_with_changed_attributes(step: ReplayedStep) -> tuple[tuple[str, ...], float | None]:
+    """Return the numbers and flags of modules that the script itself changed, as text, and the loss with those."""
+    live = _settings_of(step.training.modules())
+    with step.in_state():
+        step.play(forward_only=True)
+        played = _settings_of(step.training.modules())
+    changed = [
+        (module, name)
+        for module, name in live
+        if (module, name) in played and played[module, name] != live[module, name]
+    ]
+    if not changed:
+        return (), None
+    with step.in_state():
+        for module, name in changed:
+            setattr(module, name, live[module, name])
+        loss = mean_loss(step.play(forward_only=True))
+    sites = step.sites
+    texts = (
+        f"{sites.names[sites.of_module(module, 0)]}.{name} was {played[module, name]}, is {live[module, name]}"
+        for module, name in changed[:_MAX_CHANGED]
+    )
+    return tuple(texts), loss
+
+
+def _settings_of(modules: Iterable[nn.Module]) -> dict[tuple[nn.Module, str], Any]:
     return {
-        "probe": "spike",
-        "loss": _loss(here, tapes[-1]),
-        "other_batch": _loss(here, tapes[-2]),
-        "earlier_state": _loss(earlier, tapes[-1]),
-        **_worst_sample(here),
+        (module, name): value
+        for module in modules
+        for name, value in own_attributes(module).items()
+        if isinstance(value, (bool, int, float, str)) and name != "training"
     }
 
 
-def _worst_sample(step: ReplayedStep) -> dict[str, JsonValue]:
-    """Find the sample with the largest loss by halving the batch, in eval mode, and its loss."""
-    found: dict[str, JsonValue] = {"batch_size": step.batch_size, "worst_sample": None, "worst_loss": None}
+def _find_worst_sample(step: ReplayedStep) -> tuple[int | None, float | None]:
+    """Return the sample with the largest loss, found by halving the batch in eval mode, and that loss."""
     if step.batch_size is None:
-        return found
+        return None, None
     first, end, loss = 0, step.batch_size, 0.0
-    with contextlib.suppress(ReplayedCodeRaised):  # a model may accept batches of one size only
+    try:
         while end - first > 1:
             middle = (first + end) // 2
             halves = [_loss_of(step, slice(*bounds)) for bounds in ((first, middle), (middle, end))]
             first, end = (first, middle) if halves[0] >= halves[1] else (middle, end)
             loss = max(halves)
-        found.update({"worst_sample": first, "worst_loss": loss})
-    return found
+    except ReplayedCodeRaised:
+        return None, None  # a model may accept batches of one size only
+    return first, loss
 
 
 def _loss_of(step: ReplayedStep, part: slice) -> float:
@@ -143,6 +202,13 @@ def _loss_of(step: ReplayedStep, part: slice) -> float:
 def _loss(step: ReplayedStep, batch: StepTape) -> float | None:
     with step.in_state():
         return mean_loss(step.play(batch, forward_only=True))
+
+
+def _loss_in_training(tape: StepTape) -> float | None:
+    """Return the mean loss that a step had when the loop made it."""
+    entries = flatten_entries(tape.entries)
+    values = [float(e.loss) for e in entries if isinstance(e, BackwardEntry) and e.loss is not None]
+    return math.fsum(values) / len(values) if values else None
 
 
 def perturb_parameters_(modules: Iterable[nn.Module]) -> None:

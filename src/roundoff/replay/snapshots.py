@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
+from typing import TypeAlias
 
 from roundoff.replay.state import Training, TrainingState
 from roundoff.replay.step_tape import StepTape
+from roundoff.words import size_text
 
 _MAX_INTERVAL = 64
 """At most this many steps between two snapshots: a replay has to run through them."""
@@ -19,6 +21,21 @@ class Snapshot:
     step: int
     state: TrainingState
     tapes: list[StepTape] = field(default_factory=list)
+    num_tape_bytes: int = 0
+    _counted: set[int] = field(default_factory=set)
+
+    def add(self, tape: StepTape) -> None:
+        """Keep the tape of a step; a tensor that several steps use is one copy."""
+        self.tapes.append(tape)
+        self.num_tape_bytes += tape.num_generator_bytes
+        for external in tape.external:
+            if id(external) not in self._counted:  # none of them dies before this snapshot
+                self._counted.add(id(external))
+                self.num_tape_bytes += external.num_bytes
+
+
+ReplayPath: TypeAlias = tuple[Snapshot, list[StepTape]]
+"""Where a replay starts, and the steps it goes through; the last is the one that matters."""
 
 
 class Snapshots:
@@ -38,13 +55,20 @@ class Snapshots:
         """What the user should know: the model is too large for two snapshots, or for any."""
         self._training = training
         self._memory_bytes = memory_bytes
+        self.max_tape_bytes = memory_bytes // 4
         self._share = share
         self._ring: list[Snapshot] = []
         self._spare: TrainingState | None = None
+        self._aside: ReplayPath | None = None
         self._keeps = 2
         self._is_off = False
         self._num_state_bytes = 0
         self._num_tape_bytes = 0
+
+    @property
+    def is_off(self) -> bool:
+        """Whether no state fits into the memory limit, so that nothing can be replayed."""
+        return self._is_off
 
     @property
     def latest(self) -> Snapshot | None:
@@ -73,6 +97,8 @@ class Snapshots:
             return
         if len(self._ring) >= self._keeps:
             self._spare = self._ring.pop(0).state
+        if self._keeps == 1:
+            self._drop_aside()
         state, self._spare = self._spare or TrainingState(), None
         state.take(self._training)
         self._ring.append(Snapshot(step, state))
@@ -88,11 +114,13 @@ class Snapshots:
         """Keep the tape of a step that closed; no step can be rebuilt across one that cannot be replayed."""
         if not self._ring:
             return
-        self._ring[-1].tapes.append(tape)
-        self._num_tape_bytes = self._tape_bytes()
+        self._ring[-1].add(tape)
+        if tape.can_be_replayed:
+            self._drop_aside()
+        self._num_tape_bytes = sum(snapshot.num_tape_bytes for snapshot in self._ring)
         if tape.why_not_replayable is not None:
             self.forget()
-        elif self._num_tape_bytes > self._memory_bytes // 2:
+        elif self._num_tape_bytes > self.max_tape_bytes:
             self.interval = max(1, self.interval // 2)
             if len(self._ring) > 1:
                 self._spare = self._ring.pop(0).state
@@ -105,20 +133,43 @@ class Snapshots:
             self._spare = self._ring[-1].state
         self._ring.clear()
 
-    def drop_references(self) -> None:
-        """Let go of a training that has ended, so that its memory can be freed."""
+    def set_aside(self) -> None:
+        """Keep the last step that can be rebuilt for experiments, and start over at the next: taping pauses."""
+        tapes = [tape for snapshot in self._ring for tape in snapshot.tapes]
+        self._aside = self.path_to(tapes[-1].step, among=[]) if tapes else None
+        if self._aside is None:
+            self.forget()
+        self._ring.clear()
+
+    def _drop_aside(self) -> None:
+        if self._aside is not None:
+            self._spare, self._aside = self._aside[0].state, None
+
+    @property
+    def has_aside(self) -> bool:
+        """Whether a step from before the pause is kept."""
+        return self._aside is not None
+
+    def path_to_last(self) -> ReplayPath | None:
+        """Return what leads to the last step that can be rebuilt, from before the pause if nothing is taped."""
+        tapes = [tape for snapshot in self._ring for tape in snapshot.tapes]
+        path = (self.path_to(tapes[-1].step, among=[]) if tapes else None) or self._aside
+        return path if path is not None and all(tape.can_be_replayed for tape in path[1]) else None
+
+    def release(self) -> None:
+        """Let go of everything, so that its memory can be freed."""
+        self._aside = None
         self._ring.clear()
         self._spare = None
+        self._num_state_bytes = self._num_tape_bytes = 0
 
-    def path_to(
-        self, step: int, *, among: list[StepTape], earliest: bool = False
-    ) -> tuple[Snapshot, list[StepTape]] | None:
+    def path_to(self, step: int, *, among: list[StepTape], earliest: bool = False) -> ReplayPath | None:
         """Return a snapshot to start from, the latest or the earliest, and the tapes from there to `step`.
 
         `among` are tapes that were not added yet. None if no snapshot leads to the step without a gap.
         """
         tapes = [tape for snapshot in self._ring for tape in snapshot.tapes] + among
-        by_step = {tape.step: tape for tape in tapes if tape.why_not_replayable is None}
+        by_step = {tape.step: tape for tape in tapes if tape.can_be_replayed}
         for snapshot in self._ring if earliest else reversed(self._ring):
             needed = range(snapshot.step, step + 1)
             if needed and all(number in by_step for number in needed):
@@ -127,25 +178,17 @@ class Snapshots:
                     return snapshot, path
         return None
 
-    def _tape_bytes(self) -> int:
-        seen = {
-            id(external): external.num_bytes
-            for snapshot in self._ring
-            for tape in snapshot.tapes
-            for external in tape.external
-        }
-        return sum(seen.values())
-
     def _fits(self) -> bool:
-        """Decide how many snapshots fit: a state is the weights and about twice as much optimizer state."""
-        one = 3 * self._training.num_bytes
-        if 2 * one > self._memory_bytes:
+        """Decide how many snapshots fit, together with the state and the gradients of a replay."""
+        one = self._training.num_state_bytes
+        replay = one + self._training.num_bytes
+        if 2 * one + replay > self._memory_bytes:
             self._keeps = 1
-            self.note = f"one snapshot instead of two: a state takes about {one / 2**20:.0f} MB"
-        if one > self._memory_bytes:
+            self.note = f"one snapshot instead of two: a state takes about {size_text(one)}"
+        if one + replay > self._memory_bytes:
             self._is_off = True
             self.note = (
-                f"no snapshots, so no replay: a state takes about {one / 2**20:.0f} MB, "
-                f"and --snapshot-memory allows {self._memory_bytes / 2**20:.0f} MB"
+                f"no snapshots, so no replay: a snapshot and a replay take about {size_text(one + replay)}, "
+                f"and --snapshot-memory allows {size_text(self._memory_bytes)}"
             )
         return not self._is_off

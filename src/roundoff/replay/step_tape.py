@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from roundoff.replay.arguments import ExternalTensor
+from roundoff.replay.arguments import ExternalTensor, Live, resolve
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +38,8 @@ _PLAIN_WITHOUT_GRADIENTS = Ambient(False, ())
 class ModelEntry:
     """The loop called a model, or any module."""
 
-    module: nn.Module
+    owner: Any
+    """The module, or what stands for it without keeping it alive."""
     args: Any
     kwargs: Any
     ambient: Ambient
@@ -48,6 +49,13 @@ class ModelEntry:
     raised: bool = False
     """Whether it raised an exception that the loop caught."""
     line: tuple[str, int] | None = None
+    replaced: Any = None
+    """Tensors by name that `torch.func.functional_call` put in the place of parameters and buffers."""
+
+    @property
+    def module(self) -> nn.Module:
+        """The module that was called."""
+        return cast(nn.Module, resolve(self.owner))
 
 
 @dataclass(slots=True, eq=False)
@@ -79,22 +87,34 @@ class BackwardEntry:
 class LoopEntry:
     """The loop called zero_grad, clipping, or a method of a scaler."""
 
-    function: Callable[..., Any]
+    called: Any
+    """The function, or what stands for a method without keeping its owner alive."""
     args: Any
     kwargs: Any
     line: tuple[str, int] | None
     raised: bool = False
+
+    @property
+    def function(self) -> Callable[..., Any]:
+        """The function that was called."""
+        return cast(Callable[..., Any], resolve(self.called))
 
 
 @dataclass(slots=True, eq=False)
 class StepEntry:
     """An optimizer stepped; `closures` holds what its closure did, once for each time it was called."""
 
-    optimizer: Optimizer
+    owner: Any
+    """The optimizer, or what stands for it without keeping it alive."""
     settings: list[dict[str, Any]]
     """Learning rate and other settings, by parameter group."""
     line: tuple[str, int] | None
     closures: list[list[TapeEntry]] = field(default_factory=list)
+
+    @property
+    def optimizer(self) -> Optimizer:
+        """The optimizer that stepped."""
+        return cast(Optimizer, resolve(self.owner))
 
 
 TapeEntry = ModelEntry | FunctionEntry | BackwardEntry | LoopEntry | StepEntry
@@ -107,10 +127,19 @@ class StepTape:
     step: int
     entries: list[TapeEntry] = field(default_factory=list)
     external: list[ExternalTensor] = field(default_factory=list)
+    live: tuple[Live, ...] = ()
+    """What the script must still have for the step to be played again."""
     reached_steps: frozenset[int] = frozenset()
     """Earlier steps into whose graphs this one continues: it can be replayed only together with them."""
     why_not_replayable: str | None = None
     """Why the step cannot be replayed, if something could not be taped."""
+    num_generator_bytes: int = 0
+    """The size of the states of random generators."""
+
+    @property
+    def can_be_replayed(self) -> bool:
+        """Whether everything could be taped, and the script still has what the step used."""
+        return self.why_not_replayable is None and all(live.is_alive for live in self.live)
 
     @property
     def num_bytes(self) -> int:
@@ -136,6 +165,19 @@ def flatten_entries(entries: list[TapeEntry]) -> list[TapeEntry]:
             for closure in entry.closures:
                 found.extend(flatten_entries(closure))
     return found
+
+
+def estimate_ops(tape: StepTape) -> int:
+    """Return about how many ops a step has: a few for each module and function, forward and backward, and updates."""
+    count = 0
+    for entry in flatten_entries(tape.entries):
+        if isinstance(entry, ModelEntry):
+            count += 6 * sum(1 for _ in entry.module.modules())
+        elif isinstance(entry, FunctionEntry):
+            count += 3
+        elif isinstance(entry, StepEntry):
+            count += 8 * sum(len(group["params"]) for group in entry.optimizer.param_groups)
+    return count
 
 
 def number_results(entries: list[TapeEntry]) -> list[tuple[TapeEntry, range]]:

@@ -5,14 +5,16 @@ from __future__ import annotations
 import contextlib
 import copy
 from collections import defaultdict, deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from enum import Enum
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from roundoff.record.torch_private import local_tensor
+from roundoff.kernels.host_copies import HostCopy
+from roundoff.torch_private import foreach_copy_, local_tensor
 
 _CONTAINERS = (list, dict, deque, set)
 
@@ -27,7 +29,7 @@ def swapped_data(live: list[Tensor], copies: dict[int, Tensor]) -> Iterator[list
     try:
         for x, data in own:
             if local_tensor(x) is None:
-                x.data = copies.get(id(x), data).clone()
+                x.data = copies.get(id(x), data).to(data.device, copy=True)
             else:
                 local_part(x).copy_(copies.get(id(x), data))
         yield own
@@ -37,6 +39,22 @@ def swapped_data(live: list[Tensor], copies: dict[int, Tensor]) -> Iterator[list
                 x.data = data
             else:
                 local_part(x).copy_(data)
+
+
+def copy_all_(targets: Sequence[Tensor], sources: Sequence[Tensor]) -> None:
+    """Copy tensors into others of the same kinds: all at once as far as they are plain, wherever they are."""
+    places: dict[tuple[Any, ...], tuple[list[Tensor], list[Tensor]]] = {}
+    for target, source in zip(targets, sources, strict=True):
+        if target.device != source.device:
+            target.copy_(source, non_blocking=True)
+        elif target.layout is torch.strided and not target.is_nested and not target.is_quantized:
+            into, of = places.setdefault((target.device, target.dtype), ([], []))
+            into.append(target)
+            of.append(source)
+        else:
+            target.copy_(source)
+    for into, of in places.values():
+        foreach_copy_(into, of)
 
 
 def local_part(x: Tensor) -> Tensor:
@@ -65,7 +83,7 @@ def swapped_gradients(live: list[Tensor], copies: dict[int, Tensor | None]) -> I
     try:
         for x, _ in own:
             kept = copies.get(id(x))
-            x.grad = None if kept is None else kept.clone()
+            x.grad = None if kept is None else kept.to(x.device, copy=True)
         yield
     finally:
         for x, grad in own:
@@ -73,14 +91,14 @@ def swapped_gradients(live: list[Tensor], copies: dict[int, Tensor | None]) -> I
 
 
 @contextlib.contextmanager
-def swapped_optimizer(optimizer: Optimizer, states: dict[Any, dict[str, Any]]) -> Iterator[dict[Any, dict[str, Any]]]:
+def swapped_optimizer(optimizer: Optimizer, states: dict[Any, Any]) -> Iterator[dict[Any, Any]]:
     """Give an optimizer another state; yields its own."""
     own = dict(optimizer.state)
     settings = [{key: value for key, value in group.items() if key != "params"} for group in optimizer.param_groups]
     try:
         optimizer.state.clear()
         for parameter, state in states.items():
-            optimizer.state[parameter] = {key: copy_value(value) for key, value in state.items()}
+            optimizer.state[parameter] = copy_value(state)
         yield own
     finally:
         optimizer.state.clear()
@@ -105,7 +123,9 @@ def swapped_attributes(owner: Any, attributes: dict[str, Any] | None) -> Iterato
 
 
 def copy_value(value: Any) -> Any:
-    """Copy tensors and plain containers, at any depth; other objects are shared."""
+    """Copy tensors and plain containers, at any depth; other objects are shared. Staged tensors come back."""
+    if isinstance(value, HostCopy):
+        return value.on_device()
     if isinstance(value, Tensor):
         return value.detach().clone()
     if type(value) in (list, tuple, deque, set):

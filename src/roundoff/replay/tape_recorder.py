@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import sys
+import time
 from collections.abc import Callable
-from types import FrameType
+from types import FrameType, MethodType
 from typing import Any
 from weakref import ref
 
@@ -12,15 +13,10 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from roundoff.record.caller_frame import call_from, frame_that_called
+from roundoff.record.loop.follower import is_in_training
 from roundoff.record.source_lines import is_users_file
-from roundoff.record.torch_private import (
-    FunctionMode,
-    hidden_from_functions,
-    never_compiled,
-    push_function_mode,
-    remove_function_mode,
-)
-from roundoff.replay.arguments import ArgumentNotes, Result, adopt_state, references, tensors_of
+from roundoff.replay.arguments import ArgumentNotes, Live, NotReplayable, Result, adopt_state, references, tensors_of
 from roundoff.replay.generators import torch_generators
 from roundoff.replay.step_tape import (
     Ambient,
@@ -33,6 +29,16 @@ from roundoff.replay.step_tape import (
     TapeEntry,
     number_results,
 )
+from roundoff.torch_private import (
+    FunctionMode,
+    hidden_from_modes,
+    in_function_transform,
+    is_eager,
+    never_compiled,
+    push_function_mode,
+    remove_function_mode,
+)
+from roundoff.words import size_text
 
 _READ_ONLY = frozenset({
     "backward", "item", "tolist", "numpy", "size", "stride", "dim", "ndimension", "numel", "nelement", "element_size",
@@ -51,6 +57,12 @@ _READING_SCALARS = frozenset({"item", "__float__", "isnan", "isfinite", "isinf"}
 _LOSSES = frozenset({"cross_entropy", "binary_cross_entropy", "binary_cross_entropy_with_logits", "kl_div"})
 _ALIASING = frozenset({"__get__", "detach", "view", "reshape", "flatten", "t", "transpose", "__getitem__"})
 """Functions whose result shares memory with their argument: writing into it may write into a model."""
+_DISPATCH_SECONDS = 2e-6
+"""What torch needs to find out that a mode is on, and to call it."""
+_MAX_FRAMES_OF_CALL = 16
+"""So far above a hook `functional_call` may be, which calls a module."""
+_MAX_ENTRIES = 20_000
+"""A step of more calls than this is not taped to its end."""
 
 
 class TapeRecorder(FunctionMode):
@@ -60,6 +72,8 @@ class TapeRecorder(FunctionMode):
         is_state: whether a tensor belongs to a model or an optimizer; such tensors are not copied, snapshots hold them.
         on_forward: called when plain functions build a graph after an optimizer has stepped: another step begins.
         on_error: called with an error of ours; the training continues, and the step is not replayable.
+        max_bytes: the most memory that the copies of one step may take.
+        max_seconds: the most time that taping one step may take.
     """
 
     def __init__(
@@ -68,11 +82,28 @@ class TapeRecorder(FunctionMode):
         is_state: Callable[[Tensor], bool],
         on_forward: Callable[[], None],
         on_error: Callable[[Exception], None],
+        max_bytes: int = 2**30,
+        max_seconds: float = 2.0,
     ) -> None:
         super().__init__()
         self.step = StepTape(0)
-        self.is_between = True
-        """Whether no step is open: before the first, and after the optimizer has stepped until the next forward."""
+        self.is_paused = False
+        """Whether nothing is taped; plain functions are noticed only if they begin a step."""
+        self.hears_forward = False
+        """Whether a step may begin with a plain function, and must be noticed while the tape is paused."""
+        self.hears_losses = False
+        """Whether loss functions are to be noticed while the tape is paused."""
+        self.seconds = 0.0
+        """The time that functions have taken longer because of the tape."""
+        self.takes_notes = True
+        """False where nothing is ever played again: functions are then only seen, not kept."""
+        self._in_function = 0.0
+        self.max_bytes = max_bytes
+        self._max_seconds = max_seconds
+        self._num_entries = 0
+        self._step_began_at = 0.0
+        self._last_generators: tuple[Tensor, tuple[Tensor, ...]] | None = None
+        self._is_between = True
         self._was_begun = False
         self.on_loss: Callable[[tuple[Any, ...], Any], None] | None = None
         """Called with the arguments and the result of every loss function that the loop calls."""
@@ -86,7 +117,7 @@ class TapeRecorder(FunctionMode):
         self._is_on = False
         self._num_holds = 1
         self._num_running = 0
-        self._takes: dict[Any, bool] = {}
+        self._kinds: dict[Any, _FunctionKind] = {}
         self._aliases: dict[int, ref[Tensor]] = {}
         self._users_files: dict[str, bool] = {}
 
@@ -95,16 +126,54 @@ class TapeRecorder(FunctionMode):
     def hold(self) -> None:
         """Stop recording functions until `release` was called as often as this."""
         self._num_holds += 1
-        if self._is_on and not self._num_running:
-            remove_function_mode(self)
-            self._is_on = False
+        if self._is_on:
+            self._turn()
 
     def release(self) -> None:
         """Record functions again."""
         self._num_holds = max(0, self._num_holds - 1)
-        if not self._num_holds and not self._is_on and not self._num_running:
-            push_function_mode(self)
-            self._is_on = True
+        if not self._num_holds:
+            self._turn()
+
+    def pause(self, why: str) -> None:
+        """Tape nothing until `resume`; the open step cannot be replayed."""
+        self.is_paused = True
+        self.step.why_not_replayable = why
+        self._drop_entries()
+        self._turn()
+
+    def resume(self) -> None:
+        """Tape again, from the beginning of a step."""
+        self.is_paused = False
+        self.step.why_not_replayable = None
+        self._drop_entries()
+        self._turn()
+
+    def _drop_entries(self) -> None:
+        self.step.entries.clear()
+        self.step.num_generator_bytes = 0
+        self._last_generators = None
+        self._open = [self.step.entries]
+        self._notes.forget()
+
+    def _turn(self) -> None:
+        """Be on the stack of modes if functions are to be seen, and only then: every function costs more there."""
+        is_heard = not self.is_paused or self.hears_losses or (self.hears_forward and self._is_between)
+        is_wanted = is_heard and not self._num_holds
+        if is_wanted != self._is_on and not self._num_running:
+            (push_function_mode if is_wanted else remove_function_mode)(self)
+            self._is_on = is_wanted
+
+    @property
+    def is_between(self) -> bool:
+        """Whether no step is open: before the first, and after the optimizer has stepped until the next forward."""
+        return self._is_between
+
+    @is_between.setter
+    def is_between(self, value: bool) -> None:
+        self._is_between = value
+        if self.is_paused and (self.hears_forward or self._is_on):
+            self._turn()
 
     def begin(self) -> None:
         """Note that a step begins, from the state as it is now."""
@@ -141,14 +210,23 @@ class TapeRecorder(FunctionMode):
         """Begin another step and return the tape of the previous one."""
         ended = self.so_far()
         self._notes.new_step(ended.step)
-        self.step = StepTape(step)
+        self.step = StepTape(step, why_not_replayable=ended.why_not_replayable if self.is_paused else None)
         self._open = [self.step.entries]
+        self._num_entries = 0
+        self._step_began_at = self.seconds
+        self._last_generators = None
         self._aliases.clear()
         return ended
+
+    def stay_paused(self, step: int) -> None:
+        """Begin another step of which nothing will be taped, after one of which nothing was."""
+        self.step.step = step
+        self._step_began_at = self.seconds
 
     def so_far(self) -> StepTape:
         """Return the tape of the open step."""
         self.step.external = self._notes.external
+        self.step.live = tuple(self._notes.live.values())
         self.step.reached_steps = frozenset(self._notes.reached_steps)
         return self.step
 
@@ -161,12 +239,27 @@ class TapeRecorder(FunctionMode):
 
     def model_enter(self, module: nn.Module, args: Any, kwargs: dict[str, Any]) -> ModelEntry:
         """Record a call of a model."""
-        call = ModelEntry(
-            module, self._notes.note(args), self._notes.note(kwargs), Ambient.now(), torch_generators(), module.training
-        )
+        if in_function_transform():
+            raise NotReplayable("a transform of torch.func runs in it")
+        note, generators = self._notes.note, self._generators()
+        live = self._notes.note_live(module)
+        call = ModelEntry(live, note(args), note(kwargs), Ambient.now(), generators, is_in_training(module))
         call.line = self._line()
-        self._open[-1].append(call)
+        if _is_called_functionally():
+            own = {**dict(module.named_parameters()), **dict(module.named_buffers())}
+            call.replaced = note({name: x for name, x in own.items() if not self._is_state(x)})
+        self._append(call)
         return call
+
+    def _generators(self) -> Any:
+        """Return the states of torch's generators, those of the call before if nothing was drawn since."""
+        now = torch_generators()
+        known = self._last_generators
+        if known is not None and not now[1] and torch.equal(now[0], known[0]):
+            return known
+        self._last_generators = now
+        self.step.num_generator_bytes += sum(state.numel() for state in (now[0], *now[1]))
+        return now
 
     def model_leave(self, call: ModelEntry, output: Any) -> None:
         """Record what it returned."""
@@ -175,19 +268,21 @@ class TapeRecorder(FunctionMode):
     def backward(self, roots: Any, args: Any, kwargs: Any, *, loss: Tensor | None) -> None:
         """Record that the autograd engine was started."""
         note = self._notes.note
-        self._open[-1].append(BackwardEntry(note(tuple(roots)), note(args), kwargs, self._line(), loss))
+        self._append(BackwardEntry(note(tuple(roots)), note(args), kwargs, self._line(), loss))
 
     def loop_call(self, function: Callable[..., Any], args: Any, kwargs: Any) -> None:
         """Record a call of the loop that a replay makes again unchanged."""
-        self._open[-1].append(LoopEntry(function, self._notes.note(args), self._notes.note(kwargs), self._line()))
+        called = Live(function) if isinstance(function, MethodType) else function
+        self._append(LoopEntry(called, self._notes.note(args), self._notes.note(kwargs), self._line()))
 
     def step_enter(self, optimizer: Optimizer) -> StepEntry:
         """Record that an optimizer steps."""
-        call = StepEntry(optimizer, [_settings(group) for group in optimizer.param_groups], self._line())
-        self._open[-1].append(call)
+        live = self._notes.note_live(optimizer)
+        call = StepEntry(live, [_settings(group) for group in optimizer.param_groups], self._line())
+        self._append(call)
         return call
 
-    def raised(self, kind: type[ModelEntry] | type[BackwardEntry] | type[LoopEntry]) -> None:
+    def note_raised(self, kind: type[ModelEntry] | type[BackwardEntry] | type[LoopEntry]) -> None:
         """Record that the last call of a kind raised an exception, which the loop may catch."""
         entry = next((entry for entry in reversed(self._open[-1]) if isinstance(entry, kind)), None)
         if entry is not None:
@@ -203,62 +298,87 @@ class TapeRecorder(FunctionMode):
         if len(self._open) > 1:
             self._open.pop()
 
+    def _append(self, entry: TapeEntry) -> None:
+        """Add an entry, unless the step has become too long to be taped at all."""
+        self._open[-1].append(entry)
+        self._num_entries += 1
+        if self._num_entries > _MAX_ENTRIES:
+            self.pause(f"it makes more than {_MAX_ENTRIES} calls")
+        elif self._notes.num_bytes > self.max_bytes:
+            self.pause(f"the tensors it uses take more than {size_text(self.max_bytes)}")
+        elif self.seconds - self._step_began_at > self._max_seconds:
+            self.pause(f"taping it took more than {self._max_seconds:g} s")
+
     # -- functions that torch reports ----------------------------------------------------------------------------------
 
     @never_compiled
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Run the function unchanged, and record it if it computes something of the step."""
         self._num_running += 1  # torch takes the mode off its stack during this call and puts it back itself
+        began = time.perf_counter()
+        self._in_function = 0.0
         try:
             return self._run(func, args, kwargs)
         finally:
+            self.seconds += time.perf_counter() - began - self._in_function + _DISPATCH_SECONDS
             self._num_running -= 1
 
+    def _call(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """Call the function itself; that time is the training's own."""
+        caller = frame_that_called(func)
+        began = time.perf_counter()
+        try:
+            return call_from(caller, func, args, kwargs)
+        finally:
+            self._in_function = time.perf_counter() - began
+
     def _run(self, func: Any, args: Any, kwargs: Any) -> Any:
-        takes = self._takes.get(func)
-        if takes is None:
-            takes = self._takes[func] = _computes(func)
-        if not takes or self._num_holds:
-            result = func(*args, **kwargs) if kwargs else func(*args)
-            if not self._num_holds and func.__name__ in _READING_SCALARS:
-                self._look(self.on_scalar, args[0])
-            return result
-        if func.__name__ in _READING_SCALARS:
+        if not is_eager():
+            if in_function_transform():  # its tensors are gone when it ends
+                self.step.why_not_replayable = "a transform of torch.func runs in it"
+            return func(*args, **kwargs) if kwargs else func(*args)
+        kind = self._kinds.get(func)
+        if kind is None:
+            kind = self._kinds[func] = _FunctionKind(func)
+        if self._num_holds:
+            return self._call(func, args, kwargs)
+        if kind.reads_scalar:
             self._look(self.on_scalar, args[0])
-        elif is_loss_name(func.__name__):
+        if not kind.computes:
+            return self._call(func, args, kwargs)
+        if self._is_between or not torch.is_grad_enabled():
+            result = self._outside_of_the_graph(kind, func, args, kwargs)
+        else:
             result = self._run_taken(func, args, kwargs)
+        if kind.is_loss:
             self._look(self.on_loss, args, result)
-            return result
-        return self._run_taken(func, args, kwargs)
+        return result
 
     def _run_taken(self, func: Any, args: Any, kwargs: Any) -> Any:
-        if self.is_between or not torch.is_grad_enabled():
-            return self._outside_of_the_graph(func, args, kwargs)
-        noted = self._before(func, args, kwargs)
-        result = func(*args, **kwargs) if kwargs else func(*args)
-        if noted is not None:
+        noted = None if self.is_paused else self._before(func, args, kwargs)
+        result = self._call(func, args, kwargs)
+        if noted is not None and not self.is_paused:
             self._after(noted, args, result)
         return result
 
-    def _outside_of_the_graph(self, func: Any, args: Any, kwargs: Any) -> Any:
+    def _outside_of_the_graph(self, kind: _FunctionKind, func: Any, args: Any, kwargs: Any) -> Any:
         """Record a function without gradients only where it writes into a model or begins a forward."""
-        name = func.__name__
         noted = None
-        if args and self._was_begun and (name[-1:] == "_" or name in _ALIASING) and self._is_part_of_state(args[0]):
+        if kind.may_write and args and self._was_begun and not self.is_paused and self._is_part_of_state(args[0]):
             noted = self._before(func, args, kwargs)
-        result = func(*args, **kwargs) if kwargs else func(*args)
+        result = self._call(func, args, kwargs)
         if noted is not None:
             self._after(noted, args, result)
-            if name in _ALIASING and isinstance(result, Tensor):
+            if kind.is_aliasing and isinstance(result, Tensor):
                 self._aliases[id(result)] = ref(result)
-        elif self.is_between and torch.is_grad_enabled() and _builds_graph(result):
+        elif self._is_between and torch.is_grad_enabled() and _builds_graph(result):
             self._begin_with(func, args, kwargs, result)
         return result
 
     def _look(self, look: Callable[..., None] | None, *values: Any) -> None:
         if look is not None:
             try:
-                with hidden_from_functions():
+                with hidden_from_modes():
                     look(*values)
             except Exception as error:
                 self._on_error(error)
@@ -270,10 +390,12 @@ class TapeRecorder(FunctionMode):
         """
         if self._was_begun:
             try:
-                with hidden_from_functions():
+                with hidden_from_modes():
                     self._on_forward()
             except Exception as error:
                 self._on_error(error)
+        if self.is_paused:
+            return
         noted = self._before(func, args, kwargs)
         if noted is not None:
             self._after(noted, args, result)
@@ -288,8 +410,10 @@ class TapeRecorder(FunctionMode):
         return alias is not None and alias() is first
 
     def _before(self, func: Any, args: Any, kwargs: Any) -> FunctionEntry | None:
+        if not self.takes_notes:
+            return None
         try:
-            with hidden_from_functions():
+            with hidden_from_modes():
                 note = self._notes.note
                 return FunctionEntry(func, note(args), note(kwargs or {}), Ambient.now(), self._line())
         except Exception as error:
@@ -298,17 +422,26 @@ class TapeRecorder(FunctionMode):
 
     def _after(self, call: FunctionEntry, args: Any, result: Any) -> None:
         try:
-            with hidden_from_functions():
+            with hidden_from_modes():
                 if next(tensors_of(result), None) is None and not _acts_on_its_tensor(call):
                     return
                 call.num_results = self._notes.results(result)
-                self._notes.written(args)
-                self._open[-1].append(call)
+                self._notes.note_written(args)
+                self._append(call)
         except Exception as error:
             self._on_error(error)
 
+    def is_in_function(self) -> bool:
+        """Say whether the innermost code of the user's that runs is that of a function, not of a file."""
+        frame = self._users_frame()
+        return frame is not None and frame.f_code.co_name != "<module>"
+
     def _line(self) -> tuple[str, int] | None:
         """Return the innermost line of the running stack that belongs to the user."""
+        frame = self._users_frame()
+        return None if frame is None else (frame.f_code.co_filename, frame.f_lineno)
+
+    def _users_frame(self) -> FrameType | None:
         frame: FrameType | None = sys._getframe(2)
         while frame is not None:
             filename = frame.f_code.co_filename
@@ -316,9 +449,35 @@ class TapeRecorder(FunctionMode):
             if is_users is None:
                 is_users = self._users_files[filename] = is_users_file(filename)
             if is_users:
-                return filename, frame.f_lineno
+                return frame
             frame = frame.f_back
         return None
+
+
+def _is_called_functionally() -> bool:
+    """Say whether the module that is being called was given other tensors in place of its own."""
+    frame: FrameType | None = sys._getframe(1)
+    for _ in range(_MAX_FRAMES_OF_CALL):
+        if frame is None:
+            break
+        if frame.f_code is torch.func.functional_call.__code__:
+            return True
+        frame = frame.f_back
+    return False
+
+
+class _FunctionKind:
+    """What a torch function may do to a step; worked out once for each, since steps call many."""
+
+    __slots__ = ("computes", "is_aliasing", "is_loss", "may_write", "reads_scalar")
+
+    def __init__(self, func: Any) -> None:
+        name = getattr(func, "__name__", "")
+        self.computes = _computes(func)
+        self.reads_scalar = name in _READING_SCALARS
+        self.is_loss = is_loss_name(name)
+        self.is_aliasing = name in _ALIASING
+        self.may_write = self.is_aliasing or name[-1:] == "_"
 
 
 def is_loss_name(name: str) -> bool:
@@ -349,7 +508,8 @@ def _acts_on_its_tensor(call: FunctionEntry) -> bool:
 
 def _builds_graph(result: Any) -> bool:
     """Say whether a backward can go through the result of a function."""
-    return any(x.grad_fn is not None for x in tensors_of(result))
+    with hidden_from_modes():
+        return any(x.grad_fn is not None for x in tensors_of(result))
 
 
 def _settings(group: dict[str, Any]) -> dict[str, Any]:

@@ -14,10 +14,9 @@ from roundoff.runs import JsonValue
 MAX_PARTS = 1000
 """Longer curves are split into this many parts, and the lowest and the highest value of each are shown."""
 MAX_TICKED_STEPS = 12
-"""An axis of no more steps than that has a tick at each; there is nothing between two steps."""
+"""An axis of at most this many steps has a tick at each; there is nothing between two steps."""
 
 Trace = Mapping[str, JsonValue]
-Layout = Mapping[str, JsonValue]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,8 +29,6 @@ class Curve:
     colour: str = "--accent"
     """A variable of the style sheet."""
     dash: str = "solid"
-    is_secondary: bool = False
-    """Whether it has the axis on the right."""
 
     @property
     def is_empty(self) -> bool:
@@ -52,7 +49,6 @@ def line(curve: Curve) -> Trace:
         "y": [value for _, value in kept],
         "line": {"color": f"var({curve.colour})", "width": 1.6, "dash": curve.dash},
         "marker": {"color": f"var({curve.colour})", "size": 7},
-        **({"yaxis": "y2"} if curve.is_secondary else {}),
     }
 
 
@@ -84,15 +80,13 @@ def vertical_line(step: float, words: str, *, colour: str) -> tuple[JsonValue, J
     return shape, note
 
 
-def figure(traces: Sequence[Trace], *, x: str, y: str, y2: str | None = None, **layout: JsonValue) -> JsonValue:
+def figure(traces: Sequence[Trace], *, x: str, y: str, **layout: JsonValue) -> JsonValue:
     """Return what a script hands to plotly: traces, and a layout with titled axes."""
     across: dict[str, JsonValue] = {
         "title": {"text": text(x)},
         **({"dtick": 1} if _span(traces) <= MAX_TICKED_STEPS else {}),
     }
     axes: dict[str, JsonValue] = {"xaxis": across, "yaxis": {"title": {"text": text(y)}}}
-    if y2 is not None:
-        axes["yaxis2"] = {"title": {"text": text(y2)}, "overlaying": "y", "side": "right", "showgrid": False}
     for name, value in layout.items():
         known = axes.get(name)
         axes[name] = {**known, **value} if isinstance(known, Mapping) and isinstance(value, Mapping) else value
@@ -112,10 +106,8 @@ def _numbers(values: JsonValue) -> list[float]:
 def chart(name: str, *, words: str, height: int = 320) -> Html:
     """Return the place of a chart: scripts draw there what the section's data holds under `name`.
 
-    Args:
-        name: of the data.
-        words: what the chart shows, for those who cannot see it, and below it for everybody.
-        height: in pixels, kept free before it is drawn so that nothing jumps.
+    `words` say what it shows, for screen readers and as the caption. The height in pixels is kept free before it is
+    drawn, so that nothing jumps.
     """
     place = tag("div", class_="plot", data_chart=name, role="img", aria_label=words, data_height=height)
     return tag("figure", place, tag("figcaption", words), class_="chart")

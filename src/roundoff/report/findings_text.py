@@ -2,22 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, cast
 
-from roundoff.report.sparkline import curve_lines
+from roundoff.report.loss_curve import curve_lines
+from roundoff.report.parts import WIDTH, Facts, Note, Part, Sentence, to_text
 from roundoff.runs import RULE_FAILED, Answer, Failure, Finding, RuleAnswer, Severity, failures_line
-from roundoff.words import plural, wrap
+from roundoff.words import join_words, plural
 
 if TYPE_CHECKING:
     from roundoff.diagnose import Diagnosis
+    from roundoff.diagnose.diagnosis import Coverage
     from roundoff.runs import Run
 
-
-WIDTH = 100
 MAX_OTHERS = 6
-"""So many findings after the first get a line of their own."""
+"""At most this many findings after the first get a line of their own."""
 MAX_RELATED = 3
+_TRIAL = {"tried", "steps", "is_good", "effect"}
 
 
 def verdict_text(
@@ -25,12 +26,7 @@ def verdict_text(
 ) -> str:
     """Lay out a diagnosis: the findings, what was saved, what to type next, and the curves of a run that broke.
 
-    Args:
-        run: what was diagnosed.
-        diagnosis: its result.
-        watched: how long it was watched, as `watched_text` writes it.
-        width: of the screen.
-        draws: whether the output can show the characters of curves.
+    `draws` says whether the output can show the characters of curves; `watched` is a line of `watched_text`.
     """
     curves = curve_lines(run.metrics(), width=width, indent="  ") if draws and not diagnosis.is_clean else []
     return findings_text(
@@ -39,6 +35,7 @@ def verdict_text(
         next_commands=next_commands(run, diagnosis),
         watched="\n".join([*curves, *([watched] if watched else [])]) or None,
         failed=failure_lines(diagnosis.answers, run.failures()),
+        coverage=diagnosis.coverage,
         width=width,
     )
 
@@ -50,34 +47,92 @@ def findings_text(
     next_commands: Sequence[str] = (),
     watched: str | None = None,
     failed: Sequence[str] = (),
+    coverage: Coverage | None = None,
     width: int = WIDTH,
 ) -> str:
     """Lay out the first finding in full and the others in one line each; say so plainly when there are none.
 
-    Args:
-        findings: the verdict first.
-        saved: what was kept of the bad step, and the command that opens it.
-        next_commands: what to type next.
-        watched: the last line, as `watched_text` writes it.
-        failed: lines about checks that failed, as `failure_lines` writes them.
-        width: of the screen.
+    The verdict is the first of the findings. `saved` names what was kept of the bad step and the command that opens it,
+    `failed` holds lines of `failure_lines`, and `watched` is the last line, of `watched_text`. If `coverage` says that
+    not everything was watched, a line says so after it.
     """
     problems = [finding for finding in findings if finding.severity is not Severity.NOTE]
     notes = [f for f in findings if f.severity is Severity.NOTE and f.rule != RULE_FAILED]
-    if not problems:
+    if not problems and (coverage is None or coverage.watched == "complete" or _is_unreadable(coverage)):
         return "\n".join([_nothing_found(watched, is_complete=not failed), *_others(notes, width), *failed])
-    lines = _finding_lines(problems[0], width)
-    if saved:
-        lines.append(f"  saved  {saved}")
-    lines += _next_lines(next_commands, width)
-    lines += [*_others([*problems[1:], *notes], width), *failed]
-    return "\n".join([*lines, watched] if watched else lines)
+    if not problems and coverage is not None:
+        lines = [*([watched] if watched else []), *_others(notes, width), *failed]
+        return "\n".join([*lines, not_found_text(coverage)])
+    parts = [*finding_parts(problems[0]), Facts([("saved", saved)] if saved else [], overflow="keep")]
+    parts.append(Facts(_next_facts(next_commands, width), overflow="keep"))
+    lines = [to_text(parts, width=width), *_others([*problems[1:], *notes], width), *failed]
+    lines += [watched] if watched else []
+    if coverage is not None and coverage.watched == "partial":
+        lines.append(f"Not everything was watched: {'; '.join(coverage.reasons)}.")
+    return "\n".join(lines)
+
+
+def not_found_text(coverage: Coverage) -> str:
+    """Say that nothing was found, and in how much of the training.
+
+    >>> from roundoff.diagnose.diagnosis import Coverage
+    >>> not_found_text(Coverage(watched="complete", num_steps=3))
+    'Nothing found.'
+    >>> not_found_text(Coverage(watched="partial", num_steps=3, reasons=("watching stopped at step 3",)))
+    'Nothing found in the 3 steps that were watched; watching stopped at step 3.'
+    >>> not_found_text(Coverage(watched="nothing", num_steps=0, reasons=("no training step was seen",)))
+    'Nothing was watched: no training step was seen.'
+    """
+    if coverage.watched == "complete":
+        return "Nothing found."
+    reasons = "; ".join(coverage.reasons)
+    if coverage.watched == "nothing":
+        return f"Nothing was watched: {reasons}."
+    if not coverage.num_steps:
+        return f"Nothing found, but {reasons}."
+    was = "was" if coverage.num_steps == 1 else "were"
+    return f"Nothing found in the {plural(coverage.num_steps, 'step')} that {was} watched; {reasons}."
+
+
+def finding_parts(finding: Finding) -> list[Part]:
+    """Return a finding in full: where, what and why, how to fix it, and what else follows from it."""
+    first, *further = f"{_begin_sentence(finding)}: {finding.why}".split("\n")
+    tried = tried_text(finding)
+    related = [("also", _end_sentence(f"{each.rule}: {each.title}")) for each in finding.related[:MAX_RELATED]]
+    return [
+        Sentence(place_in_words(finding), source=finding.source),
+        *(Note(_end_sentence(paragraph)) for paragraph in (first, *further)),
+        Facts([*([("tried", tried)] if tried else []), ("fix", _end_sentence(finding.fix)), *related]),
+    ]
+
+
+def tried_text(finding: Finding) -> str | None:
+    """Say what was changed in replays of a bad step, and which of it helped; None if nothing was tried.
+
+    >>> replay = {"steps": [20, 30], "effect": "losses and weights stay finite"}
+    >>> tried = [{"tried": "attn in fp32", "is_good": True}, {"tried": "clipping", "is_good": False}]
+    >>> evidence = tuple(item | replay for item in tried)
+    >>> tried_text(Finding(rule="", severity="error", confidence=1.0, title="", why="", fix="", evidence=evidence))
+    'in a replay of steps 20 to 30 losses and weights stay finite with attn in fp32, and not with clipping.'
+    >>> tried_text(Finding(rule="", severity="error", confidence=1.0, title="", why="", fix="", evidence=evidence[1:]))
+    'in a replay of steps 20 to 30 nothing helped that was tried: clipping.'
+    """
+    trials = [item for item in finding.evidence if isinstance(item, dict) and item.keys() >= _TRIAL]
+    if not trials:
+        return None
+    first, last = cast("list[int]", trials[0]["steps"])[:2]
+    replay = f"in a replay of {f'step {last}' if first == last else f'steps {first} to {last}'}"
+    helped, in_vain = ([str(item["tried"]) for item in trials if item["is_good"] is good] for good in (True, False))
+    if not helped:
+        return f"{replay} nothing helped that was tried: {join_words(in_vain)}."
+    rest = f", and not with {' or '.join(in_vain)}" if in_vain else ""
+    return f"{replay} {trials[0]['effect']} with {' or '.join(helped)}{rest}."
 
 
 def saved_line(run: Run, diagnosis: Diagnosis) -> str | None:
     """Say what was kept of the step that the verdict is about."""
     step = diagnosis.findings[0].step if diagnosis.findings else None
-    if step is None or step not in run.replayed_steps:
+    if step is None or step not in run.replayed_steps or not run.info.stores_data:
         return None
     return f"the batch and the state before the step:  roundoff replay {run.path}"
 
@@ -97,17 +152,23 @@ def next_commands(run: Run, diagnosis: Diagnosis) -> list[str]:
     return [report, show] if has_events else [report]
 
 
-def watched_text(*, num_steps: int, seconds: float, cost: float | None = None) -> str:
-    """Say how long a training was watched and what that cost, as a share of its time.
+def watched_text(*, num_steps: int, seconds: float, parts: Mapping[str, float] | None = None) -> str:
+    """Say how long a training was watched, and what roundoff added to that, all included, and for what.
 
-    >>> watched_text(num_steps=1204, seconds=372.4, cost=0.0137)
-    'watched 1204 steps in 6 min 12 s; cost 1.4 %'
+    The percentage compares with the rest of the time, which the training would have taken without roundoff.
+
+    >>> watched_text(num_steps=1204, seconds=372.4, parts={"first steps": 5.9, "the rest": 3.2})
+    'watched 1204 steps in 6 min 12 s; roundoff added 9.1 s (2.5 %): first steps 5.9 s, the rest 3.2 s'
     >>> watched_text(num_steps=1, seconds=0.25)
     'watched 1 step in 0.2 s'
     """
-    steps = plural(num_steps, "step")
-    text = f"watched {steps} in {_duration(seconds)}"
-    return text if cost is None else f"{text}; cost {100 * cost:.1f} %"
+    text = f"watched {plural(num_steps, 'step')} in {_duration(seconds)}"
+    if parts is None:
+        return text
+    total = sum(parts.values())
+    share = 100 * total / (seconds - total) if seconds > total else 100.0
+    most = ", ".join(f"{name} {_duration(part)}" for name, part in parts.items() if part >= 0.05)
+    return f"{text}; roundoff added {_duration(total)} ({share:.1f} %)" + (f": {most}" if most else "")
 
 
 def answers_text(answers: Sequence[RuleAnswer]) -> str:
@@ -138,36 +199,22 @@ def place_in_words(finding: Finding) -> str:
     return "   ".join(part for part in (finding.rule, place, ", ".join(when)) if part)
 
 
+def _is_unreadable(coverage: Coverage) -> bool:
+    """Say whether it is not known how much was watched; the checks that failed say why."""
+    return coverage.watched == "partial" and not coverage.num_steps
+
+
 def _nothing_found(watched: str | None, *, is_complete: bool) -> str:
     text = "Nothing found" if is_complete else "Nothing found, but some checks failed"
     return f"{text}; {watched}" if watched else f"{text}."
 
 
-def _finding_lines(finding: Finding, width: int) -> list[str]:
-    first, *further = finding.why.split("\n")
-    lines = [
-        _headline(finding, width),
-        *wrap(_end_sentence(f"{_begin_sentence(finding)}: {first}"), first="  ", rest="  ", width=width),
-    ]
-    for paragraph in further:
-        lines += wrap(_end_sentence(paragraph), first="  ", rest="  ", width=width)
-    fixes = finding.fix.split("\n")
-    for place, fix in enumerate(fixes):
-        text = _end_sentence(fix) if place == len(fixes) - 1 else fix
-        lines += wrap(text, first="  fix    " if not place else "         ", rest="         ", width=width)
-    for related in finding.related[:MAX_RELATED]:
-        lines += wrap(
-            _end_sentence(f"{related.rule}: {related.title}"), first="  also   ", rest="         ", width=width
-        )
-    return lines
-
-
-def _next_lines(commands: Sequence[str], width: int) -> list[str]:
-    """Return the commands side by side, or one below the other where they are too long for that."""
-    together = f"  next   {'     '.join(commands)}"
-    if len(together) <= width or len(commands) == 1:
-        return [together] if commands else []
-    return [f"{'         ' if place else '  next   '}{command}" for place, command in enumerate(commands)]
+def _next_facts(commands: Sequence[str], width: int) -> list[tuple[str, str]]:
+    """Return the commands on one line, or on one line each where they are too long for that."""
+    together = "     ".join(commands)
+    if len(together) + 9 <= width:
+        return [("next", together)] if commands else []
+    return [("" if place else "next", command) for place, command in enumerate(commands)]
 
 
 def _others(findings: Sequence[Finding], width: int) -> list[str]:
@@ -182,16 +229,10 @@ def _one_line(finding: Finding, width: int) -> str:
     return text if len(text) <= width else f"{text[: width - 4].rstrip()} ..."
 
 
-def _headline(finding: Finding, width: int) -> str:
-    left = place_in_words(finding)
-    if not finding.source:
-        return left
-    return f"{left}{' ' * max(3, width - len(left) - len(finding.source))}{finding.source}"
-
-
 def _end_sentence(text: str) -> str:
     """End a sentence, unless it ends in something to type."""
-    return text if text.endswith((".", ")", "!", "?")) or ":  " in text else f"{text}."
+    last = text.rpartition("\n")[2]
+    return text if last.endswith((".", ")", "!", "?")) or ":  " in last else f"{text}."
 
 
 def _begin_sentence(finding: Finding) -> str:

@@ -2,18 +2,89 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from roundoff.report.html_table import Column, TableRow, table
-from roundoff.report.loss_curve import loss_curve
+from roundoff.report.loss_curve import loss_curve, sparkline
 from roundoff.report.markup import Html, join_html, tag
 from roundoff.report.page import section
-from roundoff.report.sparkline import sparkline
-from roundoff.report.text_table import text_table
-from roundoff.words import wrap
+from roundoff.words import text_table, wrap
+
+Mark = Literal["bad", "failed", "waiting"]
+"""How a row is highlighted; its cells say why."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TableColumn:
+    """One column: its name, and whether it holds numbers, which are aligned at the right."""
+
+    name: str
+    is_number: bool = False
+    is_on_console: bool = True
+    """Whether the table on a console, which is narrow, has the column too."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cell:
+    """What a cell shows, and what it is sorted by."""
+
+    shown: str
+    """Text, or `Html`."""
+    value: float | str | None = None
+    """A cell without a value, or with NaN, comes last whichever way the column is sorted."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TableRow:
+    """The cells of a row, one for each column."""
+
+    cells: Sequence[Cell]
+    mark: Mark | None = None
+    anchor: str | None = None
+    """What links lead to the row by."""
+
+
+def table(columns: Sequence[TableColumn], rows: Sequence[TableRow], *, noun: str) -> Html:
+    """Return the table under its filter box; `noun` is what its rows are, in the plural."""
+    head = tag("thead", tag("tr", *map(_heading, columns)))
+    body = tag("tbody", *(_row(columns, row) for row in rows))
+    box = tag("input", type="search", autocomplete="off", spellcheck="false")
+    count = tag("output", f"{len(rows)} {noun}", data_noun=noun)
+    filtering = tag("p", tag("label", "Filter ", box), " ", count, class_="filter", hidden=True)
+    scrolling = tag("div", tag("table", head, body), class_="scrolling", tabindex=0, role="region", aria_label=noun)
+    return tag("div", join_html(filtering, scrolling), class_="filtered")
+
+
+def _heading(column: TableColumn) -> Html:
+    button = tag("button", column.name, type="button")
+    return tag("th", button, scope="col", class_="number" if column.is_number else None)
+
+
+def _row(columns: Sequence[TableColumn], row: TableRow) -> Html:
+    cells = (_cell(column, cell) for column, cell in zip(columns, row.cells, strict=True))
+    return tag("tr", *cells, class_=row.mark, id=row.anchor, tabindex=-1 if row.anchor else None)
+
+
+def _cell(column: TableColumn, cell: Cell) -> Html:
+    value = None if isinstance(cell.value, float) and math.isnan(cell.value) else cell.value
+    return tag("td", cell.shown, class_="number" if column.is_number else None, data_value=value)
+
+
+def percent(share: float) -> str:
+    """Write a share as a cell does; 0 is empty, so that the others stand out.
+
+    >>> percent(0.0), percent(0.5), percent(1.0), percent(1e-5)
+    ('', '50 %', '100 %', '<0.1 %')
+    """
+    if share <= 0:
+        return ""
+    if share >= 0.995:
+        return "100 %"
+    return f"{100 * share:.2g} %" if share >= 0.001 else "<0.1 %"
+
 
 WIDTH = 100
 _INDENT = "  "
@@ -26,6 +97,13 @@ class Sentence:
     text: str
     source: str | None = None
     """The line of code that it is about, shown at the right."""
+
+
+@dataclass(frozen=True, slots=True)
+class Heading:
+    """A title for the parts after it."""
+
+    text: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +121,8 @@ class Facts:
     label_width: int = 7
     overflow: Literal["wrap", "cut", "keep"] = "wrap"
     """What happens on a console to a text that is too long for its line."""
+    is_apart: bool = False
+    """Whether a console shows an empty line before them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,11 +137,11 @@ class CurvePicture:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Table:
+class TablePart:
     """Rows under named columns; on a page they can be sorted and filtered."""
 
     title: str
-    columns: Sequence[Column]
+    columns: Sequence[TableColumn]
     rows: Sequence[TableRow]
     noun: str
     """What the rows are, in the plural."""
@@ -72,7 +152,7 @@ class Table:
     page_note: str = ""
 
 
-Part = Sentence | Note | Facts | CurvePicture | Table
+Part = Sentence | Heading | Note | Facts | CurvePicture | TablePart
 
 
 def to_text(parts: Sequence[Part], *, width: int = WIDTH) -> str:
@@ -89,13 +169,15 @@ def _lines(part: Part, width: int) -> list[str]:
     match part:
         case Sentence():
             return _sentence_lines(part, width)
+        case Heading(text):
+            return ["", text]
         case Note(text):
             return wrap(text, width=width, first=_INDENT, rest=_INDENT)
         case Facts():
-            return list(_fact_lines(part, width))
+            return [*[""] * part.is_apart, *_fact_lines(part, width)]
         case CurvePicture(label=label, values=values, text=text, low=low, high=high):
             return [f"{_INDENT}{label:<11}{sparkline(values, low=low, high=high)}  {text}"]
-        case Table():
+        case TablePart():
             return _table_lines(part)
 
 
@@ -119,7 +201,7 @@ def _fact_lines(facts: Facts, width: int) -> Iterator[str]:
             yield line if len(line) <= width or facts.overflow == "keep" else f"{line[: width - 1]}…"
 
 
-def _table_lines(part: Table) -> list[str]:
+def _table_lines(part: TablePart) -> list[str]:
     shown = [place for place, column in enumerate(part.columns) if column.is_on_console]
     header = tuple(part.columns[place].name for place in shown)
     rows = [tuple(row.cells[place].shown for place in shown) for row in part.rows]
@@ -132,17 +214,19 @@ def _element(part: Part) -> Html:
     match part:
         case Sentence(text, source):
             return tag("p", text, *([" ", tag("code", source)] if source else []), class_="verdict")
+        case Heading(text):
+            return tag("h2", text)
         case Note(text):
             return tag("p", text)
         case Facts(pairs):
             return tag("dl", *(tag("div", tag("dt", label), tag("dd", text)) for label, text in pairs), class_="facts")
         case CurvePicture(label=label, values=values, text=text):
             return section(label.capitalize(), tag("p", text), loss_curve(values))
-        case Table():
+        case TablePart():
             return section(part.title, table_html(part))
 
 
-def table_html(part: Table) -> Html:
+def table_html(part: TablePart) -> Html:
     """Return a table without its heading."""
     rows, note = (part.rows, part.note) if part.page_rows is None else (part.page_rows, part.page_note)
     return join_html(table(part.columns, rows, noun=part.noun), *([tag("p", note)] if note else []))

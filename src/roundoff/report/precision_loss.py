@@ -3,35 +3,28 @@
 from __future__ import annotations
 
 import math
-import textwrap
-from collections.abc import Sequence
 
-from roundoff.report.html_table import Cell, Column, TableRow, table
 from roundoff.report.markup import Html, tag
 from roundoff.report.page import facts, page, section
-from roundoff.sensitivity.effects import Sensitivity
-from roundoff.sensitivity.site_losses import PrecisionLoss, SiteLoss, precision_loss
+from roundoff.report.parts import Cell, Note, Part, Sentence, TableColumn, TablePart, TableRow, table_html, to_html
+from roundoff.sensitivity.effects import PrecisionLoss, Sensitivity, SiteLoss, precision_loss
+from roundoff.words import join_words
 
-HEADER = ("site", "share", "loss", "alone", "overflow", "lost", "SNR", "SNR grad", "worst op")
+_COLUMNS = ("site", "share", "loss", "alone", "overflow", "lost", "SNR", "SNR grad", "worst op")
 """`loss` is a site's part of what the loss moves by, `lost` the share of its gradients that become 0."""
-_TEXT_WIDTH = 100
-_WIDTHS = (26, 6, 9, 9, 8, 6, 6, 8, 14)
+_WORDS = ("site", "worst op")
 _NAMED_SHARE = 0.5
-"""A verdict names the sites that have so much of the error together."""
+"""A verdict names the sites that have this share of the error together."""
 
 
-def sensitivity_text(sensitivity: Sensitivity, fmt: str, *, num_sites: int = 20) -> str:
+def sensitivity_parts(sensitivity: Sensitivity, fmt: str, *, num_sites: int = 20) -> list[Part]:
     """Return where the precision of a measured step goes in one format: the verdict, and a table by site."""
     found = precision_loss(sensitivity, fmt)
-    rows = [HEADER, *(site_row(each) for each in found.sites[:num_sites])]
-    left = len(found.sites) - num_sites
-    more = [f"and {left} more, {100 * sum(each.share for each in found.sites[num_sites:]):.2g} %"] if left > 0 else []
-    sentences = [textwrap.fill(sentence, _TEXT_WIDTH) for sentence in (precision_sentence(found), sum_sentence(found))]
-    return "\n".join([sentences[0], "", *map(_line, rows), *more, "", sentences[1]])
+    return [Sentence(precision_sentence(found)), Note(sum_sentence(found)), _table(found, num_sites=num_sites)]
 
 
 def precision_sentence(found: PrecisionLoss) -> str:
-    """Return the verdict: by how much the loss moves, and because of whom; overflow before all."""
+    """Return the verdict: by how much the loss moves, and which sites cause it; overflow comes first."""
     overflowing = [each for each in found.sites if each.overflow]
     if overflowing:
         worst = max(overflowing, key=lambda each: each.overflow)
@@ -55,33 +48,17 @@ def _most_of_it(found: PrecisionLoss) -> str:
         named.append(each)
         if sum(site.share for site in named) >= _NAMED_SHARE:
             break
-    sites = [each.site for each in named]
-    words = sites[0] if len(sites) == 1 else f"{', '.join(sites[:-1])} and {sites[-1]}"
-    return f"{_percent(sum(each.share for each in named))} of the error comes from {words}"
+    sites = join_words([each.site for each in named])
+    return f"{_percent(sum(each.share for each in named))} of the error comes from {sites}"
 
 
 def sum_sentence(found: PrecisionLoss) -> str:
-    """Say what the parts add up to, and what was measured."""
+    """Return what the parts add up to, and what was measured."""
     if found.measured is None:
         why = "overflow" if any(each.overflow for each in found.sites) else "could not be computed"
         return f"The sites add up to {found.sum:+.3e}, each rounded alone; together they {why}."
     return (
         f"The sites add up to {found.sum:+.3e}; with every site in {found.fmt} the loss moves by {found.measured:+.3e}."
-    )
-
-
-def site_row(each: SiteLoss) -> tuple[str, ...]:
-    """Return the cells of a site, as `HEADER` names them."""
-    return (
-        each.site,
-        _percent(each.share),
-        f"{each.part:+.2e}",
-        f"{each.alone:+.2e}",
-        _percent(each.overflow) if each.overflow else "-",
-        _percent(each.gradient_underflow) if each.gradient_underflow else "-",
-        decibels(each.snr_db),
-        "-" if each.gradient_snr_db is None else decibels(each.gradient_snr_db),
-        each.worst_op,
     )
 
 
@@ -94,34 +71,23 @@ def _percent(share: float) -> str:
     return f"{100 * share:.2g} %" if share < 0.995 else f"{100 * share:.0f} %"
 
 
-def _line(cells: tuple[str, ...]) -> str:
-    site, *numbers, op = cells
-    columns = [f"{number:>{width}}" for number, width in zip(numbers, _WIDTHS[1:-1], strict=True)]
-    return " ".join([f"{_cut(site, _WIDTHS[0]):{_WIDTHS[0]}}", *columns, _cut(op, _WIDTHS[-1])])
-
-
-def _cut(text: str, width: int) -> str:
-    return text if len(text) <= width else f"…{text[1 - width :]}"
-
-
 _WIDTH, _LEFT, _ROW = 900, 300, 18
 _MAX_BARS = 60
-_WORDS = ("site", "worst op")
 
 
-def sensitivity_page(sensitivity: Sensitivity, *, formats: Sequence[str] = ()) -> str:
+def sensitivity_page(sensitivity: Sensitivity) -> str:
     """Return a page about one measured step: for each format the verdict, a picture by site that adds up, a table."""
-    found = [precision_loss(sensitivity, fmt) for fmt in formats or sensitivity.formats]
+    found = [precision_loss(sensitivity, fmt) for fmt in sensitivity.formats]
     return page(
         "Where precision is lost",
         facts({"step": str(sensitivity.step), "loss": f"{sensitivity.loss:.6g}"}),
         *(
             section(
                 each.fmt,
-                tag("p", precision_sentence(each), class_="verdict"),
+                to_html([Sentence(precision_sentence(each))]),
                 bars(each),
-                tag("p", sum_sentence(each)),
-                _table(each),
+                to_html([Note(sum_sentence(each))]),
+                table_html(_table(each, num_sites=len(each.sites))),
             )
             for each in found
         ),
@@ -162,22 +128,25 @@ def _across(part: float, largest: float) -> float:
     return round(_LEFT + half + (half - 4) * part / largest, 2)
 
 
-def _table(found: PrecisionLoss) -> Html:
-    columns = [Column(name=name, is_number=name not in _WORDS) for name in HEADER]
-    rows = [TableRow(cells=_cells(each), mark="bad" if each.overflow else None) for each in found.sites]
-    return table(columns, rows, noun="sites")
+def _table(found: PrecisionLoss, *, num_sites: int) -> TablePart:
+    columns = [TableColumn(name=name, is_number=name not in _WORDS) for name in _COLUMNS]
+    rows = [TableRow(cells=_cells(each), mark="bad" if each.overflow else None) for each in found.sites[:num_sites]]
+    left = found.sites[num_sites:]
+    note = f"and {len(left)} more, {100 * sum(each.share for each in left):.2g} %" if left else ""
+    return TablePart(title="Sites", columns=columns, rows=rows, noun="sites", note=note)
 
 
 def _cells(each: SiteLoss) -> list[Cell]:
-    values: tuple[float | str | None, ...] = (
-        each.site,
-        each.share,
-        each.part,
-        each.alone,
-        each.overflow,
-        each.gradient_underflow,
-        each.snr_db,
-        each.gradient_snr_db,
-        each.worst_op,
-    )
-    return [Cell(shown=shown, value=value) for shown, value in zip(site_row(each), values, strict=True)]
+    return [
+        Cell(shown=each.site, value=each.site),
+        Cell(shown=_percent(each.share), value=each.share),
+        Cell(shown=f"{each.part:+.2e}", value=each.part),
+        Cell(shown=f"{each.alone:+.2e}", value=each.alone),
+        Cell(shown=_percent(each.overflow) if each.overflow else "-", value=each.overflow),
+        Cell(
+            shown=_percent(each.gradient_underflow) if each.gradient_underflow else "-", value=each.gradient_underflow
+        ),
+        Cell(shown=decibels(each.snr_db), value=each.snr_db),
+        Cell(shown="-" if each.gradient_snr_db is None else decibels(each.gradient_snr_db), value=each.gradient_snr_db),
+        Cell(shown=each.worst_op, value=each.worst_op),
+    ]

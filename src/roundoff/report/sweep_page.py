@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from roundoff.report.html_table import Cell, Column, Mark, TableRow, table
 from roundoff.report.loss_curve import loss_curve
 from roundoff.report.markup import Html, join_html, tag
 from roundoff.report.page import facts, page, section
+from roundoff.report.parts import Cell, Mark, TableColumn, TableRow, table
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -18,7 +18,7 @@ class SweepPageRow:
     cells: Sequence[Cell]
     """One for each column of the page."""
     outcome: str
-    """What became of it, in a word or two."""
+    """Its outcome, in a word or two."""
     mark: Mark | None = None
     losses: Sequence[float] = ()
     """The loss of every step, where it is known."""
@@ -36,7 +36,7 @@ class SweepPage:
     title: str
     description: str
     summary: str
-    columns: Sequence[Column]
+    columns: Sequence[TableColumn]
     rows: Sequence[SweepPageRow]
     common: Mapping[str, str]
     """Settings of all rows, other than defaults."""
@@ -59,9 +59,9 @@ def _rows(sweep: SweepPage) -> Html:
     has_curves = any(row.losses for row in sweep.rows)
     columns = [
         *sweep.columns,
-        Column(name="outcome"),
-        *([Column(name="loss")] if has_curves else []),
-        Column(name="note"),
+        TableColumn(name="outcome"),
+        *([TableColumn(name="loss")] if has_curves else []),
+        TableColumn(name="note"),
     ]
     return table(columns, [_row(row, has_curves=has_curves) for row in sweep.rows], noun="rows")
 

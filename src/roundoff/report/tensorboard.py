@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
-
-from torch import Tensor
+from typing import TYPE_CHECKING, Any
 
 from roundoff.errors import UsageError
 from roundoff.runs import Metrics
 
+if TYPE_CHECKING:
+    from torch import Tensor
+
 _FLUSH_SECONDS = 5
-"""What was written is there to be seen after so long; the writer's own default is two minutes."""
+"""How long until TensorBoard sees what was written; the writer's own default is two minutes."""
 _SCALARS = ("loss", "eval_loss", "lr", "loss_scale", "grad_norm", "update_norm")
 
 
@@ -27,7 +28,7 @@ class TensorBoard:
         self._writer = _writer(folder)
 
     def metrics(self, metrics: Metrics) -> None:
-        """Write what one step came to; a loss that is NaN is shown as such."""
+        """Write the metrics of one step; a loss that is NaN is shown as such."""
         values = {name: getattr(metrics, name) for name in _SCALARS}
         self.scalars(metrics.step, {**values, "skipped": float(metrics.skipped)})
 
@@ -51,7 +52,7 @@ class TensorBoard:
 
 
 def weights_and_gradients(named: Iterable[tuple[str, Tensor]]) -> dict[str, Tensor]:
-    """Return what histograms are drawn of parameters, by name; of those that ranks have divided, this rank's part."""
+    """Return what histograms are drawn of parameters, by name; of sharded ones, the part of this rank."""
     found = {}
     for name, parameter in named:
         found[f"weights/{name}"] = _own_part(parameter)
@@ -61,7 +62,7 @@ def weights_and_gradients(named: Iterable[tuple[str, Tensor]]) -> dict[str, Tens
 
 
 def _own_part(x: Tensor) -> Tensor:
-    # Asked for by its method: importing the class of divided tensors costs every training half a second.
+    # Recognized by its method: importing DTensor would cost every training half a second.
     own: Tensor = x.to_local() if hasattr(x, "to_local") else x
     return own
 

@@ -1,6 +1,6 @@
 """The run folder: rows, files, version; the only room that reads or writes one."""
 
-from roundoff.runs.files.columns import EventColumns, HashColumns, Interned, ParameterColumns
+from roundoff.runs.files.columns import EventColumns, HashColumns, Interned, ParameterColumns, Rows
 from roundoff.runs.files.folder import (
     READABLE_BY,
     VERSION,
@@ -14,9 +14,9 @@ from roundoff.runs.files.folder import (
     perturbed_path,
     replay_path,
 )
-from roundoff.runs.files.plain_json import JsonValue, to_json
+from roundoff.runs.files.plain_json import JsonValue, object_of, to_json
 from roundoff.runs.files.schema import EVENTS, HASHES, HISTOGRAM_LENGTH, PARAMETERS, SKETCH_LENGTH, TABLES
-from roundoff.runs.files.tensor_file import TensorEntry, TensorFile
+from roundoff.runs.files.tensor_file import TensorFile
 from roundoff.runs.files.tensor_writer import TensorWriter
 from roundoff.runs.flight import Flight, FlightRecord, FlightRecorder, read_flight, read_heartbeat
 from roundoff.runs.listing import RunSummary, UnreadableRun, list_runs, sampled_metrics
@@ -43,8 +43,19 @@ from roundoff.runs.records.call import (
 from roundoff.runs.records.event import Event, EventKey, shape_from_text, shape_to_text
 from roundoff.runs.records.failure import Failure, failures_line
 from roundoff.runs.records.finding import RULE_FAILED, Answer, Finding, RuleAnswer, Severity, order_findings
+from roundoff.runs.records.gap import Gap, append_gap
 from roundoff.runs.records.info import Ending, RunInfo, sketches_line_up
-from roundoff.runs.records.metrics import Anomaly, AnomalyKind, MemoryLook, Metrics
+from roundoff.runs.records.metrics import (
+    Anomaly,
+    AnomalyDetail,
+    AnomalyKind,
+    ExceptionDetail,
+    GrownObject,
+    GrownTensors,
+    MemoryLook,
+    Metrics,
+    SpikeDetail,
+)
 from roundoff.runs.records.probe import (
     AveragesProbe,
     BatchMixingProbe,
@@ -56,20 +67,23 @@ from roundoff.runs.records.probe import (
     RandomOp,
     SlopeOfParameter,
     SpikeProbe,
+    TokenFlowProbe,
     WeightCopy,
+    WhatIfProbe,
     WideProbe,
     ZeroShares,
 )
 from roundoff.runs.records.replay_info import Origin, ReplayInfo
 from roundoff.runs.records.training_facts import (
     BatchFacts,
+    CriterionCall,
     ModuleFacts,
     OptimizerFacts,
     ParameterFacts,
     Structure,
     TensorFacts,
 )
-from roundoff.runs.writer import RecordingStoppedWarning, RunWriter
+from roundoff.runs.writer import RunWriter
 
 __all__ = [
     "EVENTS",
@@ -82,6 +96,7 @@ __all__ = [
     "TABLES",
     "VERSION",
     "Anomaly",
+    "AnomalyDetail",
     "AnomalyKind",
     "Answer",
     "ArrayContent",
@@ -94,6 +109,7 @@ __all__ = [
     "CallDetail",
     "CallKind",
     "ClipDetail",
+    "CriterionCall",
     "DirectionProbe",
     "Ending",
     "EpochDetail",
@@ -101,12 +117,16 @@ __all__ = [
     "Event",
     "EventColumns",
     "EventKey",
+    "ExceptionDetail",
     "Failure",
     "Finding",
     "Flight",
     "FlightRecord",
     "FlightRecorder",
     "ForwardDetail",
+    "Gap",
+    "GrownObject",
+    "GrownTensors",
     "HalfBatchProbe",
     "HashColumns",
     "Interned",
@@ -125,8 +145,8 @@ __all__ = [
     "Probe",
     "RandomOp",
     "ReadDetail",
-    "RecordingStoppedWarning",
     "ReplayInfo",
+    "Rows",
     "RuleAnswer",
     "Run",
     "RunInfo",
@@ -136,18 +156,21 @@ __all__ = [
     "SchedulerDetail",
     "Severity",
     "SlopeOfParameter",
+    "SpikeDetail",
     "SpikeProbe",
     "StepDetail",
     "Structure",
-    "TensorEntry",
     "TensorFacts",
     "TensorFile",
     "TensorWriter",
+    "TokenFlowProbe",
     "UnreadableRun",
     "WeightCopy",
+    "WhatIfProbe",
     "WideProbe",
     "ZeroGradDetail",
     "ZeroShares",
+    "append_gap",
     "batch_path",
     "call_detail",
     "crash_path",
@@ -158,6 +181,7 @@ __all__ = [
     "memcheck_path",
     "native_crash_path",
     "next_free_name",
+    "object_of",
     "order_findings",
     "perturbed_path",
     "read_flight",

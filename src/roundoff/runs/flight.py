@@ -1,10 +1,18 @@
-"""The flight recorder: what a process is doing, in mapped memory that survives its death; layout, writer, reader."""
+"""The flight recorder: what a process is doing, in a file that survives its death; layout, writer, reader.
+
+The file is written with system calls, not mapped: a store into a mapped file that someone has cut short kills the
+process, and a failed write only ends the notes. Where a parent supervises the process, notes go into memory that both
+share, and into the file only now and then; when the child dies or hangs, the parent writes the file.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import itertools
 import mmap
 import os
+import sys
 import time
 import weakref
 from dataclasses import dataclass
@@ -12,8 +20,9 @@ from pathlib import Path
 from typing import Literal, TypeAlias
 
 from roundoff.errors import RunFolderError
+from roundoff.files import NewFile, naming, open_reading, read_bytes, write_all
 
-FLIGHT_VERSION = 1
+FLIGHT_VERSION = 2
 FLIGHT_MAGIC = int.from_bytes(b"rndflite", "little")
 
 # One word each.
@@ -22,14 +31,19 @@ MAGIC_WORD, VERSION_WORD, PID, UNIX_NS, MONOTONIC_NS = range(5)
 COUNT, STEP, PHASE, DEPTH, OP, NAMES_USED = range(5, 11)
 """Records complete; step or -1; code of the phase; modules running; op (code * 2, + 1 if done); bytes of names."""
 
-STACK = 16
+RECENT = 16
+NUM_RECENT = 32
+"""The records since the last one whose number is a multiple of this; so that a note is one write."""
+
+STACK = RECENT + 2 * NUM_RECENT
 MAX_DEPTH = 240
 """The codes of the sites that run, the outermost first; those beyond the depth are counted but not named."""
 
 RING = STACK + MAX_DEPTH
 NUM_RECORDS = 4096
 WORDS_PER_RECORD = 2
-"""When, and what: code + kind * 2**32 + phase's code * 2**40. Record n (from 1) is in slot n % NUM_RECORDS."""
+"""When, and what: code + kind * 2**32 + phase's code * 2**40. Record n (from 1) is in slot n % NUM_RECORDS, or in slot
+n % NUM_RECENT of the recent ones."""
 
 NAMES_OFFSET = 8 * (RING + NUM_RECORDS * WORDS_PER_RECORD)
 NAMES_BYTES = 512 * 1024
@@ -88,7 +102,7 @@ class Flight:
 def read_flight(path: Path) -> Flight:
     """Read a flight recorder's file; a `RunFolderError` says what is wrong with it."""
     try:
-        data = path.read_bytes()
+        data = read_bytes(path, max_bytes=TOTAL_BYTES)
     except OSError as error:
         raise _invalid_flight_error(path, f"{error.strerror}.") from error
     if len(data) != TOTAL_BYTES:
@@ -119,10 +133,35 @@ def read_flight(path: Path) -> Flight:
     )
 
 
-def read_heartbeat(path: Path) -> int:
-    """Return how many records a process has noted so far: it moves as long as the process gets on."""
-    with path.open("rb") as file:
-        return int.from_bytes(os.pread(file.fileno(), 8, 8 * COUNT), "little")
+def read_heartbeat(path: Path, *, shared: mmap.mmap | None = None) -> int:
+    """Return how many records a process has noted so far: it grows as long as the process makes progress.
+
+    Args:
+        path: of its file.
+        shared: the memory in which it notes what it does, if it does so there.
+    """
+    if shared is not None and _word(shared, MAGIC_WORD) == FLIGHT_MAGIC:
+        return _word(shared, COUNT)
+    descriptor = open_reading(path)
+    try:
+        return int.from_bytes(os.pread(descriptor, 8, 8 * COUNT), "little")
+    finally:
+        os.close(descriptor)
+
+
+def save_shared_flight(shared: mmap.mmap, path: Path) -> None:
+    """Write what another process has noted into its file, unless that process has let go of it; may raise `OSError`."""
+    if _word(shared, MAGIC_WORD) != FLIGHT_MAGIC:
+        return
+    descriptor = open_reading(path, writes=True)
+    try:
+        os.pwrite(descriptor, shared[:TOTAL_BYTES], 0)
+    finally:
+        os.close(descriptor)
+
+
+def _word(shared: mmap.mmap, place: int) -> int:
+    return int.from_bytes(shared[8 * place : 8 * place + 8], sys.byteorder)
 
 
 def _records(words: memoryview, names: list[str]) -> tuple[FlightRecord, ...]:
@@ -130,9 +169,10 @@ def _records(words: memoryview, names: list[str]) -> tuple[FlightRecord, ...]:
     offset = words[UNIX_NS] - words[MONOTONIC_NS]
     found = []
     for number in range(max(1, count - NUM_RECORDS + 1 + _BEING_OVERWRITTEN), count + 1):
-        slot = RING + 2 * (number % NUM_RECORDS)
+        is_recent = number >= count // NUM_RECENT * NUM_RECENT
+        slot = RECENT + 2 * (number % NUM_RECENT) if is_recent else RING + 2 * (number % NUM_RECORDS)
         when, what = words[slot], words[slot + 1]
-        kind = KINDS[what >> 32 & 0xFF]
+        kind = KINDS[min(what >> 32 & 0xFF, len(KINDS) - 1)]
         code = what & 0xFFFFFFFF
         name = str(code) if kind == "step" else _name(names, code) or "?"
         phase = _name(names, what >> 40)
@@ -159,18 +199,25 @@ def _invalid_flight_error(path: Path, why: str) -> RunFolderError:
 
 _ENTER, _LEAVE, _STEP, _PHASE, _OP = (kind << 32 for kind in range(len(KINDS)))
 _NO_ROOM = "<unnamed>"
+_NS_BETWEEN_WRITES = 20_000_000
+"""So often the file follows the shared memory: if the parent is killed together with the child, it tells nearly all."""
 
 
 class FlightRecorder:
     """Notes what runs, in a file that can be read after the process was killed.
 
-    A note takes about half a microsecond: a few stores into mapped memory, no system call and no text once a name is
-    known. The kernel keeps the memory when the process dies; only a crash of the machine can lose it.
+    A note is one write of some hundred bytes, without any text once a name is known. The kernel keeps what was written
+    when the process dies; only a crash of the machine can lose it. When a write fails, nothing is noted any more, and
+    the file is removed: one that no longer changes would look like a process that hangs. Without a file nothing is
+    written at all. In a short step the writes would take longer than all the rest: with `shared` memory there are few.
     """
 
-    def __init__(self, memory: mmap.mmap | bytearray) -> None:
-        self._bytes = memoryview(memory)
-        self._words = self._bytes.cast("q")
+    def __init__(self, shared: mmap.mmap | None = None) -> None:
+        self._path: Path | None = None
+        self._descriptor = -1
+        self._is_shared = shared is not None
+        self._written_ns = 0
+        self._use(memoryview(bytearray(TOTAL_BYTES) if shared is None else shared)[:TOTAL_BYTES])
         self._stack: list[int] = []
         self._phase = 0
         self._counter = itertools.count(1)
@@ -178,20 +225,27 @@ class FlightRecorder:
         self._num_names = 0
         self._code(_NO_ROOM)
 
+    def _use(self, memory: memoryview) -> None:
+        self._bytes = memory
+        self._words = memory.cast("q")
+        self._heads = [memory[8 * COUNT : 8 * (STACK + depth)] for depth in range(MAX_DEPTH + 1)]
+        """What a note writes, by the number of modules that run."""
+
     @classmethod
-    def create(cls, path: Path) -> FlightRecorder:
-        """Make the file, all of it allocated: a disk that fills up later cannot hurt. May raise an `OSError`."""
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o666)
-        try:
-            _allocate(descriptor, TOTAL_BYTES)
-            memory = mmap.mmap(descriptor, TOTAL_BYTES)
-        finally:
-            os.close(descriptor)
-        recorder = cls(memory)
-        words = recorder._words
-        words[VERSION_WORD], words[PID], words[STEP] = FLIGHT_VERSION, os.getpid(), -1
-        words[UNIX_NS], words[MONOTONIC_NS] = time.time_ns(), time.monotonic_ns()
-        words[MAGIC_WORD] = FLIGHT_MAGIC  # last: a file without it was never begun
+    def create(cls, path: Path, *, shared: mmap.mmap | None = None) -> FlightRecorder:
+        """Make the file, all of it allocated: a disk that fills up later does no harm. May raise an `OSError`.
+
+        `shared` is memory of a parent that calls `save_shared_flight` when this process dies or hangs.
+        """
+        with naming(path), NewFile(path) as file:
+            _allocate(file.descriptor, TOTAL_BYTES)
+            recorder = cls(shared)
+            words = recorder._words
+            words[VERSION_WORD], words[PID], words[STEP] = FLIGHT_VERSION, os.getpid(), -1
+            words[UNIX_NS], words[MONOTONIC_NS] = time.time_ns(), time.monotonic_ns()
+            words[MAGIC_WORD] = FLIGHT_MAGIC
+            os.pwrite(file.descriptor, recorder._bytes, 0)
+            recorder._path, recorder._descriptor = path, _duplicate(file.descriptor)
         recorder._leave_file_to_parent()
         return recorder
 
@@ -222,19 +276,33 @@ class FlightRecorder:
         """Note that no module runs any more: an exception has left the outermost one."""
         self._stack.clear()
         self._words[DEPTH] = 0
+        if not self._is_shared:
+            self._write(8 * COUNT, 8 * RECENT)
 
     def note(self, *, step: int, phase: str | None) -> None:
         """Note which step it is and what the loop does; None if that is not known."""
+        code = 0 if phase is None else self._codes.get(phase) or self._code(phase)
+        is_new_phase = code != self._phase
         if self._words[STEP] != step:
             self._words[STEP] = step
-            self._add(_STEP | step)
-        code = 0 if phase is None else self._codes.get(phase) or self._code(phase)
-        if code != self._phase:
+            self._add(_STEP | step, is_last=not is_new_phase)
+        if is_new_phase:
             self._words[PHASE] = self._phase = code
             self._add(_PHASE | code)
 
+    def mark(self, step: int, phase: str) -> None:
+        """Do the same at less cost: in shared memory, a phase has no record of its own."""
+        if not self._is_shared:
+            self.note(step=step, phase=phase)
+            return
+        words = self._words
+        words[PHASE] = self._phase = self._codes.get(phase) or self._code(phase)
+        if words[STEP] != step:
+            words[STEP] = step
+            self._add(_STEP | step)
+
     def beat(self) -> None:
-        """Note that the process gets on, where there is nothing else to note."""
+        """Note that the process makes progress when there is nothing else to note."""
         self._add(_PHASE | self._phase)
 
     def op(self, name: str) -> None:
@@ -246,19 +314,60 @@ class FlightRecorder:
     def op_done(self) -> None:
         """Note that the last op has ended."""
         self._words[OP] |= 1
+        if not self._is_shared:
+            self._write(8 * COUNT, 8 * RECENT)
 
     def close(self) -> None:
         """Let go of the file; what is noted afterwards is lost."""
-        self._bytes = memoryview(bytearray(TOTAL_BYTES))
-        self._words = self._bytes.cast("q")
+        descriptor, self._descriptor = self._descriptor, -1
+        if descriptor >= 0:
+            with contextlib.suppress(OSError, MemoryError):
+                if self._is_shared:
+                    os.pwrite(descriptor, self._bytes, 0)
+            with contextlib.suppress(OSError):
+                os.close(descriptor)
+        if self._is_shared:
+            self._words[MAGIC_WORD] = 0  # nothing is left for the parent to write
 
-    def _add(self, what: int) -> None:
+    def _add(self, what: int, *, is_last: bool = True) -> None:
+        """Add a record; one write is enough for two that come together."""
         count = next(self._counter)
-        slot = RING + 2 * (count % NUM_RECORDS)
         words = self._words
-        words[slot] = time.monotonic_ns()
+        place = count % NUM_RECENT
+        slot = RECENT + 2 * place
+        words[slot] = now = time.monotonic_ns()
         words[slot + 1] = what | self._phase << 40
-        words[COUNT] = count  # last: a record that is not counted does not exist
+        words[COUNT] = count
+        if self._is_shared:
+            if now - self._written_ns > _NS_BETWEEN_WRITES:
+                self._written_ns = now
+                self._write(8 * COUNT, NAMES_OFFSET)
+        elif is_last:
+            depth = len(self._stack)
+            self._put(self._heads[depth if depth < MAX_DEPTH else MAX_DEPTH], 8 * COUNT)
+        if place == NUM_RECENT - 1:
+            self._keep_in_ring(count)
+
+    def _write(self, begin: int, end: int) -> None:
+        self._put(self._bytes[begin:end], begin)
+
+    def _put(self, content: memoryview, place: int) -> None:
+        if self._descriptor < 0:
+            return
+        try:
+            os.pwrite(self._descriptor, content, place)
+        except (OSError, MemoryError):
+            self.close()
+            if self._path is not None:
+                with contextlib.suppress(OSError, MemoryError):
+                    os.unlink(self._path)
+
+    def _keep_in_ring(self, count: int) -> None:
+        """Copy the recent records to their place in the ring."""
+        first = RING + 2 * ((count - NUM_RECENT + 1) % NUM_RECORDS)
+        self._words[first : first + 2 * NUM_RECENT] = self._words[RECENT:STACK]
+        if not self._is_shared:
+            self._write(8 * first, 8 * (first + 2 * NUM_RECENT))
 
     def _code(self, name: str) -> int:
         """Give a name its number, and put it into the file; when that is full, names share one number."""
@@ -270,24 +379,35 @@ class FlightRecorder:
             start = NAMES_OFFSET + used
             self._bytes[start : start + 2 + len(data)] = len(data).to_bytes(2, "little") + data
             self._words[NAMES_USED] = used + 2 + len(data)
+            self._write(start, start + 2 + len(data))
             self._num_names = code = self._num_names + 1
         self._codes[name] = code
         return code
 
     def _leave_file_to_parent(self) -> None:
-        """See to it that a process forked from this one, which shares the memory, does not write into it."""
+        """Close the file in processes forked from this one: it must hold notes of this process only."""
         itself = weakref.ref(self)
 
         def close_in_child() -> None:
             if (recorder := itself()) is not None:
+                recorder._is_shared = False
+                recorder._use(memoryview(bytearray(recorder._bytes)))
                 recorder.close()
 
         if hasattr(os, "register_at_fork"):
             os.register_at_fork(after_in_child=close_in_child)
 
 
+def _duplicate(descriptor: int) -> int:
+    """Return another descriptor of the file, with a high number: scripts that close and reopen low ones exist."""
+    for lowest in (900, 200):
+        with contextlib.suppress(OSError):
+            return fcntl.fcntl(descriptor, fcntl.F_DUPFD_CLOEXEC, lowest)
+    return os.dup(descriptor)
+
+
 def _allocate(descriptor: int, size: int) -> None:
     if hasattr(os, "posix_fallocate"):
         os.posix_fallocate(descriptor, 0, size)
     else:
-        os.write(descriptor, bytes(size))
+        write_all(descriptor, bytes(size))

@@ -18,15 +18,15 @@ from roundoff.runs.records.metrics import Metrics
 _SMALL_BYTES = 2**14
 """A file of that size, about a hundred steps, is read whole."""
 _WINDOW_BYTES = 2**11
-"""So much is read at each place: a line that ends before, and a whole one."""
+"""Bytes read at each place: enough for the end of one line and all of the next."""
 
 
-def sampled_metrics(folder: Path, *, rank: int = 0, most: int = 32) -> list[Metrics]:
-    """Return the first step, the last whole one and others at even distances between; all of a short run.
+def sampled_metrics(folder: Path, *, most: int = 32) -> list[Metrics]:
+    """Return the first step of rank 0, the last whole one and others at even distances between; all of a short run.
 
-    What it costs does not depend on how long the run is. A line that cannot be read costs its place only.
+    What it costs does not depend on how long the run is. A line that cannot be read is left out.
     """
-    path = names.metrics_path(folder, rank=rank)
+    path = names.metrics_path(folder, rank=0)
     try:
         size = path.stat().st_size
         if size <= _SMALL_BYTES:
@@ -44,7 +44,7 @@ def sampled_metrics(folder: Path, *, rank: int = 0, most: int = 32) -> list[Metr
 
 def _step_after(descriptor: int, offset: int) -> Metrics | None:
     """Return the step of the first line that begins at or after `offset`; None if there is none."""
-    begin = max(0, offset - 1)  # the byte before tells whether a line begins here
+    begin = max(0, offset - 1)  # the byte before shows whether a line begins here
     text = os.pread(descriptor, _WINDOW_BYTES, begin)
     lines = text.split(b"\n") if offset == 0 else text.split(b"\n")[1:]
     if len(lines) < 2:

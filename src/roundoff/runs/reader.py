@@ -1,4 +1,4 @@
-"""A run folder, opened for reading; and the same with everything kept that was read."""
+"""A run folder, opened for reading, with or without a cache."""
 
 from __future__ import annotations
 
@@ -7,15 +7,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar, cast, overload
 
-import pyarrow as pa
+import numpy as np
 
 from roundoff.errors import RunFolderError, UsageError
+from roundoff.files import read_bytes, write_atomically
 from roundoff.runs import record_kinds as kinds
 from roundoff.runs.files import folder as names
-from roundoff.runs.files.atomic import write_atomically
-from roundoff.runs.files.parts import Selection, read_part, read_steps
+from roundoff.runs.files.columns import Rows, no_values
 from roundoff.runs.files.plain_json import JsonValue, object_from, object_of, read_json_object, to_json
 from roundoff.runs.files.schema import EVENTS, HASHES, PARAMETERS, Table
+from roundoff.runs.files.table_parts import Selection, read_part, read_steps
 from roundoff.runs.files.tensor_file import TensorFile
 from roundoff.runs.flight import Flight, read_flight
 from roundoff.runs.record_kinds import LinesKind, ObjectKind
@@ -23,19 +24,21 @@ from roundoff.runs.records.call import Call
 from roundoff.runs.records.event import Event, events_of
 from roundoff.runs.records.failure import Failure
 from roundoff.runs.records.finding import Finding, RuleAnswer
+from roundoff.runs.records.gap import Gap
 from roundoff.runs.records.info import Ending, RunInfo, read_info
 from roundoff.runs.records.metrics import Anomaly, MemoryLook, Metrics
 from roundoff.runs.records.probe import P, Probe
 from roundoff.runs.records.replay_info import Origin, ReplayInfo
-from roundoff.runs.records.training_facts import BatchFacts, Structure
+from roundoff.runs.records.training_facts import BatchFacts, CriterionCall, Structure
 
 T = TypeVar("T")
 
-RANK_FIELD = pa.field("rank", pa.int32())
-"""The column that every table gains when it is read: files say it by their name."""
-
 _MAX_EVENTS = 300_000
 """At most this many events are cached, half a kilobyte each; the rest is read again when it is requested."""
+
+
+_MAX_TEXT_BYTES = 64 * 2**20
+"""A longer file of stacks is refused."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,7 +75,7 @@ class Run:
         op: str | None = None,
         rank: int | None = None,
         columns: Sequence[str] | None = None,
-    ) -> pa.Table:
+    ) -> Rows:
         """Return the requested events, by rank and in the order they were written.
 
         `site` and `op` are patterns with `*`, `?` and `[...]`; an op may carry its number, `aten.bmm#0`. Parts that
@@ -97,11 +100,11 @@ class Run:
         except ValueError as error:
             raise RunFolderError.explain(f"An event in '{self.path}' cannot be read.", why=f"{error}.") from error
 
-    def parameters(self, *, step: int | Collection[int] | None = None, rank: int | None = None) -> pa.Table:
+    def parameters(self, *, step: int | Collection[int] | None = None, rank: int | None = None) -> Rows:
         """Return norms and shares of parameters, with `rank`."""
         return self._read_table(PARAMETERS, Selection(step=step, rank=rank))
 
-    def hashes(self, *, step: int | Collection[int] | None = None, rank: int | None = None) -> pa.Table:
+    def hashes(self, *, step: int | Collection[int] | None = None, rank: int | None = None) -> Rows:
         """Return the hashes of inputs, parameters, gradients and buffers, with `rank`."""
         return self._read_table(HASHES, Selection(step=step, rank=rank))
 
@@ -130,6 +133,10 @@ class Run:
         """Return what came into the steps from outside, in order."""
         return self._lines(kinds.INPUTS, rank=rank)
 
+    def criteria(self, *, rank: int = 0) -> list[CriterionCall]:
+        """Return the loss functions that the replayed steps called, in order."""
+        return self._lines(kinds.CRITERIA, rank=rank)
+
     @overload
     def probes(self) -> list[Probe]: ...
     @overload
@@ -142,6 +149,11 @@ class Run:
         """Return the checks that failed inside roundoff: probes and facts by rank, then rules of the last diagnosis."""
         written = [failure for rank in self.ranks for failure in self._lines(kinds.FAILURES, rank=rank)]
         return [*written, *self._read_diagnosis("failures", Failure)]
+
+    def gaps(self) -> list[Gap]:
+        """Return what of the training was not watched, by rank and in order."""
+        ranks = [rank for (rank,), _ in names.gaps_path.find(self.path)]
+        return [gap for rank in ranks for gap in self._lines(kinds.GAPS, rank=rank)]
 
     def replay_info(self, *, rank: int = 0) -> ReplayInfo | None:
         """Return, for the folder of a replayed step, how the replay went; None if it does not say."""
@@ -224,7 +236,7 @@ class Run:
         path = names.replay_path(self.path, step=step)
         return self._read(path, lambda: self._open(path))
 
-    def perturbed(self, step: int) -> Run | None:
+    def perturbed_run(self, step: int) -> Run | None:
         """Open the run that a step left when its parameters were moved by a rounding; None if that was not tried."""
         path = names.perturbed_path(self.path, step=step)
         return self._read(path, lambda: self._open(path) if path.exists() else None)
@@ -291,33 +303,33 @@ class Run:
         files = names.part_paths[EVENTS.name]
         return self._read(files, lambda: [(rank, path, read_steps(path)) for (rank, _), path in files.find(self.path)])
 
-    def _read_table(self, table: Table, selection: Selection, columns: Sequence[str] | None = None) -> pa.Table:
+    def _read_table(self, table: Table, selection: Selection, columns: Sequence[str] | None = None) -> Rows:
         wanted = _check_columns(table, columns)
         tables = list(self._read_parts(table, selection, wanted))
         if not tables:
-            fields = [RANK_FIELD, *(table.arrow.field(name).with_nullable(True) for name in wanted)]
-            return pa.schema(fields).empty_table()
-        return pa.concat_tables(tables)
+            columns_of = {column.name: no_values(column, 0) for column in table.columns if column.name in wanted}
+            return Rows(columns=columns_of, num_rows=0).with_numbers(rank=np.zeros(0, dtype=np.int32))
+        return Rows.concat(tables)
 
     def _parts(self, table: Table, selection: Selection) -> list[tuple[int, Path]]:
         """Return rank and file of the parts that may hold what is requested; reading each one decides."""
         return [(numbers[0], path) for numbers, path in names.part_paths[table.name].find(self.path)]
 
-    def _read_parts(self, table: Table, selection: Selection, columns: Sequence[str]) -> Iterator[pa.Table]:
+    def _read_parts(self, table: Table, selection: Selection, columns: Sequence[str]) -> Iterator[Rows]:
         for rank, path in self._parts(table, selection):
             if selection.rank is None or selection.rank == rank:
                 rows = read_part(path, table, columns=columns, selection=selection)
                 if rows is not None and rows.num_rows:
-                    yield rows.add_column(0, RANK_FIELD, pa.repeat(pa.scalar(rank, pa.int32()), rows.num_rows))
+                    yield rows.with_numbers(rank=np.full(rows.num_rows, rank, dtype=np.int32))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CachedRun(Run):
     """A run as it was when it was first read: records, stacks and the tables of parameters and hashes are read once.
 
-    Events are cached by step and rank, up to a limit; files of tensors are mapped, not read; findings.json, which a
-    diagnosis replaces, is read each time. Lists are handed out as copies, so that no caller changes what
-    the next one reads.
+    Events are cached by step and rank, up to a limit; whole tensors are read each time they are requested, and so is
+    findings.json, which a diagnosis replaces. Lists are returned as copies, so that no caller changes what the next one
+    reads.
     """
 
     _cache: dict[Hashable, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
@@ -359,7 +371,7 @@ class CachedRun(Run):
     def _open(self, path: Path) -> Run:
         return CachedRun.of(Run.open(path))
 
-    def _read_table(self, table: Table, selection: Selection, columns: Sequence[str] | None = None) -> pa.Table:
+    def _read_table(self, table: Table, selection: Selection, columns: Sequence[str] | None = None) -> Rows:
         if table is EVENTS:
             return Run._read_table(self, table, selection, columns)
         whole = Selection(rank=selection.rank)
@@ -375,7 +387,9 @@ class CachedRun(Run):
 
 def _read_text(path: Path) -> str:
     try:
-        return path.read_text(errors="replace") if path.exists() else ""
+        return read_bytes(path, max_bytes=_MAX_TEXT_BYTES).decode(errors="replace")
+    except FileNotFoundError:
+        return ""
     except OSError as error:
         raise RunFolderError.explain(f"'{path}' cannot be read.", why=f"{error.strerror}.") from error
 

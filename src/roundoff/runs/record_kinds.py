@@ -15,11 +15,12 @@ from roundoff.runs.files.lines import read_lines
 from roundoff.runs.files.plain_json import JsonValue, object_from, read_json_object
 from roundoff.runs.records.call import Call
 from roundoff.runs.records.failure import Failure
+from roundoff.runs.records.gap import Gap
 from roundoff.runs.records.info import Ending
 from roundoff.runs.records.metrics import Anomaly, MemoryLook, Metrics
 from roundoff.runs.records.probe import PROBE_TYPES, Probe, probe_from
 from roundoff.runs.records.replay_info import Origin, ReplayInfo
-from roundoff.runs.records.training_facts import BatchFacts, Structure
+from roundoff.runs.records.training_facts import BatchFacts, CriterionCall, Structure
 
 R = TypeVar("R")
 
@@ -56,11 +57,13 @@ class ObjectKind(Generic[R]):
 
 METRICS = LinesKind(names.metrics_path, partial(object_from, Metrics))
 CALLS = LinesKind(names.calls_path, Call.from_object)
-ANOMALIES = LinesKind(names.anomalies_path, partial(object_from, Anomaly))
+ANOMALIES = LinesKind(names.anomalies_path, Anomaly.from_object)
 MEMORY = LinesKind(names.memory_path, partial(object_from, MemoryLook))
 STRUCTURES = LinesKind(names.structure_path, partial(object_from, Structure))
 INPUTS = LinesKind(names.inputs_path, partial(object_from, BatchFacts))
+CRITERIA = LinesKind(names.criteria_path, partial(object_from, CriterionCall))
 FAILURES = LinesKind(names.failures_path, partial(object_from, Failure))
+GAPS = LinesKind(names.gaps_path, partial(object_from, Gap))
 PROBES = LinesKind(names.probes_path, probe_from)
 
 ENDING = ObjectKind(names.ending_path, Ending)
@@ -68,7 +71,18 @@ REPLAY_INFO = ObjectKind(names.replay_info_path, ReplayInfo)
 ORIGIN = ObjectKind(names.origin_path, Origin)
 
 Record: TypeAlias = (
-    Metrics | Call | Anomaly | MemoryLook | Structure | BatchFacts | Failure | Probe | ReplayInfo | Origin
+    Metrics
+    | Call
+    | Anomaly
+    | MemoryLook
+    | Structure
+    | BatchFacts
+    | CriterionCall
+    | Failure
+    | Gap
+    | Probe
+    | ReplayInfo
+    | Origin
 )
 
 KIND_OF: Mapping[type, LinesKind[Any] | ObjectKind[Any]] = {
@@ -78,7 +92,9 @@ KIND_OF: Mapping[type, LinesKind[Any] | ObjectKind[Any]] = {
     MemoryLook: MEMORY,
     Structure: STRUCTURES,
     BatchFacts: INPUTS,
+    CriterionCall: CRITERIA,
     Failure: FAILURES,
+    Gap: GAPS,
     ReplayInfo: REPLAY_INFO,
     Origin: ORIGIN,
     **dict.fromkeys(PROBE_TYPES.values(), PROBES),

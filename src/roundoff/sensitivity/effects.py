@@ -1,13 +1,15 @@
-"""What rounding would do, op by op: the value that a measurement returns and a plan reads."""
+"""What rounding would do, op by op, and where the precision of a step is lost, site by site."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal, Self
 
+from roundoff.record.loop.sites import LOOP
 from roundoff.runs import JsonValue
+from roundoff.runs.files.plain_json import object_from
 
 Part = Literal["input", "weight", "result"]
 """What is rounded: a tensor that enters a narrow site, a parameter that an op uses, or the result of an op."""
@@ -31,7 +33,7 @@ class Rounded:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Effect:
+class LossEffect:
     """What rounding one tensor of one op to one format does."""
 
     site: str
@@ -51,7 +53,7 @@ class Effect:
     """Its part of the change of the loss if everything is rounded; these add up, to third order."""
     rounded_by: tuple[tuple[str, ...], ...] = ()
     """For an input, groups of ops (`blocks.0.mlp:gelu`): if one op of each group takes the format, the input is already
-    rounded, and nothing is lost here. An empty group stands for what comes from outside the model."""
+    rounded, and nothing is lost here. An empty group means an input from outside the model."""
 
     @property
     def key(self) -> str:
@@ -74,7 +76,7 @@ class Sensitivity:
     step: int
     loss: float
     formats: tuple[str, ...]
-    effects: tuple[Effect, ...]
+    effects: tuple[LossEffect, ...]
     """In the order in which the step computes them."""
     num_parameters: Mapping[str, int]
     """The parameters of each site itself, without the sites inside it."""
@@ -89,7 +91,7 @@ class Sensitivity:
         """The sites where something would be rounded, in the order of the step."""
         return tuple(dict.fromkeys(effect.site for effect in self.effects))
 
-    def of(self, fmt: str, *, site: str | None = None) -> tuple[Effect, ...]:
+    def of(self, fmt: str, *, site: str | None = None) -> tuple[LossEffect, ...]:
         """Return the effects of one format, at one site or everywhere."""
         return tuple(each for each in self.effects if each.fmt == fmt and site in (None, each.site))
 
@@ -120,18 +122,10 @@ class Sensitivity:
     @classmethod
     def from_object(cls, data: Mapping[str, Any]) -> Self:
         """Return the value that `to_object` wrote."""
-        return cls(
-            step=data["step"],
-            loss=data["loss"],
-            formats=tuple(data["formats"]),
-            effects=tuple(_effect(each) for each in data["effects"]),
-            num_parameters=dict(data["num_parameters"]),
-            narrow_losses=dict(data.get("narrow_losses", {})),
-            missed_by_ops=dict(data.get("missed_by_ops", {})),
-        )
+        return object_from(cls, data)
 
 
-def most_suspicious(effects: Sequence[Effect]) -> float:
+def most_suspicious(effects: Sequence[LossEffect]) -> float:
     """Return how suspicious these effects are: overflow counts most, then lost gradients, then the loss."""
     overflow = max((max(_share(e.value, "overflow"), _share(e.gradient, "overflow")) for e in effects), default=0.0)
     lost = max((_share(e.gradient, "underflow") for e in effects), default=0.0)
@@ -146,13 +140,108 @@ def _share(rounded: Rounded | None, name: str) -> float:
     return 0.0 if rounded is None else float(getattr(rounded, name))
 
 
-def _effect(data: Mapping[str, Any]) -> Effect:
-    gradient = data["gradient"]
-    return Effect(
-        **{
-            **data,
-            "value": Rounded(**data["value"]),
-            "gradient": None if gradient is None else Rounded(**gradient),
-            "rounded_by": tuple(tuple(group) for group in data.get("rounded_by", ())),
-        }
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SiteLoss:
+    """What is lost in one site's own code in a format."""
+
+    site: str
+    part: float
+    """Its part of the change of the loss if every site is narrow."""
+    alone: float
+    """The change of the loss if only this site is narrow."""
+    share: float
+    """Its share of the parts of all sites, by size."""
+    overflow: float
+    """The largest share of a tensor, or of a gradient, that overflows."""
+    gradient_underflow: float
+    """The largest share of a gradient that becomes 0."""
+    snr_db: float
+    """The signal-to-noise ratio of the most affected tensor."""
+    gradient_snr_db: float | None
+    """The signal-to-noise ratio of the most affected gradient; None if there was none."""
+    worst_op: str
+    """The op with the largest part."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PrecisionLoss:
+    """Where the precision of a step is lost in a format: the sites by the size of their part, and their sum."""
+
+    fmt: str
+    step: int
+    loss: float
+    narrow_loss: float | None
+    """The loss of the step computed with every site narrow; None if that was not possible."""
+    sites: tuple[SiteLoss, ...]
+
+    @property
+    def sum(self) -> float:
+        """The sum of the parts."""
+        return math.fsum(each.part for each in self.sites)
+
+    @property
+    def measured(self) -> float | None:
+        """The real change of the loss."""
+        return None if self.narrow_loss is None else self.narrow_loss - self.loss
+
+
+def precision_loss(sensitivity: Sensitivity, fmt: str) -> PrecisionLoss:
+    """Add up by site where the precision of a step is lost in one format.
+
+    What the loop itself computes is left out, because no recipe makes it narrow. If the step could not be computed with
+    every site narrow, the part of a site is its effect alone.
+    """
+    narrow_loss = sensitivity.narrow_losses.get(fmt)
+    by_site: dict[str, list[LossEffect]] = {}
+    for effect in sensitivity.of(fmt):
+        by_site.setdefault(effect.site, []).append(effect)
+    parts = {
+        site: _part(effects) if narrow_loss is not None else sensitivity.loss_change(fmt, site=site)
+        for site, effects in by_site.items()
+        if site != LOOP and (narrow_loss is None or any(effect.part_of_all for effect in effects))
+    }
+    size = math.fsum(map(abs, parts.values()))
+    sites = [
+        _site_loss(sensitivity, fmt, site, part=part, share=abs(part) / size if size else 0.0, effects=by_site[site])
+        for site, part in parts.items()
+    ]
+    return PrecisionLoss(
+        fmt=fmt,
+        step=sensitivity.step,
+        loss=sensitivity.loss,
+        narrow_loss=narrow_loss,
+        sites=tuple(sorted(sites, key=lambda each: -each.share)),
     )
+
+
+def _site_loss(
+    sensitivity: Sensitivity, fmt: str, site: str, *, part: float, share: float, effects: Sequence[LossEffect]
+) -> SiteLoss:
+    gradients = [effect.gradient for effect in effects if effect.gradient is not None]
+    values = [effect.value for effect in effects]
+    by_op: dict[str, float] = {}
+    for effect in effects:
+        by_op[effect.op] = by_op.get(effect.op, 0.0) + abs(effect.part_of_all or effect.loss_change)
+    return SiteLoss(
+        site=site,
+        part=part,
+        alone=sensitivity.loss_change(fmt, site=site),
+        share=share,
+        overflow=_largest(each.overflow for each in [*values, *gradients]),
+        gradient_underflow=_largest(each.underflow for each in gradients),
+        snr_db=_min_snr(values),
+        gradient_snr_db=_min_snr(gradients) if gradients else None,
+        worst_op=max(by_op, key=lambda op: by_op[op]),
+    )
+
+
+def _part(effects: Iterable[LossEffect]) -> float:
+    return math.fsum(effect.part_of_all for effect in effects)
+
+
+def _largest(shares: Iterable[float]) -> float:
+    return max(shares, default=0.0)
+
+
+def _min_snr(rounded: Sequence[Rounded]) -> float:
+    return min((each.snr_db for each in rounded), default=math.inf)

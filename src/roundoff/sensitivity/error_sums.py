@@ -12,7 +12,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from roundoff.formats import BlockFormat, Format, round_to
-from roundoff.sensitivity.effects import Effect, Part, Rounded
+from roundoff.kernels.compiled import where_fp64_is
+from roundoff.sensitivity.effects import LossEffect, Part, Rounded
 
 NUM_SUMS = 9
 """Counts of elements: all, finite, that overflow, nonzero, that become 0, that become subnormal; then the sums of the
@@ -29,7 +30,7 @@ def sums_of(x: Tensor, fmt: Format) -> Tensor:
     >>> rounded_from(sums.tolist()).overflow
     0.3333333333333333
     """
-    x = x.detach()
+    x = where_fp64_is(x.detach())
     total = torch.zeros(NUM_SUMS, dtype=torch.float64, device=x.device)
     sums = _sums_within if _is_within(x, fmt) else _sums
     for pieces in _pieces(x, round_to(x, fmt), *_limits(x, fmt)):
@@ -60,8 +61,9 @@ def _sums_within(x: Tensor, result: Tensor, largest: Tensor, smallest_normal: Te
 
 def inner_product(x: Tensor, y: Tensor) -> Tensor:
     """Return the inner product of two tensors of the same shape in fp64; non-finite products count as 0."""
+    x, y = where_fp64_is(x.detach()), where_fp64_is(y.detach())
     total = torch.zeros((), dtype=torch.float64, device=x.device)
-    for one, other in _pieces(x.detach(), y.detach()):
+    for one, other in _pieces(x, y):
         product = one.double() * other.double()
         total += product.nan_to_num_(0.0, posinf=0.0, neginf=0.0).sum()
     return total
@@ -198,7 +200,7 @@ class ErrorSums:
                 totals.changes = torch.zeros(len(self.formats), 2, dtype=torch.float64, device=change.device)
             totals.changes[self.formats.index(fmt), column] += change
 
-    def effects(self) -> tuple[Effect, ...]:
+    def effects(self) -> tuple[LossEffect, ...]:
         """Return one effect per format for every key with a value."""
         seen = {key: totals for key, totals in self._sums.items() if totals.values is not None}
         values = _fetch_lists(totals.values for totals in seen.values())
@@ -212,9 +214,9 @@ class ErrorSums:
 
     def _effect(
         self, key: EffectKey, nth: int, value: list[float], gradient: list[float] | None, change: list[float]
-    ) -> Effect:
+    ) -> LossEffect:
         fmt = self.formats[nth]
-        return Effect(
+        return LossEffect(
             site=key.site,
             op=key.op,
             part=key.part,
@@ -225,18 +227,15 @@ class ErrorSums:
             gradient=None if gradient is None else rounded_from(gradient[:NUM_SUMS]),
             absmax=value[_ABSMAX],
             gradient_absmax=None if gradient is None else gradient[_ABSMAX],
-            rounded_by=_as_keys(key.rounded_by),
+            rounded_by=tuple(sorted(tuple(sorted(f"{site}:{op}" for site, op in group)) for group in key.rounded_by)),
         )
 
     def _rows(self, x: Tensor) -> Tensor:
-        magnitude = x.detach().abs().nan_to_num_(0.0, posinf=0.0)
+        x = where_fp64_is(x.detach())
+        magnitude = x.abs().nan_to_num_(0.0, posinf=0.0)
         largest = magnitude.amax().double() if x.numel() else magnitude.new_zeros((), dtype=torch.float64)
         rows = torch.stack([sums_of(x, fmt) for fmt in self.formats])
         return torch.cat([rows, largest.expand(len(self.formats), 1)], dim=1)
-
-
-def _as_keys(groups: OpGroups) -> tuple[tuple[str, ...], ...]:
-    return tuple(sorted(tuple(sorted(f"{site}:{op}" for site, op in group)) for group in groups))
 
 
 def _add_rows(before: Tensor | None, rows: Tensor) -> Tensor:

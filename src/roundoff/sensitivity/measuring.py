@@ -121,14 +121,14 @@ def measuring_sensitivity(
     steps, wanted = _check_steps(step), _find_formats(formats)
     measured = Measured(steps)
 
-    def done(sensitivity: Sensitivity) -> None:
+    def add_result(sensitivity: Sensitivity) -> None:
         measured.sensitivities.append(sensitivity)
         if signs := str(measurement.narrow_signs):
             _warn_if_narrow(signs)
         if on_done is not None:
             on_done(sensitivity)
 
-    measurement = StepMeasurement(steps, wanted, computed_again=computed_again, on_done=done)
+    measurement = StepMeasurement(steps, wanted, computed_again=computed_again, on_done=add_result)
     try:
         with observing_loop(measurement):
             measurement.begin()

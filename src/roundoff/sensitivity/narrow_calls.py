@@ -14,8 +14,8 @@ from roundoff.formats import Format, round_to
 from roundoff.precision.compute.computation import map_floats
 from roundoff.precision.compute.torch_ops import Function
 from roundoff.record.loop.sites import LOOP
-from roundoff.record.torch_private import WeakIdKeyDictionary, hidden_from_modes
 from roundoff.sensitivity.error_sums import EffectKey, ErrorSums, inner_product
+from roundoff.torch_private import WeakIdKeyDictionary, hidden_from_modes
 
 _WITH_BUFFERS = frozenset({F.batch_norm, F.instance_norm})
 """Functions that write into buffers although their name does not say so."""
@@ -83,6 +83,7 @@ class NarrowCall:
         """Keep the results; from now on operands and results may be overwritten."""
         self.originals = []
         self.results = [x.detach() for x in results]
+        # Torch counts the writes to a tensor in `_version`, and offers no public way to notice one.
         self._versions = [x._version for x in (*self.operands, *self.results)]
 
     @property
@@ -243,7 +244,7 @@ class PendingCalls:
         self._calls.append(call)
         for place, x in enumerate(results):
             if x.requires_grad:
-                x.register_hook(self._arriving(call, place))
+                x.register_hook(self._gradient_hook(call, place))
 
     def keep(self, call: NarrowCall, results: list[Tensor]) -> None:
         """Protect the operands and results of a call from being overwritten."""
@@ -283,17 +284,17 @@ class PendingCalls:
         self._by_memory.clear()
         self._recorded.clear()
 
-    def _arriving(self, call: NarrowCall, place: int) -> Callable[[Tensor], None]:
-        def arrived(gradient: Tensor) -> None:
+    def _gradient_hook(self, call: NarrowCall, place: int) -> Callable[[Tensor], None]:
+        def on_gradient(gradient: Tensor) -> None:
             try:
                 with hidden_from_modes(), torch.no_grad():
-                    self._arrived(call, place, gradient)
+                    self._count_gradient(call, place, gradient)
             except Exception as error:
                 self._on_error(error)
 
-        return arrived
+        return on_gradient
 
-    def _arrived(self, call: NarrowCall, place: int, gradient: Tensor) -> None:
+    def _count_gradient(self, call: NarrowCall, place: int, gradient: Tensor) -> None:
         scale = self._scale()
         if scale is None or not call.is_whole or gradient.layout != torch.strided:
             return

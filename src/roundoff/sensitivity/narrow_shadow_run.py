@@ -10,8 +10,8 @@ from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 
 from roundoff.formats import Format
-from roundoff.record.torch_private import WeakIdKeyDictionary
 from roundoff.sensitivity.narrow_calls import NarrowCall
+from roundoff.torch_private import WeakIdKeyDictionary
 
 OnShadowGradient = Callable[[NarrowCall, Format, int, Tensor], None]
 """Called with a call, a format, the index of one of its results, and the gradient of that result's shadow."""

@@ -9,19 +9,20 @@ import torch
 from torch import Tensor, nn
 
 from roundoff.formats import Format
+from roundoff.precision.compute.computation import OpenCalls
 from roundoff.precision.compute.emulated_ops import CASTS, WHOLE, RoundingScope, RoundResults
 from roundoff.precision.compute.torch_ops import Function, op_name, open_composite
 from roundoff.record.loop.sites import LOOP
-from roundoff.record.torch_private import (
+from roundoff.sensitivity.error_sums import EffectKey, OpGroups
+from roundoff.sensitivity.narrow_calls import NarrowCall, PendingCalls, Stage, floats_in, fp32_tensors_in, memory_of
+from roundoff.sensitivity.narrow_shadow_run import NarrowShadowRun
+from roundoff.sensitivity.single_site_effects import KeptForward
+from roundoff.torch_private import (
     WeakIdKeyDictionary,
     has_no_memory,
     hidden_from_functions,
     never_compiled,
 )
-from roundoff.sensitivity.error_sums import EffectKey, OpGroups
-from roundoff.sensitivity.narrow_calls import NarrowCall, PendingCalls, Stage, floats_in, fp32_tensors_in, memory_of
-from roundoff.sensitivity.narrow_shadow_run import NarrowShadowRun
-from roundoff.sensitivity.single_site_effects import KeptForward
 
 _PLAIN_TYPES = (Tensor, nn.Parameter)
 _WRITING_OPERATORS = frozenset(
@@ -119,7 +120,7 @@ class RoundingPoints(RoundResults):
     ) -> None:
         scope = RoundingScope()
         scope.fmt = fmt
-        super().__init__(scope, WHOLE)
+        super().__init__(OpenCalls(), scope, WHOLE)
         self._calls = calls
         self._shadow_run = shadow_run
         self._forward = forward
@@ -165,15 +166,15 @@ class RoundingPoints(RoundResults):
             return super().__torch_function__(func, types, args, kwargs)
         outer, self._call = self._call, None
         try:
-            self._guarded(self._begin, site, func, args, kwargs)
-            narrow = self._guarded(self._kept, func, args, kwargs)
+            self._run_guarded(self._begin, site, func, args, kwargs)
+            narrow = self._run_guarded(self._keep_call, func, args, kwargs)
             result = super().__torch_function__(func, types, args, kwargs)
-            self._guarded(self._end, narrow, result)
+            self._run_guarded(self._end, narrow, result)
         finally:
             self._call = outer
         return result
 
-    def _guarded(self, method: Callable[..., Any], *args: Any) -> Any:
+    def _run_guarded(self, method: Callable[..., Any], *args: Any) -> Any:
         try:
             with hidden_from_functions():
                 return method(*args)
@@ -191,7 +192,7 @@ class RoundingPoints(RoundResults):
             self._calls.before_writing(call.written)
         self._call = call
 
-    def _kept(self, func: Function, args: Any, kwargs: dict[str, Any]) -> NarrowCall | None:
+    def _keep_call(self, func: Function, args: Any, kwargs: dict[str, Any]) -> NarrowCall | None:
         call = self._call
         if call is None or not any(map(self._is_known, floats_in((args, kwargs)))):
             return None

@@ -11,9 +11,10 @@ import torch
 from torch import Tensor
 
 from roundoff.formats import Format
-from roundoff.record.torch_private import WeakIdKeyDictionary
-from roundoff.sensitivity.effects import Effect
+from roundoff.kernels.compiled import where_fp64_is
+from roundoff.sensitivity.effects import LossEffect
 from roundoff.sensitivity.narrow_calls import NarrowCall
+from roundoff.torch_private import WeakIdKeyDictionary
 
 
 class NarrowAlone(NamedTuple):
@@ -69,6 +70,7 @@ class KeptForward:
         sources = tuple(self._sources.get(x) for x in call.originals)
         for place, x in enumerate(results):
             self._sources[x] = _ValueSource(len(self._kept), place)
+        # Only `_is_view` says whether a tensor shares the memory of another one.
         writes_part = call.writes and any(x._is_view() for x in results)
         self._kept.append(_KeptCall(call, site, op, sources, rounds, writes_part))
 
@@ -98,7 +100,7 @@ class KeptForward:
         Returns None instead of a list if they cannot be computed: a call was released, or writes through a view.
         """
         values: dict[_ValueSource, Tensor] = {}
-        last_use = self._last_uses()
+        last_use = {source: nth for nth, kept in enumerate(self._kept) for source in kept.sources}
         for nth, kept in enumerate(self._kept):
             is_narrow = alone.narrows(kept)
             if not is_narrow and not any(source in values for source in kept.sources if source is not None):
@@ -111,9 +113,6 @@ class KeptForward:
                 if source is not None and last_use[source] == nth and source not in roots:
                     values.pop(source, None)
         return [values.get(root) for root in roots]
-
-    def _last_uses(self) -> Mapping[_ValueSource, int]:
-        return {source: nth for nth, kept in enumerate(self._kept) for source in kept.sources if source is not None}
 
     def forget(self) -> None:
         """Release everything."""
@@ -149,7 +148,9 @@ class SingleSiteEffects:
         first_order: Returns the first-order effects so far.
     """
 
-    def __init__(self, formats: Sequence[Format], *, most: int, first_order: Callable[[], tuple[Effect, ...]]) -> None:
+    def __init__(
+        self, formats: Sequence[Format], *, most: int, first_order: Callable[[], tuple[LossEffect, ...]]
+    ) -> None:
         self._formats = tuple(formats)
         self._most = most
         self._first_order = first_order
@@ -188,12 +189,12 @@ class SingleSiteEffects:
         ranked = sorted(candidates, key=lambda alone: -abs(_first_order_change(effects, alone)))
         return {alone for fmt in self._formats for alone in [x for x in ranked if x.fmt == fmt][: self._most]}
 
-    def corrected(self, effects: tuple[Effect, ...]) -> tuple[tuple[Effect, ...], dict[str, dict[str, float]]]:
+    def correct(self, effects: tuple[LossEffect, ...]) -> tuple[tuple[LossEffect, ...], dict[str, dict[str, float]]]:
         """Return the effects, corrected to add up to the effect of each site alone, and the rest for single ops.
 
         The second is by format and by key of the op.
         """
-        known = self._known()
+        known = self._computed_changes()
         for alone, change in known.items():
             if alone.op is None:
                 effects = _distribute(effects, alone, change, resolution=self._resolution)
@@ -206,7 +207,7 @@ class SingleSiteEffects:
                 of_ops.setdefault(alone.fmt.name, {})[f"{alone.site}:{alone.op}"] = left
         return effects, of_ops
 
-    def _known(self) -> dict[NarrowAlone, float]:
+    def _computed_changes(self) -> dict[NarrowAlone, float]:
         """Return the changes that were computed in every backward pass and are finite."""
         if self._has_lost_track or not self._changes:
             return {}
@@ -215,19 +216,19 @@ class SingleSiteEffects:
         return {alone: change for alone, change in found if math.isfinite(change) and alone not in self._is_unknown}
 
 
-def _first_order_change(effects: Sequence[Effect], alone: NarrowAlone) -> float:
+def _first_order_change(effects: Sequence[LossEffect], alone: NarrowAlone) -> float:
     return math.fsum(each.loss_change for each in _effects_of(effects, alone))
 
 
-def _effects_of(effects: Sequence[Effect], alone: NarrowAlone) -> list[Effect]:
+def _effects_of(effects: Sequence[LossEffect], alone: NarrowAlone) -> list[LossEffect]:
     key = alone.site if alone.op is None else f"{alone.site}:{alone.op}"
     fmt = alone.fmt.name
     return [each for each in effects if each.site == alone.site and each.fmt == fmt and each.counts({key: fmt})]
 
 
 def _distribute(
-    effects: tuple[Effect, ...], alone: NarrowAlone, change: float, *, resolution: float
-) -> tuple[Effect, ...]:
+    effects: tuple[LossEffect, ...], alone: NarrowAlone, change: float, *, resolution: float
+) -> tuple[LossEffect, ...]:
     """Distribute what the first order missed over the effects of a site, by their size."""
     own = _effects_of(effects, alone)
     missed = change - math.fsum(each.loss_change for each in own)
@@ -243,5 +244,6 @@ def _distribute(
 
 def weighted_loss(roots: Sequence[Tensor], seeds: Sequence[Tensor]) -> Tensor:
     """Return the loss in fp64: the sum of the roots, weighted by the gradients that backward starts with."""
-    losses = [(root.detach().double() * seed.double()).sum() for root, seed in zip(roots, seeds, strict=True)]
+    pairs = zip(roots, seeds, strict=True)
+    losses = [(where_fp64_is(root.detach()).double() * where_fp64_is(seed).double()).sum() for root, seed in pairs]
     return torch.stack(losses).sum()

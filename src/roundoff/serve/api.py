@@ -75,7 +75,7 @@ class Api:
     def run(self, request: Request) -> Response:
         """One run: its row of the list, its findings, and what it contains; `stamp` changes when any file does."""
         check_query(request)
-        opened = self._opened(request)
+        opened = self._open_run(request)
         row, run = self.rows.row(opened.name), opened.run
         details: dict[str, JsonValue] = {
             "stamp": opened.stamp,
@@ -90,7 +90,7 @@ class Api:
     def metrics(self, request: Request) -> Response:
         """The metrics of steps, from a given one on."""
         check_query(request, "rank", "from", "limit")
-        run = self._opened(request).run
+        run = self._open_run(request).run
         first, limit = query_number(request, "from", default=0) or 0, _limit(request)
         found = (each for each in run.metrics(rank=query_number(request, "rank", default=0) or 0) if each.step >= first)
         chosen = list(islice(found, limit + 1))
@@ -100,7 +100,7 @@ class Api:
     def events(self, request: Request) -> Response:
         """The events that match all filters, some at a time."""
         check_query(request, "step", "rank", "site", "phase", "op", "offset", "limit")
-        run = self._opened(request).run
+        run = self._open_run(request).run
         texts = {name: text(request, name, most=MAX_LETTERS) for name in ("site", "phase", "op")}
         found = run.iter_events(step=query_number(request, "step"), rank=query_number(request, "rank"), **texts)
         offset, limit = query_number(request, "offset", default=0) or 0, _limit(request)
@@ -111,13 +111,13 @@ class Api:
     def tensors(self, request: Request) -> Response:
         """The groups of whole tensors; for a step, the names of its tensors."""
         check_query(request, "of", "step", "rank")
-        run = self._opened(request).run
+        run = self._open_run(request).run
         if "step" not in request.query_params:
             return json_response({"groups": [group.to_object() for group in tensor_groups(run)]})
-        with open_group(run, requested_group(request)) as file:
-            names: list[JsonValue] = [
-                {"name": key, "dtype": file.entry(key).dtype, "shape": list(file.entry(key).shape)} for key in file
-            ]
+        file = open_group(run, requested_group(request))
+        names: list[JsonValue] = [
+            {"name": key, "dtype": file.entry(key).dtype, "shape": list(file.entry(key).shape)} for key in file
+        ]
         return json_response({"tensors": names})
 
     def tensor(self, request: Request) -> Response:
@@ -136,12 +136,12 @@ class Api:
         opened, row = self.folder.open(name), self.rows.row(name).to_object()
         return {"stamp": opened.stamp} | {key: row.get(key) for key in ("state", "detail", "num_steps", "last_loss")}
 
-    def _opened(self, request: Request) -> OpenedRun:
+    def _open_run(self, request: Request) -> OpenedRun:
         return self.folder.open(request.path_params["name"])
 
     def _tensor(self, request: Request) -> tuple[TensorFile, str]:
         check_query(request, "of", "step", "rank", "name")
-        run, key = self._opened(request).run, required_query(request, "name")
+        run, key = self._open_run(request).run, required_query(request, "name")
         group = requested_group(request)
         file = open_group(run, group)
         if key not in file:

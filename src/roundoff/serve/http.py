@@ -1,16 +1,53 @@
-"""Reading requests and writing responses: checked query parameters, JSON, ETags, and refusals."""
+"""Reading requests and writing responses: checked parameters, JSON, pages, ETags, links and refusals."""
 
 from __future__ import annotations
 
 import re
 import secrets
+from collections.abc import Sequence
+from pathlib import Path
+from urllib.parse import quote, urlencode
 
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, Response
 
-from roundoff.report.markup import tag
+from roundoff.report.markup import Html, tag
+from roundoff.report.page import asset, page
 from roundoff.runs import JsonValue, to_json
-from roundoff.serve.served_page import served_page
+
+_ASSETS = Path(__file__).parent / "assets"
+_ALLOWED = ("connect-src 'self'", "frame-src 'self'", "form-action 'self'", "base-uri 'none'")
+
+
+def served_page(title: str, *body: str, scripts: Sequence[str] = (), styles: Sequence[str] = ()) -> bytes:
+    """Return a page with the named scripts and style sheets of the server."""
+    text = page(
+        title,
+        *body,
+        styles=[asset("run_page.css"), _own("serve.css"), *map(_own, styles)],
+        scripts=list(map(_own, scripts)),
+        allowed=_ALLOWED,
+    )
+    return text.encode(errors="replace")
+
+
+def run_link(run: str, *more: str, **query: str | int) -> str:
+    """Return the URL of something about a run; the name of a run may contain any character.
+
+    >>> run_link("a b<c>", "tensors", step=3)
+    '/runs/a%20b%3Cc%3E/tensors?step=3'
+    """
+    path = "/".join(["/runs", quote(run, safe="", errors="replace"), *more])
+    return f"{path}?{urlencode(query, errors='replace')}" if query else path
+
+
+def compare_link(*, reference: str, candidate: str, more: str = "") -> str:
+    """Return the URL of a comparison of two runs."""
+    return f"/compare{more}?{urlencode({'reference': reference, 'candidate': candidate}, errors='replace')}"
+
+
+def _own(name: str) -> Html:
+    return Html((_ASSETS / name).read_text(encoding="utf-8"))
 
 
 def json_response(value: JsonValue, *, status: int = 200) -> Response:

@@ -36,12 +36,8 @@ class RunState:
 def state_of(info: RunInfo, endings: Sequence[Ending], *, seconds_quiet: float) -> RunState:
     """Return the state of a run.
 
-    A run that was killed without being supervised still says that it is running. It is `silent` then.
-
-    Args:
-        info: its run.json.
-        endings: what is known of its processes' ends, of each that has something to say.
-        seconds_quiet: since anything in its folder changed.
+    A run that was killed without being supervised still says that it is running: it is `silent` if nothing in its
+    folder has changed for long.
     """
     dead = next((ending for ending in endings if _has_died(ending)), None)
     if dead is not None:
@@ -200,7 +196,7 @@ class RunRows:
             files = self._folder.files(path, top_only=True)
             stamp = stamp_of({key: found for key, found in files.items() if _READ.fullmatch(key)})
             known = self._kept.get(name)
-            row = known[1] if known is not None and known[0] == stamp else _read(name, Run.open(path), files)
+            row = known[1] if known is not None and known[0] == stamp else _read_row(name, Run.open(path), files)
         except (RunFolderError, Refusal) as error:
             said = error if isinstance(error, Refusal) else Refusal.of_error(422, error)
             return RunRow(name=name, problem=" ".join(filter(None, (said.what, said.why))))
@@ -211,7 +207,7 @@ class RunRows:
         return row
 
 
-def _read(name: str, run: Run, files: Mapping[str, os.stat_result]) -> RunRow:
+def _read_row(name: str, run: Run, files: Mapping[str, os.stat_result]) -> RunRow:
     ranks = sorted(int(found[1]) for found in map(_ENDING.fullmatch, files) if found)
     endings = [run.ending(rank=rank) for rank in ranks[:MAX_ENDINGS]]
     metrics = sampled_metrics(run.path)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import errno
 import ipaddress
 import logging
@@ -13,10 +14,15 @@ from types import FrameType
 
 import uvicorn
 from starlette.types import ASGIApp
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from roundoff.errors import ServeError
 
 MIN_TOKEN_LENGTH = 8
+REQUEST_SECONDS = 20.0
+"""How long a connection may take to send a request: from its start, or from the end of the last response."""
+MAX_HEAD_BYTES = 16 * 2**10
+MAX_CONNECTIONS = 256
 _TOKEN = re.compile(r"[A-Za-z0-9._~-]+")
 
 
@@ -81,6 +87,47 @@ class QuietServer(uvicorn.Server):
         super().handle_exit(sig, frame)
 
 
+class ImpatientProtocol(H11Protocol):
+    """HTTP that closes a connection which sends no whole request in time: slow ones must not use up the server."""
+
+    _deadline: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """Give the first request its time."""
+        super().connection_made(transport)
+        self._start_deadline()
+
+    def data_received(self, data: bytes) -> None:
+        """Take what came; the time ends only with a whole head."""
+        before = self.cycle
+        super().data_received(data)
+        if self.cycle is not before:
+            self._cancel_deadline()
+
+    def on_response_complete(self) -> None:
+        """Give the next request its time."""
+        self._start_deadline()
+        super().on_response_complete()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Forget the connection."""
+        self._cancel_deadline()
+        super().connection_lost(exc)
+
+    def _start_deadline(self) -> None:
+        self._cancel_deadline()
+        self._deadline = self.loop.call_later(REQUEST_SECONDS, self._give_up)
+
+    def _cancel_deadline(self) -> None:
+        if self._deadline is not None:
+            self._deadline.cancel()
+            self._deadline = None
+
+    def _give_up(self) -> None:
+        if not self.transport.is_closing():
+            self.transport.close()
+
+
 def make_server(app: ASGIApp) -> uvicorn.Server:
     """Return a server that logs only warnings."""
     config = uvicorn.Config(
@@ -89,7 +136,9 @@ def make_server(app: ASGIApp) -> uvicorn.Server:
         access_log=False,
         lifespan="off",
         ws="none",
-        http="h11",
+        http=ImpatientProtocol,
+        h11_max_incomplete_event_size=MAX_HEAD_BYTES,
+        limit_concurrency=MAX_CONNECTIONS,
         loop="asyncio",
         server_header=False,
         proxy_headers=False,

@@ -1,7 +1,7 @@
 """Switches: each changes one thing about how a training computes, and nothing else."""
 
-from roundoff.switches.substitute.op_listing import Listing, differing_ops, listing_ops, read_listing
-from roundoff.switches.switched import SWITCHES_VARIABLE, switched, switches_in_environment
+from roundoff.switches.op_listing import Listing, differing_ops, listing_ops, read_listing
+from roundoff.switches.switching import SWITCHES_VARIABLE, switches_in_environment, switching
 
 __all__ = [
     "SWITCHES_VARIABLE",
@@ -9,6 +9,6 @@ __all__ = [
     "differing_ops",
     "listing_ops",
     "read_listing",
-    "switched",
     "switches_in_environment",
+    "switching",
 ]

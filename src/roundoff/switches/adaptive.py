@@ -17,7 +17,7 @@ from roundoff.precision.recipe.recipe_environment import freezing_scales
 OPTIONS: Final = frozenset({"loss_scale"})
 
 
-def switching(value: str, options: Mapping[str, str]) -> AbstractContextManager[None]:
+def turning_on(value: str, options: Mapping[str, str]) -> AbstractContextManager[None]:
     """Freeze scales inside the block after `value` steps; "0" freezes them from the start.
 
     These are dynamic loss scales, of recipes and of torch's GradScaler, the scales of fp8 operands, and fixed-point
@@ -51,6 +51,7 @@ def _freezing_grad_scalers(after: int, loss_scale: float | None) -> Iterator[Non
             new_scale = self.get_scale() if loss_scale is None else loss_scale
         plain(self, new_scale)
 
+    # Scalers that exist already must be frozen as well, so the class is changed and not its instances.
     scaler_class.update = update
     try:
         yield

@@ -14,7 +14,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from roundoff.errors import SwitchError
 from roundoff.kernels.random_numbers import splitmix64
-from roundoff.record.torch_private import (
+from roundoff.torch_private import (
     DispatchMode,
     hidden_from_modes,
     never_compiled,
@@ -28,7 +28,7 @@ _aten: Final = torch.ops.aten
 _WITHOUT_GENERATOR: Final = {"rand", "randn", "randint", "randperm", "rand_like", "randn_like", "randint_like"}
 _MAKES_FLOATS: Final = {"aten::rand", "aten::randn", "aten::normal"}
 _KEEPING_FORMATS: Final = (torch.contiguous_format, torch.preserve_format)
-_SEED_BITS: Final = 2**63 - 1
+_MAX_SEED: Final = 2**63 - 1
 
 
 class DrawOnCpu(DispatchMode):
@@ -54,21 +54,21 @@ class DrawOnCpu(DispatchMode):
         if not _is_replaceable(func):
             self._warn_if_random(func, args, kwargs)
             return func(*args, **kwargs)
-        generator = _generator_of(args, kwargs)
-        if generator is not None and generator.device.type == "cpu":
+        generators = [value for value in (*args, *kwargs.values()) if isinstance(value, torch.Generator)]
+        if generators and generators[0].device.type == "cpu":
             return func(*args, **kwargs)  # a CPU generator of the script draws the same numbers on every device
         return self._draw_on_cpu(func, args, kwargs)
 
     def _draw_on_cpu(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         with hidden_from_modes():
             ticket = int(torch.empty((), dtype=torch.int64).random_())
-        seed = splitmix64(splitmix64(self._seed) ^ ticket) & _SEED_BITS
+        seed = splitmix64(splitmix64(self._seed) ^ ticket) & _MAX_SEED
         if _is_plain(func, args, kwargs):
-            with _seeded(seed):
+            with _seeding(seed):
                 return func(*args, **kwargs)
-        with hidden_from_modes(), _seeded(seed):
+        with hidden_from_modes(), _seeding(seed):
             results, written = _draw(func, *_on_cpu(func, args, kwargs))
-        with _seeded(seed):
+        with _seeding(seed):
             answer = func(*args, **kwargs)
         with hidden_from_modes():
             for place, drawn in written.items():
@@ -94,21 +94,18 @@ def _is_random(func: Any) -> bool:
 
 @functools.cache
 def _is_replaceable(func: Any) -> bool:
+    # An op's arguments, and which of them it writes to, are only in its schema, which has no public accessor.
     name = func._schema.name.partition("::")[2]
     takes_generator = any(argument.name == "generator" for argument in func._schema.arguments)
     return takes_generator or name in _WITHOUT_GENERATOR or func is _aten.native_dropout.default
 
 
 @contextmanager
-def _seeded(seed: int) -> Iterator[None]:
+def _seeding(seed: int) -> Iterator[None]:
     """Seed torch's default generator inside the block, and restore it afterwards."""
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed)
         yield
-
-
-def _generator_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Generator | None:
-    return next((value for value in (*args, *kwargs.values()) if isinstance(value, torch.Generator)), None)
 
 
 def _is_plain(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
@@ -156,24 +153,17 @@ def _draw(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[lis
     if func is _aten.native_dropout.default:
         return _dropout(*args), {}
     results = _tensors(func(*args, **kwargs))
-    places = [place for place, argument in enumerate(func._schema.arguments) if _is_written(argument)]
+    aliases = [argument.alias_info for argument in func._schema.arguments]
+    places = [place for place, alias in enumerate(aliases) if alias is not None and alias.is_write]
     return results, {place: _argument(func, place, args, kwargs) for place in places}
 
 
 def _dropout(x: Tensor, p: float, train: bool | None) -> list[Tensor]:
     if train is False:
         return [x, torch.ones_like(x, dtype=torch.bool)]
-    kept = _dropout_mask(x.shape, 1 - p)
+    # Not `dropout` itself: equal for devices with a dropout op and those that compose it.
+    kept = torch.empty(x.shape).bernoulli_(1 - p) > 0
     return [x * (kept / (1 - p)) if p < 1 else torch.zeros_like(x), kept]
-
-
-def _dropout_mask(shape: torch.Size, probability: float) -> Tensor:
-    """Return which elements a dropout keeps; equal for devices with a dropout op and those that compose it."""
-    return torch.empty(shape).bernoulli_(probability) > 0
-
-
-def _is_written(argument: Any) -> bool:
-    return argument.alias_info is not None and argument.alias_info.is_write
 
 
 def _argument(func: Any, place: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -185,17 +175,16 @@ def _tensors(values: Any) -> list[Tensor]:
 
 
 OPTIONS: Final[frozenset[str]] = frozenset()
-_LARGEST_SEED: Final = 2**63 - 1
 
 
-def switching(value: str, options: Mapping[str, str]) -> AbstractContextManager[None]:
+def turning_on(value: str, options: Mapping[str, str]) -> AbstractContextManager[None]:
     """Draw the random numbers of torch from a CPU generator with the seed `value`, in this thread.
 
     The nth draw gives the same numbers on every device, in every format and for every memory layout. A script that
     seeds torch itself still gets repeatable numbers; another seed of the switch gives other ones. The script's own CPU
     generators, numpy and Python's `random` are left alone. Compiled models run eagerly.
     """
-    if not value.isdecimal() or int(value) > _LARGEST_SEED:
+    if not value.isdecimal() or int(value) > _MAX_SEED:
         raise SwitchError.explain(f"Invalid value '{value}' of the switch randomness.", why="it is a seed: 0, 1, 1234.")
     return _drawing(int(value))
 

@@ -15,7 +15,7 @@ from roundoff.precision import Recipe, recipe_named
 from roundoff.precision.compute.computation import map_floats
 from roundoff.precision.recipe.fixed_point_settings import KINDS, FixedPointSettings, Overrides
 from roundoff.precision.recipe.recipe_environment import changing_recipes
-from roundoff.record.torch_private import FunctionMode, never_compiled, push_function_mode, remove_function_mode
+from roundoff.torch_private import FunctionMode, never_compiled, push_function_mode, remove_function_mode
 
 NARROW: Final = frozenset(
     {
@@ -76,7 +76,7 @@ _MAX_FIXED_BITS: Final = 24
 _MAX_ACTIVATION_BITS: Final = 8
 
 
-def switching(value: str, options: Mapping[str, str]) -> AbstractContextManager[None]:
+def turning_on(value: str, options: Mapping[str, str]) -> AbstractContextManager[None]:
     """Widen everything inside the block.
 
     `fp32` applies the recipe fp32 instead of every other recipe. `own` keeps the kind of each recipe and makes it as
@@ -139,13 +139,14 @@ def _without_autocast() -> Iterator[None]:
     plain = autocast.__init__
     devices = {"cpu", accelerator.type if (accelerator := torch.accelerator.current_accelerator()) else "cpu"}
 
-    def disabled(self: Any, device_type: str, dtype: Any = None, enabled: bool = True, cache: Any = None) -> None:
-        plain(self, device_type, dtype=dtype, enabled=False, cache_enabled=cache)
+    # Torch has no switch for all of them, and subclasses such as `torch.amp.autocast` call this one.
+    def init_disabled(self: Any, device_type: str, *args: Any, **kwargs: Any) -> None:
+        plain(self, device_type, enabled=False)
 
     with ExitStack() as block:
         for device in devices:
             block.enter_context(torch.autocast(device, enabled=False))
-        autocast.__init__ = disabled
+        autocast.__init__ = init_disabled
         try:
             yield
         finally:

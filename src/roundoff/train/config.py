@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+import shlex
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import NamedTuple
@@ -140,8 +141,7 @@ class TrainConfig:
         _check_choice("optimizer", self.optimizer, OPTIMIZERS)
         _check_choice("schedule", self.schedule, SCHEDULES)
         _check_choice("loss_reduction", self.loss_reduction, REDUCTIONS)
-        for name in self.augment or ():
-            _check_choice("augment", name, (*AUGMENTATIONS, "none"))
+        _check_choices("augment", self.augment or (), (*AUGMENTATIONS, "none"))
         for name in ("epochs", "batch_size", "accumulate", "context", "image_size", "shrink", "procs"):
             self._check_at_least(name, 1)
         for name in ("steps", "width", "limit", "threads", "world_size", "save_every"):
@@ -190,6 +190,19 @@ class TrainConfig:
     def to_object(self) -> dict[str, JsonValue]:
         """Return the settings as JSON values, for run.json and checkpoints."""
         return {field.name: _plain(getattr(self, field.name)) for field in fields(self)}
+
+    def command(self, *, without: Collection[str] = ()) -> str:
+        """Return the command line that trains with these settings, leaving out defaults and those in `without`.
+
+        >>> TrainConfig(recipe="O2", threads=2, lr_scaling=False).command()
+        'roundoff train --recipe O2 --no-lr-scaling --threads 2'
+        """
+        words = ["roundoff", "train"]
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if value != field.default and field.name not in without:
+                words += _option(field.name, value)
+        return shlex.join(words)
 
     def changes_since(self, before: dict[str, JsonValue]) -> list[str]:
         """Return the settings that make a resumed training differ from an uninterrupted one."""
@@ -256,8 +269,24 @@ def _check_choice(field: str, value: str, known: Sequence[str]) -> None:
         raise _invalid(field, value, f"known are {', '.join(known)}.")
 
 
+def _check_choices(field: str, values: Sequence[str], known: Sequence[str]) -> None:
+    if isinstance(values, str):  # each of its letters would be taken for a name
+        raise _invalid(field, values, f"it must be a tuple of names, such as ({values!r},), or None.")
+    for value in values:
+        _check_choice(field, value, known)
+
+
 def _invalid(name: str, value: object, why: str) -> TrainError:
     return TrainError.explain(f"Invalid --{name.replace('_', '-')} '{value}'.", why=why)
+
+
+def _option(name: str, value: object) -> list[str]:
+    option = f"--{name.removesuffix('_seconds').replace('_', '-')}"
+    if isinstance(value, bool):
+        return [option] if value else [option.replace("--", "--no-", 1)]
+    if isinstance(value, tuple):
+        return [option, ",".join(map(str, value))]
+    return [option, "none" if value is None else str(value)]
 
 
 def _plain(value: object) -> JsonValue:

@@ -13,6 +13,7 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.optim import Optimizer
 
 from roundoff.errors import TrainError
+from roundoff.torch_private import BatchNormBase
 from roundoff.train.ranks import Ranks
 
 _MIN_PARAMETERS = 10_000
@@ -74,7 +75,7 @@ def _num_parameters(module: nn.Module) -> int:
 
 
 def with_synced_batch_norm(model: nn.Module, ranks: Ranks) -> nn.Module:
-    """Synchronise every batch norm of a model: with torch's own on accelerators, with ours on a CPU."""
+    """Synchronise every batch norm of a model: with torch's own on accelerators, with `SyncedBatchNorm` on a CPU."""
     if ranks.num_ranks == 1:
         return model
     if ranks.device.type != "cpu":
@@ -86,7 +87,7 @@ def with_synced_batch_norm(model: nn.Module, ranks: Ranks) -> nn.Module:
     return model
 
 
-class SyncedBatchNorm(nn.modules.batchnorm._BatchNorm):
+class SyncedBatchNorm(BatchNormBase):
     """Batch norm over all ranks on any device; `torch.nn.SyncBatchNorm` does not support CPUs."""
 
     def _check_input_dim(self, input: Tensor) -> None:

@@ -1,7 +1,8 @@
-"""What a model is asked to make small, and how well it answers."""
+"""The loss that a training minimises, and the accuracy of a model."""
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -26,10 +27,10 @@ def loss_of(logits: Tensor, batch: Batch, *, label_smoothing: float = 0.0, reduc
     loss = total(batch.targets)
     if batch.other_targets is not None:
         loss = batch.share * loss + (1 - batch.share) * total(batch.other_targets)
-    return loss if reduction == "sum" else loss / num_asked(batch).clamp(min=1)
+    return loss if reduction == "sum" else loss / num_targets(batch).clamp(min=1)
 
 
-def num_asked(batch: Batch) -> Tensor:
+def num_targets(batch: Batch) -> Tensor:
     """Return the number of targets that are not `IGNORED`."""
     return (batch.targets != IGNORED).sum()
 
@@ -44,6 +45,11 @@ class Score:
     num_places: int
     """The number of images, or of bytes of text."""
 
+    @property
+    def perplexity(self) -> float:
+        """E to the power of the loss."""
+        return math.exp(self.loss) if self.loss < 700 else math.inf
+
 
 def tally(logits: Tensor, batch: Batch) -> Tensor:
     """Return (targets, loss, top-1 hits, top-5 hits) of a batch as sums in fp64, to be added over batches and ranks.
@@ -51,11 +57,10 @@ def tally(logits: Tensor, batch: Batch) -> Tensor:
     A row of logits with a non-finite value counts as wrong.
     """
     rows, targets = _rows(logits), batch.targets.flatten()
-    asked = targets != IGNORED
     loss = F.cross_entropy(rows, targets, ignore_index=IGNORED, reduction="sum")
     best = rows.topk(min(5, rows.shape[-1]), dim=-1).indices
     hits = (best == targets[:, None]) & rows.isfinite().all(-1, keepdim=True)
-    sums = [asked.sum(), loss, hits[:, 0].sum(), hits.any(-1).sum()]
+    sums = [(targets != IGNORED).sum(), loss, hits[:, 0].sum(), hits.any(-1).sum()]
     return torch.stack([value.to(torch.float64) for value in sums])
 
 

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from roundoff.errors import TrainError, first_line
-from roundoff.record.torch_private import keep_process_group
+from roundoff.torch_private import keep_process_group
 from roundoff.train.config import TrainConfig
 
 

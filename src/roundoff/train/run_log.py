@@ -1,4 +1,4 @@
-"""What a training writes while it runs: the run folder, and TensorBoard if requested."""
+"""What a training writes and shows while it runs: the run folder, TensorBoard, and lines on the terminal."""
 
 from __future__ import annotations
 
@@ -6,17 +6,50 @@ import time
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 
 from torch import nn
 
+from roundoff.progress import ProgressBar
 from roundoff.record.process_info import describe_process
 from roundoff.report.tensorboard import TensorBoard, weights_and_gradients
 from roundoff.runs import Call, CallDetail, CallKind, Metrics, ModeDetail, RunWriter, SaveDetail, next_free_name
 from roundoff.train.config import TrainConfig
 from roundoff.train.objective import Score
 from roundoff.train.ranks import Ranks
+
+
+class EpochLines(ProgressBar):
+    """Shows a training on stderr; with `shown` false it shows nothing."""
+
+    def __init__(self, *, shown: bool, num_epochs: int, total_steps: int, is_text: bool) -> None:
+        super().__init__("step", total=total_steps, shown=shown)
+        self._num_epochs, self._is_text = num_epochs, is_text
+        self._began = time.monotonic()
+
+    def step(self, step: int, loss: float) -> None:
+        """Move the bar."""
+        self.move(step + 1, description=f"loss {loss:.3f}")
+
+    def epoch(self, epoch: int, *, loss: float, score: Score, lr: float) -> None:
+        """Print the line of a finished epoch, counted from 0."""
+        seconds = time.monotonic() - self._began
+        self.line(
+            f"epoch {epoch + 1:>{len(str(self._num_epochs))}}/{self._num_epochs}  loss {loss:.4f}  "
+            f"{score_text(score, is_text=self._is_text)}  lr {lr:.3g}  {seconds:.1f} s"
+        )
+
+
+def score_text(score: Score, *, is_text: bool) -> str:
+    """Format a score.
+
+    >>> score_text(Score(top1=0.972, top5=1.0, loss=0.1, num_places=360), is_text=False)
+    'top-1 97.2 %  top-5 100.0 %'
+    """
+    if is_text:
+        return f"perplexity {score.perplexity:.2f}  right {score.top1:.1%}".replace("%", " %")
+    return f"top-1 {score.top1:.1%}  top-5 {score.top5:.1%}".replace("%", " %")
+
 
 _FLUSH_SECONDS = 5.0
 
@@ -45,7 +78,7 @@ class RunLog:
         if self._board is not None:
             self._board.histograms(step, weights_and_gradients(model.named_parameters()))
 
-    def evaluated(self, step: int, epoch: int, score: Score) -> None:
+    def log_evaluation(self, step: int, epoch: int, score: Score) -> None:
         """Log the evaluation after the last step."""
         if self._last is not None:
             self._last = replace(self._last, eval_loss=score.loss)
@@ -53,7 +86,7 @@ class RunLog:
         if self._board is not None:
             self._board.scalars(step, {"eval_loss": score.loss, "top1": score.top1, "top5": score.top5})
 
-    def saved(self, step: int, path: Path) -> None:
+    def log_checkpoint(self, step: int, path: Path) -> None:
         """Log a checkpoint."""
         self._call(step, "save", SaveDetail(path=path.name))
 
@@ -73,9 +106,7 @@ class RunLog:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         self._write_last()
         if self._writer is not None:
             self._writer.close(status="finished" if kind is None else "failed")

@@ -1,4 +1,4 @@
-"""The reference trainer, to be read from top to bottom; `Training._train_step` is one training step."""
+"""The reference trainer, to be read from top to bottom; `Trainer._train_step` is one training step."""
 
 from __future__ import annotations
 
@@ -23,17 +23,16 @@ from roundoff.precision.activations import CompressedActivations
 from roundoff.runs import Metrics
 from roundoff.train.config import TrainConfig
 from roundoff.train.data import Batch, EvalSampler, TrainSampler, load_data, loader_of
-from roundoff.train.data.loader import seed_from
+from roundoff.train.data.batch_loading import seed_from
 from roundoff.train.distributed_model import gather_shards, shard, sharded_for, sharded_like, with_synced_batch_norm
 from roundoff.train.launch import launch_ranks
 from roundoff.train.models import build_model
-from roundoff.train.objective import Score, loss_of, num_asked, score_from, tally
+from roundoff.train.objective import Score, loss_of, num_targets, score_from, tally
 from roundoff.train.optimization import WeightAverage, build_optimizer, lr_at
-from roundoff.train.progress import EpochLines
 from roundoff.train.ranks import RankPlace, Ranks, joined_ranks, place_here
 from roundoff.train.result import TrainResult
-from roundoff.train.run_log import RunLog
-from roundoff.train.training_state import NAME, TrainingState, random_state, restore_random_state, seed_everything
+from roundoff.train.run_log import EpochLines, RunLog
+from roundoff.train.trainer_state import NAME, TrainerState, random_state, restore_random_state, seed_everything
 
 OnStep = Callable[[Metrics], None]
 
@@ -59,7 +58,7 @@ def train(config: TrainConfig, *, on_step: OnStep | None = None, progress: bool 
 def train_rank(config: TrainConfig, place: RankPlace, *, on_step: OnStep | None, progress: bool) -> TrainResult:
     """Run one rank of a training, from joining the others to the result."""
     with joined_ranks(config, place) as ranks:
-        training = Training(config, ranks)
+        training = Trainer(config, ranks)
         shown = EpochLines(
             shown=progress and ranks.is_first,
             num_epochs=config.epochs,
@@ -88,7 +87,7 @@ class History:
         self.unreadable = self.unreadable or batch.unreadable
 
 
-class Training:
+class Trainer:
     """All parts of a training on one rank, created in the order in which they depend on each other."""
 
     def __init__(self, config: TrainConfig, ranks: Ranks) -> None:
@@ -141,7 +140,7 @@ class Training:
         # From here on every rank draws its own random numbers (dropout, stochastic rounding).
         seed_everything(seed_from(config.seed, rank))
         if config.resume is not None:
-            self._resume(TrainingState.load(config.resume))
+            self._resume(TrainerState.load(config.resume))
         self.first_step = self.step
 
     def run(self, run_log: RunLog, shown: EpochLines, on_step: OnStep | None) -> TrainResult:
@@ -161,7 +160,7 @@ class Training:
             score = self._evaluate()
             self.history.losses += losses
             self.history.scores.append(score)
-            run_log.evaluated(self.step - 1, epoch, score)
+            run_log.log_evaluation(self.step - 1, epoch, score)
             shown.epoch(epoch, loss=sum(losses) / len(losses), score=score, lr=self._lr(self.step - 1))
             self._save(run_log)
         result = self._result(run_log)
@@ -207,7 +206,7 @@ class Training:
                 loss = self._loss(self.forward(batch.inputs), batch)
                 self.optimizer.backward(loss * factor if factor != 1.0 else loss)
             losses.append(loss.detach())
-            places.append(num_asked(batch))
+            places.append(num_targets(batch))
 
         scale = self.optimizer.scale
         self.optimizer.unscale_()
@@ -280,7 +279,7 @@ class Training:
         """Save everything that is needed to continue bit for bit from here."""
         if run_log.folder is None:
             return
-        checkpoint = TrainingState(
+        checkpoint = TrainerState(
             config=self.config.to_object(),
             num_ranks=self.ranks.num_ranks,
             step=self.step,
@@ -291,10 +290,10 @@ class Training:
         )
         if self.ranks.is_first:
             checkpoint.save(run_log.folder / NAME)
-        run_log.saved(self.step - 1, run_log.folder / NAME)
+        run_log.log_checkpoint(self.step - 1, run_log.folder / NAME)
         run_log.flush()
 
-    def _resume(self, checkpoint: TrainingState) -> None:
+    def _resume(self, checkpoint: TrainerState) -> None:
         """Continue from a checkpoint, and note what makes the rest differ from an uninterrupted training."""
         changes = self.config.changes_since(checkpoint.config)
         if checkpoint.num_ranks != self.ranks.num_ranks:
@@ -338,7 +337,7 @@ class Training:
             top1=score.top1,
             top5=score.top5,
             eval_loss=score.loss,
-            perplexity=_perplexity(score.loss) if self.config.is_text else None,
+            perplexity=score.perplexity if self.config.is_text else None,
             losses=tuple(history.losses),
             scores=tuple(history.scores),
             first_step=self.first_step,
@@ -367,10 +366,6 @@ def _plain(norm: Tensor) -> Tensor:
 
 def _reason(changes: list[str], error: Exception) -> str:
     return f"{'; '.join(changes)}." if changes else first_line(error)
-
-
-def _perplexity(loss: float) -> float:
-    return math.exp(loss) if loss < 700 else math.inf
 
 
 def _saved_activation_bytes(optimizer: RecipeOptimizer) -> int | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from roundoff.errors import UsageError
 from roundoff.watch.framework import FrameworkCallback, missing_library
 from roundoff.watch.watch import Watch
 
@@ -9,6 +10,12 @@ try:
     from accelerate.tracking import GeneralTracker
 except ImportError as error:
     raise missing_library("Hugging Face Accelerate", extra="hf") from error
+if not hasattr(GeneralTracker, "start"):
+    raise UsageError.explain(
+        "This tracker is for Hugging Face Accelerate 1.8 or newer.",
+        why="older versions do not tell a tracker when the training starts.",
+        fix="pip install 'accelerate>=1.8', or run the script with: roundoff run SCRIPT",
+    )
 
 
 class WatchTracker(FrameworkCallback, GeneralTracker):  # type: ignore[misc, unused-ignore]

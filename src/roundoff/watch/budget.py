@@ -1,68 +1,158 @@
-"""What the watch may cost, and what it has cost."""
+"""What the watch may cost, and what it has cost: all of it, whatever it was for."""
 
 from __future__ import annotations
 
 import time
 
-_FREE_SECONDS_PER_STEP = 100e-6
+_FREE_SECONDS_PER_STEP = 60e-6
 """A step so short that two empty hooks cost more than its share may still be watched for this long."""
+_START_SECONDS = 1.5
+"""So much the steps that are watched in full may cost, whatever they take themselves."""
+_TAPING_CREDIT_SECONDS = 1.5
+"""Taping may take this long once beyond the share: of short trainings, every step can be replayed."""
+
+TAPING = "taping"
+FIRST_STEPS = "first steps"
+REPLAYS = "replays"
+REST = "the rest"
 
 
 class TimeBudget:
-    """Adds up the time the watch takes and says whether there is room for more.
+    """Adds up the time that roundoff takes and says whether there is room for more.
 
-    What has to be done whatever it costs (the first steps, replays) is exempt: it counts neither as cost nor as
-    training.
+    All time is part of the total. Time for what has to be done at any price (the first steps, replays, probes) is set
+    aside under a name of its own: it does not use up the share.
 
     Args:
         share: of the training's time, 0.02 for 2 %.
     """
 
     def __init__(self, share: float) -> None:
-        self.spent_seconds = 0.0
-        self.exempt_seconds = 0.0
         self._share = share
-        self._began = time.perf_counter()
+        self._is_first = True
+        self._aside: dict[str, float] = {}
+        self._began_process = self._began = time.perf_counter()
+        self._began_training = (self._began, time.process_time())
+        self._ended: float | None = None
+        self._replays = 0.0
+        self._spent = 0.0
+        self._aside_before = 0.0
         self._num_steps = 0
         self._of_task: dict[str, float] = {}
         self._last_of_task: dict[str, float] = {}
 
     @property
+    def spent_seconds(self) -> float:
+        """What was spent within the share since the first steps ended."""
+        return self._spent
+
+    @property
+    def total_seconds(self) -> float:
+        """What was spent since the start, on everything."""
+        return self._spent + sum(self._aside.values())
+
+    @property
+    def seconds(self) -> float:
+        """How long it is since the start, until the end of everything."""
+        return (self._ended or time.perf_counter()) - self._began_process
+
+    @property
     def training_seconds(self) -> float:
-        """How long the training itself has taken."""
-        elapsed = time.perf_counter() - self._began
-        return max(elapsed - self.spent_seconds - self.exempt_seconds, 0.0)
+        """How long the training itself has taken since the first steps ended."""
+        elapsed = (self._ended or time.perf_counter()) - self._began
+        return max(elapsed - self._spent - sum(self._aside.values()) + self._aside_before, 0.0)
 
     @property
     def cost(self) -> float:
-        """What the watch has cost, as a share of the training's time."""
-        training = self.training_seconds
-        return self.spent_seconds / training if training > 0 else 0.0
+        """What everything together has cost, as a share of the time that the training itself has taken."""
+        own = max(self.seconds - self.total_seconds, 0.0)
+        return self.total_seconds / own if own > 0 else 0.0
 
-    def start_anew(self) -> None:
-        """Count from now on: the steps that are watched fully are over."""
-        costs = self._last_of_task
-        self.__init__(self._share)  # type: ignore[misc]
-        self._last_of_task = costs
+    def parts(self) -> dict[str, float]:
+        """Return what the total was spent on, the largest first, and the rest last."""
+        largest_first = sorted(self._aside.items(), key=lambda item: -item[1])
+        return {**dict(largest_first), REST: self._spent}
 
-    def count_step(self) -> None:
-        """Take note that a step has ended."""
+    def begin_training(self) -> None:
+        """Take note that the first step begins."""
+        self._began_training = (time.perf_counter(), time.process_time())
+
+    def is_within_start(self, share: float) -> bool:
+        """Say whether everything so far has cost no more than the start of a training may, or a share of the training.
+
+        In CPU time: where others use the machine, everything takes longer. Replays have limits of their own.
+        """
+        began, began_cpu = self._began_training
+        seconds = max(time.perf_counter() - began, 1e-9)
+        busy = min(1.0, (time.process_time() - began_cpu) / seconds)
+        own = max(seconds - self.total_seconds, 0.0)
+        return (self.total_seconds - self._replays) * busy <= max(_START_SECONDS, share * own * busy)
+
+    def has_taped_cheaply(self, share: float) -> bool:
+        """Say whether taping, after the first steps, has cost no more than its credit or a share of the training."""
+        return self._of_task.get(TAPING, 0.0) <= max(_TAPING_CREDIT_SECONDS, share * self.training_seconds)
+
+    def end_first_steps(self) -> None:
+        """Count from now on against the share: the steps that are watched in full are over."""
+        self._aside[FIRST_STEPS] = self._aside.get(FIRST_STEPS, 0.0) + self._spent
+        self._is_first = False
+        self._spent = 0.0
+        self._of_task.clear()
+        self._num_steps = 0
+        self._began = time.perf_counter()
+        self._aside_before = sum(self._aside.values())
+
+    def end(self) -> None:
+        """Stop the clock: everything is done."""
+        if self._is_first:
+            self.end_first_steps()
+        self._ended = time.perf_counter()
+
+    def count_step(self, seconds: float = 0.0) -> None:
+        """Take note that a step has ended, and of what it has cost that `add` was not told."""
         self._num_steps += 1
+        self._spent += seconds
 
-    def spend(self, seconds: float, task: str = "") -> None:
-        """Take note of time spent on a task."""
-        self.spent_seconds += seconds
+    def add(self, seconds: float) -> None:
+        """Take note of time that one of our hooks took."""
+        self._spent += seconds
+
+    def set_aside(self, seconds: float, name: str, *, is_in_hook: bool = True) -> None:
+        """Count time under a name of its own.
+
+        Args:
+            seconds: how long it took.
+            name: what it was for.
+            is_in_hook: whether that time is also a part of what `add` is told.
+        """
+        if name == REPLAYS:
+            self._replays += seconds
+        name = FIRST_STEPS if self._is_first and is_in_hook else name
+        self._aside[name] = self._aside.get(name, 0.0) + seconds
+        if is_in_hook:
+            self._spent -= seconds
+
+    def spend(self, seconds: float, task: str) -> None:
+        """Take note of which task some of the time was spent on."""
         self._of_task[task] = self._of_task.get(task, 0.0) + seconds
         self._last_of_task[task] = seconds
 
-    def exempt(self, seconds: float) -> None:
-        """Take note of time that does not count."""
-        self.exempt_seconds += seconds
+    def has_room(self, task: str, *, part: float, wanted: float | None = None) -> bool:
+        """Say whether a task that may take `part` of the budget may be done once more.
 
-    def has_room(self, task: str, *, part: float) -> bool:
-        """Say whether a task that may take `part` of the budget may be done once more."""
+        Args:
+            task: its name.
+            part: its part of the budget.
+            wanted: the seconds that it will take; by default as many as the last time.
+        """
         if self._share <= 0:
             return False
+        on_task = self._of_task.get(task, 0.0) + (self._last_of_task.get(task, 0.0) if wanted is None else wanted)
+        credit = min(self._of_task.get(TAPING, 0.0), _TAPING_CREDIT_SECONDS)
+        if task == TAPING:
+            if on_task <= _TAPING_CREDIT_SECONDS:
+                return True
+            on_task -= credit
         allowed = max(self._share * self.training_seconds, _FREE_SECONDS_PER_STEP * self._num_steps)
-        wanted = self._last_of_task.get(task, 0.0)
-        return self._of_task.get(task, 0.0) + wanted <= part * allowed and self.spent_seconds + wanted <= allowed
+        more = on_task - self._of_task.get(task, 0.0) + (credit if task == TAPING else 0.0)
+        return on_task <= part * allowed and self._spent - credit + more <= allowed

@@ -21,6 +21,7 @@ from roundoff.watch.process.process_guard import ProcessGuard
 from roundoff.watch.settings import WatchSettings
 from roundoff.watch.watch import Watch
 from roundoff.watch.watching import next_folder, start_watching
+from roundoff.words import escape_controls
 
 
 class FrameworkWatch:
@@ -78,7 +79,7 @@ class FrameworkWatch:
         self._open.close()
         if rank() == 0:
             self.findings, screen = self.watch.diagnose()
-            print(screen, file=sys.stderr)
+            print(escape_controls(screen), file=sys.stderr)
 
     def _end_at_exit(self) -> None:
         self.end(getattr(sys, "last_value", None) or RuntimeError("the training did not report its end"))
@@ -91,8 +92,9 @@ class FrameworkCallback:
         to: the run folder to make; by default the next free one in `runs/`, named after the script.
         budget: the share of the training's time that watching may take.
         on_anomaly: "report" continues, "stop" ends the training, "skip" undoes the step and continues.
-        snapshot_memory: the limit for snapshots, in bytes.
+        snapshot_memory: the limit for snapshots and replays, in bytes; by default a quarter of what is free.
         kept_batches: save a few samples of the first N batches in the run (0: none).
+        stores_data: with False no samples, batches or other tensors are stored in the run, also after an anomaly.
     """
 
     def __init__(
@@ -101,12 +103,17 @@ class FrameworkCallback:
         *,
         budget: float = 0.02,
         on_anomaly: OnAnomaly = "report",
-        snapshot_memory: int = 2 * 2**30,
+        snapshot_memory: int | None = None,
         kept_batches: int = 2,
+        stores_data: bool = True,
     ) -> None:
         super().__init__()  # the framework's own base class
         settings = WatchSettings(
-            budget=budget, on_anomaly=on_anomaly, snapshot_bytes=snapshot_memory, kept_batches=kept_batches
+            budget=budget,
+            on_anomaly=on_anomaly,
+            snapshot_bytes=snapshot_memory,
+            kept_batches=kept_batches,
+            stores_data=stores_data,
         )
         self._framework = FrameworkWatch(to=to, settings=settings)
 

@@ -5,26 +5,30 @@ from __future__ import annotations
 import contextlib
 import sys
 import time
-import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from enum import Enum
-from typing import Any, Literal, cast
-from weakref import WeakKeyDictionary
+from pathlib import Path
+from typing import Any, Literal, ParamSpec, TypeVar, cast
+from weakref import ref
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from roundoff.diagnose import diagnose_and_save
-from roundoff.record.loop.calls import LoopCall, LoopCallKind, detail_to_json, learning_rates
-from roundoff.record.loop.follower import BackwardCall, LoopFollower, StepAttempt
-from roundoff.record.loop.module_stack import ModuleCall
-from roundoff.record.loop.observer import observing_loop
-from roundoff.record.loop.scaled_optimizer import as_scaled
+from roundoff.kernels.host_copies import HostCopies
+from roundoff.progress import announcing
+from roundoff.record.identity import IdentityDict
+from roundoff.record.loop.calls import LoopCall, LoopCallKind, learning_rates, unread_detail
+from roundoff.record.loop.follower import BackwardCall, LoopFollower, ModuleCall, StepAttempt, is_in_training
+from roundoff.record.loop.loss_scale import as_scaled
+from roundoff.record.loop.observer import FollowedModules, observing_loop
 from roundoff.record.loop.sites import Sites
 from roundoff.record.loop.step_clock import PHASES
-from roundoff.record.torch_private import clip_module, compiler_is_loaded, hidden_from_modes
-from roundoff.replay.investigator import Investigator
+from roundoff.replay.arguments import NotReplayable
+from roundoff.replay.device_memory import free_bytes, why_no_room
+from roundoff.replay.investigator import Investigator, TrainingStopped
 from roundoff.replay.rank_consensus import num_ranks
 from roundoff.replay.replayed_step import ReplayedStep
 from roundoff.replay.snapshots import Snapshots
@@ -33,22 +37,88 @@ from roundoff.replay.step_tape import BackwardEntry, ModelEntry, StepEntry
 from roundoff.replay.tape_recorder import TapeRecorder
 from roundoff.report import verdict_text, watched_text
 from roundoff.report.tensorboard import TensorBoard
-from roundoff.runs import Anomaly, CallKind, Finding, JsonValue, RecordingStoppedWarning, Run, RunWriter
+from roundoff.runs import (
+    Anomaly,
+    BackwardDetail,
+    CallDetail,
+    CallKind,
+    EpochDetail,
+    Finding,
+    ForwardDetail,
+    Gap,
+    NoDetail,
+    Run,
+    RunWriter,
+    StepDetail,
+    ZeroGradDetail,
+    append_gap,
+)
 from roundoff.runs.flight import FlightRecorder
-from roundoff.watch.budget import TimeBudget
-from roundoff.watch.detector import AnomalyDetector
-from roundoff.watch.exceptions import exception_detail, has_raised_since, raising_module
+from roundoff.torch_private import (
+    clip_function,
+    compiler_is_loaded,
+    hidden_from_modes,
+    in_function_transform,
+    is_hidden_from_dispatch,
+    is_transformed,
+    separate_step_hooks,
+)
+from roundoff.watch.budget import REPLAYS, TAPING, TimeBudget
+from roundoff.watch.detector import AnomalyDetector, exception_detail, has_raised_since, raising_module
 from roundoff.watch.facts.collector import FactCollector
-from roundoff.watch.facts.dataset_content import dataset_content
+from roundoff.watch.facts.data_loaders import LoaderNumbers, dataset_content
 from roundoff.watch.facts.step_batch import is_loss
 from roundoff.watch.facts.uncleared_gradients import UnclearedGradients
 from roundoff.watch.journal import StepJournal
 from roundoff.watch.probes.last_step import LastStepProbes
+from roundoff.watch.process.child_trainings import noticing_children
+from roundoff.watch.process.host_memory import default_memory_bytes
 from roundoff.watch.process.memory_growth import MemoryFollower
 from roundoff.watch.settings import WatchSettings
+from roundoff.watch.watch_part import WatchPart
+from roundoff.words import plural
 
 _SNAPSHOT_INTERVAL_OF_RANKS = 8
 """Steps between the snapshots of several ranks: they must be those of the same steps."""
+
+_SNAPSHOT_INTERVAL_OF_DEVICES = 8
+"""The fewest steps between snapshots where losses come late."""
+_TAPES_OF_FREE_MEMORY = 8
+"""Tapes may take this part of the memory that an accelerator has left when training begins."""
+_KEPT_COPY_BYTES = 32 * 2**20
+"""Page-locked memory that is kept for what is measured on accelerators."""
+
+_TAPING_PART = 0.75
+"""The part of the budget that snapshots and taping may take."""
+_TAPED_STEPS = 200
+"""So many first steps are taped, as long as that costs little."""
+_EARLY_SHARE = 0.05
+"""Little is this share of what the training took so far."""
+_ALERT_STEPS = 200
+"""After an anomaly, this many steps are taped whatever it costs."""
+_MODULE_SECONDS = 8e-6
+"""What following one more module costs, about; torch's own share of that is `_HOOKED_SECONDS`."""
+_HOOKED_SECONDS = 2e-6
+_INNER_SHARE = 0.005
+"""Modules inside others are followed, for the sake of reports of crashes and hangs, if that costs less than this."""
+_MAX_HEARD_EVALUATIONS = 64
+"""In a step that is not taped, the losses of at most this many forwards without gradients are looked for."""
+_MIN_FULL_STEPS = 4
+"""Rules need the facts of so many steps, whatever these cost: gradients that are carried over twice, say."""
+_FIRST_SHARE = 0.7
+"""Steps are watched in full until that has cost so much of what they took themselves, or as much as a start may."""
+_FIRST_NUMBERS = 300_000_000
+"""Fewer steps of a large model are watched in full: as many as have this many parameters together."""
+_MIN_TAPE_BYTES = 16 * 2**20
+_MAX_STARTS = 4
+"""Forwards after the first one, and before any backward, each of which may be the real beginning of the first step."""
+_QUIET_STEPS = 16
+"""After so many steps that were hardly looked at, it is asked again whether the budget allows more."""
+_PLAIN_BACKWARD = BackwardDetail()
+_NOT_TAPED = "it was not taped, in order to stay within the budget"
+
+_Given = ParamSpec("_Given")
+_Result = TypeVar("_Result")
 
 _TAPED: frozenset[LoopCallKind] = frozenset(
     {"zero_grad", "clip", "unscale", "update", "scaler_step", "optimizer_unscale", "optimizer_clip"}
@@ -56,6 +126,8 @@ _TAPED: frozenset[LoopCallKind] = frozenset(
 """Calls that a replay makes again."""
 _OPAQUE: frozenset[LoopCallKind] = _TAPED | {"scheduler", "load", "save", "compile"}
 """Calls inside of which the tape sees nothing."""
+_FREQUENT: frozenset[LoopCallKind] = frozenset({"zero_grad", "clip", "scheduler"})
+"""Calls that are not announced while nothing is taped."""
 _METHODS: dict[LoopCallKind, str] = {
     "unscale": "unscale_",
     "scaler_step": "step",
@@ -89,29 +161,52 @@ class Watch(LoopFollower):
         board: TensorBoard | None = None,
     ) -> None:
         super().__init__(sites=sites)
-        self.folder = writer.folder
+        self.on_move: Callable[[Path], None] | None = None
+        """Called when the run has been moved to its own folder."""
+        self.choose_folder: Callable[[], Path] | None = None
+        """Returns the run's own folder, if the run waits elsewhere until training begins or the script ends."""
         self.state = WatchState.FOLLOWING
         self.training_failed = False
         """To be set where the training fails without an exception that leaves the block."""
         self.complaints: list[str] = []
         """What a user should know that is no finding; complete when the block has ended."""
-        self._began = time.perf_counter()
+        self._gaps: list[Gap] = []
         self._settings = settings
         self._writer = writer
         self._flight = flight
+        self._board = board
         self._budget = TimeBudget(settings.budget)
+        self.took = self._budget.add  # type: ignore[method-assign]  # what our hooks cost; called at each of them
         self._training = Training()
-        self._snapshots = Snapshots(self._training, memory_bytes=settings.snapshot_bytes)
+        memory_bytes = default_memory_bytes() if settings.snapshot_bytes is None else settings.snapshot_bytes
+        self._snapshots = Snapshots(self._training, memory_bytes=memory_bytes)
         self._journal = StepJournal(writer, self.clock, board=board)
-        self._detector = AnomalyDetector(writer, sites=sites, budget=self._budget)
+        copies = self._copies = HostCopies(kept_bytes=_KEPT_COPY_BYTES)
+        self._detector = AnomalyDetector(writer, sites=sites, budget=self._budget, copies=copies)
         self._facts = FactCollector(
-            writer, self._training, sites=sites, budget=self._budget, kept_batches=settings.kept_batches
+            writer, self._training, sites=sites, budget=self._budget, copies=copies, kept_batches=settings.kept_batches
         )
         self._uncleared = UnclearedGradients()
         self._memory: MemoryFollower | None = None
         self._tape = TapeRecorder(
-            is_state=self._training.is_state, on_forward=self.function_forward, on_error=self._tape_failed
+            is_state=self._training.is_state,
+            on_forward=self.function_forward,
+            on_error=self._tape_failed,
+            max_bytes=max(memory_bytes // 4, _MIN_TAPE_BYTES),
         )
+        self._full_steps = settings.full_steps
+        self._quiet_until = 0
+        self._is_quiet_part = False
+        """Whether a backward or an optimizer's step is running that is followed in the short way of quiet steps."""
+        self._follows_inner = True
+        self._num_module_calls = 0
+        self._num_heard_evaluations = 0
+        self._tape_seconds = 0.0
+        self._spent_at_start = 0.0
+        self._taped_step_seconds = 0.0
+        self._alert_until = -1
+        self._step_began_cpu = 0.0
+        self._num_early_forwards = 0
         self._tape.on_loss = self._see_loss_function
         self._tape.on_scalar = self._detector.see_scalar
         self._investigator = Investigator(
@@ -124,15 +219,61 @@ class Watch(LoopFollower):
             recorded_steps=settings.recorded_steps,
             max_replays=settings.max_replays,
         )
+        self._in_models = self._part("models and optimizers")
+        self._in_replays = self._part("replays", on_failure=self._leave_replays)
+        self._in_checks = self._part("checks of losses, gradients and weights")
+        self._in_facts = self._part("facts about models and batches")
+        self._in_journal = self._part("calls and metrics")
+        self._in_memory = self._part("measurements of memory")
+        self._why_not_replayable: str | None = None
+        self._num_not_replayable = 0
+        self._num_groups: IdentityDict[Optimizer, int] = IdentityDict()
+        self._named: tuple[ref[Optimizer], str] | None = None
+        """An optimizer and its name."""
+        self._held: list[Any] = []
+        """Models and optimizers that must not die before the next step; see `_end_attempt`."""
         self._model_entry: ModelEntry | None = None
         self._step_entry: StepEntry | None = None
         self._backward_is_taped = False
+        self._is_in_function = False
+        """Whether the last step that was taped ran in a function of the script."""
+        self._stepped_in_backward = False
+        """Whether a hook on a gradient has made an optimizer step in the running backward."""
         self._error_before: BaseException | None = None
         """The exception that was being handled when the running model or backward began."""
         self._awaits_buffers = False
         self._opaque_calls: list[LoopCallKind] = []
         """Calls of the loop that are running, inside of which the tape sees nothing."""
-        self._loaders: WeakKeyDictionary[Any, int] = WeakKeyDictionary()
+        self._has_buffers: IdentityDict[nn.Module, bool] = IdentityDict()
+        self._loaders = LoaderNumbers()
+
+    def _part(self, name: str, on_failure: Callable[[str], None] | None = None) -> WatchPart:
+        return WatchPart(name, self._writer, step=lambda: self.clock.step, on_failure=on_failure)
+
+    def _leave_replays(self, reason: str) -> None:
+        """Give up replays, as do the other ranks: no rank can replay alone."""
+        self._investigator.leave(f"gave up replays at step {self.step} ({reason})")
+        self._snapshots.release()
+        self._tape.takes_notes = False
+
+    @property
+    def rank(self) -> int:
+        """The rank that is watched, as it was when watching began."""
+        return self._writer.rank
+
+    @property
+    def folder(self) -> Path:
+        """The run folder."""
+        return self._writer.folder
+
+    def _move_to_own_folder(self) -> None:
+        """Move the run to its own folder, now that the script has made the folders that it makes itself."""
+        choose, self.choose_folder = self.choose_folder, None
+        if choose is None:
+            return
+        self._writer.move_to_chosen(choose)
+        if self.on_move is not None:
+            self.on_move(self.folder)
 
     @property
     def num_undone(self) -> int:
@@ -145,19 +286,27 @@ class Watch(LoopFollower):
         return self._detector.anomalies
 
     @property
+    def gaps(self) -> list[Gap]:
+        """What was not watched, also where that could not be written into the run."""
+        found = [*self._gaps, *([] if self._investigator.gap is None else [self._investigator.gap])]
+        if self._writer.stopped is not None:
+            found.append(Gap(kind="recording", why=self._writer.stopped, rank=self._writer.rank))
+        return found
+
+    @property
     def cost(self) -> float:
-        """What the watch has cost, as a share of the training's time."""
+        """What the watch has cost, all included, as a share of the training's time."""
         return self._budget.cost
 
     @property
     def seconds(self) -> float:
         """How long the training has been watched."""
-        return time.perf_counter() - self._began
+        return self._budget.seconds
 
     @property
     def is_fully_watched(self) -> bool:
         """Whether everything is looked at in the open step, whatever it costs."""
-        return self.clock.step < self._settings.full_steps or self._settings.every_step
+        return self.clock.step < self._full_steps or self._settings.every_step
 
     def verdict(self) -> str:
         """Diagnose what was seen, and return the screen that `roundoff run` prints; to be called after the block."""
@@ -166,11 +315,26 @@ class Watch(LoopFollower):
     def diagnose(self) -> tuple[tuple[Finding, ...], str]:
         """Diagnose what was seen; return the findings, which go into findings.json, and the screen to print."""
         run = Run.open(self.folder)
-        diagnosis = diagnose_and_save(run)
-        watched = watched_text(num_steps=self.num_steps, seconds=self.seconds, cost=self.cost)
-        screen = verdict_text(run, diagnosis, watched=f"{watched}; {self.folder}", draws=False)
+        with self.diagnosing():
+            diagnosis = diagnose_and_save(run, gaps=self.gaps)
+        screen = verdict_text(run, diagnosis, watched=self.watched_text(), draws=False)
         complaints = [f"roundoff: {complaint}" for complaint in self.complaints]
         return tuple(diagnosis.findings), "\n".join([*complaints, screen])
+
+    @contextlib.contextmanager
+    def diagnosing(self) -> Iterator[None]:
+        """Count the time of the diagnosis as ours; with it everything has ended."""
+        with self._counting("diagnosis"), announcing("diagnosing"):
+            yield
+        self._budget.end()
+
+    def watched_text(self, folder: Path | None = None) -> str:
+        """Say how long the training was watched, what that has cost and where the run is; after the diagnosis.
+
+        `folder` is the run folder as the user names it, if that is another path than the absolute one.
+        """
+        text = watched_text(num_steps=self.num_steps, seconds=self.seconds, parts=self._budget.parts())
+        return f"{text}; {folder or self.folder}"
 
     def add_optimizer(self, optimizer: Optimizer) -> None:
         """Know an optimizer before it steps."""
@@ -179,13 +343,15 @@ class Watch(LoopFollower):
     def note_exception(self, error: BaseException) -> None:
         """Take note that the training raised."""
         if isinstance(error, Exception) and self.state is not WatchState.STOPPED:
+            if self._in_checks(self._detector.read_late, waits=True):  # it may be the reason
+                self._resume()
             module = raising_module(error)
             site = None if module is None else self.sites.names[self.sites.of_module(module, 0)]
             self._detector.note(
                 "exception",
                 phase=PHASES[self.clock.phase],
                 name=type(error).__name__,
-                detail={**exception_detail(error), "site": site},
+                detail=exception_detail(error, site=site),
             )
 
     @contextlib.contextmanager
@@ -193,7 +359,7 @@ class Watch(LoopFollower):
         """Follow the loop inside the block, and close the run at its end."""
         status: Literal["finished", "failed"] = "failed"
         try:
-            with observing_loop(self):
+            with observing_loop(self), noticing_children(self.folder, rank=self.rank):
                 self._tape.release()
                 try:
                     yield
@@ -203,47 +369,111 @@ class Watch(LoopFollower):
         finally:
             self._tape.hold()
             self._tape.new_step(self.clock.step)
-            self._snapshots.drop_references()
-            self._facts.drop_references()
-            self.last_optimizer = None
+            self._snapshots.release()
+            self._held = []
             self._writer.close(status=status)
 
     def failed(self, error: Exception) -> None:
-        """Stop watching with one warning; the training goes on."""
+        """Stop watching, and say so in one line; the training goes on."""
         if self.state is WatchState.STOPPED:
             return
         self.state = WatchState.STOPPED
         self._tape.hold()
         reason = f"{type(error).__name__}: {error}"
+        self._investigator.leave(f"stopped watching at step {self.step} ({reason})")
+        self._note_gap(Gap(kind="watching", step=self.step, why=reason, rank=self._writer.rank))
         self._writer.note(f"Watching stopped at step {self.step}: {reason}")
-        warnings.warn(
-            f"roundoff stopped watching at step {self.step}; the training goes on.\n  why: {reason}",
-            RecordingStoppedWarning,
-            stacklevel=2,
-        )
+        if self._writer.stopped is None:  # that has been said
+            self._writer.say(f"stopped watching at step {self.step}; the training goes on. Why: {reason}")
 
     # -- once a step ---------------------------------------------------------------------------------------------------
 
     def step_opened(self, module: nn.Module | None) -> None:
         """Take a snapshot if one is due, before anything of the step has been computed."""
-        began = time.perf_counter()
-        if module is not None:
-            self._training.add_model(module)
-        is_first = not self.clock.step
+        self._held = []
+        if self.is_quiet and self._stays_quiet(module):
+            self._tape.is_between = False
+            return
+        self.is_quiet = self._is_quiet_part = False
+        self._spent_at_start = self._budget.spent_seconds
+        if self.is_fully_watched:
+            self._step_began_cpu = time.process_time()
+        is_first = not self.clock.step and self._num_early_forwards <= _MAX_STARTS
         if is_first:
-            self._training.find_optimizers()
-        self._tape.begin()
+            self._move_to_own_folder()
+        is_inside_transform = in_function_transform()  # then the models hold tensors that stand for others
+        is_new = module is not None and not is_inside_transform and self._in_models(self._training.add_model, module)
+        if is_first:
+            self._in_models(self._training.find_optimizers)
+        self._in_replays(self._tape.begin)
         if is_first:
             self._begin_training()
-        if self.is_fully_watched or self._snapshots.is_due(self.clock.step):
-            self._take_snapshot()
-        self._budget.spend(time.perf_counter() - began)
+        if self.is_fully_watched and module is not None and any(map(nn.parameter.is_lazy, module.parameters())):
+            self._tape.step.why_not_replayable = "modules make their weights in it"
+        if is_inside_transform:
+            self._snapshots.forget()
+        else:
+            self._in_replays(self._choose_taping)
+        self.is_quiet &= not is_new
+
+    def _stays_quiet(self, module: nn.Module | None) -> bool:
+        """Say whether another step is followed as little as the one before."""
+        is_known = module is None or module in self._training.models
+        if not is_known or self.clock.step >= self._quiet_until or in_function_transform():
+            return False
+        self._num_heard_evaluations = 0
+        self._tape.hears_losses = False
+        self.followed_modules = FollowedModules.FIRST
+        return True
+
+    def _choose_taping(self) -> None:
+        """Take a snapshot and tape the steps from here on if they must be, or if the budget allows it.
+
+        Steps from one snapshot to the next are taped all or none: a replay starts from a snapshot.
+        """
+        tape, snapshots, step = self._tape, self._snapshots, self.clock.step
+        is_due = self.is_fully_watched or snapshots.is_due(step)
+        if is_due or tape.is_paused:
+            if self._must_tape or self._can_tape():
+                if tape.is_paused:
+                    snapshots.forget()
+                    tape.resume()
+                if is_due or snapshots.latest is None:
+                    self._take_snapshot()
+            elif not tape.is_paused:
+                snapshots.set_aside()
+                tape.hears_forward = not self.clock.sees_modules
+                tape.pause(_NOT_TAPED)
+        self._num_heard_evaluations = 0
+        tape.hears_losses = False
+        self.is_quiet = tape.is_paused and not self.is_fully_watched
+        self.unannounced_calls = _FREQUENT if self.is_quiet else frozenset()
+        if tape.is_paused:
+            self._quiet_until = step + _QUIET_STEPS
+            self.followed_modules = FollowedModules.FIRST
+        elif self._follows_inner or self.is_fully_watched:
+            self.followed_modules = FollowedModules.ALL
+        else:
+            self.followed_modules = FollowedModules.OUTERMOST
+
+    @property
+    def _must_tape(self) -> bool:
+        """Whether the open step must be taped at any price; several ranks can only replay what all of them have."""
+        if self.is_fully_watched or self._settings.on_anomaly == "skip" or num_ranks() > 1:
+            return True
+        if self.clock.step <= self._alert_until:
+            return True
+        return self.clock.step < _TAPED_STEPS and self._budget.has_taped_cheaply(_EARLY_SHARE)
+
+    def _can_tape(self) -> bool:
+        wanted = self._taped_step_seconds * self._snapshots.interval
+        return not self._snapshots.is_off and self._budget.has_room(TAPING, part=_TAPING_PART, wanted=wanted)
 
     def step_continued(self, module: nn.Module | None) -> None:
         """Take in a model that joins, and look into a bad loss that the loop has read and dropped."""
-        if module is not None and self._is_another_start(module):
+        if module is not None and not in_function_transform() and self._in_replays(self._is_another_start, module):
             self.step_opened(module)
-        elif self._detector.drop_suspect():
+        elif self._detector.suspect is not None and self._in_checks(self._detector.drop_suspect):
             self._handle(is_complete=False)
             self._resume()
 
@@ -253,30 +483,57 @@ class Watch(LoopFollower):
         What was called before the first backward may have been a part of a model, or a model that was only tried out.
         """
         snapshots, clock = self._snapshots, self.clock
-        if self._training.add_model(module):
+        is_new = self._training.add_model(module)
+        if is_new:
             if snapshots.latest is not None and snapshots.latest.step == clock.step:
                 snapshots.latest.state.join(self._training, self._training.tensors())
             else:
                 snapshots.forget()  # what led to the present without it may not lead there any more
-        if clock.step or clock.has_begun or clock.in_step or not self._tape.begin_again():
+        if clock.step or clock.has_begun or clock.in_step:
+            return False
+        self._num_early_forwards += 1
+        if not is_new and self._num_early_forwards > _MAX_STARTS and self._num_early_forwards.bit_count() != 1:
+            return False  # a policy acts thousands of times before it learns: starting anew each time takes too long
+        if not self._tape.begin_again():
             return False
         snapshots.forget()
         return True
 
     def _begin_training(self) -> None:
+        self._budget.begin_training()
+        self._in_memory(self._follow_memory)
+        self._in_replays(self._limit_tapes)
+        self._in_replays(self._investigator.begin)
+        self._in_facts(self._facts.begin)
+        self._in_checks(self._see_buffers)
+
+    def _limit_tapes(self) -> None:
+        """Leave most of an accelerator's memory to the training: tapes keep batches where they are."""
+        devices = {x.device for x in self._training.tensors() if not x.is_cpu}
+        for free in filter(None, map(free_bytes, devices)):
+            self._snapshots.max_tape_bytes = min(self._snapshots.max_tape_bytes, free // _TAPES_OF_FREE_MEMORY)
+            self._tape.max_bytes = min(self._tape.max_bytes, free // _TAPES_OF_FREE_MEMORY)
+
+    def _follow_memory(self) -> None:
         self._memory = MemoryFollower(
-            self._writer, model_bytes=self._training.num_bytes, own_bytes=lambda: self._snapshots.num_bytes
+            self._writer,
+            model_bytes=self._training.num_bytes,
+            own_bytes=lambda: self._snapshots.num_bytes,
+            release=self._snapshots.release,
         )
-        self._investigator.begin()
-        self._facts.begin()
+
+    def _see_buffers(self, step: int | None = None) -> None:
+        self._detector.see_buffers(self._training.buffers(), step=step)
 
     def _take_snapshot(self) -> None:
         began = time.perf_counter()
-        self._snapshots.take(self.clock.step)
-        self._detector.see_buffers(self._training.buffers())
+        self._in_replays(self._snapshots.take, self.clock.step)
+        self._in_checks(self._see_buffers, max(0, self.clock.step - 1))  # the open step is new
         seconds = time.perf_counter() - began
         if num_ranks() == 1:
             self._snapshots.learn_cost(seconds, self._budget.training_seconds / max(self.num_steps, 1))
+            if self._detector.reads_late:  # of which the last before a snapshot is waited for
+                self._snapshots.interval = max(self._snapshots.interval, _SNAPSHOT_INTERVAL_OF_DEVICES)
         else:
             self._snapshots.interval = _SNAPSHOT_INTERVAL_OF_RANKS
 
@@ -285,31 +542,72 @@ class Watch(LoopFollower):
         latest = self._snapshots.latest
         if latest is None or latest.step != self.clock.step or self.clock.microbatch:
             return
-        if not any(call.call == "zero_grad" for call in self._journal.open_calls):
+        if not self._journal.has_called("zero_grad"):
             latest.state.take_gradients()
 
     def _end_attempt(self) -> None:
         """Record or investigate while everything is at hand: the optimizer has stepped, or a scaler has skipped it."""
         self._tape.is_between = True
         self._handle(is_complete=True)
+        # The variables of a file live until the script ends, those of a function only until it returns. The last step
+        # that was taped is probed after that, so what a function trains is held until its next step.
+        if not self._tape.is_paused:
+            self._is_in_function = self._tape.is_in_function()
+        if self._is_in_function and (self._snapshots.has_aside or not self._tape.is_paused):
+            self._held = [self._training.models.alive(), self._training.optimizers.alive()]
 
     def _handle(self, *, is_complete: bool) -> None:
         """Do what the open step calls for, once: record it, or investigate what cannot be right in it."""
         if self.state is not WatchState.FOLLOWING:
             return
         self.state = WatchState.HANDLED
-        detector, tape = self._detector, self._tape
-        detector.end_attempt()
-        reached = [leaf for kept in self.leaves or () if (leaf := kept()) is not None]
-        self._facts.end_attempt(tape.so_far(), reached=reached, fully=self.is_fully_watched)
+        detector = self._detector
+        if (not self.is_quiet and self.is_fully_watched) or self._settings.on_anomaly == "skip":
+            self._in_checks(self._see_buffers)
+        is_quiet = self.is_quiet and self._board is None
+        if not is_quiet:
+            self._in_facts(self._collect_facts)
+        if detector.reads_late or detector.has_measured:
+            self._in_checks(self._read_late)
+        else:
+            self._in_checks(detector.end_attempt)
+        if not self._in_checks.is_on and self._copies.are_waiting:
+            self._in_facts(self._copies.deliver)  # else nobody would, and what they are of would stay alive
+        if is_quiet:
+            if not detector.new:
+                return
+            self._in_facts(self._collect_facts)
         began, num_undone = time.perf_counter(), self.num_undone
-        self._journal.draw(self.sites)
-        if detector.has_new:
-            self._journal.flush()
-        self._investigator.handle(tape.so_far(), detector.take_new(), is_complete=is_complete)
+        self._in_journal(self._journal.draw, self.sites)
+        if detector.new:
+            self._in_journal(self._journal.flush)
+            self._alert_until = self.clock.step + _ALERT_STEPS
+            self._quiet_until = 0
+        cpu_seconds = time.process_time() - self._step_began_cpu if self.is_fully_watched else 0.0
+        new = detector.take_new()
+        self._in_replays(
+            self._investigator.handle, self._tape.so_far(), new, is_complete=is_complete, cpu_seconds=cpu_seconds
+        )
+        if self._settings.on_anomaly == "stop" and any(anomaly.kind != "exception" for anomaly in new):
+            raise TrainingStopped(1)  # also where nothing could be investigated
         if self.num_undone > num_undone:
-            self._journal.call("undone", {})
-        self._budget.exempt(time.perf_counter() - began)
+            self._in_journal(self._journal.call, "undone", NoDetail())
+        self._budget.set_aside(time.perf_counter() - began, REPLAYS)
+
+    def _read_late(self) -> None:
+        """Read what was measured on an accelerator, waiting once; a loss alone is read when it has arrived.
+
+        Losses are waited for where someone else waits for the answer, and before the steps that led to them are let go.
+        """
+        detector = self._detector
+        if detector.has_measured:
+            detector.read_measured()
+        must_know = self.is_fully_watched or self._settings.on_anomaly != "report" or num_ranks() > 1
+        is_last = not self._tape.is_paused and self._snapshots.is_due(self.clock.step + 1)
+        detector.end_attempt(waits=must_know or is_last)
+
+    def _collect_facts(self) -> None:
+        self._facts.end_attempt(self._tape.so_far(), leaves=self.leaves or (), fully=self.is_fully_watched)
 
     def _resume(self) -> None:
         if self.state is WatchState.HANDLED:
@@ -317,45 +615,247 @@ class Watch(LoopFollower):
 
     def step_closed(self, step: int) -> None:
         """Write what the step came to, keep its tape, and be ready for the next."""
-        began = time.perf_counter()
         self._budget.count_step()
         if self.state is WatchState.STOPPED:
             return
-        self._handle(is_complete=False)
+        if self.state is WatchState.FOLLOWING:
+            self._handle(is_complete=False)
         detector = self._detector
-        with hidden_from_modes():
-            metrics = self._journal.close_step(
-                losses=detector.losses,
-                eval_losses=detector.eval_losses,
-                optimizer=self.last_optimizer,
-                scale=self.loss_scale.value,
-                grad_norm=detector.grad_norm,
-                update_norm=detector.update_norm,
-            )
-            self._snapshots.add(self._tape.new_step(step + 1))
+        if detector.has_measured:  # by a second optimizer
+            self._in_checks(detector.read_measured)
+        self._in_journal(self._close_line)
+        if self.is_quiet:
+            self._tape.stay_paused(step + 1)
+        else:
+            self._in_replays(self._keep_tape, step)
         detector.new_step(step + 1)
         self._resume()
         if self._memory is not None:
-            self._memory.step_closed(step)
+            self._in_memory(self._memory.step_closed, step)
         self._flight.note(step=step + 1, phase="forward")
-        if self.num_steps == self._settings.full_steps:
-            self._budget.start_anew()
+        self._count_costs()
+
+    def _close_line(self) -> None:
+        detector = self._detector
+        optimizer = self.last_optimizer
+        self._journal.close_step(
+            losses=detector.losses,
+            eval_losses=detector.eval_losses,
+            optimizer=optimizer,
+            name=None if optimizer is None else self._name_of(optimizer),
+            scale=self.loss_scale.value,
+            grad_norm=detector.grad_norm,
+            update_norm=detector.update_norm,
+            is_taped=not self._tape.is_paused,
+            is_late=detector.reads_late,
+        )
+
+    # -- quiet steps: their usual course in as few calls as can be; anything unusual is followed as in other steps -----
+
+    def _goes_on_quietly(self) -> bool:
+        """Say whether a quiet step goes on in the loop itself, and nothing looks at what is computed.
+
+        What has to be so stays so as long as only these methods are called; so it is asked once.
+        """
+        if not self.is_undisturbed:
+            self.is_undisturbed = (
+                self._step_is_open
+                and self.clock.is_idle
+                and not self.modules.running
+                and not self._opaque_calls
+                and self._in_checks.is_on
+                and self._in_journal.is_on
+                and self._board is None
+                and self.loss_scale.is_plain
+                and self.loss_scale.value is None
+            )
+        return (
+            self.is_undisturbed
+            and not self._is_quiet_part
+            and not self.ignores_loop
+            and self._detector.suspect is None
+            and not self._detector.reads_late
+            and is_hidden_from_dispatch()
+        )
+
+    def _next_quiet_step(self) -> bool:
+        """Close a quiet step and open another; False if that is not a quiet one. Does what `step_closed` does."""
+        clock, detector, tape = self.clock, self._detector, self._tape
+        step = clock.step
+        if self.state is WatchState.FOLLOWING:  # a loop without an optimizer
+            self._handle(is_complete=False)
+        if step + 1 >= self._quiet_until or self.state is not WatchState.HANDLED:
+            return False
+        self.num_steps += 1
+        self._budget.count_step(self.quiet_seconds + self._num_module_calls * _HOOKED_SECONDS)
+        self.quiet_seconds, self._num_module_calls = 0.0, 0
+        self._in_journal.do_hidden(self._close_line)
+        tape.stay_paused(step + 1)
+        detector.new_step(step + 1)
+        self.state = WatchState.FOLLOWING
+        if self._memory is not None:
+            self._in_memory.do_hidden(self._memory.step_closed, step)
+        self._flight.mark(step + 1, "forward")
+        clock.next_step()
+        self._held = []
+        self._num_heard_evaluations = 0
+        tape.hears_losses = tape.is_between = False
+        self.followed_modules = FollowedModules.FIRST
+        return True
+
+    def quiet_forward(self, module: nn.Module) -> bool:
+        """Close a quiet step and open another, or go on with it."""
+        if not self._goes_on_quietly() or module not in self._training.models:
+            return False
+        clock = self.clock
+        with_gradients = torch.is_grad_enabled()
+        if with_gradients and (clock.num_attempts or clock.is_over):
+            if not self._next_quiet_step():
+                return False
+        elif (with_gradients or module.training) and self.followed_modules is FollowedModules.FIRST:
+            clock.forward(with_gradients=with_gradients)
+            self._flight.mark(clock.step, PHASES[clock.phase])
         else:
-            self._budget.spend(time.perf_counter() - began)
-        self._journal.show(metrics)  # not within the budget: users who ask for TensorBoard want all of it
+            return False  # an evaluation
+        clock.sees_modules = True
+        self._num_module_calls += 1
+        return True
+
+    def quiet_backward(self, roots: Sequence[Any], kwargs: dict[str, Any]) -> bool:
+        """Look at the loss."""
+        clock, detector = self.clock, self._detector
+        self._is_quiet_part = is_plain = (
+            len(roots) == 1
+            and type(roots[0]) is Tensor
+            and roots[0].numel() == 1
+            and bool(kwargs.get("accumulate_grad", True))
+            and self._goes_on_quietly()
+            and (not clock.num_attempts or self._next_quiet_step())
+        )
+        if is_plain:
+            clock.backward_enter()
+            self._backward_is_taped = False
+            self._error_before = None
+            self._flight.mark(clock.step, "backward")
+            self._in_checks.do_hidden(detector.see_loss, roots[0])
+            if detector.new:
+                self._in_replays(self._investigator.request, clock.step)
+            self._journal.call("backward", _PLAIN_BACKWARD)
+        return is_plain
+
+    def quiet_backward_leave(self) -> bool:
+        """Count the microbatch."""
+        if not self._is_quiet_part:
+            return False
+        self._is_quiet_part = False
+        clock = self.clock
+        clock.backward_leave()
+        if clock.is_over:  # a loop without an optimizer
+            self._tape.is_between = True
+        if self._stepped_in_backward:
+            self._stepped_in_backward = False
+            self._end_attempt()
+        return True
+
+    def quiet_step(self, optimizer: Optimizer) -> bool:
+        """Look at the gradients as far as the budget allows."""
+        clock, detector = self.clock, self._detector
+        self._is_quiet_part = is_plain = (
+            not clock.num_attempts
+            and self._goes_on_quietly()
+            and self._num_groups.get(optimizer) == len(optimizer.param_groups)
+        )
+        if is_plain:
+            clock.step_enter(optimizer)
+            self._flight.mark(clock.step, "optimizer")
+            if detector.next_look <= clock.step:
+                self._in_checks.do_hidden(detector.see_gradients, optimizer, fully=False, always=False)
+            self._in_journal.do_hidden(self._note_step, optimizer)
+        return is_plain
+
+    def quiet_step_leave(self, optimizer: Optimizer) -> bool:
+        """Count the attempt."""
+        if not self._is_quiet_part:
+            return False
+        self._is_quiet_part = False
+        self._leave_step(optimizer)
+        if self._detector.measures.has_begun:
+            self._in_checks(self._detector.see_update)
+        self._end_attempt()
+        return True
+
+    def quiet_zero_grad(self, owner: Any) -> bool:
+        """Note that an optimizer's gradients were cleared."""
+        if self.ignores_loop or not self._in_journal.is_on or not isinstance(owner, Optimizer):
+            return False
+        self.clock.zero_grad(owner)
+        self._uncleared.note_cleared()
+        self._journal.call("zero_grad", ZeroGradDetail(of=self._name_of(owner)))
+        return True
+
+    def _count_costs(self) -> None:
+        """Count what the step has cost besides the hooks, and end the first steps when they are over."""
+        tape, budget = self._tape, self._budget
+        budget.add(self.quiet_seconds + tape.seconds - self._tape_seconds + self._num_module_calls * _HOOKED_SECONDS)
+        self.quiet_seconds = 0.0
+        self._tape_seconds = tape.seconds
+        if self.num_steps <= self._full_steps and self._ends_first_steps():
+            per_step = self._num_module_calls * _MODULE_SECONDS
+            self._follows_inner = (
+                self._settings.ops or per_step <= _INNER_SHARE * budget.training_seconds / self.num_steps
+            )
+            self._full_steps = min(self._full_steps, self.num_steps)
+            budget.end_first_steps()
+        elif not tape.is_paused:
+            spent = max(budget.spent_seconds - self._spent_at_start, 0.0)
+            budget.spend(spent, TAPING)
+            self._taped_step_seconds = spent
+        self._num_module_calls = 0
+
+    def _ends_first_steps(self) -> bool:
+        """Say whether this was the last step to be watched in full: enough of them were, or they cost too much."""
+        if self.num_steps == self._full_steps:
+            return True
+        if num_ranks() > 1:
+            return False
+        if self.num_steps <= max(self._settings.recorded_steps, default=0) and not self._tape.is_paused:
+            return False  # this one is to be recorded
+        numbers = self.num_steps * sum(x.numel() for x in self._training.tensors())
+        is_expensive = self.num_steps >= _MIN_FULL_STEPS and not self._budget.is_within_start(_FIRST_SHARE)
+        return is_expensive or numbers > _FIRST_NUMBERS
+
+    def _keep_tape(self, step: int) -> None:
+        tape = self._tape.new_step(step + 1)
+        self._snapshots.add(tape)
+        if tape.why_not_replayable not in (None, _NOT_TAPED):
+            self._why_not_replayable = self._why_not_replayable or tape.why_not_replayable
+            self._num_not_replayable += 1
+
+    def _try_tape(self, work: Callable[_Given, _Result], *args: _Given.args, **kwargs: _Given.kwargs) -> _Result | None:
+        """Put something onto the tape; if that is not possible, the step cannot be played again."""
+        if not self._in_replays.is_on:
+            return None
+        try:
+            with hidden_from_modes():
+                return work(*args, **kwargs)
+        except Exception as error:
+            self._tape_failed(error)
+            return None
 
     @contextlib.contextmanager
     def replaying(self) -> Iterator[None]:
         """Let steps be played again inside the block without being taken for the training's own."""
         before, self.state = self.state, WatchState.REPLAYING
+        followed, self.followed_modules = self.followed_modules, FollowedModules.ALL
         self.ignores_loop = True
         self._tape.hold()
         self._flight.note(step=self.clock.step, phase="replay")
         try:
-            with _eagerly():
+            with _eagerly(), separate_step_hooks():
                 yield
         finally:
             self.ignores_loop = False
+            self.followed_modules = followed
             if self.state is WatchState.REPLAYING:
                 self.state = before
             self._tape.release()
@@ -370,26 +870,52 @@ class Watch(LoopFollower):
     def module_called(self, call: ModuleCall, args: tuple[Any, ...]) -> None:
         """Note where the loop is; a call by the loop goes onto the tape."""
         phase, site = PHASES[self.clock.phase], self.sites.names[call.site]
+        self._num_module_calls += 1
         if call.depth:  # this is called often
             self._flight.enter(phase, site)
             if call.depth == 1 and self._awaits_buffers:
                 self._awaits_buffers = False
-                self._facts.buffers_ready(self.clock.step, fully=self.is_fully_watched)
+                self._in_facts(self._facts.buffers_ready, self.clock.step, fully=self.is_fully_watched)
             return
-        began = time.perf_counter()
-        if call.is_by_loop and (torch.is_grad_enabled() or call.module.training):
+        if self._tape.is_paused:
+            is_evaluation = not torch.is_grad_enabled() and call.is_by_loop and not call.module.training
+            self._choose_followed(is_evaluation=is_evaluation)
+            if self.followed_modules is FollowedModules.FIRST:
+                self._flight.note(step=self.clock.step, phase=phase)
+                return
+        elif call.is_by_loop and (torch.is_grad_enabled() or self._may_change_itself(call.module)):
             self._tape_model(call, args, site=site)
         self._tape.hold()
         self._flight.note(step=self.clock.step, phase=phase)
         self._flight.enter(phase, site)
-        self._budget.spend(time.perf_counter() - began)
+
+    def _may_change_itself(self, module: nn.Module) -> bool:
+        """Say whether a forward without gradients may leave something behind: statistics that a norm updates.
+
+        What it returns is copied where the step uses it, as any other tensor from outside.
+        """
+        if not is_in_training(module):
+            return False
+        known = self._has_buffers.get(module)
+        if known is None:
+            known = self._has_buffers[module] = next(module.buffers(), None) is not None
+        return known
+
+    def _choose_followed(self, *, is_evaluation: bool) -> None:
+        """In a step that is not taped, look for the losses of evaluations, as long as there are few."""
+        self._num_heard_evaluations += is_evaluation
+        hears = is_evaluation and self._num_heard_evaluations <= _MAX_HEARD_EVALUATIONS
+        self._tape.hears_losses = hears
+        self.followed_modules = FollowedModules.OUTERMOST if hears else FollowedModules.FIRST
 
     def _tape_model(self, call: ModuleCall, args: tuple[Any, ...], *, site: str) -> None:
-        self._model_entry = self._tape.model_enter(call.module, args, call.keyword_arguments())
+        kwargs = call.keyword_arguments()
+        self._model_entry = self._try_tape(self._tape.model_enter, call.module, args, kwargs)
         self._error_before = sys.exc_info()[1]
-        self._journal.call("forward", {"site": site, "training": call.module.training})
-        if is_loss(self._model_entry) and self.is_fully_watched:
-            self._facts.see_criterion(args)
+        detail = ForwardDetail(site=site, training=is_in_training(call.module))
+        self._in_journal(self._journal.call, "forward", detail)
+        if self._model_entry is not None and is_loss(self._model_entry) and self.is_fully_watched:
+            self._in_facts(self._facts.see_criterion, args)
         self._awaits_buffers = True
 
     def module_returned(self, call: ModuleCall, output: Any) -> None:
@@ -399,10 +925,11 @@ class Watch(LoopFollower):
             return
         entry, self._model_entry = self._model_entry, None
         if entry is not None:
-            self._tape.model_leave(entry, output)
+            self._try_tape(self._tape.model_leave, entry, output)
             entry.raised = output is None and has_raised_since(self._error_before)
+        self._error_before = None
         if not torch.is_grad_enabled():
-            self._detector.see_eval_loss(output)
+            self._in_checks(self._detector.see_eval_loss, output)
         self._tape.release()
 
     def modules_interrupted(self) -> None:
@@ -418,41 +945,44 @@ class Watch(LoopFollower):
         self._tape.hold()
         if backward.is_nested:
             return
-        began = time.perf_counter()
         self._flight.note(step=self.clock.step, phase="backward")
-        loss = self._see_loss(backward)
-        if self._detector.has_new:
-            self._investigator.request(self.clock.step)
-        self._backward_is_taped = not backward.is_part_of_forward and backward.accumulates
+        loss = self._in_checks(self._see_loss, backward)
+        if self._detector.new:
+            self._in_replays(self._investigator.request, self.clock.step)
+        self._backward_is_taped = not self._tape.is_paused and not backward.is_part_of_forward and backward.accumulates
         self._error_before = sys.exc_info()[1]
         if self._backward_is_taped:
-            self._keep_gradients_of_start()
-            self._tape.backward(backward.roots, *backward.arguments, loss=loss)
+            self._in_replays(self._keep_gradients_of_start)
+            self._try_tape(self._tape.backward, backward.roots, *backward.arguments, loss=loss)
         if self.is_fully_watched and self.clock.microbatch == 0 and backward.accumulates:
-            with hidden_from_modes():
-                self._uncleared.backward_begins()
-        self._journal.call("backward", backward.detail())
-        self._budget.spend(time.perf_counter() - began)
+            self._in_facts(self._uncleared.backward_begins)
+        self._in_journal(self._journal.call, "backward", backward.detail())
 
     def _see_loss(self, backward: BackwardCall) -> Tensor | None:
         """Have the loss looked at; return it as it is, scaled, or None if it is no loss."""
-        if backward.loss is None:
+        if backward.loss is None or is_transformed(backward.loss):
             return None
         self._detector.see_loss(backward.loss)
-        with hidden_from_modes():
-            scaled: Tensor = backward.roots[0].detach().clone()
+        if self._tape.is_paused:
+            return None
+        scaled: Tensor = backward.roots[0].detach().clone()
         return scaled
 
     def backward_ended(self, *, is_microbatch: bool) -> None:
         """Look at the gradients of a microbatch."""
         clock = self.clock
-        if is_microbatch:
-            self._facts.gradients_ready(clock.step)
+        if is_microbatch and not self.is_quiet:
+            self._in_facts(self._facts.gradients_ready, clock.step)
         if self._backward_is_taped and not clock.in_backward and has_raised_since(self._error_before):
-            self._tape.raised(BackwardEntry)
+            self._tape.note_raised(BackwardEntry)
+        if not clock.in_backward:
+            self._error_before = None
         if clock.is_over and not clock.in_step:
             self._tape.is_between = True
         self._tape.release()
+        if self._stepped_in_backward and not clock.in_backward:
+            self._stepped_in_backward = False
+            self._end_attempt()
 
     # -- optimizers ----------------------------------------------------------------------------------------------------
 
@@ -465,29 +995,43 @@ class Watch(LoopFollower):
         """Look at the gradients as the optimizer sees them."""
         if attempt.is_nested:
             return
-        began, optimizer, step = time.perf_counter(), attempt.optimizer, self.clock.step
+        optimizer, step = attempt.optimizer, self.clock.step
         self._flight.note(step=step, phase="optimizer")
-        if self._training.add_optimizer(optimizer) and step:
-            self._snapshots.forget()  # it may have state that was not kept
-        if not self._in_scaler_step:
-            self._step_entry = self._tape.step_enter(optimizer)
+        num_groups = len(optimizer.param_groups)
+        if self._num_groups.get(optimizer) != num_groups:
+            self._add_optimizer(optimizer)
+            self._num_groups[optimizer] = num_groups
+        if not self._in_scaler_step and not self._tape.is_paused and not self.clock.in_backward:
+            self._step_entry = self._try_tape(self._tape.step_enter, optimizer)
         always = self._settings.on_anomaly == "skip"
-        self._detector.see_gradients(optimizer, fully=self.is_fully_watched, always=always)
+        self._in_checks(self._detector.see_gradients, optimizer, fully=self.is_fully_watched, always=always)
         self._tape.hold()
-        self._facts.gradients_ready(step, optimizer)
-        self._journal.call("step", self._step_detail(optimizer))
-        self._budget.spend(time.perf_counter() - began)
+        if not self.is_quiet:
+            self._in_facts(self._facts.gradients_ready, step, optimizer)
+        self._in_journal(self._note_step, optimizer)
 
-    def _step_detail(self, optimizer: Optimizer) -> dict[str, JsonValue]:
-        name = self._facts.optimizer_name(optimizer)
-        detail: dict[str, JsonValue] = {"optimizer": name, "lr": list(learning_rates(optimizer))}
-        if self._in_scaler_step:
-            detail["by_scaler"] = True
-        if num_uncleared := self._uncleared.num_in(optimizer):
-            detail["num_carried"] = num_uncleared
-        if not optimizer.state:
-            detail["is_fresh"] = True
-        return detail
+    def _add_optimizer(self, optimizer: Optimizer) -> None:
+        """Take in an optimizer that is new, or has a new group: no earlier step can be made again with it."""
+        is_new = self._in_models(self._training.add_optimizer, optimizer)
+        if (is_new and self.clock.step) or optimizer in self._num_groups:
+            self._snapshots.forget()
+        self.is_quiet = False
+
+    def _note_step(self, optimizer: Optimizer) -> None:
+        detail = StepDetail(
+            optimizer=self._name_of(optimizer),
+            lr=tuple(learning_rates(optimizer)),
+            by_scaler=bool(self._opaque_calls) and self._in_scaler_step,
+            num_carried=self._uncleared.num_in(optimizer),
+            is_fresh=not optimizer.state,
+        )
+        self._journal.call("step", detail)
+
+    def _name_of(self, optimizer: Optimizer) -> str:
+        """Return the name of an optimizer, nearly always that of the last one."""
+        if self._named is None or self._named[0]() is not optimizer:
+            self._named = (ref(optimizer), self._facts.optimizer_name(optimizer))
+        return self._named[1]
 
     def closure_began(self) -> None:
         """Note what the closure does as a part of the step."""
@@ -505,23 +1049,24 @@ class Watch(LoopFollower):
         """Look at the weights after the step."""
         if attempt.is_nested:
             return
-        began = time.perf_counter()
         if self._step_entry is not None and not self._step_entry.closures:
-            self._keep_gradients_of_start()  # a second optimizer uses the backward of the step before
+            self._in_replays(self._keep_gradients_of_start)  # a second optimizer uses the backward of the step before
         self._step_entry = None
-        self._detector.see_update()
+        self._in_checks(self._detector.see_update)
         if self.is_fully_watched:
-            self._uncleared.used(attempt.optimizer)
-        self._budget.spend(time.perf_counter() - began)
+            self._in_facts(self._uncleared.note_used, attempt.optimizer)
         self._tape.release()
-        if not self._in_scaler_step:
+        if self.clock.in_backward:
+            self._stepped_in_backward = True
+        elif not self._in_scaler_step:
             self._end_attempt()
 
     def optimizer_skipped(self, optimizer: Optimizer) -> None:
         """Note the attempt that a scaler did not let through."""
         self._detector.drop_update()
-        self._detector.see_buffers(self._training.buffers())  # the forward has changed them all the same
-        self._journal.call("step", {"optimizer": self._facts.optimizer_name(optimizer), "skipped": True})
+        self._in_checks(self._see_buffers)  # the forward has changed them all the same
+        detail = StepDetail(optimizer=self._name_of(optimizer), skipped=True)
+        self._in_journal(self._journal.call, "step", detail)
         self._end_attempt()
 
     # -- other calls of the loop ---------------------------------------------------------------------------------------
@@ -529,15 +1074,16 @@ class Watch(LoopFollower):
     def loop_calling(self, kind: LoopCallKind, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Put a call onto the tape if the loop itself has made it; the tape sees nothing of what it does inside."""
         tape = self._tape
-        is_by_loop = not self._opaque_calls and (not self.clock.in_step or tape.in_closure)
+        is_by_loop = not self._opaque_calls and (not self.clock.in_step or tape.in_closure) and not tape.is_paused
+        is_by_loop = is_by_loop and not self.clock.in_backward  # a replay of the backward calls the hook that made it
         if kind == "optimizer_backward" and is_by_loop and (optimizer := as_scaled(args[0])) is not None:
-            tape.loop_call(optimizer.announce, args[1:2], {})
+            self._try_tape(tape.loop_call, optimizer.announce, args[1:2], {})
         if kind not in _OPAQUE:
             return
         if kind in _TAPED and is_by_loop:
             function = _function_of(kind, args, kwargs)
             if function is not None:
-                tape.loop_call(function, args if kind == "clip" else args[1:], kwargs)
+                self._try_tape(tape.loop_call, function, args if kind == "clip" else args[1:], kwargs)
         self._opaque_calls.append(kind)
         tape.hold()
 
@@ -560,64 +1106,94 @@ class Watch(LoopFollower):
         """Write down what the loop did."""
         if call.kind in ("scale", "unscale"):
             self._training.scalers.add(call.owner)
-        if not call.is_written:
+        if call.is_written:
+            self._in_journal(self._write_call, call)
+
+    def _write_call(self, call: LoopCall) -> None:
+        if call.kind == "zero_grad" and isinstance(call.owner, Optimizer):
+            self._uncleared.note_cleared()
+            self._journal.call("zero_grad", ZeroGradDetail(of=self._name_of(call.owner)))
             return
-        detail = detail_to_json(call.detail)
+        detail = unread_detail(cast(CallDetail, call.detail))
         if call.kind == "zero_grad":
-            self._uncleared.cleared()
-        elif call.kind == "epoch":
-            number = self._loaders.setdefault(call.owner, len(self._loaders))
-            with hidden_from_modes():
-                detail = {"loader": number, **detail, "content": dataset_content(call.owner.dataset)}
+            self._uncleared.note_cleared()
+        elif isinstance(detail, EpochDetail):
+            content = dataset_content(call.owner.dataset)
+            detail = replace(detail, loader=self._loaders.number_of(call.owner, content), content=content)
         elif call.kind == "load":
-            self._training.refresh()
+            self._in_models(self._training.refresh)
             self._snapshots.forget()
+        self._journal.await_numbers(detail)
         self._journal.call(cast(CallKind, call.kind), detail)
 
     def _see_loss_function(self, args: tuple[Any, ...], result: Any) -> None:
         if not torch.is_grad_enabled():
-            self._detector.see_eval_loss(result)
+            self._in_checks(self._detector.see_eval_loss, result)
         elif self.is_fully_watched:
-            self._facts.see_criterion(args)
+            self._in_facts(self._facts.see_criterion, args)
 
     def _tape_failed(self, error: Exception) -> None:
-        self._tape.step.why_not_replayable = f"{type(error).__name__}: {error}"
+        text = str(error) if isinstance(error, NotReplayable) else f"{type(error).__name__}: {error}"
+        self._tape.step.why_not_replayable = text
 
     # -- the end of the training ---------------------------------------------------------------------------------------
 
     def _finish(self) -> None:
+        self._move_to_own_folder()
         try:
-            self._detector.drop_suspect()
-            if self.is_open:
+            if self._detector.reads_late and self._in_checks(self._detector.read_late, waits=True):
+                self._resume()  # the last step has been handled, but not this
+            self._in_checks(self._detector.drop_suspect)
+            # A last forward, after the training, is no step; one that raised is, and so is all there was.
+            if self.clock.has_begun or (self.is_open and (not self.num_steps or self._detector.new)):
                 self.close_step()
-            self._probe()
+            with self._counting("probes"), announcing("trying experiments on the last step"):
+                self._in_replays(self._probe)
         except Exception as error:
             self.failed(error)
         if self._memory is not None:
-            self._memory.close()
-        self._journal.close()
-        if not self.saw_training:
-            self.complaints.append("no training step was seen: nothing was watched.")
-        elif self._snapshots.note is not None:
+            self._in_memory(self._memory.close)
+        self._in_journal(self._journal.close)
+        if not self.saw_training and self.has_other_threads:
+            self._note_gap(Gap(kind="thread", rank=self._writer.rank))
+        if self._snapshots.note is not None:
             self.complaints.append(f"{self._snapshots.note}.")
+        self.complaints += self._investigator.left_out
+        if self._why_not_replayable is not None:
+            steps = plural(self._num_not_replayable, "step")
+            self.complaints.append(f"{steps} cannot be replayed: {self._why_not_replayable}.")
         if self._investigator.complaint is not None:
             self.complaints.append(self._investigator.complaint)
 
+    def _note_gap(self, gap: Gap) -> None:
+        self._gaps.append(gap)
+        append_gap(self.folder, gap)
+
+    @contextlib.contextmanager
+    def _counting(self, name: str) -> Iterator[None]:
+        """Count the time of the block, which is outside of any hook, under a name of its own."""
+        began = time.perf_counter()
+        try:
+            yield
+        finally:
+            self._budget.set_aside(time.perf_counter() - began, name, is_in_hook=False)
+
     def _probe(self) -> None:
-        """Run the probes on the last step, unless something went wrong or several ranks would have to join in."""
+        """Run the probes on the last step that was taped, unless something went wrong or several ranks have to join."""
         seconds = self._settings.probe_seconds
         if self.state is WatchState.STOPPED or self.anomalies or self._writer.info.ranks > 1 or seconds <= 0:
             return
-        path = self._snapshots.path_to(self.num_steps - 1, among=[])
-        if path is None:
+        path = self._snapshots.path_to_last()
+        if path is None or why_no_room(self._training) is not None:
             return
-        began = time.perf_counter()
         with self.replaying():
-            last_step = ReplayedStep(self._training, *path, self.sites)
+            try:
+                last_step = ReplayedStep(self._training, *path, self.sites)
+            except NotReplayable:  # the steps take another course than they did; recorded ones say why
+                return
             LastStepProbes(self._writer, seconds=seconds).run(
                 last_step, is_suspicious=not self._detector.loss_has_fallen
             )
-        self._budget.exempt(time.perf_counter() - began)
 
 
 @contextlib.contextmanager
@@ -634,6 +1210,6 @@ def _function_of(kind: LoopCallKind, args: tuple[Any, ...], kwargs: dict[str, An
     """Return what to call to make a call of the loop again."""
     if kind == "clip":
         has_norm = "total_norm" in kwargs or any(isinstance(arg, Tensor) for arg in args[1:])
-        return getattr(*clip_module()) if has_norm else torch.nn.utils.clip_grad_value_
+        return clip_function() if has_norm else torch.nn.utils.clip_grad_value_
     method = _METHODS.get(kind, kind)
     return getattr(args[0], method, None) if args else None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from torch import nn
@@ -12,7 +13,7 @@ from torch.optim import Optimizer
 
 from roundoff.errors import RecordError
 from roundoff.record.loop.sites import Sites
-from roundoff.record.process_info import describe_process, rank
+from roundoff.record.process_info import describe_process, rank, say_if_untested
 from roundoff.record.script import Script, folder_for
 from roundoff.replay.investigator import OnAnomaly
 from roundoff.report.tensorboard import TensorBoard
@@ -30,8 +31,9 @@ def watching(
     to: str | Path | None = None,
     budget: float = 0.02,
     on_anomaly: OnAnomaly = "report",
-    snapshot_memory: int = 2 * 2**30,
+    snapshot_memory: int | None = None,
     kept_batches: int = 2,
+    stores_data: bool = True,
 ) -> Iterator[Watch]:
     """Watch the training inside the block and keep what was seen in a run folder.
 
@@ -46,11 +48,17 @@ def watching(
             run already is an error.
         budget: the share of the training's time that watching may take.
         on_anomaly: "report" goes on, "stop" ends the training, "skip" undoes the step and goes on.
-        snapshot_memory: the most bytes that snapshots may take.
-        kept_batches: of so many first batches a few samples are kept in the run; 0 keeps none.
+        snapshot_memory: the most bytes that snapshots and replays may take; by default a quarter of what is free.
+        kept_batches: save a few samples of the first N batches in the run (0: none).
+        stores_data: with False no samples, batches or other tensors are stored in the run, also after an anomaly; then
+            a bad step cannot be replayed in another process.
     """
     settings = WatchSettings(
-        budget=budget, on_anomaly=on_anomaly, snapshot_bytes=snapshot_memory, kept_batches=kept_batches
+        budget=budget,
+        on_anomaly=on_anomaly,
+        snapshot_bytes=snapshot_memory,
+        kept_batches=kept_batches,
+        stores_data=stores_data,
     )
     guard = ProcessGuard()
     watch = start_watching(model, to=to if to is not None else next_folder, settings=settings, guard=guard)
@@ -77,7 +85,7 @@ def start_watching(
     facts: dict[str, JsonValue] | None = None,
     guard: ProcessGuard | None = None,
 ) -> Watch:
-    """Check what was asked for, make the run folder, and return the watch, not yet running; see `watching`."""
+    """Check the settings, create the run folder, and return the watch, not yet running; see `watching`."""
     if settings.on_anomaly not in ON_ANOMALY:
         raise RecordError.explain(
             f"There is no way '{settings.on_anomaly}' to act on an anomaly.",
@@ -88,9 +96,11 @@ def start_watching(
     sites = Sites()
     for given in [model] if isinstance(model, nn.Module) else model or ():
         sites.add_model(given)
-    asked: dict[str, JsonValue] = {"watch": True, "budget": settings.budget, "on_anomaly": settings.on_anomaly}
-    info = describe_process(seed=seed, settings={**asked, **(facts or {})}, command=command)
+    requested: dict[str, JsonValue] = {"watch": True, "budget": settings.budget, "on_anomaly": settings.on_anomaly}
+    info = describe_process(seed=seed, settings={**requested, **(facts or {})}, command=command)
+    info = replace(info, stores_data=settings.stores_data)
     writer = RunWriter.create(to() if callable(to) else to, info, rank=rank())
+    say_if_untested(writer)
     guard = guard or ProcessGuard()
     guard.start(writer.folder, rank=writer.rank, is_sync=bool((facts or {}).get("sync")), has_ops=settings.ops)
     return Watch(writer, settings, sites=sites, flight=guard.flight, board=board)

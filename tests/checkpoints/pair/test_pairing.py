@@ -1,4 +1,4 @@
-"""Two checkpoints line up without a map, whoever wrote them, and what does not line up is told."""
+"""Two checkpoints of any frameworks are paired without a map, and leftovers are explained."""
 
 from __future__ import annotations
 
@@ -129,7 +129,7 @@ def test_the_only_layers_of_their_shapes_belong_together_whatever_their_names():
     assert {each.by for each in found.pairs} == {PairedBy.SHAPE}
 
 
-def test_names_that_do_not_tell_are_left_alone_where_the_numbers_of_layers_differ():
+def test_inconclusive_names_are_left_unpaired_where_the_numbers_of_layers_differ():
     found = pair_checkpoints(linears("left", "right", "middle"), linears("x1", "x2"))
     assert not found.pairs
     assert len(found.only_reference) == 6
@@ -183,7 +183,7 @@ def test_a_layer_without_bias_is_still_found_by_its_matrix():
     assert [each.name for each in found.only_reference] == ["fc.bias"]
 
 
-def test_the_same_name_with_another_shape_is_told_as_that():
+def test_the_same_name_with_another_shape_is_the_stated_reason():
     found = pair_checkpoints(entries({"head.weight": (1000, 16)}), entries({"head.weight": (10, 16)}))
     assert not found.pairs
     assert found.only_reference[0].why == "'head.weight' has the same name, but the shape (10, 16)"
@@ -244,7 +244,7 @@ def test_a_map_decides_what_names_do_not():
 
 
 @pytest.mark.parametrize(
-    ("name_map", "told"),
+    ("name_map", "message"),
     [
         ({"nothing.weight": "x.weight"}, "'nothing.weight', which the reference does not have"),
         ({"a.weight": "z.weight"}, "'z.weight', which the candidate does not have"),
@@ -253,10 +253,10 @@ def test_a_map_decides_what_names_do_not():
         ({"c.*": "x.*"}, "'c.*', which the reference does not have"),
     ],
 )
-def test_a_map_that_cannot_be_is_an_error(name_map: dict[str, str], told: str):
+def test_a_map_that_cannot_be_is_an_error(name_map: dict[str, str], message: str):
     with pytest.raises(CheckpointError) as raised:
         pair_checkpoints(linears("a", "b"), linears("x", "y"), name_map=name_map)
-    assert told in str(raised.value)
+    assert message in str(raised.value)
 
 
 def test_every_pairing_is_one_to_one_and_the_same_again():

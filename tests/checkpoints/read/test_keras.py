@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from roundoff.checkpoints.checkpoint import Role
-from roundoff.checkpoints.read import hdf5
+from roundoff.checkpoints.read import keras
 from roundoff.checkpoints.read.dispatch import read_checkpoint
 from roundoff.errors import CheckpointError
 
@@ -120,17 +120,17 @@ def test_a_library_that_does_not_end_is_ended(tmp_path: Path, monkeypatch: pytes
     limits = "import json, resource, sys\nseconds = json.loads(sys.argv[1])['seconds']\n"
     limits += "resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds + 1))\n"
     (tmp_path / "child.py").write_text(limits + busy)
-    monkeypatch.setattr(hdf5, "CHILD", tmp_path / "child.py")
-    monkeypatch.setattr(hdf5, "SECONDS", 1)
-    monkeypatch.setattr(hdf5, "WAITING", 4)
+    monkeypatch.setattr(keras, "CHILD", tmp_path / "child.py")
+    monkeypatch.setattr(keras, "SECONDS", 1)
+    monkeypatch.setattr(keras, "WAITING", 4)
     with pytest.raises(CheckpointError, match="the HDF5 library did not finish in time"):
         read_checkpoint(SAMPLES / "keras.weights.h5")
 
 
-def test_a_library_that_crashes_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_crash_of_the_library_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     child = tmp_path / "child.py"
     child.write_text("import os, signal\nos.kill(os.getpid(), signal.SIGSEGV)\n")
-    monkeypatch.setattr(hdf5, "CHILD", child)
+    monkeypatch.setattr(keras, "CHILD", child)
     with pytest.raises(CheckpointError, match=r"the HDF5 library crashed on it \(exit code -11\)"):
         read_checkpoint(SAMPLES / "keras.weights.h5")
 
@@ -148,6 +148,6 @@ def test_one_wrong_byte_that_sends_the_library_round_in_circles_is_refused(
     data = bytearray((SAMPLES / "keras.weights.h5").read_bytes())
     data[2216] = 127  # HDF5 2.0 never comes back from it
     (tmp_path / "a.h5").write_bytes(data)
-    monkeypatch.setattr(hdf5, "SECONDS", 2)
+    monkeypatch.setattr(keras, "SECONDS", 2)
     with pytest.raises(CheckpointError, match=r"a.h5' cannot be read as a checkpoint"):
         read_checkpoint(tmp_path / "a.h5")

@@ -56,7 +56,7 @@ def test_every_dtype_is_torchs_own():
         assert checkpoint.settings == {"note": "hello"}
 
 
-def test_moments_are_the_optimizers_and_counters_nobodys():
+def test_moments_belong_to_the_optimizer_and_counters_to_nothing():
     entries = read_checkpoint(SAMPLES / "ms_opt.ckpt").entries
     assert entries["moments.conv.weight"].role is Role.OPTIMIZER
     assert {name for name, entry in entries.items() if entry.role is Role.OTHER} == {
@@ -78,7 +78,7 @@ def test_dimensions_may_be_packed(tmp_path: Path):
     assert read_checkpoint(path).entries["w"].shape == (2, 300)
 
 
-def test_a_checksum_behind_the_protobuf_is_no_part_of_it(tmp_path: Path):
+def test_a_checksum_after_the_protobuf_is_not_part_of_it(tmp_path: Path):
     path = write(tmp_path / "a.ckpt", value("w", [1], "Int8", b"a"), b"crc_num" + (123).to_bytes(10, "big"))
     assert read_checkpoint(path).tensor("w").tolist() == [97]
 

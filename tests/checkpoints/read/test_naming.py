@@ -1,4 +1,4 @@
-"""Names are those the model itself uses, and roles tell it from what is beside it."""
+"""Names are those the model itself uses, and roles distinguish it from everything else."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def test_a_whole_model_in_a_training_loses_the_name_of_its_dict(tmp_path: Path):
 
 
 @pytest.mark.parametrize("kind", [torch.optim.SGD, torch.optim.Adam, torch.optim.RMSprop, torch.optim.Adadelta])
-def test_an_optimizers_own_file_is_told_by_its_state(tmp_path: Path, kind: Any):
+def test_an_optimizers_own_file_is_recognised_by_its_state(tmp_path: Path, kind: Any):
     model = nn.Linear(2, 2)
     options = {"momentum": 0.9} if kind is torch.optim.SGD else {}
     optimizer = kind(model.parameters(), lr=0.1, **options)
@@ -98,7 +98,7 @@ def test_an_optimizers_own_file_is_told_by_its_state(tmp_path: Path, kind: Any):
         ("global_step", Role.OTHER),
     ],
 )
-def test_single_numbers_are_told_by_their_names(tmp_path: Path, name: str, role: Role):
+def test_single_numbers_are_recognised_by_their_names(tmp_path: Path, name: str, role: Role):
     assert roles(tmp_path, {name: torch.tensor(1.0)}) == {name: role}
 
 
@@ -125,5 +125,5 @@ def test_integers_are_not_trained(tmp_path: Path):
         ("state.0.momentum_buffer", True),
     ],
 )
-def test_an_optimizers_names_are_told_from_those_that_only_sound_alike(name: str, is_one: bool):
+def test_an_optimizers_names_are_distinguished_from_similar_ones(name: str, is_one: bool):
     assert is_optimizers(name) == is_one

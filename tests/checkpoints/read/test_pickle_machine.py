@@ -34,8 +34,8 @@ def read_or_refuse(data: bytes) -> None:
 
 
 def plain(value: Any) -> Any:
-    """Undo what the machine does differently: bytes are views, sets are lists."""
-    if isinstance(value, memoryview):
+    """Undo what the machine does differently: bytes are parts of the file, sets are lists."""
+    if isinstance(value, FileBytes):
         return bytes(value)
     if isinstance(value, list | tuple):
         return type(value)(map(plain, value))
@@ -65,13 +65,13 @@ def test_the_old_protocols_are_read_too(value: Any):
 
 @given(st.binary(max_size=200))
 @settings(max_examples=300, deadline=None)
-def test_any_bytes_are_a_pickle_or_an_error_of_ours(data: bytes):
+def test_any_bytes_are_a_pickle_or_a_checkpoint_error(data: bytes):
     read_or_refuse(data)
 
 
 @given(st.lists(st.sampled_from(sorted(pickle_machine.INSTRUCTIONS)), max_size=60), st.binary(max_size=30))
 @settings(max_examples=500, deadline=None)
-def test_any_instructions_are_a_pickle_or_an_error_of_ours(codes: list[int], data: bytes):
+def test_any_instructions_are_a_pickle_or_a_checkpoint_error(codes: list[int], data: bytes):
     read_or_refuse(bytes(codes) + data)
 
 
@@ -99,7 +99,7 @@ def harmless(path: str) -> None:
     Path(path).touch()
 
 
-def test_a_function_nobody_knows_is_not_called_either(tmp_path: Path):
+def test_an_unknown_function_is_not_called_either(tmp_path: Path):
     mark = tmp_path / "executed"
     found = read(pickle.dumps(Hostile(harmless, str(mark))))
     assert isinstance(found, PickledObject)

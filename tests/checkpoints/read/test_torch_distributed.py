@@ -77,7 +77,7 @@ def test_a_path_that_leads_out_of_the_folder_is_refused(folder: Path):
     outside = b"../../secret"
     assert len(outside) == len(b"__0_0.distcp")
     metadata.write_bytes(metadata.read_bytes().replace(b"__0_0.distcp", outside))
-    with pytest.raises(CheckpointError, match=r"names the file '../../secret', which is not in its folder"):
+    with pytest.raises(CheckpointError, match=r"names the file '../../secret', which is not in the same folder"):
         read_checkpoint(folder)
 
 

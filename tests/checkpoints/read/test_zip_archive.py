@@ -37,15 +37,15 @@ def test_gives_what_was_packed(compression: int):
     archive = opened(packed(MEMBERS, compression=compression, comment=b"PK\x05\x06 somebody says"[4:]))
     assert list(archive) == list(MEMBERS)
     for name, content in MEMBERS.items():
-        assert bytes(archive.stored(name).view) == content
-        assert bytes(archive.beginning(name, 100).view) == content[:100]
+        assert bytes(archive.member_bytes(name)) == content
+        assert bytes(archive.beginning(name, 100)) == content[:100]
 
 
 def test_what_is_not_compressed_is_not_copied():
     data = bytearray(packed({"a": b"first"}))
-    view = opened(data).stored("a").view
+    part = opened(data).member_bytes("a")
     data[data.index(b"first")] = ord("F")
-    assert bytes(view) == b"First"
+    assert bytes(part) == b"First"
 
 
 def test_a_directory_of_64_bits_is_read():
@@ -71,7 +71,7 @@ def test_a_directory_of_64_bits_is_read():
 )
 def test_what_is_broken_is_refused(data: bytes, why: str):
     with pytest.raises(CheckpointError, match=why):
-        opened(data).stored("a")
+        opened(data).member_bytes("a")
 
 
 def test_what_does_not_unpack_is_refused():
@@ -79,4 +79,4 @@ def test_what_does_not_unpack_is_refused():
     broken = bytearray(data)
     broken[40:44] = b"\xff\xff\xff\xff"
     with pytest.raises(CheckpointError, match=r"cannot be expanded|expands to"):
-        opened(bytes(broken)).stored("a")
+        opened(bytes(broken)).member_bytes("a")

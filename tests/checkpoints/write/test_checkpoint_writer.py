@@ -10,8 +10,8 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-import roundoff.checkpoints.write.file_writers as writing_mindspore
-from roundoff.checkpoints.checkpoint import Entry, Role, StoredTensor
+import roundoff.checkpoints.write.checkpoint_writer as writing_mindspore
+from roundoff.checkpoints.lazy_tensor import StoredTensor
 from roundoff.checkpoints.read.dispatch import read_checkpoint
 from roundoff.checkpoints.write.checkpoint_writer import SUFFIXES, TARGETS, Target, target_of, write_checkpoint
 from roundoff.errors import CheckpointError
@@ -30,8 +30,7 @@ VALUES = {
 
 def stored(name: str, tensor: Tensor) -> StoredTensor:
     dtype = str(tensor.dtype).removeprefix("torch.")
-    entry = Entry(name=name, shape=tuple(tensor.shape), dtype=dtype, role=Role.PARAMETER)
-    return StoredTensor(entry=entry, read=lambda: tensor)
+    return StoredTensor(name=name, shape=tuple(tensor.shape), dtype=dtype, read=lambda: tensor)
 
 
 def written(path: Path, target: Target, values: dict[str, Tensor] | None = None) -> Path:
@@ -71,7 +70,7 @@ def test_a_large_tensor_is_divided_into_slices_for_mindspore(tmp_path: Path, mon
     assert torch.equal(read_checkpoint(path).tensor("w"), torch.arange(10.0).reshape(5, 2))
 
 
-def test_states_of_an_optimizer_stand_beside_the_model_for_torch(tmp_path: Path):
+def test_states_of_an_optimizer_are_next_to_the_model_for_torch(tmp_path: Path):
     values = {
         "w": torch.ones(2),
         "optimizer.state.0.exp_avg": torch.zeros(2),
@@ -82,7 +81,7 @@ def test_states_of_an_optimizer_stand_beside_the_model_for_torch(tmp_path: Path)
     assert found["optimizer"]["state"][0]["step"] == 3
 
 
-def test_does_not_replace_a_file_that_nobody_said_to_replace(tmp_path: Path):
+def test_does_not_replace_a_file_unless_requested(tmp_path: Path):
     path = written(tmp_path / "a.pth", "torch")
     before = path.read_bytes()
     with pytest.raises(CheckpointError, match="already exists"):
@@ -90,22 +89,22 @@ def test_does_not_replace_a_file_that_nobody_said_to_replace(tmp_path: Path):
     assert path.read_bytes() == before
 
 
-def test_leaves_nothing_behind_when_reading_fails_half_way(tmp_path: Path):
+def test_leaves_no_file_when_reading_fails_half_way(tmp_path: Path):
     def fail() -> Tensor:
         raise CheckpointError("broken")
 
-    bad = StoredTensor(entry=Entry(name="z", shape=(2,), dtype="float32", role=Role.PARAMETER), read=fail)
+    bad = StoredTensor(name="z", shape=(2,), dtype="float32", read=fail)
     for target in TARGETS:
         with pytest.raises(CheckpointError, match="broken"):
             write_checkpoint(tmp_path / "a", [stored("w", torch.ones(4)), bad], target=target)
     assert not list(tmp_path.iterdir())
 
 
-def test_leaves_nothing_behind_when_it_does_not_read_back(tmp_path: Path):
+def test_leaves_no_file_when_it_does_not_read_back(tmp_path: Path):
     values = iter([torch.ones(2), torch.zeros(2), torch.zeros(2)])
-    entry = Entry(name="w", shape=(2,), dtype="float32", role=Role.PARAMETER)
+    tensor = StoredTensor(name="w", shape=(2,), dtype="float32", read=lambda: next(values))
     with pytest.raises(CheckpointError, match="'w' has other values"):
-        write_checkpoint(tmp_path / "a", [StoredTensor(entry=entry, read=lambda: next(values))], target="npz")
+        write_checkpoint(tmp_path / "a", [tensor], target="npz")
     assert not list(tmp_path.iterdir())
 
 

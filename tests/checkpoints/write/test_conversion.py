@@ -14,6 +14,7 @@ from roundoff.checkpoints.read.dispatch import read_checkpoint
 from roundoff.checkpoints.write.checkpoint_writer import TARGETS, Target, write_checkpoint
 from roundoff.checkpoints.write.conversion import ConversionPlan, plan_conversion
 from roundoff.errors import CheckpointError
+from tests.checkpoints.ported_net import PortedNet
 
 PORTED = Path(__file__).parents[1] / "samples" / "ported"
 NETS = ["net.ckpt", "net.pdparams", "net.keras", "nested.weights.h5", "net.msgpack"]
@@ -94,19 +95,6 @@ def test_every_framework_goes_into_every_format_and_is_the_same_net_there(tmp_pa
     assert set(back) == set(source.entries)
     for name, tensor in back.items():
         assert torch.equal(tensor, source.tensor(name)), name
-
-
-class PortedNet(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.conv1 = nn.Conv2d(3, 4, 3)
-        self.bn1 = nn.BatchNorm2d(4)
-        self.conv2 = nn.Conv2d(4, 4, 3)
-        self.bn2 = nn.BatchNorm2d(4)
-        self.embed = nn.Embedding(7, 8)
-        self.norm = nn.LayerNorm(8)
-        self.fc1 = nn.Linear(8, 8)
-        self.fc2 = nn.Linear(8, 5)
 
 
 @pytest.mark.parametrize("sample", NETS)

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from roundoff.cli.console.screen import can_draw, columns, show_plainly, waiting
-from roundoff.progress import is_live
+from roundoff.cli.console.screen import can_draw, columns, show_plainly
+from roundoff.progress import is_live, waiting
 
 
 def stream(encoding: str) -> io.TextIOWrapper:

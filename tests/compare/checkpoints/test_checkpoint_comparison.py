@@ -9,7 +9,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from roundoff.checkpoints.checkpoint import Checkpoint, Entry, Role, StoredTensor
+from roundoff.checkpoints.checkpoint import Checkpoint, Role
+from roundoff.checkpoints.lazy_tensor import StoredTensor
 from roundoff.checkpoints.pair.layer_matching import PairedBy
 from roundoff.compare.checkpoints.checkpoint_comparison import CheckpointComparison, compare_checkpoints
 from roundoff.compare.checkpoints.compared_pair import ComparedPair, PairKind
@@ -18,12 +19,10 @@ from roundoff.compare.checkpoints.compared_pair import ComparedPair, PairKind
 def checkpoint(tensors: Mapping[str, Tensor], *, format: str = "torch-zip", path: str = "a.pth") -> Checkpoint:
     stored = [
         StoredTensor(
-            entry=Entry(
-                name=name,
-                shape=tuple(tensor.shape),
-                dtype=str(tensor.dtype).removeprefix("torch."),
-                role=Role.BUFFER if "running" in name or "num_batches" in name else Role.PARAMETER,
-            ),
+            name=name,
+            shape=tuple(tensor.shape),
+            dtype=str(tensor.dtype).removeprefix("torch."),
+            role=Role.BUFFER if "running" in name or "num_batches" in name else Role.PARAMETER,
             read=lambda tensor=tensor: tensor,
         )
         for name, tensor in tensors.items()
@@ -87,7 +86,7 @@ def test_rounding_of_the_smallest_numbers_is_rounding_too(dtype: torch.dtype):
     assert kinds(compared({"w": tiny}, {"w": far.to(dtype)})) == {"w": PairKind.DIFFERENT}
 
 
-def test_values_that_went_through_a_narrow_format_once_are_told():
+def test_values_that_went_through_a_narrow_format_once_are_reported():
     reference = {"w": trained()["2.weight"]}
     found = compared(reference, {"w": reference["w"].to(torch.bfloat16).float()})
     assert the_one(found, PairKind.ROUNDED).note == "to bfloat16"
@@ -134,7 +133,7 @@ def test_a_matrix_that_is_the_other_way_round_is_found():
     assert kinds(found) == {"4.weight": PairKind.TRANSPOSED}
 
 
-def test_a_square_kernel_that_nobody_transposed_is_found():
+def test_a_square_kernel_that_was_not_transposed_is_found():
     weight = trained()["2.weight"]
     right = compared({"fc.weight": weight}, {"fc/kernel": weight.T.contiguous()}, format="keras")
     wrong = compared({"fc.weight": weight}, {"fc/kernel": weight}, format="keras")
@@ -167,25 +166,25 @@ def test_zeros_are_not_swapped_with_other_zeros():
 
 
 @pytest.mark.parametrize(
-    ("start", "told"),
+    ("start", "note"),
     [
         (nn.init.zeros_, "every value is 0"),
         (nn.init.ones_, "every value is 1"),
-        (nn.init.xavier_uniform_, "it looks like Xavier's uniform start"),
-        (nn.init.xavier_normal_, "it looks like Xavier's normal start"),
-        (nn.init.kaiming_normal_, "it looks like He's normal start"),
+        (nn.init.xavier_uniform_, "it looks like initial values: xavier uniform"),
+        (nn.init.xavier_normal_, "it looks like initial values: xavier normal"),
+        (nn.init.kaiming_normal_, "it looks like initial values: kaiming normal"),
         (
             lambda w: nn.init.kaiming_uniform_(w, a=5**0.5),
-            "it looks like uniform within 1/sqrt(inputs), as PyTorch starts",
+            "it looks like initial values: kaiming uniform",
         ),
-        (lambda w: nn.init.normal_(w, std=0.02), "it looks like normal of deviation 0.02"),
+        (lambda w: nn.init.normal_(w, std=0.02), "it looks like initial values: normal 0.02"),
     ],
 )
-def test_a_matrix_that_was_not_loaded_is_told_with_its_initialiser(start, told: str):
+def test_a_matrix_that_was_not_loaded_is_reported_with_its_initialiser(start, note: str):
     torch.manual_seed(1)
     reference = {"fc.weight": torch.randn(96, 160) ** 3, "head.weight": torch.randn(7, 96)}
     found = compared(reference, reference | {"fc.weight": start(torch.empty(96, 160))})
-    assert the_one(found, PairKind.NOT_LOADED).note == told
+    assert the_one(found, PairKind.NOT_LOADED).note == note
     assert found.pairs[0].kind is PairKind.NOT_LOADED
 
 

@@ -246,7 +246,7 @@ ANY_CURVES = st.lists(st.floats(width=64), min_size=1, max_size=40)
 @settings(max_examples=150, deadline=None)
 @example(reference=[0.0, math.inf, 0.0], candidate=[-math.inf, 0.0, math.inf], every=1, first=0)
 @given(reference=ANY_CURVES, candidate=ANY_CURVES, every=st.integers(1, 3), first=st.integers(-2, 2))
-def test_whatever_was_logged_is_compared_and_told(
+def test_whatever_was_logged_is_compared_and_reported(
     reference: list[float], candidate: list[float], every: int, first: int
 ) -> None:
     try:
@@ -257,7 +257,7 @@ def test_whatever_was_logged_is_compared_and_told(
     assert ComparedCurves(comparison).text()
 
 
-def test_an_explosion_after_the_common_steps_is_none_of_theirs() -> None:
+def test_an_explosion_after_the_common_steps_does_not_count() -> None:
     assert not compare_curves(curve(noisy(0)[:5]), curve([*noisy(0)[:5], 1e6, 1e9, 1e9, 1e9])).differs
 
 

@@ -52,7 +52,7 @@ def test_rows_without_a_loss_are_left_out(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("name", "separator"), [("a.tsv", "\t"), ("a.csv", ";"), ("a.csv", ",")])
-def test_columns_are_told_apart_by_what_stands_between_them(tmp_path: Path, name: str, separator: str) -> None:
+def test_columns_are_separated_by_comma_semicolon_or_tab(tmp_path: Path, name: str, separator: str) -> None:
     assert curve_in(tmp_path, name, f"step{separator}loss\n3{separator}nan\n")[0] == [3]
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from roundoff.compare.curves.log_files import read_log
+from roundoff.compare.curves.curve_files import read_log
 from roundoff.errors import CompareError
 
 
@@ -68,7 +68,7 @@ def test_a_pattern_says_where_step_and_loss_are(tmp_path: Path) -> None:
     ("pattern", "said"),
     [
         (r"it (?P<step>\d+)", "has no group named loss"),
-        (r"it (", "is no regular expression"),
+        (r"it (", "is not a regular expression"),
         (r"nothing (?P<loss>\S+)", "the pattern fits none of its lines; one of them is: it 5 train 2.5"),
         (r"(?P<loss>train)", "loss is 'train' in: it 5 train 2.5"),
     ],

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from roundoff.compare.curves.noise import noise_of, running_mean, running_median, shared_noise, trailing_mean
+from roundoff.compare.curves.curve import noise_of, running_mean, running_median, shared_noise, trailing_mean
 
 FALLING = 2 * np.exp(-np.arange(400) / 80) + 0.5
 
@@ -53,7 +53,7 @@ def test_curves_share_the_noise_that_both_have() -> None:
     assert np.median(shared_noise(reference, noise_of(drawn(1)), begin_alike=True)) < 0.2
 
 
-def test_without_noise_the_beginning_tells_whether_curves_belong_together() -> None:
+def test_without_noise_the_beginning_decides_whether_curves_belong_together() -> None:
     smooth = noise_of(FALLING)
     assert shared_noise(smooth, smooth, begin_alike=True).min() == 1.0
     assert shared_noise(smooth, smooth, begin_alike=False).max() == 0.0
@@ -71,7 +71,7 @@ def test_medians_are_not_moved_by_an_outlier() -> None:
     assert (running_median(values, 101) == 1.0).all()
 
 
-def test_means_run_around_and_behind() -> None:
+def test_means_run_around_and_before_a_value() -> None:
     values = np.array([1.0, 2.0, 3.0, 4.0])
     assert running_mean(values, 3).tolist() == [1.5, 2.0, 3.0, 3.5]
     mean, count = trailing_mean(values, 3)

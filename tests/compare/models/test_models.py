@@ -131,7 +131,7 @@ def test_another_optimizer_is_found_in_its_step() -> None:
     assert found[0] == "optimizer"
 
 
-def test_parameters_that_only_one_has_are_told() -> None:
+def test_parameters_that_only_one_has_are_reported() -> None:
     layers = list(mlp())
     comparison = compare_models(mlp(), nn.Sequential(*layers[:4], nn.LayerNorm(32), layers[4]), X)
     assert comparison.transfer.only_candidate == ("4.weight", "4.bias")
@@ -227,7 +227,7 @@ def test_data_and_metric_are_blamed_for_themselves() -> None:
     assert blamed(seeded(mlp), metric=(F.cross_entropy, total_loss), batches=doubled) == ["data", "metric"]
 
 
-def test_what_a_metric_comes_to_is_told_in_words() -> None:
+def test_changes_of_a_metric_are_reported_in_words() -> None:
     doubled = [(-x, y) for x, y in BATCHES]
     comparison = compare_models(seeded(mlp), seeded(mlp), X, metrics={"accuracy": accuracy}, data=(BATCHES, doubled))
     first, last = comparison.metrics[0].before, comparison.metrics[-1].after
@@ -245,19 +245,19 @@ def test_what_a_metric_comes_to_is_told_in_words() -> None:
         ({"name_map": {"nowhere": "0.weight"}}, "do not line up by this map"),
     ],
 )
-def test_what_does_not_go_together_is_told(arguments: dict[str, Any], said: str) -> None:
+def test_arguments_that_do_not_go_together_are_an_error(arguments: dict[str, Any], said: str) -> None:
     with pytest.raises(CompareError, match=said):
         compare_models(mlp(), mlp(), X, **arguments)
 
 
-def test_a_model_that_cannot_be_copied_is_told() -> None:
+def test_a_model_that_cannot_be_copied_is_an_error() -> None:
     model = mlp()
     model.kept = model(X)
     with pytest.raises(CompareError, match="The reference cannot be copied"):
         compare_models(model, mlp(), X)
 
 
-def test_a_model_that_returns_no_numbers_is_told() -> None:
+def test_a_model_that_returns_no_numbers_is_an_error() -> None:
     class Names(nn.Module):
         def forward(self, x: Tensor) -> str:
             return "cat"

@@ -28,7 +28,7 @@ def columns(norms: dict[str, float]) -> ParameterColumns:
 
 
 @pytest.mark.parametrize(("ranks", "factor"), [(2, 2.0), (4, 0.25)])
-def test_a_factor_in_most_gradients_is_told(tmp_path: Path, ranks: int, factor: float):
+def test_a_factor_in_most_gradients_is_reported(tmp_path: Path, ranks: int, factor: float):
     reference = watched(tmp_path / "a", ranks=1, norms={"a": 1.0, "b": 2.0, "c": 1e-9})
     candidate = watched(tmp_path / "b", ranks=ranks, norms={"a": factor, "b": 2.1 * factor, "c": 1.0})
     found = differing_aggregation(reference, candidate)

@@ -61,7 +61,7 @@ def test_the_same_op_with_another_batch_lines_up_last():
     assert align(ops("mm"), ops("mm", shape=(2, 4))).pairs
 
 
-def test_sites_with_other_names_are_told_by_what_they_run():
+def test_sites_with_other_names_are_recognised_by_their_ops():
     reference = ops("mm", "relu", site="fc1") + ops("mm", site="fc2", start=2)
     candidate = ops("mm", "relu", site="up", start=0) + ops("mm", site="down", start=2)
     assert sites_by_order(reference, candidate) == {"up": "fc1", "down": "fc2"}

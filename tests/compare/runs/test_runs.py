@@ -117,17 +117,17 @@ def test_a_fault_shows_through_the_rounding_of_a_narrow_format(transformer: Run,
     assert (found.site, found.op) == ("blocks.1", "aten.mul#0")
 
 
-def test_another_name_of_a_layer_is_guessed_or_told(transformer: Run, tmp_path: Path):
+def test_another_name_of_a_layer_is_guessed_or_given(transformer: Run, tmp_path: Path):
     candidate = record(tmp_path / "candidate", transformer_training, Variant(first_name="up"))
     guessed = compare_runs(transformer, candidate)
-    told = compare_runs(transformer, candidate, sites={f"blocks.{i}.fc1": f"blocks.{i}.up" for i in range(3)})
-    for comparison in (guessed, told):
+    given = compare_runs(transformer, candidate, sites={f"blocks.{i}.fc1": f"blocks.{i}.up" for i in range(3)})
+    for comparison in (guessed, given):
         assert comparison.is_identical
         assert {"blocks.0.fc1", "blocks.2.fc1"} <= {row.site for row in comparison.rows}
 
 
 def test_a_map_that_names_nothing_is_an_error(transformer: Run):
-    with pytest.raises(CompareError, match="The map names 'nowhere', which is no site of the candidate"):
+    with pytest.raises(CompareError, match="The map names 'nowhere', which is not a site of the candidate"):
         compare_runs(transformer, transformer, sites={"blocks.0.fc1": "nowhere"})
 
 
@@ -146,7 +146,7 @@ def test_runs_without_inputs_of_ops_are_compared_too(tmp_path: Path):
 def test_a_step_that_was_not_recorded_is_an_error_that_says_so(transformer: Run):
     with pytest.raises(CompareError, match=r"Step 7 cannot be compared") as caught:
         compare_runs(transformer, transformer, step=7)
-    assert "recorded 0, 1" in str(caught.value)
+    assert "recorded steps 0, 1" in str(caught.value)
     with pytest.raises(CompareError, match=r"Rank 3 cannot be compared"):
         compare_runs(transformer, transformer, rank=3)
 

@@ -28,7 +28,7 @@ def test_the_first_step_is_tried_with_parameters_moved_by_a_rounding(watched: Ru
     assert 0 < sorted(forward)[len(forward) // 2] < 1e-5
     parameters = [value for place, value in spread.items() if place[3] == "parameter" and value]
     assert all(1e-8 < value < 4e-7 for value in parameters)
-    assert watched.perturbed(1) is None
+    assert watched.perturbed_run(1) is None
 
 
 def test_what_it_allows_grows_with_the_format(watched: Run):

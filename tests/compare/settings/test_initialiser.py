@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from roundoff.compare.settings.start_settings import initialiser_of, spreads_agree
+from roundoff.compare.settings.structure_settings import initialiser_of, spreads_agree
 
 
 def named(x: Tensor) -> str:

@@ -1,4 +1,4 @@
-"""What two run.json say differently, and what of it is told."""
+"""Differences between two run.json, and which of them are reported."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def differences(tmp_path: Path, reference: dict[str, Any], candidate: dict[str, 
     return [(each.text, each.kind) for each in run_differences(*runs)]
 
 
-def test_recipe_ranks_and_commit_are_told(tmp_path: Path) -> None:
+def test_recipe_ranks_and_commit_are_reported(tmp_path: Path) -> None:
     reference = {"recipe": "fp32", "ranks": 1, "git_commit": "a" * 40}
     candidate = {"recipe": "bf16", "ranks": 2, "git_commit": "b" * 40}
     assert differences(tmp_path, reference, candidate) == [
@@ -35,7 +35,7 @@ def test_the_seed_counts_as_it_was_when_training_began(tmp_path: Path) -> None:
     assert differences(tmp_path, reference, candidate) == []
 
 
-def test_switches_and_variables_are_told(tmp_path: Path) -> None:
+def test_switches_and_variables_are_reported(tmp_path: Path) -> None:
     candidate = {**ENVIRONMENT, "torch.cudnn.allow_tf32": False, "NCCL_ALGO": "Ring"}
     assert differences(tmp_path, {"environment": ENVIRONMENT}, {"environment": candidate}) == [
         ("torch.cudnn.allow_tf32: True against False", SettingKind.ENVIRONMENT),
@@ -43,11 +43,11 @@ def test_switches_and_variables_are_told(tmp_path: Path) -> None:
     ]
 
 
-def test_an_older_run_that_does_not_tell_its_environment_is_not_blamed(tmp_path: Path) -> None:
+def test_an_older_run_without_its_environment_is_not_blamed(tmp_path: Path) -> None:
     assert differences(tmp_path, {"seed": 0}, {"environment": ENVIRONMENT}) == []
 
 
-def test_packages_and_hardware_that_can_change_a_number_are_told(tmp_path: Path) -> None:
+def test_packages_and_hardware_that_can_change_a_number_are_reported(tmp_path: Path) -> None:
     reference = {"packages": {"torch": "2.13.0"}, "hardware": {"cpu_capability": "AVX2", "cpu_count": 2}}
     candidate = {"packages": {"torch": "2.14.0"}, "hardware": {"cpu_capability": "AVX512", "cpu_count": 64}}
     assert differences(tmp_path, reference, candidate) == [
@@ -56,7 +56,7 @@ def test_packages_and_hardware_that_can_change_a_number_are_told(tmp_path: Path)
     ]
 
 
-def test_arguments_are_told_but_not_paths_and_names(tmp_path: Path) -> None:
+def test_arguments_are_reported_but_not_paths_and_names(tmp_path: Path) -> None:
     reference = ("python", "/home/a/train.py", "--lr", "0.1", "--name=first", "--data", "/data/one", "small")
     candidate = ("python", "/home/b/train.py", "--lr=0.2", "--name=second", "--data", "/data/two", "--fast", "large")
     assert differences(tmp_path, {"command": reference}, {"command": candidate}) == [
@@ -66,7 +66,7 @@ def test_arguments_are_told_but_not_paths_and_names(tmp_path: Path) -> None:
     ]
 
 
-def test_a_recipe_that_only_one_run_has_is_told_by_its_name(tmp_path: Path) -> None:
+def test_a_recipe_that_only_one_run_has_is_reported_by_its_name(tmp_path: Path) -> None:
     runs = []
     for name, recipe in (("plain", None), ("narrow", 'name = "O2"\nweights = "fp16"\n')):
         optimizer = OptimizerFacts(name="SGD", groups=({"lr": 0.1},), recipe=recipe)

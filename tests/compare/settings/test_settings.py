@@ -12,7 +12,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from roundoff.compare.settings.setting_comparison import SettingDifference, SettingKind, differing_settings
+from roundoff.compare.settings.setting_comparison import differing_settings
+from roundoff.compare.settings.setting_difference import SettingDifference, SettingKind
 from roundoff.record import recording
 from roundoff.runs import Run
 from tests.compare.watched_trainings import Training, Transformer, cross_entropy, mlp, numbers
@@ -100,7 +101,7 @@ TOLD = {
 
 
 @pytest.mark.parametrize(("change", "texts"), TOLD.values(), ids=TOLD.keys())
-def test_the_one_thing_that_differs_is_all_that_is_told(
+def test_the_one_thing_that_differs_is_all_that_is_reported(
     references: dict[str, Run], tmp_path: Path, change: dict[str, Any], texts: list[str]
 ) -> None:
     candidate = dataclasses.replace(TRANSFORMER, **change).watched(tmp_path / "run")
@@ -111,7 +112,7 @@ def first_of(reference: Run, candidate: Run) -> SettingDifference:
     return differing_settings(reference, candidate)[0]
 
 
-def test_nothing_is_told_of_the_same_training_twice(references: dict[str, Run], tmp_path: Path) -> None:
+def test_nothing_is_reported_of_the_same_training_twice(references: dict[str, Run], tmp_path: Path) -> None:
     assert differing_settings(references["transformer"], TRANSFORMER.watched(tmp_path / "again")) == []
     assert differing_settings(references["mlp"], MLP.watched(tmp_path / "and again")) == []
 
@@ -141,7 +142,7 @@ def test_inputs_on_another_scale_lead(references: dict[str, Run], tmp_path: Path
     assert difference.kind is SettingKind.DATA
 
 
-def test_calls_in_another_order_and_clipping_are_told(references: dict[str, Run], tmp_path: Path) -> None:
+def test_calls_in_another_order_and_clipping_are_reported(references: dict[str, Run], tmp_path: Path) -> None:
     late = dataclasses.replace(MLP, late_zero_grad=True).watched(tmp_path / "late")
     clipped = dataclasses.replace(MLP, clip=1.0).watched(tmp_path / "clipped")
     harder = dataclasses.replace(MLP, clip=0.1).watched(tmp_path / "harder")
@@ -152,7 +153,7 @@ def test_calls_in_another_order_and_clipping_are_told(references: dict[str, Run]
     assert [each.text for each in differing_settings(clipped, harder)] == ["max_norm of clipping: 1 against 0.1"]
 
 
-def test_more_threads_are_told_but_hardly_suspected(references: dict[str, Run], tmp_path: Path) -> None:
+def test_more_threads_are_reported_but_hardly_suspected(references: dict[str, Run], tmp_path: Path) -> None:
     threads = torch.get_num_threads()
     torch.set_num_threads(threads + 1)
     try:
@@ -164,7 +165,7 @@ def test_more_threads_are_told_but_hardly_suspected(references: dict[str, Run], 
     assert difference.suspicion < 0.3
 
 
-def test_layers_of_another_size_are_told_by_their_modules(references: dict[str, Run], tmp_path: Path) -> None:
+def test_layers_of_another_size_are_reported_by_their_modules(references: dict[str, Run], tmp_path: Path) -> None:
     candidate = dataclasses.replace(MLP, model=partial(mlp, width=16)).watched(tmp_path / "run")
     texts = [difference.text for difference in differing_settings(references["mlp"], candidate)]
     assert "out_features of Linear (0, 2): 32 against 16" in texts

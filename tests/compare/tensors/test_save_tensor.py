@@ -22,7 +22,7 @@ from pathlib import Path
 class NoTorch:
     @staticmethod
     def find_spec(name, path=None, target=None):
-        if name.partition(".")[0] in ("torch", "pyarrow", "safetensors", "click"):
+        if name.partition(".")[0] in ("torch", "backports", "safetensors", "click"):
             raise ImportError(f"{name} must not be needed")
 
 

@@ -14,7 +14,7 @@ def randn(*shape: int) -> torch.Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(0))
 
 
-def test_says_where_the_largest_difference_stands_and_what_is_there():
+def test_reports_the_place_of_the_largest_difference_and_its_values():
     x = randn(4, 5, 6)
     y = x.clone()
     y[1, 2, 3] += 2

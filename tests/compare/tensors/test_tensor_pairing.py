@@ -5,20 +5,20 @@ from __future__ import annotations
 import pytest
 import torch
 
+from roundoff.checkpoints.lazy_tensor import StoredTensor
 from roundoff.compare.tensors.tensor_comparison import pair_saved
-from roundoff.compare.tensors.tensor_files import SavedTensor
 from roundoff.errors import CheckpointError
 
 
-def saved(**shapes: tuple[int, ...]) -> list[SavedTensor]:
+def saved(**shapes: tuple[int, ...]) -> list[StoredTensor]:
     return [one(name, shape) for name, shape in shapes.items()]
 
 
-def one(name: str, shape: tuple[int, ...] = (2,)) -> SavedTensor:
-    return SavedTensor(name=name, shape=shape, dtype="float32", read=lambda: torch.zeros(shape), content=name)
+def one(name: str, shape: tuple[int, ...] = (2,)) -> StoredTensor:
+    return StoredTensor(name=name, shape=shape, dtype="float32", read=lambda: torch.zeros(shape))
 
 
-def paired(*args: list[SavedTensor], name_map: dict[str, str] | None = None) -> list[tuple[str, str, str]]:
+def paired(*args: list[StoredTensor], name_map: dict[str, str] | None = None) -> list[tuple[str, str, str]]:
     return [(pair.reference.name, pair.candidate.name, pair.by) for pair in pair_saved(*args, name_map=name_map)]
 
 
@@ -26,7 +26,7 @@ def test_equal_names_are_pairs_whatever_their_order():
     assert paired(saved(a=(2,), b=(3,)), saved(b=(3,), a=(2,))) == [("a", "a", "name"), ("b", "b", "name")]
 
 
-def test_the_numbers_of_files_and_what_stands_between_words_do_not_count():
+def test_numbers_of_files_and_separators_of_words_do_not_count():
     reference = [one("00000-conv1"), one("00001-blocks_3_out")]
     candidate = [one("00000-extra", (9, 9)), one("00001-conv1"), one("blocks.3/Out")]
     assert paired(reference, candidate) == [

@@ -10,7 +10,8 @@ import torch
 from torch import nn
 
 from roundoff import Run, recording, save_tensor
-from roundoff.compare.tensors.tensor_comparison import TensorVerdict, compare_tensor_runs, compare_tensors
+from roundoff.compare.tensors.tensor_comparison import TensorVerdict, compare_tensors
+from roundoff.compare.tensors.tensor_files import tensors_of_step
 from roundoff.errors import CompareError
 
 NAMES = ["conv1", "bn1", "pool", "fc", "loss"]
@@ -114,13 +115,15 @@ def recorded(folder: Path, *, factor: float = 1.0) -> Run:
 
 
 def test_whole_tensors_of_two_equal_runs_agree(tmp_path: Path):
-    found = compare_tensor_runs(recorded(tmp_path / "a"), recorded(tmp_path / "b"), step=0)
+    found = compare_tensors(tensors_of_step(recorded(tmp_path / "a"), 0), tensors_of_step(recorded(tmp_path / "b"), 0))
     assert not found.differs
     assert {pair.verdict for pair in found.pairs} == {TensorVerdict.EQUAL}
 
 
 def test_whole_tensors_of_two_runs_differ_first_where_one_was_made_wrong(tmp_path: Path):
-    found = compare_tensor_runs(recorded(tmp_path / "a"), recorded(tmp_path / "b", factor=1.05), step=0)
+    found = compare_tensors(
+        tensors_of_step(recorded(tmp_path / "a"), 0), tensors_of_step(recorded(tmp_path / "b", factor=1.05), 0)
+    )
     assert found.first is not None
     assert found.first.reference == "forward/0/2/aten.mul#0:output0"
     assert found.first.distance is not None

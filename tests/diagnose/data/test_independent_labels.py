@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from roundoff.diagnose.data.labels import independent_labels
-from roundoff.runs import BatchFacts, Run
+from roundoff.diagnose.data.labels import guessing, independent_labels
+from roundoff.runs import BatchFacts, CriterionCall, OverfitProbe, Run, Severity
 from tests.diagnose.findings import only
 from tests.run_folders import labels, losses, tensor, write_run
 
@@ -28,7 +28,7 @@ def trained(
     num_steps: int = 200,
 ) -> Run:
     batches = [BatchFacts(step=step, targets=(target,), criterion=criterion) for step in range(20)]
-    probe = {"probe": "overfit", "step": num_steps - 1, "losses": [late, (late + tried) / 2, tried]}
+    probe = OverfitProbe(step=num_steps - 1, losses=(late, (late + tried) / 2, tried))
     return write_run(folder, batches, losses(*[late] * num_steps), probe)
 
 
@@ -59,3 +59,22 @@ def test_is_named_against_what_knowing_nothing_gives(
 )
 def test_anything_else_is_another_matter(late: float, tried: float, num_steps: int, tmp_path: Path) -> None:
     assert independent_labels(trained(tmp_path / "run", late=late, tried=tried, num_steps=num_steps)) == []
+
+
+def test_a_loss_at_chance_is_noted_even_where_nothing_explains_it(tmp_path: Path) -> None:
+    finding = only(guessing, trained(tmp_path / "run", late=math.log(4), tried=math.log(4)))
+    assert (finding.rule, finding.severity) == ("stays-at-guessing", Severity.NOTE)
+
+
+def test_a_loss_computed_inside_the_model_is_judged_by_its_criterion_there(tmp_path: Path) -> None:
+    batches = [
+        BatchFacts(step=step, tensors=(tensor("<model>:labels", (32,), counts=FOUR.counts),)) for step in range(9)
+    ]
+    call = CriterionCall(step=0, function="cross_entropy", settings={"reduction": "mean"})
+    run = write_run(tmp_path / "run", batches, call, losses(*[math.log(4)] * 200))
+    assert only(guessing, run).rule == "stays-at-guessing"
+
+
+@pytest.mark.parametrize(("late", "num_steps"), [(1.0, 200), (math.log(4), 60)])
+def test_a_loss_that_fell_or_is_young_is_not_noted(late: float, num_steps: int, tmp_path: Path) -> None:
+    assert guessing(trained(tmp_path / "run", late=late, tried=late, num_steps=num_steps)) == []

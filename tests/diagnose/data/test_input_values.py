@@ -65,9 +65,9 @@ def test_samples_that_are_all_the_same_are_named(tmp_path: Path) -> None:
     assert "every sample is the same in all 3 observed steps" in finding.why
 
 
-@pytest.mark.parametrize("beside", ["<model>[1]", "<model>:attention_mask"])
-def test_a_constant_beside_another_input_may_be_a_state_or_a_mask(beside: str, tmp_path: Path) -> None:
-    assert constant_inputs(run_with(tmp_path / "run", tensor(), tensor(beside, **ZERO))) == []
+@pytest.mark.parametrize("other", ["<model>[1]", "<model>:attention_mask"])
+def test_a_constant_next_to_another_input_may_be_a_state_or_a_mask(other: str, tmp_path: Path) -> None:
+    assert constant_inputs(run_with(tmp_path / "run", tensor(), tensor(other, **ZERO))) == []
 
 
 def test_one_batch_again_and_again_is_not_constant(tmp_path: Path) -> None:

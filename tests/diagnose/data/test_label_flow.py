@@ -1,4 +1,4 @@
-"""Labels that a layer reads are told from those that go past all layers; classes from places in a row."""
+"""Labels that a layer reads are distinguished from those that go past all layers; classes from places in a row."""
 
 from __future__ import annotations
 

@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from roundoff.diagnose.data.sample_order import EpochSeen, epochs_seen, label_counts
+from roundoff.diagnose.data.samples import EpochSeen, epochs_seen, label_counts
 from roundoff.runs import BatchFacts, Run, TensorFacts
 from roundoff.watch.watching import watching
 from tests.report.sample_runs import write_ranks_run
@@ -30,16 +30,16 @@ def trained(folder: Path, *, shuffle: bool, repeats: int = 1) -> Run:
     return Run.open(folder)
 
 
-def told(each: EpochSeen) -> tuple[int, int, int, int, bool | None]:
+def summary_of(each: EpochSeen) -> tuple[int, int, int, int, bool | None]:
     return each.first_step, each.last_step, each.num_samples, each.num_again, each.is_same_order
 
 
-def test_an_order_that_repeats_is_told_from_one_that_is_shuffled(tmp_path: Path):
+def test_an_order_that_repeats_is_distinguished_from_a_shuffled_one(tmp_path: Path):
     first, second = epochs_seen(trained(tmp_path / "a", shuffle=False))
-    assert (told(first), told(second)) == ((0, 3, 32, 0, None), (4, 7, 32, 0, True))
+    assert (summary_of(first), summary_of(second)) == ((0, 3, 32, 0, None), (4, 7, 32, 0, True))
     assert (first.sampler, first.epoch, second.epoch) == ("SequentialSampler", 0, 1)
     _, second = epochs_seen(trained(tmp_path / "b", shuffle=True))
-    assert told(second) == (4, 7, 32, 0, False)
+    assert summary_of(second) == (4, 7, 32, 0, False)
 
 
 def test_samples_that_come_again_within_an_epoch_are_counted(tmp_path: Path):

@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from roundoff.diagnose.data.saved_samples import SavedBatch, channel_ranges, saved_batches
+from roundoff.diagnose.data.samples import SavedBatch, channel_ranges, saved_batches
 from roundoff.runs import Run, RunInfo, RunWriter
 from roundoff.watch.watching import watching
 
@@ -56,7 +56,7 @@ def test_ids_and_maps_of_many_channels_have_none():
     assert channel_ranges(np.zeros((2, 64, 7, 7), dtype=np.float32)) == []
 
 
-def test_a_file_of_somebody_else_that_holds_no_samples_has_none(tmp_path: Path):
+def test_a_file_of_someone_else_that_holds_no_samples_has_none(tmp_path: Path):
     with RunWriter.create(tmp_path / "a", RunInfo()) as writer, writer.batch(0) as file:
         file.add("input/<model>[0]", np.zeros((), dtype=np.float32), dtype="F32", shape=())
         file.add("input/<model>[1]", np.zeros((3, 0), dtype=np.float32), dtype="F32", shape=(3, 0))

@@ -1,4 +1,4 @@
-"""Two steps on one backward are told; two optimizers, closures and gradients by hand are silent."""
+"""Two steps on one backward are reported; two optimizers, closures and gradients by hand are silent."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from roundoff.diagnose.loop.optimizer_steps import double_steps
+from roundoff.diagnose.loop.step_calls import double_steps
 from tests.run_folders import LoopCall, call, calls_by_step, write_run
 
 BACKWARD, CLEAR = call("backward"), call("zero_grad")

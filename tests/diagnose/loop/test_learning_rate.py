@@ -1,4 +1,4 @@
-"""Learning rates of 0, too small and too large ones are told by what the updates did; warm-ups are silent."""
+"""Learning rates of 0, too small and too large ones are reported by what the updates did; warm-ups are silent."""
 
 from __future__ import annotations
 
@@ -45,14 +45,14 @@ FALLING = [2.0 * 0.97**step for step in range(100)]
 NOISY = [2.0 + 0.1 * (step * 7 % 5) for step in range(100)]
 
 
-def test_a_rate_of_zero_through_the_warm_up_is_told(tmp_path: Path) -> None:
+def test_a_rate_of_zero_through_the_warm_up_is_reported(tmp_path: Path) -> None:
     run = trained(tmp_path, rates=[0.0] * 30 + [0.1] * 70, losses=NOISY)
     (finding,) = zero_rates(run)
     assert (finding.rule, finding.step) == ("lr-zero", 1)
     assert "up to step 29" in finding.why
 
 
-def test_a_rate_of_zero_after_the_schedule_is_told(tmp_path: Path) -> None:
+def test_a_rate_of_zero_after_the_schedule_is_reported(tmp_path: Path) -> None:
     (finding,) = zero_rates(trained(tmp_path, rates=[0.1] * 60 + [0.0] * 40, losses=FALLING))
     assert (finding.rule, finding.step) == ("lr-zero", 60)
 
@@ -64,7 +64,7 @@ def test_a_zero_at_either_end_is_silent(rates: list[float], tmp_path: Path) -> N
     assert zero_rates(trained(tmp_path, rates=rates, losses=FALLING)) == []
 
 
-def test_updates_too_small_to_matter_are_told_with_their_ratio(tmp_path: Path) -> None:
+def test_updates_too_small_to_matter_are_reported_with_their_ratio(tmp_path: Path) -> None:
     (finding,) = tiny_rates(trained(tmp_path, rates=[1e-6] * 100, losses=NOISY, ratio=1e-7))
     assert (finding.rule, finding.step) == ("lr-too-low", 0)
     assert finding.why == (
@@ -80,11 +80,23 @@ def test_small_updates_are_silent_where_the_rate_rises_or_the_loss_falls(tmp_pat
     assert tiny_rates(trained(tmp_path / "c", rates=[1e-2] * 100, losses=NOISY)) == []
 
 
-def test_updates_as_large_as_the_weights_are_told_where_the_loss_is_worse(tmp_path: Path) -> None:
+def test_updates_as_large_as_the_weights_are_reported_where_the_loss_is_worse(tmp_path: Path) -> None:
     losses = [1.4, 16.0, 25.0, *[1.9] * 97]
     (finding,) = large_rates(trained(tmp_path, rates=[0.3] * 100, losses=losses, ratio=0.9))
     assert (finding.rule, finding.step) == ("lr-too-high", 0)
     assert finding.why.endswith("the loss rose from 1.4 to 25 and ended at 1.9")
+
+
+def test_one_large_update_after_many_ordinary_ones_is_that_steps_and_not_the_rates(tmp_path: Path) -> None:
+    losses = [*[1.4] * 41, 1000.0, 900.0, *[2.9] * 57]
+    run = trained(tmp_path, rates=[0.1] * 100, losses=losses)
+    with RunWriter.create(tmp_path / "late", RunInfo()) as writer:
+        for metrics in run.metrics():
+            writer.write(metrics)
+        for step in range(20):
+            writer.write_parameters(_row(step, 2.0, 2e-3))
+        writer.write_parameters(_row(40, 2.0, 1.9))
+    assert large_rates(Run.open(tmp_path / "late")) == []
 
 
 def test_large_updates_are_silent_where_the_loss_falls(tmp_path: Path) -> None:

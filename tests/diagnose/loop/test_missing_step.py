@@ -1,10 +1,10 @@
-"""An optimizer that never steps is told; without gradients, or without an optimizer, there is silence."""
+"""An optimizer that never steps is reported; without gradients, or without an optimizer, there is silence."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-from roundoff.diagnose.loop.optimizer_steps import missing_steps
+from roundoff.diagnose.loop.step_calls import missing_steps
 from roundoff.runs import (
     Finding,
     OptimizerFacts,
@@ -35,16 +35,22 @@ def found(folder: Path, calls: list[LoopCall], *parameters: ParameterFacts) -> l
     return missing_steps(write_run(folder / "run", structure, calls_by_step([calls] * 20)))
 
 
-def test_a_loop_without_a_step_is_told(tmp_path: Path) -> None:
+def test_a_loop_without_a_step_is_reported(tmp_path: Path) -> None:
     (finding,) = found(tmp_path, [CLEAR, BACKWARD], parameter("Adam"))
     assert (finding.rule, finding.step, finding.severity) == ("missing-step", 0, Severity.ERROR)
     assert finding.title == "Adam never steps"
 
 
-def test_one_of_two_optimizers_that_never_steps_is_a_warning(tmp_path: Path) -> None:
-    stepping = call("step", optimizer="SGD")
-    (finding,) = found(tmp_path, [CLEAR, BACKWARD, stepping], parameter("SGD"), parameter("Adam"))
+def test_one_of_two_optimizers_that_never_steps_is_a_warning_if_the_loop_clears_its_gradients(tmp_path: Path) -> None:
+    calls = [call("zero_grad", of="Adam"), BACKWARD, call("step", optimizer="SGD")]
+    (finding,) = found(tmp_path, calls, parameter("SGD"), parameter("Adam"))
     assert (finding.title, finding.severity) == ("Adam never steps", Severity.WARNING)
+
+
+def test_an_optimizer_that_the_loop_never_touches_is_a_note(tmp_path: Path) -> None:
+    calls = [call("zero_grad", of="SGD"), BACKWARD, call("step", optimizer="SGD")]
+    (finding,) = found(tmp_path, calls, parameter("SGD"), parameter("Adam"))
+    assert (finding.title, finding.severity) == ("Adam never steps", Severity.NOTE)
 
 
 def test_other_loops_are_silent(tmp_path: Path) -> None:

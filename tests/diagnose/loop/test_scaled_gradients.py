@@ -1,4 +1,4 @@
-"""Gradients that a scaler multiplied are told where they are clipped or stepped on; unscaled ones are silent."""
+"""Gradients that a scaler multiplied are reported when they are clipped or stepped on; unscaled ones are silent."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from roundoff.diagnose.loop.scaled_gradients import scaled_gradients
+from roundoff.diagnose.loop.gradients import scaled_gradients
 from roundoff.runs import Finding, Metrics
 from tests.run_folders import LoopCall, call, calls_by_step, write_run
 

@@ -1,4 +1,4 @@
-"""Schedules that run too early or too fast are told; those that end with the training are silent."""
+"""Schedules that run too early or too fast are reported; those that end with the training are silent."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from roundoff.diagnose.loop.schedule_steps import misplaced_schedules
+from roundoff.diagnose.loop.step_calls import misplaced_schedules
 from roundoff.runs import Finding, Metrics
 from tests.run_folders import call, calls_by_step, write_run
 
@@ -25,7 +25,7 @@ def found(folder: Path, rate: Callable[[int], float], name: str = "StepLR", *, p
     return misplaced_schedules(write_run(folder / "run", calls_by_step(steps), metrics))
 
 
-def test_a_scheduler_before_the_first_step_is_told(tmp_path: Path) -> None:
+def test_a_scheduler_before_the_first_step_is_reported(tmp_path: Path) -> None:
     (finding,) = misplaced_schedules(
         write_run(tmp_path / "run", calls_by_step([[scheduled(initial=True), scheduled(), STEP]] * 3))
     )
@@ -38,7 +38,7 @@ def test_a_resumed_training_may_wind_its_schedule_forward(tmp_path: Path) -> Non
     )
 
 
-def test_a_schedule_of_epochs_that_runs_with_every_batch_is_told(tmp_path: Path) -> None:
+def test_a_schedule_of_epochs_that_runs_with_every_batch_is_reported(tmp_path: Path) -> None:
     (finding,) = found(tmp_path, lambda step: 0.1 * 0.1 ** (step // 10))
     assert (finding.rule, finding.step) == ("scheduler-rate", 10)
     assert finding.why == (
@@ -47,7 +47,7 @@ def test_a_schedule_of_epochs_that_runs_with_every_batch_is_told(tmp_path: Path)
     )
 
 
-def test_a_cosine_that_comes_down_again_and_again_is_told(tmp_path: Path) -> None:
+def test_a_cosine_that_comes_down_again_and_again_is_reported(tmp_path: Path) -> None:
     (finding,) = found(tmp_path, lambda step: 0.05 * (1 + math.cos(math.pi * step / 10)), "CosineAnnealingLR")
     assert finding.rule == "scheduler-rate"
 

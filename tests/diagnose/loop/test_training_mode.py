@@ -1,4 +1,4 @@
-"""Steps in eval mode are told from the first on; frozen parts and attacks in eval mode are silent."""
+"""Steps in eval mode are reported from the first on; frozen parts and attacks in eval mode are silent."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Gradients of several batches that are added up are told; averaged ones and several losses of one batch are silent."""
+"""Gradients of several batches that are summed are reported; averages and several losses of one batch are silent."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def by_hand(model: nn.Module) -> None:
             parameter.grad = gradient
 
 
-def test_losses_that_are_not_divided_are_told_with_their_number(tmp_path: Path) -> None:
+def test_losses_that_are_not_divided_are_reported_with_their_number(tmp_path: Path) -> None:
     (finding,) = found(tmp_path, batches)
     assert (finding.rule, finding.step, finding.severity) == ("accumulation-not-averaged", 0, Severity.WARNING)
     assert finding.fix == "divide each loss: (loss / 4).backward()"

@@ -1,4 +1,4 @@
-"""A loss that is the sum of its halves is told; a mean, and a sum that the loop divides, are silent."""
+"""A loss that is the sum of its halves is reported; a mean, and a sum that the loop divides, are silent."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from torch import Tensor, nn
 
 from roundoff.diagnose.loss.factor import summed_losses
 from roundoff.record import recording
-from roundoff.runs import Run
+from roundoff.runs import HalfBatchProbe, Run
 from tests.run_folders import write_run
 
 
-def half_batch(loss: float, *halves: float) -> dict[str, object]:
-    return {"probe": "half-batch", "step": 9, "loss": loss, "halves": list(halves)}
+def half_batch(loss: float, *halves: float) -> HalfBatchProbe:
+    return HalfBatchProbe(step=9, loss=loss, halves=halves)
 
 
-def test_halves_that_add_up_to_the_whole_are_told(tmp_path: Path) -> None:
+def test_halves_that_add_up_to_the_whole_are_reported(tmp_path: Path) -> None:
     (finding,) = summed_losses(write_run(tmp_path / "run", half_batch(12.0, 7.0, 5.0)))
     assert (finding.rule, finding.step) == ("loss-sum-reduction", 0)
     assert finding.why.startswith("step 9 replayed with each half of its batch gives 7 and 5, which add up")
@@ -43,7 +43,7 @@ def test_losses_that_are_divided_one_by_one_are_silent(tmp_path: Path) -> None:
 
 
 def recorded(folder: Path, loss_of: Callable[[Tensor], Tensor], *, reduction: str = "sum") -> Run:
-    """Record a step whose loss is made of a sum, and write beside it what half of its batch gave."""
+    """Record a step whose loss is made of a sum, and write next to it what half of its batch gave."""
     model = nn.Linear(4, 3)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     with recording(model, to=folder, steps=[0], inputs=True):

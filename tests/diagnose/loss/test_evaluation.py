@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from roundoff.diagnose.loss.evaluation import evaluation_gaps, random_evaluations
-from roundoff.runs import ModuleFacts, Run, Severity
+from roundoff.runs import EvalModeProbe, ModuleFacts, RandomOp, Run, Severity
 from tests.diagnose.findings import only
 from tests.run_folders import write_run
 
@@ -18,29 +19,29 @@ NORM = ModuleFacts(
 
 
 def probed(folder: Path, **facts: Any) -> Run:
-    probe = {"probe": "eval-mode", "step": 99, "train_loss": 0.01, "eval_loss": 0.01, "eval_again": 0.01, **facts}
-    return write_run(folder, probe, NORM)
+    usual: dict[str, Any] = {"step": 99, "train_loss": 0.01, "eval_loss": 0.01, "eval_again": 0.01}
+    return write_run(folder, EvalModeProbe(**(usual | facts)), NORM)
 
 
 def test_dropout_in_eval_mode_is_named_with_its_line(tmp_path: Path) -> None:
-    op = {"site": "layers.0", "op": "aten.bernoulli_", "source": "net.py:18"}
-    finding = only(random_evaluations, probed(tmp_path / "run", eval_again=0.02, random_ops=[op]))
+    op = RandomOp(site="layers.0", op="aten.bernoulli_", source="net.py:18")
+    finding = only(random_evaluations, probed(tmp_path / "run", eval_again=0.02, random_ops=(op,)))
     assert (finding.rule, finding.severity) == ("stochastic-eval", Severity.ERROR)
     assert (finding.site, finding.op, finding.source) == ("layers.0", "aten.bernoulli_", "net.py:18")
     assert "the same batch gives 0.01 and then 0.02" in finding.why
 
 
 def test_a_sample_that_the_model_draws_may_be_its_purpose(tmp_path: Path) -> None:
-    op = {"site": "<model>", "op": "aten.randn_like", "source": "net.py:18"}
+    op = RandomOp(site="<model>", op="aten.randn_like", source="net.py:18")
     assert (
-        only(random_evaluations, probed(tmp_path / "run", eval_again=0.02, random_ops=[op])).severity is Severity.NOTE
+        only(random_evaluations, probed(tmp_path / "run", eval_again=0.02, random_ops=(op,))).severity is Severity.NOTE
     )
 
 
 def test_what_the_loop_draws_and_what_changes_nothing_is_silent(tmp_path: Path) -> None:
-    op = {"site": "<loop>", "op": "aten.bernoulli_", "source": "train.py:3"}
-    assert random_evaluations(probed(tmp_path / "a", eval_again=0.02, random_ops=[op])) == []
-    assert random_evaluations(probed(tmp_path / "b", random_ops=[{**op, "site": "net", "op": "aten.randn"}])) == []
+    op = RandomOp(site="<loop>", op="aten.bernoulli_", source="train.py:3")
+    assert random_evaluations(probed(tmp_path / "a", eval_again=0.02, random_ops=(op,))) == []
+    assert random_evaluations(probed(tmp_path / "b", random_ops=(replace(op, site="net", op="aten.randn"),))) == []
 
 
 @pytest.mark.parametrize("evaluated", [0.18, float("inf")])

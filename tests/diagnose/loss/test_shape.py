@@ -1,4 +1,4 @@
-"""A loss that exploded, rose or stayed is told as such, under the cause where one is known; healthy ones are silent."""
+"""A loss that exploded, rose or stayed is reported, under its cause if that is known; healthy ones are silent."""
 
 from __future__ import annotations
 
@@ -20,6 +20,16 @@ def found(folder: Path, loss: Callable[[int], float], num_steps: int = 300) -> l
     return shapes_of_the_loss(write_run(folder / "run", metrics))
 
 
+def test_only_explosions_are_wrong_in_reinforcement_learning(tmp_path: Path) -> None:
+    for name, loss, rules in (
+        ("rising", lambda step: 1 + step / 100, []),
+        ("exploded", lambda step: 1.04**step, ["loss-exploded"]),
+    ):
+        metrics = [Metrics(step=step, loss=loss(step)) for step in range(300)]
+        run = write_run(tmp_path / name, metrics, packages={"gymnasium": "1.0"})
+        assert [finding.rule for finding in shapes_of_the_loss(run)] == rules
+
+
 @pytest.mark.parametrize(
     ("loss", "rule", "severity"),
     [
@@ -29,7 +39,7 @@ def found(folder: Path, loss: Callable[[int], float], num_steps: int = 300) -> l
     ],
     ids=["exploded", "rising", "flat"],
 )
-def test_the_course_of_a_bad_loss_is_told(
+def test_the_course_of_a_bad_loss_is_reported(
     loss: Callable[[int], float], rule: str, severity: Severity, tmp_path: Path
 ) -> None:
     (finding,) = found(tmp_path, loss)

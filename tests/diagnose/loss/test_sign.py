@@ -1,4 +1,4 @@
-"""A loss that falls for ever for want of a sign or a log is told; one without a bound by nature is silent."""
+"""A loss that falls forever because a sign or a log is missing is reported; one without a bound by nature is silent."""
 
 from __future__ import annotations
 
@@ -43,7 +43,9 @@ def log_probabilities(scores: Tensor) -> Tensor:
     ],
     ids=["minus", "by hand", "no minus", "no log"],
 )
-def test_a_loss_that_falls_for_ever_is_told(loss_of: Callable[[Tensor], Tensor], title: str, tmp_path: Path) -> None:
+def test_a_loss_that_falls_for_ever_is_reported(
+    loss_of: Callable[[Tensor], Tensor], title: str, tmp_path: Path
+) -> None:
     (finding,) = found(tmp_path, loss_of)
     assert (finding.rule, finding.title) == ("loss-unbounded-below", title)
 

@@ -29,7 +29,7 @@ def test_says_from_where_to_where_and_what_the_update_before_was(tmp_path: Path)
     assert (finding.rule, finding.step, finding.severity) == ("loss-spike", 40, Severity.WARNING)
     assert finding.title == "the loss jumped from 1.03 to 8"
     assert finding.why == (
-        "the 40 losses before it are below 2.06\nThe update of the step before was 30 times as large as usual."
+        "the highest of the 40 losses before it is 1.06\nThe update of the step before was 30 times as large as usual."
     )
 
 

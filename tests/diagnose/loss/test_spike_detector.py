@@ -58,7 +58,7 @@ def test_a_planted_jump_is_found_at_its_step(name: str) -> None:
         assert jumps(losses)[:1] == [300]
 
 
-def test_a_new_level_is_told_once_and_not_for_ever() -> None:
+def test_a_new_level_is_reported_once_and_not_for_ever() -> None:
     losses = [1.0 + 0.01 * (step % 7) for step in range(100)] + [5.0 + 0.01 * (step % 7) for step in range(100)]
     assert 1 <= len(jumps(losses)) <= 10
     assert jumps(losses)[0] == 100

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from roundoff.diagnose.model.nonlinearities import affine_networks
+from roundoff.diagnose.model.layer_sequence import affine_networks
 from tests.diagnose.findings import only
 from tests.diagnose.watched_training import mlp, watched_training
 

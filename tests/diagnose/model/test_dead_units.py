@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from roundoff.diagnose.model.dead_units import dead_units
+from roundoff.diagnose.model.stuck_units import dead_units
 from tests.diagnose.findings import only
 from tests.diagnose.watched_training import mlp, watched_training
 
@@ -19,7 +19,7 @@ def test_the_dead_gate_is_named_not_the_layers_before_it(tmp_path: Path) -> None
     assert (finding.rule, finding.site, finding.op, finding.parameter) == ("dead-units", "3", "aten.relu#0", "2.bias")
 
 
-def test_most_units_dead_is_told_with_the_share(tmp_path: Path) -> None:
+def test_most_units_dead_is_reported_with_the_share(tmp_path: Path) -> None:
     model = mlp(nn.ReLU(), nn.ReLU())
     with torch.no_grad():
         model[2].bias[:15] = -30.0

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from torch import nn
 
-from roundoff.diagnose.model.depth import numbers_by_depth
+from roundoff.diagnose.model.layer_sequence import numbers_by_depth
 from tests.diagnose.findings import only
 from tests.diagnose.watched_training import mlp, watched_training
 
@@ -15,14 +15,14 @@ def deep(gate: type[nn.Module], num_layers: int = 10) -> nn.Sequential:
     return mlp(*(gate() for _ in range(num_layers)))
 
 
-def test_gradients_that_vanish_are_told_with_their_decay(tmp_path: Path) -> None:
+def test_gradients_that_vanish_are_reported_with_their_decay(tmp_path: Path) -> None:
     finding = only(numbers_by_depth, watched_training(tmp_path / "run", deep(nn.Sigmoid)))
     assert (finding.rule, finding.parameter) == ("vanishing-gradients", "0.weight")
     sizes = [entry["size"] for entry in finding.evidence]
     assert sizes[0] < 1e-5 * sizes[-1]
 
 
-def test_activations_that_explode_are_told_with_their_growth(tmp_path: Path) -> None:
+def test_activations_that_explode_are_reported_with_their_growth(tmp_path: Path) -> None:
     model = deep(nn.ReLU)
     for layer in list(model)[::2]:
         nn.init.normal_(layer.weight, std=1.0)

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from roundoff.diagnose.model.nonlinearities import doubled_softmax
+from roundoff.diagnose.model.layer_sequence import doubled_softmax
 from roundoff.runs import BatchFacts
 from tests.diagnose.findings import only
 from tests.diagnose.watched_training import mlp, watched_training

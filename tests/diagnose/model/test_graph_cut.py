@@ -42,5 +42,5 @@ def test_a_part_without_gradients_is_named_by_its_last_op(tmp_path: Path) -> Non
     assert finding.evidence == ({"without_gradient": ["body.weight", "body.bias"]},)
 
 
-def test_a_layer_whose_result_nobody_uses_is_no_cut(tmp_path: Path) -> None:
+def test_a_layer_whose_result_no_one_uses_is_no_cut(tmp_path: Path) -> None:
     assert cut_graphs(watched_training(tmp_path / "run", Net("not at all"))) == []

@@ -32,19 +32,21 @@ KEYS = ["a.weight", "a.bias", "b.weight", "b.bias"]
         ([f"body.{key}" for key in KEYS], [f"encoder.{key}" for key in KEYS], "rename 'encoder.' to 'body.'"),
     ],
 )
-def test_a_prefix_that_would_fit_is_told(missing: list[str], unexpected: list[str], fix: str, tmp_path: Path) -> None:
+def test_a_prefix_that_would_fit_is_reported(
+    missing: list[str], unexpected: list[str], fix: str, tmp_path: Path
+) -> None:
     finding = only(checkpoints_not_loaded, loaded(tmp_path / "run", missing, unexpected))
     assert (finding.rule, finding.step) == ("checkpoint-not-loaded", 0)
     assert "4 of its 4 keys are missing and 4 unexpected" in finding.why
     assert finding.fix.startswith(fix)
 
 
-def test_a_checkpoint_none_of_whose_keys_fit_is_told(tmp_path: Path) -> None:
+def test_a_checkpoint_none_of_whose_keys_fit_is_reported(tmp_path: Path) -> None:
     run = loaded(tmp_path / "run", KEYS, ["model", "epoch"], num_given=2)
     assert only(checkpoints_not_loaded, run).rule == "checkpoint-not-loaded"
 
 
-def test_a_body_with_another_name_is_told_though_the_head_was_loaded(tmp_path: Path) -> None:
+def test_a_body_with_another_name_is_reported_though_the_head_was_loaded(tmp_path: Path) -> None:
     missing, unexpected = [f"body.{key}" for key in KEYS], [f"encoder.{key}" for key in KEYS]
     finding = only(checkpoints_not_loaded, loaded(tmp_path / "run", missing, unexpected, num_keys=6, num_given=6))
     assert "4 of its 6 keys are missing" in finding.why

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from roundoff.diagnose.model.norm_statistics import tiny_norm_batches
+from roundoff.diagnose.model.batch_statistics import tiny_norm_batches
 from roundoff.runs import Run, Severity
 from roundoff.watch.watching import watching
 from tests.diagnose.findings import only

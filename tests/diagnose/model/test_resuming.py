@@ -45,13 +45,13 @@ def resumed(
     return write_run(folder, calls, metrics)
 
 
-def test_state_that_was_read_and_not_loaded_is_told_with_its_key(tmp_path: Path) -> None:
+def test_state_that_was_read_and_not_loaded_is_reported_with_its_key(tmp_path: Path) -> None:
     finding = only(lost_optimizer_states, resumed(tmp_path / "run", at=0, keys=["opt"]))
     assert (finding.rule, finding.step) == ("optimizer-state-lost", 0)
     assert "checkpoint['opt']" in finding.fix
 
 
-def test_a_training_that_goes_on_with_a_new_optimizer_is_told_at_its_step(tmp_path: Path) -> None:
+def test_a_training_that_goes_on_with_a_new_optimizer_is_reported_at_its_step(tmp_path: Path) -> None:
     assert only(lost_optimizer_states, resumed(tmp_path / "run", at=30, keys=[])).step == 30
 
 

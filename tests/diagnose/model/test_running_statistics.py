@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from torch import nn
 
-from roundoff.diagnose.model.norm_statistics import frozen_statistics, lost_statistics
+from roundoff.diagnose.model.batch_statistics import frozen_statistics, lost_statistics
 from roundoff.runs import ModuleFacts, ParameterFacts, Run
 from roundoff.watch.watching import watching
 from tests.diagnose.findings import only

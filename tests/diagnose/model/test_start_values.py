@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from torch import nn
 
-from roundoff.diagnose.model.start_values import stuck_start_values
+from roundoff.diagnose.model.stuck_units import stuck_start_values
 from tests.diagnose.findings import only
 from tests.diagnose.watched_training import mlp, watched_training
 

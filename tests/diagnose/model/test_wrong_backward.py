@@ -7,18 +7,17 @@ from pathlib import Path
 import pytest
 
 from roundoff.diagnose.model.backward import wrong_backwards
-from roundoff.runs import Run
+from roundoff.runs import DirectionProbe, Run, SlopeOfParameter
 from tests.diagnose.findings import only
 from tests.run_folders import write_run
 
 
 def walked(folder: Path, ratio: float, further: float, functions: tuple[str, ...] = ("Cube",)) -> Run:
-    by_site = [
-        {"site": "first", "parameter": "first.weight", "ratio": ratio, "ratio_further": further},
-        {"site": "head", "parameter": "head.weight", "ratio": 1.0, "ratio_further": 1.0},
-    ]
-    probe = {"probe": "direction", "step": 9, "expected": 1.0, "measured": 0.9, "ratio": 0.9}
-    probe |= {"functions": list(functions), "by_site": by_site}
+    by_site = (
+        SlopeOfParameter(site="first", parameter="first.weight", ratio=ratio, ratio_further=further),
+        SlopeOfParameter(site="head", parameter="head.weight", ratio=1.0, ratio_further=1.0),
+    )
+    probe = DirectionProbe(step=9, expected=1.0, measured=0.9, ratio=0.9, functions=functions, by_site=by_site)
     return write_run(folder, probe)
 
 

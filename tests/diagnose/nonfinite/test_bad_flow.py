@@ -79,7 +79,7 @@ def test_is_silent_on_healthy_steps_and_on_masks(tmp_path: Path) -> None:
     assert bad_flow(run, step=0) is None
 
 
-def test_what_is_clamped_away_has_no_origin_and_is_told_apart(tmp_path: Path) -> None:
+def test_what_is_clamped_away_has_no_origin_and_is_distinguished(tmp_path: Path) -> None:
     run = train(mlp_with(lambda x: x + (1 / (x - x).abs()).detach().clamp(max=1.0)), tmp_path / "run")
     found = bad_flow(run, step=BAD_STEP)
     assert found is not None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from roundoff.diagnose.nonfinite.loss_scale_collapse import collapsed_loss_scales
+from roundoff.diagnose.nonfinite.values import collapsed_loss_scales
 from roundoff.runs import Metrics, Run
 from tests.run_folders import write_run
 

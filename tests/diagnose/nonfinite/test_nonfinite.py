@@ -13,21 +13,7 @@ from torch import Tensor, nn
 from roundoff.diagnose import first_nonfinite
 from roundoff.record import recording
 from roundoff.runs import Finding, Run
-
-BAD_STEP = 2
-
-
-class At(nn.Module):
-    """Applies a function, from a certain step on."""
-
-    def __init__(self, function: Callable[[Tensor], Tensor]) -> None:
-        super().__init__()
-        self.function = function
-        self.num_calls = 0
-
-    def forward(self, x: Tensor) -> Tensor:
-        self.num_calls += 1
-        return self.function(x) if self.num_calls > BAD_STEP else x
+from tests.diagnose.planted import BAD_STEP, At
 
 
 def train_and_find(

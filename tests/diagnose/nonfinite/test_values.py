@@ -260,7 +260,7 @@ def test_the_first_op_that_differs_is_named_where_the_run_holds_the_step_twice(t
     assert "aten.randn#0 in 1.1 is the first op with a different result" in finding.why
 
 
-def test_a_bad_value_that_came_over_from_another_rank_is_told_once(tmp_path: Path) -> None:
+def test_a_bad_value_that_came_over_from_another_rank_is_reported_once(tmp_path: Path) -> None:
     for rank in range(2):
         seen = Anomaly(step=0, kind="loss", value=torch.nan)
         run = write_run(tmp_path / "run", losses(torch.nan), seen, rank=rank, ranks=2)

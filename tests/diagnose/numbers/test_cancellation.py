@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from torch import Tensor
 
-from roundoff.diagnose.numbers.cancellation import cancellations
+from roundoff.diagnose.numbers.rounding_damage import cancellations
 from tests.diagnose.planted import BAD_STEP, mlp_with, train
 
 

@@ -7,14 +7,14 @@ from pathlib import Path
 import pytest
 
 from roundoff.diagnose.numbers.underflow import underflowing_gradients
-from roundoff.runs import Run
+from roundoff.runs import Run, WideProbe, ZeroShares
 from tests.run_folders import losses, parameter_rows, write_run
 
 
 def probed(folder: Path, *, zero: float, wide: float) -> Run:
-    shares = [{"name": "a.weight", "zero_share": zero, "wide_zero_share": wide, "subnormal_share": 0.1}]
+    shares = (ZeroShares(name="a.weight", zero_share=zero, wide_zero_share=wide, subnormal_share=0.1),)
     rows = [{"step": s, "parameter": "a.weight", "grad_zero_share": zero if s else 0.0} for s in range(3)]
-    probe = {"probe": "wide", "step": 2, "loss": 1.0, "wide_loss": 1.0, "parameters": shares}
+    probe = WideProbe(step=2, loss=1.0, wide_loss=1.0, parameters=shares)
     return write_run(folder, parameter_rows(rows), probe, losses(1.0))
 
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from roundoff.diagnose.numbers.ids_through_float import ids_through_float
+from roundoff.diagnose.numbers.rounding_damage import ids_through_float
 from roundoff.runs import Run
 from roundoff.watch.watching import watching
 

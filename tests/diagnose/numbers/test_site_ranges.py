@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from roundoff.diagnose.flow import recorded_steps
 from roundoff.diagnose.numbers.site_ranges import DEEPEST, SiteRange, merge_ranges, site_ranges, site_tree
+from roundoff.diagnose.step_flow import recorded_steps
 from roundoff.record import recording
 from roundoff.runs import Run
 

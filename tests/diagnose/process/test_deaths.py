@@ -120,7 +120,7 @@ def test_a_crash_without_stacks_or_flight_is_still_one(folder: Path):
     assert "roundoff run --ops" in finding.fix
 
 
-def test_a_crash_that_nobody_waited_for_is_told_from_its_own_stacks(folder: Path):
+def test_a_crash_that_no_one_waited_for_is_reported_from_its_own_stacks(folder: Path):
     fly(folder, rank=1)
     (folder / "metrics-rank1.jsonl").touch()
     crash_path(folder, rank=1).write_text(CRASH)
@@ -129,7 +129,7 @@ def test_a_crash_that_nobody_waited_for_is_told_from_its_own_stacks(folder: Path
     assert finding.source == "project/model.py:41"
 
 
-def test_a_crash_after_the_training_is_told_as_such(folder: Path):
+def test_a_crash_after_the_training_is_reported_as_such(folder: Path):
     fly(folder)
     Ending(pid=7, signal=signal.SIGSEGV, was_over=True).write(folder, rank=0)
     finding = only(folder)
@@ -147,7 +147,7 @@ def test_a_kill_without_evidence_does_not_blame_memory(folder: Path):
     finding = only(folder)
     assert place(finding) == ("killed", 12, "forward", "blocks.3.mlp", None, 0)
     assert finding.title == "the process was killed (SIGKILL)"
-    assert "it used 2.00 GiB of 24.0 GiB, and 20.0 GiB were free" in finding.why
+    assert "it used 2.15 GB of 25.8 GB, and 21.5 GB were free" in finding.why
 
 
 @pytest.mark.parametrize(
@@ -167,7 +167,7 @@ def test_a_kill_with_evidence_is_probably_out_of_memory(folder: Path, memory: di
     assert "the last op that started was aten.cat" in finding.why
 
 
-def test_somebody_elses_lack_of_memory_is_no_evidence(folder: Path):
+def test_someone_elses_lack_of_memory_is_no_evidence(folder: Path):
     Ending(
         pid=7, signal=signal.SIGKILL, peak_rss_bytes=GIB, available_bytes=20 * GIB, memory_bytes=24 * GIB,
         num_oom_kills=3,
@@ -175,7 +175,7 @@ def test_somebody_elses_lack_of_memory_is_no_evidence(folder: Path):
     assert "probably" not in only(folder).title
 
 
-def test_a_hang_names_where_it_stands(folder: Path):
+def test_a_hang_names_where_it_is(folder: Path):
     fly(folder, op="mylib.spin")
     crash_path(folder, rank=0).write_text(IN_A_LOOP)
     Ending(pid=7, seconds_without_progress=61.2, has_ops=True).write(folder, rank=0)
@@ -273,5 +273,5 @@ def test_a_process_that_ended_by_itself_gives_no_finding(folder: Path, code: int
     assert process_deaths(Run.open(folder)) == []
 
 
-def test_a_run_that_nobody_waited_for_gives_no_finding(folder: Path):
+def test_a_run_that_no_one_waited_for_gives_no_finding(folder: Path):
     assert process_deaths(Run.open(folder)) == []

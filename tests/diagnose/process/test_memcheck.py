@@ -2,7 +2,7 @@ from pathlib import Path
 
 import pytest
 
-from roundoff.diagnose.process.memcheck import memcheck_findings
+from roundoff.diagnose.process.memory import memcheck_findings
 from roundoff.errors import RunFolderError
 from roundoff.runs import Severity
 
@@ -37,7 +37,7 @@ def written(folder: Path, *errors: str, end: str = "</valgrindoutput>") -> Path:
     return path
 
 
-def test_losses_are_summed_by_the_frame_behind_the_allocation(tmp_path: Path):
+def test_losses_are_summed_by_the_frame_that_called_the_allocator(tmp_path: Path):
     path = written(
         tmp_path,
         loss(100, 1, MALLOC, ("other", "/lib/other.so", None), PYTHON),
@@ -58,13 +58,13 @@ def test_a_wrong_access_comes_first_and_is_an_error(tmp_path: Path):
 
 
 @pytest.mark.parametrize("once", ["dlopen@@GLIBC_2.34", "PyInit__C", "PyModule_ExecDef", "_dl_map_object"])
-def test_what_happens_once_while_libraries_are_loaded_is_not_told(tmp_path: Path, once: str):
+def test_what_happens_once_while_libraries_are_loaded_is_not_reported(tmp_path: Path, once: str):
     loading = (once, "/lib/x.so", None)
     path = written(tmp_path, loss(9, 1, MALLOC, KERNEL, loading), access("Invalid read of size 8", KERNEL, loading))
     assert memcheck_findings(path) == []
 
 
-def test_what_python_itself_keeps_is_not_told(tmp_path: Path):
+def test_what_python_itself_keeps_is_not_reported(tmp_path: Path):
     start = ("(below main)", "/lib/libc.so.6", ("libc_start_call_main.h", 58))
     assert memcheck_findings(written(tmp_path, loss(9, 1, MALLOC, PYTHON, PYTHON, start))) == []
 

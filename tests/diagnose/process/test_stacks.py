@@ -66,7 +66,7 @@ def test_the_crashing_threads_python_frames_come_innermost_first():
     assert [(frame.function, frame.line) for frame in frames] == [("linear", 9), ("forward", 41), ("<module>", 12)]
 
 
-def test_stacks_of_a_hang_are_told_from_those_of_a_later_crash():
+def test_stacks_of_a_hang_are_distinguished_from_those_of_a_later_crash():
     assert [frame.function for frame in python_frames(PYTHON, section="hang")] == ["wait", "main"]
 
 
@@ -82,8 +82,8 @@ def test_the_users_frame_is_neither_torchs_nor_pythons_nor_ours():
     waiting = users_frame(python_frames(PYTHON, section="hang"))
     assert waiting is not None
     assert waiting.line == 30
-    ours = frames_in(['  File "/home/me/src/roundoff/watch/process/supervise.py", line 51 in supervise'])
-    assert users_frame(ours) is None
+    frames = frames_in(['  File "/home/me/src/roundoff/watch/process/supervise.py", line 51 in supervise'])
+    assert users_frame(frames) is None
     stdlib = frames_in(
         ['  File "/root/.pyenv/versions/3.11.7/lib/python3.11/ctypes/__init__.py", line 519 in string_at']
     )

@@ -8,7 +8,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from roundoff.diagnose.process.uncaught_exception import uncaught_exceptions
 from roundoff.runs import Anomaly, Ending, Finding, FlightRecorder, Run, RunInfo, RunWriter, Severity, flight_path
-from roundoff.watch.exceptions import exception_detail
+from roundoff.watch.detector import exception_detail
 from tests.run_folders import write_run
 
 
@@ -38,7 +38,7 @@ def found_after(folder: Path, error: BaseException, *, status: str = "failed") -
     recorder.note(step=5, phase="forward")
     recorder.enter("forward", "<model>")
     recorder.enter("forward", "head")
-    detail = exception_detail(error)
+    detail = exception_detail(error, site="head")
     writer.write(Anomaly(step=5, kind="exception", phase="forward", name=type(error).__name__, detail=detail))
     writer.close(status=status)
     return uncaught_exceptions(Run.open(folder))

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from roundoff.diagnose.ranks.collectives import mismatched_collectives
-from roundoff.runs import Anomaly, Metrics, Run
+from roundoff.diagnose.ranks.division_of_work import mismatched_collectives
+from roundoff.runs import Anomaly, ExceptionDetail, Metrics, Run
 from tests.run_folders import write_run
 
 CLOSED = "Connection closed by peer [127.0.0.1]:41154."
@@ -14,7 +14,7 @@ CLOSED = "Connection closed by peer [127.0.0.1]:41154."
 def write(folder: Path, num_steps: tuple[int, int], messages: tuple[str | None, str | None]) -> Run:
     for rank in range(2):
         metrics = [Metrics(step=step, loss=1.0) for step in range(num_steps[rank])]
-        raised = Anomaly(step=num_steps[rank] - 1, kind="exception", detail={"message": messages[rank]})
+        raised = Anomaly(step=num_steps[rank] - 1, kind="exception", detail=ExceptionDetail(message=messages[rank]))
         run = write_run(folder, metrics, [raised] if messages[rank] else [], rank=rank, ranks=2)
     return run
 
@@ -28,5 +28,5 @@ def test_a_rank_that_failed_by_itself_is_no_mismatch(tmp_path: Path) -> None:
     assert mismatched_collectives(write(tmp_path / "run", (12, 11), (CLOSED, "index out of bounds"))) == []
 
 
-def test_uneven_ranks_that_nobody_waits_for_are_fine(tmp_path: Path) -> None:
+def test_uneven_ranks_that_no_one_waits_for_are_fine(tmp_path: Path) -> None:
     assert mismatched_collectives(write(tmp_path / "run", (12, 11), (None, None))) == []

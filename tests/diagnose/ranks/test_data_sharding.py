@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from roundoff.diagnose.ranks.data_sharding import data_of_ranks
+from roundoff.diagnose.ranks.division_of_work import data_of_ranks
 from roundoff.runs import BatchFacts, Call, Run, TensorFacts, call_detail
 from tests.run_folders import losses, write_run
 
@@ -36,11 +36,11 @@ def test_other_batches_are_fine(contents: tuple[list[int], list[int]], tmp_path:
     assert data_of_ranks(write(tmp_path / "run", contents)) == []
 
 
-def epochs(told: list[int], **detail: object) -> list[Call]:
+def epochs(numbers: list[int], **detail: object) -> list[Call]:
     known = {"loader": 0, "num_batches": 3, "shuffle": True, **detail}
     return [
         Call(step=3 * place, call="epoch", detail=call_detail("epoch", {**known, "set_epoch": epoch}))
-        for place, epoch in enumerate(told)
+        for place, epoch in enumerate(numbers)
     ]
 
 
@@ -53,6 +53,6 @@ def test_epochs_in_the_same_order_are_named(tmp_path: Path) -> None:
     assert (finding.rule, finding.step) == ("epoch-order-repeated", 3)
 
 
-def test_epochs_that_are_told_or_not_meant_to_be_shuffled_are_fine(tmp_path: Path) -> None:
-    assert data_of_ranks(write(tmp_path / "told", SHUFFLED, epochs([0, 1]))) == []
+def test_epochs_that_are_set_or_not_meant_to_be_shuffled_are_fine(tmp_path: Path) -> None:
+    assert data_of_ranks(write(tmp_path / "set", SHUFFLED, epochs([0, 1]))) == []
     assert data_of_ranks(write(tmp_path / "plain", REPEATED, epochs([0, 0], shuffle=False))) == []

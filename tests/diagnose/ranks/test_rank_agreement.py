@@ -35,7 +35,7 @@ def test_ranks_that_differ_from_each_other_are_in_groups_of_their_own(tmp_path: 
     assert each.stretches[0].groups == (1, 0, 2, 0)
 
 
-def test_inputs_should_differ_and_those_of_two_ranks_that_do_not_are_told(tmp_path: Path):
+def test_inputs_should_differ_and_those_of_two_ranks_that_do_not_are_reported(tmp_path: Path):
     own = found(tmp_path / "a", lambda *_: 0)["input"]
     assert (own.stretches[0].groups, own.first_odd) == ((0, 1, 2, 3), None)
     shared = found(tmp_path / "b", lambda kind, step, rank: kind == "input" and rank == 3 and step > 1)["input"]
@@ -43,5 +43,5 @@ def test_inputs_should_differ_and_those_of_two_ranks_that_do_not_are_told(tmp_pa
     assert (shared.first_odd.first_step, shared.first_odd.groups) == (2, (0, 1, 2, 0))
 
 
-def test_one_rank_has_nobody_to_agree_with(tmp_path: Path):
+def test_one_rank_has_no_one_to_agree_with(tmp_path: Path):
     assert rank_agreement(write_metrics_run(tmp_path / "a", [1.0])) == []

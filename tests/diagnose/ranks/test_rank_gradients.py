@@ -1,4 +1,4 @@
-"""Ranks that drift apart are told by how: start values, no exchange, clipping, one gradient."""
+"""Ranks that drift apart are reported with the reason: start values, no exchange, clipping, one gradient."""
 
 from __future__ import annotations
 

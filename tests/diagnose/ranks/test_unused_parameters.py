@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from roundoff.diagnose.ranks.collectives import unused_parameters
-from roundoff.runs import Anomaly, ModuleFacts, ParameterFacts, Run, Severity, Structure
+from roundoff.diagnose.ranks.division_of_work import unused_parameters
+from roundoff.runs import Anomaly, ExceptionDetail, ModuleFacts, ParameterFacts, Run, Severity, Structure
 from tests.run_folders import losses, write_run
 
 
@@ -21,7 +21,7 @@ def write(folder: Path, *, unused: tuple[bool, bool], message: str | None) -> Ru
             for name, is_unused in (("head.weight", False), ("other.weight", unused[rank]))
         ]  # fmt: skip
         module = ModuleFacts(site="<model>", kind="DistributedDataParallel", training=True)
-        raised = Anomaly(step=1, kind="exception", name="RuntimeError", detail={"message": message})
+        raised = Anomaly(step=1, kind="exception", name="RuntimeError", detail=ExceptionDetail(message=message))
         structure = Structure(step=0, parameters=tuple(facts), modules=(module,))
         run = write_run(folder, structure, [raised] if message else [], losses(1.0), rank=rank, ranks=2)
     return run

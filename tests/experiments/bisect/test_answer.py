@@ -1,7 +1,7 @@
 from dataclasses import replace
 from pathlib import Path
 
-from roundoff.experiments.bisect.answer import BisectAnswer, bisect_text
+from roundoff.experiments.bisect.bisect_answer import BisectAnswer, bisect_text
 from roundoff.words import join_words
 
 ANSWER = BisectAnswer(

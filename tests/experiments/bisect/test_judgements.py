@@ -73,8 +73,8 @@ def test_no_run_beyond_the_budget_is_begun_and_memory_costs_nothing():
     [(2, 4.9, None), (3, 0.0, "max_runs"), (4, 9.0, "max_runs"), (0, 5.0, "deadline_seconds")],
 )
 def test_the_limit_that_is_reached_is_named(num_runs: int, seconds: float, limit: str | None):
-    assert Budget(max_runs=3, deadline_seconds=5.0).exceeded(num_runs=num_runs, seconds=seconds) == limit
+    assert Budget(max_runs=3, deadline_seconds=5.0).limit_after(num_runs=num_runs, seconds=seconds) == limit
 
 
 def test_without_limits_there_is_no_end():
-    assert Budget().exceeded(num_runs=10**9, seconds=1e9) is None
+    assert Budget().limit_after(num_runs=10**9, seconds=1e9) is None

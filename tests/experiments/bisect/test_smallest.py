@@ -31,16 +31,16 @@ class Noisy:
 
 
 class Interrupted:
-    """A judge that notes what it was asked, and is interrupted at its nth run."""
+    """A judge that records its calls, and is interrupted at its nth run."""
 
     def __init__(self, *, at_run: int | None) -> None:
-        self.asked: list[frozenset[str]] = []
+        self.calls: list[frozenset[str]] = []
         self.at_run = at_run
 
     def __call__(self, chosen: frozenset[str]) -> bool:
-        if len(self.asked) == self.at_run:
+        if len(self.calls) == self.at_run:
             raise KeyboardInterrupt
-        self.asked.append(chosen)
+        self.calls.append(chosen)
         return wants(*CULPRITS)(chosen)
 
 
@@ -51,12 +51,12 @@ def test_finds_what_was_planted_and_proves_that_nothing_can_be_left_out(search: 
     assert found.sites == CULPRITS
     assert found.is_minimal
     assert found.stopped_by is None
-    assert found.num_runs == len(judge.asked) == len(set(judge.asked))
+    assert found.num_runs == len(judge.calls) == len(set(judge.calls))
     without_one = [frozenset({site}) for site in CULPRITS]
-    assert {frozenset(), frozenset(SITES), frozenset(CULPRITS), *without_one} <= set(judge.asked)
+    assert {frozenset(), frozenset(SITES), frozenset(CULPRITS), *without_one} <= set(judge.calls)
 
 
-def test_the_answer_stands_in_the_order_of_the_sites():
+def test_the_answer_is_in_the_order_of_the_sites():
     assert smallest_wide(SITES[::-1], wants(*CULPRITS)).sites == CULPRITS[::-1]
 
 
@@ -109,47 +109,47 @@ def test_any_number_of_runs_gives_the_best_set_so_far():
 
 
 def test_no_run_begins_after_the_deadline():
-    asked: list[frozenset[str]] = []
+    calls: list[frozenset[str]] = []
 
     def slow_from_the_third_run_on(chosen: frozenset[str]) -> bool:
-        asked.append(chosen)
-        time.sleep(0.5 if len(asked) > 2 else 0)
+        calls.append(chosen)
+        time.sleep(0.5 if len(calls) > 2 else 0)
         return wants(*CULPRITS)(chosen)
 
     found = smallest_wide(SITES, slow_from_the_third_run_on, deadline_seconds=0.5)
     assert (found.is_minimal, found.stopped_by) == (False, "deadline_seconds")
-    assert found.num_runs == len(asked) == 3
+    assert found.num_runs == len(calls) == 3
     assert set(CULPRITS) <= set(found.sites)
 
 
-def test_progress_tells_runs_and_the_smallest_set_so_far():
-    told: list[SearchProgress] = []
-    found = smallest_wide(SITES, wants(*CULPRITS), on_progress=told.append)
-    assert [progress.num_runs for progress in told] == list(range(1, found.num_runs + 1))
-    lengths = [len(progress.smallest or ()) for progress in told]
+def test_progress_reports_runs_and_the_smallest_set_so_far():
+    reported: list[SearchProgress] = []
+    found = smallest_wide(SITES, wants(*CULPRITS), on_progress=reported.append)
+    assert [progress.num_runs for progress in reported] == list(range(1, found.num_runs + 1))
+    lengths = [len(progress.smallest or ()) for progress in reported]
     assert lengths == sorted(lengths, reverse=True)
-    assert told[0].smallest == tuple(SITES)
-    assert told[-1].smallest == found.sites
+    assert reported[0].smallest == tuple(SITES)
+    assert reported[-1].smallest == found.sites
 
 
 def test_progress_knows_no_set_until_all_sites_are_judged():
-    told: list[SearchProgress] = []
-    smallest_wide(SITES, wants(*CULPRITS), repeats=3, on_progress=told.append)
-    assert [progress.smallest for progress in told[:2]] == [None, tuple(SITES)]
+    reported: list[SearchProgress] = []
+    smallest_wide(SITES, wants(*CULPRITS), repeats=3, on_progress=reported.append)
+    assert [progress.smallest for progress in reported[:2]] == [None, tuple(SITES)]
 
 
 @pytest.mark.parametrize("repeats", [1, 3])
 def test_a_search_interrupted_anywhere_goes_on_without_repeating_a_run(tmp_path: Path, repeats: int):
     whole = Interrupted(at_run=None)
     expected = smallest_wide(SITES, whole, repeats=repeats)
-    for at_run in range(len(whole.asked)):
+    for at_run in range(len(whole.calls)):
         path = tmp_path / f"{at_run}.jsonl"
         first, second = Interrupted(at_run=at_run), Interrupted(at_run=None)
         with pytest.raises(KeyboardInterrupt):
             smallest_wide(SITES, first, repeats=repeats, remember_in=path)
         found = smallest_wide(SITES, second, repeats=repeats, remember_in=path)
         assert found.sites == expected.sites
-        assert first.asked + second.asked == whole.asked
+        assert first.calls + second.calls == whole.calls
 
 
 def test_a_search_out_of_budget_goes_on_from_its_file(tmp_path: Path):

@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 
 from roundoff.errors import BisectError
-from roundoff.experiments.bisect.answer import BisectAnswer, bisect_text
-from roundoff.experiments.bisect.experiment import bisect_training
-from roundoff.experiments.bisect.options import BisectEvent, BisectOptions
+from roundoff.experiments.bisect.bisect_answer import BisectAnswer, bisect_text
+from roundoff.experiments.bisect.bisect_options import BisectEvent, BisectOptions
+from roundoff.experiments.bisect.bisection import bisect_training
 from roundoff.experiments.trials.targets import ScriptTarget
 from roundoff.record.script import Script, run_script
 from roundoff.watch.watching import watching
@@ -66,7 +66,7 @@ def walked(tmp_path: Path, text: str, *args: str, **options: object) -> BisectAn
     chosen = BisectOptions(auto=True, runs=tmp_path / "runs", jobs=0, **options)
     events: list[BisectEvent] = []
     answer = bisect_training(subject, chosen, on_event=events.append)
-    assert [event.what for event in events if event.what in answer.stages] == [*answer.stages], "all are told at once"
+    assert [event.what for event in events if event.what in answer.stages] == [*answer.stages], "reported at once"
     return answer
 
 
@@ -108,7 +108,7 @@ def test_an_op_is_searched_for_when_no_format_helps(tmp_path: Path):
     assert answer.found == ("1:backward:planted.squash_backward",)
 
 
-def test_trainings_that_were_told_different_things_are_aligned_first(tmp_path: Path):
+def test_trainings_with_different_settings_are_aligned_first(tmp_path: Path):
     (tmp_path / "good.py").write_text(LEARNS)
     with watching(to=tmp_path / "good"):
         run_script(Script(target=str(tmp_path / "good.py"), args=("0.1",)))

@@ -6,21 +6,21 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from roundoff.experiments.bisect.subset_search import ddmin, minimal_subset, subset_by_prefixes
+from roundoff.experiments.bisect.smallest import ddmin, minimal_subset, subset_by_prefixes
 
 
 class Counted:
-    """A judge that remembers, and counts what it was asked beyond everything and nothing."""
+    """A judge that caches, and counts its calls for sets other than all sites and none."""
 
     def __init__(self, num_sites: int, holds: Callable[[frozenset[str]], bool]) -> None:
         self.judge = holds
         self.known: dict[frozenset[str], bool] = {frozenset(): False, frozenset(names(num_sites)): True}
-        self.num_asked = 0
+        self.num_calls = 0
 
     def __call__(self, sites: Sequence[str]) -> bool:
         chosen = frozenset(sites)
         if chosen not in self.known:
-            self.num_asked += 1
+            self.num_calls += 1
             self.known[chosen] = self.judge(chosen)
         return self.known[chosen]
 
@@ -42,7 +42,7 @@ def is_one_minimal(found: list[str], holds: Callable[[frozenset[str]], bool]) ->
 @pytest.mark.parametrize("search", [minimal_subset, subset_by_prefixes, ddmin])
 @pytest.mark.parametrize("num_wanted", [1, 2, 5])
 @pytest.mark.parametrize("num_sites", [8, 9, 26, 100, 500])
-def test_finds_exactly_what_was_planted_wherever_it_stands(search: Callable[..., list[str]], num_sites, num_wanted):
+def test_finds_exactly_what_was_planted_wherever_it_is(search: Callable[..., list[str]], num_sites, num_wanted):
     for seed in range(20):
         places = random.Random(seed).sample(range(1, num_sites + 1), num_wanted)
         found = search(names(num_sites), planted(num_sites, *places))
@@ -55,7 +55,7 @@ def test_one_culprit_at_the_worst_place_costs_at_most(num_sites: int, bar: int):
     for place in range(1, num_sites + 1):
         judge = planted(num_sites, place)
         minimal_subset(names(num_sites), judge)
-        counts.append(judge.num_asked)
+        counts.append(judge.num_calls)
     print(f"one of {num_sites}: at most {max(counts)}, on average {sum(counts) / num_sites:.1f}")
     assert max(counts) <= bar
 
@@ -64,13 +64,13 @@ def test_one_culprit_costs_by_its_place_in_the_order_of_suspicion():
     for place in range(1, 257):
         judge = planted(256, place)
         minimal_subset(names(256), judge)
-        assert judge.num_asked <= 2 * log2(place) + 4, place
+        assert judge.num_calls <= 2 * log2(place) + 4, place
 
 
 def test_the_first_suspect_costs_one_question():
     judge = planted(256, 1)
     assert minimal_subset(names(256), judge) == ["block.0"]
-    assert judge.num_asked == 1
+    assert judge.num_calls == 1
 
 
 def test_two_culprits_among_fifty_cost_at_most_twenty():
@@ -79,25 +79,25 @@ def test_two_culprits_among_fifty_cost_at_most_twenty():
         for second in range(first + 1, 51):
             judge = planted(50, first, second)
             minimal_subset(names(50), judge)
-            counts.append(judge.num_asked)
+            counts.append(judge.num_calls)
     print(f"two of 50: at most {max(counts)}, on average {sum(counts) / len(counts):.1f}")
     assert max(counts) <= 20
 
 
 @pytest.mark.parametrize(("num_wanted", "gain"), [(1, 1.1), (2, 1.8), (5, 2.5)])
-def test_asks_less_than_plain_ddmin(num_wanted: int, gain: float):
-    ours, plain = 0, 0
+def test_needs_fewer_calls_than_plain_ddmin(num_wanted: int, gain: float):
+    by_prefixes, plain = 0, 0
     for seed in range(100):
         places = random.Random(seed).sample(range(1, 101), num_wanted)
         for search in (minimal_subset, ddmin):
             judge = planted(100, *places)
             search(names(100), judge)
             if search is ddmin:
-                plain += judge.num_asked
+                plain += judge.num_calls
             else:
-                ours += judge.num_asked
-    print(f"{num_wanted} of 100: {ours / 100:.1f} questions, plain ddmin {plain / 100:.1f}")
-    assert gain * ours <= plain
+                by_prefixes += judge.num_calls
+    print(f"{num_wanted} of 100: {by_prefixes / 100:.1f} questions, plain ddmin {plain / 100:.1f}")
+    assert gain * by_prefixes <= plain
 
 
 @settings(max_examples=200, deadline=None)

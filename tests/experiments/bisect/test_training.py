@@ -3,8 +3,8 @@ from pathlib import Path
 
 import pytest
 
-from roundoff.experiments.bisect.experiment import bisect_training
-from roundoff.experiments.bisect.options import BisectEvent, BisectOptions
+from roundoff.experiments.bisect.bisect_options import BisectEvent, BisectOptions
+from roundoff.experiments.bisect.bisection import bisect_training
 from roundoff.experiments.trials.targets import ScriptTarget
 from roundoff.precision import find_recipe
 from roundoff.record.script import Script
@@ -52,7 +52,7 @@ def test_the_recipe_holds_the_overrides_and_the_proof_as_comments(tmp_path: Path
     assert f"#   took       {took}" in comments
 
 
-def test_a_search_that_is_wholly_kept_tells_how_long_its_runs_took(tmp_path: Path):
+def test_a_search_without_new_runs_reports_how_long_its_runs_took(tmp_path: Path):
     first, again = (
         bisect_training(
             subject("planted_overflow.py", "2", "4"),

@@ -10,7 +10,7 @@ import pytest
 
 from roundoff.errors import ClusterError
 from roundoff.experiments.engine.ray_cluster import _call_on_machine
-from roundoff.experiments.engine.scheduler import connected, run_tasks
+from roundoff.experiments.engine.scheduler import connected_to, run_tasks
 from roundoff.experiments.engine.task import Task
 
 ray = pytest.importorskip("ray")
@@ -21,7 +21,7 @@ def tasks(*expressions: str) -> list[Task]:
 
 
 @pytest.mark.slow
-def test_starts_a_cluster_where_there_is_none_and_leaves_nothing_behind(
+def test_starts_a_cluster_where_there_is_none_and_leaves_nothing_running(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ):
     handler = signal.getsignal(signal.SIGTERM)
@@ -30,7 +30,7 @@ def test_starts_a_cluster_where_there_is_none_and_leaves_nothing_behind(
     parent = "int(open(f'/proc/{__import__(\"os\").getppid()}/stat').read().split()[3])"
     kill = f"(open({str(flag)!r}, 'w').write(str(__import__('os').getpid())), __import__('os').kill({parent}, 9))"
     survives = f"7 if __import__('os').path.exists({str(flag)!r}) else ({kill}, __import__('time').sleep(60))"
-    with connected("ray"):
+    with connected_to("ray"):
         assert ray.is_initialized()
         (outcome,) = run_tasks(tasks(survives), on="ray")
         assert ray.is_initialized()

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from roundoff.errors import UsageError
-from roundoff.experiments.engine.scheduler import Backend, connected, run_tasks
+from roundoff.experiments.engine.scheduler import Backend, connected_to, run_tasks
 from roundoff.experiments.engine.task import Task, TaskOutcome
 
 Run = Callable[..., list[TaskOutcome]]
@@ -124,18 +124,18 @@ def test_every_call_has_a_process_of_its_own(run: Run):
     assert os.getpid() not in ids
 
 
-def test_outcomes_are_told_as_soon_as_they_are_there(run: Run, tmp_path: Path):
-    told: list[TaskOutcome] = []
+def test_outcomes_are_reported_as_soon_as_they_are_known(run: Run, tmp_path: Path):
+    reported: list[TaskOutcome] = []
 
     def tell(outcome: TaskOutcome) -> None:
-        told.append(outcome)
-        (tmp_path / "told").touch()
+        reported.append(outcome)
+        (tmp_path / "reported").touch()
 
-    run(tasks(waits_for(tmp_path / "told"), "'at once'"), jobs=2, on_result=tell)
-    assert [outcome.value for outcome in told] == ["at once", True]
+    run(tasks(waits_for(tmp_path / "reported"), "'at once'"), jobs=2, on_result=tell)
+    assert [outcome.value for outcome in reported] == ["at once", True]
 
 
-def test_an_interrupt_leaves_no_process_behind(run: Run, tmp_path: Path):
+def test_an_interrupt_leaves_no_process_running(run: Run, tmp_path: Path):
     def interrupt(outcome: TaskOutcome) -> None:
         raise KeyboardInterrupt
 
@@ -169,5 +169,5 @@ def test_0_jobs_do_not_go_to_a_cluster():
 
 
 def test_the_pool_needs_no_connection():
-    with connected("pool"):
+    with connected_to("pool"):
         assert run_tasks(tasks("1"))[0].value == 1

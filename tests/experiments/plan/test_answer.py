@@ -3,21 +3,21 @@
 from dataclasses import replace
 from pathlib import Path
 
-from roundoff.experiments.plan.answer import Plan, plan_text, verdict
-from roundoff.experiments.plan.options import PlanOptions, Target
+from roundoff.experiments.plan.plan_answer import Plan, plan_text, verdict
+from roundoff.experiments.plan.plan_session import PlanOptions, Target
 from roundoff.experiments.plan.proposal import propose
 from roundoff.experiments.plan.proposal_recipe import planned_recipe
 from roundoff.experiments.plan.verification import Verification, VerifiedProposal
 from roundoff.experiments.trials.judges import LossJudge, Spread
 from roundoff.precision import find_recipe
-from roundoff.sensitivity.effects import Effect
+from roundoff.sensitivity.effects import LossEffect
 from tests.experiments.measured_steps import effect, rounded, small_gpt
 
 REFERENCE = LossJudge(reference=Spread.of([0.99, 1.0, 1.01]))
 
 
-def plan_of(*changed: Effect, subject: str = "train.py", verify: bool = True) -> Plan:
-    """Return a plan of the small GPT that nobody has tried."""
+def plan_of(*changed: LossEffect, subject: str = "train.py", verify: bool = True) -> Plan:
+    """Return a plan of the small GPT that is not verified."""
     measured = small_gpt(*changed)
     proposal = propose(measured, formats=["fp16"], target=Target(loss=0.005))
     return Plan(
@@ -36,7 +36,7 @@ def plan_of(*changed: Effect, subject: str = "train.py", verify: bool = True) ->
 
 
 def tried(plan: Plan, *losses: float) -> Plan:
-    """Return the plan with trials that ended with these losses, beside references around 1."""
+    """Return the plan with trials that ended with these losses, and references around 1."""
     bad = tuple(seed for seed, loss in enumerate(losses) if loss > REFERENCE.limit)
     verification = Verification(judge=REFERENCE, losses=losses, bad_seeds=bad, verdicts=(), num_steps=100)
     answer = VerifiedProposal(
@@ -59,19 +59,19 @@ def test_the_whole_text_fits_on_a_screen() -> None:
     text = plan_text(plan).partition("\n\nwhere")[0]
     assert text == (
         "fp16 everywhere except blocks.1.attn's own code: 100 % of the parameters are narrow, and it trains\n"
-        "as well as fp32.\n"
+        "  as well as fp32.\n"
         "  blocks.1.attn fp32  matmul overflow: its result reaches 3e+06, the largest fp16 number is 65504\n"
         "\n"
-        "measured  step 2 in fp32, loss 2; the target is the loss within 0.5 % of fp32 in one step\n"
-        "expected  the loss changes by 4.1e-06 (0.00021 %) in one step\n"
-        "bits      17.7 per weight or result on average\n"
-        "tried     first this\n"
-        "verified  3 trainings of 100 steps ended with a loss of 1, 1.01, 1;\n"
-        f"          fp32 has 1 +- 0.01 of 3 runs, at most {REFERENCE.limit:.4g} is good\n"
+        "  measured  step 2 in fp32, loss 2; the target is the loss within 0.5 % of fp32 in one step\n"
+        "  expected  the loss changes by 4.1e-06 (0.00021 %) in one step\n"
+        "  bits      17.7 per weight or result on average\n"
+        "  tried     first this\n"
+        "  verified  3 trainings of 100 steps ended with a loss of 1, 1.01, 1;\n"
+        f"            fp32 has 1 +- 0.01 of 3 runs, at most {REFERENCE.limit:.4g} is good\n"
         "\n"
-        "recipe    planned.toml\n"
-        "page      runs/plan-1/precision.html\n"
-        'use       model, optimizer = roundoff.apply_recipe(model, optimizer, "planned.toml")'
+        "  recipe    planned.toml\n"
+        "  page      runs/plan-1/precision.html\n"
+        '  use       model, optimizer = roundoff.apply_recipe(model, optimizer, "planned.toml")'
     )
 
 
@@ -86,13 +86,13 @@ def test_reasons_and_trials_that_are_long_go_on_in_their_column() -> None:
     lines = plan_text(plan).splitlines()
     assert max(map(len, lines)) <= 100
     assert "                      and more" in lines
-    assert [line for line in lines if "tried tried" in line][1].startswith("          tried")
+    assert [line for line in lines if "tried tried" in line][1].startswith("            tried")
 
 
 def test_where_the_precision_goes_comes_last() -> None:
     where = plan_text(plan_of(OVERFLOW)).partition("\n\nwhere precision is lost\n")[2].splitlines()
     assert where[0].startswith("In fp16 blocks.1.attn overflows: 20 % of a tensor of matmul")
-    assert where[2].split()[:3] == ["site", "share", "loss"]
+    assert next(line for line in where if line.startswith("site")).split()[:3] == ["site", "share", "loss"]
     assert sum(line.startswith(("blocks", "embed", "head")) for line in where) == 6
 
 
@@ -101,8 +101,8 @@ def test_a_plan_that_does_not_train_names_what_to_do_next() -> None:
     assert verdict(plan).endswith("but it does not train as well as fp32.")
     assert not plan.is_good
     lines = plan_text(plan).splitlines()
-    assert "use       roundoff train --recipe planned.toml ..." in lines
-    assert "next      roundoff bisect --bad planned.toml train --width 8" in lines
+    assert "  use       roundoff train --recipe planned.toml ..." in lines
+    assert "  next      roundoff bisect --bad planned.toml train --width 8" in lines
 
 
 def test_what_was_not_tried_says_so() -> None:

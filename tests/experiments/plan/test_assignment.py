@@ -3,9 +3,8 @@
 import pytest
 
 from roundoff.errors import PlanError
-from roundoff.experiments.plan.assignment import FormatChoice, choose_formats, format_choices
-from roundoff.experiments.plan.options import Target
-from roundoff.experiments.plan.site_formats import site_ops
+from roundoff.experiments.plan.plan_session import Target
+from roundoff.experiments.plan.site_choices import FormatChoice, choose_formats, format_choices, site_ops
 from tests.experiments.measured_steps import effect, measured
 
 
@@ -48,7 +47,7 @@ def test_a_budget_in_bytes_is_the_same_budget() -> None:
     assert formats_for(Target(memory_bytes=1200), 0.3, 0.1, 0.2, 0.4) == ["fp32", "bf16", "bf16", "fp32"]
 
 
-def test_a_budget_below_the_narrowest_formats_is_told_with_what_they_take() -> None:
+def test_a_budget_below_the_narrowest_formats_is_an_error_that_says_what_they_take() -> None:
     with pytest.raises(PlanError, match="they take 400 bytes; in fp32 800"):
         formats_for(Target(bits=8.0), 0.1, 0.2)
 

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from roundoff.experiments.plan.fixed_bits import FixedChoice, FixedPlan, FixedTask, measure_and_choose_fixed
-from roundoff.experiments.plan.options import Target
+from roundoff.experiments.plan.fixed_bits import FixedChoice, FixedPlan, measure_and_choose_fixed
+from roundoff.experiments.plan.plan_session import Target
 from roundoff.precision import find_recipe, to_toml
 from roundoff.precision.fixed import TensorSetting
 from roundoff.train import TrainConfig, train
@@ -16,7 +16,7 @@ SMALL = TrainConfig(width=4, limit=256, batch_size=64, threads=1, runs=None)
 
 @pytest.fixture(scope="module")
 def eight_bits() -> FixedPlan:
-    return measure_and_choose_fixed(FixedTask(config=SMALL, bits=8, target=Target(loss=0.01), step=1))
+    return measure_and_choose_fixed(SMALL, bits=8, target=Target(loss=0.01), step=1)
 
 
 def test_every_layer_gets_bits_and_a_range(eight_bits: FixedPlan) -> None:
@@ -27,7 +27,7 @@ def test_every_layer_gets_bits_and_a_range(eight_bits: FixedPlan) -> None:
 
 
 def test_fewer_bits_are_answered_by_wider_tensors(eight_bits: FixedPlan) -> None:
-    four_bits = measure_and_choose_fixed(FixedTask(config=SMALL, bits=4, target=Target(loss=0.01), step=1))
+    four_bits = measure_and_choose_fixed(SMALL, bits=4, target=Target(loss=0.01), step=1)
     assert {each.bits for each in four_bits.choices} > {4}
     assert four_bits.loss_change <= 0.01 * four_bits.loss
 

@@ -4,10 +4,10 @@ from collections import OrderedDict
 
 from torch import nn
 
-from roundoff.experiments.plan.options import Target
+from roundoff.experiments.plan.plan_session import Target
 from roundoff.experiments.plan.proposal import propose
 from roundoff.experiments.plan.proposal_recipe import overrides_of
-from roundoff.experiments.plan.site_formats import Proposal, SitePlan
+from roundoff.experiments.plan.site_choices import Proposal, SitePlan
 from roundoff.precision.recipe.site_formats import override_sites
 from tests.experiments.measured_steps import small_gpt
 
@@ -20,7 +20,7 @@ def test_a_plan_in_one_format_overrides_nothing() -> None:
     assert overrides_of(propose(small_gpt(), formats=["fp16"], target=Target(loss=0.005))) == {}
 
 
-def test_an_op_is_named_behind_its_site() -> None:
+def test_an_op_is_named_after_its_site() -> None:
     plan = proposal_of(SitePlan(site="blocks.1.attn", fmt="fp16", ops={"matmul": "fp32"}, all_ops=("matmul",)))
     assert overrides_of(plan) == {"blocks.1.attn:matmul": "fp32"}
 

@@ -1,4 +1,4 @@
-"""A training stands still, and its next step can be run again."""
+"""A paused training, whose next step can be run again."""
 
 from dataclasses import replace
 

@@ -3,9 +3,9 @@
 import pytest
 
 from roundoff.errors import PlanError
-from roundoff.experiments.plan.options import Target
+from roundoff.experiments.plan.plan_session import Target
 from roundoff.experiments.plan.proposal import propose
-from roundoff.experiments.plan.site_formats import Proposal
+from roundoff.experiments.plan.site_choices import Proposal
 from roundoff.sensitivity.effects import Sensitivity
 from tests.experiments.measured_steps import effect, measured, rounded, small_gpt
 
@@ -36,12 +36,12 @@ def test_an_overflow_in_one_attention_keeps_that_site_wide_and_its_parameters_na
 
 
 def fused_attention() -> Sensitivity:
-    """Return a step with an attention that holds its parameters itself, and overflows beside them."""
+    """Return a step with an attention that holds its parameters itself, and overflows elsewhere."""
     overflowing = effect("attn", "bmm", absmax=3e6, value=rounded(overflow=0.2))
     return measured(effect("attn", "linear", part="weight"), overflowing, parameters={"attn": 100})
 
 
-def test_an_op_beside_parameters_is_wide_without_them() -> None:
+def test_an_op_of_a_site_with_parameters_is_wide_without_them() -> None:
     (attention,) = planned(fused_attention()).wide
     assert (attention.site, attention.fmt, attention.ops) == ("attn", "fp16", {"bmm": "fp32"})
 

@@ -1,4 +1,4 @@
-"""The recipe that a plan writes reads back as what was planned, with the evidence beside it."""
+"""The recipe that a plan writes reads back as what was planned, with the evidence as comments."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from roundoff.errors import PlanError
-from roundoff.experiments.plan.options import Target
+from roundoff.experiments.plan.plan_session import Target
 from roundoff.experiments.plan.proposal import propose
 from roundoff.experiments.plan.proposal_recipe import (
     can_be_safer,
@@ -16,17 +16,17 @@ from roundoff.experiments.plan.proposal_recipe import (
     recipe_text,
     rounded_ops,
 )
-from roundoff.experiments.plan.site_formats import Proposal
+from roundoff.experiments.plan.site_choices import Proposal
 from roundoff.precision import find_recipe
 from roundoff.precision.recipe.toml import from_toml
-from roundoff.sensitivity.effects import Effect
+from roundoff.sensitivity.effects import LossEffect
 from tests.experiments.measured_steps import effect, measured, rounded, small_gpt
 
 OVERFLOW = effect("blocks.1.attn", "matmul", absmax=3e6, value=rounded(overflow=0.2))
 LOSSY = effect("head", "linear", part="weight", loss_change=0.3)
 
 
-def proposal_of(*changed: Effect) -> Proposal:
+def proposal_of(*changed: LossEffect) -> Proposal:
     return propose(small_gpt(*changed), formats=["fp16"], target=Target(loss=0.005))
 
 
@@ -39,7 +39,7 @@ def test_what_is_written_reads_back_as_the_recipe(tmp_path: Path) -> None:
     assert find_recipe(tmp_path / "planned.toml") == recipe
 
 
-def test_the_evidence_stands_above_what_it_speaks_of() -> None:
+def test_the_evidence_is_above_what_it_is_about() -> None:
     proposal = proposal_of(OVERFLOW, LOSSY)
     recipe = planned_recipe(proposal, find_recipe("half"), name="planned")
     lines = recipe_text(recipe, proposal, evidence=["Planned for train.py", "", "Verified."]).splitlines()

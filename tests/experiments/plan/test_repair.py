@@ -4,11 +4,10 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from roundoff.experiments.bisect.judgements import Budget
-from roundoff.experiments.plan.options import Target
+from roundoff.experiments.plan.plan_session import PlanFolder, Target
 from roundoff.experiments.plan.proposal import propose
 from roundoff.experiments.plan.proposal_recipe import planned_recipe
-from roundoff.experiments.plan.session import PlanFolder
-from roundoff.experiments.plan.site_formats import Proposal
+from roundoff.experiments.plan.site_choices import Proposal
 from roundoff.experiments.plan.verification import VerifiedProposal, Verifier, verify_and_repair
 from roundoff.experiments.trials.trial import TrialResult, TrialSetting
 from roundoff.precision import Recipe, find_recipe

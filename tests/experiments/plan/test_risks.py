@@ -3,12 +3,12 @@
 import pytest
 
 from roundoff.experiments.plan.proposal import Risk, risk_of
-from roundoff.experiments.plan.site_formats import site_ops
-from roundoff.sensitivity.effects import Effect
+from roundoff.experiments.plan.site_choices import site_ops
+from roundoff.sensitivity.effects import LossEffect
 from tests.experiments.measured_steps import effect, measured, rounded
 
 
-def risk_of_one(one: Effect, *, loss_scale: float = 1.0) -> Risk | None:
+def risk_of_one(one: LossEffect, *, loss_scale: float = 1.0) -> Risk | None:
     (unit,) = site_ops(measured(one))
     return risk_of(unit, one.fmt, loss_scale=loss_scale)
 
@@ -47,7 +47,7 @@ def test_gradients_that_become_zero_are_an_underflow() -> None:
     assert risk.text == "underflow: of its gradients 90 % become 0 and 10 % subnormal in fp16; the largest is 3e-09"
 
 
-def test_small_numbers_beside_large_ones_may_become_zero() -> None:
+def test_small_numbers_among_large_ones_may_become_zero() -> None:
     """What counts is how much of the gradient is lost, and not how many of its numbers."""
     assert risk_of_one(effect("fc", "linear", gradient=rounded(underflow=0.6, snr_db=45.0))) is None
 

@@ -6,8 +6,7 @@ import re
 from dataclasses import replace
 from pathlib import Path
 
-from roundoff.experiments.plan.options import PlanOptions
-from roundoff.experiments.plan.session import PlanSession
+from roundoff.experiments.plan.plan_session import PlanOptions, PlanSession
 from roundoff.experiments.trials.targets import CommandTarget
 from roundoff.experiments.trials.trial import TrialSetting
 
@@ -21,7 +20,7 @@ def lines_of(num_runs: int, *, options: PlanOptions, folder: Path) -> list[str]:
     return messages[1:]
 
 
-def test_every_training_is_counted_and_tells_the_time_left(tmp_path: Path) -> None:
+def test_every_training_is_counted_and_reports_the_time_left(tmp_path: Path) -> None:
     first, *_, last, beyond = lines_of(5, options=PlanOptions(seeds=2), folder=tmp_path)
     assert re.fullmatch(r"\[1/4\] fp32, seed 0: exit code 0 after \d+\.\d s; about \d+ s left", first)
     assert last.startswith("[4/4] fp32, seed 3:")

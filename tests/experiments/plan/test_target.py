@@ -3,7 +3,7 @@
 import pytest
 
 from roundoff.errors import PlanError
-from roundoff.experiments.plan.options import Target, target_of
+from roundoff.experiments.plan.plan_session import Target, target_of
 
 
 def test_without_any_the_loss_stays_within_half_a_percent() -> None:

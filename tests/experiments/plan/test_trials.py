@@ -1,4 +1,4 @@
-"""A planned recipe is tried beside fp32, within a budget."""
+"""A planned recipe is compared with fp32, within a budget."""
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -7,10 +7,14 @@ import pytest
 
 from roundoff.errors import PlanError
 from roundoff.experiments.bisect.judgements import Budget, OutOfBudget
-from roundoff.experiments.plan.session import PlanFolder
+from roundoff.experiments.plan.plan_session import PlanFolder, PlanOptions, PlanSession
 from roundoff.experiments.plan.verification import Verifier
+from roundoff.experiments.trials.judges import trial_seeds
+from roundoff.experiments.trials.runner import TrialRunner
+from roundoff.experiments.trials.targets import TrainTarget
 from roundoff.experiments.trials.trial import TrialResult, TrialSetting
 from roundoff.precision import find_recipe
+from roundoff.train import TrainConfig
 
 Loss = Callable[[str, int], float]
 
@@ -69,3 +73,11 @@ def test_a_budget_counts_every_trial_once(tmp_path: Path) -> None:
     assert trials.num_trials == 6
     with pytest.raises(OutOfBudget):
         trials.is_good(find_recipe("half"), seed=0)
+
+
+def test_plan_and_bisection_measure_noise_with_the_same_seeds(tmp_path: Path) -> None:
+    folder = PlanFolder(path=tmp_path)
+    trials = TrialRunner(TrainTarget(config=TrainConfig(seed=7)), folder)
+    session = PlanSession(folder=folder, trials=trials, recipe_file=folder.recipe)
+    assert trial_seeds(3) == [None, 1000, 1001]  # None is the training's own seed
+    assert Verifier.for_session(session, PlanOptions(seeds=3)).seeds == (7, 1000, 1001)

@@ -6,9 +6,9 @@ import pytest
 
 from roundoff.errors import SweepError
 from roundoff.experiments.engine.task import Task, TaskOutcome
-from roundoff.experiments.sweep import experiment as module
+from roundoff.experiments.sweep import sweep_folder as module
 from roundoff.experiments.sweep.definition import Sweep, read_sweep
-from roundoff.experiments.sweep.experiment import run_sweep
+from roundoff.experiments.sweep.sweep_folder import run_sweep
 from roundoff.experiments.sweep.sweep_rows import SweepRow, append_row, read_rows
 
 TINY = """
@@ -29,14 +29,14 @@ def tiny(tmp_path: Path) -> Sweep:
 
 
 class Trained:
-    """Stands for the processes: notes what they were asked for, and answers at once."""
+    """Replaces the processes: records their tasks, and returns at once."""
 
     def __init__(self) -> None:
         self.names: list[str] = []
 
     def run_tasks(self, tasks: list[Task], *, jobs: int, on: str, on_result: object) -> None:
         for task in tasks:
-            config = task.argument.config
+            config = task.argument
             self.names.append(f"{config.recipe}, {config.batch_size}")
             assert callable(on_result)
             on_result(TaskOutcome(task=task, value={"top1": 0.5}))
@@ -60,7 +60,7 @@ def test_results_do_not_depend_on_the_number_of_jobs(tiny: Sweep, tmp_path: Path
     assert numbers(here) == numbers(one) == numbers(two)
 
 
-def test_rows_tell_the_saved_memory_with_and_without_compression(tmp_path: Path):
+def test_rows_report_the_saved_memory_with_and_without_compression(tmp_path: Path):
     (tmp_path / "a.toml").write_text('settings = {steps = 1, width = 8}\n[axes]\nrecipe = ["fp32", "act4"]')
     plain, compressed = run_sweep(read_sweep(tmp_path / "a.toml"), folder=tmp_path / "a", jobs=0)
     assert plain.saved_activation_bytes is not None
@@ -90,16 +90,16 @@ def test_a_nan_is_a_result(tmp_path: Path):
 
 def test_finished_rows_are_not_trained_again(tiny: Sweep, tmp_path: Path, trained: Trained):
     run_sweep(tiny.only("fp32"), folder=tmp_path / "s")
-    told: list[tuple[str, bool]] = []
-    rows = run_sweep(tiny, folder=tmp_path / "s", resume=True, on_row=lambda row, new: told.append((row.name, new)))
+    reported: list[tuple[str, bool]] = []
+    rows = run_sweep(tiny, folder=tmp_path / "s", resume=True, on_row=lambda row, new: reported.append((row.name, new)))
     assert trained.names == ["fp32, 16", "fp32, 32", "O2, 16", "O2, 32"]
-    assert told == [("fp32, 16", False), ("fp32, 32", False), ("O2, 16", True), ("O2, 32", True)]
+    assert reported == [("fp32, 16", False), ("fp32, 32", False), ("O2, 16", True), ("O2, 32", True)]
     assert [row.name for row in rows] == ["fp32, 16", "fp32, 32", "O2, 16", "O2, 32"]
 
 
 def test_changed_settings_are_trained_again(tiny: Sweep, tmp_path: Path, trained: Trained):
     run_sweep(tiny.only("fp32, 16"), folder=tmp_path / "s")
-    run_sweep(tiny.only("fp32, 16").shortened(1), folder=tmp_path / "s", resume=True)
+    run_sweep(tiny.only("fp32, 16").with_steps(1), folder=tmp_path / "s", resume=True)
     assert trained.names == ["fp32, 16", "fp32, 16"]
 
 
@@ -135,7 +135,7 @@ def test_a_taken_folder_is_not_touched(tiny: Sweep, tmp_path: Path, trained: Tra
     assert trained.names == ["O2, 16", "O2, 32"]
 
 
-def test_a_recipe_without_a_name_is_left_beside_the_rows(tmp_path: Path, trained: Trained):
+def test_a_recipe_without_a_name_is_written_next_to_the_rows(tmp_path: Path, trained: Trained):
     (tmp_path / "a.toml").write_text('[axes.recipe]\nmine = { recipe = { base = "O2", loss_scale = 8.0 } }')
     sweep = read_sweep(tmp_path / "a.toml")
     run_sweep(sweep, folder=tmp_path / "s")

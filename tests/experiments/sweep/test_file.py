@@ -64,19 +64,19 @@ def test_axes_put_a_recipe_together(tmp_path: Path):
     )
     first, second = read.trainings
     assert first.recipe_toml is not None
-    assert 'gradient = {method = "none"}' in first.recipe_toml
+    assert '[fixed.gradient]\nmethod = "none"' in first.recipe_toml
     assert second.recipe_toml is not None
-    assert "weight = {bits = 4}" in second.recipe_toml
+    assert "[fixed.weight]\nbits = 4" in second.recipe_toml
 
 
-def test_a_recipe_file_stands_beside_the_sweep(tmp_path: Path):
+def test_a_recipe_file_is_relative_to_the_sweep(tmp_path: Path):
     (tmp_path / "mine.toml").write_text('base = "O2"\nloss_scale = 8.0\n')
     (training,) = sweep(tmp_path, '[axes]\nrecipe = ["mine.toml"]').trainings
     assert training.recipe_toml is not None
     assert "initial = 8.0" in training.recipe_toml
 
 
-def test_keys_tell_settings_apart_and_nothing_else(tmp_path: Path):
+def test_keys_depend_on_settings_and_nothing_else(tmp_path: Path):
     before = sweep(tmp_path, "[axes.lr]\na = 0.1\nb = 0.2").trainings
     after = sweep(tmp_path, "[axes.lr]\nrenamed = 0.1\nb = 0.3").trainings
     assert before[0].key == after[0].key
@@ -123,7 +123,7 @@ def test_an_unknown_setting_is_named_with_the_one_that_was_meant(tmp_path: Path)
     assert text.endswith("\n  fix: did you mean 'batch_size'?")
 
 
-def test_an_unknown_setting_behind_a_label_is_named_with_its_place(tmp_path: Path):
+def test_an_unknown_setting_of_a_label_is_named_with_its_place(tmp_path: Path):
     text = error_of(tmp_path, "[axes.size]\nsmall = { widht = 3 }")
     assert text.startswith("Axis size = 'small' of 'my.toml' has an unknown setting 'widht'.\n")
 

@@ -5,7 +5,7 @@ import pytest
 
 from roundoff.errors import RunFolderError, SweepError
 from roundoff.experiments.sweep.definition import Sweep, read_sweep
-from roundoff.experiments.sweep.folder import SweepFolder, read_losses, read_sweep_folder, sweep_request
+from roundoff.experiments.sweep.sweep_folder import SweepFolder, read_losses, read_sweep_folder, sweep_request
 from roundoff.experiments.sweep.sweep_rows import SweepRow, append_row
 
 
@@ -41,7 +41,7 @@ def test_rows_come_in_the_order_of_the_plan_under_its_labels(folder: SweepFolder
     assert [(row.name, row.steps) for row in read_sweep_folder(folder.path).rows] == [("fp32", 1), ("O2", 0)]
 
 
-def test_rows_that_are_no_longer_asked_for_are_left_out(folder: SweepFolder):
+def test_rows_that_are_no_longer_requested_are_left_out(folder: SweepFolder):
     append_row(folder.rows, SweepRow(key="gone", labels={"recipe": "half"}, settings={}))
     assert read_sweep_folder(folder.path).rows == []
 

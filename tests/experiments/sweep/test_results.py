@@ -6,11 +6,15 @@ import pytest
 
 from roundoff.errors import SweepError
 from roundoff.experiments.engine.task import Task, TaskOutcome
-from roundoff.experiments.sweep import experiment as module
+from roundoff.experiments.sweep import sweep_folder as module
 from roundoff.experiments.sweep.definition import read_sweep
-from roundoff.experiments.sweep.experiment import run_sweep
-from roundoff.experiments.sweep.folder import SweepFolder, read_sweep_folder
-from roundoff.experiments.sweep.results import make_sweep_page, write_results
+from roundoff.experiments.sweep.sweep_folder import (
+    SweepFolder,
+    make_sweep_page,
+    read_sweep_folder,
+    run_sweep,
+    write_results,
+)
 from roundoff.experiments.sweep.sweep_rows import SweepRow
 
 SWEEP = """
@@ -46,7 +50,7 @@ def test_a_sweep_leaves_a_page_with_its_rows_curves_and_settings(sweep_file: Pat
     assert [float(line["top1"]) for line in lines] == [row.top1 for row in rows]
 
 
-def test_a_row_tells_what_it_was_told_and_others_were_not(sweep_file: Path, tmp_path: Path):
+def test_a_row_shows_the_settings_that_differ_from_other_rows(sweep_file: Path, tmp_path: Path):
     folder = SweepFolder(path=tmp_path / "s")
     run_sweep(read_sweep(sweep_file), folder=folder.path, jobs=0)
     page = make_sweep_page(read_sweep_folder(folder.path), folder)

@@ -1,5 +1,5 @@
 from roundoff.experiments.sweep.sweep_rows import TEXT_COLUMNS, SweepRow, rows_csv, rows_table
-from roundoff.report.text_table import text_table
+from roundoff.words import text_table
 
 AXES = ("recipe", "batch")
 ROWS = [

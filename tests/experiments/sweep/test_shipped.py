@@ -4,7 +4,7 @@ import pytest
 
 from roundoff.errors import SweepError
 from roundoff.experiments.sweep.definition import find_sweep, read_sweep, shipped_sweeps
-from roundoff.experiments.sweep.experiment import run_sweep
+from roundoff.experiments.sweep.sweep_folder import run_sweep
 
 
 def test_three_sweeps_come_along():
@@ -29,7 +29,7 @@ def test_names_and_descriptions_fit_their_files(path: Path):
 )
 def test_rows_train_a_couple_of_steps(name: str, patterns: list[str], tmp_path: Path):
     for pattern in patterns:
-        sweep = read_sweep(find_sweep(name)).only(pattern).shortened(2)
+        sweep = read_sweep(find_sweep(name)).only(pattern).with_steps(2)
         (row,) = run_sweep(sweep, folder=tmp_path / pattern, jobs=0)
         assert (row.failure, row.steps) == (None, 2)
 
@@ -37,7 +37,7 @@ def test_rows_train_a_couple_of_steps(name: str, patterns: list[str], tmp_path: 
 @pytest.mark.slow
 @pytest.mark.parametrize("path", shipped_sweeps(), ids=lambda path: path.stem)
 def test_every_row_trains_a_step(path: Path, tmp_path: Path):
-    rows = run_sweep(read_sweep(path).shortened(1), folder=tmp_path / "s", jobs=2)
+    rows = run_sweep(read_sweep(path).with_steps(1), folder=tmp_path / "s", jobs=2)
     assert [row.failure for row in rows] == [None] * len(rows)
 
 

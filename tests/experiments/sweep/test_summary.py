@@ -27,5 +27,5 @@ FAILED = row("fp8", failure="boom")
         ([O2, FP32, O2, O2], "4 rows: none went non-finite; best is 'O2' with top-1 0.950, tied with 2 others."),
     ],
 )
-def test_one_sentence_tells_how_many_what_went_wrong_and_which_is_best(rows: list[SweepRow], sentence: str):
+def test_one_sentence_says_how_many_what_went_wrong_and_which_is_best(rows: list[SweepRow], sentence: str):
     assert summarize_rows(rows, num_planned=4) == sentence

@@ -9,7 +9,7 @@ from roundoff.experiments.trials.trial import TrialResult
 GOOD = TrialResult(losses=(1.0,), accuracy=0.9)
 
 
-def chosen(bad: TrialResult, *, good: TrialResult = GOOD, asked: str = "auto") -> tuple[str, int]:
+def chosen(bad: TrialResult, *, good: TrialResult = GOOD, requested: str = "auto") -> tuple[str, int]:
     """Return the judge's name, and how often the reference was trained for it."""
     trained: list[int] = []
 
@@ -17,7 +17,7 @@ def chosen(bad: TrialResult, *, good: TrialResult = GOOD, asked: str = "auto") -
         trained.append(1)
         return [good, good]
 
-    return choose_judge(asked, bad=bad, good=good, references=references).name, len(trained)
+    return choose_judge(requested, bad=bad, good=good, references=references).name, len(trained)
 
 
 def test_auto_takes_what_shows_the_bad_run_to_be_bad_and_trains_no_reference_in_vain():
@@ -32,16 +32,16 @@ def test_auto_says_by_the_loss_that_nothing_is_bad():
     assert chosen(TrialResult(), good=TrialResult()) == ("exit", 0)
 
 
-@pytest.mark.parametrize("asked", ["nonfinite", "exit", "rule:overflow", "loss", "accuracy"])
-def test_a_judge_that_is_asked_for_is_taken(asked: str):
-    assert chosen(TrialResult(exit_code=1), asked=asked)[0] == asked
-    check_judge(asked)
+@pytest.mark.parametrize("requested", ["nonfinite", "exit", "rule:overflow", "loss", "accuracy"])
+def test_a_requested_judge_is_used(requested: str):
+    assert chosen(TrialResult(exit_code=1), requested=requested)[0] == requested
+    check_judge(requested)
 
 
 def test_judges_and_rules_that_do_not_exist_are_errors():
-    for asked in ("los", "rule:", "rule"):
-        with pytest.raises(BisectError, match=f"There is no judge '{asked}'"):
-            check_judge(asked)
+    for requested in ("los", "rule:", "rule"):
+        with pytest.raises(BisectError, match=f"There is no judge '{requested}'"):
+            check_judge(requested)
     with pytest.raises(BisectError, match=r"no rule 'overflo'[\s\S]*'rule:overflow'"):
         check_judge("rule:overflo")
 

@@ -55,7 +55,7 @@ def test_a_script_that_ends_by_itself_is_measured_too(tmp_path: Path) -> None:
     assert measured(script(tmp_path, steps=3), tmp_path / "trial").sensitivity.step == 2
 
 
-def test_a_script_without_recipes_is_measured_and_told_apart(tmp_path: Path) -> None:
+def test_a_script_without_recipes_is_measured_and_marked(tmp_path: Path) -> None:
     found = measured(script(tmp_path, apply=""), tmp_path / "trial")
     assert found.sensitivity.sites == ("0", "1", "2", "<loop>")
     assert not found.applies_recipes

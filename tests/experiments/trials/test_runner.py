@@ -3,13 +3,13 @@ from pathlib import Path
 import pytest
 
 from roundoff.errors import TrialError
-from roundoff.experiments.bisect.experiment import BisectFolder
+from roundoff.experiments.bisect.bisection import BisectFolder
 from roundoff.experiments.trials.runner import FinishedTrial, TrialRunner
 from roundoff.experiments.trials.targets import CommandTarget
 from roundoff.experiments.trials.trial import TrialSetting
 
 CHECK = """
-echo asked >> asked
+echo called >> calls
 case ",$ROUNDOFF_SITES," in *,boom,*) exit 127;; *,a,*) exit 0;; *) echo no a; exit 1;; esac
 """
 
@@ -25,22 +25,22 @@ def wide(*sites: str, seed: int | None = None) -> TrialSetting:
 
 
 def num_made(tmp_path: Path) -> int:
-    return len((tmp_path / "asked").read_text().splitlines())
+    return len((tmp_path / "calls").read_text().splitlines())
 
 
 def test_no_trial_is_made_twice_not_even_by_another_process(tmp_path: Path, subject: CommandTarget):
     folder = BisectFolder(path=tmp_path)
-    told: list[FinishedTrial] = []
-    trials = TrialRunner(subject, folder, jobs=0, on_trial=told.append)
+    reported: list[FinishedTrial] = []
+    trials = TrialRunner(subject, folder, jobs=0, on_trial=reported.append)
     assert [result.exit_code for result in trials.run_all([wide("a"), wide("b"), wide("a")])] == [0, 1, 0]
     assert trials(wide("b")).exit_code == 1
-    assert (num_made(tmp_path), trials.num_requested, len(told)) == (2, 2, 2)
+    assert (num_made(tmp_path), trials.num_requested, len(reported)) == (2, 2, 2)
     again = TrialRunner(subject, folder, jobs=0)
     assert again(wide("b")) == trials(wide("b"))
-    assert again.finished(wide("b")).is_new is False
+    assert again.trial_of(wide("b")).is_new is False
     assert (num_made(tmp_path), again.num_requested) == (2, 1)
     assert again(wide("b", seed=1)).exit_code == 1
-    assert again.finished(wide("b", seed=1)).number == 3
+    assert again.trial_of(wide("b", seed=1)).number == 3
 
 
 def test_several_are_made_at_a_time_and_their_output_is_kept(tmp_path: Path, subject: CommandTarget):

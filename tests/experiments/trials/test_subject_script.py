@@ -33,7 +33,7 @@ def tried(folder: Path, setting: TrialSetting, *args: str, text: str = SCRIPT, s
     return result
 
 
-def test_a_trial_runs_the_script_and_tells_the_loss_of_every_step(tmp_path: Path, capsys):
+def test_a_trial_runs_the_script_and_reports_the_loss_of_every_step(tmp_path: Path, capsys):
     result = tried(tmp_path / "a", TrialSetting())
     assert len(result.losses) == 4
     assert result.exit_code == 0

@@ -21,7 +21,7 @@ def tried(
     return result
 
 
-def test_a_trial_trains_as_the_settings_say_and_tells_losses_and_accuracy(tmp_path: Path):
+def test_a_trial_trains_as_the_settings_say_and_reports_losses_and_accuracy(tmp_path: Path):
     result = tried(TrialSetting(), tmp_path / "1")
     assert len(result.losses) == 3
     assert result.is_finite
@@ -52,7 +52,7 @@ def test_the_trial_leaves_the_environment_as_it_was(tmp_path: Path, monkeypatch:
     assert dict(os.environ) == before
 
 
-def test_findings_come_where_they_are_asked_for(tmp_path: Path):
+def test_findings_are_returned_if_requested(tmp_path: Path):
     config = TrainConfig(
         model="resnet-small", width=4, limit=64, batch_size=32, steps=3, recipe="half", input_gain=1e6, threads=1
     )

@@ -4,8 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from roundoff.experiments.trials.trial import TrialSetting
-from roundoff.experiments.trials.trial_environment import environment_variables, steering_environment
+from roundoff.experiments.trials.trial import TrialSetting, environment_variables, steering_environment
 
 
 def test_a_setting_becomes_variables(tmp_path: Path):
@@ -18,7 +17,7 @@ def test_a_setting_becomes_variables(tmp_path: Path):
     assert variables["ROUNDOFF_APPLIED_TO"] == str(tmp_path / "applied.jsonl")
 
 
-def test_what_this_process_was_told_itself_belongs_to_the_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_variables_of_this_process_belong_to_the_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("ROUNDOFF_OVERRIDES", '{"a": "bf16", "c": "bf16"}')
     monkeypatch.setenv("ROUNDOFF_SWITCHES", '{"adaptive": "0"}')
     variables = environment_variables(

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from roundoff.precision.activations import ActivationSettings, compress_activations
-from roundoff.precision.activations.saved_bytes import ActivationReport, SiteBytes
+from roundoff.precision.activations.compress import ActivationReport, SiteBytes
 
 
 class Net(nn.Module):
@@ -46,10 +46,10 @@ def test_says_the_same_as_a_table():
         )
     )
     assert str(report) == (
-        "site           bits  tensors  before     after  ratio\n"
-        "total                     13  3.2 MB  413.5 kB   7.7x\n"
-        "stem              4        2  3.2 MB  412.5 kB   7.8x\n"
-        "blocks.0.attn     2       11   999 B     999 B   1.0x"
+        "site           bits  tensors  before   after  ratio\n"
+        "total                     13  3.2 MB  413 kB   7.7x\n"
+        "stem              4        2  3.2 MB  412 kB   7.8x\n"
+        "blocks.0.attn     2       11   999 B   999 B   1.0x"
     )
 
 

@@ -6,12 +6,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from roundoff.precision.activations import ActivationSettings
-from roundoff.precision.activations.saved_tensors import ForwardSaves
-from roundoff.precision.activations.stored_forms import (
+from roundoff.precision.activations.forward_saves import (
     Codes,
+    ForwardSaves,
     Mask,
     NarrowIntegers,
-    SavedTensor,
+    PackedTensor,
     StoredForm,
     UncompressedTensor,
     group_size,
@@ -28,7 +28,7 @@ def form_of(x: Tensor, *, bits: int = 4) -> StoredForm:
     return saves(bits=bits).pack(x, site=SITE).form
 
 
-def packed_and_expanded(x: Tensor, *, bits: int = 8) -> tuple[SavedTensor, Tensor]:
+def packed_and_expanded(x: Tensor, *, bits: int = 8) -> tuple[PackedTensor, Tensor]:
     saved = saves(bits=bits).pack(x, site=SITE)
     return saved, saved.expand()
 

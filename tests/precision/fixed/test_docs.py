@@ -6,8 +6,7 @@ import torch
 from torch import nn
 
 from roundoff.precision.fixed import FixedPointModel
-from roundoff.precision.recipe.fixed_point_settings import KINDS
-from roundoff.precision.recipe.tensor_setting import TensorSetting
+from roundoff.precision.recipe.fixed_point_settings import KINDS, TensorSetting
 
 PAGE = (Path(__file__).parents[3] / "docs" / "fixed-point.md").read_text()
 

@@ -13,7 +13,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 from roundoff.precision.fixed import FixedPointModel, FixedPointSettings, convert_to_fixed_point
-from roundoff.record.torch_private import keep_process_group
+from roundoff.torch_private import keep_process_group
 
 
 def net():

@@ -3,22 +3,25 @@
 import torch
 from torch import nn
 
-from roundoff.record.loop.calls import NormClipping, SchedulerStep, detail_to_json, learning_rates
+from roundoff.record.loop.calls import learning_rates, read_detail, unread_detail
+from roundoff.runs import ClipDetail, NoDetail, SaveDetail, SchedulerDetail
 
 
 def test_tensors_of_one_number_become_it_and_larger_ones_nothing():
     norm = torch.tensor([2.5], requires_grad=True)
-    assert detail_to_json(NormClipping(max_norm=1.0, total_norm=norm)) == {"max_norm": 1.0, "total_norm": 2.5}
-    assert detail_to_json(NormClipping(max_norm=1.0, total_norm=torch.zeros(3)))["total_norm"] is None
+    detail = ClipDetail(max_norm=1.0, total_norm=norm)
+    assert read_detail("clip", detail) == unread_detail(detail) == ClipDetail(max_norm=1.0, total_norm=2.5)
+    assert read_detail("clip", ClipDetail(max_norm=1.0, total_norm=torch.zeros(3))).total_norm is None
 
 
-def test_a_call_without_details_has_none():
-    assert detail_to_json(None) == {}
+def test_a_call_without_details_has_the_defaults_of_its_kind():
+    assert read_detail("undone", NoDetail()) == NoDetail()
+    assert read_detail("save", NoDetail()) == SaveDetail()
 
 
-def test_tuples_become_lists_and_are_looked_into():
-    detail = SchedulerStep(scheduler="cosine", initial=True, lr=[(0.1, [torch.tensor(3), None])])
-    assert detail_to_json(detail) == {"scheduler": "cosine", "initial": True, "lr": [[0.1, [3.0, None]]]}
+def test_tuples_are_looked_into():
+    detail = SchedulerDetail(scheduler="cosine", initial=True, lr=(0.1, torch.tensor(3), None))
+    assert read_detail("scheduler", detail) == SchedulerDetail(scheduler="cosine", initial=True, lr=(0.1, 3.0, None))
 
 
 def test_every_group_that_has_a_learning_rate_gives_it():

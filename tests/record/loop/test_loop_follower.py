@@ -10,8 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from roundoff.record.loop.calls import LoopCall
-from roundoff.record.loop.follower import BackwardCall, LoopFollower, StepAttempt
-from roundoff.record.loop.module_stack import ModuleCall
+from roundoff.record.loop.follower import BackwardCall, LoopFollower, ModuleCall, StepAttempt
 from roundoff.record.loop.observer import observing_loop
 from roundoff.record.ops.interceptor import OpInterceptor
 from roundoff.record.session import Recording
@@ -84,7 +83,7 @@ def follower() -> Noting:
 
 
 class Outer(nn.Module):
-    """Calls itself, or raises, as it is asked to."""
+    """Calls itself or raises, as configured."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Tells a loss from what a scaler, or an optimizer with a scale of its own, makes of it."""
+"""The loss without the scale that a scaler, or an optimizer with a scale of its own, gave it."""
 
 from dataclasses import dataclass, field
 
@@ -27,7 +27,7 @@ def loss() -> torch.Tensor:
     return torch.tensor(0.5, requires_grad=True) * 3
 
 
-def test_a_loss_that_nobody_scaled_is_itself(loss: torch.Tensor):
+def test_an_unscaled_loss_is_returned_as_it_is(loss: torch.Tensor):
     scale = LossScale()
     assert scale.without_scale(loss) is loss
     assert scale.value is None
@@ -56,7 +56,7 @@ def test_keeps_the_scale_as_it_was_when_the_scaler_changes_it(loss: torch.Tensor
     assert float(scale.value) == 8.0
 
 
-def test_an_announced_loss_stands_for_one_backward(loss: torch.Tensor):
+def test_an_announced_loss_counts_for_one_backward(loss: torch.Tensor):
     scale, scaled = LossScale(), loss * 4
     scale.see_announced(Scaled(scale=4.0), loss)
     assert float(scale.value) == 4.0

@@ -53,6 +53,25 @@ def test_each_optimizer_step_is_a_step_counted_from_0(record):
     ]  # fmt: skip
 
 
+def test_clearing_one_model_between_the_backwards_of_two_ends_no_step(record):
+    maker, judge = nn.Linear(3, 2), nn.Linear(2, 1)
+    makes, judges = (torch.optim.SGD(model.parameters(), lr=0.1) for model in (maker, judge))
+
+    def play() -> None:
+        fake = maker(X)
+        makes.zero_grad()
+        judge(fake).mean().backward()
+        judges.zero_grad()
+        judge(fake.detach()).mean().backward()
+        judges.step()
+        makes.step()
+
+    run = record(lambda: [play() for _ in range(3)])
+    assert [(m.step, m.optimizer) for m in run.metrics()] == [(step, "SGD") for step in range(6)]
+    calls = [(call.step, call.microbatch) for call in run.calls() if call.call == "backward"]
+    assert calls == [(0, 0), (0, 1), (2, 0), (2, 1), (4, 0), (4, 1)]
+
+
 def test_only_the_chosen_steps_have_events_but_all_have_metrics(record):
     model = nn.Linear(3, 2)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -588,3 +607,18 @@ def test_the_clock_starts_at_step_0_in_forward():
     clock = StepClock(lambda: None, has_optimizer=lambda: True)
     assert (clock.step, clock.microbatch, clock.phase) == (0, 0, Phase.FORWARD)
     assert not clock.has_begun
+
+
+def test_optimizers_that_step_during_one_backward_make_one_step():
+    clock = StepClock(lambda: None, has_optimizer=lambda: True)
+    parameters = [torch.nn.Parameter(torch.zeros(1)) for _ in range(2)]
+    for _ in range(3):
+        clock.forward(with_gradients=True)
+        clock.backward_enter()
+        for parameter in parameters:
+            optimizer = torch.optim.SGD([parameter], lr=0.1)
+            clock.step_enter(optimizer)
+            clock.step_leave(optimizer)
+            assert clock.phase is Phase.BACKWARD
+        clock.backward_leave()
+    assert clock.step == 2

@@ -38,7 +38,7 @@ def test_it_is_the_histogram_of_the_tensor(tmp_path: Path):
     assert given.histogram[42] == 12  # 5 lies between 4 and 8
 
 
-def test_there_is_none_where_none_was_asked_for(tmp_path: Path):
+def test_there_is_none_unless_requested(tmp_path: Path):
     assert {event.histogram_bytes for event in recorded(tmp_path / "a", histograms=False)} == {None}
 
 

@@ -1,4 +1,4 @@
-"""Whoever runs the ops is told where each belongs: the places are those of a recording."""
+"""A runner of ops gets the place of each: the same as in a recording."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_the_places_are_those_of_a_recording(name: str, tmp_path: Path):
         training()
     recorded = {
         (event["site"], event["phase"], event["op"])
-        for event in Run.open(tmp_path / "run").events().to_pylist()
+        for event in Run.open(tmp_path / "run").events().to_list()
         if "." in event["op"] and "_foreach_" not in event["op"]  # of those, each tensor has a site of its own
     }
     seen = {tuple(place) for place in noted(training).places if "_foreach_" not in place.op}
@@ -73,7 +73,7 @@ def test_a_loop_of_plain_functions_has_phases_and_steps():
     assert [place.phase for place in noting.places if place.op == "aten.exp"] == ["forward"] * 3
 
 
-def test_what_the_runner_raises_reaches_the_training_and_nothing_is_left_behind():
+def test_an_exception_of_the_runner_reaches_the_training_and_all_hooks_are_removed():
     class Failing(Noting):
         def run_op(self, place: OpPlace, info: OpInfo, func: Any, args: Any, kwargs: Any) -> Any:
             raise ZeroDivisionError
@@ -85,7 +85,7 @@ def test_what_the_runner_raises_reaches_the_training_and_nothing_is_left_behind(
     assert torch._C._len_torch_dispatch_stack() == 0
 
 
-def test_a_failure_of_its_own_is_told_at_the_end_and_never_inside_the_training(monkeypatch: pytest.MonkeyPatch):
+def test_its_own_failure_is_raised_at_the_end_and_never_inside_the_training(monkeypatch: pytest.MonkeyPatch):
     following = OpInterceptor(Noting())
     monkeypatch.setattr(following.sites, "of_module", lambda module, parent: 1 / 0)
     finished = []

@@ -79,13 +79,13 @@ def test_something_else_than_a_model_is_refused(file: Path, name: str):
     assert "return model, or (model, optimizer)" in str(caught.value)
 
 
-def test_an_exception_of_the_builder_is_told_with_its_line(file: Path):
+def test_an_exception_of_the_builder_is_reported_with_its_line(file: Path):
     with pytest.raises(ReplayError, match="raised ValueError") as caught:
         Builder(f"{file}:raising")()
     assert "no weights here (line 27)" in str(caught.value)
 
 
-def test_a_file_that_cannot_be_imported_is_told_with_its_line(tmp_path: Path):
+def test_a_file_that_cannot_be_imported_is_reported_with_its_line(tmp_path: Path):
     (tmp_path / "broken.py").write_text("x = 1\nimport no_such_library\n")
     with pytest.raises(ReplayError, match="could not be imported: ModuleNotFoundError") as caught:
         Builder(f"{tmp_path / 'broken.py'}:build")()

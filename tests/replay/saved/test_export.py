@@ -80,7 +80,7 @@ def test_the_script_shows_the_wrong_values_again(name: str, tmp_path: Path, caps
     assert "not the same" not in text
 
 
-def test_the_script_needs_nothing_but_torch_and_the_file_beside_it(tmp_path: Path):
+def test_the_script_needs_only_torch_and_the_file_next_to_it(tmp_path: Path):
     replayed = bad_step(lambda x: x.expand(2000, 4, 6).log(), tmp_path / "run")
     folder = tmp_path / "elsewhere"
     folder.mkdir()
@@ -104,7 +104,7 @@ def test_a_tensor_that_overlaps_itself_is_laid_out_row_by_row(tmp_path: Path, ca
     assert "output0  3 of 48 not finite" in output_of(tmp_path / "repro.py", capsys)
 
 
-def test_what_fp64_would_have_given_stands_beside_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+def test_the_result_in_fp64_is_printed_next_to_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     replayed = bad_step(lambda x: x.to(torch.float16), tmp_path / "run")
     export_repro(replayed, to=tmp_path / "repro.py")
     text = output_of(tmp_path / "repro.py", capsys)
@@ -159,3 +159,58 @@ def test_nothing_is_written_over(tmp_path: Path):
     with pytest.raises(ReplayError, match="there is no folder"):
         export_repro(replayed, to=tmp_path / "no" / "repro.py")
     assert (tmp_path / "train.py").read_text() == "mine"
+
+
+def write_origin(folder: Path, **changed: object) -> Run:
+    """Write the folder of a step whose bad op is what a stranger says it is."""
+    origin = Origin(
+        step=0, phase="forward", site="fc", op="aten.log#0", overload="aten::log.default", microbatch=0,
+        parameter=None, source=None, arguments={"self": {"tensor": "self"}}, num_outputs=1,
+    )  # fmt: skip
+    writer = RunWriter.create(folder, RunInfo())
+    with writer.origin_tensors() as tensors:
+        tensors.add("self", torch.ones(2).numpy(), dtype="F32", shape=(2,))
+    writer.write(replace(origin, **changed))
+    return Run.open(folder)
+
+
+CODE = "__import__('pathlib').Path('pwned').touch()"
+HOSTILE: dict[str, dict[str, object]] = {
+    "an op that is code": {"overload": f"aten::log.default; {CODE}"},
+    "an op with a line break": {"overload": f"aten::log.default\n{CODE}"},
+    "an op that ends the docstring": {"overload": f'aten::log.default"""; {CODE}'},
+    "an op that is an attribute": {"overload": "aten::log.__class__"},
+    "an op that is not one": {"overload": "aten::__class__.mro"},
+    "an op that writes a file": {"overload": "aten::from_file.default"},
+    "an argument that is code": {"arguments": {"self": {"repr": f"torch.float32 or {CODE}"}}},
+    "a constant that is a function": {"arguments": {"self": {"repr": "torch.load"}}},
+    "strides that are code": {"arguments": {"self": {"tensor": "self", "stride": [CODE]}}},
+    "a tensor that is a list": {"arguments": {"self": {"tensor": ["self"]}}},
+}
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_nothing_from_the_run_becomes_code(tmp_path: Path, name: str):
+    run = write_origin(tmp_path / "run", **HOSTILE[name])
+    with pytest.raises(ReplayError):
+        export_repro(run, to=tmp_path / "repro.py")
+    assert not (tmp_path / "repro.py").exists()
+
+
+def test_texts_of_the_run_stay_texts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    text = f'a"""\n{CODE}\n\'{{{CODE}}}'
+    run = write_origin(tmp_path / "run", site=text, source=text, arguments={"self": {"tensor": "self"}, text: text})
+    export_repro(run, to=tmp_path / "repro.py")
+    monkeypatch.chdir(tmp_path)
+    subprocess.run([sys.executable, "repro.py"], capture_output=True, check=False, timeout=120)
+    assert not (tmp_path / "pwned").exists()
+
+
+def test_the_script_is_private_and_follows_no_link(tmp_path: Path):
+    run = write_origin(tmp_path / "run")
+    (tmp_path / "link.py").symlink_to(tmp_path / "elsewhere.py")
+    with pytest.raises(ReplayError, match="already exists"):
+        export_repro(run, to=tmp_path / "link.py")
+    export_repro(run, to=tmp_path / "repro.py")
+    assert not (tmp_path / "elsewhere.py").exists()
+    assert (tmp_path / "repro.py").stat().st_mode & 0o777 == 0o600

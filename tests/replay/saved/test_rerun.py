@@ -256,7 +256,7 @@ def test_every_generator_is_where_it_was(tmp_path: Path):
     assert set(drawn) <= drawn_in_step
 
 
-def test_a_step_that_cannot_be_told_asks_for_the_loss(tmp_path: Path):
+def test_a_step_whose_calls_were_not_saved_needs_the_loss(tmp_path: Path):
     class Odd(nn.Module):
         def forward(self, x: Tensor, kind: object) -> Tensor:
             return x
@@ -324,7 +324,7 @@ def test_another_process_gets_the_same_bits(tmp_path: Path):
         command = [sys.executable, "-m", "roundoff", *words]
         return subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=120)
 
-    assert roundoff("run", "train.py").returncode == 1
+    assert roundoff("run", "train.py").returncode == 0
     answer = roundoff("replay", "runs/train-1", "--builder", "model.py:build")
     assert (answer.returncode, answer.stderr) == (1, "")
     assert "step 2: the bad value appears again, at the same op.\n" in answer.stdout

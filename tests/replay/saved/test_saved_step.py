@@ -37,7 +37,7 @@ def saved(folder: Path, *batch: torch.Tensor) -> Run:
     return Run.open(folder)
 
 
-def test_what_is_there_to_run_it_again_from_is_told(tmp_path: Path) -> None:
+def test_what_a_rerun_starts_from_is_described(tmp_path: Path) -> None:
     step = describe_saved_step(saved(tmp_path / "run", torch.tensor([1.0, NAN, 3.0]), torch.tensor([[2, 4]])))
     assert (step.step, step.rank, step.origin, step.needs_loss) == (7, 0, None, None)
     assert (step.models, step.optimizers, step.num_numbers) == (("Linear",), ("SGD",), 3)

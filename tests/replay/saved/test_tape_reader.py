@@ -116,7 +116,7 @@ def test_tensors_from_outside_lie_in_memory_as_they_did(batch: TensorFile) -> No
     assert read_external_tensors(facts, batch, is_wide=True)[1].copy.dtype is torch.float32
 
 
-def test_a_tensor_that_was_not_saved_is_told(batch: TensorFile) -> None:
+def test_a_tensor_that_was_not_saved_is_an_error(batch: TensorFile) -> None:
     facts: Any = [{"stride": stride, "requires_grad": False} for stride in ([2, 1], [1], [1])]
     with pytest.raises(ReplayError, match="'outside2' was not saved"):
         read_external_tensors(facts, batch, is_wide=True)

@@ -30,7 +30,7 @@ PLAIN = Ambient(True, ())
 Pair = namedtuple("Pair", "first second")
 
 
-class Told:
+class WrittenSteps:
     """A training of one layer, and a writer of its steps."""
 
     def __init__(
@@ -46,8 +46,8 @@ def function(call: Callable[..., Any], *args: Any, **kwargs: Any) -> FunctionEnt
     return FunctionEntry(call, args, kwargs, PLAIN, ("train.py", 3), 1)
 
 
-def test_every_value_that_a_call_may_get_is_told_in_json() -> None:
-    told = Told()
+def test_every_value_that_a_call_may_get_becomes_json() -> None:
+    steps = WrittenSteps()
     value = [
         1,
         2.5,
@@ -62,19 +62,19 @@ def test_every_value_that_a_call_may_get_is_told_in_json() -> None:
         ...,
         torch.Size([2]),
     ]
-    assert json.loads(json.dumps(told.writer.value(value))) == [
+    assert json.loads(json.dumps(steps.writer.value(value))) == [
         1, 2.5, None, "a", True, {"tuple": [1]}, {"dict": [["k", 2]]}, {"dtype": "float16"}, {"device": "cpu"},
         {"slice": [1, None, None]}, {"ellipsis": True}, {"tuple": [2]},
     ]  # fmt: skip
 
 
-def test_tensors_modules_and_optimizers_are_told_by_name_or_number() -> None:
+def test_tensors_modules_and_optimizers_become_names_or_numbers() -> None:
     external = ExternalTensor(torch.ones(2))
-    told = Told(external=(external,))
-    value = told.writer.value
-    assert value(told.model[0].weight) == {"state": "model/0.weight"}
-    assert value(told.model[0]) == {"module": [0, "0"]}
-    assert value(told.optimizer) == {"optimizer": 0}
+    steps = WrittenSteps(external=(external,))
+    value = steps.writer.value
+    assert value(steps.model[0].weight) == {"state": "model/0.weight"}
+    assert value(steps.model[0]) == {"module": [0, "0"]}
+    assert value(steps.optimizer) == {"optimizer": 0}
     assert value(external) == {"outside": 0}
     assert value(Result(7)) == {"result": 7}
     assert value(Container(lambda parts: Pair(*parts), [1, Result(2)])) == {"tuple": [1, {"result": 2}]}
@@ -92,7 +92,7 @@ def test_tensors_modules_and_optimizers_are_told_by_name_or_number() -> None:
 )
 def test_what_another_process_would_not_know_is_refused(value: Any, why: str) -> None:
     with pytest.raises(NotSerializable, match=why):
-        Told().writer.value(value)
+        WrittenSteps().writer.value(value)
 
 
 def test_a_function_that_is_not_torchs_is_refused_by_its_name() -> None:
@@ -100,30 +100,30 @@ def test_a_function_that_is_not_torchs_is_refused_by_its_name() -> None:
         return x
 
     with pytest.raises(NotSerializable, match="the function own_loss"):
-        Told(function(own_loss)).writer.calls()
+        WrittenSteps(function(own_loss)).writer.calls()
 
 
 def test_a_batch_is_what_models_and_functions_were_given() -> None:
     used, weights, gradient = (ExternalTensor(torch.ones(2)) for _ in range(3))
     backward = BackwardEntry((Result(0),), (gradient,), {}, None, None)
-    told = Told(
+    steps = WrittenSteps(
         function(F.relu, used), function(torch.mul, Result(0), weights), backward, external=(used, weights, gradient)
     )
-    told.writer.calls()
-    assert told.writer.in_batch == {0, 1}
+    steps.writer.calls()
+    assert steps.writer.in_batch == {0, 1}
 
 
-def test_calls_are_told_in_order_with_losses_lines_and_settings() -> None:
-    told = Told()
+def test_calls_are_written_in_order_with_losses_lines_and_settings() -> None:
+    steps = WrittenSteps()
     state = (torch.zeros(3, dtype=torch.uint8), ())
-    told.tape.entries += [
-        LoopEntry(told.optimizer.zero_grad, (), {"set_to_none": True}, None),
-        ModelEntry(told.model, (), {}, Ambient(True, (("cpu", True, torch.bfloat16),)), state, True, 1),
+    steps.tape.entries += [
+        LoopEntry(steps.optimizer.zero_grad, (), {"set_to_none": True}, None),
+        ModelEntry(steps.model, (), {}, Ambient(True, (("cpu", True, torch.bfloat16),)), state, True, 1),
         function(F.mse_loss, Result(0)),
         BackwardEntry((Result(1),), (), {}, ("train.py", 4), torch.tensor(0.5)),
-        StepEntry(told.optimizer, [{"lr": torch.tensor(0.5), "hook": print}], None, [[function(F.relu, Result(0))]]),
+        StepEntry(steps.optimizer, [{"lr": torch.tensor(0.5), "hook": print}], None, [[function(F.relu, Result(0))]]),
     ]
-    zero, model, loss, backward, step = json.loads(json.dumps(told.writer.calls()))
+    zero, model, loss, backward, step = json.loads(json.dumps(steps.writer.calls()))
     assert (zero["call"], zero["of"], zero["kwargs"]) == (
         "zero_grad",
         {"optimizer": 0},
@@ -134,17 +134,17 @@ def test_calls_are_told_in_order_with_losses_lines_and_settings() -> None:
     assert backward["loss"] == ["float32", 0.5]
     assert step["settings"] == [{"lr": 0.5}]
     assert [call["call"] for call in step["closures"][0]] == ["function"]
-    assert told.writer.generators == [state[0]]
+    assert steps.writer.generators == [state[0]]
 
 
 def test_clipping_and_scalers_are_known_and_other_methods_are_not() -> None:
     scaler = torch.amp.GradScaler("cpu")
-    told = Told(scalers=(scaler,))
-    told.tape.entries += [
+    steps = WrittenSteps(scalers=(scaler,))
+    steps.tape.entries += [
         LoopEntry(torch.nn.utils.clip_grad_value_, (1.0,), {}, None),
         LoopEntry(scaler.update, (), {}, None),
     ]
-    calls: Any = told.writer.calls()
+    calls: Any = steps.writer.calls()
     assert [call["call"] for call in calls] == ["clip_grad_value", "scaler.update"]
     with pytest.raises(NotSerializable, match=r"Sequential.float, whose state is not saved"):
-        Told(LoopEntry(told.model.float, (), {}, None)).writer.calls()
+        WrittenSteps(LoopEntry(steps.model.float, (), {}, None)).writer.calls()

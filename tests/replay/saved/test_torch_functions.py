@@ -24,3 +24,15 @@ def test_what_is_not_torchs_has_no_name():
 @pytest.mark.parametrize("name", ["torch.load", "torch.hub.load", "os.system", "torch.Tensor", "builtins.eval", ""])
 def test_a_name_from_a_file_reaches_nothing_that_does_not_compute(name: str):
     assert function_named(name) is None
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "__setstate__", "__reduce_ex__", "__deepcopy__", "__array__", "__dlpack__", "apply_", "map_", "map2_", "set_",
+        "resize_", "data_ptr", "untyped_storage", "share_memory_", "register_hook", "module_load", "numpy",
+        "_grad_fn.__get__", "__cuda_array_interface__.__get__",
+    ],
+)  # fmt: skip
+def test_a_name_from_a_file_reaches_no_method_that_gets_at_memory_or_calls_back(name: str):
+    assert function_named(f"torch.Tensor.{name}") is None

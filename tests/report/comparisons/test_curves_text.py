@@ -17,7 +17,7 @@ def compared(candidate: list[float], *, every: int = 1) -> CurveComparison:
     return compare_curves(reference, other)
 
 
-def test_nan_is_told_with_its_step() -> None:
+def test_nan_is_reported_with_its_step() -> None:
     assert (
         curves_verdict(compared([*FALLING[:30], *[math.nan] * 70]))
         == "The candidate alone is not finite from step 30 on."
@@ -28,7 +28,7 @@ def test_nan_is_told_with_its_step() -> None:
     )
 
 
-def test_a_spike_is_told_as_one() -> None:
+def test_a_spike_is_reported_as_one() -> None:
     text = ComparedCurves(compared([*FALLING[:60], 20.0, *FALLING[61:]])).text()
     assert text.startswith(
         "The candidate spikes at step 60 and returns; otherwise the curves agree within the noise.\n"
@@ -36,7 +36,7 @@ def test_a_spike_is_told_as_one() -> None:
     assert "with a spike at step 60" in text
 
 
-def test_agreement_is_told_with_the_number_of_steps() -> None:
+def test_agreement_is_reported_with_the_number_of_steps() -> None:
     lines = ComparedCurves(compared([loss * 1.0001 for loss in FALLING[::2]], every=2)).text().splitlines()
     assert lines[0] == "The curves agree within the reference's own noise over the 50 steps that both have."
     assert lines[1] == "  compared at 50 steps; the reference has 100, the candidate 50"

@@ -54,7 +54,7 @@ def test_what_formats_explain_is_said_with_its_amount(tmp_path: Path):
     )
 
 
-def test_another_shape_is_told_as_such(tmp_path: Path):
+def test_another_shape_is_reported_as_such(tmp_path: Path):
     found = compared(tmp_path, {"x": ramp(2, 3), "y": ramp(5)}, {"x": ramp(3, 2), "y": ramp(6)})
     assert ComparedTensors(found).text() == (
         "00000-x is the first that differs: its shape is 3x2 instead of 2x3.\n"

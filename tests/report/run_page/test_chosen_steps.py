@@ -3,9 +3,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from roundoff.diagnose.run_view import RunView
-from roundoff.report.run_page import chosen_steps as room
-from roundoff.report.run_page.chosen_steps import ChosenStep, choose_steps, room_for
+from roundoff.diagnose.diagnosis import RunView
+from roundoff.report.run_page import section as room
+from roundoff.report.run_page.section import ChosenStep, choose_steps, room_for
 from roundoff.runs import CachedRun, EventColumns, Finding, Interned, Severity, replay_path
 from tests.run_folders import write_run
 
@@ -33,17 +33,17 @@ def finding(step: int, rank: int | None = None) -> Finding:
 
 def test_every_recorded_step_is_there_in_order(tmp_path: Path):
     write(tmp_path / "run", range(5))
-    choice = choose_steps(RunView(run=CachedRun.open(tmp_path / "run"), findings=[finding(3)]))
-    assert [step.step for step in choice.steps] == [0, 1, 2, 3, 4]
-    assert [step.step for step in choice.steps if step.is_telling] == [3]
-    assert list(choice.notes) == []
+    steps, notes = choose_steps(RunView(run=CachedRun.open(tmp_path / "run"), findings=[finding(3)]))
+    assert [step.step for step in steps] == [0, 1, 2, 3, 4]
+    assert [step.step for step in steps if step.is_telling] == [3]
+    assert list(notes) == []
 
 
 def test_a_replay_takes_the_place_of_its_step(tmp_path: Path):
     write(tmp_path / "run", range(2))
     write(replay_path(tmp_path / "run", step=1), range(1, 2))
-    choice = choose_steps(RunView(run=CachedRun.open(tmp_path / "run"), findings=[]))
-    assert [(step.step, step.is_replay, step.is_telling) for step in choice.steps] == [
+    steps, _ = choose_steps(RunView(run=CachedRun.open(tmp_path / "run"), findings=[]))
+    assert [(step.step, step.is_replay, step.is_telling) for step in steps] == [
         (0, False, False),
         (1, True, True),
     ]
@@ -54,11 +54,11 @@ def test_of_too_many_steps_the_telling_ones_the_first_and_the_last_are_kept(
 ):
     monkeypatch.setattr(room, "MAX_STEPS", 10)
     write(tmp_path / "run", range(100))
-    choice = choose_steps(RunView(run=CachedRun.open(tmp_path / "run"), findings=[finding(57)]))
-    steps = [step.step for step in choice.steps]
+    steps, notes = choose_steps(RunView(run=CachedRun.open(tmp_path / "run"), findings=[finding(57)]))
+    steps = [step.step for step in steps]
     assert len(steps) == 10
     assert {0, 57, 99} <= set(steps)
-    assert list(choice.notes) == [
+    assert list(notes) == [
         "10 of 100 recorded steps can be selected: those that findings mention, and others at even intervals."
     ]
 
@@ -66,9 +66,9 @@ def test_of_too_many_steps_the_telling_ones_the_first_and_the_last_are_kept(
 def test_ranks_that_no_finding_names_are_left_out_and_counted(tmp_path: Path):
     for rank in range(4):
         write(tmp_path / "run", range(2), rank=rank, ranks=4)
-    choice = choose_steps(RunView(run=CachedRun.open(tmp_path / "run"), findings=[finding(1, rank=2)]))
-    assert [(step.step, step.rank) for step in choice.steps] == [(0, 0), (0, 2), (1, 0), (1, 2)]
-    assert list(choice.notes) == ["The steps of 2 more ranks are left out, because no finding mentions them."]
+    steps, notes = choose_steps(RunView(run=CachedRun.open(tmp_path / "run"), findings=[finding(1, rank=2)]))
+    assert [(step.step, step.rank) for step in steps] == [(0, 0), (0, 2), (1, 0), (1, 2)]
+    assert list(notes) == ["The steps of 2 more ranks are left out, because no finding mentions them."]
 
 
 def test_telling_steps_get_room_before_others_share_the_rest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

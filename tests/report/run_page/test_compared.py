@@ -3,7 +3,7 @@ from typing import Any
 
 import pytest
 
-from roundoff.diagnose.run_view import RunView, view_run
+from roundoff.diagnose.diagnosis import RunView, view_run
 from roundoff.report.comparisons.compared_runs import DIVERGENCE
 from roundoff.report.run_page import against_reference as room
 from roundoff.report.run_page.against_reference import compared_section
@@ -44,14 +44,14 @@ def test_one_can_jump_to_it(section: Section):
     assert f'href="#{DIVERGENCE}"' in section.body
 
 
-def test_introduced_and_inherited_errors_are_told_apart(view: RunView, section: Section):
+def test_introduced_and_inherited_errors_are_distinguished(view: RunView, section: Section):
     found = traces(section)
     assert "stem.0 / aten.native_layer_norm#0" in found["introduced here"]["text"][0]
     assert found["introduced here"]["x"][0] < min(found["explained by the formats"]["x"])
     assert found["inherited from the inputs"]["mode"] == "lines"
 
 
-def test_the_two_are_told_side_by_side(section: Section):
+def test_the_two_are_shown_side_by_side(section: Section):
     assert "<dt>reference</dt>" in section.body
     assert "<dt>candidate</dt>" in section.body
 

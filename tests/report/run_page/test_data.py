@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from roundoff.diagnose.run_view import RunView
+from roundoff.diagnose.diagnosis import RunView
 from roundoff.report.run_page.section import Section
 from roundoff.report.run_page.training_data import data_section
 from roundoff.runs import CachedRun, Run

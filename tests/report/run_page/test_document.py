@@ -6,9 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from roundoff.diagnose.run_view import view_run
-from roundoff.report.run_page.document import SCRIPTS, plotly_script, run_page
-from roundoff.report.run_page.sections import SECTIONS
+from roundoff.diagnose.diagnosis import view_run
+from roundoff.report.run_page.document import SCRIPTS, SECTIONS, plotly_script, run_page
 from tests.report.sample_runs import HOSTILE, diagnosed, record_run, write_metrics_run
 
 
@@ -69,7 +68,7 @@ def test_names_are_given_once(hostile: Elements):
     assert len(places) == len(set(places))
 
 
-def test_the_browser_is_told_to_run_our_scripts_only(hostile: Elements):
+def test_the_browser_may_run_our_scripts_only(hostile: Elements):
     (policy,) = [a["content"] for tag, a in hostile.found if a.get("http-equiv") == "Content-Security-Policy"]
     assert policy is not None
     parts = dict(part.strip().split(" ", 1) for part in policy.split(";"))
@@ -104,7 +103,7 @@ def test_a_reference_adds_the_comparison(tmp_path: Path):
 def test_a_run_with_nothing_in_it_still_has_a_page(tmp_path: Path):
     page = run_page(view_run(write_metrics_run(tmp_path / "run", [])))
     assert page.sections == ["verdict", "steps", "recipe", "settings"]
-    assert "Nothing found." in page.html
+    assert "Nothing was watched: no training step was seen in this process." in page.html
     assert "No step was recorded" in page.html
 
 
@@ -112,7 +111,7 @@ def test_a_run_with_nothing_in_it_still_has_a_page(tmp_path: Path):
     ("name", "damaged"),
     [("metrics-rank0.jsonl", {"loss", "norms"}), ("events/rank0-part-00000.parquet", {"steps", "sites", "exponents"})],
 )
-def test_a_damaged_file_is_told_of_and_the_rest_is_shown(name: str, damaged: set[str], tmp_path: Path):
+def test_a_damaged_file_is_reported_and_the_rest_is_shown(name: str, damaged: set[str], tmp_path: Path):
     run = diagnosed(record_run(tmp_path / "run"))
     (run.path / name).write_bytes(b"broken\n" * 20)
     page = run_page(view_run(run))

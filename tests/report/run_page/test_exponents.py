@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from roundoff.diagnose.run_view import RunView, view_run
+from roundoff.diagnose.diagnosis import RunView, view_run
 from roundoff.report.run_page import exponents as rows
 from roundoff.report.run_page.exponents import exponents_section
 from roundoff.report.run_page.section import Section, section_html
@@ -57,7 +57,7 @@ def test_the_site_of_the_verdict_is_shown_first_with_what_is_still_finite(sectio
     assert (first["step"], data["sites"][first["site"]], first["name"]) == (BAD_STEP, "body", "aten.mul#0")
 
 
-def test_what_a_histogram_does_not_show_is_told(section: Section):
+def test_what_a_histogram_does_not_show_is_reported(section: Section):
     data = values(section)
     bad = ("aten.bmm#0", "output", BAD_STEP)
     (origin,) = (each for each in data["tensors"] if (each["name"], each["kind"], each["step"]) == bad)

@@ -3,7 +3,7 @@ from pathlib import Path
 
 import pytest
 
-from roundoff.diagnose.run_view import RunView
+from roundoff.diagnose.diagnosis import RunView
 from roundoff.report.run_page.findings import MAX_FINDINGS, verdict_section
 from roundoff.runs import Answer, CachedRun, Failure, Finding, RuleAnswer, Run, RunInfo, RunWriter, Severity
 from tests.report.sample_runs import HOSTILE, write_metrics_run
@@ -54,7 +54,7 @@ def test_of_a_run_in_progress_it_is_said_so_far(tmp_path: Path):
         assert "Nothing found so far." in verdict_section(RunView(run=run, findings=[])).body
 
 
-def test_a_healthy_run_says_so_also_beside_notes(run: CachedRun):
+def test_a_healthy_run_says_so_also_next_to_notes(run: CachedRun):
     assert "Nothing found." in verdict_section(RunView(run=run, findings=[])).body
     noted = verdict_section(RunView(run=run, findings=[NOTE])).body
     assert "Nothing found." in noted

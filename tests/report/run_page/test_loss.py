@@ -1,7 +1,7 @@
 import math
 from pathlib import Path
 
-from roundoff.diagnose.run_view import RunView, view_run
+from roundoff.diagnose.diagnosis import RunView, view_run
 from roundoff.report.run_page.section import Section
 from roundoff.report.run_page.training_curves import loss_section
 from roundoff.runs import CachedRun
@@ -14,7 +14,7 @@ def drawn(section: Section | None) -> dict[str, dict]:
     return {trace["name"]: trace for trace in figure["data"]}
 
 
-def test_the_loss_is_drawn_and_told(tmp_path: Path):
+def test_the_loss_is_drawn_and_described(tmp_path: Path):
     section = loss_section(view_run(write_metrics_run(tmp_path / "run", [3.0, 2.0, 1.0])))
     assert drawn(section)["loss"]["y"] == [3.0, 2.0, 1.0]
     assert section is not None
@@ -36,7 +36,7 @@ def test_the_step_of_the_verdict_has_a_line_with_its_rule(tmp_path: Path):
     assert [shape["x0"] for shape in layout["shapes"]] == [2]
 
 
-def test_the_reference_is_drawn_beside_it(tmp_path: Path):
+def test_the_reference_is_drawn_next_to_it(tmp_path: Path):
     run, reference = (write_metrics_run(tmp_path / name, [float(nth), 1.0]) for nth, name in enumerate("ab"))
     view = RunView(run=CachedRun.of(run), findings=[], reference=CachedRun.of(reference))
     traces = drawn(loss_section(view))

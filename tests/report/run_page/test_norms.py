@@ -1,6 +1,6 @@
 from pathlib import Path
 
-from roundoff.diagnose.run_view import RunView
+from roundoff.diagnose.diagnosis import RunView
 from roundoff.report.run_page.training_curves import norms_section
 from roundoff.runs import CachedRun, Metrics
 from tests.report.sample_runs import write_metrics_run
@@ -29,7 +29,7 @@ def test_what_was_not_measured_has_no_chart(tmp_path: Path):
     assert list(section.data) == ["norms"]
 
 
-def test_the_reference_is_drawn_beside_it(tmp_path: Path):
+def test_the_reference_is_drawn_next_to_it(tmp_path: Path):
     run, reference = (CachedRun.of(write_metrics_run(tmp_path / name, [1.0])) for name in "ab")
     section = norms_section(RunView(run=run, findings=[], reference=reference))
     assert section is not None

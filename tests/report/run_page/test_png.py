@@ -1,4 +1,4 @@
-"""Pictures as PNG files, read back by somebody else."""
+"""Pictures as PNG files, read back by another library."""
 
 import base64
 import io
@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from roundoff.report.run_page.sample_pictures import png, png_address
+from roundoff.report.run_page.training_data import png, png_address
 
 
 @pytest.mark.parametrize("shape", [(1, 1), (5, 3), (5, 3, 3), (64, 64, 3)], ids=str)

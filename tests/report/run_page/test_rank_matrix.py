@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from roundoff.diagnose.run_view import RunView
+from roundoff.diagnose.diagnosis import RunView
 from roundoff.report.run_page import rank_matrix as ranks
 from roundoff.report.run_page.rank_matrix import ranks_section
 from roundoff.report.run_page.section import Section
@@ -60,12 +60,12 @@ def test_columns_are_stretches_of_steps_and_letters_are_groups(tmp_path: Path):
     assert part.thinned == []
 
 
-def test_a_disagreement_that_passes_is_told_so(tmp_path: Path):
+def test_a_disagreement_that_passes_is_reported_so(tmp_path: Path):
     part = section(tmp_path / "a", lambda kind, step, rank: kind == "parameter" and rank == 1 and step in (2, 3))
     assert "Rank 1 differs from ranks 0, 2, 3 in steps 2 to 3, and not later" in sentences(part)[-1]
 
 
-def test_batches_that_two_ranks_share_are_told(tmp_path: Path):
+def test_batches_that_two_ranks_share_are_reported(tmp_path: Path):
     part = section(tmp_path / "a", lambda kind, step, rank: kind == "input" and rank == 1)
     assert sentences(part)[0] == "model inputs: Ranks 0, 1 receive the same batch from step 0 on."
 
@@ -76,7 +76,7 @@ def test_names_stay_text(tmp_path: Path):
     assert "&lt;script&gt;" in part.body
 
 
-def test_what_there_is_no_room_for_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_what_there_is_no_room_for_is_noted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(ranks, "MAX_COLUMNS", 2)
     monkeypatch.setattr(ranks, "MAX_RANKS", 2)
     part = section(tmp_path / "a", lambda kind, step, rank: kind == "parameter" and rank == 3 and step % 2)

@@ -1,7 +1,7 @@
 import dataclasses
 from pathlib import Path
 
-from roundoff.diagnose.run_view import RunView
+from roundoff.diagnose.diagnosis import RunView
 from roundoff.precision import find_recipe, to_toml
 from roundoff.report.run_page.setup import recipe_section
 from roundoff.runs import CachedRun, OptimizerFacts, Structure
@@ -18,7 +18,7 @@ def test_the_recipe_is_there_as_toml_to_train_with_again(tmp_path: Path):
     assert "<dt>lr</dt><dd>0.1</dd>" in body
 
 
-def test_a_recipe_that_only_the_script_knows_is_told(tmp_path: Path):
+def test_a_recipe_that_only_the_script_knows_is_reported(tmp_path: Path):
     run = CachedRun.of(write_metrics_run(tmp_path / "run", [1.0]))
     assert "with a recipe that the script applied" in recipe_section(RunView(run=run, findings=[])).body
 
@@ -47,7 +47,7 @@ def test_a_recipe_without_overrides_says_so(tmp_path: Path):
     assert "The recipe has no overrides" in applied(tmp_path / "run", to_toml(find_recipe("O2")))
 
 
-def test_the_plan_beside_the_run_tells_why(tmp_path: Path):
+def test_the_plan_next_to_the_run_says_why(tmp_path: Path):
     toml = 'weights = "fp16"\n[overrides]\nhead = "fp32"\n'
     (tmp_path / "plan-1").mkdir()
     (tmp_path / "plan-1" / "plan.json").write_text("{}")

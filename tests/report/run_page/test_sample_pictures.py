@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from roundoff.report.run_page.sample_pictures import how_drawn, pictures, sample_text
+from roundoff.report.run_page.training_data import how_drawn, pictures, sample_text
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,6 @@
 from pathlib import Path
 
-from roundoff.diagnose.run_view import view_run
+from roundoff.diagnose.diagnosis import view_run
 from roundoff.report.run_page.setup import settings_section
 from tests.report.sample_runs import HOSTILE, write_metrics_run
 
@@ -20,19 +20,19 @@ def test_what_the_run_says_about_itself_is_listed(tmp_path: Path):
     assert "reference" not in body
 
 
-def test_what_the_reference_was_told_differently_comes_first(tmp_path: Path):
-    ours = write_metrics_run(tmp_path / "a", [1.0, 2.0], recipe="O1")
-    theirs = write_metrics_run(tmp_path / "b", [1.0, 2.0], recipe="O2")
-    body = settings_section(view_run(theirs, against=ours)).body
+def test_settings_that_differ_from_the_reference_come_first(tmp_path: Path):
+    reference = write_metrics_run(tmp_path / "a", [1.0, 2.0], recipe="O1")
+    candidate = write_metrics_run(tmp_path / "b", [1.0, 2.0], recipe="O2")
+    body = settings_section(view_run(candidate, against=reference)).body
     assert body.index("Different from the reference") < body.index("status")
     assert '<td data-value="O1">O1</td><td data-value="O2">O2</td>' in body
 
 
-def test_the_same_settings_are_told_to_be_the_same(tmp_path: Path):
-    ours, theirs = (write_metrics_run(tmp_path / name, [1.0, 2.0]) for name in "ab")
+def test_equal_settings_are_reported_as_equal(tmp_path: Path):
+    reference, candidate = (write_metrics_run(tmp_path / name, [1.0, 2.0]) for name in "ab")
     assert (
         "All recorded settings are the same as in the reference"
-        in settings_section(view_run(theirs, against=ours)).body
+        in settings_section(view_run(candidate, against=reference)).body
     )
 
 

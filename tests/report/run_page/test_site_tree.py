@@ -3,7 +3,7 @@ from pathlib import Path
 
 import pytest
 
-from roundoff.diagnose.run_view import RunView, view_run
+from roundoff.diagnose.diagnosis import RunView, view_run
 from roundoff.report.page import asset
 from roundoff.report.run_page import site_tree as room
 from roundoff.report.run_page.site_tree import NUM_LEVELS, sites_section
@@ -62,7 +62,7 @@ def test_without_recorded_steps_there_is_no_section(tmp_path: Path):
     assert sites_section(view_run(write_metrics_run(tmp_path / "run", [1.0]))) is None
 
 
-def test_what_a_format_would_lose_is_told_where_histograms_were_recorded(tmp_path: Path):
+def test_what_a_format_would_lose_is_reported_where_histograms_were_recorded(tmp_path: Path):
     assert row_of(body_of(view_run(record_run(tmp_path / "a", is_broken=False))), "head").count("<span>-</span>") == 2
     counted = view_run(record_run(tmp_path / "b", is_broken=False, histograms=True))
     row = row_of(body_of(counted), "head")

@@ -3,8 +3,8 @@ from typing import Any
 
 import pytest
 
-from roundoff.diagnose.run_view import RunView, view_run
-from roundoff.report.run_page import chosen_steps as room
+from roundoff.diagnose.diagnosis import RunView, view_run
+from roundoff.report.run_page import section as room
 from roundoff.report.run_page.recorded_ops import steps_section
 from tests.report.sample_runs import BAD_STEP, diagnosed, record_run, write_metrics_run
 
@@ -43,7 +43,7 @@ def test_a_good_step_has_no_origin(data: dict[str, Any]):
     assert (data["steps"][0]["origin"], data["steps"][0]["flow"], data["steps"][0]["masks"]) == (None, [], [])
 
 
-def test_microbatches_are_told_where_there_are_several(data: dict[str, Any], tmp_path: Path):
+def test_microbatches_are_reported_where_there_are_several(data: dict[str, Any], tmp_path: Path):
     assert "microbatch" not in data["steps"][0]["columns"]
     run = record_run(tmp_path / "run", num_steps=1, num_microbatches=2, is_broken=False)
     several: Any = steps_section(view_run(run)).data["steps"]

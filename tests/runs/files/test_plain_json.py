@@ -4,7 +4,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from roundoff.errors import RunFolderError
@@ -16,7 +16,7 @@ leaves = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) 
 values = st.recursive(leaves, lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner))
 
 
-@settings(max_examples=50)
+@settings(max_examples=50, suppress_health_check=[HealthCheck.too_slow])  # which a busy machine is
 @given(values)
 def test_everything_comes_back_as_it_was(value):
     assert from_json(to_json(value)) == value

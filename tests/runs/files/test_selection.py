@@ -1,22 +1,17 @@
 import fnmatch
 
-import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from roundoff.errors import UsageError
-from roundoff.runs.files.parts import Selection
+from roundoff.runs import Rows
+from roundoff.runs.files.table_parts import Selection
 
 
 @pytest.fixture
-def rows(make_events) -> pa.Table:
-    table = pa.concat_tables([make_events(step).to_arrow() for step in range(4)])
-    return table.cast(pa.schema([field.with_type(_plain(field.type)) for field in table.schema]))
-
-
-def _plain(kind: pa.DataType) -> pa.DataType:
-    return kind.value_type if pa.types.is_dictionary(kind) else kind
+def rows(make_events) -> Rows:
+    return Rows.concat([make_events(step).to_rows() for step in range(4)])
 
 
 @pytest.mark.parametrize(
@@ -41,7 +36,7 @@ def _plain(kind: pa.DataType) -> pa.DataType:
         (Selection(step=1, site="*.1.*", phase="forward"), 1),
     ],
 )
-def test_rows_are_selected(rows: pa.Table, selection: Selection, count: int):
+def test_rows_are_selected(rows: Rows, selection: Selection, count: int):
     assert selection.filter(rows).num_rows == count
 
 
@@ -61,7 +56,7 @@ def test_parts_are_skipped_exactly_when_they_hold_no_step(steps: set[int], first
     assert Selection(step=steps).may_hold(first, last) == any(first <= step <= last for step in steps)
 
 
-def test_patterns_are_those_of_the_shell(rows: pa.Table):
+def test_patterns_are_those_of_the_shell(rows: Rows):
     for pattern in ("blocks.?.mlp", "*mlp", "BLOCKS.*", "blocks.0.ml[!q]"):
-        expected = sum(fnmatch.fnmatchcase(site, pattern) for site in rows["site"].to_pylist())
+        expected = sum(fnmatch.fnmatchcase(site, pattern) for site in rows["site"].to_list())
         assert Selection(site=pattern).filter(rows).num_rows == expected

@@ -1,5 +1,5 @@
-import gc
 import json
+import os
 from pathlib import Path
 
 import numpy as np
@@ -9,8 +9,8 @@ import safetensors.torch
 import torch
 
 from roundoff.errors import RunFolderError
-from roundoff.runs import TensorEntry, TensorFile, TensorWriter
-from roundoff.runs.files.tensor_file import TENSOR_DTYPES
+from roundoff.runs import TensorFile, TensorWriter
+from roundoff.tensor_header import TENSOR_DTYPES, TensorEntry
 
 
 def write_raw(path: Path, header: object, data: bytes = b"") -> Path:
@@ -57,14 +57,20 @@ def test_it_is_a_mapping_that_includes_aliases(tmp_path: Path):
 
 def test_arrays_are_read_only_and_outlive_the_file(tmp_path: Path):
     safetensors.numpy.save_file({"a": np.arange(5.0)}, tmp_path / "a.safetensors")
-    with TensorFile(tmp_path / "a.safetensors") as file:
-        array = file["a"]
-    del file
-    gc.collect()
+    array = TensorFile(tmp_path / "a.safetensors")["a"]
     (tmp_path / "a.safetensors").unlink()
     assert array.tolist() == [0, 1, 2, 3, 4]
     with pytest.raises(ValueError, match="read-only"):
         array[0] = 1
+
+
+def test_a_file_that_is_cut_short_after_it_was_opened_is_an_error_and_not_the_end_of_the_process(tmp_path: Path):
+    path = tmp_path / "a.safetensors"
+    safetensors.numpy.save_file({"a": np.arange(100_000.0), "b": np.arange(5.0)}, path)
+    file = TensorFile(path)
+    os.truncate(path, 4096)
+    with pytest.raises(RunFolderError, match="'a' was cut short after the file was opened"):
+        file["a"]
 
 
 def test_a_file_cut_off_anywhere_is_named(tmp_path: Path):
@@ -105,7 +111,7 @@ def test_a_header_that_claims_more_than_there_is_is_refused(tmp_path: Path):
         {"__metadata__": 3},
     ],
 )
-def test_a_header_that_cannot_be_is_refused(tmp_path: Path, header: object):
+def test_an_invalid_header_is_refused(tmp_path: Path, header: object):
     with pytest.raises(RunFolderError, match=r"a\.safetensors' cannot be read"):
         TensorFile(write_raw(tmp_path / "a.safetensors", header, b"1234"))
 

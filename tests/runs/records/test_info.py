@@ -92,7 +92,7 @@ def test_a_field_that_holds_something_else_is_named(tmp_path: Path, changes: dic
         Run.open(tmp_path / "a")
 
 
-def test_a_missing_folder_a_file_and_another_folder_are_told_apart(tmp_path: Path):
+def test_a_missing_folder_a_file_and_another_folder_have_different_errors(tmp_path: Path):
     (tmp_path / "file").touch()
     (tmp_path / "other").mkdir()
     for name, message in (

@@ -9,7 +9,7 @@ import torch
 from roundoff.errors import DataError
 from roundoff.train import TrainConfig
 from roundoff.train.data import Draw, load_data, sources
-from roundoff.train.data.idx import read_idx, read_idx_pair
+from roundoff.train.data.sources import read_idx, read_idx_pair
 
 
 def idx_bytes(values: np.ndarray) -> bytes:

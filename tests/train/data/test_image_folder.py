@@ -7,7 +7,7 @@ import torch
 from roundoff.errors import DataError
 from roundoff.train import TrainConfig, train
 from roundoff.train.data import IGNORED, Draw, load_data
-from roundoff.train.data.image_folder import find_images, random_box
+from roundoff.train.data.sources import find_images, random_box
 
 Image = pytest.importorskip("PIL.Image")
 

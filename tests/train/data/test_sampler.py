@@ -69,7 +69,7 @@ def test_too_few_samples_for_a_batch_are_an_error_with_a_batch_that_fits():
 
 @pytest.mark.parametrize("num_ranks", [1, 2, 3])
 @pytest.mark.parametrize("num_samples", [1, 10, 16, 17])
-def test_evaluation_asks_about_every_sample_once_in_equally_long_batches(num_samples: int, num_ranks: int):
+def test_evaluation_uses_every_sample_once_in_equally_long_batches(num_samples: int, num_ranks: int):
     shares = [list(EvalSampler(num_samples, batch_size=4, rank=rank, num_ranks=num_ranks)) for rank in range(num_ranks)]
     seen = [index for draws in shares for index in indices(draws) if index != PADDING]
     assert sorted(seen) == list(range(num_samples))

@@ -4,10 +4,10 @@ import pytest
 
 from roundoff.errors import DataError
 from roundoff.train.data import IGNORED, PADDING, Draw
-from roundoff.train.data.text_file import read_text
+from roundoff.train.data.sources import read_text
 
 
-def test_each_byte_asks_for_the_next_and_windows_lie_side_by_side(tmp_path: Path):
+def test_the_target_of_each_byte_is_the_next_and_windows_are_adjacent(tmp_path: Path):
     path = tmp_path / "a.txt"
     path.write_bytes(bytes(range(100)))
     train, test = read_text(path, context=4)
@@ -18,7 +18,7 @@ def test_each_byte_asks_for_the_next_and_windows_lie_side_by_side(tmp_path: Path
     assert test[Draw((0,))].inputs.tolist() == [[90, 91, 92, 93]]
 
 
-def test_padding_is_asked_nothing(tmp_path: Path):
+def test_padding_has_no_target(tmp_path: Path):
     path = tmp_path / "a.txt"
     path.write_bytes(bytes(range(100)))
     train, _ = read_text(path, context=4)

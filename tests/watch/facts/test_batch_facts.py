@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from roundoff.kernels.host_copies import read_now
 from roundoff.runs import BatchFacts
 from roundoff.watch.facts.step_batch import batch_facts_of, criterion_input_facts, external_tensors
 from tests.replay.taped import Taped, taped
@@ -30,7 +31,7 @@ def step(model: nn.Module, given: Any, labels: Tensor, folder: Path) -> Taped:
 
 
 def facts(result: Taped) -> BatchFacts:
-    return batch_facts_of(result.tape, result.sites, targets=[], criterion_input={})[0]
+    return read_now(batch_facts_of(result.tape, result.sites, targets=[], criterion_input={}))[0]
 
 
 def test_inputs_and_labels_are_told_apart_and_the_criterion_by_its_settings(tmp_path: Path) -> None:
@@ -55,9 +56,9 @@ def test_tensors_inside_of_other_containers_are_found_and_each_is_told_once(tmp_
 def test_every_sample_has_a_hash_that_only_its_own_values_decide(tmp_path: Path) -> None:
     model, x = nn.Linear(3, 2), torch.tensor([[1.0, 2, 3], [4, 5, 6], [1, 2, 3]])
     result = step(model, x, torch.tensor([0, 1, 0]), tmp_path / "run")
-    columns = batch_facts_of(result.tape, result.sites, targets=[], criterion_input={})[1]
+    columns = read_now(batch_facts_of(result.tape, result.sites, targets=[], criterion_input={}))[1]
     assert columns is not None
-    rows = columns.to_arrow().to_pylist()
+    rows = columns.to_rows().to_list()
     assert [(row["kind"], row["name"]) for row in rows] == [("sample", "<model>[0]")] * 3  # labels have no samples
     first, second, third = (row["hash"] for row in rows)
     assert first == third != second

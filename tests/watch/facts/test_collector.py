@@ -88,7 +88,7 @@ def test_batches_are_described_with_their_labels_and_the_loss_they_meet(tmp_path
 
 def test_every_sample_has_a_hash_in_its_place(tmp_path: Path):
     facts(tmp_path / "a")
-    table = Run.open(tmp_path / "a").hashes(step=0).to_pylist()
+    table = Run.open(tmp_path / "a").hashes(step=0).to_list()
     samples = [row for row in table if row["kind"] == "sample"]
     assert [row["name"] for row in samples] == ["<model>[0]"] * 5
     assert len({row["hash"] for row in samples}) == 5

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset, Subset, TensorDataset
 
-from roundoff.watch.facts.dataset_content import dataset_content
+from roundoff.watch.facts.data_loaders import dataset_content
 
 
 class Pictures(Dataset[Tensor]):
@@ -21,11 +21,11 @@ class Pictures(Dataset[Tensor]):
 
 
 def test_names_tensors_arrays_and_what_lies_in_lists() -> None:
-    assert [entry["name"] for entry in dataset_content(Pictures())] == ["pictures", "labels[0]", "labels[2]"]
+    assert [entry.name for entry in dataset_content(Pictures())] == ["pictures", "labels[0]", "labels[2]"]
     inside = Subset(TensorDataset(torch.ones(3)), [0])
-    assert [entry["name"] for entry in dataset_content(inside)] == ["dataset.tensors[0]"]
-    assert dataset_content([(torch.ones(2), 1)])[0]["name"] == "[0][0]"
-    assert dataset_content(iter([1])) == []
+    assert [entry.name for entry in dataset_content(inside)] == ["dataset.tensors[0]"]
+    assert dataset_content([(torch.ones(2), 1)])[0].name == "[0][0]"
+    assert dataset_content(iter([1])) == ()
 
 
 def test_a_sample_that_is_edited_in_place_changes_the_hash_and_the_statistics() -> None:
@@ -34,8 +34,8 @@ def test_a_sample_that_is_edited_in_place_changes_the_hash_and_the_statistics() 
     assert dataset_content(data) == before
     data[2][0].mul_(2)
     after = dataset_content(data)
-    assert after[0]["hash"] != before[0]["hash"]
-    assert (before[0]["mean"], after[0]["mean"]) == (2.5, 4.0)
+    assert after[0].hash != before[0].hash
+    assert (before[0].mean, after[0].mean) == (2.5, 4.0)
 
 
 def test_looks_at_the_beginning_of_what_is_large() -> None:

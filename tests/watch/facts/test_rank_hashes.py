@@ -26,7 +26,7 @@ def test_equal_tensors_have_equal_hashes_and_those_without_numbers_have_none(tmp
     }
     with RunWriter.create(tmp_path / "run", RunInfo()) as writer:
         RankHashes(writer).write(3, "gradient", tensors.items())
-    rows = Run.open(tmp_path / "run").hashes().to_pylist()
+    rows = Run.open(tmp_path / "run").hashes().to_list()
     assert [(row["step"], row["kind"], row["name"]) for row in rows] == [
         (3, "gradient", name) for name in ("a", "same", "moved")
     ]

@@ -8,10 +8,11 @@ import pytest
 import torch
 from torch import nn
 
+from roundoff.kernels.host_copies import read_now
 from roundoff.record.loop.sites import Sites
 from roundoff.replay.state import Training
 from roundoff.runs import Structure
-from roundoff.watch.facts.structure import optimizer_names, start_values, structure_of
+from roundoff.watch.facts.structure import OptimizerNames, start_values, structure_of
 
 
 def described(model: nn.Module, *optimizers: torch.optim.Optimizer, **known: Any) -> Structure:
@@ -20,15 +21,23 @@ def described(model: nn.Module, *optimizers: torch.optim.Optimizer, **known: Any
     sites.add_model(model)
     for optimizer in optimizers:
         training.add_optimizer(optimizer)
-    given: dict[str, Any] = {"reached": (), "starts": {}, "resumed": set(), "stepped": set(), **known}
-    return structure_of(training, step=3, sites=sites, **given)
+    given: dict[str, Any] = {
+        "reached": (),
+        "starts": {},
+        "resumed": set(),
+        "stepped": set(),
+        "name_of": OptimizerNames().of,
+        **known,
+    }
+    return read_now(structure_of(training, step=3, sites=sites, **given))
 
 
 def test_optimizers_of_one_class_are_numbered_from_the_second_on() -> None:
     one, two, other = (
         kind([nn.Parameter(torch.ones(1))]) for kind in (torch.optim.SGD, torch.optim.SGD, torch.optim.Adam)
     )
-    assert list(optimizer_names([one, two, other]).values()) == ["SGD", "SGD#2", "Adam"]
+    names = OptimizerNames()
+    assert [names.of(optimizer) for optimizer in (one, two, other, two)] == ["SGD", "SGD#2", "Adam", "SGD#2"]
 
 
 def test_start_values_are_those_of_floats_that_have_memory() -> None:
@@ -41,7 +50,7 @@ def test_an_optimizer_of_another_training_counts_only_once_it_has_stepped() -> N
     model = nn.Linear(2, 2)
     other = torch.optim.SGD([nn.Parameter(torch.ones(1))])
     assert described(model, other).optimizers == ()
-    (facts,) = described(model, other, stepped={id(other)}, resumed={id(other)}).optimizers
+    (facts,) = described(model, other, stepped={other}, resumed={id(other)}).optimizers
     assert (facts.name, facts.has_state, facts.recipe) == ("SGD", True, None)
 
 

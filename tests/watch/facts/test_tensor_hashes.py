@@ -16,7 +16,7 @@ def test_values_decide_and_not_how_they_lie_in_memory() -> None:
 
 def test_columns_keep_all_64_bits() -> None:
     hashes = [("a", 2**64 - 1), ("b", 0)]
-    rows = hash_columns(5, "gradient", hashes).to_arrow().to_pylist()
+    rows = hash_columns(5, "gradient", hashes).to_rows().to_list()
     assert [(row["step"], row["kind"], row["name"], row["hash"]) for row in rows] == [
         (5, "gradient", name, number) for name, number in hashes
     ]

@@ -22,7 +22,7 @@ def carried_after(clearing: Callable[[torch.optim.Optimizer], object]) -> int:
         MODEL(torch.ones(4, 3)).square().sum().backward()
         num_carried = carried.num_in(optimizer)
         optimizer.step()
-        carried.used(optimizer)
+        carried.note_used(optimizer)
         clearing(optimizer)
     return num_carried
 
@@ -49,9 +49,9 @@ def test_a_zero_grad_after_the_step_began_clears_them() -> None:
     optimizer = torch.optim.SGD(MODEL.parameters(), lr=0.1)
     carried = UnclearedGradients()
     MODEL(torch.ones(4, 3)).sum().backward()
-    carried.used(optimizer)
+    carried.note_used(optimizer)
     carried.backward_begins()
-    carried.cleared()
+    carried.note_cleared()
     assert carried.num_in(optimizer) == 0
 
 
@@ -59,7 +59,7 @@ def test_a_gradient_that_the_loop_replaces_does_not_count() -> None:
     optimizer = torch.optim.SGD(MODEL.parameters(), lr=0.1)
     carried = UnclearedGradients()
     MODEL(torch.ones(4, 3)).sum().backward()
-    carried.used(optimizer)
+    carried.note_used(optimizer)
     carried.backward_begins()
     for parameter in MODEL.parameters():
         parameter.grad = torch.ones_like(parameter)
@@ -72,6 +72,6 @@ def test_gradients_of_another_optimizer_do_not_count() -> None:
     theirs = torch.optim.SGD(other.parameters(), lr=0.1)
     carried = UnclearedGradients()
     other(MODEL(torch.ones(4, 3))).sum().backward()
-    carried.used(theirs)
+    carried.note_used(theirs)
     carried.backward_begins()
     assert (carried.num_in(mine), carried.num_in(theirs)) == (0, 2)

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from roundoff.runs import JsonValue
+from roundoff.runs import BatchMixingProbe
 from roundoff.watch.probes.batch_mixing import batch_mixing
 from tests.replay.taped import taped
 
@@ -27,22 +27,20 @@ class Calls(nn.Module):
         return self.function(self.inner(given[0]), *given[1:])
 
 
-def mixing(function: Callable[..., Tensor], folder: Path, *beside: Tensor) -> dict[str, JsonValue] | None:
+def mixing(function: Callable[..., Tensor], folder: Path, *beside: Tensor) -> BatchMixingProbe | None:
     torch.manual_seed(0)
     model, x, y = Calls(function), torch.randn(6, 4), torch.randn(6, 4)
     return batch_mixing(taped(folder, lambda: F.mse_loss(model(x, *beside), y).backward()).replayed_step())
 
 
 def test_samples_that_keep_to_themselves_change_nobody(tmp_path: Path) -> None:
-    assert mixing(torch.relu, tmp_path / "run") == {
-        "sample": 3, "changed": [], "site": None,
-    }  # fmt: skip
+    assert mixing(torch.relu, tmp_path / "run") == BatchMixingProbe(step=0, sample=3, changed=(), site=None)
 
 
 def test_the_code_that_mixes_is_named_with_those_that_changed(tmp_path: Path) -> None:
     found = mixing(lambda x: x + x.roll(1, 0), tmp_path / "run")
     assert found is not None
-    assert (found["changed"], found["site"]) == ([4], "<model>")
+    assert (found.changed, found.site) == ((4,), "<model>")
 
 
 def test_nodes_of_a_graph_are_meant_to_meet(tmp_path: Path) -> None:
@@ -64,3 +62,9 @@ def test_a_single_sample_has_nobody_to_mix_with(tmp_path: Path) -> None:
     assert (
         batch_mixing(taped(tmp_path / "run", lambda: model(torch.ones(1, 4)).sum().backward()).replayed_step()) is None
     )
+
+
+def test_a_mask_over_time_as_long_as_the_batch_is_large_is_no_sample(tmp_path: Path) -> None:
+    later = torch.full((6, 6), -torch.inf).triu(1)
+    found = mixing(lambda x, mask: x + mask.exp().sum(1)[:4], tmp_path / "run", later)
+    assert found == BatchMixingProbe(step=0, sample=3, changed=(), site=None)

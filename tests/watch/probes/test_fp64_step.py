@@ -52,17 +52,18 @@ def test_the_loss_changes_as_the_gradient_of_a_healthy_step_says(tmp_path: Path)
     model = Calls(torch.tanh)
     found = gradient_direction(step(model, tmp_path / "run").replayed_step())
     assert found is not None
-    assert found["ratio"] == pytest.approx(1, abs=1e-3)
-    assert found["functions"] == []
-    assert "by_site" not in found
+    assert found.ratio == pytest.approx(1, abs=1e-3)
+    assert found.functions == ()
+    assert found.by_site == ()
 
 
 def test_a_wrong_gradient_is_measured_parameter_by_parameter(tmp_path: Path) -> None:
     torch.manual_seed(0)
     model = Calls(Doubled.apply)
-    found: Any = gradient_direction(step(model, tmp_path / "run").replayed_step())
-    assert found["functions"] == ["Doubled"]
-    ratios = {one["parameter"]: one["ratio"] for one in found["by_site"]}
+    found = gradient_direction(step(model, tmp_path / "run").replayed_step())
+    assert found is not None
+    assert found.functions == ("Doubled",)
+    ratios = {one.parameter: one.ratio for one in found.by_site}
     assert ratios["first.weight"] == pytest.approx(2, abs=1e-2)
     assert ratios["last.weight"] == pytest.approx(1, abs=1e-2)
 
@@ -81,11 +82,12 @@ def test_a_step_under_autocast_has_no_direction_and_one_in_fp32_no_wide_twin(tmp
 def test_zeros_that_only_the_format_made_are_counted(tmp_path: Path) -> None:
     torch.manual_seed(0)
     model = Calls(torch.tanh).half()
-    found: Any = fp64_step(step(model, tmp_path / "run", scale=1e-7).replayed_step())
-    shares = {one["name"]: (one["zero_share"], one["wide_zero_share"]) for one in found["parameters"]}
+    found = fp64_step(step(model, tmp_path / "run", scale=1e-7).replayed_step())
+    assert found is not None
+    shares = {one.name: (one.zero_share, one.wide_zero_share) for one in found.parameters}
     assert shares["first.weight"][0] > 0.5
     assert shares["first.weight"][1] == 0
-    assert found["wide_loss"] == pytest.approx(found["loss"], rel=0.1)
+    assert found.wide_loss == pytest.approx(found.loss, rel=0.1)
 
 
 def test_formats_and_gradients_are_the_trainings_own_again_also_where_a_probe_raises(tmp_path: Path) -> None:

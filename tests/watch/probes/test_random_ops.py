@@ -22,7 +22,7 @@ def noted(model: nn.Module) -> list[tuple[object, object]]:
     sites.of_module(model, None)
     with noting_random_ops(sites, Sources()) as found:
         model(torch.ones(2, 4))
-    return [(each["site"], each["op"]) for each in found]
+    return [(each.site, each.op) for each in found]
 
 
 def test_ops_that_draw_are_named_with_their_sites():
@@ -44,5 +44,5 @@ def test_attention_without_dropout_draws_nothing():
 def test_outside_of_any_module_the_loop_draws():
     with noting_random_ops(Sites(), Sources()) as found:
         torch.randn(3)
-    assert [each["site"] for each in found] == [LOOP]
-    assert __file__.rpartition("/")[2] in str(found[0]["source"])
+    assert [each.site for each in found] == [LOOP]
+    assert __file__.rpartition("/")[2] in str(found[0].source)

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from roundoff.watch.process.native_stack import write_native_stacks
+from roundoff.watch.process.child_monitor import write_native_stacks
 
 
 @pytest.mark.usefixtures("needs_gdb")

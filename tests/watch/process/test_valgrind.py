@@ -3,7 +3,7 @@ from pathlib import Path
 
 import pytest
 
-from roundoff.diagnose.process.memcheck import memcheck_findings
+from roundoff.diagnose.process.memory import memcheck_findings
 from roundoff.errors import ScriptError
 from roundoff.watch.process.native_debugging import memcheck_command, run_memcheck
 

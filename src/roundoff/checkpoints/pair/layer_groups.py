@@ -1,14 +1,184 @@
-"""Groups the tensors of a checkpoint into layers, and finds the axes that convert one layout to another."""
+"""Groups the tensors of a checkpoint into layers, with common names for those of all frameworks, and finds axes."""
 
 from __future__ import annotations
 
+import itertools
+import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
 from roundoff.checkpoints.checkpoint import Entry
-from roundoff.checkpoints.pair.common_names import LEAVES, split_name
+
+SLOTS = {
+    **dict.fromkeys(("momentum_buffer", "moments", "accum", "velocity", "momentum"), "momentum_buffer"),
+    **dict.fromkeys(("exp_avg", "moment1", "adam_m"), "exp_avg"),
+    **dict.fromkeys(("exp_avg_sq", "moment2", "adam_v"), "exp_avg_sq"),
+    **dict.fromkeys(("max_exp_avg_sq", "moment2_max", "vhat"), "max_exp_avg_sq"),
+    **dict.fromkeys(("square_avg", "mean_square"), "square_avg"),
+    "step": "step",
+    "beta1_pow_acc": "beta1_power",
+    "beta2_pow_acc": "beta2_power",
+}
+"""The frameworks' names of optimizer states, and PyTorch's."""
+
+_OF_PADDLE = re.compile(rf"(?P<owner>.+)_(?P<slot>{'|'.join(SLOTS)})_\d+")
+_BEFORE_THE_OWNER = frozenset({"optimizer", "optim", "optimizer_state_dict", "optimizer_state", "opt", "state"})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OptimizerName:
+    """A state of a parameter: `exp_avg` of `fc.weight`."""
+
+    slot: str
+    owner: str
+
+
+def read_optimizer_name(name: str, *, parameters: Sequence[str]) -> OptimizerName | None:
+    """Return slot and owner of a state, or None; `parameters` are those of its checkpoint, in file order.
+
+    PyTorch refers to owners by their number, the other frameworks by their name.
+
+    >>> read_optimizer_name("moments.fc.weight", parameters=[])
+    OptimizerName(slot='momentum_buffer', owner='fc.weight')
+    >>> read_optimizer_name("optimizer.state.1.exp_avg", parameters=["fc.weight", "fc.bias"])
+    OptimizerName(slot='exp_avg', owner='fc.bias')
+    >>> read_optimizer_name("linear_0.w_0_moment1_0", parameters=[])
+    OptimizerName(slot='exp_avg', owner='linear_0.w_0')
+    """
+    if of_paddle := _OF_PADDLE.fullmatch(name):
+        return OptimizerName(slot=SLOTS[of_paddle["slot"]], owner=of_paddle["owner"])
+    first, _, rest = name.partition(".")
+    if first in SLOTS and rest:
+        return OptimizerName(slot=SLOTS[first], owner=rest)
+    words = name.split(".")
+    if words[-1] not in SLOTS:
+        return None
+    while len(words) > 2 and words[0] in _BEFORE_THE_OWNER:
+        words.pop(0)
+    owner = ".".join(words[:-1])
+    if owner.isdecimal():
+        owner = parameters[int(owner)] if int(owner) < len(parameters) else owner
+    return OptimizerName(slot=SLOTS[words[-1]], owner=owner) if owner else None
+
+
+WRAPPERS = frozenset({"_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module"})
+"""Added by wrappers of a module, anywhere in a name."""
+COLLECTIONS = frozenset({"module", "params", "batch_stats", "model_weights", "state_dict"})
+"""Prefixes that are not part of the name of a layer."""
+
+LEAVES = {
+    **dict.fromkeys(("weight", "gamma", "scale", "kernel", "w_0"), "weight"),
+    **dict.fromkeys(("embedding_table", "embedding", "embeddings"), "weight"),
+    **dict.fromkeys(("bias", "beta", "b_0"), "bias"),
+    **dict.fromkeys(("running_mean", "moving_mean", "_mean", "mean", "w_1"), "running_mean"),
+    **dict.fromkeys(("running_var", "moving_variance", "_variance", "variance", "var", "w_2"), "running_var"),
+}
+"""The frameworks' names of the tensors of a layer, and PyTorch's."""
+
+MODULES = {
+    **dict.fromkeys(("q_proj", "query", "query_layer"), "wq"),
+    **dict.fromkeys(("k_proj", "key", "key_layer"), "wk"),
+    **dict.fromkeys(("v_proj", "value", "value_layer"), "wv"),
+    **dict.fromkeys(("o_proj", "out_proj"), "wo"),
+    **dict.fromkeys(("self_attn", "self_attention", "attn"), "attention"),
+    **dict.fromkeys(("mlp", "ffn"), "feed_forward"),
+    "gate_proj": "w1",
+    "down_proj": "w2",
+    "up_proj": "w3",
+    "input_layernorm": "attention_norm",
+    "post_attention_layernorm": "ffn_norm",
+    "embed_tokens": "tok_embeddings",
+    "lm_head": "output",
+    "down_sample_layer": "downsample",
+}
+"""What libraries of models call the same layer, where letters would mislead: the norm after attention is the one before
+the feed-forward network."""
+
+_NUMBER = re.compile(r"_?(\d+)(?!\d|d(?![a-z]))")  # but not the 2 of conv2d
+
+
+def split_name(name: str) -> tuple[tuple[str, ...], str]:
+    """Return the path of the layer and the name of its tensor, without what wrappers add.
+
+    >>> split_name("module.layer1.0.bn1.running_mean")
+    (('layer1', '0', 'bn1'), 'running_mean')
+    >>> split_name("conv2d_1/conv2d_1/kernel:0")
+    (('conv2d_1',), 'kernel')
+    """
+    words = [word for word in re.split(r"[./]", name.removesuffix(":0")) if word and word not in WRAPPERS]
+    while len(words) > 1 and words[0] in COLLECTIONS:
+        words.pop(0)
+    if "/" in name:  # Keras repeats the name of a layer
+        words = [word for place, word in enumerate(words) if not place or word != words[place - 1]]
+    return tuple(words[:-1]), words[-1] if words else ""
+
+
+def common_words(path: Sequence[str]) -> tuple[str, ...]:
+    """Return a path in the common words for those of all libraries.
+
+    >>> common_words(("layers", "0", "self_attn", "q_proj"))
+    ('layers', '0', 'attention', 'wq')
+    """
+    return tuple(MODULES.get(word, word) for word in path)
+
+
+def skeleton(path: Sequence[str]) -> str:
+    """Return a path without its numbers, in lower case: what all layers of one kind have in common.
+
+    >>> skeleton(("layer1", "0", "conv2")), skeleton(("conv2d_3",)), skeleton(("conv2_block1_0_bn",))
+    ('layer.#.conv', 'conv2d', 'conv_block_bn')
+    """
+    return ".".join((_NUMBER.sub("", word) or "#").lower() for word in path)
+
+
+def numbers_in(path: Sequence[str]) -> tuple[int, ...]:
+    """Return the numbers of a path, which distinguish and order the layers of one skeleton.
+
+    A word without a number counts as -1: Keras has `dense`, then `dense_1`.
+
+    >>> numbers_in(("layer1", "0", "conv2")), numbers_in(("sequential_1", "dense"))
+    ((1, 0, 2), (1, -1))
+    """
+    return tuple(number for word in path for number in map(int, _NUMBER.findall(word) or [-1]))
+
+
+def likeness(first: str, second: str) -> float:
+    """Return the similarity of two strings: 1 if they are equal, 0 if they have nothing in common.
+
+    It counts the characters to delete and insert to turn one into the other.
+
+    >>> likeness("attn.query", "attn.q"), likeness("wq", "key")
+    (0.75, 0.0)
+    """
+    above = [0] * (len(second) + 1)
+    for letter in first:
+        row = [0]
+        for column, other in enumerate(second):
+            row.append(above[column] + 1 if letter == other else max(above[column + 1], row[-1]))
+        above = row
+    letters = len(first) + len(second)
+    return 2 * above[-1] / letters if letters else 1.0
+
+
+def telling_parts(names: Sequence[str]) -> dict[str, str]:
+    """Return each name without the prefix and suffix that all have in common.
+
+    >>> telling_parts(["attn.q_proj", "attn.k_proj"])
+    {'attn.q_proj': 'q', 'attn.k_proj': 'k'}
+    """
+    begin = _num_alike(names)
+    rests = [name[begin:] for name in names]
+    end = _num_alike([rest[::-1] for rest in rests])
+    return {name: rest[: len(rest) - end] for name, rest in zip(names, rests, strict=True)}
+
+
+def _num_alike(names: Sequence[str]) -> int:
+    """Return the length of the common prefix."""
+    letters = zip(*names, strict=False)
+    return sum(1 for _ in itertools.takewhile(lambda column: len(set(column)) == 1, letters))
+
 
 Axes: TypeAlias = tuple[int, ...]
 
@@ -89,7 +259,7 @@ def _axes(leaf: str, entry: Entry, path: tuple[str, ...], tensors: Mapping[str, 
     return None
 
 
-UNASKED: dict[int, tuple[Axes, ...]] = {
+TRIED_AXES: dict[int, tuple[Axes, ...]] = {
     2: ((1, 0),),
     3: ((2, 1, 0),),
     4: ((3, 2, 0, 1), (2, 3, 1, 0), (1, 0, 2, 3)),
@@ -117,21 +287,17 @@ def fit(
 ) -> Fit | None:
     """Return how a candidate's shape fits a reference's, or None; axes of length 1 are ignored.
 
-    Args:
-        reference: a shape.
-        candidate: a shape.
-        reference_axes: the permutation of the reference to PyTorch's layout.
-        candidate_axes: that of the candidate.
+    `reference_axes` and `candidate_axes` are the permutations of each to PyTorch's layout.
 
     >>> fit((10, 5), (5, 10), candidate_axes=(1, 0))
     Fit(axes=(1, 0), is_expected=True)
     >>> fit((10, 5), (5, 10))
     Fit(axes=(1, 0), is_expected=False)
     """
-    asked = _compose_permutations(candidate_axes, reference_axes)
-    if _fits(reference, candidate, asked):
-        return Fit(axes=asked, is_expected=True)
-    for axes in (None, *UNASKED.get(len(candidate), ())):
+    expected = _compose_permutations(candidate_axes, reference_axes)
+    if _fits(reference, candidate, expected):
+        return Fit(axes=expected, is_expected=True)
+    for axes in (None, *TRIED_AXES.get(len(candidate), ())):
         if _fits(reference, candidate, axes):
             return Fit(axes=axes, is_expected=False)
     return None
@@ -155,8 +321,9 @@ def _fits(reference: tuple[int, ...], candidate: tuple[int, ...], axes: Axes | N
         if len(axes) != len(candidate):
             return False
         candidate = tuple(candidate[axis] for axis in axes)
-    return reference == candidate or _without_ones(reference) == _without_ones(candidate)
+    return reference == candidate or without_ones(reference) == without_ones(candidate)
 
 
-def _without_ones(shape: tuple[int, ...]) -> tuple[int, ...]:
+def without_ones(shape: tuple[int, ...]) -> tuple[int, ...]:
+    """Return a shape without its dimensions of 1: (1, 3, 1) and (3,) hold the same in the same order."""
     return tuple(size for size in shape if size != 1)

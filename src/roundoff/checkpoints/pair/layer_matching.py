@@ -7,8 +7,16 @@ from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
-from roundoff.checkpoints.pair.common_names import common_words, likeness, numbers_in, skeleton, telling_parts
-from roundoff.checkpoints.pair.layer_groups import UNCOUNTED, CheckpointLayer, fit
+from roundoff.checkpoints.pair.layer_groups import (
+    UNCOUNTED,
+    CheckpointLayer,
+    common_words,
+    fit,
+    likeness,
+    numbers_in,
+    skeleton,
+    telling_parts,
+)
 
 
 class PairedBy(StrEnum):
@@ -26,6 +34,11 @@ class PairedBy(StrEnum):
     """Layers of these shapes were matched in the order of their numbers, or of the file."""
     VALUES = "values"
     """The values themselves are equal, where the names were not conclusive."""
+
+    @property
+    def is_guess(self) -> bool:
+        """Whether the two may be the wrong tensors."""
+        return self in (PairedBy.SHAPE, PairedBy.EDIT_DISTANCE, PairedBy.POSITION)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from roundoff.checkpoints.checkpoint import Checkpoint, Entry, JsonValue, Role, StoredTensor
+from roundoff.checkpoints.checkpoint import Checkpoint, JsonValue, Role
 from roundoff.checkpoints.file_bytes import FileBytes
-from roundoff.checkpoints.lazy_tensor import LazyTensor
+from roundoff.checkpoints.lazy_tensor import LazyTensor, StoredTensor
 from roundoff.checkpoints.read.pickled_objects import EncodedText, Global, PickledArray, PickledObject
 from roundoff.checkpoints.read.torch_files import DtypeName
 
@@ -20,9 +21,29 @@ MAX_NAME = 1000
 MAX_SETTINGS = 10_000
 MAX_TEXT = 300
 MAX_LIST = 100
+_ENTRY_BYTES, _SETTING_BYTES = 1200, 200
+"""What the entry of a tensor, and a setting without its text, take in memory."""
 
 TreeKeys: TypeAlias = tuple[Any, ...]
 TreePath: TypeAlias = tuple[str, ...]
+
+
+def assemble(tree: Any, data: FileBytes, *, format: str, path: Path | None = None) -> Checkpoint:
+    """Make a checkpoint from a tree of dicts, lists and tensors; raises a `CheckpointError` if names collide.
+
+    `data` is the file, for error messages; `path` is what the user opened, if that is another path.
+    """
+    leaves = take_apart(tree, data)
+    names = model_names(leaves.tensors)
+    has_container = any(map(is_contained, leaves.tensors))
+    stored: dict[str, StoredTensor] = {}
+    for keys, tensor in leaves.tensors.items():
+        name = names[keys]
+        if name in stored:
+            raise data.error(f"two tensors have the name '{name}'")
+        role = role_of(keys, tensor, has_container=has_container)
+        stored[name] = StoredTensor(name=name, shape=tensor.shape, dtype=tensor.dtype, role=role, read=tensor.read)
+    return Checkpoint(path=path or data.path, format=format, tensors=stored.values(), settings=leaves.settings)
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,9 +59,12 @@ def take_apart(tree: Any, data: FileBytes) -> Leaves:
     leaves = Leaves()
     for path, value in _walk(tree, data):
         if isinstance(value, LazyTensor):
+            data.spend(_ENTRY_BYTES + 2 * sum(len(key) for key in path if isinstance(key, str)))
             leaves.tensors[_check_path(path, data) or ("tensor",)] = value
         elif path and len(leaves.settings) < MAX_SETTINGS:
-            leaves.settings[_shorten(".".join(str(key)[:MAX_TEXT] for key in path))] = plain_setting(value)
+            name = _shorten(".".join(str(key)[:MAX_TEXT] for key in path))
+            leaves.settings[name] = setting = plain_setting(value)
+            data.spend(_SETTING_BYTES + sys.getsizeof(name) + _size_of(setting))
     return leaves
 
 
@@ -49,38 +73,58 @@ def _walk(tree: Any, data: FileBytes) -> Iterator[tuple[TreeKeys, Any]]:
 
     Objects inside objects have one dotted key, as in the `state_dict` of a model.
     """
-    waiting: list[tuple[TreeKeys, Any, bool]] = [((), tree, False)]
+    waiting: list[Iterator[tuple[TreeKeys, Any, bool]]] = [iter([((), tree, False)])]
     num_nodes = 0
     while waiting:
-        keys, value, is_inner = waiting.pop()
+        if (found := next(waiting[-1], None)) is None:
+            waiting.pop()
+            continue
+        keys, value, is_inner = found
         num_nodes += 1 + (len(value) // MAX_LIST if isinstance(value, list | tuple) else 0)
         if num_nodes > MAX_NODES or len(keys) > MAX_DEPTH or (is_inner and len(keys[-1]) > MAX_NAME):
             how = "too many" if num_nodes > MAX_NODES else "too deeply nested"
-            raise data.broken(f"it has {how} entries, or contains itself")
+            raise data.error(f"it has {how} entries, or contains itself")
         is_object = isinstance(value, PickledObject)
         inside = _inside(value)
         if inside is None:
             yield keys, value.tensor if isinstance(value, PickledArray) and value.tensor else value
-        elif is_object and is_inner:
-            waiting += [((*keys[:-1], f"{keys[-1]}.{key}"), item, True) for key, item in reversed(inside)]
         else:
-            waiting += [((*keys, key), item, is_object and isinstance(key, str)) for key, item in reversed(inside)]
+            waiting.append(_with_keys(inside, keys, is_object=is_object, is_inner=is_inner))
 
 
-def _inside(value: Any) -> list[tuple[Any, Any]] | None:
+def _with_keys(
+    inside: Iterable[tuple[Any, Any]], keys: TreeKeys, *, is_object: bool, is_inner: bool
+) -> Iterator[tuple[TreeKeys, Any, bool]]:
+    for key, item in inside:
+        if is_object and is_inner:
+            yield (*keys[:-1], f"{keys[-1]}.{key}"), item, True
+        else:
+            yield (*keys, key), item, is_object and isinstance(key, str)
+
+
+def _inside(value: Any) -> Iterable[tuple[Any, Any]] | None:
     """Return the items of a container with their keys; None if the value is not a container."""
     match value:
         case PickledObject() if _is_module(value):
             return _inside_module(value)
         case PickledObject(state=dict() as state):
-            return list({**state, **(value.items or {})}.items())
+            return _overlay(state, value.items or {})
         case PickledObject(items=dict() as items):
-            return list(items.items())
+            return items.items()
         case dict():
-            return list(value.items())
+            return value.items()
         case list() | tuple() if any(isinstance(item, _CONTAINERS) for item in value):
-            return list(enumerate(value))
+            return enumerate(value)
     return None
+
+
+def _overlay(state: dict[Any, Any], items: dict[Any, Any]) -> Iterator[tuple[Any, Any]]:
+    """Yield the items of both; those of the second replace those of the first."""
+    for key, value in state.items():
+        yield key, items.get(key, value)
+    for key, value in items.items():
+        if key not in state:
+            yield key, value
 
 
 _CONTAINERS = (LazyTensor, PickledArray, PickledObject, dict, list, tuple)
@@ -90,29 +134,32 @@ def _is_module(value: PickledObject) -> bool:
     return all(isinstance(value.attribute(name), dict) for name in ("_parameters", "_buffers", "_modules"))
 
 
-def _inside_module(module: PickledObject) -> list[tuple[Any, Any]]:
-    """Return the contents of a pickled model in the form of its `state_dict`."""
-    tensors = [
-        (name, replace(tensor, role=role))
-        for held, role in (("_parameters", Role.PARAMETER), ("_buffers", Role.BUFFER))
-        for name, tensor in module.attribute(held).items()
-        if isinstance(tensor, LazyTensor)
-    ]
-    modules = module.attribute("_modules").items()
-    return tensors + [(name, child) for name, child in modules if isinstance(child, PickledObject)]
+def _inside_module(module: PickledObject) -> Iterator[tuple[Any, Any]]:
+    """Yield the contents of a pickled model in the form of its `state_dict`."""
+    for held, role in (("_parameters", Role.PARAMETER), ("_buffers", Role.BUFFER)):
+        for name, tensor in module.attribute(held).items():
+            if isinstance(tensor, LazyTensor):
+                yield name, replace(tensor, role=role)
+    for name, child in module.attribute("_modules").items():
+        if isinstance(child, PickledObject):
+            yield name, child
 
 
 def _check_path(path: tuple[Any, ...], data: FileBytes) -> TreePath:
     """Return the path of a tensor as strings; raises a `CheckpointError` if it cannot be printed or is too long."""
     for key in path:
         if type(key) is not int and not isinstance(key, str):
-            raise data.broken(f"a tensor has the name {_shorten(str(plain_setting(key)))}, which is not a string")
+            raise data.error(f"a tensor has the name {_shorten(str(plain_setting(key)))}, which is not a string")
     names = tuple(str(key) for key in path)
     if sum(map(len, names)) > MAX_NAME:
-        raise data.broken(f"a tensor has a name of {sum(map(len, names))} characters")
+        raise data.error(f"a tensor has a name of {sum(map(len, names))} characters")
     if not all(name.isprintable() for name in names) or (names and not any(names)):
-        raise data.broken(f"a tensor has the name {'.'.join(names)!a}, which cannot be printed")
+        raise data.error(f"a tensor has the name {'.'.join(names)!a}, which cannot be printed")
     return names
+
+
+def _size_of(setting: JsonValue) -> int:
+    return sys.getsizeof(setting) + (sum(map(sys.getsizeof, setting)) if isinstance(setting, list) else 0)
 
 
 def _shorten(text: str) -> str:
@@ -135,7 +182,7 @@ def plain_setting(value: Any) -> JsonValue:
             return shown if len(value) <= MAX_LIST else [*shown, f"<{len(value) - MAX_LIST} more>"]
         case Mapping():
             return f"<a dict of {len(value)}>"
-        case memoryview() | EncodedText():
+        case FileBytes() | EncodedText():
             return f"<{len(value)} bytes>"
         case DtypeName(name=name):
             return f"torch.{name}"
@@ -230,8 +277,8 @@ def model_names(paths: Iterable[TreePath]) -> dict[TreePath, str]:
     """
     names = {path: ".".join(path) for path in paths}
     contained = {path for path in names if is_contained(path)}
-    beside = {path for path, name in names.items() if is_optimizers(name) or _last(name) in COUNTERS}
-    model = contained or names.keys() - beside
+    outside = {path for path, name in names.items() if is_optimizers(name) or _last(name) in COUNTERS}
+    model = contained or names.keys() - outside
     short = {path: ".".join(path[1:]) if path in contained else names[path] for path in model}
     while short and (first := _common_wrapper(short.values())):
         short = {path: name.removeprefix(f"{first}.") for path, name in short.items()}
@@ -244,7 +291,7 @@ def is_contained(path: TreePath) -> bool:
     return len(path) > 1 and path[0] in MODEL_CONTAINERS
 
 
-def is_beside_model(path: TreePath) -> bool:
+def is_outside_model(path: TreePath) -> bool:
     """Return whether a tensor is outside a model that has its own dict: a single tensor, or an average of weights."""
     return len(path) == 1 or path[0] in ("callbacks", "loops") or bool(_AVERAGES.search(path[0]))
 
@@ -260,7 +307,7 @@ def role_of(path: TreePath, tensor: LazyTensor, *, has_container: bool = False) 
         return Role.OPTIMIZER
     if last in BUFFERS or path[0] == "batch_stats":
         return Role.BUFFER
-    if (has_container and is_beside_model(path)) or (is_number and last in COUNTERS):
+    if (has_container and is_outside_model(path)) or (is_number and last in COUNTERS):
         return Role.OTHER
     if not tensor.dtype.startswith(("float", "bfloat", "complex")):
         return Role.OTHER if is_number else Role.BUFFER
@@ -281,22 +328,3 @@ def _last(name: str) -> str:
 def _common_wrapper(names: Iterable[str]) -> str | None:
     firsts = {name.partition(".")[0] if "." in name else "" for name in names}
     return firsts.pop() if len(firsts) == 1 and firsts <= WRAPPERS else None
-
-
-def assemble(tree: Any, data: FileBytes, *, format: str, path: Path | None = None) -> Checkpoint:
-    """Make a checkpoint from a tree of dicts, lists and tensors; raises a `CheckpointError` if names collide.
-
-    `data` is the file, for error messages; `path` is what the user opened, if that is another path.
-    """
-    leaves = take_apart(tree, data)
-    names = model_names(leaves.tensors)
-    has_container = any(map(is_contained, leaves.tensors))
-    stored: dict[str, StoredTensor] = {}
-    for keys, tensor in leaves.tensors.items():
-        name = names[keys]
-        if name in stored:
-            raise data.broken(f"two tensors have the name '{name}'")
-        role = role_of(keys, tensor, has_container=has_container)
-        entry = Entry(name=name, shape=tensor.shape, dtype=tensor.dtype, role=role)
-        stored[name] = StoredTensor(entry=entry, read=tensor.read)
-    return Checkpoint(path=path or data.path, format=format, tensors=stored.values(), settings=leaves.settings)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -27,48 +26,6 @@ HDF5 = b"\x89HDF\r\n\x1a\n"
 KNOWN = "files of PyTorch, safetensors, numpy (.npz), MindSpore, Paddle, Keras and Flax"
 
 
-def _is_index(data: FileBytes) -> bool:
-    """Return whether a file could be the index of a sharded checkpoint: a JSON object."""
-    return bytes(data.view[:64]).lstrip()[:1] == b"{"
-
-
-def _read_sharded(data: FileBytes) -> tuple[dict[str, Any], str]:
-    """Return the tensors in the shards that an index of Hugging Face names, and the format of the shards."""
-    shards: dict[str, dict[Any, Any]] = {}
-    formats: list[str] = []
-    found: dict[str, Any] = {}
-    for name, file in _weight_map(data).items():
-        if file not in shards:
-            tree, format = _read_file(FileBytes.of_file(_beside(data, file)))
-            shards[file] = tree if isinstance(tree, dict) else {}
-            formats.append(format)
-        if not isinstance(tensor := shards[file].get(name), LazyTensor):
-            raise data.broken(f"'{file}' does not have the tensor {name[:100]!r}")
-        found[name] = tensor
-    if len(set(formats)) != 1:
-        raise data.broken(f"its files have {len(set(formats))} different formats")
-    return found, formats[0]
-
-
-def _weight_map(data: FileBytes) -> dict[str, str]:
-    if len(data) > MAX_INDEX_BYTES:
-        raise data.broken(f"its index of {len(data)} bytes is too large")
-    try:
-        index = json.loads(str(data.view, "utf-8"))
-    except (ValueError, RecursionError) as error:
-        raise data.broken(f"it is not JSON ({error})", at=0) from error
-    match index:
-        case {"weight_map": dict() as files} if all(isinstance(file, str) for file in files.values()):
-            return files
-    raise data.broken("it is JSON, but not the index of a sharded checkpoint: it has no weight_map", at=0)
-
-
-def _beside(data: FileBytes, file: str) -> Path:
-    if file in ("", "..") or Path(file).name != file or not file.isprintable():
-        raise data.broken(f"it names the file {file[:100]!a}, which is not in the same folder")
-    return data.path.parent / file
-
-
 def read_checkpoint(path: Path | str) -> Checkpoint:
     """Open a checkpoint, recognised by its content, not its suffix; raises a `CheckpointError` if it is none.
 
@@ -79,7 +36,8 @@ def read_checkpoint(path: Path | str) -> Checkpoint:
     if path.is_dir():
         return _read_folder(path)
     data = FileBytes.of_file(path)
-    tree, format = _read_sharded(data) if _is_index(data) and not is_safetensors(data) else _read_file(data)
+    is_json = data.beginning(64).lstrip()[:1] == b"{"  # as the index of a sharded checkpoint is
+    tree, format = _read_sharded(data) if is_json and not is_safetensors(data) else _read_file(data)
     return assemble(tree, data, format=format)
 
 
@@ -97,7 +55,7 @@ def _read_folder(folder: Path) -> Checkpoint:
 
 def _read_file(data: FileBytes) -> tuple[Any, str]:
     """Return the contents of a file as a tree, and its format."""
-    start = bytes(data.view[:512])
+    start = data.beginning(512)
     if start.startswith(LOCAL):
         return _read_zip(data)
     if start.startswith(HDF5):
@@ -113,10 +71,10 @@ def _read_file(data: FileBytes) -> tuple[Any, str]:
     if is_flax(data):
         return read_flax(data), "flax"
     if start[257:262] == b"ustar":
-        raise data.broken(
+        raise data.error(
             "it is a tar archive of PyTorch before 0.2 (convert it with torch.load and torch.save) or of NeMo"
         )
-    raise data.broken(f"it starts with {start[:8]!r}, unlike all {KNOWN}")
+    raise data.error(f"it starts with {start[:8]!r}, unlike all {KNOWN}")
 
 
 def _read_zip(data: FileBytes) -> tuple[Any, str]:
@@ -127,4 +85,31 @@ def _read_zip(data: FileBytes) -> tuple[Any, str]:
         return read_keras_archive(data, archive), "keras"
     if any(name.endswith(".npy") for name in archive):
         return read_npz(data, archive), "npz"
-    raise data.broken("it is a zip without data.pkl (PyTorch), model.weights.h5 (Keras) or arrays (numpy)")
+    raise data.error("it is a zip without data.pkl (PyTorch), model.weights.h5 (Keras) or arrays (numpy)")
+
+
+def _read_sharded(data: FileBytes) -> tuple[dict[str, Any], str]:
+    """Return the tensors in the shards that an index of Hugging Face names, and the format of the shards."""
+    shards: dict[str, dict[Any, Any]] = {}
+    formats: list[str] = []
+    found: dict[str, Any] = {}
+    for name, file in _weight_map(data).items():
+        if file not in shards:
+            tree, format = _read_file(FileBytes.of_file(data.neighbour(file), budget=data.budget))
+            shards[file] = tree if isinstance(tree, dict) else {}
+            formats.append(format)
+        if not isinstance(tensor := shards[file].get(name), LazyTensor):
+            raise data.error(f"'{file}' does not have the tensor {name[:100]!r}")
+        found[name] = tensor
+    if len(set(formats)) != 1:
+        raise data.error(f"its files have {len(set(formats))} different formats")
+    return found, formats[0]
+
+
+def _weight_map(data: FileBytes) -> dict[str, str]:
+    if len(data) > MAX_INDEX_BYTES:
+        raise data.error(f"its index of {len(data)} bytes is too large")
+    match data.json(0, len(data), "it"):
+        case {"weight_map": dict() as files} if all(isinstance(file, str) for file in files.values()):
+            return files
+    raise data.error("it is JSON, but not the index of a sharded checkpoint: it has no weight_map", at=0)

@@ -1,21 +1,25 @@
-"""Reads Flax's msgpack: nested dicts of arrays, of which large ones are split into chunks. Bytes are not copied."""
+"""Reads Flax's msgpack: nested dicts of arrays, of which large ones are split into chunks."""
 
 from __future__ import annotations
 
 import math
 import struct
+import sys
 from collections.abc import Callable
-from typing import Any
-
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING, Any
 
 from roundoff.checkpoints.file_bytes import FileBytes
-from roundoff.checkpoints.lazy_tensor import LazyTensor, checked_shape, dense_tensor
+from roundoff.checkpoints.lazy_tensor import TENSOR_BYTES, LazyTensor, dense_tensor, join_parts
 from roundoff.checkpoints.read.pickled_objects import TORCH_NAMES
+from roundoff.tensor_header import parse_shape
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 MAX_DEPTH = 60
 MAX_VALUES = 5_000_000
+_VALUE_BYTES = 80
+"""What a value takes in memory, with its place in a list or dict."""
 
 Extension = Callable[[int, FileBytes], Any]
 
@@ -36,7 +40,7 @@ def read_msgpack(data: FileBytes, *, extension: Extension) -> Any:
     reader = _Reader(data, extension)
     value = reader.value(0)
     if reader.position != len(data):
-        raise data.broken("there is data after the end of the msgpack", at=reader.position)
+        raise data.error("there is data after the end of the msgpack", at=reader.position)
     return value
 
 
@@ -51,7 +55,8 @@ class _Reader:
         begin = self.position
         self._num_values += 1
         if depth > MAX_DEPTH or self._num_values > MAX_VALUES:
-            raise self._data.broken("the msgpack has too many or too deeply nested values,", at=begin)
+            raise self._data.error("the msgpack has too many or too deeply nested values,", at=begin)
+        self._data.spend(_VALUE_BYTES)
         code = self._take(1)[0]
         if code < 0x80:
             return code
@@ -77,25 +82,33 @@ class _Reader:
         if code in TEXTS:
             return self._text(self._count(TEXTS[code]))
         if code in BYTES:
-            return self._take(self._count(BYTES[code]))
+            return self._part(self._count(BYTES[code]))
         if code in LISTS:
             return self._list(self._count(LISTS[code]), depth)
         if code in MAPS:
             return self._map(self._count(MAPS[code]), depth)
         if code in EXTENSIONS or code in FIXED_EXTENSIONS:
-            return self._extended(FIXED_EXTENSIONS.get(code) or self._count(EXTENSIONS[code]))
-        raise self._data.broken(f"the msgpack has the unknown code {code:#04x}", at=begin)
+            return self._extension_value(FIXED_EXTENSIONS.get(code) or self._count(EXTENSIONS[code]))
+        raise self._data.error(f"the msgpack has the unknown code {code:#04x}", at=begin)
 
     def _take(self, length: int) -> memoryview:
         taken = self._data.at(self.position, length, "the msgpack")
         self.position += length
         return taken
 
+    def _part(self, length: int) -> FileBytes:
+        part = self._data.part(self.position, length, "the msgpack")
+        self._data.spend(sys.getsizeof(part))
+        self.position += length
+        return part
+
     def _count(self, num_bytes: int) -> int:
         return int.from_bytes(self._take(num_bytes), "big")
 
     def _text(self, length: int) -> str:
-        return str(self._take(length), "utf-8", "replace")
+        text = str(self._take(length), "utf-8", "replace")
+        self._data.spend(sys.getsizeof(text))
+        return text
 
     def _list(self, length: int, depth: int) -> list[Any]:
         return [self.value(depth + 1) for _ in range(length)]
@@ -106,15 +119,13 @@ class _Reader:
             begin = self.position
             key = self.value(depth + 1)
             if not isinstance(key, str | int):
-                raise self._data.broken("the msgpack has a key that is not a string", at=begin)
+                raise self._data.error("the msgpack has a key that is not a string", at=begin)
             made[key] = self.value(depth + 1)
         return made
 
-    def _extended(self, length: int) -> Any:
+    def _extension_value(self, length: int) -> Any:
         kind = int.from_bytes(self._take(1), "big", signed=True)
-        begin = self.position
-        self._take(length)
-        return self._extension(kind, self._data.part(begin, length, "the msgpack"))
+        return self._extension(kind, self._part(length))
 
 
 NDARRAY, COMPLEX, SCALAR = 1, 2, 3
@@ -124,7 +135,7 @@ CHUNKED = "__msgpack_chunked_array__"
 
 def is_flax(data: FileBytes) -> bool:
     """Return whether a file starts with a map whose first key is a string."""
-    start = bytes(data.view[:6])
+    start = data.beginning(6)
     header = {0xDE: 3, 0xDF: 5}.get(start[0], 1 if 0x81 <= start[0] <= 0x8F else len(start))
     return len(start) > header and (0xA0 <= start[header] < 0xC0 or start[header] in TEXTS)
 
@@ -133,28 +144,29 @@ def read_flax(data: FileBytes) -> dict[Any, Any]:
     """Return the nested dict, with a `LazyTensor` for each array."""
     tree = read_msgpack(data, extension=_read_extension)
     if not isinstance(tree, dict):
-        raise data.broken("it is not a dict", at=0)
+        raise data.error("it is not a dict", at=0)
     return {name: _join_chunks(value, data) for name, value in tree.items()}
 
 
 def _read_extension(kind: int, data: FileBytes) -> Any:
     if kind not in (NDARRAY, COMPLEX, SCALAR):
-        raise data.broken(f"the msgpack has the unknown extension {kind}", at=0)
+        raise data.error(f"the msgpack has the unknown extension {kind}", at=0)
     inner = read_msgpack(data, extension=_nothing_inside)
     match inner:
         case [float() | int() as real, float() | int() as imaginary] if kind == COMPLEX:
             return complex(real, imaginary)
-        case [list() as shape, str() as dtype, memoryview() as content] if kind != COMPLEX:
+        case [list() as shape, str() as dtype, FileBytes() as content] if kind != COMPLEX:
             try:
+                data.spend(TENSOR_BYTES)
                 tensor = dense_tensor(content, TORCH_NAMES.get(dtype, dtype), shape, "an array")
                 return tensor.read().item() if kind == SCALAR else tensor
             except (ValueError, RuntimeError) as error:
-                raise data.broken(str(error), at=0) from error
-    raise data.broken("the msgpack has an invalid array", at=0)
+                raise data.error(str(error), at=0) from error
+    raise data.error("the msgpack has an invalid array", at=0)
 
 
 def _nothing_inside(kind: int, data: FileBytes) -> Any:
-    raise data.broken("the msgpack has an extension inside another", at=0)
+    raise data.error("the msgpack has an extension inside another", at=0)
 
 
 def _join_chunks(value: Any, data: FileBytes) -> Any:
@@ -166,9 +178,9 @@ def _join_chunks(value: Any, data: FileBytes) -> Any:
     shape = _in_order(value.get("shape"))
     chunks = [chunk for chunk in _in_order(value.get("chunks")) if isinstance(chunk, LazyTensor)]
     try:
-        return _join_array(checked_shape(shape, "a chunked array"), chunks)
+        return _join_array(parse_shape(shape, "a chunked array"), chunks)
     except ValueError as error:
-        raise data.broken(str(error)) from error
+        raise data.error(str(error)) from error
 
 
 def _in_order(value: Any) -> list[Any]:
@@ -185,6 +197,6 @@ def _join_array(shape: tuple[int, ...], chunks: list[LazyTensor]) -> LazyTensor:
         raise ValueError(f"a chunked array of shape {list(shape)} has chunks of {there} elements")
 
     def read() -> Tensor:
-        return torch.cat([chunk.read().reshape(-1) for chunk in chunks]).reshape(shape)
+        return join_parts([chunk.read() for chunk in chunks], shape)
 
     return LazyTensor(shape=shape, dtype=chunks[0].dtype, read=read)

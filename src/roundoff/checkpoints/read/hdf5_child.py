@@ -79,7 +79,7 @@ def walk(group: Any, path: str, seen: set[int], depth: int = 0) -> Iterator[tupl
             yield from walk(found, f"{path}{name}/", seen, depth + 1)
 
 
-def described(path: str, found: Any) -> dict[str, Any]:
+def describe(path: str, found: Any) -> dict[str, Any]:
     """Describe a dataset, with the place of its bytes if they are contiguous."""
     plan = found.id.get_create_plist()
     if plan.get_external_count() or plan.get_layout() == h5py.h5d.VIRTUAL:
@@ -94,27 +94,21 @@ def described(path: str, found: Any) -> dict[str, Any]:
     }
 
 
-def layer_name(found: Any) -> str | None:
-    """Return the Keras name of the layer that a group belongs to."""
-    name = found.attrs.get("name")
-    return name[:MAX_TEXT] if isinstance(name, str) else None
-
-
 def listing(file: Any) -> dict[str, Any]:
     """Describe every dataset, and name every layer."""
     datasets, layers = [], {}
     for path, found in walk(file, "", set()):
         if isinstance(found, h5py.Dataset):
-            datasets.append(described(path, found))
-        elif name := layer_name(found):
-            layers[path] = name
+            datasets.append(describe(path, found))
+        elif isinstance(name := found.attrs.get("name"), str) and name:  # what Keras calls the layer of a group
+            layers[path] = name[:MAX_TEXT]
     return {"datasets": datasets, "layers": layers}
 
 
 def content(file: Any, path: str, length: int) -> bytes:
     """Read and decompress one dataset."""
     found = file[path]
-    described(path, found)
+    describe(path, found)
     if found.nbytes > max(MAX_UNPACKED_BYTES, MAX_RATIO * length):
         raise ValueError(f"the dataset '{path[:100]}' would expand to {found.nbytes} bytes")
     return found[()].tobytes()  # type: ignore[no-any-return]

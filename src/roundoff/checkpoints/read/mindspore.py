@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import math
+import sys
 from collections.abc import Iterator
-from typing import Any
-
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING, Any
 
 from roundoff.checkpoints.file_bytes import FileBytes
-from roundoff.checkpoints.lazy_tensor import NUM_BYTES, LazyTensor, checked_shape, dense_tensor, view_of
+from roundoff.checkpoints.lazy_tensor import NUM_BYTES, LazyTensor, dense_tensor, join_parts, read_flat
+from roundoff.tensor_header import parse_shape
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 VARINT, FIXED_64, BYTES, FIXED_32 = 0, 1, 2, 5
 
@@ -24,7 +27,7 @@ def read_fields(data: FileBytes, *, limit: int) -> Iterator[tuple[int, int | Fil
     while position < len(data):
         num_fields += 1
         if num_fields > limit:
-            raise data.broken(f"the protobuf has more than {limit} fields where few are expected", at=position)
+            raise data.error(f"the protobuf has more than {limit} fields where few are expected", at=position)
         begin = position
         key, position = read_varint(data, position)
         number, kind = key >> 3, key & 7
@@ -38,7 +41,7 @@ def read_fields(data: FileBytes, *, limit: int) -> Iterator[tuple[int, int | Fil
             yield number, data.part(position, length, f"field {number} of the protobuf")
             position += length
         else:
-            raise data.broken(f"the protobuf has a field of the unknown kind {kind}", at=begin)
+            raise data.error(f"the protobuf has a field of the unknown kind {kind}", at=begin)
 
 
 def read_varint(data: FileBytes, position: int) -> tuple[int, int]:
@@ -49,7 +52,7 @@ def read_varint(data: FileBytes, position: int) -> tuple[int, int]:
         value |= (byte & 0x7F) << (7 * place)
         if byte < 0x80:
             return value, position + place + 1
-    raise data.broken("the protobuf has an endless number", at=position)
+    raise data.error("the protobuf has an endless number", at=position)
 
 
 DTYPES = {
@@ -74,6 +77,8 @@ DTYPES = {
 TEXT = "str"
 
 MAX_VALUES = 300_000
+_VALUE_BYTES = 2000
+"""What a value takes in memory, with the tensor that is made of it."""
 MAX_FIELDS = 100
 """Fields of one tensor: its dimensions, its type, its content."""
 
@@ -88,11 +93,12 @@ def read_mindspore(data: FileBytes) -> dict[str, Any]:
     Tensor { repeated int64 dims = 1; string tensor_type = 2; bytes tensor_content = 3; }.
     """
     found: dict[str, list[_Slice]] = {}
-    if bytes(data.view[-CHECKSUM_BYTES:]).startswith(CHECKSUM):
+    if data.end(CHECKSUM_BYTES).startswith(CHECKSUM):
         data = data.part(0, len(data) - CHECKSUM_BYTES, "the protobuf")
     for number, value in read_fields(data, limit=MAX_VALUES):
         if number != 1 or not isinstance(value, FileBytes):
-            raise data.broken(f"it is not a checkpoint of MindSpore: it has a field {number}", at=0)
+            raise data.error(f"it is not a checkpoint of MindSpore: it has a field {number}", at=0)
+        data.spend(_VALUE_BYTES)
         tag, piece = _value(value)
         found.setdefault(tag, []).append(piece)
     return {tag: _join_slices(tag, slices) for tag, slices in found.items()}
@@ -105,7 +111,7 @@ class _Slice:
         self.data = data
         self.shape: list[int] = []
         self.type = ""
-        self.content = memoryview(b"")
+        self.content = FileBytes(data.path, memoryview(b""), budget=data.budget)
         for number, field in read_fields(data, limit=MAX_FIELDS):
             match number, field:
                 case (1, int() as size):
@@ -113,15 +119,16 @@ class _Slice:
                 case (1, FileBytes() as packed):
                     self.shape += _read_packed(packed)
                 case (2, FileBytes() as name):
-                    self.type = str(name.view[:40], "utf-8", "replace")
+                    self.type = str(name.beginning(40), "utf-8", "replace")
                 case (3, FileBytes() as content):
-                    self.content = content.view
+                    self.content = content
 
 
 def _read_packed(data: FileBytes) -> list[int]:
     sizes, position = [], 0
     while position < len(data):
         size, position = read_varint(data, position)
+        data.spend(40)
         sizes.append(size)
     return sizes
 
@@ -131,11 +138,12 @@ def _value(value: FileBytes) -> tuple[str, _Slice]:
     for number, field in read_fields(value, limit=MAX_FIELDS):
         match number, field:
             case (1, FileBytes() as name):
-                tag = str(name.view, "utf-8", "replace")
+                tag = str(bytes(name), "utf-8", "replace")
+                value.spend(sys.getsizeof(tag))
             case (2, FileBytes() as tensor):
                 piece = _Slice(tensor)
     if tag is None or piece is None:
-        raise value.broken("a value has no tag, or no tensor,", at=0)
+        raise value.error("a value has no tag, or no tensor,", at=0)
     return tag, piece
 
 
@@ -143,28 +151,28 @@ def _join_slices(tag: str, slices: list[_Slice]) -> LazyTensor | str:
     """Join the slices of a tensor; each of them states the shape."""
     first = slices[0]
     if first.type == TEXT:
-        return str(first.content, "utf-32-le", "replace")
+        return str(bytes(first.content), "utf-32-le", "replace")
     dtype = DTYPES.get(first.type, first.type)
     try:
         if len(slices) == 1:
             return dense_tensor(first.content, dtype, first.shape, f"the tensor {tag[:100]!r}")
         return _join_tensor_slices(f"the tensor {tag[:100]!r}", slices, dtype)
     except ValueError as error:
-        raise first.data.broken(str(error), at=0) from error
+        raise first.data.error(str(error), at=0) from error
 
 
 def _join_tensor_slices(what: str, slices: list[_Slice], dtype: str) -> LazyTensor:
-    shape = checked_shape(slices[0].shape, what)
+    shape = parse_shape(slices[0].shape, what)
     if dtype not in NUM_BYTES or any(
         (piece.shape, piece.type) != (slices[0].shape, slices[0].type) for piece in slices
     ):
         raise ValueError(f"{what} has slices that do not match")
     parts = [piece.content for piece in slices]
     num_bytes = sum(map(len, parts))
-    if num_bytes != torch.Size(shape).numel() * NUM_BYTES[dtype] or any(len(part) % NUM_BYTES[dtype] for part in parts):
+    if num_bytes != math.prod(shape) * NUM_BYTES[dtype] or any(len(part) % NUM_BYTES[dtype] for part in parts):
         raise ValueError(f"{what} of shape {list(shape)} and dtype {dtype} has slices of {num_bytes} bytes")
 
     def read() -> Tensor:
-        return torch.cat([view_of(part, dtype) for part in parts]).reshape(shape)
+        return join_parts([read_flat(part, dtype) for part in parts], shape)
 
     return LazyTensor(shape=shape, dtype=dtype, read=read)

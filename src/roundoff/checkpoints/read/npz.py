@@ -1,17 +1,20 @@
-"""Reads numpy's `.npz`, a zip of arrays; uncompressed ones are mapped."""
+"""Reads numpy's `.npz`, a zip of arrays; compressed or not."""
 
 from __future__ import annotations
 
 import math
 import re
 from dataclasses import dataclass
-
-from torch import Tensor
+from typing import TYPE_CHECKING
 
 from roundoff.checkpoints.file_bytes import FileBytes
-from roundoff.checkpoints.lazy_tensor import NUM_BYTES, LazyTensor, checked_shape, view_of
+from roundoff.checkpoints.lazy_tensor import NUM_BYTES, LazyTensor, read_flat
 from roundoff.checkpoints.read.pickled_objects import TORCH_NAMES, in_order, swap_bytes
 from roundoff.checkpoints.read.zip_archive import ZipArchive
+from roundoff.tensor_header import parse_shape
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 MAGIC = b"\x93NUMPY"
 MAX_HEADER_BYTES = 10_000
@@ -44,19 +47,19 @@ class ArrayHeader:
 def read_array_header(data: FileBytes, name: str) -> ArrayHeader:
     """Read the header that numpy wrote; raises a `CheckpointError` if it is invalid, or not that of a tensor."""
     if data.at(0, 8, "an array")[:6] != MAGIC:
-        raise data.broken(f"{name[:100]!r} is not an array", at=0)
-    width = 2 if data.view[6] == 1 else 4
+        raise data.error(f"{name[:100]!r} is not an array", at=0)
+    width = 2 if data.number(6, 1, "an array") == 1 else 4
     begin = 8 + width
     length = data.number(8, width, "the header of an array")
     text = str(data.at(begin, length, "the header of an array"), "latin-1")
     found = _HEADER.fullmatch(text)
     if found is None or found[2] not in TORCH_NAMES:
-        raise data.broken(f"{name[:100]!r} has the header {text[:80]!r}, which is not that of a tensor", at=begin)
+        raise data.error(f"{name[:100]!r} has the header {text[:80]!r}, which is not that of a tensor", at=begin)
     order, code, fortran, sizes = found.groups()
     try:
-        shape = checked_shape([int(size) for size in sizes.replace(",", " ").split()], f"the array {name[:100]!r}")
+        shape = parse_shape([int(size) for size in sizes.replace(",", " ").split()], f"the array {name[:100]!r}")
     except ValueError as error:
-        raise data.broken(str(error), at=begin) from error
+        raise data.error(str(error), at=begin) from error
     return ArrayHeader(
         shape=shape,
         dtype=TORCH_NAMES[code],
@@ -66,9 +69,9 @@ def read_array_header(data: FileBytes, name: str) -> ArrayHeader:
     )
 
 
-def array_of(elements: memoryview, header: ArrayHeader) -> Tensor:
-    """View the elements of an array as a tensor."""
-    flat = view_of(elements, header.dtype)
+def read_elements(data: FileBytes, header: ArrayHeader) -> Tensor:
+    """Read the elements of an array."""
+    flat = read_flat(data, header.dtype)
     return in_order(swap_bytes(flat) if header.is_swapped else flat, header.shape, is_fortran=header.is_fortran)
 
 
@@ -79,9 +82,9 @@ def _array(archive: ZipArchive, name: str) -> LazyTensor:
     there = archive[name].num_bytes - header.num_bytes
     if needed != there:
         why = f"{name[:100]!r} of shape {list(header.shape)} needs {needed} bytes but has {there}"
-        raise beginning.broken(why, at=header.num_bytes)
+        raise beginning.error(why, at=header.num_bytes)
     return LazyTensor(
         shape=header.shape,
         dtype=header.dtype,
-        read=lambda: array_of(archive.stored(name).view[header.num_bytes :], header),
+        read=lambda: read_elements(archive.member_bytes(name).part(header.num_bytes, needed, "the array"), header),
     )

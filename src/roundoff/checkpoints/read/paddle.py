@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import math
-from typing import Any
-
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING, Any
 
 from roundoff.checkpoints.file_bytes import FileBytes
-from roundoff.checkpoints.lazy_tensor import LazyTensor, checked_shape
+from roundoff.checkpoints.lazy_tensor import LazyTensor, join_parts
 from roundoff.checkpoints.read.pickle_machine import unpickle
 from roundoff.checkpoints.read.pickled_objects import ARRAY_GLOBALS, PLAIN_GLOBALS, Global, PickledArray
+from roundoff.tensor_header import parse_shape
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 INTERNAL_NAMES = "StructuredToParameterName@@"
 DIVIDED = "UnpackBigParamInfor@@"
@@ -29,7 +30,7 @@ def read_paddle(data: FileBytes) -> Any:
         try:
             tree[name] = _join_parts(tree, fields)
         except ValueError as error:
-            raise data.broken(str(error)) from error
+            raise data.error(str(error)) from error
     return {name: _drop_internal_name(value) for name, value in tree.items()}
 
 
@@ -48,7 +49,7 @@ def _drop_internal_name(value: Any) -> Any:
 def _join_parts(tree: dict[Any, Any], fields: Any) -> LazyTensor:
     match fields:
         case {"OriginShape": list() | tuple() as original, "slices": list() | tuple() as names}:
-            shape = checked_shape(original, "a chunked array")
+            shape = parse_shape(original, "a chunked array")
             parts = [tree.pop(name, None) for name in names if isinstance(name, str)]
             tensors = [part.tensor for part in parts if isinstance(part, PickledArray) and part.tensor is not None]
             if len({tensor.dtype for tensor in tensors}) != 1 or len(tensors) != len(names):
@@ -57,7 +58,7 @@ def _join_parts(tree: dict[Any, Any], fields: Any) -> LazyTensor:
                 raise ValueError(f"the parts of a chunked array do not have the shape {list(shape)}")
 
             def read() -> Tensor:
-                return torch.cat([tensor.read().reshape(-1) for tensor in tensors]).reshape(shape)
+                return join_parts([tensor.read() for tensor in tensors], shape)
 
             return LazyTensor(shape=shape, dtype=tensors[0].dtype, read=read)
     raise ValueError("the description of a chunked array is invalid")

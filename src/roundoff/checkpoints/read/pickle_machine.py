@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import struct
+import sys
 from collections.abc import Callable
 from typing import Any
 
 from roundoff.checkpoints.file_bytes import FileBytes
+from roundoff.checkpoints.lazy_tensor import TENSOR_BYTES
 from roundoff.checkpoints.read.pickled_objects import (
     Global,
     Known,
@@ -18,6 +20,11 @@ from roundoff.checkpoints.read.pickled_objects import (
 
 MAX_INSTRUCTIONS = 5_000_000
 """The limit: a model of 10,000 tensors takes half a million instructions, and each may use some memory."""
+
+_SLOT_BYTES, _ITEM_BYTES, _OBJECT_BYTES = 10, 110, 160
+"""What a place in a list, an item of a dict, and an object without its fields take in memory."""
+
+_LONG_TEXT = 2**20
 
 MARK = object()
 
@@ -35,8 +42,8 @@ def unpickle(
 ) -> tuple[Any, int]:
     """Return the value of a pickle, and the position after it.
 
-    Long byte strings are views of the file. `globals` returns the stand-in for a name: a `Known`, a constant, or a
-    `Global`, which becomes an inert `PickledObject` when it is called. Stand-ins raise a `ValueError`.
+    Byte strings are parts of the file, not read yet. `globals` returns the stand-in for a name: a `Known`, a constant,
+    or a `Global`, which becomes an inert `PickledObject` when it is called. Stand-ins raise a `ValueError`.
     A pickle with more than `limit` instructions is an error.
     """
     machine = _Machine(data, start, globals, persistent, limit or MAX_INSTRUCTIONS)
@@ -54,6 +61,7 @@ class _Machine:
         self._stack: list[Any] = []
         self._memo: dict[int, Any] = {}
         self._limit = self._budget = limit
+        self._memory = data.budget
 
     def run(self) -> Any:
         while True:
@@ -62,12 +70,12 @@ class _Machine:
             if code == STOP:
                 return self._pop()
             if code not in INSTRUCTIONS:
-                raise self._data.broken(f"the pickle has the unknown instruction {code:#04x}", at=begin)
+                raise self._data.error(f"the pickle has the unknown instruction {code:#04x}", at=begin)
             try:
                 self._spend(1)
                 INSTRUCTIONS[code](self)
             except (ValueError, OverflowError) as error:
-                raise self._data.broken(str(error), at=begin) from error
+                raise self._data.error(str(error), at=begin) from error
 
     def _spend(self, cost: int) -> None:
         self._budget -= cost
@@ -84,6 +92,11 @@ class _Machine:
     def skip(self, length: int) -> None:
         self._bytes(length)
 
+    def _part(self, length: int) -> FileBytes:
+        taken = self._data.part(self.position, length, "the pickle")
+        self.position += length
+        return taken
+
     def _count(self, num_bytes: int) -> int:
         return int.from_bytes(self._bytes(num_bytes), "little")
 
@@ -98,11 +111,17 @@ class _Machine:
     # The stack.
 
     def push(self, value: Any) -> None:
+        self._memory.spend(_SLOT_BYTES)
         self._stack.append(value)
+
+    def push_new(self, value: Any) -> None:
+        """Push a value that this instruction made, and account for its memory."""
+        self._memory.spend(sys.getsizeof(value))
+        self.push(value)
 
     def _pop(self) -> Any:
         if not self._stack or self._stack[-1] is MARK:
-            raise self._data.broken("the pickle pops from an empty stack", at=self.position)
+            raise self._data.error("the pickle pops from an empty stack", at=self.position)
         return self._stack.pop()
 
     def _top(self) -> Any:
@@ -132,76 +151,58 @@ class _Machine:
         self.push(self._memo[index])
 
     def put(self, index: int) -> None:
+        self._memory.spend(_ITEM_BYTES)
         self._memo[index] = self._top()
 
     # Values.
 
     def text(self, length: int) -> None:
-        self.push(str(self._bytes(length), "utf-8", "replace"))
+        if length > _LONG_TEXT:
+            self._memory.spend(4 * length)  # one character decides how wide all of them are
+        self.push_new(str(self._bytes(length), "utf-8", "replace"))
 
     def string_of_python_2(self, length: int) -> None:
-        raw = self._bytes(length)
+        raw = self._part(length)
         try:
-            self.push(str(raw, "utf-8"))
+            self.push_new(str(bytes(raw), "utf-8"))
         except UnicodeDecodeError:
-            self.push(raw)
+            self.push_new(raw)
 
     def integer(self, num_bytes: int) -> None:
-        self.push(int.from_bytes(self._bytes(num_bytes), "little", signed=True))
+        self.push_new(int.from_bytes(self._bytes(num_bytes), "little", signed=True))
 
     def tuple_of(self, length: int) -> None:
         items = [self._pop() for _ in range(length)]
-        self.push(tuple(reversed(items)))
-
-    def tuple_to_mark(self) -> None:
-        self.push(tuple(self._to_mark()))
-
-    def list_to_mark(self) -> None:
-        self.push(self._to_mark())
+        self.push_new(tuple(reversed(items)))
 
     def dict_to_mark(self) -> None:
         items = self._to_mark()
         made: dict[Any, Any] = {}
+        self._memory.spend(_ITEM_BYTES * len(items) // 2)
         _set_items(made, items)
-        self.push(made)
+        self.push_new(made)
 
     # Filling containers.
 
-    def append(self) -> None:
-        value = self._pop()
-        self._extend([value])
-
-    def appends(self) -> None:
-        self._extend(self._to_mark())
-
-    def _extend(self, values: list[Any]) -> None:
+    def _fill_list(self, values: list[Any]) -> None:
         target = self._top()
         if type(target) is list:
+            self._memory.spend(_SLOT_BYTES * len(values))
             target.extend(values)
         elif not isinstance(target, PickledObject):  # the list items of other objects are ignored
             raise ValueError("the pickle appends to something that is not a list")
 
-    def set_item(self) -> None:
-        value, key = self._pop(), self._pop()
-        self._set([key, value])
-
-    def set_items(self) -> None:
-        self._set(self._to_mark())
-
-    def _set(self, items: list[Any]) -> None:
+    def _fill_dict(self, items: list[Any]) -> None:
         target = self._top()
         if isinstance(target, PickledObject):
             target.items = target.items or {}
             target = target.items
         if type(target) is not dict:
             raise ValueError("the pickle sets an item of something that is not a dict")
+        self._memory.spend(_ITEM_BYTES * len(items) // 2)
         _set_items(target, items)
 
     # Names, calls and state.
-
-    def global_by_lines(self) -> None:
-        module, name = self._line(), self._line()
-        self._push_global(module, name)
 
     def global_by_stack(self) -> None:
         name, module = self._pop(), self._pop()
@@ -210,9 +211,10 @@ class _Machine:
         self._push_global(module, name)
 
     def _push_global(self, module: str, name: str) -> None:
+        self._memory.spend(_OBJECT_BYTES)
         found = self._find_global(module, name)
         if isinstance(found, Global) and is_dangerous(found):
-            raise self._data.broken(
+            raise self._data.error(
                 f"the pickle refers to {found}, which can execute code and which no checkpoint needs,",
                 at=self.position,
                 fix="do not load it with another program; ask its author.",
@@ -221,13 +223,14 @@ class _Machine:
 
     def reduce(self) -> None:
         arguments, called = self._pop(), self._pop()
-        self.push(self._called(called, arguments))
+        self.push(self._call(called, arguments))
 
     def new_object_with_keywords(self) -> None:
         keywords, arguments, called = self._pop(), self._pop(), self._pop()
-        made = self._called(called, arguments)
+        made = self._call(called, arguments)
         if isinstance(made, PickledObject) and type(keywords) is dict:
             self._spend(len(keywords))
+            self._memory.spend(sys.getsizeof(keywords))
             made.items = dict(keywords)
         self.push(made)
 
@@ -235,17 +238,19 @@ class _Machine:
         module, name = self._line(), self._line()
         arguments = tuple(self._to_mark())
         self._push_global(module, name)
-        self.push(self._called(self._pop(), arguments))
+        self.push(self._call(self._pop(), arguments))
 
     def object_to_mark(self) -> None:
         called, *arguments = self._to_mark() or [None]
-        self.push(self._called(called, tuple(arguments)))
+        self.push(self._call(called, tuple(arguments)))
 
-    def _called(self, called: Any, arguments: Any) -> Any:
+    def _call(self, called: Any, arguments: Any) -> Any:
         if type(arguments) is not tuple:
             raise ValueError("the pickle calls something without a tuple of arguments")
         self._spend(_size(arguments))
+        self._memory.spend(_OBJECT_BYTES if isinstance(called, Global) else TENSOR_BYTES)
         if isinstance(called, Known):
+            self._memory.spend(_ITEM_BYTES * _size(arguments))
             return called.make(arguments)
         if isinstance(called, Global):
             return PickledObject(made_by=called, arguments=arguments)
@@ -256,12 +261,14 @@ class _Machine:
         target = self._top()
         if isinstance(target, PickledObject | PickledArray | PickledDtype):
             self._spend(_size(state))
+            self._memory.spend(_ITEM_BYTES * _size(state) + _OBJECT_BYTES)
             target.set_state(state)
 
     def persistent_by_stack(self) -> None:
         reference = self._pop()
         if self._persistent is None:
             raise ValueError("the pickle refers to something outside it")
+        self._memory.spend(TENSOR_BYTES)
         self.push(self._persistent(reference))
 
 
@@ -326,46 +333,46 @@ INSTRUCTIONS: dict[int, Callable[[_Machine], None]] = {
         b"N": lambda m: m.push(None),
         b"\x88": lambda m: m.push(True),
         b"\x89": lambda m: m.push(False),
-        b"I": lambda m: m.push(_plain_number(m._line())),
-        b"L": lambda m: m.push(_plain_number(m._line())),
-        b"F": lambda m: m.push(float(m._line())),
+        b"I": lambda m: m.push_new(_plain_number(m._line())),
+        b"L": lambda m: m.push_new(_plain_number(m._line())),
+        b"F": lambda m: m.push_new(float(m._line())),
         b"J": lambda m: m.integer(4),
-        b"K": lambda m: m.push(m._count(1)),
-        b"M": lambda m: m.push(m._count(2)),
+        b"K": lambda m: m.push_new(m._count(1)),
+        b"M": lambda m: m.push_new(m._count(2)),
         b"\x8a": lambda m: m.integer(m._count(1)),
         b"\x8b": lambda m: m.integer(m._count(4)),
-        b"G": lambda m: m.push(struct.unpack(">d", m._bytes(8))[0]),
+        b"G": lambda m: m.push_new(struct.unpack(">d", m._bytes(8))[0]),
         # strings and bytes
-        b"S": lambda m: m.push(_quote(m._line())),
-        b"V": lambda m: m.push(m._line()),
+        b"S": lambda m: m.push_new(_quote(m._line())),
+        b"V": lambda m: m.push_new(m._line()),
         b"T": lambda m: m.string_of_python_2(m._count(4)),
         b"U": lambda m: m.string_of_python_2(m._count(1)),
         b"X": lambda m: m.text(m._count(4)),
         b"\x8c": lambda m: m.text(m._count(1)),
         b"\x8d": lambda m: m.text(m._count(8)),
-        b"B": lambda m: m.push(m._bytes(m._count(4))),
-        b"C": lambda m: m.push(m._bytes(m._count(1))),
-        b"\x8e": lambda m: m.push(m._bytes(m._count(8))),
-        b"\x96": lambda m: m.push(m._bytes(m._count(8))),
+        b"B": lambda m: m.push_new(m._part(m._count(4))),
+        b"C": lambda m: m.push_new(m._part(m._count(1))),
+        b"\x8e": lambda m: m.push_new(m._part(m._count(8))),
+        b"\x96": lambda m: m.push_new(m._part(m._count(8))),
         # containers
         b")": lambda m: m.push(()),
-        b"]": lambda m: m.push([]),
-        b"}": lambda m: m.push({}),
-        b"\x8f": lambda m: m.push([]),
-        b"t": _Machine.tuple_to_mark,
-        b"l": _Machine.list_to_mark,
-        b"\x91": _Machine.list_to_mark,
+        b"]": lambda m: m.push_new([]),
+        b"}": lambda m: m.push_new({}),
+        b"\x8f": lambda m: m.push_new([]),
+        b"t": lambda m: m.push_new(tuple(m._to_mark())),
+        b"l": lambda m: m.push_new(m._to_mark()),
+        b"\x91": lambda m: m.push_new(m._to_mark()),
         b"d": _Machine.dict_to_mark,
         b"\x85": lambda m: m.tuple_of(1),
         b"\x86": lambda m: m.tuple_of(2),
         b"\x87": lambda m: m.tuple_of(3),
-        b"a": _Machine.append,
-        b"e": _Machine.appends,
-        b"\x90": _Machine.appends,
-        b"s": _Machine.set_item,
-        b"u": _Machine.set_items,
+        b"a": lambda m: m._fill_list([m._pop()]),
+        b"e": lambda m: m._fill_list(m._to_mark()),
+        b"\x90": lambda m: m._fill_list(m._to_mark()),
+        b"s": lambda m: m._fill_dict([m._pop(), m._pop()][::-1]),
+        b"u": lambda m: m._fill_dict(m._to_mark()),
         # names, calls, state
-        b"c": _Machine.global_by_lines,
+        b"c": lambda m: m._push_global(m._line(), m._line()),
         b"\x93": _Machine.global_by_stack,
         b"i": _Machine.instance_by_lines,
         b"o": _Machine.object_to_mark,

@@ -5,12 +5,15 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-import torch
-from torch import Tensor
+from roundoff.checkpoints.file_bytes import FileBytes
+from roundoff.checkpoints.lazy_tensor import NUM_BYTES, LazyTensor, read_flat
+from roundoff.tensor_header import parse_shape
 
-from roundoff.checkpoints.lazy_tensor import NUM_BYTES, LazyTensor, checked_shape, view_of
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,12 +99,12 @@ HARMLESS = frozenset({("functools", "partial"), ("types", "SimpleNamespace")})
 HARMLESS_BUILTINS = frozenset({"object", "set", "frozenset", "slice", "range", "type", "float", "int", "str", "bool"})
 
 
-def is_dangerous(asked: Global) -> bool:
+def is_dangerous(named: Global) -> bool:
     """Return whether only a hostile pickle would name it."""
-    module = asked.module.partition(".")[0]
+    module = named.module.partition(".")[0]
     if module in ("builtins", "__builtin__"):
-        return asked.name not in HARMLESS_BUILTINS
-    return module in DANGEROUS_MODULES and (asked.module, asked.name) not in HARMLESS
+        return named.name not in HARMLESS_BUILTINS
+    return module in DANGEROUS_MODULES and (named.module, named.name) not in HARMLESS
 
 
 def ordered_dict(arguments: tuple[Any, ...]) -> dict[Any, Any]:
@@ -140,7 +143,7 @@ PLAIN_GLOBALS: Mapping[tuple[str, str], Any] = {
         for name in ("tuple", "list", "set", "frozenset")
     },
     **{
-        (module, name): Known(lambda arguments: arguments[0] if arguments else memoryview(b""))
+        (module, name): Known(lambda arguments: arguments[0] if arguments else EncodedText(""))
         for module in ("builtins", "__builtin__")
         for name in ("bytes", "bytearray")
     },
@@ -218,16 +221,16 @@ class PickledArray:
 
 def array_tensor(data: Any, dtype: PickledDtype, shape: tuple[Any, ...], *, is_fortran: bool) -> LazyTensor:
     """Describe the tensor in the bytes (or text) of an array; raises a `ValueError` if they do not fit its shape."""
-    sizes = checked_shape(shape, "an array")
+    sizes = parse_shape(shape, "an array")
     name = dtype.torch_name
-    if not isinstance(data, memoryview | EncodedText | str):
+    if not isinstance(data, FileBytes | EncodedText | str):
         raise ValueError("an array has something other than bytes")
     length = len(data.encode()) if isinstance(data, str) else len(data)
     if length != math.prod(sizes) * NUM_BYTES[name]:
         raise ValueError(f"an array of shape {list(sizes)} and dtype {name} has {length} bytes")
 
     def read() -> Tensor:
-        flat = view_of(_plain_bytes(data), name)
+        flat = read_flat(_plain_bytes(data), name)
         if dtype.is_big_endian:
             flat = swap_bytes(flat)
         return in_order(flat, sizes, is_fortran=is_fortran)
@@ -244,14 +247,17 @@ def in_order(flat: Tensor, shape: tuple[int, ...], *, is_fortran: bool) -> Tenso
 
 def swap_bytes(flat: Tensor) -> Tensor:
     """Reverse the bytes of every number; of complex ones, of each part."""
+    import torch
+
     size = flat.element_size() // (2 if flat.is_complex() else 1)
     return flat.view(torch.uint8).reshape(-1, size).flip(1).contiguous().view(-1).view(flat.dtype)
 
 
-def _plain_bytes(data: memoryview | EncodedText | str) -> memoryview:
-    if isinstance(data, EncodedText):
-        return memoryview(data.text.encode("latin-1"))
-    return memoryview(data.encode()) if isinstance(data, str) else data
+def _plain_bytes(data: FileBytes | EncodedText | str) -> FileBytes:
+    if isinstance(data, FileBytes):
+        return data
+    plain = data.text.encode("latin-1") if isinstance(data, EncodedText) else data.encode()
+    return FileBytes(Path(), memoryview(plain))
 
 
 def _encode(arguments: tuple[Any, ...]) -> EncodedText:

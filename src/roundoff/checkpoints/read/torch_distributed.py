@@ -6,16 +6,17 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
-
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING, Any
 
 from roundoff.checkpoints.file_bytes import FileBytes
-from roundoff.checkpoints.lazy_tensor import NUM_BYTES, LazyTensor, checked_shape
+from roundoff.checkpoints.lazy_tensor import NUM_BYTES, LazyTensor
 from roundoff.checkpoints.read.pickle_machine import unpickle
 from roundoff.checkpoints.read.pickled_objects import PickledObject
 from roundoff.checkpoints.read.torch_files import DtypeName, find_torch_global, read_torch_zip
+from roundoff.tensor_header import parse_shape
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 METADATA = ".metadata"
 MAX_INSTRUCTIONS = 20_000_000
@@ -40,7 +41,7 @@ class _Chunk:
     def read(self, dtype: str) -> Tensor:
         tensor = read_torch_zip(self.data)
         if not isinstance(tensor, LazyTensor) or (tensor.shape, tensor.dtype) != (self.sizes, dtype):
-            raise self.data.broken(f"it has no chunk of shape {list(self.sizes)} and dtype {dtype}", at=0)
+            raise self.data.error(f"it has no chunk of shape {list(self.sizes)} and dtype {dtype}", at=0)
         return tensor.read()
 
 
@@ -51,12 +52,12 @@ def read_torch_distributed(folder: Path) -> tuple[dict[str, Any], FileBytes]:
     described = tree.attribute("state_dict_metadata") if isinstance(tree, PickledObject) else None
     places = tree.attribute("storage_data") if isinstance(tree, PickledObject) else None
     if not isinstance(described, dict) or not isinstance(places, dict):
-        raise metadata.broken("it does not describe a checkpoint")
+        raise metadata.error("it does not describe a checkpoint")
     try:
         parts = _Parts(metadata, places)
         values = {name: _value(name, value, parts) for name, value in described.items()}
     except ValueError as error:
-        raise metadata.broken(str(error)) from error
+        raise metadata.error(str(error)) from error
     return _restore_nesting(values, tree.attribute("planner_data")), metadata
 
 
@@ -83,10 +84,10 @@ def _path(name: str, paths: Any) -> tuple[str | int, ...]:
 
 
 class _Parts:
-    """The file and position of every part, by name and offset; each file is mapped once."""
+    """The file and position of every part, by name and offset; each file is opened once."""
 
     def __init__(self, metadata: FileBytes, places: dict[Any, Any]) -> None:
-        self._folder = metadata.path.parent
+        self._metadata = metadata
         self._files: dict[str, FileBytes] = {}
         self._num_setting_bytes = 0
         self._places: dict[tuple[str, Offsets | None], PickledObject] = {}
@@ -96,7 +97,7 @@ class _Parts:
             name, offset = index.attribute("fqn"), index.attribute("offset")
             if not isinstance(name, str) or not (offset is None or isinstance(offset, tuple)):
                 raise ValueError("the places of its tensors are missing")
-            self._places[name, None if offset is None else checked_shape(offset, "an offset")] = place
+            self._places[name, None if offset is None else parse_shape(offset, "an offset")] = place
 
     def find(self, name: str, offset: Offsets | None) -> FileBytes:
         place = self._places.get((name, offset))
@@ -117,9 +118,7 @@ class _Parts:
 
     def _file(self, name: str) -> FileBytes:
         if name not in self._files:
-            if name in ("", "..") or Path(name).name != name or not name.isprintable():
-                raise ValueError(f"it names the file {name[:100]!a}, which is not in its folder")
-            self._files[name] = FileBytes.of_file(self._folder / name)
+            self._files[name] = FileBytes.of_file(self._metadata.neighbour(name), budget=self._metadata.budget)
         return self._files[name]
 
 
@@ -132,7 +131,7 @@ def _value(name: Any, described: Any, parts: _Parts) -> Any:
     properties = described.attribute("properties")
     match properties.state if isinstance(properties, PickledObject) else None, size, chunks:
         case ((DtypeName(name=dtype), *_) | {"dtype": DtypeName(name=dtype)}, tuple(), list()):
-            return _tensor(name, dtype, checked_shape(size), [_chunk(name, dtype, chunk, parts) for chunk in chunks])
+            return _tensor(name, dtype, parse_shape(size), [_chunk(name, dtype, chunk, parts) for chunk in chunks])
     raise ValueError(f"{name[:100]!r} is not described")
 
 
@@ -144,9 +143,7 @@ def _chunk(name: str, dtype: str, described: Any, parts: _Parts) -> _Chunk:
     )
     if not isinstance(offsets, tuple) or not isinstance(sizes, tuple):
         raise ValueError(f"a chunk of {name[:100]!r} has no place")
-    chunk = _Chunk(
-        offsets=checked_shape(offsets), sizes=checked_shape(sizes), data=parts.find(name, checked_shape(offsets))
-    )
+    chunk = _Chunk(offsets=parse_shape(offsets), sizes=parse_shape(sizes), data=parts.find(name, parse_shape(offsets)))
     if math.prod(chunk.sizes) * NUM_BYTES[dtype] > len(chunk.data):
         raise ValueError(f"a chunk of {name[:100]!r} of shape {list(chunk.sizes)} has {len(chunk.data)} bytes")
     return chunk
@@ -167,6 +164,8 @@ def _reader(dtype: str, shape: tuple[int, ...], chunks: list[_Chunk]) -> Callabl
     def read() -> Tensor:
         if len(chunks) == 1:
             return chunks[0].read(dtype)
+        import torch
+
         whole = torch.zeros(shape, dtype=getattr(torch, dtype))
         for chunk in chunks:
             box = tuple(slice(begin, begin + size) for begin, size in zip(chunk.offsets, chunk.sizes, strict=True))

@@ -5,23 +5,17 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
-
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING, Any
 
 from roundoff.checkpoints.file_bytes import FileBytes
-from roundoff.checkpoints.lazy_tensor import (
-    MAX_ELEMENTS,
-    MAX_REPEATED_BYTES,
-    NUM_BYTES,
-    LazyTensor,
-    checked_shape,
-    view_of,
-)
+from roundoff.checkpoints.lazy_tensor import MAX_REPEATED_BYTES, NUM_BYTES, LazyTensor, read_flat
 from roundoff.checkpoints.read.pickle_machine import unpickle
 from roundoff.checkpoints.read.pickled_objects import ARRAY_GLOBALS, PLAIN_GLOBALS, Global, Known, PickledObject
 from roundoff.checkpoints.read.zip_archive import ZipArchive
+from roundoff.tensor_header import MAX_ELEMENTS, parse_shape
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 STORAGE_DTYPES = {
     "DoubleStorage": "float64",
@@ -57,7 +51,7 @@ class Storage:
 
     dtype: str
     num_elements: int
-    bytes: Callable[[], memoryview]
+    bytes: Callable[[], FileBytes]
 
     @property
     def num_bytes(self) -> int:
@@ -65,7 +59,7 @@ class Storage:
         return self.num_elements * NUM_BYTES[self.dtype]
 
 
-def describe_storage(reference: Any, find: Callable[[str, int], Callable[[], memoryview]]) -> Storage:
+def describe_storage(reference: Any, find: Callable[[str, int], Callable[[], FileBytes]]) -> Storage:
     """Make a storage from ('storage', class, key, device, count); `find` takes its key and its number of bytes."""
     match reference:
         case ("storage", DtypeName(name=dtype), str() as key, _, int() as count, *_) if 0 <= count < 2**60:
@@ -93,7 +87,7 @@ def strided_tensor(
     storage: Storage, dtype: str, offset: int, size: tuple[Any, ...], stride: tuple[Any, ...]
 ) -> LazyTensor:
     """Describe the part of a storage that a tensor uses; raises a `ValueError` if it exceeds the storage."""
-    shape = checked_shape(size)
+    shape = parse_shape(size)
     steps = tuple(step for step in stride if type(step) is int and 0 <= step < MAX_ELEMENTS)
     if not len(shape) == len(steps) == len(stride) or offset < 0:
         raise ValueError(f"a tensor of shape {list(shape)} has invalid strides or an invalid offset")
@@ -105,11 +99,9 @@ def strided_tensor(
         raise ValueError(f"a tensor of shape {list(shape)} repeats a storage of {available} elements")
 
     def read() -> Tensor:
-        if not all(shape):
-            return torch.empty(shape, dtype=getattr(torch, dtype))
-        data = storage.bytes()
-        usable = len(data) // NUM_BYTES[dtype] * NUM_BYTES[dtype]
-        return view_of(data[:usable], dtype).as_strided(shape, steps, offset)
+        size, begin = NUM_BYTES[dtype], offset if all(shape) else 0
+        data = storage.bytes().part(begin * size, (needed - begin) * size, "a tensor")
+        return read_flat(data, dtype).as_strided(shape, steps)
 
     return LazyTensor(shape=shape, dtype=dtype, read=read)
 
@@ -155,6 +147,7 @@ TORCH_GLOBALS: Mapping[tuple[str, str], Any] = {
     ("torch.nn.parameter", "Buffer"): Known(_of_first),
     ("torch", "Size"): Known(lambda arguments: arguments[0] if arguments else ()),
 }
+"""What pickles of torch call to rebuild tensors. The names are private, but files keep them readable forever."""
 
 
 LEGACY_MAGIC = bytes.fromhex("80028a0a6cfc9c46f9206aa850192e")
@@ -167,10 +160,10 @@ def read_torch_legacy(data: FileBytes) -> Any:
     position = len(LEGACY_MAGIC)
     protocol, position = unpickle(data, start=position, globals=find_torch_global)
     if protocol != 1001:
-        raise data.broken(f"the protocol {str(protocol)[:20]} is unknown")
+        raise data.error(f"the protocol {str(protocol)[:20]} is unknown")
     system, position = unpickle(data, start=position, globals=find_torch_global)
     if not isinstance(system, dict) or system.get("little_endian", True) is not True:
-        raise data.broken("it was saved on a big-endian machine, which is not supported")
+        raise data.error("it was saved on a big-endian machine, which is not supported")
     tree, position = unpickle(data, start=position, globals=find_torch_global, persistent=storages.of_reference)
     keys, position = unpickle(data, start=position, globals=find_torch_global)
     storages.locate(keys, position)
@@ -183,7 +176,7 @@ class _LegacyStorages:
     def __init__(self, data: FileBytes) -> None:
         self._data = data
         self._storages: dict[str, Storage] = {}
-        self._bytes: dict[str, memoryview] = {}
+        self._bytes: dict[str, FileBytes] = {}
 
     def of_reference(self, reference: Any) -> Any:
         """Make a storage from ('storage', class, key, device, count, (view key, offset, count) or None)."""
@@ -201,24 +194,24 @@ class _LegacyStorages:
         match view:
             case (_, int() as offset, int() as count) if offset >= 0 and 0 <= count <= whole.num_elements - offset:
                 size = NUM_BYTES[whole.dtype]
-                return Storage(whole.dtype, count, lambda: whole.bytes()[offset * size : (offset + count) * size])
+                return Storage(whole.dtype, count, lambda: whole.bytes().part(offset * size, count * size, "a storage"))
         raise ValueError("the pickle uses a part outside its storage")
 
     def locate(self, keys: Any, position: int) -> None:
         """Find the bytes of every storage: each follows its count, in the order of the keys."""
         if not isinstance(keys, list):
-            raise self._data.broken("the list of storages is missing", at=position)
+            raise self._data.error("the list of storages is missing", at=position)
         for key in keys:
             storage = self._storages.get(key) if isinstance(key, str) else None
             if storage is None:
-                raise self._data.broken("the list of storages names one that is not used", at=position)
+                raise self._data.error("the list of storages names one that is not used", at=position)
             count = self._data.number(position, 8, "a storage")
             if count != storage.num_elements:
-                raise self._data.broken(f"a storage of {storage.num_elements} elements claims {count}", at=position)
-            self._bytes[key] = self._data.at(position + 8, storage.num_bytes, "a storage")
+                raise self._data.error(f"a storage of {storage.num_elements} elements claims {count}", at=position)
+            self._bytes[key] = self._data.part(position + 8, storage.num_bytes, "a storage")
             position += 8 + storage.num_bytes
         if missing := self._storages.keys() - self._bytes.keys():
-            raise self._data.broken(f"{len(missing)} storages are missing", at=position)
+            raise self._data.error(f"{len(missing)} storages are missing", at=position)
 
 
 PICKLE = "data.pkl"
@@ -234,19 +227,21 @@ def read_torch_zip(data: FileBytes, archive: ZipArchive | None = None) -> Any:
     archive = archive or ZipArchive(data)
     name = pickle_member(archive)
     if name is None:
-        raise data.broken(f"the zip has no member {PICKLE}")
+        raise data.error(f"the zip has no member {PICKLE}")
     folder = name.removesuffix(PICKLE)
-    _check_byte_order(archive, folder)
+    order = f"{folder}byteorder"
+    if order in archive and archive.beginning(order, 10).beginning(10) != b"little":
+        raise data.error("it was saved on a big-endian machine, which is not supported")
     tree, _ = unpickle(
-        archive.stored(name), globals=find_torch_global, persistent=_ZipStorages(archive, folder).of_reference
+        _read_member(archive, name), globals=find_torch_global, persistent=_ZipStorages(archive, folder).of_reference
     )
     return tree
 
 
-def _check_byte_order(archive: ZipArchive, folder: str) -> None:
-    name = f"{folder}byteorder"
-    if name in archive and bytes(archive.stored(name).view[:10]) != b"little":
-        raise archive.data.broken("it was saved on a big-endian machine, which is not supported")
+def _read_member(archive: ZipArchive, name: str) -> FileBytes:
+    if archive[name].packed_bytes != archive[name].num_bytes:
+        archive.data.spend(archive[name].num_bytes)
+    return archive.member_bytes(name)
 
 
 class _ZipStorages:
@@ -261,10 +256,10 @@ class _ZipStorages:
         storage = describe_storage(reference, self._find)
         return self._known.setdefault((reference[2], storage.dtype, storage.num_elements), storage)
 
-    def _find(self, key: str, num_bytes: int) -> Callable[[], memoryview]:
+    def _find(self, key: str, num_bytes: int) -> Callable[[], FileBytes]:
         name = f"{self._folder}data/{key}"
         if name not in self._archive:
             raise ValueError(f"the storage {key[:40]!r} is not in the zip")
         if (there := self._archive[name].num_bytes) < num_bytes:
             raise ValueError(f"the storage {key[:40]!r} claims {num_bytes} bytes but has {there}")
-        return lambda: self._archive.stored(name).view
+        return lambda: self._archive.member_bytes(name)

@@ -1,4 +1,4 @@
-"""Reads the members of a zip file: uncompressed ones are mapped, compressed ones expanded within limits."""
+"""Reads the members of a zip file: uncompressed ones are parts of it, compressed ones are expanded within limits."""
 
 from __future__ import annotations
 
@@ -20,6 +20,8 @@ MAX_MEMBERS = 300_000
 MAX_UNPACKED_BYTES = 64 * 2**20
 MAX_RATIO = 100
 """A compressed member may expand to 64 MB, or to a hundred times the size of the file; more is a zip bomb."""
+_MEMBER_BYTES = 400
+"""What the description of a member takes in memory."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,8 +43,9 @@ class ZipArchive(Mapping[str, Member]):
         self.data = data
         self._members: dict[str, Member] = {}
         for member in self._directory():
+            data.spend(_MEMBER_BYTES + len(member.name))
             if member.name in self._members:
-                raise data.broken(f"the zip has two members {member.name[:100]!r}", at=member.header)
+                raise data.error(f"the zip has two members {member.name[:100]!r}", at=member.header)
             self._members[member.name] = member
 
     def __getitem__(self, name: str) -> Member:
@@ -54,60 +57,80 @@ class ZipArchive(Mapping[str, Member]):
     def __len__(self) -> int:
         return len(self._members)
 
-    def stored(self, name: str) -> FileBytes:
+    def member_bytes(self, name: str) -> FileBytes:
         """Return the bytes of a member: a part of the file if it is not compressed, otherwise expanded in memory."""
         member = self._members[name]
-        packed = self._packed(member)
+        packed = self._packed_bytes(member)
         if member.method == STORED:
             return packed
         limit = max(MAX_UNPACKED_BYTES, MAX_RATIO * len(self.data))
         if member.num_bytes > limit:
-            raise self.data.broken(
+            raise self.data.error(
                 f"{name[:100]!r} would expand to {member.num_bytes} bytes, more than the limit of {limit},",
                 at=member.header,
             )
-        return FileBytes(self.data.path, memoryview(self._unpacked(packed, member, member.num_bytes)))
+        if member.num_bytes > MAX_UNPACKED_BYTES // 2:  # a broken one is refused before its memory is taken
+            for _ in self._pieces(packed, member, member.num_bytes):
+                pass
+        return FileBytes(
+            self.data.path,
+            memoryview(self._expand(packed, member, member.num_bytes)),
+            budget=self.data.budget,
+        )
 
     def beginning(self, name: str, num_bytes: int) -> FileBytes:
         """Return at most `length` bytes from the start of a member."""
         member = self._members[name]
-        packed = self._packed(member)
+        packed = self._packed_bytes(member)
         length = min(num_bytes, member.num_bytes)
         if member.method == STORED:
             return packed.part(0, length, "a member")
-        return FileBytes(self.data.path, memoryview(self._unpacked(packed, member, length)))
+        return FileBytes(self.data.path, memoryview(self._expand(packed, member, length)), budget=self.data.budget)
 
-    def _packed(self, member: Member) -> FileBytes:
+    def _packed_bytes(self, member: Member) -> FileBytes:
         header = self.data.at(member.header, 30, "a zip member")
         if header[:4] != LOCAL:
-            raise self.data.broken(f"the zip has no member {member.name[:100]!r}", at=member.header)
+            raise self.data.error(f"the zip has no member {member.name[:100]!r}", at=member.header)
         names = int.from_bytes(header[26:28], "little") + int.from_bytes(header[28:30], "little")
         return self.data.part(member.header + 30 + names, member.packed_bytes, f"the zip member {member.name[:100]!r}")
 
-    def _unpacked(self, packed: FileBytes, member: Member, length: int) -> bytearray:
+    def _expand(self, packed: FileBytes, member: Member, length: int) -> bytearray:
+        unpacked = bytearray(length)
+        place = 0
+        for piece in self._pieces(packed, member, length):
+            unpacked[place : place + len(piece)] = piece
+            place += len(piece)
+        return unpacked
+
+    def _pieces(self, packed: FileBytes, member: Member, length: int) -> Iterator[bytes]:
+        """Expand a member piece by piece; raises an error if it does not have `length` bytes."""
         unpacker = zlib.decompressobj(-zlib.MAX_WBITS)
-        unpacked = bytearray()
+        done = 0
         try:
             for begin in range(0, len(packed), PIECE_BYTES):
-                if len(unpacked) == length:
-                    break
-                unpacked += unpacker.decompress(packed.view[begin : begin + PIECE_BYTES], length - len(unpacked))
+                rest = bytes(packed.at(begin, min(PIECE_BYTES, len(packed) - begin), "a member"))
+                while rest and done < length:
+                    piece = unpacker.decompress(rest, min(2**20, length - done))
+                    rest = unpacker.unconsumed_tail
+                    done += len(piece)
+                    yield piece
+                    if not piece:
+                        break
         except zlib.error as error:
-            raise packed.broken(f"{member.name[:100]!r} cannot be expanded ({error})", at=0) from error
-        if len(unpacked) != length:
-            raise packed.broken(f"{member.name[:100]!r} expands to {len(unpacked)} bytes, not to {length},", at=0)
-        return unpacked
+            raise packed.error(f"{member.name[:100]!r} cannot be expanded ({error})", at=0) from error
+        if done != length:
+            raise packed.error(f"{member.name[:100]!r} expands to {done} bytes, not to {length},", at=0)
 
     def _directory(self) -> Iterator[Member]:
         place, length, count = self._directory_place()
         directory = self.data.part(place, length, "the zip's directory")
         if count > MAX_MEMBERS:
-            raise self.data.broken(f"the zip claims {count} members", at=place)
+            raise self.data.error(f"the zip claims {count} members", at=place)
         position = 0
         for _ in range(count):
             fields = directory.at(position, 46, "the zip's directory")
             if fields[:4] != CENTRAL:
-                raise directory.broken("the zip's directory is broken", at=position)
+                raise directory.error("the zip's directory is broken", at=position)
             name_bytes, extra_bytes, comment_bytes = (int.from_bytes(fields[i : i + 2], "little") for i in (28, 30, 32))
             names = directory.at(position + 46, name_bytes + extra_bytes, "the zip's directory")
             yield self._member(directory, position, fields, names, name_bytes)
@@ -123,24 +146,26 @@ class ZipArchive(Mapping[str, Member]):
             unpacked, packed, header = _wide(bytes(names[name_bytes:]), unpacked, packed, header)
         if flags & 1 or method not in (STORED, DEFLATED):
             how = "encrypted" if flags & 1 else f"packed by method {method}"
-            raise directory.broken(f"the zip member {name[:100]!r} is {how}", at=position)
+            raise directory.error(f"the zip member {name[:100]!r} is {how}", at=position)
         if method == STORED and packed != unpacked:
-            raise directory.broken(f"the zip member {name[:100]!r} has two sizes", at=position)
+            raise directory.error(f"the zip member {name[:100]!r} has two sizes", at=position)
         return Member(name=name, method=method, packed_bytes=packed, num_bytes=unpacked, header=header)
 
     def _directory_place(self) -> tuple[int, int, int]:
         """Return the place of the directory, its length, and the number of its members."""
+        # The end record has 22 bytes and is last, except for a comment of at most 65,535 bytes.
         tail_start = max(0, len(self.data) - 22 - 0xFFFF)
-        found = bytes(self.data.view[tail_start:]).rfind(END)
+        found = self.data.end(22 + 0xFFFF).rfind(END)
         if found < 0 or tail_start + found + 22 > len(self.data):
-            raise self.data.broken("the zip is truncated: its directory is missing", at=len(self.data))
+            raise self.data.error("the zip is truncated: its directory is missing", at=len(self.data))
         end = tail_start + found
         fields = self.data.at(end, 22, "the zip's end")
         count, length, place = (int.from_bytes(fields[a:b], "little") for a, b in ((10, 12), (12, 16), (16, 20)))
-        if end >= 20 and self.data.view[end - 20 : end - 16] == LOCATOR_64:
+        # A 64-bit archive has a second end record, and right before the first one the 20 bytes that locate it.
+        if end >= 20 and self.data.at(end - 20, 4, "the zip's end") == LOCATOR_64:
             wide = self.data.number(end - 20 + 8, 8, "the zip's end")
             if self.data.at(wide, 56, "the zip's end")[:4] != END_64:
-                raise self.data.broken("the zip's end is broken", at=wide)
+                raise self.data.error("the zip's end is broken", at=wide)
             count, length, place = (self.data.number(wide + i, 8, "the zip's end") for i in (32, 40, 48))
         return place, length, count
 

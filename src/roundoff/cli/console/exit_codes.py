@@ -2,24 +2,28 @@
 
 from __future__ import annotations
 
+import atexit
 import errno
 import os
 import select
+import signal
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from enum import IntEnum
+from importlib.util import find_spec
 
 import click
 from click.exceptions import Exit
 
-from roundoff.errors import RoundoffError
+from roundoff.cli.console.screen import echo
+from roundoff.errors import RoundoffError, UsageError
 
 
 class ExitCode(IntEnum):
     """What a command that answers a question ends with; docs/exit-codes.md lists them.
 
-    `run` and `record` end with the script's own code if that is not 0.
+    `run` and `record` end with the script's own code instead, except for what `--fail-on` and `--strict` request.
     """
 
     CLEAN = 0
@@ -34,6 +38,11 @@ class ExitCode(IntEnum):
     """The reader of the output closed the pipe: 128 + SIGPIPE, as a shell reports it."""
 
 
+def without_torch(what: str) -> UsageError:
+    """Return the error of something that needs torch where there is none."""
+    return UsageError(f"{what} needs torch, which is not installed here: pip install torch")
+
+
 def exit_code_of(is_found: bool) -> ExitCode:
     """Return the exit code of a command that could answer its question."""
     return ExitCode.FOUND if is_found else ExitCode.CLEAN
@@ -43,17 +52,23 @@ def exit_code_of(is_found: bool) -> ExitCode:
 def exit_codes() -> Iterator[None]:
     """Give every way a command can fail its exit code.
 
-    Errors of roundoff and of click are printed without a traceback and end with 2. An interrupt ends with 130, and
-    writing to a closed pipe with 141, both without a message. Anything else is a bug and keeps its traceback.
+    Errors of roundoff and of click, and torch where it is missing, are printed without a traceback and end with 2. An
+    interrupt ends with 130, and writing to a closed pipe with 141, both without a message. Anything else is a bug and
+    keeps its traceback.
     """
     try:
         yield
         sys.stdout.flush()
     except RoundoffError as error:
-        click.echo(f"{type(error).__name__}: {error}", err=True)
+        echo(f"{type(error).__name__}: {error}", err=True)
         raise Exit(ExitCode.COULD_NOT_LOOK) from error
     except click.ClickException as error:
         error.show()
+        raise Exit(ExitCode.COULD_NOT_LOOK) from error
+    except ModuleNotFoundError as error:
+        if error.name is None or error.name.partition(".")[0] != "torch" or find_spec("torch") is not None:
+            raise
+        echo(f"UsageError: {without_torch('This')}", err=True)
         raise Exit(ExitCode.COULD_NOT_LOOK) from error
     except (KeyboardInterrupt, click.Abort):
         raise Exit(ExitCode.INTERRUPTED) from None
@@ -66,9 +81,31 @@ def exit_codes() -> Iterator[None]:
     except OSError as error:
         if error.errno != errno.ENOSPC:
             raise
-        click.echo("The output cannot be written: no space left on the device.", err=True)
+        echo("The output cannot be written: no space left on the device.", err=True)
         _redirect_stdout_to_null()  # flushing the rest at exit would raise the same error again
         raise Exit(ExitCode.COULD_NOT_LOOK) from error
+
+
+class ScriptEnding:
+    """Lets this process end as Python ends it when a script is interrupted: by SIGINT, after all exit handlers.
+
+    To be made before the script runs: exit handlers run in reverse order.
+    """
+
+    def __init__(self) -> None:
+        self._is_interrupted = False
+        self._process = os.getpid()
+        atexit.register(self._die)
+
+    def note(self, error: BaseException) -> None:
+        """Take note of an exception that the script did not catch."""
+        self._is_interrupted = isinstance(error, KeyboardInterrupt)
+
+    def _die(self) -> None:
+        if self._is_interrupted and os.getpid() == self._process:
+            from roundoff.watch.process.ipc import die_by
+
+            die_by(signal.SIGINT)
 
 
 def silence_stdout_without_reader() -> None:

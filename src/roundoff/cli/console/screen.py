@@ -1,15 +1,15 @@
-"""What the terminal can show: its width, moving bars, and which characters."""
+"""What the terminal can show: its width, and which characters."""
 
 from __future__ import annotations
 
 import codecs
 import shutil
-from collections.abc import Iterator
-from contextlib import contextmanager
 from io import TextIOWrapper
 from typing import TextIO
 
-from roundoff.progress import is_live
+import click
+
+from roundoff.words import escape_controls
 
 MAX_COLUMNS = 100
 _MIN_COLUMNS = 40
@@ -19,8 +19,13 @@ _PLAIN = str.maketrans("─…▁▂▃▄▅▆▇█━", "-~_.,:-=+#-")
 _ERRORS = "roundoff.plain"
 
 
+def echo(text: object, *, err: bool = False, nl: bool = True) -> None:
+    """Print text; control characters, which names from files may hold, are shown and not sent to the terminal."""
+    click.echo(escape_controls(str(text)), err=err, nl=nl)
+
+
 def columns() -> int:
-    """Return how wide text may be: as wide as the terminal, or as COLUMNS says, but 100 at most, and so in a pipe."""
+    """Return how wide text may be: the width of the terminal, or COLUMNS, at most 100; in a pipe 100."""
     return max(_MIN_COLUMNS, min(MAX_COLUMNS, shutil.get_terminal_size((MAX_COLUMNS, 24)).columns))
 
 
@@ -40,23 +45,8 @@ def show_plainly(stream: TextIO) -> None:
         stream.reconfigure(errors=_ERRORS)
 
 
-@contextmanager
-def waiting(what: str) -> Iterator[None]:
-    """Show on a terminal what is being waited for and for how long, until the block has ended; nothing elsewhere."""
-    if not is_live():
-        yield
-        return
-    from rich.console import Console
-    from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
-
-    shown = (SpinnerColumn("line"), TextColumn("{task.description}", markup=False), TimeElapsedColumn())
-    with Progress(*shown, console=Console(stderr=True), transient=True) as progress:
-        progress.add_task(what, total=None)
-        yield
-
-
 def _replace_unknown(error: UnicodeError) -> tuple[str, int]:
-    """Return what to write for characters that an encoding does not know, and where to go on."""
+    """Return what to write for characters that an encoding does not know, and where to continue."""
     assert isinstance(error, UnicodeEncodeError)
     unknown = error.object[error.start : error.end].translate(_PLAIN)
     return unknown.encode("ascii", "replace").decode("ascii"), error.end

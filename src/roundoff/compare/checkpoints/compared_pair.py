@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 
 import torch
@@ -12,88 +12,50 @@ from torch import Tensor
 
 from roundoff.checkpoints.pair.layer_groups import Axes
 from roundoff.checkpoints.pair.pairing import TensorPair
+from roundoff.compare.initialisers import known_initialiser
 from roundoff.kernels.differences import Difference, difference
 from roundoff.runs import JsonValue
 
 MIN_VALUES = 64
 """Fewer values do not show what they were drawn from."""
 ENOUGH_VALUES = 1 << 20
-MAX_OF_UNIFORM = 1.8
-"""The largest magnitude of uniform values over their standard deviation is at most sqrt(3)."""
-MIN_OF_NORMAL = 2.2
+_MAX_OF_UNIFORM, _MIN_OF_NORMAL = 1.8, 2.2
+"""The largest magnitude of values over their standard deviation; in between, the distribution is not clear."""
 
 
 def find_initialiser(values: Tensor) -> str | None:
     """Name the initialiser that values of PyTorch's layout look drawn from, or None.
 
-    What a training has moved far hardly ever looks so; what it has moved little does: hold it against a reference, too.
+    Weights that a training changed a lot rarely look like that; those it changed little do: check a reference, too.
 
     >>> find_initialiser(torch.full((8,), 1.0))
-    'every value is 1'
+    'constant 1'
     >>> find_initialiser(torch.rand(64, 32, generator=torch.Generator().manual_seed(0)) / 4 - 1 / 8)
     >>> find_initialiser((torch.rand(64, 32, generator=torch.Generator().manual_seed(0)) * 2 - 1) / 32**0.5)
-    'uniform within 1/sqrt(inputs), as PyTorch starts'
+    'kaiming uniform'
     """
     constant = constant_value(values)
     if constant is not None:
-        return f"every value is {constant:g}"
+        return f"constant {constant:g}"
     if values.ndim < 2 or values.numel() < MIN_VALUES or not values.is_floating_point():
         return None
     wide = values.reshape(-1)[:ENOUGH_VALUES].to(torch.float64)
-    std, mean, largest = float(wide.std()), float(wide.mean()), float(wide.abs().max())
-    if not (std and math.isfinite(largest)) or abs(mean) > 5 * std / math.sqrt(wide.numel()):
+    std, largest = float(wide.std()), float(wide.abs().max())
+    if not (std and math.isfinite(largest)) or _MAX_OF_UNIFORM <= largest / std <= _MIN_OF_NORMAL:
         return None
-    tolerance = max(0.01, 3 / math.sqrt(2 * wide.numel()))
-    if largest < MAX_OF_UNIFORM * std:
-        return _nearest(std, _uniform_stds(values), tolerance)
-    return _nearest(std, _normal_stds(values), tolerance) if largest > MIN_OF_NORMAL * std else None
+    return known_initialiser(values.shape, mean=float(wide.mean()), std=std, absmax=largest, num_values=wide.numel())
 
 
 def constant_value(values: Tensor) -> float | None:
     """Return the one value that a tensor has everywhere, or None; a single number is none."""
     flat = values.reshape(-1)
-    if values.numel() < 2 or bool((flat[:MIN_VALUES] != flat[0]).any()):  # most are told apart by their beginning
+    if values.numel() < 2 or bool((flat[:MIN_VALUES] != flat[0]).any()):  # the first values decide for most tensors
         return None
     return float(flat[0]) if bool((flat == flat[0]).all()) else None
 
 
-def _nearest(std: float, known: dict[str, float], tolerance: float) -> str | None:
-    name = min(known, key=lambda each: abs(std / known[each] - 1))
-    return name if abs(std / known[name] - 1) < tolerance else None
-
-
-def _uniform_stds(values: Tensor) -> dict[str, float]:
-    inputs, outputs = _fans(values)
-    return {
-        "uniform within 1/sqrt(inputs), as PyTorch starts": 1 / math.sqrt(3 * inputs),
-        "Xavier's uniform start": math.sqrt(2 / (inputs + outputs)),
-        "He's uniform start": math.sqrt(2 / inputs),
-        "LeCun's uniform start": math.sqrt(1 / inputs),
-        "uniform within 0.05, as Keras starts embeddings": 0.05 / math.sqrt(3),
-    }
-
-
-def _normal_stds(values: Tensor) -> dict[str, float]:
-    inputs, outputs = _fans(values)
-    return {
-        "normal of deviation 1, as embeddings start": 1.0,
-        "normal of deviation 0.02": 0.02,
-        "normal of deviation 0.01": 0.01,
-        "Xavier's normal start": math.sqrt(2 / (inputs + outputs)),
-        "He's normal start": math.sqrt(2 / inputs),
-        "He's normal start by outputs": math.sqrt(2 / outputs),
-        "LeCun's normal start": math.sqrt(1 / inputs),
-    }
-
-
-def _fans(values: Tensor) -> tuple[int, int]:
-    """Return how many values one output is made of, and in how many one input goes."""
-    window = math.prod(values.shape[2:])
-    return values.shape[1] * window, values.shape[0] * window
-
-
 CHUNK = 1 << 18
-"""Elements looked at together: what is computed of them stays in the processor's second cache."""
+"""Elements processed together: intermediate results stay in the L2 cache."""
 NUM_SAMPLES = 64
 
 
@@ -102,19 +64,19 @@ class ValueAgreement(StrEnum):
 
     EQUAL = "equal"
     ROUNDED = "rounded"
-    """One is what the other becomes in a narrower format, or within one rounding of it."""
+    """One is the other rounded to a narrower format, or within one rounding of it."""
 
 
 def agreement(
     reference: Tensor, candidate: Tensor, *, found: Difference | None = None
 ) -> tuple[ValueAgreement, torch.dtype] | None:
-    """Say whether two tensors are equal, or are after rounding to which dtype; None if they differ beyond that.
+    """Say whether two tensors are equal, or equal after rounding to a dtype; None if they differ by more.
 
     A NaN is equal to itself, and -0 to 0. `found` is their difference, if it was measured before.
     """
     found = found or difference(reference, candidate)
     are_floats = reference.is_floating_point() and candidate.is_floating_point()
-    # Whole numbers are measured as fp64, which does not tell the largest of them apart.
+    # Integers are measured as fp64, in which the largest of them are not distinct.
     is_exact = are_floats or reference.dtype != candidate.dtype
     if found.is_same_bits or (is_exact and not found.num_different and not found.num_unlike):
         return ValueAgreement.EQUAL, reference.dtype
@@ -150,22 +112,22 @@ def samples_agree(reference: Tensor, candidate: Tensor, dtype: torch.dtype) -> b
 
 
 def near(reference: Tensor, candidate: Tensor, dtype: torch.dtype) -> Tensor:
-    """Say of which elements the difference is within one spacing of the numbers of `dtype`, also of the smallest."""
+    """Say for each element whether the difference is within one spacing of `dtype`, also for subnormal numbers."""
     info = torch.finfo(dtype if dtype.is_floating_point else torch.float64)
     return torch.isclose(reference, candidate, rtol=info.eps, atol=info.smallest_normal * info.eps, equal_nan=True)
 
 
 def coarser_dtype(first: torch.dtype, second: torch.dtype) -> torch.dtype:
-    """Return the one with the larger spacing of numbers."""
+    """Return the dtype with the larger spacing of numbers."""
     if not (first.is_floating_point and second.is_floating_point):
         return first
     return max(first, second, key=lambda dtype: torch.finfo(dtype).eps)
 
 
 def _possible_roundings(reference: torch.dtype, candidate: torch.dtype) -> list[torch.dtype]:
-    """List the formats whose rounding may explain a difference: also one that both are wider than.
+    """List the formats whose rounding may explain a difference, also narrower ones than both.
 
-    A checkpoint that was saved in fp16 once and widened again has values of fp16.
+    A checkpoint that was once saved in fp16 and widened again has values of fp16.
     """
     own = coarser_dtype(reference, candidate)
     narrower = (torch.float16, torch.bfloat16)
@@ -196,25 +158,25 @@ def _wide(first: Tensor, second: Tensor) -> tuple[Tensor, Tensor]:
 
 
 class PairKind(StrEnum):
-    """What can be the matter with a tensor, the most suspicious first."""
+    """What can be wrong with a tensor, the most suspicious first."""
 
     NOT_LOADED = "not loaded"
-    """It looks as a layer starts, and has nothing of the reference."""
+    """It looks like a layer's initial values, and unrelated to the reference."""
     NOT_UPDATED = "not updated"
-    """It is the same as before, while most others have moved."""
+    """It is unchanged, while most others have moved."""
     TRANSPOSED = "transposed"
-    """It is equal with other axes than the layouts ask for."""
+    """It is equal with other axes than the layouts require."""
     SWAPPED = "swapped"
     """Another tensor of the candidate has these values."""
     DIFFERENT = "different"
     ROUNDED = "rounded"
-    """It is equal but for the narrower of the two formats."""
+    """It is equal up to rounding to the narrower of the two formats."""
     EQUAL = "equal"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ComparedPair:
-    """Two tensors, what is the matter, and how far apart they are."""
+    """Two tensors, what is wrong, and how far apart they are."""
 
     pair: TensorPair
     kind: PairKind
@@ -222,14 +184,14 @@ class ComparedPair:
     dtypes: tuple[str, str]
     """Of the reference and of the candidate, as torch calls them."""
     note: str = ""
-    """A few words more."""
+    """More details in a few words."""
     distance: Difference | None = None
-    """None where the two are equal."""
+    """None if the two are equal."""
     partner: str | None = None
-    """The candidate's tensor that has the values of the reference, where they are swapped."""
+    """The candidate's tensor that has the values of the reference, if they are swapped."""
 
     def to_object(self) -> dict[str, JsonValue]:
-        """Return it as JSON has it."""
+        """Return it as a JSON object."""
         axes = self.pair.axes
         return {
             "kind": self.kind.value,
@@ -250,7 +212,7 @@ class ComparedPair:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MeasuredPair:
-    """A pair after the first look, with samples of the two that differ for the search for swaps."""
+    """A pair after the first comparison, with samples of both if they differ, for finding swaps."""
 
     compared: ComparedPair
     samples: tuple[Tensor, Tensor] | None = None
@@ -263,28 +225,31 @@ def lay_out_like(candidate: Tensor, pair: TensorPair, shape: tuple[int, ...]) ->
 
 
 def measure_pair(pair: TensorPair, reference: Tensor, candidate: Tensor) -> MeasuredPair:
-    """Say what is the matter with `candidate`, which is still in its own layout."""
+    """Compare two tensors; `candidate` is still in its own layout."""
     laid = lay_out_like(candidate, pair, tuple(reference.shape))
     far = difference(reference, laid)
+
+    def result(kind: PairKind, note: str = "", *, distance: Difference | None = None) -> MeasuredPair:
+        shape, dtypes = tuple(reference.shape), (_name(reference.dtype), _name(laid.dtype))
+        return MeasuredPair(
+            compared=ComparedPair(pair=pair, kind=kind, shape=shape, dtypes=dtypes, note=note, distance=distance)
+        )
+
     agreed = agreement(reference, laid, found=far)
     if agreed is not None and not pair.is_expected:
-        note = "only the shapes ask for it" if pair.axes else "the layouts ask for other axes"
-        return MeasuredPair(compared=_make_compared_pair(pair, reference, laid, PairKind.TRANSPOSED, note=note))
+        note = "only the shapes require it" if pair.axes else "the layouts require other axes"
+        return result(PairKind.TRANSPOSED, note)
     if agreed is not None and agreed[0] is ValueAgreement.EQUAL:
-        return MeasuredPair(compared=_make_compared_pair(pair, reference, laid, PairKind.EQUAL))
+        return result(PairKind.EQUAL)
     if agreed is not None:
-        note = f"to {_name(agreed[1])}"
-        return MeasuredPair(compared=_make_compared_pair(pair, reference, laid, PairKind.ROUNDED, note=note, far=far))
-    sampled = sample_values(reference), sample_values(laid)
-    for axes in _other_axes(reference, laid, sampled[0]):
+        return result(PairKind.ROUNDED, f"to {_name(agreed[1])}", distance=far)
+    samples = sample_values(reference), sample_values(laid)
+    for axes in _other_axes(reference, laid, samples[0]):
         if agreement(reference, laid.permute(axes)) is not None:
-            note = f"equal with its axes as {axes}"
-            return MeasuredPair(compared=_make_compared_pair(pair, reference, laid, PairKind.TRANSPOSED, note=note))
+            return result(PairKind.TRANSPOSED, f"equal with its axes as {axes}")
     if not (reference.is_floating_point() and laid.is_floating_point()):
-        note = f"{far.num_different} of {reference.numel()} values"
-        return MeasuredPair(compared=_make_compared_pair(pair, reference, laid, PairKind.DIFFERENT, note=note))
-    kind, note = _why_different(reference, laid, far)
-    return MeasuredPair(compared=_make_compared_pair(pair, reference, laid, kind, note=note, far=far), samples=sampled)
+        return result(PairKind.DIFFERENT, f"{far.num_different} of {reference.numel()} values")
+    return replace(result(*_why_different(reference, laid, far), distance=far), samples=samples)
 
 
 def _why_different(reference: Tensor, laid: Tensor, far: Difference) -> tuple[PairKind, str]:
@@ -302,7 +267,7 @@ def _why_different(reference: Tensor, laid: Tensor, far: Difference) -> tuple[Pa
         return PairKind.DIFFERENT, "the two have nothing in common"
     if find_initialiser(reference) is not None:
         return PairKind.DIFFERENT, "both look like start values, of different seeds"
-    return PairKind.NOT_LOADED, f"it looks like {start}"
+    return PairKind.NOT_LOADED, f"it looks like initial values: {start}"
 
 
 def _other_axes(reference: Tensor, laid: Tensor, sampled: Tensor) -> Iterator[Axes]:
@@ -316,25 +281,6 @@ def _other_axes(reference: Tensor, laid: Tensor, sampled: Tensor) -> Iterator[Ax
                     sampled, sample_values(laid.permute(axes)), coarser_dtype(reference.dtype, laid.dtype)
                 ):
                     yield tuple(axes)
-
-
-def _make_compared_pair(
-    pair: TensorPair,
-    reference: Tensor,
-    candidate: Tensor,
-    kind: PairKind,
-    *,
-    note: str = "",
-    far: Difference | None = None,
-) -> ComparedPair:
-    return ComparedPair(
-        pair=pair,
-        kind=kind,
-        shape=tuple(reference.shape),
-        dtypes=(_name(reference.dtype), _name(candidate.dtype)),
-        note=note,
-        distance=far,
-    )
 
 
 def _name(dtype: torch.dtype) -> str:

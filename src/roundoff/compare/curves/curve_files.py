@@ -1,4 +1,4 @@
-"""Reads loss curves from files: CSV, JSON lines, TensorBoard events, logs; and finds the columns of loss and step."""
+"""Reads loss curves from files: CSV, JSON lines, TensorBoard events and plain logs."""
 
 from __future__ import annotations
 
@@ -6,119 +6,28 @@ import csv
 import importlib
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from roundoff.compare.curves.curve import LossCurve
-from roundoff.compare.curves.log_files import read_log
 from roundoff.errors import CompareError, first_line
 
-_LOSSES = (
-    "loss",
-    "train_loss",
-    "training_loss",
-    "loss_train",
-    "train_loss_step",
-    "loss_step",
-    "train_train_loss",
-    "total_loss",
-    "train_total_loss",
+_NUMBER = r"[-+]?(?:\d+\.?\d*(?:e[-+]?\d+)?|\.\d+(?:e[-+]?\d+)?|nan\b|inf(?:inity)?\b)"
+_WORD = r"[\"']?\s*[:=#]?\s*"
+"""What may separate a name and its number."""
+_NOT_OTHERS = "".join(rf"(?<!\b{word}[ _/.-])" for word in ("val", "valid", "validation", "eval", "test", "dev"))
+_LOSS = re.compile(rf"(?<![\w/.-]){_NOT_OTHERS}(?:train(?:ing)?[ _/.-]?)?loss{_WORD}({_NUMBER})", re.IGNORECASE)
+_STEP = re.compile(
+    rf"(?<![a-z0-9])(?:global[ _]?step|step|iteration|iter|it|batch){_WORD}\[?\s*(\d+)(?:\s*/\s*(\d+))?(?![\d.])",
+    re.IGNORECASE,
 )
-_STEPS = ("step", "global_step", "train_global_step", "_step", "iteration", "iter", "train_step", "batch", "epoch")
-_OTHERS = re.compile(r"(^|_)(val|valid|validation|eval|evaluation|test|dev|scale)(_|$)|_min$|_max$")
-"""Losses of an evaluation, the scale of a loss, and the extremes next to a mean."""
+_PLACE = re.compile(r"(?<![\d/.])(\d+)\s*/\s*(\d+)(?![\d/.])")
+"""`120/600`: the place in an epoch, as progress bars show it."""
+_EPOCH = re.compile(rf"(?<![a-z0-9])epoch{_WORD}\[?\s*(\d+)(?:\s*/\s*\d+)?(?![\d.])", re.IGNORECASE)
+_COLOUR = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 
-
-def loss_column(names: Sequence[str], *, chosen: str | None, path: Path) -> str:
-    """Return the column of the loss; a `CompareError` lists the columns where none, or no single one, can be it."""
-    if chosen is not None:
-        if chosen not in names:
-            raise _no_column(f"'{path}' has no column '{chosen}'.", names)
-        return chosen
-    plain = {_plain(name): name for name in reversed(names)}
-    for known in _LOSSES:
-        if known in plain:
-            return plain[known]
-    candidates = [name for name in names if "loss" in _plain(name) and not _OTHERS.search(_plain(name))]
-    if not candidates and "value" in plain:
-        return plain["value"]
-    if len(candidates) != 1:
-        found = f"several columns could be the loss: {', '.join(candidates)}" if candidates else ""
-        raise _no_column(f"'{path}' does not say which column is the loss.", names, found=found)
-    return candidates[0]
-
-
-def step_column(names: Sequence[str]) -> str | None:
-    """Return the column of the step, or None.
-
-    >>> step_column(["Wall time", "Step", "Value"])
-    'Step'
-    """
-    plain = {_plain(name): name for name in reversed(names)}
-    return next((plain[known] for known in _STEPS if known in plain), None)
-
-
-def _plain(name: str) -> str:
-    """Return a name as others would write it: `train/Loss` is train_loss."""
-    return re.sub(r"[^a-z0-9]+", "_", name.strip().lower())
-
-
-def _no_column(what: str, names: Sequence[str], *, found: str = "") -> CompareError:
-    listed = ", ".join(f"'{name}'" for name in names[:20]) + (", ..." if len(names) > 20 else "")
-    return CompareError.explain(
-        what,
-        why=f"{found or (f'its columns are {listed}' if listed else 'it has no column of numbers')}.",
-        fix="name the column: --column NAME",
-    )
-
-
-def read_events(path: Path, *, column: str | None) -> LossCurve:
-    """Return the loss out of an event file, or out of all event files of a folder; `column` is its tag.
-
-    A value of a step that was written twice, as a resumed training does, counts as written last.
-    """
-    events = _load_events(path)
-    scalars, tensors = events.Tags()["scalars"], events.Tags()["tensors"]
-    tags = [*scalars, *(tag for tag in tensors if _is_scalar(events, tag))]
-    if not tags:
-        raise CompareError.explain(
-            f"'{path}' holds no scalars of TensorBoard.", fix="name the folder in which the events of one run are."
-        )
-    tag = loss_column(tags, chosen=column, path=path)
-    if tag in scalars:
-        points = [(event.step, float(event.value)) for event in events.Scalars(tag)]
-    else:
-        points = [(event.step, float(_array(event.tensor_proto))) for event in events.Tensors(tag)]
-    return LossCurve.of([step for step, _ in points], [value for _, value in points], name=path.name)
-
-
-def _load_events(path: Path) -> Any:
-    try:
-        module = importlib.import_module("tensorboard.backend.event_processing.event_accumulator")
-    except ImportError as error:
-        raise CompareError.explain(
-            f"'{path}' holds TensorBoard's events, which need a package.",
-            why=f"{first_line(error)}.",
-            fix="pip install 'roundoff[tensorboard]'",
-        ) from error
-    # 0 keeps every event; the default is a sample of them.
-    events = module.EventAccumulator(str(path), size_guidance={module.SCALARS: 0, module.TENSORS: 0})
-    try:
-        events.Reload()
-    except Exception as error:  # whatever a broken file makes of a parser that is not ours
-        raise CompareError.explain(f"The events in '{path}' cannot be read.", why=f"{first_line(error)}.") from error
-    return events
-
-
-def _is_scalar(events: Any, tag: str) -> bool:
-    """Say whether a tag holds single numbers, which newer writers keep as tensors."""
-    first = events.Tensors(tag)[:1]
-    return bool(first) and not first[0].tensor_proto.tensor_shape.dim and bool(_array(first[0].tensor_proto).ndim == 0)
-
-
-def _array(proto: Any) -> Any:
-    return importlib.import_module("tensorboard.util.tensor_util").make_ndarray(proto)
+_LogLine = tuple[int | None, float]
 
 
 _TableRow = Mapping[str, Any]
@@ -139,10 +48,6 @@ def read_curve(path: Path | str, *, pattern: str | None = None, column: str | No
         if pattern is not None:
             return read_log(path, pattern=pattern)
         if path.is_dir() or "tfevents" in path.name:
-            from roundoff.compare.curves.curve_files import (
-                read_events,  # only those who have TensorBoard's files need it
-            )
-
             return read_events(path, column=column)
         if path.suffix in (".csv", ".tsv"):
             return _from_rows(path, list(_rows_of_table(path)), column=column)
@@ -179,7 +84,7 @@ def _number(value: object, *, name: str, path: Path) -> float:
         if isinstance(value, bool) or not isinstance(value, int | float | str):
             raise ValueError
         return float(value)
-    except ValueError:
+    except (ValueError, OverflowError):
         raise CompareError.explain(
             f"The column '{name}' of '{path}' holds no numbers.",
             why=f"one of its values is {str(value)[:80]!r}.",
@@ -188,7 +93,7 @@ def _number(value: object, *, name: str, path: Path) -> float:
 
 
 def _step(value: object) -> int | None:
-    """Return a step, or None for what is no whole number, such as a third of an epoch."""
+    """Return a step, or None if it is not a whole number, such as a third of an epoch."""
     try:
         number = float(value) if isinstance(value, int | float | str) else float("nan")
         return int(number) if number == int(number) else None
@@ -197,7 +102,7 @@ def _step(value: object) -> int | None:
 
 
 def _rows_of_table(path: Path) -> Iterator[_TableRow]:
-    """Yield rows by column name; a table of bare numbers has the columns step and loss, or loss alone."""
+    """Yield rows by column name; a table without a header has the columns step and loss, or only loss."""
     with path.open(encoding="utf-8-sig", errors="replace", newline="") as file:
         first = file.readline()
         file.seek(0)
@@ -223,7 +128,7 @@ def _is_number(text: str) -> bool:
 def _rows_of_json(path: Path) -> Iterator[_TableRow]:
     """Yield the objects of the lines, inner ones by joined names: `{"train": {"loss": 1}}` has a column train/loss.
 
-    A last line that is cut off is dropped: the training may still be writing it.
+    An incomplete last line is dropped: the training may still be writing it.
     """
     broken: int | None = None
     with path.open(encoding="utf-8", errors="replace") as file:
@@ -253,6 +158,201 @@ def _flatten(value: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, 
 
 def _not_json(path: Path, line: int) -> CompareError:
     return CompareError.explain(
-        f"Line {line} of '{path}' is no JSON object.",
+        f"Line {line} of '{path}' is not a JSON object.",
         fix="if it is a log, say how to read it: --pattern 'step (?P<step>\\d+) loss (?P<loss>\\S+)'",
     )
+
+
+def read_log(path: Path, *, pattern: str | None) -> LossCurve:
+    """Return the losses of a log, by a pattern with the groups `loss` and (optionally) `step`, or by guess.
+
+    A `CompareError` shows a line of the log if nothing is found.
+    """
+    expression = _compile_pattern(pattern) if pattern is not None else None
+    lines = _lines(path)
+    found = list(_by_pattern(lines, expression, path=path) if expression is not None else _by_guess(lines))
+    if not found:
+        raise CompareError.explain(
+            f"No loss was found in '{path}'.",
+            why=f"{'the pattern fits none of its lines' if pattern else 'no line is like: step 12 loss 2.31'}; "
+            f"one of them is: {_example(path)}",
+            fix=r"give a pattern: --pattern 'it (?P<step>\d+) .* train (?P<loss>\S+)'",
+        )
+    if any(step is not None for step, _ in found):  # a line without a step is a summary
+        found = [(step, loss) for step, loss in found if step is not None]
+    return LossCurve.of([step for step, _ in found], [loss for _, loss in found], name=path.name)
+
+
+def _compile_pattern(pattern: str) -> re.Pattern[str]:
+    try:
+        expression = re.compile(pattern)
+    except re.error as error:
+        raise CompareError.explain(f"The pattern '{pattern}' is not a regular expression.", why=f"{error}.") from error
+    if "loss" not in expression.groupindex:
+        raise CompareError.explain(
+            f"The pattern '{pattern}' does not say where the loss is.",
+            why="it has no group named loss.",
+            fix=r"name the groups: 'it (?P<step>\d+) .* train (?P<loss>\S+)'",
+        )
+    return expression
+
+
+def _by_pattern(lines: Iterable[str], expression: re.Pattern[str], *, path: Path) -> Iterator[_LogLine]:
+    for line in lines:
+        match = expression.search(line)
+        if match is None:
+            continue
+        groups = match.groupdict()
+        try:
+            step = int(groups["step"]) if groups.get("step") is not None else None
+            yield step, float(groups["loss"])
+        except (TypeError, ValueError) as error:
+            raise CompareError.explain(
+                f"The pattern finds no numbers in a line of '{path}'.",
+                why=f"step is {groups.get('step')!r} and loss is {groups['loss']!r} in: {line.strip()[:120]}",
+                fix=r"let the groups hold numbers only: (?P<loss>[-+.\deE]+)",
+            ) from error
+
+
+def _by_guess(lines: Iterable[str]) -> Iterator[_LogLine]:
+    """Yield the loss and step of each line that has a loss.
+
+    Lines like `Epoch 3 [120/600] Loss: 0.43` name the epoch and a place in it: step 3 * 600 + 120.
+    """
+    for line in lines:
+        loss = _LOSS.search(line)
+        if loss:
+            yield _step_of(line), float(loss[1])
+
+
+def _step_of(line: str) -> int | None:
+    step, epoch = _STEP.search(line), _EPOCH.search(line)
+    rest = line if epoch is None else line[: epoch.start()] + line[epoch.end() :]
+    place = step if step is not None and step.group(2) else _PLACE.search(rest)
+    if epoch is not None and place is not None:
+        return int(epoch.group(1)) * int(place.group(2)) + int(place.group(1))
+    if step is not None:
+        return int(step.group(1))
+    if place is not None:
+        return int(place.group(1))
+    return int(epoch.group(1)) if epoch is not None else None
+
+
+def _lines(path: Path) -> Iterator[str]:
+    """Yield the lines of a log without colours; progress bars separate theirs by carriage returns."""
+    with path.open(encoding="utf-8", errors="replace", newline="") as file:
+        for line in file:
+            yield from (_COLOUR.sub("", part) for part in re.split(r"[\r\n]", line) if part.strip())
+
+
+def _example(path: Path) -> str:
+    """Return a line to show, preferably one that mentions a loss."""
+    with_loss = (line for line in _lines(path) if "loss" in line.lower())
+    return next(with_loss, next(_lines(path), "")).strip()[:120]
+
+
+_LOSSES = (
+    "loss",
+    "train_loss",
+    "training_loss",
+    "loss_train",
+    "train_loss_step",
+    "loss_step",
+    "train_train_loss",
+    "total_loss",
+    "train_total_loss",
+)
+_STEPS = ("step", "global_step", "train_global_step", "_step", "iteration", "iter", "train_step", "batch", "epoch")
+_OTHERS = re.compile(r"(^|_)(val|valid|validation|eval|evaluation|test|dev|scale)(_|$)|_min$|_max$")
+"""Losses of an evaluation, the scale of a loss, and the extremes next to a mean."""
+
+
+def loss_column(names: Sequence[str], *, chosen: str | None, path: Path) -> str:
+    """Return the column of the loss; a `CompareError` lists the columns if none, or more than one, can be it."""
+    if chosen is not None:
+        if chosen not in names:
+            raise _no_column(f"'{path}' has no column '{chosen}'.", names)
+        return chosen
+    plain = {_plain(name): name for name in reversed(names)}
+    for known in _LOSSES:
+        if known in plain:
+            return plain[known]
+    candidates = [name for name in names if "loss" in _plain(name) and not _OTHERS.search(_plain(name))]
+    if not candidates and "value" in plain:
+        return plain["value"]
+    if len(candidates) != 1:
+        found = f"several columns could be the loss: {', '.join(candidates)}" if candidates else ""
+        raise _no_column(f"'{path}' does not say which column is the loss.", names, found=found)
+    return candidates[0]
+
+
+def step_column(names: Sequence[str]) -> str | None:
+    """Return the column of the step, or None.
+
+    >>> step_column(["Wall time", "Step", "Value"])
+    'Step'
+    """
+    plain = {_plain(name): name for name in reversed(names)}
+    return next((plain[known] for known in _STEPS if known in plain), None)
+
+
+def _plain(name: str) -> str:
+    """Return a name in one spelling: `train/Loss` is train_loss."""
+    return re.sub(r"[^a-z0-9]+", "_", name.strip().lower())
+
+
+def _no_column(what: str, names: Sequence[str], *, found: str = "") -> CompareError:
+    listed = ", ".join(f"'{name}'" for name in names[:20]) + (", ..." if len(names) > 20 else "")
+    return CompareError.explain(
+        what,
+        why=f"{found or (f'its columns are {listed}' if listed else 'it has no column of numbers')}.",
+        fix="name the column: --column NAME",
+    )
+
+
+def read_events(path: Path, *, column: str | None) -> LossCurve:
+    """Return the loss from an event file, or from all event files of a folder; `column` is its tag.
+
+    If a step was written twice, as a resumed training does, the later value counts.
+    """
+    events = _load_events(path)
+    scalars, tensors = events.Tags()["scalars"], events.Tags()["tensors"]
+    tags = [*scalars, *(tag for tag in tensors if _is_scalar(events, tag))]
+    if not tags:
+        raise CompareError.explain(
+            f"'{path}' holds no scalars of TensorBoard.", fix="name the folder in which the events of one run are."
+        )
+    tag = loss_column(tags, chosen=column, path=path)
+    if tag in scalars:
+        points = [(event.step, float(event.value)) for event in events.Scalars(tag)]
+    else:
+        points = [(event.step, float(_array(event.tensor_proto))) for event in events.Tensors(tag)]
+    return LossCurve.of([step for step, _ in points], [value for _, value in points], name=path.name)
+
+
+def _load_events(path: Path) -> Any:
+    try:
+        module = importlib.import_module("tensorboard.backend.event_processing.event_accumulator")
+    except ImportError as error:
+        raise CompareError.explain(
+            f"'{path}' holds TensorBoard's events, which need a package.",
+            why=f"{first_line(error)}.",
+            fix="pip install 'roundoff[tensorboard]'",
+        ) from error
+    # 0 keeps every event; by default TensorBoard keeps a sample of them.
+    events = module.EventAccumulator(str(path), size_guidance={module.SCALARS: 0, module.TENSORS: 0})
+    try:
+        events.Reload()
+    except Exception as error:  # TensorBoard's parser raises anything on a broken file
+        raise CompareError.explain(f"The events in '{path}' cannot be read.", why=f"{first_line(error)}.") from error
+    return events
+
+
+def _is_scalar(events: Any, tag: str) -> bool:
+    """Say whether a tag holds single numbers, which newer writers store as tensors."""
+    first = events.Tensors(tag)[:1]
+    return bool(first) and not first[0].tensor_proto.tensor_shape.dim and bool(_array(first[0].tensor_proto).ndim == 0)
+
+
+def _array(proto: Any) -> Any:
+    return importlib.import_module("tensorboard.util.tensor_util").make_ndarray(proto)

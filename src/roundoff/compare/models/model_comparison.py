@@ -1,33 +1,41 @@
-"""Compares two PyTorch models: whether they compute the same from the same weights, and which change moves a metric."""
+"""Compares two PyTorch models: whether they compute the same with the same weights, and what changes a metric."""
 
 from __future__ import annotations
 
+import contextlib
+import copy
 import itertools
 import math
+import random
 import tempfile
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, TypeAlias, TypeVar
 
+import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.optim import Optimizer
 
-from roundoff.compare.models.recorded_step import (
-    Inputs,
-    Loss,
-    MakeOptimizer,
-    call_model,
-    clone_tensors,
-    copy_model,
-    keeping_random_state,
-    record_step,
-)
-from roundoff.compare.models.weight_transfer import WeightTransfer, transfer_weights
+from roundoff.checkpoints.checkpoint import Entry, Role
+from roundoff.checkpoints.pair.layer_groups import Axes
+from roundoff.checkpoints.pair.pairing import TensorPair, pair_checkpoints
 from roundoff.compare.runs.divergence import Divergence
 from roundoff.compare.runs.run_comparison import RunComparison, compare_runs
-from roundoff.errors import CompareError
+from roundoff.errors import CheckpointError, CompareError, first_line
+from roundoff.record.event_selection import RecordingSettings
+from roundoff.record.recording_block import start_recording
+from roundoff.runs import Run
+from roundoff.torch_private import tree_leaves, tree_map_only
+from roundoff.words import join_names
 
+Tensors: TypeAlias = dict[str, tuple[Tensor, Role]]
+
+
+Inputs: TypeAlias = Tensor | tuple[Any, ...] | list[Any] | Mapping[str, Any]
+Loss: TypeAlias = Callable[..., Tensor]
+MakeOptimizer: TypeAlias = Callable[[list[nn.Parameter]], Optimizer]
 Metric: TypeAlias = Callable[[Any, Any], float | Tensor]
 """From all outputs and all targets to a number."""
 MetricFunctions: TypeAlias = Mapping[str, Metric | tuple[Metric, Metric]]
@@ -35,79 +43,13 @@ Loader: TypeAlias = Iterable[tuple[Inputs, Any]]
 Change: TypeAlias = Literal["model", "weights", "data", "metric"]
 
 _BY_ROUNDING = 1e-4
-"""Results that differ by less of their size differ by rounding."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MetricChange:
-    """What one change makes of one metric, everything before it changed already."""
-
-    metric: str
-    change: Change
-    before: float
-    after: float
-
-    @property
-    def matters(self) -> bool:
-        """Whether the result is another one, beyond rounding."""
-        if math.isnan(self.before) or math.isnan(self.after):
-            return math.isnan(self.before) != math.isnan(self.after)
-        return not math.isclose(self.before, self.after, rel_tol=_BY_ROUNDING, abs_tol=1e-12)
-
-
-def walk_metrics(
-    metrics: MetricFunctions, loaders: tuple[Loader, Loader], *, models: list[tuple[Change | None, nn.Module]]
-) -> tuple[MetricChange, ...]:
-    """Measure every metric on the way from the reference to the candidate.
-
-    Args:
-        metrics: each a function of all outputs and all targets; or two, the reference's and the candidate's.
-        loaders: the reference's batches (inputs, targets), and the candidate's.
-        models: the reference's model, then what each change makes of it; evaluated in eval mode.
-    """
-    last = models[-1][1]
-    collected = [(change, _collect_outputs(model, loaders[0], place=0)) for change, model in models]
-    collected.append(("data", _collect_outputs(last, loaders[1], place=1)))
-    found = []
-    for name, given in metrics.items():
-        reference, candidate = given if isinstance(given, tuple) else (given, given)
-        values = [(change, _number(reference, results)) for change, results in collected]
-        values.append(("metric", _number(candidate, collected[-1][1])))
-        for (_, before), (change, after) in itertools.pairwise(values):
-            assert change is not None, "the reference comes first and alone"
-            found.append(MetricChange(metric=name, change=change, before=before, after=after))
-    return tuple(found)
-
-
-def _collect_outputs(model: nn.Module, loader: Loader, *, place: int) -> tuple[Any, Any]:
-    """Return all outputs and all targets, tensors joined along their first axis."""
-    outputs, targets = [], []
-    with keeping_random_state(), torch.no_grad():
-        model.eval()
-        for batch in loader:
-            if not isinstance(batch, tuple | list) or len(batch) != 2:
-                raise CompareError.explain(
-                    f"The {('reference', 'candidate')[place]}'s data yields no pairs (inputs, targets).",
-                    why=f"one of its batches is a {type(batch).__name__}.",
-                    fix="hand over an iterable of pairs.",
-                )
-            outputs.append(call_model(model, clone_tensors(batch[0])))
-            targets.append(batch[1])
-    return _join_outputs(outputs), _join_outputs(targets)
-
-
-def _join_outputs(parts: list[Any]) -> Any:
-    return torch.cat(parts) if parts and all(isinstance(part, Tensor) and part.dim() for part in parts) else parts
-
-
-def _number(metric: Metric, results: tuple[Any, Any]) -> float:
-    return float(metric(*results))
+"""Relative differences below this are due to rounding."""
 
 
 T = TypeVar("T")
 
-_OUR_LINES = "compare/models/recorded_step.py"
-"""Where models are called here; a line of that says nothing about them."""
+_OUR_LINES = "compare/models/model_comparison.py"
+"""The file that calls the models; its lines say nothing about them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,7 +63,7 @@ class ModelComparison:
     losses: tuple[float | None, float | None]
     """Of the reference and of the candidate."""
     metrics: tuple[MetricChange, ...]
-    """What each change makes of each metric; empty where none was given."""
+    """The effect of each change on each metric; empty if no metric was given."""
 
     @property
     def divergence(self) -> Divergence | None:
@@ -130,7 +72,7 @@ class ModelComparison:
 
     @property
     def differs(self) -> bool:
-        """Whether the models compute something else, or a metric comes out otherwise."""
+        """Whether the models compute something else, or a metric differs."""
         return self.divergence is not None or any(change.matters for change in self.metrics)
 
     @property
@@ -156,32 +98,36 @@ def compare_models(
 ) -> ModelComparison:
     """Take one step with both models from the same weights, and name the first op that makes a difference.
 
-    Copies are compared: models, gradients, modes and random numbers stay as they are. Both copies draw the same random
+    Copies are compared: models, gradients, modes and random numbers stay unchanged. Both copies draw the same random
     numbers.
 
     Args:
-        reference: what is right.
-        candidate: what is looked at; its copy gets the reference's weights, lined up by name, shape and order.
+        reference: the model that is right.
+        candidate: the model to check; its copy gets the reference's weights, paired by name, shape and order.
         inputs: a tensor, a tuple of arguments, or a dict of arguments by name.
-        targets: handed to the loss after the output, if given.
+        targets: passed to the loss after the output, if given.
         loss: from the output (and the targets) to a number; the mean square of all outputs by default.
         optimizer: from a list of parameters to an optimizer; `SGD(lr=0.01)` by default. Loss, optimizer and each metric
-            may be two, the reference's and the candidate's.
-        metrics: functions from all outputs and all targets to a number, by name. They are measured on the way from the
-            reference to the candidate: with the other model, its own weights, the other data, the other metric.
+            may be a pair, the reference's and the candidate's.
+        metrics: functions from all outputs and all targets to a number, by name. They are measured after each change
+            from the reference to the candidate: the other model, its own weights, the other data, the other metric.
         data: the reference's batches (inputs, targets) and the candidate's, for the metrics.
-        name_map: names in the reference to names in the candidate, for what does not line up by itself.
+        name_map: names in the reference to names in the candidate, for what cannot be paired automatically.
     """
     _check(targets, loss, metrics, data)
-    losses, optimizers = _as_pair(loss), _as_pair(optimizer or _sgd)
+    losses, optimizers = (
+        _as_pair(loss),
+        _as_pair(optimizer or (lambda parameters: torch.optim.SGD(parameters, lr=0.01))),
+    )
     reference_copy, candidate_copy = copy_model(reference, name="reference"), copy_model(candidate, name="candidate")
     moved = transfer_weights(reference_copy, candidate_copy, name_map=name_map)
     with keeping_random_state():
         changes: tuple[MetricChange, ...] = ()
         if metrics and data is not None:
-            changes = _walk_with_copies(
-                reference_copy, candidate_copy, candidate if moved.changed else None, metrics=metrics, data=data
-            )
+            models: list[tuple[Change | None, nn.Module]] = [(None, reference_copy), ("model", candidate_copy)]
+            if moved.changed:
+                models.append(("weights", copy_model(candidate, name="candidate")))
+            changes = walk_metrics(metrics, data, models=models)
             _copy_modes(reference, reference_copy)
             _copy_modes(candidate, candidate_copy)
         with tempfile.TemporaryDirectory(prefix="roundoff-") as folder:
@@ -193,35 +139,19 @@ def compare_models(
                     targets=targets,
                     loss=losses[side],
                     make_optimizer=optimizers[side],
-                    hidden=[names[side] for names in moved.transposed],
                 )
                 for side, name in enumerate(("reference", "candidate"))
             ]
-            step = compare_runs(runs[0], runs[1], sites=moved.sites)
+            # Gradients of transposed weights come from other products: all of their backward would look different.
+            forward_only = tuple(frozenset(names[side] for names in moved.transposed) for side in (0, 1))
+            step = compare_runs(runs[0], runs[1], sites=moved.sites, forward_only=(forward_only[0], forward_only[1]))
             values = [next((metrics.loss for metrics in run.metrics()), None) for run in runs]
     return ModelComparison(transfer=moved, step=step, losses=(values[0], values[1]), metrics=changes)
-
-
-def _walk_with_copies(
-    reference: nn.Module,
-    candidate: nn.Module,
-    untouched: nn.Module | None,
-    *,
-    metrics: MetricFunctions,
-    data: tuple[Loader, Loader],
-) -> tuple[MetricChange, ...]:
-    """Measure the metrics; a candidate whose own weights are others is measured with them, too."""
-    own = [("weights", copy_model(untouched, name="candidate"))] if untouched is not None else []
-    return walk_metrics(metrics, data, models=[(None, reference), ("model", candidate), *own])  # type: ignore[list-item]
 
 
 def _copy_modes(source: nn.Module, target: nn.Module) -> None:
     for reference, candidate in zip(source.modules(), target.modules(), strict=True):
         candidate.training = reference.training
-
-
-def _sgd(parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
-    return torch.optim.SGD(parameters, lr=0.01)
 
 
 def _as_pair(value: T | tuple[T, T]) -> tuple[T, T]:
@@ -237,7 +167,7 @@ def _check(targets: Any, loss: Any, metrics: MetricFunctions | None, data: tuple
         raise CompareError.explain(
             "Metrics and data belong together.",
             why="metrics are measured on the reference's data and on the candidate's.",
-            fix="hand over both: metrics={'accuracy': ...}, data=(reference_loader, candidate_loader)",
+            fix="pass both: metrics={'accuracy': ...}, data=(reference_loader, candidate_loader)",
         )
 
 
@@ -246,20 +176,16 @@ def _of_step(comparison: ModelComparison) -> str:
     if found is None:
         same = comparison.step.is_identical
         return f"The models compute the same{', bit for bit' if same else ' within rounding'}, in forward and backward."
-    is_told = found.source is not None and _OUR_LINES not in found.source
-    where = f"{found.site} / {found.op}" + (f" ({found.source})" if is_told else "")
+    has_source = found.source is not None and _OUR_LINES not in found.source
+    where = f"{found.site} / {found.op}" + (f" ({found.source})" if has_source else "")
     amount = "" if found.is_only_in else f", by {100 * found.relative:.2g} %"
     only = f"; only the {found.is_only_in} has it" if found.is_only_in else ""
     return f"The models differ first in {found.cause}, at {where}{amount}{only}."
 
 
 def _of_parameters(moved: WeightTransfer) -> list[str]:
-    found = []
-    for side, names in (("reference", moved.only_reference), ("candidate", moved.only_candidate)):
-        if names:
-            more = f" and {len(names) - 3} more" if len(names) > 3 else ""
-            found.append(f"Only the {side} has {', '.join(names[:3])}{more}.")
-    return found
+    sides = ("reference", moved.only_reference), ("candidate", moved.only_candidate)
+    return [f"Only the {side} has {join_names(names, at_most=3)}." for side, names in sides if names]
 
 
 def _of_metrics(changes: tuple[MetricChange, ...]) -> list[str]:
@@ -272,3 +198,249 @@ def _of_metrics(changes: tuple[MetricChange, ...]) -> list[str]:
         ends = f"{of_metric[0].before:.4g} against {of_metric[-1].after:.4g}"
         found.append(f"{name} is {ends}: {'changed by ' + ', '.join(blamed) if blamed else 'the same'}.")
     return found
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MetricChange:
+    """The effect of one change on one metric, after the changes before it."""
+
+    metric: str
+    change: Change
+    before: float
+    after: float
+
+    @property
+    def matters(self) -> bool:
+        """Whether the result differs by more than rounding."""
+        if math.isnan(self.before) or math.isnan(self.after):
+            return math.isnan(self.before) != math.isnan(self.after)
+        return not math.isclose(self.before, self.after, rel_tol=_BY_ROUNDING, abs_tol=1e-12)
+
+
+def walk_metrics(
+    metrics: MetricFunctions, loaders: tuple[Loader, Loader], *, models: list[tuple[Change | None, nn.Module]]
+) -> tuple[MetricChange, ...]:
+    """Measure every metric on the way from the reference to the candidate.
+
+    Args:
+        metrics: each a function of all outputs and all targets; or two, the reference's and the candidate's.
+        loaders: the reference's batches (inputs, targets), and the candidate's.
+        models: the reference's model, then the model after each change; evaluated in eval mode.
+    """
+    last = models[-1][1]
+    collected = [(change, _collect_outputs(model, loaders[0], place=0)) for change, model in models]
+    collected.append(("data", _collect_outputs(last, loaders[1], place=1)))
+    found = []
+    for name, given in metrics.items():
+        reference, candidate = given if isinstance(given, tuple) else (given, given)
+        values = [(change, float(reference(*results))) for change, results in collected]
+        values.append(("metric", float(candidate(*collected[-1][1]))))
+        for (_, before), (change, after) in itertools.pairwise(values):
+            assert change is not None, "the reference comes first and alone"
+            found.append(MetricChange(metric=name, change=change, before=before, after=after))
+    return tuple(found)
+
+
+def _collect_outputs(model: nn.Module, loader: Loader, *, place: int) -> tuple[Any, Any]:
+    """Return all outputs and all targets, tensors joined along their first axis."""
+    outputs, targets = [], []
+    with keeping_random_state(), torch.no_grad():
+        model.eval()
+        for batch in loader:
+            if not isinstance(batch, tuple | list) or len(batch) != 2:
+                raise CompareError.explain(
+                    f"The {('reference', 'candidate')[place]}'s data yields no pairs (inputs, targets).",
+                    why=f"one of its batches is a {type(batch).__name__}.",
+                    fix="pass an iterable of pairs.",
+                )
+            outputs.append(call_model(model, clone_tensors(batch[0], device_of(model))))
+            targets.append(clone_tensors(batch[1], device_of(model)))
+    return _join_outputs(outputs), _join_outputs(targets)
+
+
+def _join_outputs(parts: list[Any]) -> Any:
+    return torch.cat(parts) if parts and all(isinstance(part, Tensor) and part.dim() for part in parts) else parts
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WeightTransfer:
+    """Which weights of the reference were copied to which of the candidate."""
+
+    pairs: tuple[tuple[str, str], ...]
+    """Names in the reference and in the candidate."""
+    transposed: tuple[tuple[str, str], ...]
+    """The pairs whose axes had to change."""
+    only_reference: tuple[str, ...]
+    only_candidate: tuple[str, ...]
+    changed: bool
+    """Whether the candidate had other values before."""
+
+    @property
+    def sites(self) -> dict[str, str]:
+        """The candidate's names of the reference's modules, where they differ."""
+        modules = ((reference.rpartition(".")[0], candidate.rpartition(".")[0]) for reference, candidate in self.pairs)
+        return {first: second for first, second in modules if first and second and first != second}
+
+
+def transfer_weights(
+    reference: nn.Module, candidate: nn.Module, *, name_map: Mapping[str, str] | None = None
+) -> WeightTransfer:
+    """Overwrite the candidate's parameters and buffers with the reference's, as far as they line up."""
+    reference_tensors, candidate_tensors = _tensors(reference), _tensors(candidate)
+    try:
+        found = pair_checkpoints(_entries(reference_tensors), _entries(candidate_tensors), name_map=name_map)
+    except CheckpointError as error:
+        raise CompareError.explain("The models do not line up by this map.", why=first_line(error)) from error
+    axes = _axes(found.pairs, reference_tensors, candidate_tensors, candidate)
+    changed = False
+    with torch.no_grad():
+        for each in found.pairs:
+            target = candidate_tensors[each.candidate][0]
+            value = _lay_out(reference_tensors[each.reference][0], target, axes[each.candidate])
+            changed = changed or not torch.equal(target, value)
+            target.copy_(value)
+    return WeightTransfer(
+        pairs=tuple((each.reference, each.candidate) for each in found.pairs),
+        transposed=tuple((each.reference, each.candidate) for each in found.pairs if axes[each.candidate] is not None),
+        only_reference=tuple(left.name for left in found.only_reference),
+        only_candidate=tuple(left.name for left in found.only_candidate),
+        changed=changed,
+    )
+
+
+def _tensors(model: nn.Module) -> Tensors:
+    """Return a model's parameters and buffers by name, without buffers that are not saved: they are not learned."""
+    kept = model.state_dict(keep_vars=True)
+    parameters = {name: (x.detach(), Role.PARAMETER) for name, x in model.named_parameters()}
+    buffers = {name: (x, Role.BUFFER) for name, x in model.named_buffers() if name in kept}
+    return {**parameters, **buffers}
+
+
+def _entries(tensors: Tensors) -> dict[str, Entry]:
+    return {
+        name: Entry(name=name, shape=tuple(x.shape), dtype=str(x.dtype).removeprefix("torch."), role=role)
+        for name, (x, role) in tensors.items()
+    }
+
+
+def _axes(
+    pairs: Sequence[TensorPair], reference_tensors: Tensors, candidate_tensors: Tensors, candidate: nn.Module
+) -> dict[str, Axes | None]:
+    """Return for each of the candidate's tensors the axes that lead to the reference's layout.
+
+    A square weight fits with or without transposing: it is treated like the other weights of its kind of layer.
+    """
+    kinds = {each.candidate: _kind(candidate, each.candidate) for each in pairs}
+    turned = {kinds[each.candidate]: each.axes for each in pairs if each.axes is not None}
+    found = {each.candidate: each.axes for each in pairs}
+    for each in pairs:
+        shape, other = reference_tensors[each.reference][0].shape, candidate_tensors[each.candidate][0].shape
+        axes = turned.get(kinds[each.candidate])
+        if axes == (1, 0) and len(shape) == len(other) == 2 and shape[0] == shape[1]:
+            found[each.candidate] = axes
+    return found
+
+
+def _kind(model: nn.Module, name: str) -> tuple[type[nn.Module], str]:
+    """Return the class of the module that owns a tensor, and the tensor's name in it."""
+    owner, _, leaf = name.rpartition(".")
+    return type(model.get_submodule(owner)), leaf
+
+
+def _lay_out(value: Tensor, target: Tensor, axes: Axes | None) -> Tensor:
+    """Return the reference's tensor in the candidate's layout; the axes lead from there to the reference's."""
+    value = value.to(dtype=target.dtype, device=target.device)
+    if axes is None:
+        return value.reshape(target.shape)
+    moved = value.reshape([target.shape[axis] for axis in axes])
+    return moved.permute(sorted(range(len(axes)), key=axes.__getitem__))
+
+
+# -- one recorded step of a model --------------------------------------------------------------------------------------
+
+
+def copy_model(model: nn.Module, *, name: str) -> nn.Module:
+    """Return a copy of a model that can be changed; a `CompareError` if it cannot be copied."""
+    try:
+        return copy.deepcopy(model)
+    except Exception as error:  # a module may refuse to be copied with any exception
+        raise CompareError.explain(
+            f"The {name} cannot be copied, and comparing must not change it.",
+            why=f"{first_line(error)}.",
+            fix="pass the model before its first forward pass, without tensors that hold an autograd graph.",
+        ) from error
+
+
+@contextlib.contextmanager
+def keeping_random_state() -> Iterator[None]:
+    """Restore the state of every random number generator when the block ends."""
+    python, numbers = random.getstate(), np.random.get_state()
+    accelerator = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
+    devices = range(torch.accelerator.device_count()) if accelerator is not None else ()
+    # Without an accelerator there are no devices, but fork_rng needs the name of a known device type all the same.
+    with torch.random.fork_rng(devices, device_type=accelerator.type if accelerator is not None else "cuda"):
+        try:
+            yield
+        finally:
+            random.setstate(python)
+            np.random.set_state(numbers)
+
+
+def call_model(model: nn.Module, inputs: Inputs) -> Any:
+    """Call a model with a mapping of keyword arguments, a tuple or list of arguments, or a single one."""
+    if isinstance(inputs, Mapping):
+        return model(**inputs)
+    return model(*inputs) if isinstance(inputs, tuple | list) else model(inputs)
+
+
+def clone_tensors(value: Any, device: torch.device | None = None) -> Any:
+    """Return a copy of a value that shares no tensor with it, on another device if one is given."""
+
+    def clone(x: Tensor) -> Tensor:
+        return x.detach().to(device or x.device, copy=True).requires_grad_(x.requires_grad)
+
+    return tree_map_only(Tensor, clone, value)
+
+
+def device_of(model: nn.Module) -> torch.device | None:
+    """Return the device that a model is on; None if it is on several or has no tensors."""
+    used = {x.device for x in (*model.parameters(), *model.buffers())}
+    return used.pop() if len(used) == 1 else None
+
+
+def record_step(
+    model: nn.Module,
+    inputs: Inputs,
+    *,
+    to: Path,
+    targets: Any,
+    loss: Loss | None,
+    make_optimizer: MakeOptimizer,
+) -> Run:
+    """Take one step of `model`, which changes it: forward, backward, optimizer; and return the recorded run."""
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    for parameter in trained:
+        parameter.grad = None
+    optimizer = make_optimizer(trained) if trained else None
+    # Not `recording`, which says that the step never ended if a model has no trainable parameters.
+    session = start_recording(model, to=to, settings=RecordingSettings(inputs=True, stacks=True, strict=True))
+    with keeping_random_state(), session.running(), torch.enable_grad():
+        device = device_of(model)
+        output = call_model(model, clone_tensors(inputs, device))
+        value = _loss_of(output, clone_tensors(targets, device), loss)
+        if optimizer is not None and value.requires_grad:
+            value.backward()
+            optimizer.step()
+    return Run.open(to)
+
+
+def _loss_of(output: Any, targets: Any, loss: Loss | None) -> Tensor:
+    """Return the given loss, or else the sum of the mean squares of all outputs."""
+    if loss is not None:
+        return loss(output) if targets is None else loss(output, targets)
+    parts = [x for x in tree_leaves(output) if isinstance(x, Tensor) and x.is_floating_point()]
+    if not parts:
+        raise CompareError.explain(
+            "The models return no floating-point tensor.", fix="say what to compare: loss=lambda output: ..."
+        )
+    return torch.stack([x.float().square().mean() for x in parts]).sum()

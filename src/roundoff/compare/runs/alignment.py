@@ -31,27 +31,21 @@ MAX_CELLS = 4_000_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Alignment:
-    """Which op of the candidate does what an op of the reference does."""
+    """Which op of the candidate corresponds to which op of the reference."""
 
     pairs: tuple[tuple[StepOp, StepOp], ...]
     """In the order in which the reference ran them."""
     only_reference: tuple[StepOp, ...]
     only_candidate: tuple[StepOp, ...]
-    """What did not line up, casts and copies included, in the order of their own run."""
+    """Ops without a counterpart, casts and copies included, in the order of their own run."""
 
 
 def align(
     reference: Sequence[StepOp], candidate: Sequence[StepOp], *, sites: Mapping[str, str] | None = None
 ) -> Alignment:
-    """Line up the ops of two steps.
-
-    Args:
-        reference: its ops in the order they ran.
-        candidate: the same of the candidate.
-        sites: what a site of the candidate is called in the reference, where that is not the same.
-    """
-    reference_groups = _group_by_place(_split_inputs(reference), {})
-    candidate_groups = _group_by_place(_split_inputs(candidate), sites or {})
+    """Align the ops of two steps, in the order they ran; `sites` maps sites of the candidate to the reference's."""
+    reference_groups = _group_by_place(_split_foreach(reference), {})
+    candidate_groups = _group_by_place(_split_foreach(candidate), sites or {})
     pairs: list[tuple[StepOp, StepOp]] = []
     only_reference: list[StepOp] = []
     only_candidate: list[StepOp] = []
@@ -63,13 +57,13 @@ def align(
     pairs.sort(key=lambda pair: pair[0].first.order)
     return Alignment(
         pairs=tuple(pairs),
-        only_reference=tuple(sorted(only_reference, key=_order)),
-        only_candidate=tuple(sorted(only_candidate, key=_order)),
+        only_reference=tuple(sorted(only_reference, key=lambda op: op.first.order)),
+        only_candidate=tuple(sorted(only_candidate, key=lambda op: op.first.order)),
     )
 
 
 def sites_by_order(reference: Sequence[StepOp], candidate: Sequence[StepOp]) -> dict[str, str]:
-    """Guess what sites of the candidate are called in the reference: those that run the same ops, in the same order."""
+    """Guess the reference's names of the candidate's sites: sites that run the same ops, in the same order."""
     reference_signatures, candidate_signatures = _signatures(reference), _signatures(candidate)
     left = [site for site in reference_signatures if site not in candidate_signatures]
     right = [site for site in candidate_signatures if site not in reference_signatures]
@@ -80,12 +74,12 @@ def sites_by_order(reference: Sequence[StepOp], candidate: Sequence[StepOp]) -> 
 
 
 def op_word(op: StepOp) -> str:
-    """Return the word that an op shares with its versions in place and for lists: `mul` for `aten._foreach_mul_`."""
+    """Return the name that an op shares with its in-place and foreach versions: `mul` for `aten._foreach_mul_`."""
     return op.first.op if op.first.op in NAMED else re.sub("^_foreach_", "", bare_name(op.first.op))
 
 
 def is_passing_on(op: StepOp) -> bool:
-    """Say whether an op makes no new numbers but casts, copies or rounds: one side may have more of them."""
+    """Say whether an op only casts, copies or rounds: one side may have more of them."""
     return op.first.op.startswith("roundoff.") or op_word(op) in SKIPPABLE
 
 
@@ -135,7 +129,7 @@ def _lcs(left: Sequence[Hashable], right: Sequence[Hashable]) -> list[tuple[int,
 def _align_group(
     left: Sequence[StepOp], right: Sequence[StepOp]
 ) -> tuple[list[tuple[StepOp, StepOp]], list[StepOp], list[StepOp]]:
-    """Line up one site: first what agrees in op and shapes, then, between those, what agrees in the op alone."""
+    """Align one site: first ops that agree in name and shapes, then, between those, ops that agree in name only."""
     exact = common_subsequence([_token(op) for op in left], [_token(op) for op in right])
     matches: list[tuple[int, int]] = []
     for (i0, j0), (i1, j1) in zip([(-1, -1), *exact], [*exact, (len(left), len(right))], strict=True):
@@ -157,8 +151,8 @@ def _token(op: StepOp) -> tuple[Hashable, ...]:
     return (op_word(op), *(output.shape for output in op.outputs))
 
 
-def _split_inputs(ops: Iterable[StepOp]) -> list[StepOp]:
-    """Take list ops apart, so that each of their results is an op of its own, as in a loop over parameters."""
+def _split_foreach(ops: Iterable[StepOp]) -> list[StepOp]:
+    """Split foreach ops, so that each of their results is an op of its own, as in a loop over parameters."""
     found: list[StepOp] = []
     for op in ops:
         if op.bare.startswith("_foreach") and len(op.outputs) > 1:
@@ -188,35 +182,29 @@ def _signatures(ops: Iterable[StepOp]) -> dict[str, tuple[Hashable, ...]]:
     return {site: tuple(tokens) for site, tokens in found.items()}
 
 
-def _order(op: StepOp) -> int:
-    return op.first.order
-
-
 def without_loss_scale(alignment: Alignment, ratio: float) -> Alignment:
     """Return the lined-up ops with the candidate's gradients divided by `ratio`, its loss scale over the reference's.
 
-    A backward pass also reads tensors of the forward, which carry no scale: what is nearer to its counterpart in the
-    reference as it is, is left so.
+    A backward pass also reads tensors of the forward, which are not scaled: tensors that are nearer to their
+    counterpart without dividing stay unchanged.
     """
     if ratio == 1:
         return alignment
-    pairs = ((a, _divide_scaled(a, b, ratio) if _may_carry_scale(a) else b) for a, b in alignment.pairs)
-    return replace(alignment, pairs=tuple(pairs))
-
-
-def _may_carry_scale(op: StepOp) -> bool:
-    """Say whether an op is one of a backward pass, or a copy of the loss."""
-    return op.first.phase == "backward" or (is_passing_on(op) and op.first.num_elements == 1)
+    return replace(alignment, pairs=tuple((a, _divide_scaled(a, b, ratio)) for a, b in alignment.pairs))
 
 
 def _divide_scaled(reference: StepOp, candidate: StepOp, ratio: float) -> StepOp:
+    """Remove the scale from an op of a backward pass, or from a copy of the loss."""
+    is_copy_of_loss = is_passing_on(reference) and reference.first.num_elements == 1
+    if reference.first.phase != "backward" and not is_copy_of_loss:
+        return candidate
     return StepOp(
-        inputs=_each(reference.inputs, candidate.inputs, ratio),
-        outputs=_each(reference.outputs, candidate.outputs, ratio),
+        inputs=_divide_events(reference.inputs, candidate.inputs, ratio),
+        outputs=_divide_events(reference.outputs, candidate.outputs, ratio),
     )
 
 
-def _each(reference: Sequence[Event], candidate: Sequence[Event], ratio: float) -> list[Event]:
+def _divide_events(reference: Sequence[Event], candidate: Sequence[Event], ratio: float) -> list[Event]:
     known = {event.output: event for event in reference}
     return [divide_event(b, ratio) if _carries_scale(known.get(b.output), b, ratio) else b for b in candidate]
 

@@ -1,4 +1,4 @@
-"""Where a candidate begins to differ, as data."""
+"""Where a candidate starts to differ, as data."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from typing import Literal, TypeAlias
 Cause: TypeAlias = Literal[
     "data", "start values", "randomness", "forward", "backward", "optimizer", "collective", "eval"
 ]
-"""What differs first: what came in, what training began with, random numbers, or a part of the step."""
+"""What differs first: the inputs, the start values, random numbers, or a part of the step."""
 
 Side: TypeAlias = Literal["reference", "candidate"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Divergence:
-    """The first difference that is not inherited, and that no format explains."""
+    """The first difference that is not inherited and that no format explains."""
 
     cause: Cause
     step: int
@@ -36,22 +36,24 @@ class Divergence:
     introduced_ulps: float
     """The same in units of the format's eps, without what was inherited."""
     inherited_ulps: float
-    """What the inputs differ by already, in the same units."""
+    """What the inputs already differ by, in the same units."""
+    knows_inputs: bool = True
+    """Whether the op's inputs were recorded, so that what it introduced can be told from what it inherited."""
     channel: int | None = None
     num_channels: int | None = None
     is_only_in: Side | None = None
-    """Where the op has no counterpart on the other side: the side that has it."""
+    """The side that has the op, if it has no counterpart on the other side."""
     shapes: tuple[str, str] | None = None
-    """Where the shapes differ: the reference's and the candidate's."""
+    """The reference's and the candidate's shape, if they differ."""
     factor: float | None = None
-    """By how many times gradients are larger, where that is how ranks put them together."""
+    """How many times larger gradients are, if ranks combine them differently."""
     num_later: int = 0
-    """How many results that come after it differ, too."""
+    """How many later results differ, too."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ComparedTensor:
-    """One tensor that both runs have, and how far it is from one to the other."""
+    """One tensor that both runs have, and how far apart the two are."""
 
     step: int
     rank: int
@@ -66,13 +68,13 @@ class ComparedTensor:
     shape: str
     is_equal: bool
     relative: float
-    """NaN where the shapes differ."""
+    """NaN if the shapes differ."""
     inherited: float
     """The sum of the relative differences of its inputs."""
     excess: float
-    """The difference over the largest one that its inputs and formats explain; above 1 it needs another explanation."""
+    """The difference over the largest one that its inputs and formats explain; above 1 it is unexplained."""
     reference_absmax: float = math.nan
-    """The largest finite magnitude; NaN where there is none."""
+    """The largest finite magnitude; NaN if there is none."""
     candidate_absmax: float = math.nan
 
 

@@ -9,16 +9,13 @@ from typing import TypeAlias
 
 import numpy as np
 
-from roundoff.compare.tensors.tensor_distance import measure_distance
-from roundoff.compare.tensors.tensor_files import SavedTensor, TensorSource, tensors_of_step
+from roundoff.compare.tensors.tensor_distance import LOCAL
+from roundoff.compare.tensors.tensor_files import DistanceCache, TensorSource, tensors_of_step
 from roundoff.errors import RunFolderError
-from roundoff.kernels.sketches import difference_norms, differing_channels
+from roundoff.kernels.row import difference_norms, differing_channels
 from roundoff.runs import SKETCH_LENGTH, Event, Run
 
 TensorKey: TypeAlias = tuple[int, str]
-
-LOCAL = 0.9
-"""A difference is local if that share of its square, at least, lies in one channel."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,12 +27,12 @@ class Distance:
     is_comparable: bool
     """Whether the shapes agree; if not, the numbers are NaN."""
     absolute: float
-    """The norm of the difference: an estimate from sketches, or a lower bound where there are none; infinite where
-    one has NaN or infinity and the other has not."""
+    """The norm of the difference: an estimate from sketches, or a lower bound if there are none; infinite if only
+    one has NaN or infinity."""
     relative: float
     """The same over the norm of the reference's tensor, or the candidate's if that is larger."""
     channel: int | None = None
-    """The one channel in which they differ, if it is one."""
+    """The channel in which they differ, if it is only one."""
 
 
 EQUAL = Distance(is_equal=True, is_comparable=True, absolute=0.0, relative=0.0)
@@ -45,7 +42,11 @@ NOT_COMPARABLE = Distance(is_equal=False, is_comparable=False, absolute=math.nan
 def distances(pairs: Sequence[tuple[Event, Event]]) -> list[Distance]:
     """Measure each pair of a reference's and a candidate's tensor."""
     found = [_without_sketch(a, b) for a, b in pairs]
-    places = [i for i, distance in enumerate(found) if _needs_sketch(distance, *pairs[i])]
+    places = [
+        i
+        for i, (distance, (a, b)) in enumerate(zip(found, pairs, strict=True))
+        if not distance.is_equal and math.isfinite(distance.absolute) and a.sketch_bytes and b.sketch_bytes
+    ]
     if not places:
         return found
     reference = _sketches(pairs[i][0] for i in places)
@@ -59,12 +60,12 @@ def distances(pairs: Sequence[tuple[Event, Event]]) -> list[Distance]:
 
 
 def tensor_key(event: Event) -> TensorKey:
-    """Tell a tensor by its size and norm, which a view that only turns or reshapes it has, too."""
+    """Identify a tensor by its size and norm, which transposing and reshaping do not change."""
     return event.num_elements, f"{event.l2:.9g}"
 
 
 def divide_event(event: Event, divisor: float) -> Event:
-    """Return the summary of a tensor divided by a number; its hash is that of another tensor then."""
+    """Return the summary of a tensor divided by a number, with another hash."""
     sketch = event.sketch
     return replace(
         event,
@@ -88,7 +89,7 @@ def _without_sketch(a: Event, b: Event) -> Distance:
     spread = abs(a.mean - b.mean) * math.sqrt(a.num_elements) if a.num_elements else 0.0
     bound = max(abs(a.l2 - b.l2), 0.0 if math.isnan(spread) else spread)
     if a.dtype == b.dtype and not a.dtype.startswith(("float", "bfloat")):
-        bound = max(bound, 1.0)  # whole numbers with another hash differ by one at least
+        bound = max(bound, 1.0)  # integers with another hash differ by at least one
     return _distance(bound, a, b)
 
 
@@ -98,14 +99,14 @@ def _distance(norm: float, a: Event, b: Event, *, channel: int | None = None) ->
     return Distance(is_equal=False, is_comparable=True, absolute=norm, relative=relative, channel=channel)
 
 
-def _needs_sketch(distance: Distance, a: Event, b: Event) -> bool:
-    measurable = distance.is_comparable and not distance.is_equal and math.isfinite(distance.absolute)
-    return measurable and a.sketch_bytes is not None and b.sketch_bytes is not None
-
-
 def _sketches(events: Iterable[Event]) -> np.ndarray[tuple[int, int], np.dtype[np.float32]]:
     joined = b"".join(event.sketch_bytes or b"" for event in events)
     return np.frombuffer(joined, dtype="<f4").reshape(-1, SKETCH_LENGTH)
+
+
+def finite_absmax(event: Event) -> float:
+    """Return the largest finite magnitude; 0 if there is none."""
+    return 0.0 if math.isnan(event.absmax) else event.absmax
 
 
 def num_channels(event: Event) -> int:
@@ -113,58 +114,35 @@ def num_channels(event: Event) -> int:
     return event.shape[1 if len(event.shape) >= 4 else -1] if event.shape else 1
 
 
-HELD_BYTES = 64 * 2**20
-"""After so many bytes read, the memory they took is given back."""
-
-
 class WholeTensors:
     """The whole tensors of one step of two runs."""
 
     def __init__(self, reference: TensorSource, candidate: TensorSource) -> None:
-        self._sources = reference, candidate
-        self._ours = {tensor.name: tensor for tensor in reference.tensors}
-        self._theirs = {tensor.name: tensor for tensor in candidate.tensors}
-        self._known: dict[tuple[str, str], Distance] = {}
-        self._num_bytes = 0
+        self._reference, self._candidate = (
+            {tensor.name: tensor for tensor in source.tensors} for source in (reference, candidate)
+        )
+        self._distances = DistanceCache()
 
     @classmethod
     def of_step(cls, reference: Run, candidate: Run, *, step: int, rank: int) -> WholeTensors | None:
         """Open them; None if either run kept none of this step."""
         try:
-            reference_tensors, candidate_tensors = (
-                tensors_of_step(run, step, rank=rank) for run in (reference, candidate)
-            )
+            return cls(*(tensors_of_step(run, step, rank=rank) for run in (reference, candidate)))
         except RunFolderError:
             return None
-        return cls(reference_tensors, candidate_tensors)
 
     def distance(self, a: Event, b: Event) -> Distance | None:
-        """Return how far two tensors of one shape are apart, exactly; None if one of them was not kept."""
-        reference, candidate = self._ours.get(_key(a)), self._theirs.get(_key(b))
+        """Return the exact distance of two tensors of one shape; None if one of them was not kept."""
+        reference, candidate = self._reference.get(_key(a)), self._candidate.get(_key(b))
         if reference is None or candidate is None or reference.shape != candidate.shape:
             return None
-        contents = reference.content, candidate.content
-        if contents not in self._known:
-            self._known[contents] = self._measured(reference, candidate, norms=(a.l2, b.l2))
-        return self._known[contents]
-
-    def _measured(self, reference: SavedTensor, candidate: SavedTensor, *, norms: tuple[float, float]) -> Distance:
-        tensors = reference.read(), candidate.read()
-        found = measure_distance(*tensors)
-        self._num_bytes += sum(tensor.numel() * tensor.element_size() for tensor in tensors)
-        del tensors
-        if self._num_bytes > HELD_BYTES:
-            self._num_bytes = 0
-            for source in self._sources:
-                source.let_go()
-        absolute = found.relative * norms[0] if norms[0] else norms[1]
-        if found.num_unlike:
-            absolute = math.inf
+        found = self._distances.between(reference, candidate)
+        absolute = math.inf if found.num_unlike else found.relative * a.l2 if a.l2 else b.l2
         return Distance(
             is_equal=found.is_equal,
             is_comparable=True,
             absolute=absolute,
-            relative=absolute / max(norms) if any(norms) else 0.0,
+            relative=absolute / max(a.l2, b.l2) if a.l2 or b.l2 else 0.0,
             channel=found.channel,
         )
 

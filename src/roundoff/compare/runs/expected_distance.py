@@ -4,28 +4,26 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import TypeAlias
 
-import torch
-
 from roundoff.compare.runs.alignment import op_word
-from roundoff.compare.runs.event_distance import Distance, distances
+from roundoff.compare.runs.event_distance import Distance, distances, finite_absmax
+from roundoff.formats import eps_of_dtype
 from roundoff.runs import Event, Run
 from roundoff.runs.records.step_ops import StepOp
 
 Measure: TypeAlias = Callable[[Event, Sequence[Event]], tuple[float, float]]
-"""From a result and the inputs to a typical norm, and of how many terms each number of the result is the sum."""
+"""From a result and its inputs to a typical norm, and the number of terms in each element of the result."""
 
 
 CANCELLED = 1000.0
-"""A sum whose terms are typically so many times larger has cancelled to nothing."""
+"""A sum has cancelled to nothing if its terms are typically this many times larger."""
 
 
 def scale_of(word: str, output: Event, inputs: Sequence[Event]) -> tuple[float, float]:
-    """Return the norm that a result's errors are in relation to, and of how many terms each of its numbers is the sum.
+    """Return the norm that a result's errors are relative to, and of how many terms each of its numbers is the sum.
 
-    That is the norm of the result or, where the result is what is left of large numbers, the norm of a typical one.
+    It is the norm of the result or, where large numbers cancelled, the norm of a typical result.
     """
     measure = MEASURES.get(word)
     if measure is None or not inputs:
@@ -34,16 +32,12 @@ def scale_of(word: str, output: Event, inputs: Sequence[Event]) -> tuple[float, 
     if not math.isfinite(typical):
         return output.l2, 1.0
     if typical > CANCELLED * output.l2:
-        typical *= math.sqrt(max(1.0, num_terms))  # nothing is left of the sum but errors, and these may go one way
+        typical *= math.sqrt(max(1.0, num_terms))  # only errors are left of the sum, and they may all have one sign
     return max(output.l2, typical), max(1.0, num_terms)
 
 
 def _rms(event: Event) -> float:
     return event.l2 / math.sqrt(event.num_elements) if event.num_elements else 0.0
-
-
-def _absmax(event: Event) -> float:
-    return max(abs(event.min), abs(event.max)) if math.isfinite(event.min) else 0.0
 
 
 def _floats(inputs: Sequence[Event]) -> list[Event]:
@@ -52,13 +46,12 @@ def _floats(inputs: Sequence[Event]) -> list[Event]:
 
 def _sum_of_all(output: Event, inputs: Sequence[Event]) -> tuple[float, float]:
     """Each result is a sum over a part of the first input."""
-    num_terms = inputs[0].num_elements / max(1, output.num_elements)
-    return inputs[0].l2, num_terms
+    return inputs[0].l2, inputs[0].num_elements / max(1, output.num_elements)
 
 
 def _mean_of_all(output: Event, inputs: Sequence[Event]) -> tuple[float, float]:
-    num_terms = inputs[0].num_elements / max(1, output.num_elements)
-    return inputs[0].l2 / max(1.0, num_terms), num_terms
+    typical, num_terms = _sum_of_all(output, inputs)
+    return typical / max(1.0, num_terms), num_terms
 
 
 def _largest(output: Event, inputs: Sequence[Event]) -> tuple[float, float]:
@@ -67,8 +60,7 @@ def _largest(output: Event, inputs: Sequence[Event]) -> tuple[float, float]:
 
 
 def _products(output: Event, inputs: Sequence[Event]) -> tuple[float, float]:
-    floats = _floats(inputs)
-    return math.prod(_rms(event) for event in floats) * math.sqrt(output.num_elements), 1.0
+    return math.prod(_rms(event) for event in _floats(inputs)) * math.sqrt(output.num_elements), 1.0
 
 
 def _dot_products(output: Event, a: Event, b: Event, num_terms: float) -> tuple[float, float]:
@@ -108,35 +100,27 @@ def _norm(output: Event, inputs: Sequence[Event]) -> tuple[float, float]:
     if output.output != "output0" or not spread:
         return 16.0 * max(output.l2, _rms(x) * math.sqrt(output.num_elements)), 1.0
     weights = [_rms(event) for event in inputs[1:2] if event.num_elements < x.num_elements]
-    return x.l2 / spread * max(1.0, *weights, 0.0), math.sqrt(x.num_elements / max(1, _num_groups(output, x)))
-
-
-def _num_groups(output: Event, x: Event) -> int:
-    return x.shape[0] if x.shape else 1
+    return x.l2 / spread * max(1.0, *weights, 0.0), math.sqrt(x.num_elements / max(1, x.shape[0] if x.shape else 1))
 
 
 def _norm_backward(output: Event, inputs: Sequence[Event]) -> tuple[float, float]:
     """The first input is the gradient; what it is multiplied by is not larger than the result over it."""
     gradient = inputs[0]
-    spreads = [_absmax(event) for event in inputs[1:] if event.num_elements < gradient.num_elements]
+    spreads = [finite_absmax(event) for event in inputs[1:] if event.num_elements < gradient.num_elements]
     typical = gradient.l2 * max([1.0, *spreads]) if output.output == "output0" else gradient.l2
     return max(typical, output.l2), gradient.num_elements / max(1, output.num_elements)
 
 
 def _softmax(output: Event, inputs: Sequence[Event]) -> tuple[float, float]:
     """An absolute error of the input is a relative one of the result."""
-    return output.l2 * max(1.0, _absmax(inputs[0])), 1.0
-
-
-def _log_softmax(output: Event, inputs: Sequence[Event]) -> tuple[float, float]:
-    return max(output.l2, inputs[0].l2), 1.0
+    return output.l2 * max(1.0, finite_absmax(inputs[0])), 1.0
 
 
 def _softmax_backward(output: Event, inputs: Sequence[Event]) -> tuple[float, float]:
-    return max(output.l2, inputs[0].l2 * min(1.0, _absmax(inputs[-1]))), 1.0
+    return max(output.l2, inputs[0].l2 * min(1.0, finite_absmax(inputs[-1]))), 1.0
 
 
-def _from_gradient(output: Event, inputs: Sequence[Event]) -> tuple[float, float]:
+def _like_input(output: Event, inputs: Sequence[Event]) -> tuple[float, float]:
     return max(output.l2, inputs[0].l2), 1.0
 
 
@@ -166,11 +150,10 @@ _WORDS: tuple[tuple[Measure, str], ...] = (
     (_norm_backward, "native_layer_norm_backward native_batch_norm_backward native_group_norm_backward"),
     (_norm_backward, "batch_norm_backward cudnn_batch_norm_backward _fused_rms_norm_backward"),
     (_softmax, "_softmax softmax exp expm1 sigmoid"),
-    (_log_softmax, "_log_softmax log_softmax"),
     (_softmax_backward, "_softmax_backward_data"),
-    (_from_gradient, "_log_softmax_backward_data gelu_backward silu_backward tanh_backward sigmoid_backward"),
-    (_from_gradient, "elu_backward embedding_dense_backward nll_loss_backward mse_loss_backward"),
-    (_from_gradient, "native_dropout_backward"),
+    (_like_input, "_log_softmax log_softmax _log_softmax_backward_data gelu_backward silu_backward tanh_backward"),
+    (_like_input, "sigmoid_backward elu_backward embedding_dense_backward nll_loss_backward mse_loss_backward"),
+    (_like_input, "native_dropout_backward"),
     (_logarithm, "log log1p log2 log10"),
     (_loss, "nll_loss_forward nll_loss2d_forward mse_loss binary_cross_entropy_with_logits"),
     (_plain, "relu gelu silu tanh elu leaky_relu embedding neg abs index_select gather index"),
@@ -178,18 +161,18 @@ _WORDS: tuple[tuple[Measure, str], ...] = (
 )
 
 MEASURES: dict[str, Measure] = {word: measure for measure, words in _WORDS for word in words.split()}
-"""How the typical norm of an op's result is found, for the ops of which it is known."""
+"""How to find the typical norm of an op's result, for the ops where it is known."""
 
 
 GROWTH = 4.0
-"""Errors of inputs may come out so many times larger, in relation to the numbers a result is made of."""
+"""Errors of inputs may be this many times larger in the result, relative to the numbers it is made of."""
 ROUNDINGS = 3.0
-"""Two results may be so many roundings apart, of both operands and the result; sums are made in fp32 or wider."""
+"""Two results may differ by this many roundings, of both operands and the result; sums use fp32 or wider."""
 ORDERINGS = 5.0
-"""And so many of fp32's more, by the order of computing, and more where they are long sums."""
+"""And by this many roundings of fp32, from the order of computing; long sums by more."""
 FP32_UNIT = 2.0**-24
 WIDE_GROWTH = 16.0
-"""The same as `GROWTH` for ops that nothing more is known about."""
+"""The same as `GROWTH`, for ops without an entry in `MEASURES`."""
 
 RANDOM = frozenset(
     {
@@ -219,81 +202,57 @@ JUMPING = frozenset(
 """Ops without a bound: they are judged only where their inputs are equal."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Expected:
-    """What the distance of two results may be, as norms."""
-
-    inherited: float
-    """From the differences of the inputs; infinite where nothing can be said."""
-    rounding: float
-    """From rounding in the coarser of the two formats."""
-
-    @property
-    def bound(self) -> float:
-        """The largest distance that needs no other explanation."""
-        return self.inherited + self.rounding
-
-
 def unit_of(dtype: str) -> float:
     """Return the largest relative error of rounding to a dtype; 0 for whole numbers.
 
     >>> unit_of("bfloat16")
     0.00390625
     """
-    found = getattr(torch, dtype, None)
-    if not isinstance(found, torch.dtype) or not (found.is_floating_point or found.is_complex):
-        return 0.0
-    return torch.finfo(found).eps / 2
+    return eps_of_dtype(dtype) / 2
 
 
 def roundings(unit: float, *, num_terms: float = 1.0) -> float:
-    """Return how far apart two results may be by rounding alone, in relation to their norm."""
+    """Return how far apart two results may be by rounding alone, relative to their norm."""
     return ROUNDINGS * unit + (ORDERINGS + math.sqrt(num_terms)) * min(unit, FP32_UNIT)
 
 
 def expected_distance(
-    reference: StepOp,
-    output: Event,
-    *,
-    inputs: Sequence[tuple[Event, Distance]],
-    unit: float,
-) -> Expected:
-    """Say how far apart the results of an op may be.
+    reference: StepOp, output: Event, *, inputs: Sequence[tuple[Event, Distance]], unit: float
+) -> float:
+    """Return the largest distance of an op's results, as a norm, that its inputs and rounding explain.
+
+    It is infinite if there is no bound.
 
     Args:
         reference: the op in the reference.
-        output: the result of it that is asked about, of the side where its norm is larger.
+        output: the result in question, of the side where its norm is larger.
         inputs: the op's inputs, chosen in the same way, and how far apart they are.
         unit: the largest relative error of one rounding, in the coarser of the formats that either side computes in.
     """
     word = op_word(reference)
-    given = [event for event, _ in inputs]
-    scale, num_terms = scale_of(word, output, given)
-    rounding = scale * roundings(unit, num_terms=num_terms)
+    scale, num_terms = scale_of(word, output, [event for event, _ in inputs])
     off = sum(distance.relative for _, distance in inputs if distance.is_comparable)
-    if any(not distance.is_comparable for _, distance in inputs):
-        return Expected(inherited=math.inf, rounding=rounding)
-    if not off:
-        return Expected(inherited=0.0, rounding=rounding)
-    if word in JUMPING:
-        return Expected(inherited=math.inf, rounding=rounding)
-    if word in SWITCHING:
-        return Expected(inherited=GROWTH * math.sqrt(off) * scale, rounding=rounding)
-    growth = GROWTH if word in MEASURES else WIDE_GROWTH
-    return Expected(inherited=growth * off * scale, rounding=rounding)
+    if any(not distance.is_comparable for _, distance in inputs) or (off and word in JUMPING):
+        return math.inf
+    inherited = 0.0
+    if off and word in SWITCHING:
+        inherited = GROWTH * math.sqrt(off) * scale
+    elif off:
+        inherited = (GROWTH if word in MEASURES else WIDE_GROWTH) * off * scale
+    return inherited + scale * roundings(unit, num_terms=num_terms)
 
 
 ResultKey: TypeAlias = tuple[int, str, str, str, int, str]
 
 TIMES = 10.0
-"""A candidate may be so many times the spread away, in the same format."""
+"""A candidate in the same format may be this many times the spread away,"""
 TIMES_COARSER = 2.0
-"""And so many times in a coarser one, whose roundings move everything, not parameters alone."""
+"""and this many times in a coarser one, whose roundings change everything, not only parameters."""
 
 
 def spread_of(run: Run, *, step: int, rank: int) -> dict[ResultKey, float]:
-    """Return the relative distance of each result to the same one with its parameters moved; empty if not tried."""
-    perturbed = run.perturbed(step)
+    """Return the relative distance of each result to the same one with its parameters moved; empty if not measured."""
+    perturbed = run.perturbed_run(step)
     if perturbed is None:
         return {}
     moved = {_result_key(event): event for event in perturbed.iter_events(step=step, rank=rank)}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from roundoff.compare.runs.alignment import Alignment, is_passing_on, op_word
 from roundoff.compare.runs.divergence import Cause, ComparedTensor, Divergence, Side
@@ -28,86 +28,65 @@ from roundoff.compare.runs.expected_distance import (
     unit_of,
 )
 from roundoff.runs import Event, shape_to_text
+from roundoff.runs.records.event import LOOP
 from roundoff.runs.records.step_ops import NAMED, StepOp
 
 UNKNOWN_TERMS = 4096
-"""A tensor that no lined-up op made may be a sum of so many terms."""
+"""A tensor that no aligned op made may be a sum of this many terms."""
 SAME_TENSOR = 4.0
-"""Two estimates of one distance may be so far apart, for a tensor and its transpose."""
+"""Two estimates of one distance, for a tensor and its transpose, may differ by this factor."""
 UNLIKE = replace(NOT_COMPARABLE, absolute=math.inf, relative=math.inf)
-"""The distance of tensors whose shapes differ where they should not."""
+"""The distance of tensors whose shapes differ and should not."""
 START_VALUES = ("parameter", "buffer")
 HEALED = 12
-"""So many results elsewhere must agree again after a difference that is none."""
-LOOP = "<loop>"
-"""The site of code outside any module."""
+"""A difference is ignored if this many later results elsewhere agree again."""
 
 OpPair = tuple[StepOp, StepOp]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepComparison:
-    """What became of one step."""
+    """The result of comparing one step."""
 
     rows: tuple[ComparedTensor, ...]
     divergence: Divergence | None
 
 
-def compare_step(
-    alignment: Alignment,
-    *,
-    coarsest_unit: float = 0.0,
-    is_first: bool = True,
-    spread: Mapping[ResultKey, float] | None = None,
-    whole: WholeTensors | None = None,
-    updated: Mapping[str, float] | None = None,
-    has_same_batch: bool = True,
-) -> StepComparison:
-    """Walk through the lined-up ops and find the first that introduces a difference.
+@dataclass(slots=True, kw_only=True)
+class StepWalk:
+    """One pass over the aligned ops of one step of one rank, in the order in which the reference ran."""
 
-    Args:
-        alignment: the ops of one step of one rank.
-        coarsest_unit: the rounding of the narrowest format that either side emulates in wider storage.
-        is_first: whether training began with this step, so that its parameters are start values.
-        spread: how far results of the reference move by rounding alone, as `spread_of` gives it.
-        whole: the tensors themselves, where both runs kept them.
-        updated: how far apart the optimizer left each parameter in the step before, if that was compared.
-        has_same_batch: whether shapes may be expected to agree.
-    """
-    walk = _Walk(alignment, coarsest_unit=coarsest_unit, is_first=is_first, spread=spread or {}, whole=whole)
-    walk.updated = updated
-    walk.has_same_batch = has_same_batch
-    return walk.comparison()
+    alignment: Alignment
+    coarsest_unit: float
+    """The rounding of the narrowest format that either side emulates in wider storage."""
+    is_first: bool
+    """Whether training began with this step, so that its parameters are start values."""
+    spread: Mapping[ResultKey, float]
+    """How far results of the reference move by rounding alone, as `spread_of` returns it."""
+    whole: WholeTensors | None
+    """The tensors themselves, if both runs kept them."""
+    updated: Mapping[str, float] | None
+    """How far apart each parameter was after the step before, if that was compared."""
+    has_same_batch: bool
+    """Whether shapes should agree."""
+    _distances: dict[tuple[int, int], Distance] = field(init=False)
+    _made_by_one_side: dict[tuple[str, int, str], StepOp] = field(init=False)
+    _shared: set[tuple[Side, int, str]] = field(init=False)
+    _noise: float = 0.0
+    """The largest distance so far."""
+    _made: dict[TensorKey, float] = field(default_factory=dict)
+    """The distances of the tensors so far."""
 
+    def __post_init__(self) -> None:
+        self._distances = _all_distances(self.alignment.pairs, self.whole)
+        self._made_by_one_side = _made_by(self.alignment)
+        self._shared = _made_on_both(self.alignment)
 
-class _Walk:
-    """One pass over the pairs, in the order in which the reference ran."""
-
-    def __init__(
-        self,
-        alignment: Alignment,
-        *,
-        coarsest_unit: float,
-        is_first: bool,
-        spread: Mapping[ResultKey, float],
-        whole: WholeTensors | None,
-    ) -> None:
-        self._alignment = alignment
-        self._coarsest = coarsest_unit
-        self._is_first = is_first
-        self._spread = spread
-        self._distances = _all_distances(alignment.pairs, whole)
-        self._noise = 0.0
-        self._made: dict[TensorKey, float] = {}
-        self.updated: Mapping[str, float] | None = None
-        self.has_same_batch = True
-        self._made_by_one_side = _made_by(alignment)
-        self._shared = _made_on_both(alignment)
-
-    def comparison(self) -> StepComparison:
+    def compare(self) -> StepComparison:
+        """Find the first op that introduces a difference."""
         rows: list[ComparedTensor] = []
         found: list[tuple[int, Divergence]] = []
-        for pair in self._alignment.pairs:
+        for pair in self.alignment.pairs:
             divergence = self._look_at(pair, rows)
             if divergence is not None:
                 found.append((len(rows), divergence))
@@ -123,7 +102,7 @@ class _Walk:
         found: Divergence | None = None
         for a, b, distance in inputs:
             if self._is_unaccounted(a, b, distance):
-                found = found or self._came_from_elsewhere(pair, a, b, distance)
+                found = found or self._find_source(pair, a, b, distance)
         if found is None and self.has_same_batch:
             found = self._other_shape(pair, [d for _, _, d in inputs])
         for a, b in _pair_events(reference.outputs, candidate.outputs):
@@ -132,34 +111,34 @@ class _Walk:
             given = [(_larger(x, y), d) for x, y, d in inputs]
             off = sum(d.relative for _, d in given if d.is_comparable)
             allowed = expected_distance(reference, _larger(a, b), inputs=given, unit=unit)
-            excess = 0.0 if a.op in NAMED or _has_unknown_inputs(reference) else _excess(distance, allowed.bound)
+            excess = 0.0 if a.op in NAMED or _has_unknown_inputs(reference) else _excess(distance, allowed)
             rows.append(_row(a, b, distance, inherited=off, excess=excess))
             if found is None and self._is_introduced(pair, a, distance, excess):
                 found = _divergence(self._cause(reference), a, distance, inherited=off, unit=unit)
             elif found is None and _has_unknown_inputs(reference) and self._is_unaccounted(a, b, distance):
-                found = self._came_from_elsewhere(pair, a, b, distance)
+                found = replace(self._find_source(pair, a, b, distance), knows_inputs=False)
             self._remember(a, distance)
         return found
 
     def _other_shape(self, pair: OpPair, inputs: Sequence[Distance]) -> Divergence | None:
-        """Return that a result has another shape, or what it was made from, if that is not inherited."""
+        """Report that a result, or an input of it, has another shape, if that is not inherited."""
         if not inputs and pair[0].first.op not in NAMED:
             return None  # a constant
         results = _unlike(pair[0].outputs, pair[1].outputs)
         given = _unlike(_read_by(pair[0]), _read_by(pair[1]))
-        told = given or results
-        if not told or (given and results) or _is_workspace(told[0][0]):
-            return None  # the same, or it comes from before
-        a, b = told[0]
+        unlike = given or results
+        if not unlike or (given and results) or _is_workspace(unlike[0][0]):
+            return None  # the same, or inherited
+        a, b = unlike[0]
         if self._has_own_ops(a):
             maker = self._made_by_one_side.get(("candidate", *tensor_key(b))) if given else None
-            return None if maker is None else self._came_from_elsewhere(pair, a, b, UNLIKE)
+            return None if maker is None else self._find_source(pair, a, b, UNLIKE)
         found = _divergence(self._cause(pair[0]), a, UNLIKE, inherited=0.0, unit=self._unit(pair))
         return replace(found, shapes=(shape_to_text(a.shape), shape_to_text(b.shape)))
 
     def _has_own_ops(self, event: Event) -> bool:
-        """Say whether one of the runs has ops of its own in this part of the model, so that others may be mispaired."""
-        alone = itertools.chain(self._alignment.only_reference, self._alignment.only_candidate)
+        """Say whether a run has ops without counterpart in this site and phase, so that others may be mispaired."""
+        alone = itertools.chain(self.alignment.only_reference, self.alignment.only_candidate)
         return any(
             (op.first.phase, op.first.site) == (event.phase, event.site) for op in alone if not is_passing_on(op)
         )
@@ -169,27 +148,27 @@ class _Walk:
             return False
         if a.op in NAMED:
             return not distance.relative <= self._inherited_from_before(a) + roundings(self._unit(pair))
-        return excess > 1 and not distance.relative <= allowed_by(self._spread, a, unit=self._unit(pair))
+        return excess > 1 and not distance.relative <= allowed_by(self.spread, a, unit=self._unit(pair))
 
     def _inherited_from_before(self, a: Event) -> float:
-        """Return how far apart a tensor may be when the step begins, by what the step before made of it."""
-        if self._is_first or a.op == "input":
+        """Return how far apart a tensor may be when the step begins, given the step before."""
+        if self.is_first or a.op == "input":
             return 0.0
         if self.updated is None or a.op != "parameter":
             return math.inf
         return SAME_TENSOR * self.updated.get(a.parameter or a.site, 0.0)
 
     def _is_unaccounted(self, a: Event, b: Event, distance: Distance) -> bool:
-        """Say whether a tensor differs more than whatever it was made from."""
+        """Say whether a tensor differs by more than what it was made from."""
         if distance.is_equal or not distance.is_comparable or _is_workspace(a):
             return False
-        unit = max(unit_of(a.dtype), unit_of(b.dtype), self._coarsest if unit_of(a.dtype) else 0.0)
+        unit = max(unit_of(a.dtype), unit_of(b.dtype), self.coarsest_unit if unit_of(a.dtype) else 0.0)
         known = self._made.get(tensor_key(a))
         inherited = GROWTH * self._noise if known is None else SAME_TENSOR * known
         allowed = inherited + roundings(unit, num_terms=UNKNOWN_TERMS if known is None else 1)
         return not distance.relative <= allowed
 
-    def _came_from_elsewhere(self, pair: OpPair, a: Event, b: Event, distance: Distance) -> Divergence:
+    def _find_source(self, pair: OpPair, a: Event, b: Event, distance: Distance) -> Divergence:
         """Name the op without counterpart that made an input different, or the input itself."""
         unit = self._unit(pair)
         sides: tuple[tuple[Side, Event], ...] = (("candidate", b), ("reference", a))
@@ -203,21 +182,21 @@ class _Walk:
         writer = self._written_in_forward(pair[0], a)
         if writer is not None:
             return replace(_divergence("forward", writer, distance, inherited=0.0, unit=unit), output=a.output)
-        is_unmade = tensor_key(a) not in self._made and all(is_passing_on(op) for op in self._alignment.only_candidate)
+        is_unmade = tensor_key(a) not in self._made and all(is_passing_on(op) for op in self.alignment.only_candidate)
         is_data = is_unmade and (a.site == LOOP or not unit_of(a.dtype))
         return _divergence("data" if is_data else self._cause(pair[0]), a, distance, inherited=0.0, unit=unit)
 
     def _written_in_forward(self, op: StepOp, read: Event) -> Event | None:
-        """Return the norm's result in the forward if its backward reads running statistics, which that has written."""
+        """Return the norm's result in the forward if its backward reads running statistics, which the forward wrote."""
         if not op_word(op).endswith("batch_norm_backward") or tensor_key(read) in self._made:
             return None
-        outputs = (reference.outputs for reference, _ in self._alignment.pairs if _is_norm_of(reference, read))
+        outputs = (reference.outputs for reference, _ in self.alignment.pairs if _is_norm_of(reference, read))
         return next((found[0] for found in outputs if found), None)
 
     def _first_of_its_kind(self, side: Side, op: StepOp) -> StepOp | None:
-        """Go back from an op without counterpart to the first of those that took what both sides have.
+        """Go back from an op without counterpart to the first such op whose inputs both sides have.
 
-        None if there are but casts and copies between.
+        None if there are only casts and copies in between.
         """
         seen = {id(op)}
         found = None if is_passing_on(op) else op
@@ -239,7 +218,7 @@ class _Walk:
         if event.op == "input":
             return "data"
         if event.op in START_VALUES:
-            return "start values" if self._is_first else "optimizer"
+            return "start values" if self.is_first else "optimizer"
         if op_word(op) in RANDOM:
             return "randomness"
         if event.op.startswith(("c10d.", "_c10d_functional.")):
@@ -249,7 +228,7 @@ class _Walk:
 
     def _unit(self, pair: OpPair) -> float:
         events = itertools.chain(pair[0].inputs, pair[0].outputs, pair[1].inputs, pair[1].outputs)
-        return max([self._coarsest, *(unit_of(dtype) for dtype in {event.dtype for event in events})])
+        return max([self.coarsest_unit, *(unit_of(dtype) for dtype in {event.dtype for event in events})])
 
     def _between(self, a: Event, b: Event) -> Distance:
         return self._distances[id(a), id(b)]
@@ -261,9 +240,9 @@ class _Walk:
 
 
 def _heals(found: Divergence, later: Sequence[ComparedTensor]) -> bool:
-    """Say whether a difference is gone in what comes next elsewhere: it was computed another way.
+    """Say whether later results elsewhere agree again: the same was computed in another way.
 
-    That of a parameter's gradient, or of an optimizer, goes nowhere else, and stays.
+    A difference in a parameter's gradient, or in an optimizer, does not spread, and counts.
     """
     is_by_the_way = found.is_only_in is not None or found.output.startswith("input")
     if found.phase not in ("forward", "backward") or found.parameter is not None or not is_by_the_way:
@@ -294,12 +273,12 @@ def _all_distances(pairs: Sequence[OpPair], whole: WholeTensors | None) -> dict[
 
 
 def _is_workspace(event: Event) -> bool:
-    """Say whether a tensor of an op holds bytes of its own making, which mean nothing to others."""
+    """Say whether a tensor is an op's internal workspace, whose bytes mean nothing."""
     return event.dtype == "uint8" and event.op not in NAMED
 
 
 def _has_unknown_inputs(op: StepOp) -> bool:
-    """Say whether an op was made from something that the run does not tell."""
+    """Say whether the run does not contain what an op was computed from."""
     if op.first.op in NAMED:
         return op.first.op == "gradient"
     return not op.inputs and op_word(op) not in RANDOM
@@ -311,7 +290,7 @@ def _unlike(reference: Sequence[Event], candidate: Sequence[Event]) -> list[tupl
 
 
 def _read_by(op: StepOp) -> Sequence[Event]:
-    """Return the inputs whose numbers matter: what an op writes over may hold anything."""
+    """Return the inputs whose numbers matter: tensors that an op overwrites may hold anything."""
     word = op_word(op)
     if word in RANDOM or word in ("fill", "zero"):
         return [x for x in op.inputs if x.output != "input0"]
@@ -337,7 +316,7 @@ def _larger(a: Event, b: Event) -> Event:
 
 
 def _made_by(alignment: Alignment) -> dict[tuple[str, int, str], StepOp]:
-    """Return the ops without counterpart by the tensors they made; casts only for what nothing else made."""
+    """Return the ops without counterpart by the tensors they made; casts only if no other op made the tensor."""
     found: dict[tuple[str, int, str], StepOp] = {}
     for side, ops in (("reference", alignment.only_reference), ("candidate", alignment.only_candidate)):
         for op in sorted(ops, key=is_passing_on, reverse=True):
@@ -346,7 +325,7 @@ def _made_by(alignment: Alignment) -> dict[tuple[str, int, str], StepOp]:
 
 
 def _made_on_both(alignment: Alignment) -> set[tuple[Side, int, str]]:
-    """Return the results of lined-up ops, of each side."""
+    """Return the results of aligned ops, of each side."""
     found: set[tuple[Side, int, str]] = set()
     for reference, candidate in alignment.pairs:
         found |= {("reference", *tensor_key(output)) for output in reference.outputs}

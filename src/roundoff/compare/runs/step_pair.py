@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from roundoff.compare.runs.alignment import align
-from roundoff.compare.runs.event_distance import distances
+from roundoff.compare.runs.event_distance import distances, finite_absmax
 from roundoff.errors import CompareError
 from roundoff.runs import Event, Run
 from roundoff.runs.records.step_ops import NAMED, StepOp, ops_of
@@ -22,10 +22,10 @@ class ParameterMove:
 
     parameter: str
     relative: float
-    """The norm of the change over that of the parameter; where only norms are known, the change of the norm. Infinite
+    """The norm of the change over that of the parameter; the change of the norm, if only norms are known. Infinite
     if it was 0 before."""
     is_equal: bool
-    """Whether it did not change at all; by its bits, or where only norms are known by those."""
+    """Whether it did not change at all: by its bits, or by its norm if only norms are known."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,9 +52,9 @@ class StepPairComparison:
     reference_step: int
     candidate_step: int
     moves: tuple[ParameterMove, ...]
-    """Of every parameter that both steps tell of, in the model's order."""
+    """Of every parameter that both steps have, in the model's order."""
     growths: tuple[Growth, ...]
-    """Of every result that both steps have, in the order they ran; empty where a step was not recorded."""
+    """Of every result that both steps have, in the order they ran; empty if a step was not recorded."""
 
     @property
     def first_growth(self) -> Growth | None:
@@ -67,7 +67,7 @@ def compare_steps(
 ) -> StepPairComparison:
     """Compare a step of one run with another step of it, or of another run.
 
-    Steps whose ops were recorded are compared by their tensors; others, where they were watched, by the norms of their
+    Steps whose ops were recorded are compared by their tensors; steps that were only watched by the norms of their
     parameters.
     """
     reference_ops = ops_of(reference.iter_events(step=reference_step, rank=rank))
@@ -115,24 +115,24 @@ def _moves_of_norms(reference: Mapping[str, float], candidate: Mapping[str, floa
 
 
 def _norms(run: Run, step: int, rank: int, ops: Sequence[StepOp]) -> dict[str, float]:
-    """Return the norms of parameters before the step, from its events or from the looks at parameters."""
+    """Return the norms of parameters before the step, from its events or as the watch measured them."""
     found = {op.first.parameter or op.first.site: op.first.l2 for op in ops if op.first.op == "parameter"}
     if not found:
         table = run.parameters(step=step, rank=rank)
-        found = dict(zip(table["parameter"].to_pylist(), table["l2"].to_pylist(), strict=True))
+        found = dict(zip(table["parameter"].to_list(), table["l2"].to_list(), strict=True))
     if not found:
-        watched = sorted(set(run.parameters(rank=rank)["step"].to_pylist()))
+        watched = run.parameters(rank=rank)["step"].unique()
         known = f"steps {watched[0]} to {watched[-1]}" if watched else "none"
         raise CompareError.explain(
-            f"'{run.path}' tells nothing of step {step}.",
-            why=f"its ops were recorded in steps {run.steps}, its parameters looked at in {known}.",
+            f"'{run.path}' contains nothing about step {step}.",
+            why=f"its ops were recorded in steps {run.steps}, its parameters measured in {known}.",
             fix=f"record it: roundoff record --steps {step} SCRIPT",
         )
     return found
 
 
 def _is_result(event: Event) -> bool:
-    """Say whether values of a result may grow: an optimizer's state begins with zeros, and always does."""
+    """Say whether growth of a result means anything: an optimizer's state starts at zero and always grows."""
     return event.op not in NAMED and event.phase != "optimizer" and event.dtype.startswith(("float", "bfloat"))
 
 
@@ -142,10 +142,6 @@ def _growth(a: Event, b: Event) -> Growth:
         site=a.site,
         op=a.op_name,
         source=a.source,
-        reference_absmax=_absmax(a),
-        candidate_absmax=_absmax(b),
+        reference_absmax=finite_absmax(a),
+        candidate_absmax=finite_absmax(b),
     )
-
-
-def _absmax(event: Event) -> float:
-    return max(abs(event.min), abs(event.max)) if event.num_elements and math.isfinite(event.min) else 0.0

@@ -1,10 +1,10 @@
-"""What came into two trainings: the loss they meet, batches, samples and their order, targets."""
+"""Compares what came into two trainings: the loss, batches, samples and their order, targets."""
 
 from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Sequence
 
 from roundoff.compare.settings.setting_difference import SettingDifference, SettingKind, differing_values
 from roundoff.runs import BatchFacts, EpochDetail, JsonValue, Run, TensorFacts
@@ -13,7 +13,7 @@ from roundoff.runs.files.plain_json import object_of
 _LOADER = {"sampler": 0.6, "replacement": 0.6, "num_samples": 0.8, "batch_size": 0.85, "set_epoch": 0.5, "shuffle": 0.6}
 """The settings of a DataLoader, and how suspicious a difference of it is."""
 _SPREADS_APART = 0.25
-"""Batches are of another kind if their means differ by so much of their spread, or their spreads by so much."""
+"""Batches are of another kind if their means or their spreads differ by more than this share of the spread."""
 
 
 def data_differences(reference: Run, candidate: Run) -> list[SettingDifference]:
@@ -22,17 +22,16 @@ def data_differences(reference: Run, candidate: Run) -> list[SettingDifference]:
         {facts.step: facts for facts in run.inputs()} for run in (reference, candidate)
     )
     common = sorted(set(reference_batches) & set(candidate_batches))
-    found = [*_loaders(reference, candidate)]
-    if common:
-        first, second = reference_batches[common[0]], candidate_batches[common[0]]
-        found += [*_loss(first, second), *_shapes(first, second)]
-        found += _kinds_of_values(
-            [reference_batches[step] for step in common], [candidate_batches[step] for step in common]
-        )
-        found += _order(reference, candidate, reference_batches, candidate_batches)
-    else:
-        found += _recorded_inputs(reference, candidate)
-    return found
+    if not common:
+        return [*_loaders(reference, candidate), *_recorded_inputs(reference, candidate)]
+    pairs = [(reference_batches[step], candidate_batches[step]) for step in common]
+    return [
+        *_loaders(reference, candidate),
+        *_loss(*pairs[0]),
+        *_shapes(*pairs[0]),
+        *_kinds_of_values([first for first, _ in pairs], [second for _, second in pairs]),
+        *_order(reference, candidate, pairs),
+    ]
 
 
 def _loss(reference: BatchFacts, candidate: BatchFacts) -> Iterator[SettingDifference]:
@@ -48,43 +47,28 @@ def _loss(reference: BatchFacts, candidate: BatchFacts) -> Iterator[SettingDiffe
 
 
 def _shapes(reference: BatchFacts, candidate: BatchFacts) -> Iterator[SettingDifference]:
-    first, second = _by_place(reference), _by_place(candidate)
-    common = [place for place in first if place in second]
-    sizes = [place for place in common if _is_larger_batch(first[place], second[place])]
-    if sizes:
-        values = (facts[sizes[0]].shape[0] for facts in (first, second))
-        yield _of_data("batch size", *values, suspicion=0.85)
-    for place in common:
-        if first[place].shape != second[place].shape and place not in sizes:
-            yield _of_data(f"shape of {place}", list(first[place].shape), list(second[place].shape), suspicion=0.85)
-        if first[place].dtype != second[place].dtype:
-            yield _of_data(f"dtype of {place}", first[place].dtype, second[place].dtype, suspicion=0.85)
-
-
-def _is_larger_batch(reference: TensorFacts, candidate: TensorFacts) -> bool:
-    """Say whether two tensors differ in their first dimension only."""
-    return (
-        bool(reference.shape and candidate.shape)
-        and reference.shape != candidate.shape
-        and reference.shape[1:] == candidate.shape[1:]
-    )
+    sizes: tuple[int, int] | None = None
+    for place, first, second in _common_tensors(reference, candidate):
+        is_larger_batch = first.shape and second.shape and first.shape[1:] == second.shape[1:]
+        if first.shape != second.shape and is_larger_batch:
+            if sizes is None:
+                sizes = first.shape[0], second.shape[0]
+                yield _of_data("batch size", *sizes, suspicion=0.85)
+        elif first.shape != second.shape:
+            yield _of_data(f"shape of {place}", list(first.shape), list(second.shape), suspicion=0.85)
+        if first.dtype != second.dtype:
+            yield _of_data(f"dtype of {place}", first.dtype, second.dtype, suspicion=0.85)
 
 
 def _kinds_of_values(reference: list[BatchFacts], candidate: list[BatchFacts]) -> Iterator[SettingDifference]:
-    """Yield tensors whose values are of another kind over all steps together: not normalized, labels from 1 on."""
+    """Yield tensors whose values are of another kind over all steps: not normalized, or labels that start at 1."""
     first, second = _ranges(reference), _ranges(candidate)
     for place in [place for place in first if place in second]:
-        if not _is_like(first[place], second[place]):
-            told = (f"{mean:.3g} +- {std:.3g}" for mean, std in (first[place], second[place]))
-            yield _of_data(f"values of {place}", *told, suspicion=0.8)
-
-
-def _is_like(reference: tuple[float, float], candidate: tuple[float, float]) -> bool:
-    spread = max(reference[1], candidate[1])
-    return (
-        abs(reference[0] - candidate[0]) <= _SPREADS_APART * spread
-        and abs(reference[1] - candidate[1]) <= _SPREADS_APART * spread
-    )
+        (mean, std), (other_mean, other_std) = first[place], second[place]
+        allowed = _SPREADS_APART * max(std, other_std)
+        if not (abs(mean - other_mean) <= allowed and abs(std - other_std) <= allowed):
+            values = f"{mean:.3g} +- {std:.3g}", f"{other_mean:.3g} +- {other_std:.3g}"
+            yield _of_data(f"values of {place}", *values, suspicion=0.8)
 
 
 def _ranges(batches: list[BatchFacts]) -> dict[str, tuple[float, float]]:
@@ -102,51 +86,39 @@ def _ranges(batches: list[BatchFacts]) -> dict[str, tuple[float, float]]:
 
 
 def _order(
-    reference: Run,
-    candidate: Run,
-    reference_batches: Mapping[int, BatchFacts],
-    candidate_batches: Mapping[int, BatchFacts],
+    reference: Run, candidate: Run, batches: Sequence[tuple[BatchFacts, BatchFacts]]
 ) -> Iterator[SettingDifference]:
-    """Yield the first step whose batch is another one, and whether the samples are the same on the whole."""
-    step = next(
-        (
-            step
-            for step in sorted(set(reference_batches) & set(candidate_batches))
-            if not _same_batch(reference_batches[step], candidate_batches[step])
-        ),
-        None,
-    )
+    """Yield the first step whose batch is another one, and whether the samples are the same over all steps."""
+    step = next((first.step for first, second in batches if not _same_batch(first, second)), None)
     if step is None:
         return
     first, second = _samples(reference), _samples(candidate)
     steps = set(first) & set(second)
-    all_ours = sum((first[at] for at in steps), Counter[int]())
-    all_theirs = sum((second[at] for at in steps), Counter[int]())
-    shared, total = (all_ours & all_theirs).total(), all_ours.total()
+    all_first, all_second = (sum((side[at] for at in steps), Counter[int]()) for side in (first, second))
+    shared, total = (all_first & all_second).total(), all_first.total()
     if first.get(step) and first.get(step) == second.get(step):
         yield _of_data(f"batch of step {step}", "one order", "the same samples in another order", suspicion=0.4)
-    elif total and shared == total == all_theirs.total():
-        told = f"the same samples over {len(steps)} steps, in another order"
-        yield _of_data(f"batches from step {step} on", "one order", told, suspicion=0.5)
+    elif total and shared == total == all_second.total():
+        difference = f"the same samples over {len(steps)} steps, in another order"
+        yield _of_data(f"batches from step {step} on", "one order", difference, suspicion=0.5)
     else:
-        told = f"other samples: {shared} of {total} in common over {len(steps)} steps" if total else "another one"
-        yield _of_data(f"batches from step {step} on", "one batch", told, suspicion=0.6)
+        difference = f"other samples: {shared} of {total} in common over {len(steps)} steps" if total else "another one"
+        yield _of_data(f"batches from step {step} on", "one batch", difference, suspicion=0.6)
 
 
 def _same_batch(reference: BatchFacts, candidate: BatchFacts) -> bool:
-    """Say whether a batch is the same as far as its tensors have the same form: other forms are told by themselves."""
-    first, second = _by_place(reference), _by_place(candidate)
+    """Compare the tensors of the same shape and dtype; `_shapes` reports the others."""
     return all(
-        first[place].hash == second[place].hash
-        for place in set(first) & set(second)
-        if (first[place].shape, first[place].dtype) == (second[place].shape, second[place].dtype)
+        first.hash == second.hash
+        for _, first, second in _common_tensors(reference, candidate)
+        if (first.shape, first.dtype) == (second.shape, second.dtype)
     )
 
 
 def _samples(run: Run) -> dict[int, Counter[int]]:
-    """Return how often each sample is in the batch of each step, by hash: of the first place that has some."""
+    """Return how often each sample, by hash, is in the batch of each step, at the first place that has samples."""
     table = run.hashes(rank=0)
-    rows = zip(*(table[name].to_pylist() for name in ("step", "kind", "name", "hash")), strict=True)
+    rows = zip(*(table[name].to_list() for name in ("step", "kind", "name", "hash")), strict=True)
     found: dict[int, Counter[int]] = {}
     place: str | None = None
     for step, kind, name, number in rows:
@@ -168,22 +140,19 @@ def _loaders(reference: Run, candidate: Run) -> Iterator[SettingDifference]:
     first, second = (
         {name: object_of(epoch).get(name) for name in _LOADER} for epoch in (reference_epoch, candidate_epoch)
     )
-    for name, first_value, second_value in differing_values(first, second):
-        yield _of_data(f"{name} of the DataLoader", first_value, second_value, suspicion=_LOADER[name])
-    contents = _contents(reference_epoch), _contents(candidate_epoch)
-    for name in [name for name in contents[0] if name in contents[1]]:
-        first_content, second_content = contents[0][name], contents[1][name]
-        if first_content != second_content:
-            yield _of_data(f"{name} of the data set", first_content, second_content, suspicion=0.75)
-
-
-def _contents(epoch: EpochDetail) -> dict[str, str]:
-    """Return what each array of a data set holds, in words that tell it from others."""
-    return {array.name: f"mean {array.mean}, std {array.std}, hash {array.hash}" for array in epoch.content or ()}
+    for name, *values in differing_values(first, second):
+        yield _of_data(f"{name} of the DataLoader", *values, suspicion=_LOADER[name])
+    first_content, second_content = (
+        {array.name: f"mean {array.mean}, std {array.std}, hash {array.hash}" for array in epoch.content or ()}
+        for epoch in (reference_epoch, candidate_epoch)
+    )
+    for name, text in first_content.items():
+        if second_content.get(name, text) != text:
+            yield _of_data(f"{name} of the data set", text, second_content[name], suspicion=0.75)
 
 
 def _recorded_inputs(reference: Run, candidate: Run) -> Iterator[SettingDifference]:
-    """Yield what differs of the inputs that two recordings have of their first common step."""
+    """Yield what differs in the recorded inputs of the first common step."""
     steps = sorted(set(reference.steps) & set(candidate.steps))[:1]
     if not steps:
         return
@@ -200,7 +169,7 @@ def _recorded_inputs(reference: Run, candidate: Run) -> Iterator[SettingDifferen
 
 def _inputs_of(run: Run, step: int) -> dict[str, tuple[str, str, int]]:
     columns = ["site", "nth", "output", "shape", "dtype", "hash", "phase"]
-    rows = run.events(step=step, op="input", rank=0, phase="forward", columns=columns).to_pylist()
+    rows = run.events(step=step, op="input", rank=0, phase="forward", columns=columns).to_list()
     return {f"{row['site']}#{row['nth']} {row['output']}": (row["shape"], row["dtype"], row["hash"]) for row in rows}
 
 
@@ -212,11 +181,15 @@ def _by_place(facts: BatchFacts) -> dict[str, TensorFacts]:
     return found
 
 
+def _common_tensors(reference: BatchFacts, candidate: BatchFacts) -> Iterator[tuple[str, TensorFacts, TensorFacts]]:
+    """Yield the place and both tensors of each place that both batches have."""
+    second = _by_place(candidate)
+    yield from ((place, first, second[place]) for place, first in _by_place(reference).items() if place in second)
+
+
 def _of_loss(what: str, reference: JsonValue, candidate: JsonValue) -> SettingDifference:
-    return SettingDifference(what=what, reference=reference, candidate=candidate, kind=SettingKind.LOSS, suspicion=0.95)
+    return SettingDifference(what, reference, candidate, kind=SettingKind.LOSS, suspicion=0.95)
 
 
 def _of_data(what: str, reference: JsonValue, candidate: JsonValue, *, suspicion: float) -> SettingDifference:
-    return SettingDifference(
-        what=what, reference=reference, candidate=candidate, kind=SettingKind.DATA, suspicion=suspicion
-    )
+    return SettingDifference(what, reference, candidate, kind=SettingKind.DATA, suspicion=suspicion)

@@ -1,4 +1,4 @@
-"""The settings of two runs and where they differ, the most suspicious first; among them run.json and the loop."""
+"""Compares the settings of two runs, the most suspicious first; here also those of run.json and the loop."""
 
 from __future__ import annotations
 
@@ -8,12 +8,29 @@ from pathlib import PurePath
 
 from roundoff.compare.settings.data_settings import data_differences
 from roundoff.compare.settings.setting_difference import SettingDifference, SettingKind, differing_values
-from roundoff.compare.settings.start_settings import start_differences
-from roundoff.compare.settings.structure_settings import structure_differences
+from roundoff.compare.settings.structure_settings import hyperparameter, start_differences, structure_differences
 from roundoff.runs import Call, ClipDetail, JsonValue, Run, RunInfo, SchedulerDetail, StepDetail
 
 _CALLS = ("zero_grad", "forward", "backward", "unscale", "clip", "step", "scheduler")
 """The calls whose order matters; others, such as saving, change nothing."""
+
+
+def differing_settings(reference: Run, candidate: Run) -> list[SettingDifference]:
+    """Return what differs between two runs, from their folders alone: the most suspicious first.
+
+    Hyperparameters, the loss, modules and their settings, the recipe, the order of calls, data and its order, start
+    values, seeds, ranks, environment, packages, hardware and the command. Names, times and paths are left out. What a
+    run does not contain (a recording has no structure, for example) is not compared.
+    """
+    found = [
+        *structure_differences(reference, candidate),
+        *loop_differences(reference, candidate),
+        *data_differences(reference, candidate),
+        *start_differences(reference, candidate),
+        *run_differences(reference, candidate),
+    ]
+    kinds = list(SettingKind)
+    return sorted(found, key=lambda difference: (-difference.suspicion, kinds.index(difference.kind)))
 
 
 def loop_differences(reference: Run, candidate: Run) -> list[SettingDifference]:
@@ -24,28 +41,23 @@ def loop_differences(reference: Run, candidate: Run) -> list[SettingDifference]:
         *_clipping(reference_calls, candidate_calls),
         *_schedulers(reference_calls, candidate_calls),
         *_learning_rates(
-            reference_calls, candidate_calls, is_told=bool(reference.structures() and candidate.structures())
+            reference_calls, candidate_calls, has_optimizers=bool(reference.structures() and candidate.structures())
         ),
     ]
 
 
 def _order(reference: list[Call], candidate: list[Call]) -> Iterator[SettingDifference]:
-    """Yield the first step whose calls come in another order; the last step of a run may be cut short."""
+    """Yield the first step whose calls come in another order; the last step of a run may be incomplete."""
     first, second = _by_step(reference), _by_step(candidate)
     for step in sorted(set(first) & set(second))[:-1][:3]:
         if first[step] != second[step]:
-            yield SettingDifference(
-                what=f"calls in step {step}",
-                reference=", ".join(first[step]),
-                candidate=", ".join(second[step]),
-                kind=SettingKind.LOOP,
-                suspicion=0.85,
-            )
+            calls = (", ".join(names) for names in (first[step], second[step]))
+            yield SettingDifference(f"calls in step {step}", *calls, kind=SettingKind.LOOP, suspicion=0.85)
             return
 
 
 def _by_step(calls: list[Call]) -> dict[int, list[str]]:
-    """Return the calls of each step in their order, those that follow their like told once."""
+    """Return the calls of each step in order; repeated calls count once."""
     found: dict[int, list[str]] = {}
     for step, group in itertools.groupby(calls, key=lambda call: call.step):
         names = [call.call for call in group if call.call in _CALLS and not call.detail_as(SchedulerDetail).initial]
@@ -59,7 +71,7 @@ def _clipping(reference: list[Call], candidate: list[Call]) -> Iterator[SettingD
         for calls in (reference, candidate)
     )
     if first is not None and second is not None and first != second:
-        yield _hyperparameter("max_norm of clipping", first, second)
+        yield hyperparameter("max_norm of clipping", first, second)
 
 
 def _schedulers(reference: list[Call], candidate: list[Call]) -> Iterator[SettingDifference]:
@@ -68,29 +80,26 @@ def _schedulers(reference: list[Call], candidate: list[Call]) -> Iterator[Settin
         for calls in (reference, candidate)
     )
     if first != second:
-        yield _hyperparameter("scheduler", first, second)
+        yield hyperparameter("scheduler", first, second)
 
 
-def _learning_rates(reference: list[Call], candidate: list[Call], *, is_told: bool) -> Iterator[SettingDifference]:
-    """Yield the first step whose learning rate differs, unless it is the first one and told by the optimizers."""
+def _learning_rates(
+    reference: list[Call], candidate: list[Call], *, has_optimizers: bool
+) -> Iterator[SettingDifference]:
+    """Yield the first step whose learning rate differs, unless it is the first one and the optimizers show it."""
     first, second = (
         {call.step: list(lr) for call in calls if (lr := call.detail_as(StepDetail).lr)}
         for calls in (reference, candidate)
     )
     common = sorted(set(first) & set(second))
     different = next((step for step in common if first[step] != second[step]), None)
-    if different is not None and not (is_told and different == common[0]):
-        yield _hyperparameter(f"learning rate from step {different} on", first[different], second[different])
-
-
-def _hyperparameter(what: str, reference: JsonValue, candidate: JsonValue) -> SettingDifference:
-    kind = SettingKind.HYPERPARAMETER
-    return SettingDifference(what=what, reference=reference, candidate=candidate, kind=kind, suspicion=0.9)
+    if different is not None and not (has_optimizers and different == common[0]):
+        yield hyperparameter(f"learning rate from step {different} on", first[different], second[different])
 
 
 _SEED = "torch.seed"
-_TOLD_OTHERWISE = (_SEED, "OMP_NUM_THREADS")
-"""What the environment says a second time: the seed, and by torch.num_threads how many threads that came to."""
+_SHOWN_ELSEWHERE = (_SEED, "OMP_NUM_THREADS")
+"""Entries of the environment that are compared elsewhere: the seed, and the threads (as torch.num_threads)."""
 _FLAGS = {
     "torch.default_dtype": 0.9,
     "torch.float32_matmul_precision": 0.6,
@@ -101,12 +110,12 @@ _FLAGS = {
     "torch.num_interop_threads": 0.05,
     "PYTHONHASHSEED": 0.15,
 }
-"""How suspicious a difference of these is; others are as suspicious as `_OTHER_FLAG`."""
+"""How suspicious a difference in these is; for others `_OTHER_FLAG`."""
 _OTHER_FLAG = 0.3
 _PACKAGES = {"torch": 0.4, "transformers": 0.35, "roundoff": 0.05, "python": 0.1, "pyarrow": 0.02, "safetensors": 0.02}
 _OTHER_PACKAGE = 0.2
 _HARDWARE = {"accelerator": 0.4, "cpu_capability": 0.25, "machine": 0.25, "accelerators": 0.1}
-"""What of the hardware can change a number; the rest says how fast it was."""
+"""The hardware facts that can change a number; the others only affect speed."""
 
 
 def run_differences(reference: Run, candidate: Run) -> list[SettingDifference]:
@@ -127,7 +136,7 @@ def run_differences(reference: Run, candidate: Run) -> list[SettingDifference]:
 
 
 def _seed(info: RunInfo) -> JsonValue:
-    """Return the seed as the first step began; what was given at the start may have been overruled by then."""
+    """Return the seed when the first step began; the script may have changed the one given at the start."""
     return info.environment.get(_SEED, info.seed)
 
 
@@ -135,12 +144,12 @@ def _environment(reference: RunInfo, candidate: RunInfo) -> Iterator[SettingDiff
     if not reference.environment or not candidate.environment:  # written by an older version, or stopped before a step
         return
     for name, first, second in differing_values(
-        reference.environment, candidate.environment, leave_out=_TOLD_OTHERWISE
+        reference.environment, candidate.environment, leave_out=_SHOWN_ELSEWHERE
     ):
         yield SettingDifference(
-            what=name,
-            reference=first if name in reference.environment else "not set",
-            candidate=second if name in candidate.environment else "not set",
+            name,
+            first if name in reference.environment else "not set",
+            second if name in candidate.environment else "not set",
             kind=SettingKind.ENVIRONMENT,
             suspicion=_FLAGS.get(name, _OTHER_FLAG),
         )
@@ -162,34 +171,29 @@ def _mapping(
 ) -> Iterator[SettingDifference]:
     for name, first, second in differing_values(reference, candidate):
         suspicion = ranks.get(name, _OTHER_PACKAGE)
-        yield SettingDifference(what=before + name, reference=first, candidate=second, kind=kind, suspicion=suspicion)
+        yield SettingDifference(before + name, first, second, kind=kind, suspicion=suspicion)
 
 
 def _one(
     what: str, reference: JsonValue, candidate: JsonValue, *, kind: SettingKind, suspicion: float
 ) -> Iterator[SettingDifference]:
     if reference != candidate:
-        yield SettingDifference(what=what, reference=reference, candidate=candidate, kind=kind, suspicion=suspicion)
+        yield SettingDifference(what, reference, candidate, kind=kind, suspicion=suspicion)
 
 
 def _command(reference: RunInfo, candidate: RunInfo) -> Iterator[SettingDifference]:
-    """Yield the arguments that differ; where things lie, and how they are called, does not matter."""
+    """Yield the arguments that differ, except paths and names."""
     first, second = _arguments(reference.command), _arguments(candidate.command)
-    for name, first_value, second_value in differing_values(first, second):
-        yield SettingDifference(
-            what=f"argument {name}",
-            reference=first_value if name in first else "not given",
-            candidate=second_value if name in second else "not given",
-            kind=SettingKind.COMMAND,
-            suspicion=0.35,
-        )
+    for name, _, _ in differing_values(first, second):
+        values = (side.get(name, "not given") for side in (first, second))
+        yield SettingDifference(f"argument {name}", *values, kind=SettingKind.COMMAND, suspicion=0.35)
 
 
 _NAMES = ("name", "run-name", "to", "out", "output", "output-dir", "log-dir", "logdir", "save", "save-dir", "run-id")
 
 
 def _arguments(command: tuple[str, ...]) -> dict[str, JsonValue]:
-    """Return options by name and the others by place, without those that say where and under which name.
+    """Return options by name and other arguments by place, without paths and names of runs.
 
     >>> _arguments(("python", "/home/a/train.py", "--lr", "0.1", "--name", "second", "--fast"))
     {'--lr': '0.1', '--fast': True}
@@ -215,24 +219,3 @@ def _is_path(value: JsonValue) -> bool:
     return isinstance(value, str) and (
         len(PurePath(value).parts) > 1 or bool(PurePath(value).suffix.strip(".0123456789e"))
     )
-
-
-__all__ = ["SettingDifference", "SettingKind", "differing_settings"]
-
-
-def differing_settings(reference: Run, candidate: Run) -> list[SettingDifference]:
-    """Return what differs between two runs, from their folders alone: the most suspicious first.
-
-    Hyperparameters, the loss, modules and their settings, the recipe, the order of calls, data and its order, start
-    values, seeds, ranks, environment, packages, hardware and the command. Names, times and paths are left out. What a
-    run does not tell (a recording has no structure, say) is not compared.
-    """
-    found = [
-        *structure_differences(reference, candidate),
-        *loop_differences(reference, candidate),
-        *data_differences(reference, candidate),
-        *start_differences(reference, candidate),
-        *run_differences(reference, candidate),
-    ]
-    kinds = list(SettingKind)
-    return sorted(found, key=lambda difference: (-difference.suspicion, kinds.index(difference.kind)))

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, replace
 from enum import StrEnum
 
 from roundoff.runs import JsonValue
+from roundoff.words import join_names
 
 _MAX_PLACES = 3
 _MAX_CHARACTERS = 80
@@ -30,63 +31,51 @@ class SettingKind(StrEnum):
     COMMAND = "command"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class SettingDifference:
     """One setting that differs."""
 
     what: str
     """In words: `eps of LayerNorm`, `beta2 of AdamW`."""
     reference: JsonValue
-    """None where that run does not have it."""
+    """None if that run does not have it."""
     candidate: JsonValue
+    _: KW_ONLY
     kind: SettingKind
     suspicion: float
     """From 0 to 1: how likely it is that a different result comes from it."""
-    places: tuple[str, ...] = field(default=())
-    """The modules or parameters it is about, where there are some."""
+    places: tuple[str, ...] = ()
+    """The modules or parameters it is about, if any."""
 
     @property
     def text(self) -> str:
         """The difference as one line.
 
-        >>> SettingDifference(what="beta2", reference=0.999, candidate=0.9, kind=SettingKind.LOSS, suspicion=1).text
+        >>> SettingDifference("beta2", 0.999, 0.9, kind=SettingKind.LOSS, suspicion=1).text
         'beta2: 0.999 against 0.9'
         """
-        return f"{self.what}{self._where}: {_format_value(self.reference)} against {_format_value(self.candidate)}"
-
-    @property
-    def _where(self) -> str:
-        if not self.places:
-            return ""
-        more = len(self.places) - _MAX_PLACES
-        return f" ({', '.join(self.places[:_MAX_PLACES])}{f' and {more} more' if more > 0 else ''})"
+        where = f" ({join_names(self.places, at_most=_MAX_PLACES)})" if self.places else ""
+        return f"{self.what}{where}: {_format_value(self.reference)} against {_format_value(self.candidate)}"
 
 
 def differing_values(
     reference: Mapping[str, JsonValue], candidate: Mapping[str, JsonValue], *, leave_out: Sequence[str] = ()
 ) -> list[tuple[str, JsonValue, JsonValue]]:
-    """Return name and both values of what differs, in the order of the names in the two; None where one has it not."""
+    """Return name and both values of everything that differs, in the order of the names; None if one side lacks it."""
     names = [name for name in dict.fromkeys([*reference, *candidate]) if name not in leave_out]
     pairs = [(name, reference.get(name), candidate.get(name)) for name in names]
-    return [
-        (name, reference_value, candidate_value)
-        for name, reference_value, candidate_value in pairs
-        if not _equal(reference_value, candidate_value)
-    ]
+    return [(name, first, second) for name, first, second in pairs if not _equal(first, second)]
 
 
 def group_by_place(differences: Iterable[SettingDifference]) -> list[SettingDifference]:
-    """Make one of those that are the same but for their place."""
+    """Merge the differences that have the same values in several places."""
     found: dict[str, list[SettingDifference]] = {}
     for difference in differences:
         key = repr((difference.what, difference.reference, difference.candidate, difference.kind))
         found.setdefault(key, []).append(difference)
     return [
-        SettingDifference(
-            what=group[0].what,
-            reference=group[0].reference,
-            candidate=group[0].candidate,
-            kind=group[0].kind,
+        replace(
+            group[0],
             suspicion=max(difference.suspicion for difference in group),
             places=tuple(place for difference in group for place in difference.places),
         )
@@ -95,7 +84,7 @@ def group_by_place(differences: Iterable[SettingDifference]) -> list[SettingDiff
 
 
 def _equal(reference: JsonValue, candidate: JsonValue) -> bool:
-    """Say whether two values are the same; a list and a tuple are, 0 and False are not, and NaN is itself."""
+    """Say whether two values are the same; a list equals a tuple, 0 is not False, and NaN equals NaN."""
     if isinstance(reference, bool) or isinstance(candidate, bool):
         return reference is candidate
     if isinstance(reference, list | tuple) and isinstance(candidate, list | tuple):

@@ -15,7 +15,7 @@ from roundoff.errors import CompareError
 Array = npt.NDArray[Any]
 
 BFLOAT16 = np.dtype("V2")
-"""numpy has no bfloat16: two bytes without a meaning stand for one, as in files that ml_dtypes arrays are saved to."""
+"""numpy has no bfloat16: raw two-byte values represent it, as in .npy files of ml_dtypes arrays."""
 
 _MAX_NAME = 120
 
@@ -25,7 +25,7 @@ def save_tensor(name: str, x: object, *, to: Path | str = "tensors") -> Path:
 
     Call it at the same places of two programs, then compare the folders: `roundoff compare REF CAND`. `x` is an array
     of numpy, or a tensor of PyTorch, JAX, MindSpore, Paddle or TensorFlow, on any device; bfloat16 stays bfloat16,
-    8-bit floats become float32. Characters that do not belong into the name of a file become `_`.
+    8-bit floats become float32. Characters that are invalid in file names become `_`.
     """
     array = as_array(x, name=name)
     folder = Path(to)
@@ -56,14 +56,14 @@ def as_array(x: object, *, name: str = "x") -> Array:
 
 
 def _on_host(x: Any, *, is_bfloat16: bool) -> Any:
-    """Fetch a tensor from its device, wide where the framework's way to numpy does not know bfloat16."""
+    """Fetch a tensor from its device, as float32 if the framework cannot convert its dtype to numpy."""
     if isinstance(x, np.ndarray):
         return x
     if hasattr(x, "detach"):  # PyTorch and Paddle
         x = x.detach()
     if hasattr(x, "cpu"):
         x = x.cpu()
-    if hasattr(x, "resolve_conj"):  # PyTorch's lazy conjugates have no array
+    if hasattr(x, "resolve_conj"):  # PyTorch's lazy conjugates cannot be converted
         x = x.resolve_conj().resolve_neg()
     is_narrow_torch = hasattr(x, "float") and (is_bfloat16 or "float8" in str(getattr(x, "dtype", "")))
     if is_narrow_torch:
@@ -75,7 +75,7 @@ def _on_host(x: Any, *, is_bfloat16: bool) -> Any:
 
 
 def _bfloat16_bits(array: Array) -> Array:
-    """Return the upper halves of floats that are bfloat16, or the bits that the array has already."""
+    """Return the upper halves of float32 values, or the bits if the array has two-byte elements."""
     if array.dtype.itemsize == 2:  # Paddle's uint16, and ml_dtypes
         return np.ascontiguousarray(array).view(BFLOAT16)
     return (np.ascontiguousarray(array, np.float32).view(np.uint32) >> 16).astype(np.uint16).view(BFLOAT16)

@@ -4,22 +4,28 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-import torch
-from torch import Tensor
+import numpy as np
 
-from roundoff.kernels.differences import Difference, difference
+from roundoff.formats import eps_of_dtype
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
+    from roundoff.kernels.differences import Difference
 
 LOCAL = 0.9
-"""A difference is local if that share of its square, at least, lies in one channel."""
+"""A difference is local if at least this share of its square is in one channel."""
 WIDE_ULPS = 64
-"""What results of fp32 and wider may be apart from right ones: their error comes from the order of long sums."""
+"""The error that results of fp32 and wider may have, from the order of long sums."""
 NARROW_ULPS = 2
-"""What results of narrower formats may: their error is that of rounding each result, with wide sums in between."""
+"""The error that results of narrower formats may have, from rounding each result of a wide sum."""
 GROWTH = 4
-"""Errors of what came before grow on the way, but not by more than this from one saved tensor to the next."""
+"""Earlier errors grow by at most this factor from one saved tensor to the next."""
 MAX_SHARE_OF_NORM = 0.25
-"""Nothing explains a relative error beyond this."""
+"""No format explains a larger relative error."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,36 +45,38 @@ class TensorDistance:
     values: tuple[float, float] | None
     """What the two hold there."""
     channel: int | None
-    """The one channel in which they differ, if it is one: of the second dimension if there are four, else the last."""
+    """The channel in which they differ, if it is only one: of the second dimension if there are four, else the last."""
     num_different: int
     num_nonfinite: tuple[int, int]
     """NaN and infinities of the reference and of the candidate."""
     num_unlike: int
-    """Elements that are finite in one only, or NaN and infinite in another way."""
+    """Elements that are finite in only one, or NaN in one and infinite in the other."""
     unit: str
     """The coarser of the two dtypes."""
     ulps: float
     """The relative error in units of that dtype's eps; infinite for whole numbers that differ."""
 
     def is_explained(self, *, inherited: float = 0.0) -> bool:
-        """Say whether formats explain the difference, given the largest relative error of what came before."""
-        eps = eps_of(self.unit)
+        """Say whether formats explain the difference, given the largest earlier relative error."""
+        eps = eps_of_dtype(self.unit)
         if self.num_unlike or (not eps and self.num_different):
             return False
-        is_wide = eps <= torch.finfo(torch.float32).eps
+        is_wide = eps <= eps_of_dtype("float32")
         own = (WIDE_ULPS if is_wide else NARROW_ULPS) * eps
         return self.relative <= min(MAX_SHARE_OF_NORM, max(own, GROWTH * inherited))
 
 
 def measure_distance(reference: Tensor, candidate: Tensor) -> TensorDistance:
     """Measure two tensors of one shape, of any dtypes, in one pass over both."""
+    from roundoff.kernels.differences import difference
+
     found = difference(reference, candidate)
     unit = coarser_name(reference.dtype, candidate.dtype)
     at = found.first_unlike if found.num_unlike else found.largest_at
     if at is not None and (reference.is_complex() or candidate.is_complex()):
         at //= 2
     position = _position(at, reference.shape)
-    eps = eps_of(unit)
+    eps = eps_of_dtype(unit)
     return TensorDistance(
         is_equal=found.is_same_bits,
         max_abs=found.largest,
@@ -87,29 +95,11 @@ def measure_distance(reference: Tensor, candidate: Tensor) -> TensorDistance:
 
 def coarser_name(first: torch.dtype, second: torch.dtype) -> str:
     """Return the name of the dtype with the larger distance between numbers; whole numbers have none."""
-    chosen = max(first, second, key=lambda dtype: eps_of(_name(dtype)))
-    return _name(chosen)
-
-
-def eps_of(dtype: str) -> float:
-    """Return the distance from 1 to the next number, 0 for whole numbers."""
-    torch_dtype: torch.dtype = getattr(torch, dtype)
-    is_whole = not (torch_dtype.is_floating_point or torch_dtype.is_complex)
-    return 0.0 if is_whole else float(torch.finfo(torch_dtype).eps)
-
-
-def _name(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")
+    return max((str(dtype).removeprefix("torch.") for dtype in (first, second)), key=eps_of_dtype)
 
 
 def _position(at: int | None, shape: torch.Size) -> tuple[int, ...] | None:
-    if at is None:
-        return None
-    indices = []
-    for size in reversed(shape):
-        at, index = divmod(at, size)
-        indices.append(index)
-    return tuple(reversed(indices))
+    return None if at is None else tuple(int(index) for index in np.unravel_index(at, shape))
 
 
 def _values(reference: Tensor, candidate: Tensor, position: tuple[int, ...] | None) -> tuple[float, float] | None:
@@ -120,12 +110,14 @@ def _values(reference: Tensor, candidate: Tensor, position: tuple[int, ...] | No
 
 
 def _channel(reference: Tensor, candidate: Tensor, position: tuple[int, ...] | None, found: Difference) -> int | None:
-    """Return the channel of the largest difference if it has nearly all of it."""
+    """Return the channel of the largest difference if nearly all of the difference is there."""
     if position is None or reference.ndim < 2 or found.num_unlike or not found.square:
         return None
     dim = 1 if reference.ndim >= 4 else reference.ndim - 1
     if reference.shape[dim] < 2:
         return None
+    from roundoff.kernels.differences import difference
+
     channel = position[dim]
     inside = difference(reference.select(dim, channel), candidate.select(dim, channel))
     return channel if inside.square >= LOCAL * found.square else None

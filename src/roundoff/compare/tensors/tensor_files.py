@@ -1,40 +1,38 @@
-"""Saved tensors of a folder, a single file or a recorded step, in the order in which they were saved."""
+"""Saved tensors of a folder, a file or a recorded step, in the order in which they were saved, and their distances."""
 
 from __future__ import annotations
 
 import json
 import math
-import mmap
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
-
-from torch import Tensor
+from typing import TYPE_CHECKING, Any
 
 from roundoff.checkpoints.checkpoint import Checkpoint
 from roundoff.checkpoints.file_bytes import FileBytes
-from roundoff.checkpoints.lazy_tensor import NUM_BYTES, LazyTensor
+from roundoff.checkpoints.lazy_tensor import NUM_BYTES, LazyTensor, StoredTensor
 from roundoff.checkpoints.read.dispatch import read_checkpoint
-from roundoff.checkpoints.read.npz import array_of, read_array_header
+from roundoff.checkpoints.read.npz import read_array_header, read_elements
 from roundoff.checkpoints.read.safetensors_file import read_safetensors
+from roundoff.compare.tensors.tensor_distance import TensorDistance, measure_distance
 from roundoff.errors import CompareError
 from roundoff.runs import Run
 
+if TYPE_CHECKING:
+    from torch import Tensor
+
 
 def read_array(path: Path) -> LazyTensor:
-    """Describe the array of a file; a `CheckpointError` if it is none, or not one of numbers.
-
-    The file is mapped for as long as a tensor that was read of it lives.
-    """
+    """Describe the array of a file; a `CheckpointError` if there is none, or not one of numbers."""
     data = FileBytes.of_file(path)
     header = read_array_header(data, path.name)
-    num_bytes = math.prod(header.shape) * NUM_BYTES[header.dtype]
-    data.at(header.num_bytes, num_bytes, "the array")
+    place = header.num_bytes, math.prod(header.shape) * NUM_BYTES[header.dtype]
+    data.part(*place, "the array")
 
-    def read() -> Tensor:
-        return array_of(FileBytes.of_file(path).at(header.num_bytes, num_bytes, "the array"), header)
+    def read() -> Tensor:  # opened again, since a folder may have more files than a process may have open
+        return read_elements(FileBytes.of_file(path).part(*place, "the array"), header)
 
     return LazyTensor(shape=header.shape, dtype=header.dtype, read=read)
 
@@ -43,36 +41,15 @@ SUFFIXES = (".npy", ".npz", ".pt", ".pth", ".safetensors")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SavedTensor:
-    """One tensor, without its values; `read` gets them, as a view of the mapped file where it can."""
-
-    name: str
-    shape: tuple[int, ...]
-    dtype: str
-    """As torch calls it."""
-    read: Callable[[], Tensor]
-    content: str
-    """What identifies its values: tensors of one source that share it are the same."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class TensorSource:
-    """Tensors in order, and the files that are mapped for them."""
+    """Tensors in order."""
 
     name: str
-    tensors: tuple[SavedTensor, ...]
-    files: tuple[FileBytes, ...] = ()
-
-    def let_go(self) -> None:
-        """Give back the memory that reading has taken; what is looked at again is read again."""
-        for file in self.files:
-            mapped = file.view.obj
-            if isinstance(mapped, mmap.mmap) and hasattr(mmap, "MADV_DONTNEED"):
-                mapped.madvise(mmap.MADV_DONTNEED)
+    tensors: tuple[StoredTensor, ...]
 
 
 def open_tensors(path: Path | str) -> TensorSource:
-    """Open a file of tensors, or a folder with such files at any depth, which are sorted as people count: 2 before 10.
+    """Open a file of tensors, or a folder with such files at any depth, sorted with numbers in order: 2 before 10.
 
     A `CompareError` if there are none, a `CheckpointError` if one is broken; nothing in a file is executed.
     """
@@ -87,7 +64,7 @@ def open_tensors(path: Path | str) -> TensorSource:
             why="its files hold none." if files else f"none of its files ends in {', '.join(SUFFIXES)}.",
             fix="save some there: roundoff.save_tensor(name, x, to=...)",
         )
-    return TensorSource(name=str(path), tensors=tensors, files=tuple(file for each in opened for file in each.files))
+    return TensorSource(name=str(path), tensors=tensors)
 
 
 def tensors_of_step(run: Run, step: int, *, rank: int = 0) -> TensorSource:
@@ -95,11 +72,10 @@ def tensors_of_step(run: Run, step: int, *, rank: int = 0) -> TensorSource:
 
     Names are the keys of the run folder, `phase/microbatch/site/op#n:output0`.
     """
-    with run.tensor_file(step, rank=rank) as file:
-        source = _open_safetensors(file.path, "")
+    source = _open_safetensors(run.tensor_file(step, rank=rank).path, "")
     columns = ["phase", "microbatch", "site", "op", "nth", "output", "order"]
-    events = run.events(step=step, rank=rank, columns=columns).to_pydict()
-    rows = zip(*(events[column] for column in columns), strict=True)
+    events = run.events(step=step, rank=rank, columns=columns)
+    rows = zip(*(events[column].to_list() for column in columns), strict=True)
     order = {
         f"{phase}/{micro}/{site}/{op}#{nth}:{output}": place for phase, micro, site, op, nth, output, place in rows
     }
@@ -107,8 +83,22 @@ def tensors_of_step(run: Run, step: int, *, rank: int = 0) -> TensorSource:
     return replace(source, name=f"{run.path}@{step}", tensors=tuple(tensors))
 
 
+class DistanceCache:
+    """Measures pairs of tensors, each pair of contents once, with only two tensors in memory."""
+
+    def __init__(self) -> None:
+        self._known: dict[tuple[Callable[[], Tensor], Callable[[], Tensor]], TensorDistance] = {}
+
+    def between(self, reference: StoredTensor, candidate: StoredTensor) -> TensorDistance:
+        """Return how far apart two tensors are that have the same shape, up to dimensions of 1."""
+        contents = reference.read, candidate.read
+        if contents not in self._known:
+            self._known[contents] = measure_distance(reference.read(), candidate.read().reshape(reference.shape))
+        return self._known[contents]
+
+
 class _Opener:
-    """Opens checkpoints and keeps the last one: their tensors are requested one after another."""
+    """Opens checkpoints and keeps the last one, since tensors are requested file by file."""
 
     def __init__(self) -> None:
         self._last: tuple[Path, Checkpoint] | None = None
@@ -132,53 +122,48 @@ def _name_in(folder: Path, file: Path) -> str:
 
 
 def _natural(text: str) -> list[tuple[int, int, str]]:
-    """Return what a name is sorted by: its numbers as numbers, before words."""
+    """Return the sort key of a name: its numbers as numbers, before words."""
     parts = re.split(r"([0-9]+)", text)
     return [(0, int(part), "") if part.isdecimal() else (1, 0, part) for part in parts if part]
 
 
 def _open_file(path: Path, prefix: str, opener: _Opener) -> TensorSource:
-    if path.suffix == ".npy":
-        return TensorSource(
-            name=str(path), tensors=(_make_saved_tensor(read_array(path), prefix or path.stem, path, ""),)
-        )
     if path.suffix == ".safetensors":
         return _open_safetensors(path, prefix)
-    entries = opener.open(path).entries.values()
-    found = {
-        each.name: LazyTensor(shape=each.shape, dtype=each.dtype, read=opener.reader(path, each.name))
-        for each in entries
-    }
-    return TensorSource(name=str(path), tensors=tuple(_make_saved_tensors(found, prefix, path)))
+    if path.suffix == ".npy":
+        tensors = [_with_name(read_array(path), prefix or path.stem)]
+    else:
+        entries = opener.open(path).entries
+        found = {key: StoredTensor.of(entry, opener.reader(path, key)) for key, entry in entries.items()}
+        tensors = _with_names(found, prefix)
+    return TensorSource(name=str(path), tensors=tuple(tensors))
 
 
 def _open_safetensors(path: Path, prefix: str) -> TensorSource:
-    data = FileBytes.of_file(path)
-    found = read_safetensors(data)
+    found = read_safetensors(FileBytes.of_file(path))
     metadata = found.pop("__metadata__", {})
-    tensors = list(_make_saved_tensors(found, prefix, path))
+    tensors = _with_names(found, prefix)
     by_key = dict(zip(found, tensors, strict=True))
     for alias, key in _aliases(metadata, found):
         tensors.append(replace(by_key[key], name=f"{prefix}/{alias}".lstrip("/")))
-    return TensorSource(name=str(path), tensors=tuple(tensors), files=(data,))
+    return TensorSource(name=str(path), tensors=tuple(tensors))
 
 
 def _aliases(metadata: Mapping[str, Any], found: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """Yield the keys of a run's file that stand for content which another key has."""
+    """Yield the keys of a run's file that share the content of another key."""
     try:
-        told = json.loads(metadata.get("aliases", "{}"))
+        aliases = json.loads(metadata.get("aliases", "{}"))
     except (ValueError, TypeError, RecursionError):
         return
-    if isinstance(told, dict):
-        yield from ((alias, key) for alias, key in told.items() if key in found and alias not in found)
+    if isinstance(aliases, dict):
+        yield from ((alias, key) for alias, key in aliases.items() if key in found and alias not in found)
 
 
-def _make_saved_tensors(found: Mapping[str, LazyTensor], prefix: str, path: Path) -> Iterator[SavedTensor]:
-    """Name the tensors of a file; one that is alone in a file of a folder is called like the file."""
-    for key, lazy in found.items():
-        is_alone = bool(prefix) and len(found) == 1
-        yield _make_saved_tensor(lazy, prefix if is_alone else f"{prefix}/{key}".lstrip("/"), path, key)
+def _with_names(found: Mapping[str, LazyTensor], prefix: str) -> list[StoredTensor]:
+    """Name the tensors of a file; the only tensor of a file in a folder is named after the file."""
+    is_alone = bool(prefix) and len(found) == 1
+    return [_with_name(tensor, prefix if is_alone else f"{prefix}/{key}".lstrip("/")) for key, tensor in found.items()]
 
 
-def _make_saved_tensor(lazy: LazyTensor, name: str, path: Path, key: str) -> SavedTensor:
-    return SavedTensor(name=name, shape=lazy.shape, dtype=lazy.dtype, read=lazy.read, content=f"{path}\0{key}")
+def _with_name(tensor: LazyTensor, name: str) -> StoredTensor:
+    return StoredTensor(name=name, shape=tensor.shape, dtype=tensor.dtype, read=tensor.read)

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections import Counter
 from collections.abc import Mapping
+from dataclasses import replace
 
 from roundoff.diagnose import needs
-from roundoff.diagnose.batches import Epoch, first_input, sample_hashes, training_epochs
-from roundoff.diagnose.rule import Code, Rule
+from roundoff.diagnose.loop_facts import Epoch, first_inputs, sample_hashes, training_epochs
+from roundoff.diagnose.rule import Code, error, note, on_first_rank, rule, warning
 from roundoff.diagnose.wording import format_short
-from roundoff.runs import ArrayContent, Finding, Run, Severity, TensorFacts
+from roundoff.runs import ArrayContent, Finding, Run
 from roundoff.runs.files.plain_json import object_of
 from roundoff.words import plural
 
+_MANY_BATCHES = 20
 _MIN_REPEATED_SHARE = 0.1
 _MIN_REPEATED = 4
 _MIN_SAMPLE_SIZE = 8
@@ -21,16 +24,32 @@ _MIN_SAMPLE_SIZE = 8
 _MIN_PAIRS = 3
 
 
-def mutated_datasets(run: Run) -> list[Finding]:
+@rule(
+    Code(
+        name="dataset-mutated",
+        means="The dataset holds different numbers in the next epoch: code that reads a sample also writes into it.",
+        fix="Work on copies: `x = x.clone()` first in `__getitem__`, and `x = x - mean` instead of `x -= mean`.",
+    ),
+    order=1310,
+    checks="datasets that change while they are read",
+    needs=[
+        needs.epochs(2),
+        needs.some(
+            lambda run: any(_arrays(epoch) for rank in run.ranks for epoch in training_epochs(run, rank)),
+            "the arrays of the dataset could not be read",
+        ),
+    ],
+)
+@on_first_rank
+def mutated_datasets(run: Run, rank: int) -> Finding | None:
     """Find a dataset whose arrays hold different values in the same memory when the next epoch begins."""
-    for rank in run.ranks:
-        epochs = training_epochs(run, rank)
-        for one, other in itertools.pairwise(epochs):
-            for name, before in _arrays(one).items():
-                after = _arrays(other).get(name)
-                if after is not None and _is_edited(before, after):
-                    return [_mutated_finding(name, before, after, other.first_step, rank, len(epochs))]
-    return []
+    epochs = training_epochs(run, rank)
+    for one, other in itertools.pairwise(epochs):
+        for name, before in _arrays(one).items():
+            after = _arrays(other).get(name)
+            if after is not None and _is_edited(before, after):
+                return _mutated_finding(name, before, after, other.first_step, rank, len(epochs))
+    return None
 
 
 def _arrays(epoch: Epoch) -> dict[str, ArrayContent]:
@@ -57,9 +76,8 @@ def _mutated_finding(
         f"{name} {format_short(old)} became {format_short(new)}"
         for name, old, new in (("mean", before.mean, after.mean), ("std", before.std, after.std))
     ]
-    return Finding(
+    return error(
         rule="dataset-mutated",
-        severity=Severity.ERROR,
         confidence=0.9 if num_epochs > 2 else 0.8,
         step=step,
         rank=rank,
@@ -72,21 +90,55 @@ def _mutated_finding(
     )
 
 
-def duplicate_samples(run: Run) -> list[Finding]:
+@rule(
+    Code(
+        name="duplicate-samples",
+        means="Samples occur several times within an epoch, although the sampler does not draw with replacement.",
+        fix="Check the sampler: each index should occur once. If repetition is intended, use a sampler that draws with "
+        "replacement.",
+    ),
+    order=1320,
+    checks="samples repeated within an epoch",
+    needs=[
+        needs.inputs,
+        needs.epochs(1),
+        needs.some(
+            lambda run: any(sample_hashes(run, rank, place) for rank, place, _ in first_inputs(run)),
+            "no samples were hashed",
+        ),
+    ],
+)
+def duplicate_samples(run: Run) -> Finding | None:
     """Find samples that occur several times within an epoch, although their sampler does not draw with replacement."""
-    for rank in run.ranks:
-        given = first_input(run, rank)
-        if given is None or _sample_size(given[1][0][1]) < _MIN_SAMPLE_SIZE:
+    for rank, place, seen in first_inputs(run):
+        if math.prod(seen[0][1].shape[1:]) < _MIN_SAMPLE_SIZE:
             continue
         for epoch in training_epochs(run, rank):
             if epoch.detail.replacement or epoch.detail.sampler == "DistributedSampler":
                 break
-            hashes = sample_hashes(run, rank, given[0], epoch=epoch)
+            hashes = _drawn_samples(run, rank, place, epoch)
+            if not _is_seen_enough(run, rank, epoch):
+                continue  # in a few batches a rare class, oversampled on purpose, looks like accidental repetitions
             again = len(hashes) - len(set(hashes))
             is_much = again >= max(_MIN_REPEATED, _MIN_REPEATED_SHARE * len(hashes)) and len(set(hashes)) > 1
             if is_much and not _is_oversampling(hashes):
-                return [_duplicates_finding(run, epoch, given[0], hashes, again, rank)]
-    return []
+                return _duplicates_finding(run, epoch, place, hashes, again, rank)
+    return None
+
+
+def _drawn_samples(run: Run, rank: int, place: str, epoch: Epoch) -> list[int]:
+    """Return the hashes of the samples of an epoch; a batch that serves several steps in a row was drawn once."""
+    table = run.hashes(step=range(epoch.first_step, epoch.end_step), rank=rank)
+    table = table.take(table.texts("kind").equals("sample") & table.texts("name").equals(place))
+    rows = zip(table["step"].to_list(), table["hash"].to_list(), strict=True)
+    batches = [[number for _, number in of_step] for _, of_step in itertools.groupby(rows, key=lambda row: row[0])]
+    return [number for batch, _ in itertools.groupby(batches) for number in batch]
+
+
+def _is_seen_enough(run: Run, rank: int, epoch: Epoch) -> bool:
+    """Say whether most batches of an epoch were looked at, or at least many."""
+    num = sum(epoch.first_step <= batch.step < epoch.end_step for batch in run.inputs(rank=rank))
+    return num >= min((epoch.end_step - epoch.first_step) / 2, _MANY_BATCHES)
 
 
 def _is_oversampling(hashes: list[int]) -> bool:
@@ -99,27 +151,34 @@ def _is_oversampling(hashes: list[int]) -> bool:
     return counts[1] >= counts.total() / 2 and num_often > 2 * counts[2]
 
 
-def repeated_orders(run: Run) -> list[Finding]:
+@rule(
+    Code(
+        name="data-not-shuffled",
+        means="The batches come in the same order in every epoch. This is only a note: sometimes it is intended.",
+        fix="`DataLoader(..., shuffle=True)`.",
+        follows_from=("epoch-order-repeated", "dataset-mutated", "duplicate-samples"),
+    ),
+    order=1530,
+    checks="the order of the data",
+    needs=[
+        needs.inputs,
+        needs.some(
+            lambda run: any(len(seen) > _MIN_PAIRS for _, _, seen in first_inputs(run)),
+            "too few batches were observed",
+        ),
+    ],
+)
+def repeated_orders(run: Run) -> Finding | None:
     """Find a training that gets its batches in the same order in every epoch."""
-    for rank in run.ranks:
-        given = first_input(run, rank)
-        if given is None:
-            continue
-        batches = {step: tensor.hash for step, tensor in given[1]}
+    for rank, _, seen in first_inputs(run):
+        batches = {step: tensor.hash for step, tensor in seen}
         for batch in run.inputs(rank=rank):  # augmented inputs never repeat, but their labels do
             if len(batch.targets) == 1 and batch.step in batches and len(batch.targets[0].counts) != 1:
                 batches[batch.step] = batch.targets[0].hash
         pairs = _pairs(training_epochs(run, rank), batches) or _pairs_by_period(batches)
         if len(pairs) >= _MIN_PAIRS and all(batches[one] == batches[other] for one, other in pairs):
-            return [_same_order_finding(pairs, rank)]
-    return []
-
-
-def _sample_size(tensor: TensorFacts) -> int:
-    count = 1
-    for length in tensor.shape[1:]:
-        count *= length
-    return count
+            return _same_order_finding(pairs, rank)
+    return None
 
 
 def _pairs(epochs: list[Epoch], batches: Mapping[int, str]) -> list[tuple[int, int]]:
@@ -152,9 +211,8 @@ def _duplicates_finding(run: Run, epoch: Epoch, place: str, hashes: list[int], a
         (step for step in range(epoch.first_step, epoch.end_step) if _has_repetition(run, rank, place, epoch, step)),
         epoch.first_step,
     )
-    return Finding(
+    return warning(
         rule="duplicate-samples",
-        severity=Severity.WARNING,
         confidence=0.8,
         step=first,
         rank=rank,
@@ -169,16 +227,14 @@ def _duplicates_finding(run: Run, epoch: Epoch, place: str, hashes: list[int], a
 
 def _has_repetition(run: Run, rank: int, place: str, epoch: Epoch, step: int) -> bool:
     """Say whether a sample is repeated up to a step of the epoch."""
-    part = Epoch(first_step=epoch.first_step, end_step=step + 1, detail=epoch.detail)
-    hashes = sample_hashes(run, rank, place, epoch=part)
+    hashes = _drawn_samples(run, rank, place, replace(epoch, end_step=step + 1))
     return len(set(hashes)) < len(hashes)
 
 
 def _same_order_finding(pairs: list[tuple[int, int]], rank: int) -> Finding:
     one, other = pairs[0]
-    return Finding(
+    return note(
         rule="data-not-shuffled",
-        severity=Severity.NOTE,
         confidence=0.9,
         step=other,
         rank=rank,
@@ -188,67 +244,3 @@ def _same_order_finding(pairs: list[tuple[int, int]], rank: int) -> Finding:
         fix="DataLoader(..., shuffle=True), unless the order is intended",
         evidence=({"pairs": [[*pair] for pair in pairs[:10]]},),
     )
-
-
-def _hashed_dataset(run: Run) -> str | None:
-    epochs = [epoch for rank in run.ranks for epoch in training_epochs(run, rank)]
-    return None if any(_arrays(epoch) for epoch in epochs) else "the arrays of the dataset could not be read"
-
-
-def _hashed_samples(run: Run) -> str | None:
-    places = [(rank, given[0]) for rank in run.ranks if (given := first_input(run, rank)) is not None]
-    return None if any(sample_hashes(run, rank, place) for rank, place in places) else "no samples were hashed"
-
-
-def _comparable_batches(run: Run) -> str | None:
-    num_batches = max((len(given[1]) for rank in run.ranks if (given := first_input(run, rank)) is not None), default=0)
-    return None if num_batches > _MIN_PAIRS else "too few batches were observed"
-
-
-RULES = (
-    Rule(
-        order=1310,
-        checks="datasets that change while they are read",
-        find=mutated_datasets,
-        needs=(needs.epochs(2), _hashed_dataset),
-        codes=(
-            Code(
-                name="dataset-mutated",
-                means="The dataset holds different numbers in the next epoch: code that reads a sample also writes "
-                "into it.",
-                fix="Work on copies: `x = x.clone()` first in `__getitem__`, and `x = x - mean` instead of `x -= "
-                "mean`.",
-            ),
-        ),
-    ),
-    Rule(
-        order=1320,
-        checks="samples repeated within an epoch",
-        find=duplicate_samples,
-        needs=(needs.inputs, needs.epochs(1), _hashed_samples),
-        codes=(
-            Code(
-                name="duplicate-samples",
-                means="Samples occur several times within an epoch, although the sampler does not draw with "
-                "replacement.",
-                fix="Check the sampler: each index should occur once. If repetition is intended, use a sampler that "
-                "draws with replacement.",
-            ),
-        ),
-    ),
-    Rule(
-        order=1530,
-        checks="the order of the data",
-        find=repeated_orders,
-        needs=(needs.inputs, _comparable_batches),
-        codes=(
-            Code(
-                name="data-not-shuffled",
-                means="The batches come in the same order in every epoch. This is only a note: sometimes it is "
-                "intended.",
-                fix="`DataLoader(..., shuffle=True)`.",
-                follows_from=("epoch-order-repeated", "dataset-mutated", "duplicate-samples"),
-            ),
-        ),
-    ),
-)

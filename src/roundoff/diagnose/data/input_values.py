@@ -10,11 +10,12 @@ from collections.abc import Sequence
 import numpy as np
 
 from roundoff.diagnose import needs
-from roundoff.diagnose.batches import model_inputs, sample_hashes, site_of, targets_of
+from roundoff.diagnose.loop_facts import model_inputs, sample_hashes, site_of, targets_of
 from roundoff.diagnose.parameter_histories import ParameterHistory, parameter_histories
-from roundoff.diagnose.rule import Code, Rule
+from roundoff.diagnose.rule import Code, error, on_first_rank, rule
+from roundoff.diagnose.step_flow import root_mean_square
 from roundoff.diagnose.wording import format_short
-from roundoff.runs import Event, Finding, ModuleFacts, Run, Severity, TensorFacts
+from roundoff.runs import Finding, ModuleFacts, Run, Severity, TensorFacts
 from roundoff.runs.records.step_ops import bare_name
 from roundoff.words import plural
 
@@ -26,21 +27,36 @@ Seen = Sequence[tuple[int, TensorFacts]]
 """(step, tensor) of one input."""
 
 
-def colliding_paddings(run: Run) -> list[Finding]:
+@rule(
+    Code(
+        name="padding-collision",
+        means="The `padding_idx` of an embedding is a token that occurs in the text: its row is never trained.",
+        fix="Give padding its own id, or leave `padding_idx` out.",
+    ),
+    order=540,
+    checks="padding rows that are real tokens",
+    needs=[
+        needs.inputs,
+        needs.module(
+            lambda module: isinstance(module.settings.get("padding_idx"), int), "no embedding has a padding_idx"
+        ),
+    ],
+)
+@on_first_rank
+def colliding_paddings(run: Run, rank: int) -> Finding | None:
     """Find an embedding whose `padding_idx` occurs in the middle of the rows, between other tokens."""
-    for rank in run.ranks:
-        modules = [module for structure in run.structures(rank=rank) for module in structure.modules]
-        for seen in model_inputs(run, rank).values():
-            tensors = [tensor for _, tensor in seen if tensor.inner_counts]
-            embedding = _embedding(modules, tensors)
-            if embedding is None:
-                continue
-            row = str(embedding.settings["padding_idx"])
-            num_steps = sum(row in tensor.inner_counts for tensor in tensors)
-            inside = sum(tensor.inner_counts.get(row, 0) for tensor in tensors)
-            if inside >= _MIN_COLLISIONS and 2 * num_steps >= len(tensors):
-                return [_padding_finding(embedding, row, tensors, seen[0][0], rank, inside)]
-    return []
+    modules = [module for structure in run.structures(rank=rank) for module in structure.modules]
+    for seen in model_inputs(run, rank).values():
+        tensors = [tensor for _, tensor in seen if tensor.inner_counts]
+        embedding = _embedding(modules, tensors)
+        if embedding is None:
+            continue
+        row = str(embedding.settings["padding_idx"])
+        num_steps = sum(row in tensor.inner_counts for tensor in tensors)
+        inside = sum(tensor.inner_counts.get(row, 0) for tensor in tensors)
+        if inside >= _MIN_COLLISIONS and 2 * num_steps >= len(tensors):
+            return _padding_finding(embedding, row, tensors, seen[0][0], rank, inside)
+    return None
 
 
 def _embedding(modules: list[ModuleFacts], tensors: list[TensorFacts]) -> ModuleFacts | None:
@@ -64,9 +80,8 @@ def _padding_finding(
         counts.update(tensor.counts)
     share = counts[row] / max(sum(counts.values()), 1)
     site = embedding.site
-    return Finding(
+    return error(
         rule="padding-collision",
-        severity=Severity.ERROR,
         confidence=0.85,
         step=step,
         rank=rank,
@@ -81,37 +96,56 @@ def _padding_finding(
     )
 
 
-def large_inputs(run: Run) -> list[Finding]:
+@rule(
+    Code(
+        name="input-scale",
+        means="An input is far from the size that initial values and learning rates assume, and reaches the first "
+        "weights without normalization.",
+        fix="Normalize it: `(x - mean) / std` with the values of the training set, or `x / 255` for raw pixels.",
+        follows_from=("overflow", "domain-error", "masked-softmax", "nonfinite-update", "consumed-overflow"),
+    ),
+    order=980,
+    checks="inputs of unusual size",
+    needs=[needs.inputs],
+)
+@on_first_rank
+def large_inputs(run: Run, rank: int) -> Finding | None:
     """Find a model input that is far larger than initial values assume, and is used without normalization."""
-    for rank in run.ranks:
-        for place, seen in model_inputs(run, rank).items():
-            first = seen[0][1]
-            if "float" not in first.dtype or len(first.shape) < 2 or _is_mask(seen):
-                continue
-            size = statistics.median(_size(tensor) for _, tensor in seen)
-            if size >= LARGE and _meets_a_weight(run, rank, size, math.prod(first.shape)):
-                return [_large_finding(place, seen, size, rank)]
-    return []
+    for place, seen in model_inputs(run, rank).items():
+        first = seen[0][1]
+        if "float" not in first.dtype or len(first.shape) < 2 or _is_mask(seen):
+            continue
+        size = statistics.median(math.hypot(tensor.mean or 0.0, tensor.std or 0.0) for _, tensor in seen)
+        if size >= LARGE and _meets_a_weight(run, rank, size, math.prod(first.shape)):
+            return _large_finding(place, seen, size, rank)
+    return None
 
 
-def constant_inputs(run: Run) -> list[Finding]:
+@rule(
+    Code(
+        name="constant-input",
+        means="An input is the same number everywhere, or the same for every sample, so nothing can be learned from "
+        "it.",
+        fix="Check what the dataset returns: a buffer that is never filled, a transform that clamps, the wrong column.",
+    ),
+    order=510,
+    checks="constant inputs",
+    needs=[needs.inputs],
+)
+@on_first_rank
+def constant_inputs(run: Run, rank: int) -> Finding | None:
     """Find a model input that is the same number everywhere, or the same for every sample."""
-    for rank in run.ranks:
-        for places in _by_model(model_inputs(run, rank)).values():
-            batch_size = next(iter(places.values()))[0][1].shape[:1]
-            varying = [place for place, seen in places.items() if not _is_constant(run, rank, place, seen, batch_size)]
-            names = list(places)
-            if not varying and (_targets_differ(run, rank) or len(next(iter(places.values()))) == 1):
-                return [_constant_finding(names[0], places[names[0]], rank, weight=None)]
-            for place in names:
-                weight = _unmoved_weight(run, rank) if _is_zero(places[place], batch_size) else None
-                if weight is not None:
-                    return [_constant_finding(place, places[place], rank, weight=weight)]
-    return []
-
-
-def _size(tensor: TensorFacts) -> float:
-    return math.hypot(tensor.mean or 0.0, tensor.std or 0.0)
+    for places in _by_model(model_inputs(run, rank)).values():
+        batch_size = next(iter(places.values()))[0][1].shape[:1]
+        varying = [place for place, seen in places.items() if not _is_constant(run, rank, place, seen, batch_size)]
+        names = list(places)
+        if not varying and (_targets_differ(run, rank) or len(next(iter(places.values()))) == 1):
+            return _constant_finding(names[0], places[names[0]], rank, weight=None)
+        for place in names:
+            weight = _unmoved_weight(run, rank) if _is_zero(places[place], batch_size) else None
+            if weight is not None:
+                return _constant_finding(place, places[place], rank, weight=weight)
+    return None
 
 
 def _is_mask(seen: Seen) -> bool:
@@ -132,13 +166,11 @@ def _meets_a_weight(run: Run, rank: int, size: float, count: int) -> bool:
     if not given:
         return True
     first = [event for event in given if event.op_name == given[0].op_name and event.site == given[0].site]
-    if any(_rms(event) >= LARGE / 2 for event in first):
+    if any(root_mean_square(event) >= LARGE / 2 for event in first):
         return True
-    return any(event.num_elements == count and math.isclose(_rms(event), size, rel_tol=0.5) for event in given)
-
-
-def _rms(event: Event) -> float:
-    return event.l2 / math.sqrt(max(event.num_elements, 1))
+    return any(
+        event.num_elements == count and math.isclose(root_mean_square(event), size, rel_tol=0.5) for event in given
+    )
 
 
 def _by_model(inputs: dict[str, list[tuple[int, TensorFacts]]]) -> dict[str, dict[str, Seen]]:
@@ -154,6 +186,8 @@ def _is_one_number(tensor: TensorFacts) -> bool:
 
 def _is_constant(run: Run, rank: int, place: str, seen: Seen, batch_size: tuple[int, ...]) -> bool:
     """Say whether an input is the same for all samples: one number, one row, or the same mask in each step."""
+    if any(tensor.is_only_first for _, tensor in seen):
+        return False
     if all(_is_one_number(tensor) for _, tensor in seen):
         return True
     if len(seen) > 1 and seen[0][1].shape[:1] != batch_size and len({tensor.hash for _, tensor in seen}) == 1:
@@ -212,9 +246,8 @@ def _constant_finding(place: str, seen: Seen, rank: int, *, weight: str | None) 
     else:
         what = f"every sample is the same in all {plural(len(seen), 'observed step')}"
     effect = f"{weight} has no other input and no gradient" if weight else "the output cannot depend on the data"
-    return Finding(
+    return error(
         rule="constant-input",
-        severity=Severity.ERROR,
         confidence=0.95,
         step=seen[0][0],
         rank=rank,
@@ -227,57 +260,3 @@ def _constant_finding(place: str, seen: Seen, rank: int, *, weight: str | None) 
         "everything, the wrong column",
         evidence=({"place": place, "value": first.min, "shape": list(first.shape)},),
     )
-
-
-def _padded_embedding(run: Run) -> str | None:
-    modules = [module for rank in run.ranks for look in run.structures(rank=rank) for module in look.modules]
-    has_some = any(isinstance(module.settings.get("padding_idx"), int) for module in modules)
-    return None if has_some else "no embedding has a padding_idx"
-
-
-RULES = (
-    Rule(
-        order=510,
-        checks="constant inputs",
-        find=constant_inputs,
-        needs=(needs.inputs,),
-        codes=(
-            Code(
-                name="constant-input",
-                means="An input is the same number everywhere, or the same for every sample, so nothing can be learned "
-                "from it.",
-                fix="Check what the dataset returns: a buffer that is never filled, a transform that clamps, the wrong "
-                "column.",
-            ),
-        ),
-    ),
-    Rule(
-        order=540,
-        checks="padding rows that are real tokens",
-        find=colliding_paddings,
-        needs=(needs.inputs, _padded_embedding),
-        codes=(
-            Code(
-                name="padding-collision",
-                means="The `padding_idx` of an embedding is a token that occurs in the text: its row is never trained.",
-                fix="Give padding its own id, or leave `padding_idx` out.",
-            ),
-        ),
-    ),
-    Rule(
-        order=980,
-        checks="inputs of unusual size",
-        find=large_inputs,
-        needs=(needs.inputs,),
-        codes=(
-            Code(
-                name="input-scale",
-                means="An input is far from the size that initial values and learning rates assume, and reaches the "
-                "first weights without normalization.",
-                fix="Normalize it: `(x - mean) / std` with the values of the training set, or `x / 255` for raw "
-                "pixels.",
-                follows_from=("overflow", "domain-error", "masked-softmax", "nonfinite-update", "consumed-overflow"),
-            ),
-        ),
-    ),
-)

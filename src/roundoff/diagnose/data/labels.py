@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from statistics import mean, median
 
 from roundoff.diagnose import needs
-from roundoff.diagnose.batches import (
+from roundoff.diagnose.loop_facts import (
     ASKS_YES_OR_NO,
     CLASSIFIES,
     model_inputs,
@@ -16,11 +16,10 @@ from roundoff.diagnose.batches import (
     targets_of,
     training_epochs,
 )
-from roundoff.diagnose.flow import Flow
-from roundoff.diagnose.layers import PRODUCTS
-from roundoff.diagnose.rule import Code, Rule
+from roundoff.diagnose.rule import Code, FaultEffect, error, note, on_first_rank, rule, warning
+from roundoff.diagnose.step_flow import PRODUCTS, Flow
 from roundoff.diagnose.wording import format_short
-from roundoff.runs import BatchFacts, Finding, OverfitProbe, Run, Severity, TensorFacts
+from roundoff.runs import BatchFacts, Finding, OverfitProbe, Run, TensorFacts
 from roundoff.runs.records.step_ops import ops_of
 from roundoff.words import plural
 
@@ -35,17 +34,89 @@ _TIMES_LONGER = 3
 _SQUARES = ("mse_loss", "MSELoss")
 
 
-def independent_labels(run: Run) -> list[Finding]:
+def _overfit_probe(run: Run) -> str | None:
+    """Look for the overfit probe, which only a loss at chance level calls for."""
+    chance = _chance(run)
+    is_at_chance = chance is not None and _is_at_chance(_finite_losses(run), chance)
+    return needs.probe(OverfitProbe)(run) if is_at_chance else None
+
+
+@rule(
+    Code(
+        name="labels-independent",
+        means="The loss stays at chance level, although the same model and optimizer can memorize a single batch: "
+        "labels and inputs do not belong together.",
+        fix="Look at some samples with their labels: files sorted differently, inputs shuffled without their labels, "
+        "an index off by one.",
+    ),
+    order=1510,
+    checks="labels unrelated to the inputs",
+    needs=[
+        needs.targets,
+        needs.losses(_MIN_TRAINED_STEPS),
+        needs.some(lambda run: _chance(run) is not None, "the chance level of this loss is unknown"),
+        _overfit_probe,
+    ],
+)
+def independent_labels(run: Run) -> Finding | None:
     """Find a training that stays at chance level, although the same optimizer can memorize a single batch."""
     chance, losses = _chance(run), _finite_losses(run)
     if chance is None or len(losses) < _MIN_TRAINED_STEPS or not _is_at_chance(losses, chance):
-        return []
+        return None
     late = _late_loss(losses)
     for probe in run.probes(OverfitProbe):
         tried = [loss for loss in probe.losses if loss is not None]
         if _can_learn(tried, chance=chance, late=late) and len(losses) >= _TIMES_LONGER * len(tried):
-            return [_independent_finding(chance, late, len(losses), tried)]
-    return []
+            return error(
+                rule="labels-independent",
+                confidence=0.8,
+                step=0,
+                phase="forward",
+                title="the labels are unrelated to the inputs",
+                why=f"after {len(losses)} steps the loss is {format_short(late)}, and knowing only how often each "
+                f"label occurs gives {format_short(chance)}; on a single batch it falls from "
+                f"{format_short(tried[0])} to {format_short(min(tried))} within {len(tried)} steps, so the model and "
+                "the optimizer can learn",
+                fix="check some samples with their labels: two files sorted differently, inputs shuffled without their "
+                "labels, an index off by one",
+                evidence=({"chance": chance, "loss": late, "overfit": [*tried]},),
+            )
+    return None
+
+
+@rule(
+    Code(
+        name="stays-at-guessing",
+        means="The loss stays at what guessing costs: the model knows how often each answer occurs, and nothing about "
+        "the single sample.",
+        fix="Try whether it can memorize one batch. If it can, look at the data; if not, at the model and the loop.",
+        follows_from=(FaultEffect.ANY,),
+    ),
+    order=1540,
+    checks="a loss that stays at what guessing costs",
+    needs=[
+        needs.losses(_MIN_TRAINED_STEPS),
+        needs.some(lambda run: _chance(run) is not None, "the chance level of this loss is unknown"),
+    ],
+)
+def guessing(run: Run) -> Finding | None:
+    """Find a loss that ends within a few percent of what knowing only the frequencies of the targets gives."""
+    chance, losses = _chance(run), _finite_losses(run)
+    if chance is None or len(losses) < _MIN_TRAINED_STEPS or not _is_at_chance(losses, chance):
+        return None
+    late = _late_loss(losses)
+    return note(
+        rule="stays-at-guessing",
+        confidence=0.6,
+        step=0,
+        phase="forward",
+        title="the loss stays at what guessing costs",
+        why=f"after {len(losses)} steps it is {format_short(late)}; knowing only how often each target occurs gives "
+        f"{format_short(chance)}",
+        fix="try whether one batch can be memorized: if so, look at samples with their labels; if not, at the learning "
+        "rate, and at what lies between the inputs and the loss",
+        evidence=({"chance": chance, "loss": late},),
+    )
 
 
 def _finite_losses(run: Run) -> list[float]:
@@ -64,17 +135,20 @@ def _chance(run: Run) -> float | None:
     """Return the loss of a model that only knows how often each label occurs; None if that is unknown."""
     counts: Counter[str] = Counter()
     variances: list[float] = []
+    inside = next(iter(run.criteria(rank=0)), None)  # the criterion of a model that computes its own loss
     for batch in [batch for batch in run.inputs(rank=0) if targets_of(batch)]:
-        settings, targets = batch.criterion_settings, targets_of(batch)
+        settings, targets, criterion = batch.criterion_settings, targets_of(batch), batch.criterion
+        if criterion is None and inside is not None:
+            settings, criterion = inside.settings, inside.function
         if settings.get("reduction", "mean") != "mean" or settings.get("label_smoothing") or len(targets) != 1:
             return None
-        if batch.criterion in CLASSIFIES:
+        if criterion in CLASSIFIES:
             ignored = {"-100", str(settings.get("ignore_index"))}
             counts.update({key: num for key, num in targets[0].counts.items() if key not in ignored})
-        elif batch.criterion in ASKS_YES_OR_NO and _is_yes_or_no(targets[0]):
+        elif criterion in ASKS_YES_OR_NO and _is_yes_or_no(targets[0]):
             num_yes = round((targets[0].mean or 0.0) * targets[0].shape[0])
             counts.update({"1": num_yes, "0": targets[0].shape[0] - num_yes})
-        elif batch.criterion in _SQUARES and targets[0].std:
+        elif criterion in _SQUARES and targets[0].std:
             variances.append(targets[0].std ** 2)
         else:
             return None
@@ -95,23 +169,6 @@ def _can_learn(tried: list[float], *, chance: float, late: float) -> bool:
     if len(tried) < 2 or min(tried) >= _OVERFITTED * min(chance, tried[0]):
         return False
     return chance - min(tried) > _TIMES_LESS * (chance - late)
-
-
-def _independent_finding(chance: float, late: float, num_steps: int, tried: list[float]) -> Finding:
-    return Finding(
-        rule="labels-independent",
-        severity=Severity.ERROR,
-        confidence=0.8,
-        step=0,
-        phase="forward",
-        title="the labels are unrelated to the inputs",
-        why=f"after {num_steps} steps the loss is {format_short(late)}, and knowing only how often each label occurs "
-        f"gives {format_short(chance)}; on a single batch it falls from {format_short(tried[0])} to "
-        f"{format_short(min(tried))} within {len(tried)} steps, so the model and the optimizer can learn",
-        fix="check some samples with their labels: two files sorted differently, inputs shuffled without their "
-        "labels, an index off by one",
-        evidence=({"chance": chance, "loss": late, "overfit": [*tried]},),
-    )
 
 
 _LEARN = PRODUCTS | {"embedding", "_embedding_bag", "bmm", "baddbmm", "mkldnn_rnn_layer", "lstm", "gru"}
@@ -173,32 +230,93 @@ _LEARNED = 0.2
 """A loss that falls below this fraction of the first shows that the model found the copy."""
 
 
-def single_classes(run: Run) -> list[Finding]:
+@rule(
+    Code(
+        name="single-class",
+        means="All labels of the dataset are the same.",
+        fix="Check where labels come from: a constant column, a filter, a file name parsed incorrectly.",
+    ),
+    order=520,
+    checks="labels that are all the same",
+    needs=[
+        needs.inputs,
+        needs.targets,
+        needs.some(
+            lambda run: any(_label_counts([b for b in run.inputs(rank=rank) if targets_of(b)]) for rank in run.ranks),
+            "the targets are not class labels",
+        ),
+    ],
+)
+@on_first_rank
+def single_classes(run: Run, rank: int) -> Finding | None:
     """Find a training whose labels are all the same, in the whole dataset and not only in one batch."""
-    for rank in run.ranks:
-        batches = [batch for batch in run.inputs(rank=rank) if targets_of(batch)]
-        counts = _label_counts(batches)
-        if len(counts) != 1 or not model_inputs(run, rank) or are_places_in_a_row(run, rank):
-            continue  # several classes, no data, or the index of the right choice in a row
-        if _covers_the_data(run, rank, batches, next(iter(counts))) and not _is_surprised(run, rank, batches):
-            return [_single_class_finding(batches, counts, rank)]
-    return []
+    batches = [batch for batch in run.inputs(rank=rank) if targets_of(batch)]
+    counts = _label_counts(batches)
+    if len(counts) != 1 or not model_inputs(run, rank) or are_places_in_a_row(run, rank):
+        return None  # several classes, no data, or the index of the right choice in a row
+    if _covers_the_data(run, rank, batches, next(iter(counts))) and not _is_surprised(run, rank, batches):
+        ((label, num),) = counts.items()
+        classes = batches[0].num_classes
+        of = f", although the model distinguishes {classes} classes" if classes is not None and classes > 1 else ""
+        return error(
+            rule="single-class",
+            confidence=0.9,
+            step=batches[0].step,
+            rank=rank,
+            phase="forward",
+            title="all labels are the same",
+            why=f"all {num} labels of the {plural(len(batches), 'observed step')} are {format_short(label)}{of}: "
+            "their entropy is 0, and there is nothing to learn from them",
+            fix="check where labels come from: a constant column, a filter that leaves one class, a file name parsed "
+            "incorrectly, a loop variable that does not change",
+            evidence=({"label": label, "num_labels": num, "num_steps": len(batches)},),
+        )
+    return None
 
 
-def leaking_labels(run: Run) -> list[Finding]:
+@rule(
+    Code(
+        name="label-leak",
+        means="The target is an input of the model, so the model learns to copy. Reconstruction and next-token "
+        "prediction are not reported.",
+        fix="Remove the column from the inputs, or shift the target.",
+    ),
+    order=530,
+    checks="targets that are also inputs",
+    needs=[needs.inputs, needs.targets],
+)
+@on_first_rank
+def leaking_labels(run: Run, rank: int) -> Finding | None:
     """Find targets that are also an input of the model; silent if the whole sample is reconstructed."""
-    for rank in run.ranks:
-        pairs = [pair for batch in run.inputs(rank=rank) if (pair := _equal_pair(batch)) is not None]
-        batches = [batch for batch in run.inputs(rank=rank) if targets_of(batch)]
-        if len(pairs) < _MIN_EQUAL or len(pairs) < len(batches):
-            continue
-        given, target = pairs[0]
-        if not meets_weights(run, rank, given):
-            continue
-        is_whole = math.prod(target.shape) > given.shape[0]
-        if not is_whole or ("int" in target.dtype and _was_learned(run, rank)):
-            return [_leak_finding(given, target, batches[0].step, rank, len(pairs), is_whole=is_whole)]
-    return []
+    pairs = [pair for batch in run.inputs(rank=rank) if (pair := _equal_pair(batch)) is not None]
+    batches = [batch for batch in run.inputs(rank=rank) if targets_of(batch)]
+    if len(pairs) < _MIN_EQUAL or len(pairs) < len(batches):
+        return None
+    given, target = pairs[0]
+    if not meets_weights(run, rank, given):
+        return None
+    is_whole = math.prod(target.shape) > given.shape[0]
+    if not is_whole or ("int" in target.dtype and _was_learned(run, rank)):
+        step, num = batches[0].step, len(pairs)
+        if is_whole:
+            why = f"in all {plural(num, 'observed step')} they hold the same ids: the model learns to copy"
+            fix = "shift them: predict ids[:, 1:] from ids[:, :-1]"
+        else:
+            why = f"in all {plural(num, 'observed step')} they hold the same values: the model sees the answer"
+            fix = "remove the target from the inputs of the model"
+        return warning(
+            rule="label-leak",
+            confidence=0.8 if is_whole else 0.9,
+            step=step,
+            rank=rank,
+            phase="forward",
+            site=site_of(given.place),
+            title=f"the target is the input {given.place}",
+            why=why,
+            fix=fix,
+            evidence=({"input": given.place, "hash": given.hash, "shape": list(target.shape)},),
+        )
+    return None
 
 
 def _label_counts(batches: list[BatchFacts]) -> Mapping[float, int]:
@@ -264,109 +382,3 @@ def _is_same(one: TensorFacts, other: TensorFacts) -> bool:
 def _was_learned(run: Run, rank: int) -> bool:
     losses = [metric.loss for metric in run.metrics(rank=rank) if metric.loss is not None]
     return len(losses) > 1 and min(losses[len(losses) // 2 :]) < _LEARNED * losses[0]
-
-
-def _single_class_finding(batches: list[BatchFacts], counts: Mapping[float, int], rank: int) -> Finding:
-    ((label, num),) = counts.items()
-    classes = batches[0].num_classes
-    of = f", although the model distinguishes {classes} classes" if classes is not None and classes > 1 else ""
-    return Finding(
-        rule="single-class",
-        severity=Severity.ERROR,
-        confidence=0.9,
-        step=batches[0].step,
-        rank=rank,
-        phase="forward",
-        title="all labels are the same",
-        why=f"all {num} labels of the {plural(len(batches), 'observed step')} are {format_short(label)}{of}: "
-        "their entropy is 0, and there is nothing to learn from them",
-        fix="check where labels come from: a constant column, a filter that leaves one class, a file name parsed "
-        "incorrectly, a loop variable that does not change",
-        evidence=({"label": label, "num_labels": num, "num_steps": len(batches)},),
-    )
-
-
-def _leak_finding(
-    given: TensorFacts, target: TensorFacts, step: int, rank: int, num: int, *, is_whole: bool
-) -> Finding:
-    if is_whole:
-        why = f"in all {plural(num, 'observed step')} they hold the same ids: the model learns to copy"
-        fix = "shift them: predict ids[:, 1:] from ids[:, :-1]"
-    else:
-        why = f"in all {plural(num, 'observed step')} they hold the same values: the model sees the answer"
-        fix = "remove the target from the inputs of the model"
-    return Finding(
-        rule="label-leak",
-        severity=Severity.WARNING,
-        confidence=0.8 if is_whole else 0.9,
-        step=step,
-        rank=rank,
-        phase="forward",
-        site=site_of(given.place),
-        title=f"the target is the input {given.place}",
-        why=why,
-        fix=fix,
-        evidence=({"input": given.place, "hash": given.hash, "shape": list(target.shape)},),
-    )
-
-
-def _class_labels(run: Run) -> str | None:
-    has_some = any(_label_counts([b for b in run.inputs(rank=rank) if targets_of(b)]) for rank in run.ranks)
-    return None if has_some else "the targets are not class labels"
-
-
-def _known_chance(run: Run) -> str | None:
-    return None if _chance(run) is not None else "the chance level of this loss is unknown"
-
-
-def _overfit_probe(run: Run) -> str | None:
-    """Look for the overfit probe, which only a loss at chance level calls for."""
-    chance = _chance(run)
-    is_at_chance = chance is not None and _is_at_chance(_finite_losses(run), chance)
-    return needs.probe(OverfitProbe)(run) if is_at_chance else None
-
-
-RULES = (
-    Rule(
-        order=520,
-        checks="labels that are all the same",
-        find=single_classes,
-        needs=(needs.inputs, needs.targets, _class_labels),
-        codes=(
-            Code(
-                name="single-class",
-                means="All labels of the dataset are the same.",
-                fix="Check where labels come from: a constant column, a filter, a file name parsed incorrectly.",
-            ),
-        ),
-    ),
-    Rule(
-        order=530,
-        checks="targets that are also inputs",
-        find=leaking_labels,
-        needs=(needs.inputs, needs.targets),
-        codes=(
-            Code(
-                name="label-leak",
-                means="The target is an input of the model, so the model learns to copy. Reconstruction and next-token "
-                "prediction are not reported.",
-                fix="Remove the column from the inputs, or shift the target.",
-            ),
-        ),
-    ),
-    Rule(
-        order=1510,
-        checks="labels unrelated to the inputs",
-        find=independent_labels,
-        needs=(needs.targets, needs.losses(_MIN_TRAINED_STEPS), _known_chance, _overfit_probe),
-        codes=(
-            Code(
-                name="labels-independent",
-                means="The loss stays at chance level, although the same model and optimizer can memorize a single "
-                "batch: labels and inputs do not belong together.",
-                fix="Look at some samples with their labels: files sorted differently, inputs shuffled without their "
-                "labels, an index off by one.",
-            ),
-        ),
-    ),
-)

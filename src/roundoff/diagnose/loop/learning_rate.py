@@ -11,10 +11,10 @@ from statistics import mean, median, stdev
 import numpy as np
 
 from roundoff.diagnose import needs
-from roundoff.diagnose.loop_calls import first_rank_with, loop_steps, rates
-from roundoff.diagnose.rule import Code, Effect, Rule
+from roundoff.diagnose.loop_facts import loop_steps, rates
+from roundoff.diagnose.rule import Code, FaultEffect, error, on_first_rank, rule
 from roundoff.diagnose.wording import format_short
-from roundoff.runs import Finding, Metrics, Run, Severity
+from roundoff.runs import Finding, Metrics, Run
 from roundoff.words import plural
 
 
@@ -39,12 +39,11 @@ def movements(run: Run, rank: int) -> list[Movement]:
     table = run.parameters(rank=rank)
     if not table.num_rows:
         return []
-    steps = table["step"].to_numpy()
+    steps = table.numbers("step")
     known, places = np.unique(steps, return_inverse=True)
     norms = {}
     for name in ("l2", "update_l2", "grad_l2"):
-        values = np.asarray(table[name].to_numpy(zero_copy_only=False), dtype=np.float64)
-        squares = np.where(np.isnan(values), 0.0, values) ** 2
+        squares = np.nan_to_num(table.numbers(name), nan=0.0, posinf=np.inf, neginf=-np.inf) ** 2
         norms[name] = np.sqrt(np.bincount(places, weights=squares))
     rows = np.stack(list(norms.values()))
     is_finite = np.isfinite(rows).all(axis=0)
@@ -60,17 +59,28 @@ _TINY_RATIO, _TINY_TRAVEL = 1e-6, 1e-3
 _MIN_STEPS = 30
 _NUM_COMPARED = 10
 _LARGE_RATIO, _MIN_LARGE = 0.4, 2
+_WHOLE_RATIO = 0.8
+_MANY_ORDINARY = 20
+"""A single update of this size has replaced the weights."""
 _WORSE, _NOT_BETTER, _MUCH_BETTER = 3.0, 0.8, 0.4
 """Losses relative to the first: the worst in between, and the last ones."""
 
 
-def zero_rates(run: Run) -> list[Finding]:
+@rule(
+    Code(
+        name="lr-zero",
+        means="The learning rate is exactly 0 in steps that should train.",
+        fix="Check how the schedule computes its factor: an integer division gives 0 until the end of a warm-up.",
+        leads_to=(FaultEffect.STOPS_LEARNING,),
+    ),
+    order=620,
+    checks="learning rates of 0",
+    needs=[needs.optimizer_steps],
+)
+@on_first_rank
+def zero_rates(run: Run, rank: int) -> Finding | None:
     """Find learning rates that are exactly 0 beyond the first step of a warm-up and the last of a decay."""
-    return first_rank_with(run, _zero_of_rank)
-
-
-def _zero_of_rank(run: Run, rank: int) -> list[Finding]:
-    attempts = [(call.step, rates(call)) for loop_step in loop_steps(run, rank) for call in loop_step.named("step")]
+    attempts = [(call.step, rates(call)) for loop_step in loop_steps(run, rank) for call in loop_step.calls_of("step")]
     rated = [(step, max(lr)) for step, lr in attempts if lr]
     moved = {one.step for one in movements(run, rank) if one.update > 0}
     leading = [step for step, _ in takewhile(lambda attempt: attempt[1] == 0, rated)]
@@ -79,18 +89,17 @@ def _zero_of_rank(run: Run, rank: int) -> list[Finding]:
             until = f"in all {plural(len(rated), 'recorded step')}"
         else:
             until = f"up to step {leading[-1]}"
-        return [_zero_finding(leading[1], f"{until}; a warm-up may start at 0, but only for one step", rank)]
+        return _zero_finding(leading[1], f"{until}; a warm-up may start at 0, but only for one step", rank)
     metrics = [metric for metric in run.metrics(rank=rank) if metric.lr is not None]
     trailing = [metric.step for metric in takewhile(lambda metric: metric.lr == 0, reversed(metrics))]
     if len(trailing) >= max(_LATE_ZERO, _LATE_SHARE * len(metrics)) and not moved.intersection(trailing):
-        return [_zero_finding(trailing[-1], "from there to the end: the schedule ended before the training", rank)]
-    return []
+        return _zero_finding(trailing[-1], "from there to the end: the schedule ended before the training", rank)
+    return None
 
 
 def _zero_finding(step: int, when: str, rank: int) -> Finding:
-    return Finding(
+    return error(
         rule="lr-zero",
-        severity=Severity.ERROR,
         confidence=0.97,
         step=step,
         rank=rank,
@@ -102,41 +111,46 @@ def _zero_finding(step: int, when: str, rank: int) -> Finding:
     )
 
 
-def tiny_rates(run: Run) -> list[Finding]:
+@rule(
+    Code(
+        name="lr-too-low",
+        means="There are gradients, but the updates are so small that the loss stays where it is.",
+        fix="Raise the learning rate; updates of about a thousandth of the weights are usual.",
+        follows_from=(FaultEffect.STOPS_LEARNING,),
+    ),
+    order=1210,
+    checks="updates too small to matter",
+    needs=[needs.measured_parameters, needs.losses(_MIN_STEPS)],
+)
+@on_first_rank
+def tiny_rates(run: Run, rank: int) -> Finding | None:
     """Find updates too small to matter, although there are gradients and the loss does not fall."""
-    return first_rank_with(run, _tiny_of_rank)
-
-
-def _tiny_of_rank(run: Run, rank: int) -> list[Finding]:
     moved = [one for one in movements(run, rank) if one.update > 0 and one.weights > 0]
     metrics = run.metrics(rank=rank)
     losses = [metric.loss for metric in metrics if metric.loss is not None and math.isfinite(metric.loss)]
     known = [metric.lr for metric in metrics if metric.lr]
     if not moved or len(metrics) < _MIN_STEPS or not known or known[-1] > known[0]:
-        return []  # a rising learning rate is a warm-up
+        return None  # a rising learning rate is a warm-up
     largest = max(one.ratio for one in moved)
     travel = median(one.ratio for one in moved) * len(metrics)
     is_still = largest < _TINY_RATIO and travel < _TINY_TRAVEL
     is_tiny = largest < _TINY_RATIO or travel < _TINY_TRAVEL
     if not is_tiny or not any(one.gradient > 0 for one in moved) or (_has_fallen(losses) and not is_still):
-        return []
+        return None
     gradient = median(one.gradient for one in moved)
-    return [
-        Finding(
-            rule="lr-too-low",
-            severity=Severity.ERROR,
-            confidence=0.9 if largest < _TINY_RATIO else 0.8,
-            step=moved[0].step,
-            rank=rank,
-            phase="optimizer",
-            title="the learning rate is too low to train",
-            why=f"the largest update is {format_short(largest)} of the weights (learning rate "
-            f"{format_short(max(known))}), so {plural(len(metrics), 'step')} move them by {format_short(travel)} of "
-            f"their size; the gradient norm is {format_short(gradient)}, but the loss does not fall",
-            fix="raise the learning rate: updates of about a thousandth of the weights are usual",
-            evidence=({"largest_ratio": largest, "travel": travel, "gradient": gradient},),
-        )
-    ]
+    return error(
+        rule="lr-too-low",
+        confidence=0.9 if largest < _TINY_RATIO else 0.8,
+        step=moved[0].step,
+        rank=rank,
+        phase="optimizer",
+        title="the learning rate is too low to train",
+        why=f"the largest update is {format_short(largest)} of the weights (learning rate "
+        f"{format_short(max(known))}), so {plural(len(metrics), 'step')} move them by {format_short(travel)} of "
+        f"their size; the gradient norm is {format_short(gradient)}, but the loss does not fall",
+        fix="raise the learning rate: updates of about a thousandth of the weights are usual",
+        evidence=({"largest_ratio": largest, "travel": travel, "gradient": gradient},),
+    )
 
 
 def _has_fallen(losses: Sequence[float]) -> bool:
@@ -149,101 +163,80 @@ def _has_fallen(losses: Sequence[float]) -> bool:
     return mean(last) < mean(first) - max(error, 0.02 * abs(mean(first)))
 
 
-def large_rates(run: Run) -> list[Finding]:
+@rule(
+    Code(
+        name="lr-too-high",
+        means="Updates are as large as the weights themselves, and the loss got worse or never better.",
+        fix="Lower the learning rate 10 to 100 times; updates of about a thousandth of the weights are usual.",
+        leads_to=(FaultEffect.BLOWS_UP,),
+        follows_from=(FaultEffect.BLOWS_UP, "exploding-activations", "input-scale"),
+    ),
+    order=740,
+    checks="updates as large as the weights",
+    needs=[needs.measured_parameters],
+)
+@on_first_rank
+def large_rates(run: Run, rank: int) -> Finding | None:
     """Find updates as large as the weights themselves, after which the loss gets worse, or never better."""
-    return first_rank_with(run, _large_of_rank)
-
-
-def _large_of_rank(run: Run, rank: int) -> list[Finding]:
     moved = movements(run, rank)
     large = [one for one in moved if one.ratio >= _LARGE_RATIO]
-    if len(large) < _MIN_LARGE:
-        return []  # a single one may come from a single batch
+    if not large:
+        return None
     first = large[0]
-    harm = _describe_harm(run.metrics(rank=rank), first)
+    metrics = run.metrics(rank=rank)
+    harm = _describe_rise(metrics, first)
+    if len(large) < _MIN_LARGE and (harm is None or first.ratio < _WHOLE_RATIO):
+        return None  # a single one may come from a single batch
+    if len(large) == 1 and moved.index(first) >= _MANY_ORDINARY:
+        return None  # with this rate many updates were fine: it is that one step
+    harm = harm or _describe_standstill(metrics, first)
     if harm is None:
-        return []
+        return None
     growth = moved[-1].weights / max(moved[0].weights - moved[0].update, moved[0].weights / 2)
-    lr = next((metric.lr for metric in run.metrics(rank=rank) if metric.step == first.step), None)
-    return [
-        Finding(
-            rule="lr-too-high",
-            severity=Severity.ERROR,
-            confidence=0.85,
-            step=first.step,
-            rank=rank,
-            phase="optimizer",
-            title="the learning rate is too high",
-            why=f"the norm of the update in step {first.step} is {format_short(first.ratio)} times that of the weights "
-            f"after it{'' if lr is None else f' (learning rate {format_short(lr)})'}, like in {len(large)} of "
-            f"{plural(len(moved), 'measured step')}; by step {moved[-1].step} the weights have grown "
-            f"{format_short(growth)} times; {harm}",
-            fix="lower the learning rate 10 to 100 times; updates of about a thousandth of the weights are usual",
-            evidence=({"ratio": first.ratio, "growth": growth, "steps": [one.step for one in large]},),
-        )
-    ]
+    lr = next((metric.lr for metric in metrics if metric.step == first.step), None)
+    return error(
+        rule="lr-too-high",
+        confidence=0.85,
+        step=first.step,
+        rank=rank,
+        phase="optimizer",
+        title="the learning rate is too high",
+        why=f"the norm of the update in step {first.step} is {format_short(first.ratio)} times that of the weights "
+        f"after it{'' if lr is None else f' (learning rate {format_short(lr)})'}, like in {len(large)} of "
+        f"{plural(len(moved), 'measured step')}; by step {moved[-1].step} the weights have grown "
+        f"{format_short(growth)} times; {harm}",
+        fix="lower the learning rate 10 to 100 times; updates of about a thousandth of the weights are usual",
+        evidence=({"ratio": first.ratio, "growth": growth, "steps": [one.step for one in large]},),
+    )
 
 
-def _describe_harm(metrics: Sequence[Metrics], first: Movement) -> str | None:
-    """Return how the loss got worse after the first large update; None if it did not."""
+def _losses_around(metrics: Sequence[Metrics], first: Movement) -> tuple[float, list[float]] | None:
+    """Return the first loss, and those after the first large update; None without them."""
     before = [metric.loss for metric in metrics if metric.loss is not None and metric.step <= first.step]
     after = [metric.loss for metric in metrics if metric.loss is not None and metric.step > first.step]
-    if not before or not after:
+    return (before[0], after) if before and after else None
+
+
+def _describe_rise(metrics: Sequence[Metrics], first: Movement) -> str | None:
+    """Return how the loss rose after the first large update; None if it did not, or fell again."""
+    losses = _losses_around(metrics, first)
+    if losses is None:
         return None
-    start = before[0]
+    start, after = losses
     if not all(map(math.isfinite, after)):
         return f"the loss started at {format_short(start)} and ends up not finite"
     worst, end = max(after), median(after[-_NUM_COMPARED:])
     if worst > _WORSE * abs(start) and end > _MUCH_BETTER * abs(start):
         return f"the loss rose from {format_short(start)} to {format_short(worst)} and ended at {format_short(end)}"
-    if len(after) >= _MIN_STEPS and end > _NOT_BETTER * abs(start):
-        return f"the loss started at {format_short(start)} and ended at {format_short(end)}"
     return None
 
 
-RULES = (
-    Rule(
-        order=620,
-        checks="learning rates of 0",
-        find=zero_rates,
-        needs=(needs.calls("step", missing="no optimizer step was seen"),),
-        codes=(
-            Code(
-                name="lr-zero",
-                means="The learning rate is exactly 0 in steps that should train.",
-                fix="Check how the schedule computes its factor: an integer division gives 0 until the end of a "
-                "warm-up.",
-                leads_to=(Effect.STOPS_LEARNING,),
-            ),
-        ),
-    ),
-    Rule(
-        order=740,
-        checks="updates as large as the weights",
-        find=large_rates,
-        needs=(needs.measured_parameters,),
-        codes=(
-            Code(
-                name="lr-too-high",
-                means="Updates are as large as the weights themselves, and the loss got worse or never better.",
-                fix="Lower the learning rate 10 to 100 times; updates of about a thousandth of the weights are usual.",
-                leads_to=(Effect.BLOWS_UP,),
-                follows_from=(Effect.BLOWS_UP, "exploding-activations", "input-scale"),
-            ),
-        ),
-    ),
-    Rule(
-        order=1210,
-        checks="updates too small to matter",
-        find=tiny_rates,
-        needs=(needs.measured_parameters, needs.losses(_MIN_STEPS)),
-        codes=(
-            Code(
-                name="lr-too-low",
-                means="There are gradients, but the updates are so small that the loss stays where it is.",
-                fix="Raise the learning rate; updates of about a thousandth of the weights are usual.",
-                follows_from=(Effect.STOPS_LEARNING,),
-            ),
-        ),
-    ),
-)
+def _describe_standstill(metrics: Sequence[Metrics], first: Movement) -> str | None:
+    """Return where the loss still was after many steps; None if it fell."""
+    losses = _losses_around(metrics, first)
+    if losses is None or len(losses[1]) < _MIN_STEPS:
+        return None
+    start, end = losses[0], median(losses[1][-_NUM_COMPARED:])
+    if end <= _NOT_BETTER * abs(start):
+        return None
+    return f"the loss started at {format_short(start)} and ended at {format_short(end)}"

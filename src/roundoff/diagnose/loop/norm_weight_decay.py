@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import numpy as np
 
 from roundoff.diagnose import needs
 from roundoff.diagnose.parameter_histories import ParameterHistory, parameter_histories
-from roundoff.diagnose.rule import Code, Rule
+from roundoff.diagnose.rule import Code, error, rule
 from roundoff.diagnose.wording import format_short
-from roundoff.runs import Finding, Metrics, Run, Severity, Structure
+from roundoff.runs import Finding, Metrics, Run, Structure
 
 _LEFT = 0.8
 """Weights that keep at least this fraction of their size are fine."""
@@ -20,19 +21,39 @@ _STRONG = 0.1
 """Weight decay from here on is strong by itself; a weaker one must outweigh the gradient."""
 
 
-def decaying_norms(run: Run) -> list[Finding]:
+@rule(
+    Code(
+        name="norm-weight-decay",
+        means="Weight decay shrinks the weights of normalization layers step by step, and no gradient counteracts it.",
+        fix="Exclude normalization layers and biases from weight decay: a second parameter group with "
+        "`weight_decay=0`.",
+    ),
+    order=970,
+    checks="normalization weights under weight decay",
+    needs=[
+        needs.structure,
+        needs.some(lambda run: any(map(_decay, run.structures())), "no optimizer uses weight decay"),
+        needs.some(lambda run: _normalization_weights(run.structures()), "the model has no normalization weights"),
+        needs.measured_parameters,
+    ],
+)
+def decaying_norms(run: Run) -> Finding | None:
     """Find normalization layers whose weights shrink by the weight decay of each step, with no gradient against it."""
     structures = run.structures()
     decay = max((_decay(structure) for structure in structures), default=0.0)
     if not decay:
-        return []
-    norms = [
-        fact.name for s in structures[:1] for fact in s.parameters if fact.mean == 1 and fact.std == 0 and fact.name
-    ]
+        return None
+    norms = _normalization_weights(structures)
     metrics = [metric for metric in run.metrics() if metric.lr is not None and not metric.skipped]
     histories = parameter_histories(run, 0, names=norms) if norms else {}
     shrinking = [norm for norm in histories.values() if len(norm.steps) > 2 and _shrinks(norm, metrics, decay)]
-    return [_finding(shrinking, len(norms), metrics, decay)] if shrinking else []
+    return _finding(shrinking, len(norms), metrics, decay) if shrinking else None
+
+
+def _normalization_weights(structures: Sequence[Structure]) -> list[str]:
+    """Return the parameters that start at 1 everywhere."""
+    facts = [fact for structure in structures[:1] for fact in structure.parameters]
+    return [fact.name for fact in facts if fact.mean == 1 and fact.std == 0 and fact.name]
 
 
 def _decay(structure: Structure) -> float:
@@ -64,9 +85,8 @@ def _finding(shrinking: list[ParameterHistory], num_norms: int, metrics: list[Me
     rate = next((metric.lr for metric in metrics if metric.step == step), metrics[0].lr) or 0.0
     gradients = norm.gradient[~np.isnan(norm.gradient)]
     against = f", while its gradient has the norm {format_short(float(np.median(gradients)))}" if gradients.size else ""
-    return Finding(
+    return error(
         rule="norm-weight-decay",
-        severity=Severity.ERROR,
         confidence=0.9,
         step=step,
         rank=0,
@@ -82,32 +102,3 @@ def _finding(shrinking: list[ParameterHistory], num_norms: int, metrics: list[Me
         "for parameters with one dimension; and use a smaller value elsewhere, 0.01 to 0.1",
         evidence=({"first_l2": first, "last_l2": last, "weight_decay": decay, "lr": rate},),
     )
-
-
-def _weight_decay(run: Run) -> str | None:
-    return None if any(map(_decay, run.structures())) else "no optimizer uses weight decay"
-
-
-def _normalization_weights(run: Run) -> str | None:
-    facts = [fact for look in run.structures()[:1] for fact in look.parameters]
-    has_some = any(fact.mean == 1 and fact.std == 0 for fact in facts)
-    return None if has_some else "the model has no normalization weights"
-
-
-RULES = (
-    Rule(
-        order=970,
-        checks="normalization weights under weight decay",
-        find=decaying_norms,
-        needs=(needs.structure, _weight_decay, _normalization_weights, needs.measured_parameters),
-        codes=(
-            Code(
-                name="norm-weight-decay",
-                means="Weight decay shrinks the weights of normalization layers step by step, and no gradient "
-                "counteracts it.",
-                fix="Exclude normalization layers and biases from weight decay: a second parameter group with "
-                "`weight_decay=0`.",
-            ),
-        ),
-    ),
-)

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections import defaultdict
 
 from roundoff.diagnose import needs
-from roundoff.diagnose.loop_calls import LoopStep, first_rank_with, loop_steps
-from roundoff.diagnose.rule import Code, Rule
+from roundoff.diagnose.loop_facts import LoopStep, loop_steps
+from roundoff.diagnose.rule import Code, on_first_rank, rule
+from roundoff.diagnose.step_flow import op_names
 from roundoff.runs import Finding, ForwardDetail, Run, Severity
-from roundoff.runs.records.step_ops import bare_name
 from roundoff.words import plural
 
 _MIN_STEPS = 2
@@ -17,12 +17,20 @@ _RANDOM_OR_BATCH = ("dropout", "bernoulli", "batch_norm", "rrelu")
 _KINDS = ("Dropout", "BatchNorm", "InstanceNorm", "RReLU")
 
 
-def training_in_eval_mode(run: Run) -> list[Finding]:
+@rule(
+    Code(
+        name="eval-mode-training",
+        means="Training steps ran with the model in eval mode: dropout is off, and normalization layers do not update "
+        "their statistics. Usually `train()` was not called after an evaluation.",
+        fix="Call `model.train()` after each evaluation.",
+    ),
+    order=680,
+    checks="training in eval mode",
+    needs=[needs.calls("forward", missing="no call of a model was seen")],
+)
+@on_first_rank
+def training_in_eval_mode(run: Run, rank: int) -> Finding | None:
     """Find training steps with a model in eval mode that was in training mode before, or was evaluated first."""
-    return first_rank_with(run, _of_rank)
-
-
-def _of_rank(run: Run, rank: int) -> list[Finding]:
     modes: dict[str, list[tuple[int, bool]]] = defaultdict(list)
     steps = loop_steps(run, rank)
     for loop_step in steps:
@@ -37,8 +45,28 @@ def _of_rank(run: Run, rank: int) -> list[Finding]:
         in_eval = [step for step, is_training in seen[first:] if not is_training]
         if len(in_eval) < min(_MIN_STEPS, len(seen) - first):
             continue
-        return [_finding(run, rank, site, in_eval, since_start=first == 0)]
-    return []
+        since_start = first == 0
+        matters = _mode_matters(run, rank)
+        before = "after an evaluation" if since_start else "the steps before ran in training mode"
+        effect = (
+            "dropout is off, and normalization layers use their running statistics"
+            if matters
+            else "nothing in this model depends on it"
+        )
+        return Finding(
+            rule="eval-mode-training",
+            severity=Severity.ERROR if matters else Severity.NOTE,
+            confidence=0.95,
+            step=in_eval[0],
+            rank=rank,
+            phase="forward",
+            site=site,
+            title="the model trains in eval mode",
+            why=f"{plural(len(in_eval), 'step')} from step {in_eval[0]} on ran with training=False; {before}; {effect}",
+            fix="call model.train() after each evaluation, before the next step",
+            evidence=({"steps": in_eval[:20]},),
+        )
+    return None
 
 
 def _modes(loop_step: LoopStep) -> dict[str, bool]:
@@ -71,51 +99,10 @@ def _was_evaluated_first(run: Run, rank: int, first: LoopStep) -> bool:
     return "eval" in before and "train" not in before and bool(metrics) and metrics[0].eval_loss is not None
 
 
-def _finding(run: Run, rank: int, site: str, in_eval: list[int], *, since_start: bool) -> Finding:
-    matters = _mode_matters(run, rank)
-    before = "after an evaluation" if since_start else "the steps before ran in training mode"
-    effect = (
-        "dropout is off, and normalization layers use their running statistics"
-        if matters
-        else "nothing in this model depends on it"
-    )
-    return Finding(
-        rule="eval-mode-training",
-        severity=Severity.ERROR if matters else Severity.NOTE,
-        confidence=0.95,
-        step=in_eval[0],
-        rank=rank,
-        phase="forward",
-        site=site,
-        title="the model trains in eval mode",
-        why=f"{plural(len(in_eval), 'step')} from step {in_eval[0]} on ran with training=False; {before}; {effect}",
-        fix="call model.train() after each evaluation, before the next step",
-        evidence=({"steps": in_eval[:20]},),
-    )
-
-
 def _mode_matters(run: Run, rank: int) -> bool:
     """Say whether anything in the training behaves differently in eval mode."""
     kinds = {module.kind for structure in run.structures(rank=rank) for module in structure.modules}
-    ops = {bare_name(op) for op in run.events(step=0, rank=rank, phase="forward", columns=["op"])["op"].to_pylist()}
+    ops = op_names(run, step=0, rank=rank, phase="forward")
     return any(part in op for part in _RANDOM_OR_BATCH for op in ops) or any(
         part in kind for part in _KINDS for kind in kinds
     )
-
-
-RULES = (
-    Rule(
-        order=680,
-        checks="training in eval mode",
-        find=training_in_eval_mode,
-        needs=(needs.calls("forward", missing="no call of a model was seen"),),
-        codes=(
-            Code(
-                name="eval-mode-training",
-                means="Training steps ran with the model in eval mode: dropout is off, and normalization layers do not "
-                "update their statistics. Usually `train()` was not called after an evaluation.",
-                fix="Call `model.train()` after each evaluation.",
-            ),
-        ),
-    ),
-)

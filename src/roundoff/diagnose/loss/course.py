@@ -7,11 +7,11 @@ from collections.abc import Sequence
 from statistics import median
 
 from roundoff.diagnose import needs
-from roundoff.diagnose.layers import Layer, finding_at, first_rank, forward_ops, layers_of, root_mean_square
-from roundoff.diagnose.loop_calls import first_rank_with
-from roundoff.diagnose.rule import Code, Effect, Rule
+from roundoff.diagnose.rule import Code, FaultEffect, error, on_first_rank, rule, warning
+from roundoff.diagnose.step_flow import Layer, finding_at, first_rank, forward_ops, layers_of, root_mean_square
 from roundoff.diagnose.wording import format_short
-from roundoff.runs import Finding, Run, Severity
+from roundoff.runs import Finding, Run
+from roundoff.runs.records.info import SIMULATORS
 from roundoff.words import plural
 
 _CRITERIA = ("cross_entropy", "CrossEntropyLoss")
@@ -29,16 +29,37 @@ _DONE = 0.01
 """A loss below this cannot fall much further."""
 
 
-def initial_losses(run: Run) -> list[Finding]:
+@rule(
+    Code(
+        name="initial-loss",
+        means="The first loss is far above the loss of a random guess, because the weights of the output layer start "
+        "too large. The first hundreds of steps only undo that.",
+        fix="Initialize the output layer with a standard deviation of 1 / sqrt(inputs) or less.",
+        follows_from=("exploding-activations", "input-scale"),
+    ),
+    order=450,
+    checks="the first loss",
+    needs=[
+        needs.structure,
+        needs.recorded_first_step,
+        needs.some(
+            lambda run: any(
+                batch.criterion in _CRITERIA for batch in run.inputs(rank=first_rank(run)) if batch.step == 0
+            ),
+            "the first loss is not a cross entropy",
+        ),
+    ],
+)
+def initial_losses(run: Run) -> Finding | None:
     """Find a cross entropy that starts far above ln C because of the weights of the output layer."""
     facts = next((f for f in run.inputs(rank=first_rank(run)) if f.step == 0 and f.criterion in _CRITERIA), None)
     if facts is None or facts.num_classes is None or facts.num_classes < 2:
-        return []
+        return None
     ops = forward_ops(run)
     losses = [op.outputs[0] for op in ops if op.bare in ("nll_loss_forward", "nll_loss2d_forward")]
     layers = layers_of(run, ops)
     if not losses or not layers or facts.criterion_settings.get("reduction", "mean") != "mean":
-        return []
+        return None
     guess, loss, head = math.log(facts.num_classes), losses[-1].mean, layers[-1]
     gain = _gain(head)
     if (
@@ -47,20 +68,18 @@ def initial_losses(run: Run) -> list[Finding]:
         or gain is None
         or gain < _LARGE_GAIN
     ):
-        return []
-    return [
-        finding_at(
-            head,
-            "initial-loss",
-            confidence=0.9,
-            title=f"the first loss is {format_short(loss)}, while guessing gives {format_short(guess)}",
-            why=f"guessing among {facts.num_classes} classes gives ln {facts.num_classes} = {format_short(guess)}; the "
-            f"logits of {head.site} have the size {format_short(root_mean_square(head.result))}, because its weights "
-            f"(std {format_short(head.weight.std or 0.0)}) multiply the size of their input by {format_short(gain)}",
-            fix=f"initialize {head.weight.name} smaller: a standard deviation of 1 / sqrt(inputs) or less, or 0",
-            evidence=({"loss": loss, "ln_classes": guess, "gain": gain},),
-        )
-    ]
+        return None
+    return finding_at(
+        head,
+        "initial-loss",
+        confidence=0.9,
+        title=f"the first loss is {format_short(loss)}, while guessing gives {format_short(guess)}",
+        why=f"guessing among {facts.num_classes} classes gives ln {facts.num_classes} = {format_short(guess)}; the "
+        f"logits of {head.site} have the size {format_short(root_mean_square(head.result))}, because its weights "
+        f"(std {format_short(head.weight.std or 0.0)}) multiply the size of their input by {format_short(gain)}",
+        fix=f"initialize {head.weight.name} smaller: a standard deviation of 1 / sqrt(inputs) or less, or 0",
+        evidence=({"loss": loss, "ln_classes": guess, "gain": gain},),
+    )
 
 
 def _gain(head: Layer) -> float | None:
@@ -70,32 +89,88 @@ def _gain(head: Layer) -> float | None:
     return head.weight.std * math.sqrt(math.prod(head.weight.shape[1:]))
 
 
-def shapes_of_the_loss(run: Run) -> list[Finding]:
+@rule(
+    Code(
+        name="loss-exploded",
+        means="The loss ended far above where it started, and no other rule explains it.",
+        detected="The losses of the first steps are compared with those of the last steps.",
+        fix="Lower the learning rate, clip gradients, and compare with a run that works: `roundoff compare`.",
+        follows_from=(FaultEffect.ANY,),
+    ),
+    Code(
+        name="loss-rising",
+        means="The loss ended clearly above where it started, and no other rule explains it.",
+        detected="The losses of the first steps are compared with those of the last steps and of the second half.",
+        fix="Try a tenth of the learning rate; check whether the data or the targets change during training.",
+        follows_from=(FaultEffect.ANY,),
+    ),
+    Code(
+        name="loss-flat",
+        means="The loss never fell below where it started, and no other rule explains it.",
+        detected="The training is divided into ten parts: none of them is better than the start by more than the "
+        "noise.",
+        fix="Overfit a single batch first. If that works, check the data; if not, the model and the loss.",
+        follows_from=(FaultEffect.ANY,),
+    ),
+    order=1610,
+    checks="the course of the loss",
+    needs=[needs.losses(_MIN_STEPS)],
+)
+@on_first_rank
+def shapes_of_the_loss(run: Run, rank: int) -> Finding | None:
     """Find a loss that ended far above where it started, clearly above, or not below; the most severe of the three.
 
-    Losses of several optimizers alternate, and losses below 0 have no natural level: neither is judged.
+    Losses of several optimizers alternate, and losses below 0 have no natural level: neither is judged. In
+    reinforcement learning the data changes with the policy, and only an explosion is wrong.
     """
-    return first_rank_with(run, _of_rank)
-
-
-def _of_rank(run: Run, rank: int) -> list[Finding]:
     metrics = run.metrics(rank=rank)
     losses = [(m.step, m.loss) for m in metrics if m.loss is not None and math.isfinite(m.loss)]
     if len(losses) < _MIN_STEPS or len({m.optimizer for m in metrics if m.optimizer}) > 1:
-        return []
+        return None
     values = [loss for _, loss in losses]
     if min(values) < 0 or values[0] == 0:
-        return []
+        return None
     first, last = median(values[:_NUM_COMPARED]), median(values[-_NUM_COMPARED:])
     start = min(values[0], first)
     noise = _NUM_DEVIATIONS * max(_deviation(values[:_NUM_COMPARED]), _deviation(values[-_NUM_COMPARED:]))
     if last > _EXPLODED * start and last > start + _MIN_EXPLOSION:
-        return [_exploded_finding(losses, start, last, rank)]
+        step = next(step for step, loss in losses if loss > 10 * start)
+        return error(
+            rule="loss-exploded",
+            confidence=0.7,
+            step=step,
+            rank=rank,
+            phase="forward",
+            title=f"the loss exploded from {format_short(start)} to {format_short(last)}",
+            why=f"it exceeded ten times its first value in step {step} and did not come back",
+            fix="lower the learning rate, warm it up, clip gradients; check the updates before that step",
+        )
+    if SIMULATORS & set(run.info.packages):
+        return None
     if last > _RISEN * start and last > start + noise and median(values[len(values) // 2 :]) > _RISEN * start:
-        return [_risen_finding(losses, start, last, rank)]
+        step = next(step for step, loss in losses if loss > _RISEN * start)
+        return warning(
+            rule="loss-rising",
+            confidence=0.7,
+            step=step,
+            rank=rank,
+            phase="forward",
+            title=f"the loss rose from {format_short(start)} to {format_short(last)}",
+            why=f"it was above its first values for most of the {plural(len(losses), 'step')}, first in step {step}",
+            fix="lower the learning rate; check the sign of the loss and of the update",
+        )
     if len(values) >= _MIN_FLAT_STEPS and _is_flat(values):
-        return [_flat_finding(losses, start, last, rank)]
-    return []
+        return warning(
+            rule="loss-flat",
+            confidence=0.7,
+            step=losses[-1][0],
+            rank=rank,
+            phase="forward",
+            title=f"the loss does not fall: {format_short(start)} at the start, {format_short(last)} at the end",
+            why=f"no part of the {plural(len(losses), 'step')} was better than the start by more than the noise",
+            fix="try to overfit one batch; if that works, check the data and the labels, otherwise the learning rate",
+        )
+    return None
 
 
 def _is_flat(values: Sequence[float]) -> bool:
@@ -112,113 +187,6 @@ def _is_flat(values: Sequence[float]) -> bool:
     )
 
 
-def _exploded_finding(losses: Sequence[tuple[int, float]], start: float, last: float, rank: int) -> Finding:
-    step = next(step for step, loss in losses if loss > 10 * start)
-    return _finding(
-        rule="loss-exploded",
-        severity=Severity.ERROR,
-        step=step,
-        rank=rank,
-        title=f"the loss exploded from {format_short(start)} to {format_short(last)}",
-        why=f"it exceeded ten times its first value in step {step} and did not come back",
-        fix="lower the learning rate, warm it up, clip gradients; check the updates before that step",
-    )
-
-
-def _risen_finding(losses: Sequence[tuple[int, float]], start: float, last: float, rank: int) -> Finding:
-    step = next(step for step, loss in losses if loss > _RISEN * start)
-    return _finding(
-        rule="loss-rising",
-        severity=Severity.WARNING,
-        step=step,
-        rank=rank,
-        title=f"the loss rose from {format_short(start)} to {format_short(last)}",
-        why=f"it was above its first values for most of the {plural(len(losses), 'step')}, first in step {step}",
-        fix="lower the learning rate; check the sign of the loss and of the update",
-    )
-
-
-def _flat_finding(losses: Sequence[tuple[int, float]], start: float, last: float, rank: int) -> Finding:
-    return _finding(
-        rule="loss-flat",
-        severity=Severity.WARNING,
-        step=losses[-1][0],
-        rank=rank,
-        title=f"the loss does not fall: {format_short(start)} at the start, {format_short(last)} at the end",
-        why=f"no part of the {plural(len(losses), 'step')} was better than the start by more than the noise",
-        fix="try to overfit one batch; if that works, check the data and the labels, otherwise the learning rate",
-    )
-
-
-def _finding(*, rule: str, severity: Severity, step: int, rank: int, title: str, why: str, fix: str) -> Finding:
-    return Finding(
-        rule=rule,
-        severity=severity,
-        confidence=0.7,
-        step=step,
-        rank=rank,
-        phase="forward",
-        title=title,
-        why=why,
-        fix=fix,
-    )
-
-
 def _deviation(values: Sequence[float]) -> float:
     middle = median(values)
     return _DEVIATION_OF_MAD * median(abs(value - middle) for value in values)
-
-
-def _cross_entropy_of_first_step(run: Run) -> str | None:
-    facts = [facts for facts in run.inputs(rank=first_rank(run)) if facts.step == 0]
-    return None if any(f.criterion in _CRITERIA for f in facts) else "the first loss is not a cross entropy"
-
-
-RULES = (
-    Rule(
-        order=450,
-        checks="the first loss",
-        find=initial_losses,
-        needs=(needs.structure, needs.recorded_first_step, _cross_entropy_of_first_step),
-        codes=(
-            Code(
-                name="initial-loss",
-                means="The first loss is far above the loss of a random guess, because the weights of the output layer "
-                "start too large. The first hundreds of steps only undo that.",
-                fix="Initialize the output layer with a standard deviation of 1 / sqrt(inputs) or less.",
-                follows_from=("exploding-activations", "input-scale"),
-            ),
-        ),
-    ),
-    Rule(
-        order=1610,
-        checks="the course of the loss",
-        find=shapes_of_the_loss,
-        needs=(needs.losses(_MIN_STEPS),),
-        codes=(
-            Code(
-                name="loss-exploded",
-                means="The loss ended far above where it started, and no other rule explains it.",
-                detected="The losses of the first steps are compared with those of the last steps.",
-                fix="Lower the learning rate, clip gradients, and compare with a run that works: `roundoff compare`.",
-                follows_from=(Effect.ANY,),
-            ),
-            Code(
-                name="loss-rising",
-                means="The loss ended clearly above where it started, and no other rule explains it.",
-                detected="The losses of the first steps are compared with those of the last steps and of the second "
-                "half.",
-                fix="Try a tenth of the learning rate; check whether the data or the targets change during training.",
-                follows_from=(Effect.ANY,),
-            ),
-            Code(
-                name="loss-flat",
-                means="The loss never fell below where it started, and no other rule explains it.",
-                detected="The training is divided into ten parts: none of them is better than the start by more than "
-                "the noise.",
-                fix="Overfit a single batch first. If that works, check the data; if not, the model and the loss.",
-                follows_from=(Effect.ANY,),
-            ),
-        ),
-    ),
-)

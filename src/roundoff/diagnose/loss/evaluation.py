@@ -6,11 +6,11 @@ import math
 import statistics
 
 from roundoff.diagnose import needs
-from roundoff.diagnose.rule import Code, Effect, Rule
+from roundoff.diagnose.rule import Code, FaultEffect, error, note, rule
 from roundoff.diagnose.wording import format_short
-from roundoff.record.loop.sites import LOOP
 from roundoff.runs import EvalModeProbe, Finding, Metrics, RandomOp, Run, Severity
 from roundoff.runs.files.plain_json import object_of
+from roundoff.runs.records.event import LOOP
 from roundoff.runs.records.step_ops import bare_name
 from roundoff.words import plural
 
@@ -19,63 +19,75 @@ _MIN_AFTER = 3
 _RISE = 1.1
 
 
-def rising_eval_losses(run: Run) -> list[Finding]:
+@rule(
+    Code(
+        name="eval-loss-rising",
+        means="The evaluation loss rises while the training loss falls. This is a note, because overfitting is not a "
+        "fault; it is an error if the evaluation loss is not finite.",
+        fix="Stop at the step that the finding names, or regularize. If it is not finite: check the evaluation data "
+        "and what the model does only in eval mode.",
+        follows_from=(FaultEffect.BREAKS_EVALUATION, "train-eval-gap"),
+    ),
+    order=1520,
+    checks="evaluation losses",
+    needs=[
+        needs.some(
+            lambda run: any(metric.eval_loss is not None for metric in run.metrics(rank=0)),
+            "no evaluation loss was recorded",
+        )
+    ],
+)
+def rising_eval_losses(run: Run) -> Finding | None:
     """Find when evaluation started to get worse while training got better, or the evaluation that broke."""
     metrics = run.metrics(rank=0)
     looks = [metric for metric in metrics if metric.eval_loss is not None]
     return _find_broken(run, metrics, looks) or _find_rising(metrics, looks)
 
 
-def _find_broken(run: Run, metrics: list[Metrics], looks: list[Metrics]) -> list[Finding]:
+def _find_broken(run: Run, metrics: list[Metrics], looks: list[Metrics]) -> Finding | None:
     bad = next((look for look in looks if not math.isfinite(_eval(look))), None)
     if bad is None or any(not math.isfinite(m.loss) for m in metrics if m.loss is not None and m.step <= bad.step):
-        return []
+        return None
     buffers = sorted({str(anomaly.name) for _, anomaly in run.anomalies() if anomaly.kind == "buffer"})
     why = f"the buffer {buffers[0]} is not finite" if buffers else "all training losses before it are finite"
-    return [
-        Finding(
-            rule="eval-loss-rising",
-            severity=Severity.ERROR,
-            confidence=0.9,
-            step=bad.step,
-            phase="eval",
-            title=f"the evaluation loss is {bad.eval_loss}",
-            why=f"{why}: the forward in eval mode, or the evaluation data, is at fault",
-            fix="look for NaN in the evaluation data, and check what the model does only in eval mode: running "
-            "statistics, batches of other lengths",
-            evidence=({"eval_loss": bad.eval_loss, "buffers": [*buffers]},),
-        )
-    ]
+    return error(
+        rule="eval-loss-rising",
+        confidence=0.9,
+        step=bad.step,
+        phase="eval",
+        title=f"the evaluation loss is {bad.eval_loss}",
+        why=f"{why}: the forward in eval mode, or the evaluation data, is at fault",
+        fix="look for NaN in the evaluation data, and check what the model does only in eval mode: running "
+        "statistics, batches of other lengths",
+        evidence=({"eval_loss": bad.eval_loss, "buffers": [*buffers]},),
+    )
 
 
-def _find_rising(metrics: list[Metrics], looks: list[Metrics]) -> list[Finding]:
+def _find_rising(metrics: list[Metrics], looks: list[Metrics]) -> Finding | None:
     if len(looks) < _MIN_EVALUATIONS:
-        return []
+        return None
     best = min(range(len(looks)), key=lambda place: _eval(looks[place]))
     after = [_eval(look) for look in looks[best + 1 :]]
     lowest, last = _eval(looks[best]), statistics.median(after[-_MIN_AFTER:]) if after else 0.0
     if len(after) < _MIN_AFTER or last <= _RISE * max(lowest, 1e-12):
-        return []
+        return None
     turn = looks[best].step
     before, since = _losses(metrics, until=turn), _losses(metrics, since=turn)
     if not before or not since or statistics.median(since) >= statistics.median(before):
-        return []
-    return [
-        Finding(
-            rule="eval-loss-rising",
-            severity=Severity.NOTE,
-            confidence=0.8,
-            step=turn,
-            phase="eval",
-            title=f"the evaluation loss has been rising since step {turn}",
-            why=f"it was {format_short(lowest)} then and is {format_short(last)} after "
-            f"{plural(len(after), 'more evaluation')}, while the training loss fell from "
-            f"{format_short(statistics.median(before))} to {format_short(statistics.median(since))}: the model "
-            "overfits",
-            fix=f"stop at step {turn}, or regularize: more data, augmentation, dropout, weight decay",
-            evidence=({"best_step": turn, "best": lowest, "last": last},),
-        )
-    ]
+        return None
+    return note(
+        rule="eval-loss-rising",
+        confidence=0.8,
+        step=turn,
+        phase="eval",
+        title=f"the evaluation loss has been rising since step {turn}",
+        why=f"it was {format_short(lowest)} then and is {format_short(last)} after "
+        f"{plural(len(after), 'more evaluation')}, while the training loss fell from "
+        f"{format_short(statistics.median(before))} to {format_short(statistics.median(since))}: the model "
+        "overfits",
+        fix=f"stop at step {turn}, or regularize: more data, augmentation, dropout, weight decay",
+        evidence=({"best_step": turn, "best": lowest, "last": last},),
+    )
 
 
 def _eval(metric: Metrics) -> float:
@@ -93,20 +105,42 @@ _TIMES_TO_SETTLE = 5.0
 """Running statistics settle within a few times 1/momentum steps."""
 
 
-def random_evaluations(run: Run) -> list[Finding]:
+@rule(
+    Code(
+        name="stochastic-eval",
+        means="The model draws random numbers in eval mode, so its loss differs every time.",
+        fix="Pass the mode on: `F.dropout(x, p, training=self.training)`, or use `nn.Dropout`.",
+        leads_to=(FaultEffect.BREAKS_EVALUATION,),
+    ),
+    order=1430,
+    checks="random numbers in eval mode",
+    needs=[needs.probe(EvalModeProbe)],
+)
+def random_evaluations(run: Run) -> Finding | None:
     """Find ops that draw random numbers in eval mode, so that the loss differs each time."""
     for probe in run.probes(EvalModeProbe):
         ops = [op for op in probe.random_ops if op.site != LOOP]  # the loop has no eval mode
         dropping = [op for op in ops if any(name in bare_name(op.op) for name in _DROPS)]
         is_random = probe.eval_loss != probe.eval_again
         if dropping:
-            return [_random_finding(probe, dropping[0], len(dropping), Severity.ERROR)]
+            return _random_finding(probe, dropping[0], len(dropping), Severity.ERROR)
         if ops and is_random:
-            return [_random_finding(probe, ops[0], len(ops), Severity.NOTE)]
-    return []
+            return _random_finding(probe, ops[0], len(ops), Severity.NOTE)
+    return None
 
 
-def evaluation_gaps(run: Run) -> list[Finding]:
+@rule(
+    Code(
+        name="train-eval-gap",
+        means="The same batch, with the same weights, has a much higher loss in eval mode than in train mode.",
+        fix="Check the running statistics of normalization layers, and code that uses `self.training`.",
+        follows_from=(FaultEffect.BREAKS_EVALUATION, "tiny-norm-batch"),
+    ),
+    order=1440,
+    checks="the same batch in train and eval mode",
+    needs=[needs.probe(EvalModeProbe)],
+)
+def evaluation_gaps(run: Run) -> Finding | None:
     """Find a model that has a much higher loss in eval mode than in train mode, on the same batch."""
     for probe in run.probes(EvalModeProbe):
         train, evaluated = probe.train_loss, probe.eval_loss
@@ -114,8 +148,8 @@ def evaluation_gaps(run: Run) -> list[Finding]:
             continue
         is_far = evaluated > _RATIO * abs(train) and evaluated - train > _DIFFERENCE
         if (is_far or not math.isfinite(evaluated)) and probe.step + 1 >= _steps_to_settle(run):
-            return [_gap_finding(probe, train, evaluated)]
-    return []
+            return _gap_finding(probe, train, evaluated)
+    return None
 
 
 def _steps_to_settle(run: Run) -> float:
@@ -153,9 +187,8 @@ def _random_finding(probe: EvalModeProbe, op: RandomOp, count: int, severity: Se
 
 
 def _gap_finding(probe: EvalModeProbe, train: float, evaluated: float) -> Finding:
-    return Finding(
+    return error(
         rule="train-eval-gap",
-        severity=Severity.ERROR,
         confidence=0.8,
         step=probe.step,
         phase="eval",
@@ -170,56 +203,3 @@ def _gap_finding(probe: EvalModeProbe, train: float, evaluated: float) -> Findin
 
 def _format_loss(loss: object) -> str:
     return format_short(loss) if isinstance(loss, float) and math.isfinite(loss) else str(loss)
-
-
-def _evaluations(run: Run) -> str | None:
-    has_some = any(metric.eval_loss is not None for metric in run.metrics(rank=0))
-    return None if has_some else "no evaluation loss was recorded"
-
-
-RULES = (
-    Rule(
-        order=1430,
-        checks="random numbers in eval mode",
-        find=random_evaluations,
-        needs=(needs.probe(EvalModeProbe),),
-        codes=(
-            Code(
-                name="stochastic-eval",
-                means="The model draws random numbers in eval mode, so its loss differs every time.",
-                fix="Pass the mode on: `F.dropout(x, p, training=self.training)`, or use `nn.Dropout`.",
-                leads_to=(Effect.BREAKS_EVALUATION,),
-            ),
-        ),
-    ),
-    Rule(
-        order=1440,
-        checks="the same batch in train and eval mode",
-        find=evaluation_gaps,
-        needs=(needs.probe(EvalModeProbe),),
-        codes=(
-            Code(
-                name="train-eval-gap",
-                means="The same batch, with the same weights, has a much higher loss in eval mode than in train mode.",
-                fix="Check the running statistics of normalization layers, and code that uses `self.training`.",
-                follows_from=(Effect.BREAKS_EVALUATION, "tiny-norm-batch"),
-            ),
-        ),
-    ),
-    Rule(
-        order=1520,
-        checks="evaluation losses",
-        find=rising_eval_losses,
-        needs=(_evaluations,),
-        codes=(
-            Code(
-                name="eval-loss-rising",
-                means="The evaluation loss rises while the training loss falls. This is a note, because overfitting is "
-                "not a fault; it is an error if the evaluation loss is not finite.",
-                fix="Stop at the step that the finding names, or regularize. If it is not finite: check the evaluation "
-                "data and what the model does only in eval mode.",
-                follows_from=(Effect.BREAKS_EVALUATION, "train-eval-gap"),
-            ),
-        ),
-    ),
-)

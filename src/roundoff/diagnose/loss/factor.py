@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from statistics import median
 
 from roundoff.diagnose import needs
-from roundoff.diagnose.loop_calls import first_rank_with, loop_steps
-from roundoff.diagnose.rule import Code, Effect, Rule
+from roundoff.diagnose.loop_facts import loop_steps
+from roundoff.diagnose.rule import Code, FaultEffect, FindingText, error, on_first_rank, rule, warning
 from roundoff.diagnose.wording import format_short
-from roundoff.runs import BackwardDetail, Call, Event, Finding, HalfBatchProbe, Run, Severity
+from roundoff.runs import BackwardDetail, Call, Event, Finding, HalfBatchProbe, Run
 from roundoff.runs.records.step_ops import bare_name
 from roundoff.words import plural
 
@@ -18,24 +17,18 @@ _CHAIN = ("input0", "output0")
 """The gradient that comes in and the one that goes out; other inputs of an op are saved values."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LossGradient:
-    """The derivative of what backward started from with respect to the criterion's value."""
+def loss_gradient(events: Sequence[Event]) -> float | None:
+    """Return the derivative of what backward started from with respect to the criterion's value.
 
-    factor: float
-    """1 for a plain loss, 1/8 for one divided by eight, negative if the sign is flipped."""
-    op: str
-    """The first op of backward whose result is not a scalar, such as aten.nll_loss_backward."""
-
-
-def loss_gradient(events: Sequence[Event]) -> LossGradient | None:
-    """Follow the scalars at the beginning of one microbatch's backward; None if it was not recorded."""
+    It is 1 for a plain loss, 1/8 for one divided by eight, negative if the sign is flipped; None if the backward of
+    this microbatch was not recorded.
+    """
     factor = 1.0
     for event in events:
         if event.phase != "backward":
             continue
         if event.num_elements != 1 and event.output.startswith("output"):
-            return LossGradient(factor=factor, op=event.op)
+            return factor
         if event.num_elements == 1 and event.output in _CHAIN and "float" in event.dtype:
             factor = event.min
     return None
@@ -56,24 +49,38 @@ _UNDIVIDED = 0.99
 _FACTOR_TOLERANCE = 1e-3
 
 
-def undivided_losses(run: Run) -> list[Finding]:
+@rule(
+    Code(
+        name="accumulation-not-averaged",
+        means="The gradients of several batches are added but not averaged, so the right learning rate depends on "
+        "their number.",
+        fix="Divide each loss by the number of batches in a step.",
+    ),
+    order=720,
+    checks="accumulated gradients",
+    needs=[
+        needs.some(
+            lambda run: any(len(each.calls_of("backward")) > 1 for rank in run.ranks for each in loop_steps(run, rank)),
+            "every step has one backward",
+        ),
+        needs.recorded_first_step,
+    ],
+)
+@on_first_rank
+def undivided_losses(run: Run, rank: int) -> Finding | None:
     """Find steps that sum the gradients of several batches; several losses of one batch are fine."""
-    return first_rank_with(run, _undivided_of_rank)
-
-
-def _undivided_of_rank(run: Run, rank: int) -> list[Finding]:
     for loop_step in loop_steps(run, rank)[:2]:
-        if not loop_step.named("step") or any(map(_is_by_hand, loop_step.named("backward"))):
+        if not loop_step.calls_of("step") or any(map(_is_by_hand, loop_step.calls_of("backward"))):
             continue
         parts = [part for part in microbatches(run, rank, loop_step.step) if any(e.phase == "backward" for e in part)]
         if len(parts) < 2 or not _are_batches(parts):
             continue
         scale = next((m.loss_scale for m in run.metrics(rank=rank) if m.step == loop_step.step), None) or 1.0
-        factors = [found.factor / scale for part in parts if (found := loss_gradient(part)) is not None]
+        factors = [found / scale for part in parts if (found := loss_gradient(part)) is not None]
         is_undivided = len(factors) == len(parts) and all(factor >= _UNDIVIDED for factor in factors)
         if is_undivided and not _divides_gradients(run, rank, loop_step.step, len(parts)):
-            return [_undivided_finding(loop_step.step, len(parts), factors[0], rank)]
-    return []
+            return _undivided_finding(loop_step.step, len(parts), factors[0], rank)
+    return None
 
 
 def _is_by_hand(backward: Call) -> bool:
@@ -115,9 +122,8 @@ def _has_class_labels(part: Sequence[Event]) -> bool:
 
 
 def _undivided_finding(step: int, number: int, factor: float, rank: int) -> Finding:
-    return Finding(
+    return warning(
         rule="accumulation-not-averaged",
-        severity=Severity.WARNING,
         confidence=0.85,
         step=step,
         rank=rank,
@@ -137,7 +143,19 @@ _NOT_DIVIDED = 1.5
 """The factor on the sum times the number of samples: 1 for a mean."""
 
 
-def summed_losses(run: Run) -> list[Finding]:
+@rule(
+    Code(
+        name="loss-sum-reduction",
+        means="The loss is a sum over the batch: the loss, the gradients and the right learning rate depend on the "
+        "batch size.",
+        fix='Use `reduction="mean"`, or divide by the number of samples.',
+        leads_to=(FaultEffect.BLOWS_UP,),
+    ),
+    order=710,
+    checks="losses summed over the batch",
+    needs=[needs.probe(HalfBatchProbe)],
+)
+def summed_losses(run: Run) -> Finding | None:
     """Find a loss that is the sum of the losses of the two halves of its batch, not their mean."""
     for probe in run.probes(HalfBatchProbe):
         loss, parts = probe.loss, [half for half in probe.halves if half is not None]
@@ -148,8 +166,8 @@ def summed_losses(run: Run) -> list[Finding]:
             or abs(sum(parts) - loss) > _SUM_TOLERANCE * abs(loss)
         ):
             continue
-        return [] if _is_divided(run) else [_summed_finding(loss, parts, probe.step)]
-    return []
+        return None if _is_divided(run) else _summed_finding(loss, parts, probe.step)
+    return None
 
 
 def _is_divided(run: Run) -> bool:
@@ -175,9 +193,8 @@ def _uniform_gradient(events: Sequence[Event]) -> float | None:
 
 
 def _summed_finding(loss: float, halves: list[float], step: int) -> Finding:
-    return Finding(
+    return error(
         rule="loss-sum-reduction",
-        severity=Severity.ERROR,
         confidence=0.95,
         step=0,
         rank=0,
@@ -200,53 +217,51 @@ _NEVER_NEGATIVE = {
 }  # fmt: skip
 _SIZES = ("pow", "abs", "square")
 """Ops whose results are never negative; a hand-written loss takes the mean of them."""
+_SELECTED = ("gather", "index", "_log_softmax")
+"""Ops that select log-probabilities."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _UnboundedCause:
-    """Why a loss has no lower bound, in words."""
-
-    title: str
-    why: str
-    fix: str
-
-
-def unbounded_losses(run: Run) -> list[Finding]:
+@rule(
+    Code(
+        name="loss-unbounded-below",
+        means="The loss falls below the minimum of its criterion: a sign is flipped, or a log is missing.",
+        fix="Check the sign of the loss and what the criterion expects: log-probabilities, logits, targets.",
+        leads_to=(FaultEffect.BLOWS_UP,),
+    ),
+    order=730,
+    checks="losses without a lower bound",
+    needs=[needs.losses(2 * _NUM_COMPARED), needs.recorded_first_step],
+)
+@on_first_rank
+def unbounded_losses(run: Run, rank: int) -> Finding | None:
     """Find a loss that keeps falling below the minimum of its criterion.
 
     A critic's loss, a density's likelihood or two adversarial optimizers naturally have no bound.
     """
-    return first_rank_with(run, _unbounded_of_rank)
-
-
-def _unbounded_of_rank(run: Run, rank: int) -> list[Finding]:
     metrics = run.metrics(rank=rank)
     losses = [
         (metric.step, metric.loss) for metric in metrics if metric.loss is not None and metric.loss == metric.loss
     ]
     if len({metric.optimizer for metric in metrics if metric.optimizer}) > 1 or not _falls(losses):
-        return []
+        return None
     parts = microbatches(run, rank, 0)
     cause = _find_cause(run, rank, parts[0]) if parts else None
     if cause is None:
-        return []
+        return None
     below = next(step for step, loss in losses if loss < 0)
     first, last = losses[0][1], losses[-1][1]
-    return [
-        Finding(
-            rule="loss-unbounded-below",
-            severity=Severity.ERROR,
-            confidence=0.95,
-            step=below,
-            rank=rank,
-            phase="forward",
-            title=cause.title,
-            why=f"{cause.why}; it fell from {format_short(first)} to {format_short(last)} in {len(losses)} steps and "
-            "has no lower bound",
-            fix=cause.fix,
-            evidence=({"first": first, "last": last},),
-        )
-    ]
+    return error(
+        rule="loss-unbounded-below",
+        confidence=0.95,
+        step=below,
+        rank=rank,
+        phase="forward",
+        title=cause.title,
+        why=f"{cause.why}; it fell from {format_short(first)} to {format_short(last)} in {len(losses)} steps and "
+        "has no lower bound",
+        fix=cause.fix,
+        evidence=({"first": first, "last": last},),
+    )
 
 
 def _falls(losses: Sequence[tuple[int, float]]) -> bool:
@@ -259,28 +274,36 @@ def _falls(losses: Sequence[tuple[int, float]]) -> bool:
     return last < then < first and first - last > max(_MIN_FALL, abs(first))
 
 
-def _find_cause(run: Run, rank: int, events: Sequence[Event]) -> _UnboundedCause | None:
+def _find_cause(run: Run, rank: int, events: Sequence[Event]) -> FindingText | None:
     """Return why the loss has no bound; None if that may be its nature."""
-    gradient = loss_gradient(events)
-    if gradient is None:
+    factor = loss_gradient(events)
+    if factor is None:
         return None
     criterion = next((facts.criterion for facts in run.inputs(rank=rank)[:1]), None)
-    is_bounded = criterion in _NEVER_NEGATIVE or _is_mean_of_sizes(events) or _takes_log_probabilities(events)
-    if gradient.factor < 0 and is_bounded:
+    given = _read_by(events, "nll_loss_forward", "nll_loss2d_forward")
+    reduced, maker = _last_reduced(events) or (None, "")
+    is_bounded = criterion in _NEVER_NEGATIVE or maker in _SIZES or any(event.max <= 0 for event in given)
+    if factor < 0 and is_bounded:
         what = criterion if criterion in _NEVER_NEGATIVE else "a loss that is never negative"
-        return _UnboundedCause(
+        return FindingText(
             title="the sign of the loss is flipped",
-            why=f"backward starts from {what} times {format_short(gradient.factor)}, so the training maximizes it",
+            why=f"backward starts from {what} times {format_short(factor)}, so the training maximizes it",
             fix="minimize the loss itself: remove the minus sign, or the optimizer's maximize=True",
         )
-    if gradient.factor > 0 and _lacks_the_log(events):
-        return _UnboundedCause(
+    if factor > 0 and any(event.min < 0 < event.max for event in given):
+        return FindingText(
             title="nll_loss gets scores instead of log-probabilities",
             why="nll_loss expects log-probabilities, which are never above 0, but these values are",
             fix="use cross_entropy, or log_softmax before nll_loss",
         )
-    if gradient.factor > 0 and _is_mean_of_log_probabilities(events):
-        return _UnboundedCause(
+    if (
+        factor > 0
+        and reduced is not None
+        and reduced.max <= 0
+        and maker in _SELECTED
+        and _read_by(events, "_log_softmax")
+    ):
+        return FindingText(
             title="the loss lacks its minus sign",
             why="backward starts from the mean of log-probabilities, so the training makes the right answers "
             "improbable",
@@ -289,85 +312,16 @@ def _find_cause(run: Run, rank: int, events: Sequence[Event]) -> _UnboundedCause
     return None
 
 
-def _forward(events: Sequence[Event], bare: str, output: str) -> list[Event]:
-    return [e for e in events if e.phase == "forward" and bare_name(e.op) == bare and e.output == output]
+def _read_by(events: Sequence[Event], *names: str) -> list[Event]:
+    """Return the first inputs of the forward ops with these bare names."""
+    return [e for e in events if e.phase == "forward" and e.output == "input0" and bare_name(e.op) in names]
 
 
-def _takes_log_probabilities(events: Sequence[Event]) -> bool:
-    given = [*_forward(events, "nll_loss_forward", "input0"), *_forward(events, "nll_loss2d_forward", "input0")]
-    return any(event.max <= 0 for event in given)
-
-
-def _lacks_the_log(events: Sequence[Event]) -> bool:
-    given = [*_forward(events, "nll_loss_forward", "input0"), *_forward(events, "nll_loss2d_forward", "input0")]
-    return any(event.min < 0 < event.max for event in given)
-
-
-def _is_mean_of_sizes(events: Sequence[Event]) -> bool:
-    """Say whether the last mean or sum is over squares or magnitudes."""
+def _last_reduced(events: Sequence[Event]) -> tuple[Event, str] | None:
+    """Return what the last mean or sum is over, and the op that computed it; None without one."""
+    reduced = _read_by(events, "mean", "sum")
+    if not reduced:
+        return None
+    last = max(reduced, key=lambda event: event.order)
     made = {e.hash: bare_name(e.op) for e in events if e.phase == "forward" and e.output == "output0"}
-    means = [*_forward(events, "mean", "input0"), *_forward(events, "sum", "input0")]
-    return bool(means) and made.get(max(means, key=lambda event: event.order).hash) in _SIZES
-
-
-def _is_mean_of_log_probabilities(events: Sequence[Event]) -> bool:
-    """Say whether the last mean or sum is over values selected from a log_softmax."""
-    means = [*_forward(events, "mean", "input0"), *_forward(events, "sum", "input0")]
-    if not means or not _forward(events, "_log_softmax", "output0"):
-        return False
-    last = max(means, key=lambda event: event.order)
-    made = {e.hash: bare_name(e.op) for e in events if e.phase == "forward" and e.output == "output0"}
-    return last.max <= 0 and made.get(last.hash) in ("gather", "index", "_log_softmax")
-
-
-def _accumulation(run: Run) -> str | None:
-    steps = [loop_step for rank in run.ranks for loop_step in loop_steps(run, rank)]
-    has_several = any(len(loop_step.named("backward")) > 1 for loop_step in steps)
-    return None if has_several else "every step has one backward"
-
-
-RULES = (
-    Rule(
-        order=710,
-        checks="losses summed over the batch",
-        find=summed_losses,
-        needs=(needs.probe(HalfBatchProbe),),
-        codes=(
-            Code(
-                name="loss-sum-reduction",
-                means="The loss is a sum over the batch: the loss, the gradients and the right learning rate depend on "
-                "the batch size.",
-                fix='Use `reduction="mean"`, or divide by the number of samples.',
-                leads_to=(Effect.BLOWS_UP,),
-            ),
-        ),
-    ),
-    Rule(
-        order=720,
-        checks="accumulated gradients",
-        find=undivided_losses,
-        needs=(_accumulation, needs.recorded_first_step),
-        codes=(
-            Code(
-                name="accumulation-not-averaged",
-                means="The gradients of several batches are added but not averaged, so the right learning rate depends "
-                "on their number.",
-                fix="Divide each loss by the number of batches in a step.",
-            ),
-        ),
-    ),
-    Rule(
-        order=730,
-        checks="losses without a lower bound",
-        find=unbounded_losses,
-        needs=(needs.losses(2 * _NUM_COMPARED), needs.recorded_first_step),
-        codes=(
-            Code(
-                name="loss-unbounded-below",
-                means="The loss falls below the minimum of its criterion: a sign is flipped, or a log is missing.",
-                fix="Check the sign of the loss and what the criterion expects: log-probabilities, logits, targets.",
-                leads_to=(Effect.BLOWS_UP,),
-            ),
-        ),
-    ),
-)
+    return last, made.get(last.hash, "")

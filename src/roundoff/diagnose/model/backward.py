@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from roundoff.diagnose import needs
-from roundoff.diagnose.layers import first_rank, forward_ops
 from roundoff.diagnose.parameter_histories import first_histories
-from roundoff.diagnose.rule import Code, Rule
+from roundoff.diagnose.rule import Code, error, rule
+from roundoff.diagnose.step_flow import first_rank, forward_ops
 from roundoff.diagnose.wording import format_short
-from roundoff.runs import DirectionProbe, Finding, ParameterFacts, Run, Severity, SlopeOfParameter
+from roundoff.runs import DirectionProbe, Finding, ParameterFacts, Run, SlopeOfParameter
 from roundoff.runs.files.plain_json import object_of
 from roundoff.runs.records.step_ops import StepOp
 from roundoff.words import join_names, plural
@@ -21,7 +21,24 @@ _AGREES = 0.05
 """How closely steps of two lengths must agree: then the loss is smooth there, without jumps."""
 
 
-def wrong_backwards(run: Run) -> list[Finding]:
+@rule(
+    Code(
+        name="wrong-backward",
+        means="A custom autograd function has a backward that is not the derivative of its forward. Such a training "
+        "often still learns something.",
+        fix="Check it with `torch.autograd.gradcheck` on fp64 inputs.",
+    ),
+    order=470,
+    checks="custom autograd functions",
+    needs=[
+        needs.probe(DirectionProbe),
+        needs.some(
+            lambda run: any(found.functions for found in run.probes(DirectionProbe)),
+            "no custom autograd function was seen",
+        ),
+    ],
+)
+def wrong_backwards(run: Run) -> Finding | None:
     """Find gradients that do not predict how the loss changes along them, in a graph with a custom autograd function.
 
     Without such a function nothing can be wrong: then gradients are edited, or stopped, on purpose.
@@ -29,8 +46,8 @@ def wrong_backwards(run: Run) -> list[Finding]:
     for probe in run.probes(DirectionProbe):
         off = [slope for slope in probe.by_site if _is_off(slope)]
         if probe.functions and off:
-            return [_wrong_backward_finding(run, probe, off)]
-    return []
+            return _wrong_backward_finding(run, probe, off)
+    return None
 
 
 def _is_off(slope: SlopeOfParameter) -> bool:
@@ -48,9 +65,8 @@ def _wrong_backward_finding(run: Run, probe: DirectionProbe, off: Sequence[Slope
     names = [str(slope.parameter) for slope in off]
     ratios = sorted(slope.ratio for slope in off if slope.ratio is not None)
     functions = probe.functions
-    return Finding(
+    return error(
         rule="wrong-backward",
-        severity=Severity.ERROR,
         confidence=0.95 if len(functions) == 1 else 0.85,
         step=probe.step,
         phase="backward",
@@ -78,7 +94,18 @@ def _place_after(sites: set[str], ops: list[StepOp]) -> StepOp | None:
     return ops[places[-1] + 1] if places and places[-1] + 1 < len(ops) else None
 
 
-def cut_graphs(run: Run) -> list[Finding]:
+@rule(
+    Code(
+        name="graph-cut",
+        means="The autograd graph ends between the loss and some parameters: a `detach`, a `.data`, a `no_grad` or a "
+        "conversion to numpy. These parameters never get a gradient.",
+        fix="Remove the cut, or move it before the part that should learn.",
+    ),
+    order=220,
+    checks="gradients that stop before they reach a parameter",
+    needs=[needs.structure, needs.recorded_first_step, needs.measured_parameters],
+)
+def cut_graphs(run: Run) -> Finding | None:
     """Find where the graph is cut: everything before it runs and is in an optimizer, and never has a gradient.
 
     A part whose output no loss depends on (an unused pooler) is not a cut: there, nothing after it learns, while parts
@@ -87,7 +114,7 @@ def cut_graphs(run: Run) -> list[Finding]:
     looks = run.structures(rank=first_rank(run))
     ops = forward_ops(run)
     if not looks or not ops:
-        return []
+        return None
     histories = first_histories(run)
     missing = {name for name, history in histories.items() if history.is_always_missing}
     without = [p for p in looks[0].parameters if p.name in missing and p.requires_grad and not p.is_reached]
@@ -95,17 +122,17 @@ def cut_graphs(run: Run) -> list[Finding]:
     first = next((op for op in ops if op.first.site in reached), None)
     last = _last_of({p.site for p in without}, ops)
     if first is None or last is None:
-        return []
+        return None
     read = {event.hash for event in first.inputs}
     made = [op for op in ops if op.first.order < first.first.order and op.outputs[0].hash in read]
     cut = next((op for op in reversed(made) if op.bare == "detach"), None) or _detach_after(last, ops, reached)
     if cut is None and last.first.order > first.first.order:
-        return []
+        return None
     is_detach = cut is not None
     cut = cut or (made[-1] if made else last)
     started = {op.first.site for op in ops if op.first.order <= cut.first.order}
     before = [p for p in without if p.site in started]
-    return [_cut_finding(cut, before, is_detach=is_detach)] if before else []
+    return _cut_finding(cut, before, is_detach=is_detach) if before else None
 
 
 def _last_of(sites: set[str], ops: Sequence[StepOp]) -> StepOp | None:
@@ -140,9 +167,8 @@ def _cut_finding(cut: StepOp, without: Sequence[ParameterFacts], *, is_detach: b
             "take this part out of torch.no_grad(), and keep tensors as tensors: .numpy(), .item() and torch.tensor() "
             "leave the graph; if it is intended, leave those parameters out of the optimizer"
         )
-    return Finding(
+    return error(
         rule="graph-cut",
-        severity=Severity.ERROR,
         confidence=0.97 if is_detach else 0.9,
         step=0,
         phase="forward",
@@ -155,40 +181,3 @@ def _cut_finding(cut: StepOp, without: Sequence[ParameterFacts], *, is_detach: b
         fix=fix,
         evidence=({"without_gradient": list(names)},),
     )
-
-
-def _custom_functions(run: Run) -> str | None:
-    has_some = any(found.functions for found in run.probes(DirectionProbe))
-    return None if has_some else "no custom autograd function was seen"
-
-
-RULES = (
-    Rule(
-        order=220,
-        checks="gradients that stop before they reach a parameter",
-        find=cut_graphs,
-        needs=(needs.structure, needs.recorded_first_step, needs.measured_parameters),
-        codes=(
-            Code(
-                name="graph-cut",
-                means="The autograd graph ends between the loss and some parameters: a `detach`, a `.data`, a "
-                "`no_grad` or a conversion to numpy. These parameters never get a gradient.",
-                fix="Remove the cut, or move it before the part that should learn.",
-            ),
-        ),
-    ),
-    Rule(
-        order=470,
-        checks="custom autograd functions",
-        find=wrong_backwards,
-        needs=(needs.probe(DirectionProbe), _custom_functions),
-        codes=(
-            Code(
-                name="wrong-backward",
-                means="A custom autograd function has a backward that is not the derivative of its forward. Such a "
-                "training often still learns something.",
-                fix="Check it with `torch.autograd.gradcheck` on fp64 inputs.",
-            ),
-        ),
-    ),
-)

@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from statistics import median
 
 from roundoff.diagnose import needs
-from roundoff.diagnose.layers import first_rank
-from roundoff.diagnose.loop_calls import rates
-from roundoff.diagnose.rule import Code, Rule
-from roundoff.runs import Call, Finding, LoadDetail, Metrics, ReadDetail, Run, Severity, StepDetail
+from roundoff.diagnose.loop_facts import rates
+from roundoff.diagnose.rule import Code, error, rule
+from roundoff.diagnose.step_flow import first_rank
+from roundoff.runs import Call, Finding, LoadDetail, Metrics, ReadDetail, Run, StepDetail
 from roundoff.runs.files.plain_json import object_of
 from roundoff.words import join_names
 
@@ -32,7 +32,17 @@ class _Resumption:
     """The last step before the load that had state; None at the start of the run."""
 
 
-def lost_optimizer_states(run: Run) -> list[Finding]:
+@rule(
+    Code(
+        name="optimizer-state-lost",
+        means="Training was resumed from saved weights, but the optimizer started without its state.",
+        fix="Save `optimizer.state_dict()` with the weights, and load it too.",
+    ),
+    order=320,
+    checks="optimizer state after a checkpoint was loaded",
+    needs=[needs.calls("load", missing="nothing was loaded into a model")],
+)
+def lost_optimizer_states(run: Run) -> Finding | None:
     """Find weights that were loaded to continue a training, while the optimizer starts without state.
 
     Fine-tuning also loads weights alone, but at another learning rate. So either the checkpoint contains an optimizer
@@ -43,8 +53,8 @@ def lost_optimizer_states(run: Run) -> list[Finding]:
     calls, metrics = run.calls(rank=rank), run.metrics(rank=rank)
     for found in _resumptions(calls):
         if found.keys or (found.before is not None and _continues(found, found.before, metrics)):
-            return [_lost_state_finding(found)]
-    return []
+            return _lost_state_finding(found)
+    return None
 
 
 def _resumptions(calls: Sequence[Call]) -> list[_Resumption]:
@@ -110,9 +120,8 @@ def _lost_state_finding(found: _Resumption) -> Finding:
     else:
         cause = "the optimizer is new, and the state of the one before is gone"
         fix = "save optimizer.state_dict() with the weights, and load it after the optimizer is built"
-    return Finding(
+    return error(
         rule="optimizer-state-lost",
-        severity=Severity.ERROR,
         confidence=0.9 if found.keys else 0.8,
         step=found.step.step,
         phase="optimizer",
@@ -124,14 +133,24 @@ def _lost_state_finding(found: _Resumption) -> Finding:
     )
 
 
-def checkpoints_not_loaded(run: Run) -> list[Finding]:
+@rule(
+    Code(
+        name="checkpoint-not-loaded",
+        means="A load with `strict=False` loaded nothing or almost nothing, because the names do not match.",
+        fix="Rename the keys (the verdict names the prefix that would match), and check what the load returns.",
+    ),
+    order=310,
+    checks="checkpoints loaded into models",
+    needs=[needs.calls("load", missing="nothing was loaded into a model")],
+)
+def checkpoints_not_loaded(run: Run) -> Finding | None:
     """Find a load into a model that loaded nothing or almost nothing.
 
     Some missing keys are normal: a new head on a pretrained body, or an embedding alone. Here none of the given keys
     matches the model, or missing and unexpected keys differ only by a prefix, or most of the model is named otherwise.
     """
-    found = [_judge(call) for call in run.calls(rank=first_rank(run)) if call.call == "load"]
-    return [finding for finding in found if finding is not None][:1]
+    loads = [call for call in run.calls(rank=first_rank(run)) if call.call == "load"]
+    return next((found for call in loads if (found := _judge(call)) is not None), None)
 
 
 def _judge(call: Call) -> Finding | None:
@@ -153,9 +172,8 @@ def _judge(call: Call) -> Finding | None:
         f"{load.num_unexpected} unexpected; missing {join_names(missing, at_most=2)}; unexpected "
         f"{join_names(unexpected, at_most=2) or 'none'}"
     )
-    return Finding(
+    return error(
         rule="checkpoint-not-loaded",
-        severity=Severity.ERROR,
         confidence=0.97,
         step=call.step,
         title="the checkpoint was not loaded: its keys do not match the model",
@@ -194,33 +212,3 @@ def _prefixes(name: str, key: str) -> tuple[str, str] | None:
         if key == tail or key.endswith(f".{tail}"):
             return key.removesuffix(tail), name.removesuffix(tail)
     return None
-
-
-RULES = (
-    Rule(
-        order=310,
-        checks="checkpoints loaded into models",
-        find=checkpoints_not_loaded,
-        needs=(needs.calls("load", missing="nothing was loaded into a model"),),
-        codes=(
-            Code(
-                name="checkpoint-not-loaded",
-                means="A load with `strict=False` loaded nothing or almost nothing, because the names do not match.",
-                fix="Rename the keys (the verdict names the prefix that would match), and check what the load returns.",
-            ),
-        ),
-    ),
-    Rule(
-        order=320,
-        checks="optimizer state after a checkpoint was loaded",
-        find=lost_optimizer_states,
-        needs=(needs.calls("load", missing="nothing was loaded into a model"),),
-        codes=(
-            Code(
-                name="optimizer-state-lost",
-                means="Training was resumed from saved weights, but the optimizer started without its state.",
-                fix="Save `optimizer.state_dict()` with the weights, and load it too.",
-            ),
-        ),
-    ),
-)

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from roundoff.diagnose import needs
-from roundoff.diagnose.layers import first_rank
-from roundoff.diagnose.rule import Code, Rule
+from roundoff.diagnose.rule import Code, error, rule
+from roundoff.diagnose.step_flow import first_rank
 from roundoff.diagnose.wording import format_short
-from roundoff.runs import AveragesProbe, Finding, ParameterFacts, Run, Severity, Structure
+from roundoff.runs import AveragesProbe, Finding, ParameterFacts, Run, Structure
 from roundoff.runs.files.plain_json import object_of
 from roundoff.words import plural
 
@@ -18,6 +18,20 @@ times as far in the observed steps."""
 _MIN_WRITES = 5
 
 
+@rule(
+    Code(
+        name="tie-broken",
+        means="An output layer starts with exactly the values of the embedding but has its own memory: the two were "
+        "meant to be one parameter and drift apart.",
+        fix="Assign the parameter itself, after the last change to either: `head.weight = embedding.weight`.",
+    ),
+    order=230,
+    checks="weights tied to an embedding",
+    needs=[
+        needs.structure,
+        needs.module(lambda module: "num_embeddings" in module.settings, "the model has no embedding"),
+    ],
+)
 def broken_ties(run: Run) -> list[Finding]:
     """Find an embedding and another weight that start with the same values in different memory.
 
@@ -43,9 +57,8 @@ def _initial_values(parameter: ParameterFacts) -> tuple[object, ...]:
 
 
 def _tie_finding(look: Structure, embedding: ParameterFacts, other: ParameterFacts) -> Finding:
-    return Finding(
+    return error(
         rule="tie-broken",
-        severity=Severity.ERROR,
         confidence=0.95,
         step=look.step,
         site=other.site,
@@ -58,13 +71,23 @@ def _tie_finding(look: Structure, embedding: ParameterFacts, other: ParameterFac
     )
 
 
-def broken_averages(run: Run) -> list[Finding]:
+@rule(
+    Code(
+        name="ema-broken",
+        means="The average of the weights does not work: it shares memory with the weights, or it never changes.",
+        fix="Average into clones: `average.lerp_(weight, 1 - decay)`.",
+    ),
+    order=330,
+    checks="averages of the weights (EMA)",
+    needs=[needs.probe(AveragesProbe, missing="no average of the weights was seen")],
+)
+def broken_averages(run: Run) -> Finding | None:
     """Find averages that share memory with the weights, and averages that are written to but never change."""
     for probe in run.probes(AveragesProbe):
         found = _judge_shared_memory(probe) or _judge_still_copy(probe)
         if found is not None:
-            return [found]
-    return []
+            return found
+    return None
 
 
 def _judge_shared_memory(probe: AveragesProbe) -> Finding | None:
@@ -96,9 +119,8 @@ def _judge_still_copy(probe: AveragesProbe) -> Finding | None:
 
 
 def _average_finding(probe: AveragesProbe, *, title: str, why: str, fix: str) -> Finding:
-    return Finding(
+    return error(
         rule="ema-broken",
-        severity=Severity.ERROR,
         confidence=0.85,
         step=probe.step,
         phase="optimizer",
@@ -108,40 +130,3 @@ def _average_finding(probe: AveragesProbe, *, title: str, why: str, fix: str) ->
         fix=fix,
         evidence=(object_of(probe),),
     )
-
-
-def _embedding(run: Run) -> str | None:
-    modules = [module for look in run.structures(rank=first_rank(run))[:1] for module in look.modules]
-    return None if any("num_embeddings" in module.settings for module in modules) else "the model has no embedding"
-
-
-RULES = (
-    Rule(
-        order=230,
-        checks="weights tied to an embedding",
-        find=broken_ties,
-        needs=(needs.structure, _embedding),
-        codes=(
-            Code(
-                name="tie-broken",
-                means="An output layer starts with exactly the values of the embedding but has its own memory: the two "
-                "were meant to be one parameter and drift apart.",
-                fix="Assign the parameter itself, after the last change to either: `head.weight = embedding.weight`.",
-            ),
-        ),
-    ),
-    Rule(
-        order=330,
-        checks="averages of the weights (EMA)",
-        find=broken_averages,
-        needs=(needs.probe(AveragesProbe, missing="no average of the weights was seen"),),
-        codes=(
-            Code(
-                name="ema-broken",
-                means="The average of the weights does not work: it shares memory with the weights, or it never "
-                "changes.",
-                fix="Average into clones: `average.lerp_(weight, 1 - decay)`.",
-            ),
-        ),
-    ),
-)

@@ -8,17 +8,18 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.compute as pc
 
-from roundoff.diagnose.nonfinite.origin import Liveness, OriginPlace, find_origin
-from roundoff.diagnose.nonfinite.provenance import MASKS
+from roundoff.diagnose.nonfinite.origin import MASKS, Liveness, OriginPlace, find_origin
+from roundoff.diagnose.wording import format_short
 from roundoff.errors import RunFolderError
 from roundoff.runs import Anomaly, Metrics, Origin, ReplayInfo, Run, StepDetail, TensorFile
+from roundoff.words import join_words
 
 MAX_STEPS = 50
 """At most this many steps of a rank are examined; further bad steps say nothing new."""
 
+_MIN_GROWING, _GROWN = 3, 10.0
+"""A loss that grew this many times, and in each of the last steps, was exploding."""
 _NOT_FINITE = ("loss", "gradient", "weight", "buffer")
 _MASK_OPS = [f"aten.{name}{mark}" for name in sorted(MASKS) for mark in ("", "_")]
 
@@ -42,8 +43,23 @@ class BadStep:
     """The op caught with its inputs, if it is the one at `place`."""
     events_step: int
     """The step of those events: this one, or an earlier one whose replay broke although the step itself had not."""
+    losses_before: tuple[tuple[int, float], ...] = ()
+    """(step, loss) of the steps before it, in order."""
     replay_note: str | None = None
     """A note of the replay about itself, such as why it failed."""
+
+    @property
+    def growth_before(self) -> str | None:
+        """How the loss had grown by orders of magnitude up to the step before; None if it had not."""
+        if len(self.losses_before) < _MIN_GROWING:
+            return None
+        first, least = min(self.losses_before, key=lambda pair: pair[1])
+        grown = [pair for pair in self.losses_before if pair[0] >= first]
+        last, loss = grown[-1]
+        is_growing = sorted(pair[1] for pair in grown[-_MIN_GROWING:]) == [pair[1] for pair in grown[-_MIN_GROWING:]]
+        if len(grown) < _MIN_GROWING or least <= 0 or loss < _GROWN * least or not is_growing:
+            return None
+        return f"from {format_short(least)} in step {first} to {format_short(loss)} in step {last}"
 
     def names_of(self, kind: str) -> list[str]:
         """Return the parameters or buffers that an anomaly of this kind was seen in."""
@@ -121,7 +137,8 @@ def _of_rank(run: Run, rank: int) -> Iterator[BadStep]:
     undone = {call.step for call in calls if call.call == "undone"}
     for step in sorted(known | recorded | replayed)[:MAX_STEPS]:
         bad = _examine(run, rank, step, anomalies.get(step, []), metrics.get(step), was_skipped=step in skipped)
-        bad = replace(bad, was_undone=step in undone)
+        before = [(m.step, m.loss) for m in metrics.values() if m.step < step and m.loss is not None]
+        bad = replace(bad, was_undone=step in undone, losses_before=tuple(before))
         if known and step in replayed - known and bad.is_refuted:
             first = min(known)
             bad = replace(bad, step=first, anomalies=tuple(anomalies.get(first, [])), metrics=metrics.get(first))
@@ -172,24 +189,26 @@ def _run_with_events(run: Run, step: int) -> Run | None:
 def _recorded_bad_steps(run: Run, rank: int) -> set[int]:
     """Return the recorded steps with a result or a batch that is not finite and not a mask."""
     table = run.events(rank=rank, columns=["step", "op", "output", "phase", "num_nan", "num_posinf", "num_neginf"])
-    is_mask = pc.is_in(table["op"], value_set=pa.array(_MASK_OPS))
-    is_wanted = pc.and_(pc.starts_with(table["output"], "output"), pc.not_equal(table["phase"], "eval"))
-    worse = pc.greater(pc.add(table["num_nan"], table["num_posinf"]), 0)
-    negative = pc.and_(pc.greater(table["num_neginf"], 0), pc.invert(is_mask))
-    return set(table.filter(pc.and_(is_wanted, pc.or_(worse, negative)))["step"].unique().to_pylist())
+    is_mask = table.texts("op").matches(lambda op: op in _MASK_OPS)
+    is_wanted = table.texts("output").starts_with("output") & ~table.texts("phase").equals("eval")
+    is_bad = (table.numbers("num_nan") > 0) | (table.numbers("num_posinf") > 0)
+    is_bad |= (table.numbers("num_neginf") > 0) & ~is_mask
+    return set(table.take(is_wanted & is_bad)["step"].unique())
 
 
 def spread_of(bad: BadStep, place: OriginPlace) -> str:
     """Return sentences about what the bad value reaches, and until when everything was fine."""
     noun = "NaN" if place.bad.num_nan else "infinity"
     reached = _reached_places(place.liveness, is_update=place.phase == "optimizer")
-    sentences = [f"The {noun} reaches {_join_reached(reached)}."] if reached else []
+    sentences = [f"The {noun} reaches {join_words(reached)}."] if reached else []
     if not place.liveness.reaches_loss and place.liveness.num_bad_gradients and place.phase == "forward":
         sentences.append("The loss does not show it: a value masked in forward becomes 0 times NaN in backward.")
     if bad.was_skipped:
         sentences.append("The optimizer's step was skipped, so the weights did not change.")
     elif bad.was_undone:
         sentences.append("The step was undone: the training continued as if its batch had not existed.")
+    elif bad.growth_before is not None:
+        sentences.append(f"It is the end of an explosion: the loss had grown {bad.growth_before}.")
     elif bad.step > 0:
         sentences.append(f"Loss and weights were fine up to step {bad.step - 1}.")
     return " ".join(sentences)
@@ -210,10 +229,6 @@ def _share(count: int, total: int, thing: str) -> str:
     if count == total:
         return f"all {total} {thing}s" if total > 1 else f"the only {thing}"
     return f"{count} of {total} {thing}s"
-
-
-def _join_reached(parts: list[str]) -> str:
-    return " and ".join([", ".join(parts[:-1]), parts[-1]] if len(parts) > 1 else parts)
 
 
 def sample_of(bad: BadStep) -> int | None:

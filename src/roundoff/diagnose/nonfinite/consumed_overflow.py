@@ -4,15 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import pyarrow.compute as pc
-
 from roundoff.diagnose import needs
-from roundoff.diagnose.flow import recorded_steps
-from roundoff.diagnose.nonfinite.origin import roots_without_effect
-from roundoff.diagnose.nonfinite.provenance import Provenance, Root
-from roundoff.diagnose.rule import Code, Effect, Rule
+from roundoff.diagnose.nonfinite.origin import Provenance, Root, roots_without_effect
+from roundoff.diagnose.rule import Code, FaultEffect, error, on_each_rank, place_of, rule
+from roundoff.diagnose.step_flow import recorded_steps
 from roundoff.diagnose.wording import FORMATS, format_of, format_short, format_whole, largest_of
-from roundoff.runs import Finding, Run, Severity
+from roundoff.runs import Finding, Run
 from roundoff.runs.records.step_ops import StepOp, bare_name, ops_of
 from roundoff.words import plural
 
@@ -26,12 +23,21 @@ _GROW = frozenset(
 _DIVIDE = ("div", "reciprocal", "rsqrt")
 
 
-def consumed_overflows(run: Run) -> list[Finding]:
+@rule(
+    Code(
+        name="consumed-overflow",
+        means="An op overflowed, and a later op divided by its infinity, which gives 0. NaN never shows up, but "
+        "nothing is learned through these zeros.",
+        fix="Compute both ops in fp32, or divide by the largest magnitude before squaring and summing.",
+        leads_to=(FaultEffect.STOPS_LEARNING,),
+    ),
+    order=910,
+    checks="infinities hidden by a division",
+    needs=[needs.recorded_steps],
+)
+@on_each_rank
+def consumed_overflows(run: Run, rank: int) -> list[Finding]:
     """Find the first op of each rank whose infinity a division hides, so that neither loss nor gradients show it."""
-    return [finding for rank in run.ranks for finding in _of_rank(run, rank)[:1]]
-
-
-def _of_rank(run: Run, rank: int) -> list[Finding]:
     found = []
     for step, events in recorded_steps(run):
         if _has_infinity(events, step, rank):
@@ -46,7 +52,7 @@ def _of_rank(run: Run, rank: int) -> list[Finding]:
 
 def _has_infinity(run: Run, step: int, rank: int) -> bool:
     table = run.events(step=step, rank=rank, phase="forward", columns=["num_posinf"])
-    return bool(pc.any(pc.greater(table["num_posinf"], 0)).as_py())
+    return bool((table.numbers("num_posinf") > 0).any())
 
 
 def _divider(root: Root, ops: Sequence[StepOp], provenance: Provenance) -> StepOp | None:
@@ -67,16 +73,10 @@ def _finding(root: Root, divider: StepOp) -> Finding:
     name = format_of(bad.dtype)
     limit = format_whole(largest_of(name)) if name in FORMATS.values() else "its largest number"
     reach = max((x.absmax for x in root.inputs if x.absmax == x.absmax), default=0.0)
-    return Finding(
+    return error(
         rule="consumed-overflow",
-        severity=Severity.ERROR,
         confidence=0.95,
-        step=bad.step,
-        rank=bad.rank,
-        phase="forward",
-        site=bad.site,
-        op=bad.op_name,
-        source=bad.source,
+        **place_of(bad),
         title=f"{name} {bare_name(bad.op).strip('_')} overflowed, and a division hides its infinity",
         why=f"its inputs reach {format_short(reach)}, and {bad.num_posinf} of {plural(bad.num_elements, 'result')} "
         f"{'exceeds' if bad.num_posinf == 1 else 'exceed'} {limit}; {result.op_name} in {result.site} divides by them, "
@@ -89,22 +89,3 @@ def _finding(root: Root, divider: StepOp) -> Finding:
             {"divided_by_in": f"{result.site} / {result.op_name}", "zero": result.num_zero, "of": result.num_elements},
         ),
     )
-
-
-RULES = (
-    Rule(
-        order=910,
-        checks="infinities hidden by a division",
-        find=consumed_overflows,
-        needs=(needs.recorded_steps,),
-        codes=(
-            Code(
-                name="consumed-overflow",
-                means="An op overflowed, and a later op divided by its infinity, which gives 0. NaN never shows up, "
-                "but nothing is learned through these zeros.",
-                fix="Compute both ops in fp32, or divide by the largest magnitude before squaring and summing.",
-                leads_to=(Effect.STOPS_LEARNING,),
-            ),
-        ),
-    ),
-)

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from roundoff.diagnose.nonfinite.bad_step import BadStep, bad_index_in_batch, sample_of, spread_of
-from roundoff.diagnose.nonfinite.domain import domain_fix, domain_title, domain_why, left_its_domain
 from roundoff.diagnose.nonfinite.origin import OriginPlace
+from roundoff.diagnose.rule import error
 from roundoff.diagnose.wording import FORMATS, format_of, format_short, format_whole, largest_of
-from roundoff.runs import Event, Finding, JsonValue, Run, Severity
+from roundoff.runs import Event, Finding, JsonValue, Origin, Run, Severity
 from roundoff.runs.records.step_ops import bare_name
-from roundoff.words import plural
+from roundoff.words import is_or_are, plural
 
 _ROUNDING = "roundoff.round"
 
@@ -316,9 +318,8 @@ def nonfinite_input(bad: BadStep, place: OriginPlace) -> Finding:
         sample, feature = index[0] if index else 0, index[1:]
         where += f", the first in sample {sample} of the batch" + (f", feature {_feature(feature)}" if feature else "")
         evidence.append({"batch": key, "index": list(index)})
-    return Finding(
+    return error(
         rule="nonfinite-input",
-        severity=Severity.ERROR,
         confidence=0.95 if event.op == "input" else 0.85,
         step=bad.step,
         rank=bad.rank,
@@ -336,3 +337,127 @@ def nonfinite_input(bad: BadStep, place: OriginPlace) -> Finding:
 
 def _feature(index: tuple[int, ...]) -> str:
     return str(index[0]) if len(index) == 1 else str(tuple(index))
+
+
+# -- operations outside of their domain --------------------------------------------------------------------------------
+
+
+_HAVE_A_DOMAIN = ("log", "sqrt", "pow", "acos", "asin", "atanh", "softmax")
+_DIVIDE = ("div", "reciprocal", "rsqrt")
+_HAVE_GRADIENTS_WITH_A_DOMAIN = ("sqrt", "norm", "cdist", "log", "acos", "asin", "atan2", "std", "var", "div", "pow")
+"""The most likely first: in a square root of squares, it is the root that has no gradient at 0."""
+
+
+def left_its_domain(place: OriginPlace, origin: Origin | None) -> bool:
+    """Distinguish log(-1) and 0/0, which no format can represent, from results that are only too large for theirs.
+
+    The op run again in fp64 decides; without that, its inputs do. An infinite exp is an overflow even if it overflows
+    in fp64 too.
+    """
+    bare = bare_name(place.op)
+    if origin is not None and origin.is_finite_in_fp64 is not None:
+        return not origin.is_finite_in_fp64 and (place.bad.num_nan > 0 or _is_singular(bare, place.inputs))
+    if _divides(bare):
+        return place.bad.num_nan > 0 or not place.inputs or place.inputs[-1].num_zero > 0
+    if "log" in bare or "nll_loss" in bare or "ctc_loss" in bare:
+        return True
+    return place.bad.num_nan > 0 and any(word in bare for word in _HAVE_A_DOMAIN)
+
+
+def _is_singular(bare: str, inputs: Sequence[Event]) -> bool:
+    """Say whether the op can give infinity for small inputs: 1/0, log(0), 0 ** -0.5, a target that does not fit."""
+    if "log" in bare or "nll_loss" in bare or "ctc_loss" in bare or _divides(bare):
+        return True
+    return "pow" in bare and any(x.num_zero for x in inputs)
+
+
+def domain_title(place: OriginPlace, origin: Origin | None, forward_ops: Sequence[str], *, verb: str) -> str:
+    """Return what the op could not compute, such as a division by zero in the backward of sqrt."""
+    bare, inputs = bare_name(place.op), place.inputs
+    gradient_of = _undefined_gradient(place, forward_ops)
+    where = f" in the backward of {gradient_of}" if gradient_of else ""
+    if _has_bad_constant(origin):
+        return f"{verb} has a constant argument that is not finite"
+    if "ctc_loss" in bare:
+        return "a target of the CTC loss does not fit into its output"
+    if _divides(bare) and inputs and inputs[-1].num_zero:
+        return f"division by zero{where}"
+    if ("log" in bare or "sqrt" in bare) and "softmax" not in bare and inputs:
+        argument = "a negative number" if min(x.min for x in inputs) < 0 else "0"
+        return f"{verb} of {argument}{where}"
+    return f"{verb} is undefined for its input{where}"
+
+
+def domain_why(place: OriginPlace, origin: Origin | None) -> str:
+    """Return which argument has no result."""
+    num_bad, num_results = place.bad.num_nonfinite, place.bad.num_elements
+    share = f"{num_bad} of {plural(num_results, 'result')} {is_or_are(num_bad)} not finite"
+    return (
+        f"{share}, and fp64 would not help"
+        if _has_bad_constant(origin)
+        else (f"{_describe_argument(bare_name(place.op), place.inputs)}; {share}, and fp64 would not help")
+    )
+
+
+def domain_fix(place: OriginPlace, origin: Origin | None, forward_ops: Sequence[str]) -> str:
+    """Return how to keep the argument inside the domain of the op."""
+    bare = bare_name(place.op)
+    if _has_bad_constant(origin):
+        return (
+            f"check where the constant comes from ({place.bad.source})" if place.bad.source else "change the constant"
+        )
+    if "ctc_loss" in bare:
+        return (
+            "give the loss more time steps (pool or stride less), or leave such samples out; zero_infinity=True only "
+            "hides them"
+        )
+    if "log" in bare:
+        return "use log_softmax instead of log(softmax(x)); otherwise clamp the argument of log or add an eps to it"
+    is_branch = place.phase == "forward" and not place.liveness.reaches_loss and place.liveness.num_bad_gradients > 0
+    if is_branch or _undefined_gradient(place, forward_ops):
+        return (
+            "mask the argument, not the result: sqrt(where(ok, x, 1)) instead of where(ok, sqrt(x), 0); "
+            "or add an eps inside"
+        )
+    if _divides(bare):
+        return "keep the divisor away from 0: add an eps to it, or clamp it"
+    return f"keep the argument of {bare} inside its domain: clamp it, add an eps, or use a fused form"
+
+
+def _describe_argument(bare: str, inputs: Sequence[Event]) -> str:
+    if not inputs:
+        return "its inputs were not recorded"
+    if "ctc_loss" in bare and len(inputs) == 4:
+        return (
+            f"the output has up to {inputs[2].max:.0f} time steps and targets have up to {inputs[3].max:.0f} labels; a "
+            "target needs a step for each label, and one more between two equal labels"
+        )
+    divisor = inputs[-1]
+    if _divides(bare) and divisor.num_zero:
+        return f"{divisor.num_zero} of {plural(divisor.num_elements, 'divisor')} {is_or_are(divisor.num_zero)} 0"
+    if "nll_loss" in bare and inputs[0].num_neginf:
+        return "the target class is masked, with a log-probability of -inf"
+    smallest = min(x.min for x in inputs)
+    if smallest < 0:
+        return f"the lowest argument is {format_short(smallest)}"
+    if any(x.num_zero for x in inputs):
+        num_zero = sum(x.num_zero for x in inputs)
+        return f"{num_zero} of {plural(inputs[0].num_elements, 'argument')} {is_or_are(num_zero)} 0"
+    return f"its inputs are finite and reach {format_short(max(x.absmax for x in inputs))}"
+
+
+def _undefined_gradient(place: OriginPlace, forward_ops: Sequence[str]) -> str | None:
+    """Return the forward op on the line of a backward op whose gradient may be undefined."""
+    if place.phase != "backward":
+        return None
+    others = [op for op in forward_ops if "softmax" not in op]
+    return next((op for word in _HAVE_GRADIENTS_WITH_A_DOMAIN for op in others if word in op), None)
+
+
+def _divides(bare: str) -> bool:
+    return any(word in bare for word in _DIVIDE)
+
+
+def _has_bad_constant(origin: Origin | None) -> bool:
+    values = origin.arguments.values() if origin is not None else ()
+    return any(isinstance(value, float) and not math.isfinite(value) for value in values)

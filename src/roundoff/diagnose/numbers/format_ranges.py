@@ -88,12 +88,7 @@ def cut_offs(
 ) -> list[CutOff]:
     """Return how much of a tensor each format would cut off.
 
-    Args:
-        counts: its histogram.
-        absmax: its largest finite magnitude.
-        ranges: the formats.
-        infinite_share: of its nonzero elements; they are beyond any format with no larger range than its own.
-        own_largest: the largest number of the tensor's own format.
+    Its infinite elements are beyond any format whose range is not larger than that of its own, up to `own_largest`.
     """
     total = int(counts.sum())
     limits = np.array([(each.largest, each.smallest_normal, each.smallest / 2) for each in ranges])

@@ -6,10 +6,10 @@ import math
 from collections.abc import Iterator
 
 from roundoff.diagnose import needs
-from roundoff.diagnose.flow import Flow, recorded_steps
-from roundoff.diagnose.rule import Code, Effect, Rule
+from roundoff.diagnose.rule import Code, FaultEffect, error, on_each_rank, place_of, rule
+from roundoff.diagnose.step_flow import Flow, op_names, recorded_steps, root_mean_square
 from roundoff.diagnose.wording import format_short
-from roundoff.runs import Event, Finding, Run, Severity
+from roundoff.runs import Event, Finding, Run
 from roundoff.runs.records.step_ops import StepOp, ops_of
 
 _SATURATED = 0.97
@@ -26,12 +26,30 @@ _SPREAD_OF_LOGITS = 20.0
 """If logits differ by this much, judged by the sizes of their factors, the largest gets all the weight."""
 
 
-def saturated_softmaxes(run: Run) -> list[Finding]:
+@rule(
+    Code(
+        name="saturated-softmax",
+        means="From the start, each row of an attention puts all its weight on one position. No gradient flows back "
+        "through such a softmax.",
+        fix="Divide the logits by the square root of the head size, use smaller initial values for queries and keys, "
+        "or normalize them.",
+        leads_to=(FaultEffect.STOPS_LEARNING,),
+    ),
+    order=940,
+    checks="attention that puts all its weight on one position",
+    needs=[
+        needs.recorded_steps,
+        needs.some(
+            lambda run: any(
+                _has_attention(events, step, rank) for step, events in recorded_steps(run) for rank in run.ranks
+            ),
+            "no attention was recorded",
+        ),
+    ],
+)
+@on_each_rank
+def saturated_softmaxes(run: Run, rank: int) -> list[Finding]:
     """Find the first attention of each rank whose weights are all 0 or 1 in a recorded step."""
-    return [finding for rank in run.ranks for finding in _of_rank(run, rank)[:1]]
-
-
-def _of_rank(run: Run, rank: int) -> list[Finding]:
     found: list[Finding] = []
     for step, events in recorded_steps(run):
         if not _has_attention(events, step, rank):
@@ -43,7 +61,7 @@ def _of_rank(run: Run, rank: int) -> list[Finding]:
 
 
 def _has_attention(run: Run, step: int, rank: int) -> bool:
-    names = run.events(step=step, rank=rank, phase="forward", columns=["op"])["op"].unique().to_pylist()
+    names = op_names(run, step=step, rank=rank, phase="forward")
     return any("_softmax" in name or "attention" in name for name in names)
 
 
@@ -103,62 +121,28 @@ def _fused_in_one_place(flow: Flow) -> Iterator[Finding]:
         q, k, v = op.inputs[:3]
         mixed, sums = op.outputs[:2]
         num_places = k.shape[-2]
-        spread = _rms(q) * _rms(k)
-        is_averaged = _rms(mixed) < 0.9 * _rms(v)
+        size_q, size_k, size_v, size_mixed = map(root_mean_square, (q, k, v, mixed))
+        spread = size_q * size_k
+        is_averaged = size_mixed < 0.9 * size_v
         is_high = sums.mean > math.log(num_places) + _SPREAD_OF_LOGITS / 2
         if spread > _SPREAD_OF_LOGITS and is_high and not is_averaged and num_places >= _MIN_POSITIONS:
             yield _finding(
                 mixed,
-                f"queries of size {format_short(_rms(q))} and keys of size {format_short(_rms(k))} give logits that "
+                f"queries of size {format_short(size_q)} and keys of size {format_short(size_k)} give logits that "
                 f"differ by about {format_short(spread)}, so the largest gets all the weight: the results are as large "
-                f"as the values, not averaged ({format_short(_rms(mixed))} and {format_short(_rms(v))})",
+                f"as the values, not averaged ({format_short(size_mixed)} and {format_short(size_v)})",
                 {"spread_of_logits": spread, "mean_log_sum_exp": sums.mean},
             )
 
 
-def _rms(event: Event) -> float:
-    return event.l2 / math.sqrt(max(event.num_elements, 1))
-
-
 def _finding(event: Event, why: str, measured: dict[str, float]) -> Finding:
-    return Finding(
+    return error(
         rule="saturated-softmax",
-        severity=Severity.ERROR,
         confidence=0.9,
-        step=event.step,
-        rank=event.rank,
-        phase="forward",
-        site=event.site,
-        op=event.op_name,
-        source=event.source,
+        **place_of(event),
         title="attention is saturated: each row puts all its weight on one position",
         why=f"{why}. No gradient flows back through such a softmax",
         fix="divide the logits by the square root of the head size, use smaller initial weights for queries and "
         "keys, or normalize both before their product",
         evidence=({**measured},),
     )
-
-
-def _attention(run: Run) -> str | None:
-    has_some = any(_has_attention(events, step, rank) for step, events in recorded_steps(run) for rank in run.ranks)
-    return None if has_some else "no attention was recorded"
-
-
-RULES = (
-    Rule(
-        order=940,
-        checks="attention that puts all its weight on one position",
-        find=saturated_softmaxes,
-        needs=(needs.recorded_steps, _attention),
-        codes=(
-            Code(
-                name="saturated-softmax",
-                means="From the start, each row of an attention puts all its weight on one position. No gradient flows "
-                "back through such a softmax.",
-                fix="Divide the logits by the square root of the head size, use smaller initial values for queries and "
-                "keys, or normalize them.",
-                leads_to=(Effect.STOPS_LEARNING,),
-            ),
-        ),
-    ),
-)

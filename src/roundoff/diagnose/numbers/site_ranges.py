@@ -5,15 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import pyarrow as pa
-import pyarrow.compute as pc
 
 from roundoff.diagnose.numbers.format_ranges import ONE, range_of
 from roundoff.diagnose.wording import largest_of
-from roundoff.runs import HISTOGRAM_LENGTH, Run
+from roundoff.runs import HISTOGRAM_LENGTH, Rows, Run
 
 DEEPEST = 40
 """The parts of a name after this many dots stay together."""
@@ -83,21 +82,16 @@ class SiteNode:
 
 
 def site_ranges(steps: Iterable[tuple[int, Run]]) -> dict[str, SiteRange]:
-    """Return the range of every site, in the order in which sites first ran.
-
-    Args:
-        steps: the steps to look at, each with the run that holds its events, as `recorded_steps` gives them.
-    """
+    """Return the range of every site in some of the `recorded_steps`, in the order in which sites first ran."""
     by_holder: dict[int, tuple[Run, list[int]]] = {}
     for step, holder in steps:
         by_holder.setdefault(id(holder), (holder, []))[1].append(step)
     tables = [holder.events(step=found, columns=_COLUMNS) for holder, found in by_holder.values()]
     if not tables:
         return {}
-    table = pa.concat_tables(tables)
-    is_result = pc.starts_with(table["output"], "output")
-    is_float = pc.match_substring(table["dtype"], "float")
-    return _by_site(table.filter(pc.and_(is_result, is_float)))
+    table = Rows.concat(tables)
+    is_float = table.texts("dtype").matches(lambda dtype: "float" in dtype)
+    return _by_site(table.take(table.texts("output").starts_with("output") & is_float))
 
 
 def site_tree(ranges: Mapping[str, SiteRange]) -> tuple[SiteNode, ...]:
@@ -123,65 +117,57 @@ def merge_ranges(ranges: Iterable[SiteRange]) -> SiteRange:
     )
 
 
-def _by_site(table: pa.Table) -> dict[str, SiteRange]:
-    nonfinite = pc.add(table["num_nan"], table["num_posinf"])
-    magnitude = pc.max_element_wise(pc.abs(table["min"]), pc.abs(table["max"]))
-    absmax = pc.if_else(pc.is_nan(magnitude), 0.0, magnitude)
-    beyond = {name: pc.cast(pc.greater(absmax, largest_of(name)), pa.int64()) for name in NARROW}
-    columns = {
-        "site": table["site"],
-        "nonfinite": pc.cast(pc.greater(nonfinite, 0), pa.int64()),
-        "absmax": absmax,
-        **{name: table[name] for name in ("num_elements", "num_zero", "num_subnormal", "introduced_ulps")},
-        **beyond,
-        **_count_lost(table),
-    }
-    sums = ("nonfinite", "num_elements", "num_zero", "num_subnormal", *NARROW, "counted", *_lost_names())
-    asked = [*((name, "sum") for name in sums), ("absmax", "max"), ("introduced_ulps", "max"), ("site", "count")]
-    rows = pa.table(columns).group_by("site", use_threads=False).aggregate(asked).to_pylist()
+def _by_site(table: Rows) -> dict[str, SiteRange]:
+    texts = table.texts("site")
+    codes, first, groups = np.unique(texts.codes, return_index=True, return_inverse=True)
+
+    def sums(values: npt.NDArray[Any]) -> list[Any]:
+        found = np.zeros(len(codes), dtype=np.int64 if values.dtype.kind in "bi" else np.float64)
+        np.add.at(found, groups, values)
+        return found.tolist()
+
+    def largest(values: npt.NDArray[Any]) -> list[float]:
+        found = np.full(len(codes), np.nan)
+        np.fmax.at(found, groups, values)
+        return found.tolist()
+
+    absmax = np.nan_to_num(np.fmax(np.abs(table.numbers("min")), np.abs(table.numbers("max"))), nan=0.0, posinf=np.inf)
+    num_tensors = np.bincount(groups, minlength=len(codes)).tolist()
+    num_nonfinite = sums(table.numbers("num_nan") + table.numbers("num_posinf") > 0)
+    beyond = {name: sums(absmax > largest_of(name)) for name in NARROW}
+    counts = {name: sums(table.numbers(name)) for name in ("num_elements", "num_zero", "num_subnormal")}
+    absmaxes, introduced = largest(absmax), largest(table.numbers("introduced_ulps"))
+    lost = {name: sums(values) for name, values in _count_lost(table).items()}
     return {
-        row["site"]: SiteRange(
-            num_tensors=row["site_count"],
-            num_nonfinite=row["nonfinite_sum"],
-            num_beyond={name: row[f"{name}_sum"] for name in NARROW},
-            absmax=row["absmax_max"],
-            num_elements=row["num_elements_sum"],
-            num_zero=row["num_zero_sum"],
-            num_subnormal=row["num_subnormal_sum"],
-            introduced_ulps=row["introduced_ulps_max"],
-            num_counted=row["counted_sum"],
-            num_lost={name: row[f"lost {name}_sum"] for name in LOSING},
+        texts.values[codes[at]]: SiteRange(
+            num_tensors=num_tensors[at],
+            num_nonfinite=num_nonfinite[at],
+            num_beyond={name: beyond[name][at] for name in NARROW},
+            absmax=absmaxes[at],
+            num_elements=counts["num_elements"][at],
+            num_zero=counts["num_zero"][at],
+            num_subnormal=counts["num_subnormal"][at],
+            introduced_ulps=None if math.isnan(introduced[at]) else introduced[at],
+            num_counted=lost["counted"][at],
+            num_lost={name: lost[name][at] for name in LOSING},
         )
-        for row in rows
+        for at in np.argsort(first).tolist()
     }
 
 
-def _lost_names() -> list[str]:
-    return [f"lost {name}" for name in LOSING]
-
-
-def _count_lost(table: pa.Table) -> dict[str, npt.NDArray[np.float64]]:
+def _count_lost(table: Rows) -> dict[str, npt.NDArray[np.float64]]:
     """Return the nonzero elements of each tensor, and how many of them become 0 in each format; 0 if unknown."""
-    found = {name: np.zeros(table.num_rows) for name in ("counted", *_lost_names())}
-    is_counted = pc.and_(pc.is_valid(table["histogram"]), pc.not_equal(table["phase"], "optimizer"))
-    places = np.flatnonzero(is_counted.to_numpy())
+    found = {name: np.zeros(table.num_rows) for name in ("counted", *LOSING)}
+    places = np.flatnonzero(~table["histogram"].is_null & ~table.texts("phase").equals("optimizer"))
     if not len(places):
         return found
-    chunks = [_counts(chunk) for chunk in table["histogram"].chunks if len(chunk)]
-    counts = np.concatenate(chunks)[places]
+    counts = table.numbers("histogram")[places].view("<u2").reshape(-1, HISTOGRAM_LENGTH)
     seen = np.maximum(1, counts.sum(axis=1))  # large tensors are sampled
-    sizes = pc.subtract(table["num_elements"], table["num_zero"]).to_numpy()[places]
+    sizes = (table.numbers("num_elements") - table.numbers("num_zero"))[places]
     found["counted"][places] = sizes
     for name in LOSING:
-        found[f"lost {name}"][places] = sizes * counts[:, : _COUNTED[name]].sum(axis=1) / seen
+        found[name][places] = sizes * counts[:, : _COUNTED[name]].sum(axis=1) / seen
     return found
-
-
-def _counts(histograms: pa.Array) -> npt.NDArray[np.uint16]:
-    """Return the counts of each tensor as a row; undefined for a tensor without a histogram."""
-    content = histograms.buffers()[1]
-    counts = np.frombuffer(content, dtype="<u2").reshape(-1, HISTOGRAM_LENGTH)
-    return counts[histograms.offset : histograms.offset + len(histograms)]
 
 
 def _level(entries: Sequence[tuple[str, SiteRange]], *, prefix: str, depth: int) -> tuple[SiteNode, ...]:

@@ -7,9 +7,9 @@ from typing import Any
 
 from roundoff.diagnose import needs
 from roundoff.diagnose.parameter_histories import FIRST_STEPS, ParameterHistory, parameter_histories
-from roundoff.diagnose.rule import Code, Effect, Rule
+from roundoff.diagnose.rule import Code, FaultEffect, error, rule
 from roundoff.diagnose.wording import FORMATS, eps_of, format_short
-from roundoff.runs import Finding, JsonValue, Run, Severity, WideProbe
+from roundoff.runs import Finding, JsonValue, Run, WideProbe
 
 _MIN_CHANGED = 0.08
 """If fewer weights with a gradient change, only those close to 0 do."""
@@ -17,7 +17,24 @@ _NUM_STEPS = 20
 _MIN_STEPS = 3
 
 
-def updates_below_ulp(run: Run) -> list[Finding]:
+@rule(
+    Code(
+        name="update-below-ulp",
+        means="Weights in a narrow format have gradients but do not change: the updates are smaller than half the "
+        "distance to the next representable number.",
+        fix='Keep fp32 master weights, `apply_recipe(model, optimizer, "O2")`, or use stochastic rounding for the '
+        "weights.",
+        leads_to=(FaultEffect.STOPS_LEARNING,),
+    ),
+    order=960,
+    checks="updates too small for the weights' format",
+    needs=[
+        needs.structure,
+        needs.some(lambda run: _narrow_parameters(run), "no optimizer holds weights in a 16-bit format"),
+        needs.measured_parameters,
+    ],
+)
+def updates_below_ulp(run: Run) -> Finding | None:
     """Find weights in a narrow format that have gradients but hardly change, although the learning rate is not 0.
 
     Only the first steps count, in which there is something to learn; of a warm-up, only its end.
@@ -26,13 +43,13 @@ def updates_below_ulp(run: Run) -> list[Finding]:
     rows = _rows(run, narrow) if narrow else []
     steps = {row["step"] for row in rows}
     if len(steps) < _MIN_STEPS:
-        return []
+        return None
     by_name: dict[str, list[dict[str, Any]]] = {}
     for row in rows:
         by_name.setdefault(row["parameter"], []).append(row)
     changed = {name: _changed_share(of_name) for name, of_name in by_name.items()}
     share = _changed_share(rows)
-    return [_small_update_finding(rows, changed, share, narrow)] if share < _MIN_CHANGED else []
+    return _small_update_finding(rows, changed, share, narrow) if share < _MIN_CHANGED else None
 
 
 def _narrow_parameters(run: Run) -> dict[str, str]:
@@ -50,7 +67,7 @@ def _rows(run: Run, narrow: dict[str, str]) -> list[dict[str, Any]]:
     rates = {metric.step: metric.lr for metric in run.metrics() if metric.lr and not metric.skipped}
     highest = max(rates.values(), default=0.0)
     steps = [step for step, rate in rates.items() if rate >= highest / 2][:_NUM_STEPS]
-    table = run.parameters(step=steps, rank=0).to_pylist() if steps else []
+    table = run.parameters(step=steps, rank=0).to_list() if steps else []
     return [
         row
         for row in table
@@ -76,9 +93,8 @@ def _small_update_finding(
     evidence: dict[str, JsonValue] = {
         parameter: changed[parameter] for parameter in sorted(changed, key=changed.__getitem__)
     }
-    return Finding(
+    return error(
         rule="update-below-ulp",
-        severity=Severity.ERROR,
         confidence=0.95,
         step=first["step"],
         rank=0,
@@ -101,29 +117,41 @@ _MANY_SUBNORMAL = 0.5
 """Without a wide replay: the share of nonzero elements that are subnormal in the first steps."""
 
 
-def underflowing_gradients(run: Run) -> list[Finding]:
+@rule(
+    Code(
+        name="gradient-underflow",
+        means="Many gradient elements are 0 in their format but would not be in a wide one. Their weights get no "
+        "signal from the loss.",
+        fix="Scale the loss: `torch.amp.GradScaler`, or a recipe that does so; or use bf16, which has the range of "
+        "fp32.",
+        leads_to=(FaultEffect.STOPS_LEARNING,),
+        follows_from=("consumed-overflow", "saturated-softmax"),
+    ),
+    order=950,
+    checks="gradients too small for their format",
+    needs=[needs.measured_parameters],
+)
+def underflowing_gradients(run: Run) -> Finding | None:
     """Find a training in which many gradient elements are 0 that would not be in a wide format.
 
     The wide replay decides; without one, gradients that are mostly subnormal do.
     """
     probes = [probe for probe in run.probes(WideProbe) if probe.parameters]
-    if probes:
-        return [finding for probe in probes[:1] for finding in _compare_with_wide(run, probe)]
-    return _find_subnormal(run)
+    return _compare_with_wide(run, probes[0]) if probes else _find_subnormal(run)
 
 
-def _compare_with_wide(run: Run, probe: WideProbe) -> list[Finding]:
+def _compare_with_wide(run: Run, probe: WideProbe) -> Finding | None:
     histories = parameter_histories(run, 0, names=[row.name for row in probe.parameters])
     known = [row for row in probe.parameters if row.name in histories]
     total = sum(histories[row.name].num_elements for row in known)
     if not total:
-        return []
+        return None
     zero, wide, subnormal = (
         math.fsum(share * histories[row.name].num_elements for row, share in zip(known, shares, strict=True)) / total
         for shares in zip(*((row.zero_share, row.wide_zero_share, row.subnormal_share) for row in known), strict=True)
     )
     if zero - wide < _MORE_ZEROS:
-        return []
+        return None
     worst = max(known, key=lambda row: (row.zero_share - row.wide_zero_share) * histories[row.name].num_elements)
     history = histories[worst.name]
     why = (
@@ -131,7 +159,7 @@ def _compare_with_wide(run: Run, probe: WideProbe) -> list[Finding]:
         f"{wide:.0%} are 0 ({worst.name}: {worst.zero_share:.0%}, wide {worst.wide_zero_share:.0%})"
     )
     since = _first_step(history, (worst.zero_share + worst.wide_zero_share) / 2, probe.step)
-    return [_underflow_finding(since, history.site, history.name, why, 0.95, {"zero": zero, "wide_zero": wide})]
+    return _underflow_finding(since, history.site, history.name, why, 0.95, {"zero": zero, "wide_zero": wide})
 
 
 def _first_step(history: ParameterHistory, share: float, step: int) -> int:
@@ -139,16 +167,16 @@ def _first_step(history: ParameterHistory, share: float, step: int) -> int:
     return int(min(history.steps[history.zero_share >= share], default=step))
 
 
-def _find_subnormal(run: Run) -> list[Finding]:
+def _find_subnormal(run: Run) -> Finding | None:
     rows = [
         row
-        for row in run.parameters(step=FIRST_STEPS, rank=0).to_pylist()
+        for row in run.parameters(step=FIRST_STEPS, rank=0).to_list()
         if row["grad_subnormal_share"] is not None and row["grad_zero_share"] is not None
     ]
     having = math.fsum((1 - row["grad_zero_share"]) * row["num_elements"] for row in rows)
     subnormal = math.fsum(row["grad_subnormal_share"] * row["num_elements"] for row in rows)
     if not having or subnormal / having < _MANY_SUBNORMAL:
-        return []
+        return None
     total = sum(row["num_elements"] for row in rows)
     worst = max(rows, key=lambda row: (row["grad_zero_share"] + row["grad_subnormal_share"]) * row["num_elements"])
     zero = 1 - having / total
@@ -156,15 +184,14 @@ def _find_subnormal(run: Run) -> list[Finding]:
         f"{subnormal / having:.0%} of the gradient elements that are not 0 are subnormal in their format, and "
         f"{zero:.0%} of all are 0 already"
     )
-    return [_underflow_finding(worst["step"], worst["site"], worst["parameter"], why, 0.8, {"zero": zero})]
+    return _underflow_finding(worst["step"], worst["site"], worst["parameter"], why, 0.8, {"zero": zero})
 
 
 def _underflow_finding(
     step: int, site: str, parameter: str, why: str, confidence: float, measured: dict[str, JsonValue]
 ) -> Finding:
-    return Finding(
+    return error(
         rule="gradient-underflow",
-        severity=Severity.ERROR,
         confidence=confidence,
         step=step,
         rank=0,
@@ -176,44 +203,3 @@ def _underflow_finding(
         fix='scale the loss: torch.amp.GradScaler, or a recipe that does:  apply_recipe(model, optimizer, "O2")',
         evidence=(measured,),
     )
-
-
-def _narrow_weights(run: Run) -> str | None:
-    return None if _narrow_parameters(run) else "no optimizer holds weights in a 16-bit format"
-
-
-RULES = (
-    Rule(
-        order=950,
-        checks="gradients too small for their format",
-        find=underflowing_gradients,
-        needs=(needs.measured_parameters,),
-        codes=(
-            Code(
-                name="gradient-underflow",
-                means="Many gradient elements are 0 in their format but would not be in a wide one. Their weights get "
-                "no signal from the loss.",
-                fix="Scale the loss: `torch.amp.GradScaler`, or a recipe that does so; or use bf16, which has the "
-                "range of fp32.",
-                leads_to=(Effect.STOPS_LEARNING,),
-                follows_from=("consumed-overflow", "saturated-softmax"),
-            ),
-        ),
-    ),
-    Rule(
-        order=960,
-        checks="updates too small for the weights' format",
-        find=updates_below_ulp,
-        needs=(needs.structure, _narrow_weights, needs.measured_parameters),
-        codes=(
-            Code(
-                name="update-below-ulp",
-                means="Weights in a narrow format have gradients but do not change: the updates are smaller than half "
-                "the distance to the next representable number.",
-                fix='Keep fp32 master weights, `apply_recipe(model, optimizer, "O2")`, or use stochastic rounding for '
-                "the weights.",
-                leads_to=(Effect.STOPS_LEARNING,),
-            ),
-        ),
-    ),
-)

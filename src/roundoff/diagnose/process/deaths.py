@@ -5,9 +5,11 @@ from __future__ import annotations
 import signal
 from dataclasses import replace
 
+from roundoff.diagnose import needs
 from roundoff.diagnose.process.last_moment import CRASH_SIGNALS, LastMoment, last_moment, users_frame
-from roundoff.diagnose.rule import Code, Rule
+from roundoff.diagnose.rule import Code, rule
 from roundoff.runs import Finding, JsonValue, Run, Severity
+from roundoff.words import size_text
 
 _SIGNAL_MEANING = {
     signal.SIGSEGV: "it accessed memory that does not belong to it",
@@ -18,9 +20,49 @@ _SIGNAL_MEANING = {
     signal.SIGTRAP: "a library hit one of its own traps",
     signal.SIGSYS: "it made a forbidden system call",
 }
-_GIB = 2**30
 
 
+@rule(
+    Code(
+        name="native-crash",
+        means="Native code ended the process with a signal such as SIGSEGV. The finding says what was running, with "
+        "the Python stack and, if gdb is installed, the native stack.",
+        detected="The parent process sees the signal that ended the child. What the child was doing is read from a "
+        "memory-mapped file that survives it.",
+        fix="Check what the named line passes on: shapes, indices, dtypes, freed memory. `--ops` names the exact op, "
+        "`--valgrind` the first invalid access.",
+    ),
+    Code(
+        name="killed",
+        means="The process received SIGKILL. The finding blames a lack of memory only if there is evidence for it.",
+        detected="The child received SIGKILL. Its memory use, the memory that was left and the kernel's count of "
+        "out-of-memory kills show whether memory ran out.",
+        fix="Use less memory (a smaller batch, fewer workers, activation checkpointing), or find out who sent the "
+        "signal.",
+    ),
+    Code(
+        name="hang",
+        means="There was no progress for the time set by `--hang-after`. If several ranks hang, the finding names the "
+        "one that the others wait for.",
+        detected="The process made no progress for the time set by `--hang-after`; then its stacks were taken.",
+        fix="Look at the stack: an op that never returns, a DataLoader worker, a collective that one rank missed.",
+        follows_from=("collective-mismatch",),
+    ),
+    Code(
+        name="interrupted",
+        means="The training was stopped from outside, by Ctrl-C or a scheduler.",
+        detected="The child was ended by a signal that requests a stop, such as SIGINT or SIGTERM.",
+        fix="Nothing, if that was intended.",
+    ),
+    order=110,
+    checks="crashes, kills and hangs of the process",
+    needs=[
+        needs.some(
+            lambda run: run.info.status != "running" or any(run.ending(rank=rank) for rank in run.ranks),
+            "the process has not ended, or nothing recorded how it ended",
+        )
+    ],
+)
 def process_deaths(run: Run) -> list[Finding]:
     """Find ranks that died or hung; ranks that only waited for one of those are related findings of it."""
     moments = [moment for rank in run.ranks if (moment := last_moment(run, rank)) is not None]
@@ -38,7 +80,18 @@ def process_deaths(run: Run) -> list[Finding]:
 def _finding(moment: LastMoment) -> Finding | None:
     ending = moment.ending
     if ending.signal in CRASH_SIGNALS:
-        return _crash(moment, signal.Signals(ending.signal))
+        number = signal.Signals(ending.signal)
+        where = f" in {moment.op}" if moment.op else ""
+        when = " at process exit, after the training had ended" if moment.ending.was_over else ""
+        return _at(
+            moment,
+            rule="native-crash",
+            severity=Severity.WARNING if moment.ending.was_over else Severity.ERROR,
+            title=f"the process crashed with {number.name}{where}{when}",
+            why="; ".join([_SIGNAL_MEANING[number], *_describe_stacks(moment)]),
+            fix=_crash_fix(moment),
+            confidence=1.0,
+        )
     if ending.seconds_without_progress is not None:
         return _hang(moment, ending.seconds_without_progress)
     if ending.signal == signal.SIGKILL and ending.forwarded_signal is None:
@@ -46,20 +99,6 @@ def _finding(moment: LastMoment) -> Finding | None:
     if ending.signal is not None or (ending.exit_code and ending.forwarded_signal is not None):
         return _interrupt_finding(moment, ending.signal or ending.forwarded_signal or 0)
     return None
-
-
-def _crash(moment: LastMoment, number: signal.Signals) -> Finding:
-    where = f" in {moment.op}" if moment.op else ""
-    when = " at process exit, after the training had ended" if moment.ending.was_over else ""
-    return _at(
-        moment,
-        rule="native-crash",
-        severity=Severity.WARNING if moment.ending.was_over else Severity.ERROR,
-        title=f"the process crashed with {number.name}{where}{when}",
-        why="; ".join([_SIGNAL_MEANING[number], *_describe_stacks(moment)]),
-        fix=_crash_fix(moment),
-        confidence=1.0,
-    )
 
 
 def _crash_fix(moment: LastMoment) -> str:
@@ -114,11 +153,11 @@ def _memory_evidence(moment: LastMoment) -> str | None:
 def _describe_memory(moment: LastMoment) -> str:
     ending = moment.ending
     peak = max(ending.last_rss_bytes or 0, ending.peak_rss_bytes or 0)
-    text = f"it used {peak / _GIB:.2f} GiB"
+    text = f"it used {size_text(peak)}"
     if ending.memory_bytes:
-        text += f" of {ending.memory_bytes / _GIB:.1f} GiB"
+        text += f" of {size_text(ending.memory_bytes)}"
     if ending.available_bytes is not None:
-        text += f", and {ending.available_bytes / _GIB:.1f} GiB were free at the last measurement"
+        text += f", and {size_text(ending.available_bytes)} were free at the last measurement"
     return text
 
 
@@ -188,11 +227,6 @@ def _interrupt_finding(moment: LastMoment, number: int) -> Finding:
     )
 
 
-def _known_ending(run: Run) -> str | None:
-    is_known = run.info.status != "running" or any(run.ending(rank=rank) for rank in run.ranks)
-    return None if is_known else "the process has not ended, or nothing recorded how it ended"
-
-
 def _at(
     moment: LastMoment, *, rule: str, title: str, why: str, fix: str, confidence: float,
     severity: Severity = Severity.ERROR,
@@ -218,48 +252,3 @@ def _at(
         source=moment.source,
         evidence=(*moment.evidence, {"memory": memory}) if rule == "killed" else moment.evidence,
     )
-
-
-RULES = (
-    Rule(
-        order=110,
-        checks="crashes, kills and hangs of the process",
-        find=process_deaths,
-        needs=(_known_ending,),
-        codes=(
-            Code(
-                name="native-crash",
-                means="Native code ended the process with a signal such as SIGSEGV. The finding says what was running, "
-                "with the Python stack and, if gdb is installed, the native stack.",
-                detected="The parent process sees the signal that ended the child. What the child was doing is read "
-                "from a memory-mapped file that survives it.",
-                fix="Check what the named line passes on: shapes, indices, dtypes, freed memory. `--ops` names the "
-                "exact op, `--valgrind` the first invalid access.",
-            ),
-            Code(
-                name="killed",
-                means="The process received SIGKILL. The finding blames a lack of memory only if there is evidence for "
-                "it.",
-                detected="The child received SIGKILL. Its memory use, the memory that was left and the kernel's count "
-                "of out-of-memory kills show whether memory ran out.",
-                fix="Use less memory (a smaller batch, fewer workers, activation checkpointing), or find out who sent "
-                "the signal.",
-            ),
-            Code(
-                name="hang",
-                means="There was no progress for the time set by `--hang-after`. If several ranks hang, the finding "
-                "names the one that the others wait for.",
-                detected="The process made no progress for the time set by `--hang-after`; then its stacks were taken.",
-                fix="Look at the stack: an op that never returns, a DataLoader worker, a collective that one rank "
-                "missed.",
-                follows_from=("collective-mismatch",),
-            ),
-            Code(
-                name="interrupted",
-                means="The training was stopped from outside, by Ctrl-C or a scheduler.",
-                detected="The child was ended by a signal that requests a stop, such as SIGINT or SIGTERM.",
-                fix="Nothing, if that was intended.",
-            ),
-        ),
-    ),
-)

@@ -14,7 +14,9 @@ from roundoff.runs import Ending, Flight, JsonValue, Run
 _PYTHON_FRAME = re.compile(r'^ +File "(.+)", line (\d+),? in (.+)$')
 _NATIVE_FRAME = re.compile(r"^#\d+ +(?:0x[0-9a-f]+ in )?(.+?)(?: from (\S+)| at (\S+:\d+))?$")
 _THREAD = re.compile(r"^Thread \d+ \(.*\bLWP (\d+)\b")
+# torch generates a class at::_ops::NAME_OVERLOAD for each operator; every call goes through its `call` or `redispatch`.
 _ATEN_CALL = re.compile(r"\bat::_ops::(\w+)::(?:call|redispatch)\b")
+# Collectives are c10d::ops::NAME; the Reducer of DistributedDataParallel calls them from C++ without a Python frame.
 _COLLECTIVE = re.compile(r"\bc10d::(?:ops::)?(?:\(anonymous namespace\)::)?(\w+)")
 _LIBRARY_FILE = re.compile(
     r"/lib/python3[.\d]*/(?!\w+-packages/)|-packages/torch/|/roundoff/(?:\w+/)+\w+\.py|^<(?:frozen|string)"
@@ -223,6 +225,7 @@ class LastMoment:
     @property
     def may_wait_for_others(self) -> bool:
         """Whether it was in a collective call, or in a backward that may contain one and left no native stack."""
+        # Python only sees this call of autograd while C++ threads run the backward, collectives included.
         in_backward = bool(self.python) and self.python[0].function == "_engine_run_backward"
         return self.collective is not None or (in_backward and not self.native)
 

@@ -2,10 +2,23 @@
 
 from __future__ import annotations
 
-from roundoff.diagnose.rule import Code, Rule
-from roundoff.runs import Event, Finding, ReplayInfo, Run, Severity
+from roundoff.diagnose import needs
+from roundoff.diagnose.rule import Code, error, rule
+from roundoff.runs import Event, Finding, ReplayInfo, Run
 
 
+@rule(
+    Code(
+        name="nondeterministic-step",
+        means="A step replayed from the same state, batch and random generators gave a different result: something "
+        "uses unseeded randomness or data, or sums in a varying order.",
+        fix="Use the random generators of torch, numpy or random; `torch.use_deterministic_algorithms(True)` names ops "
+        "whose order varies.",
+    ),
+    order=1110,
+    checks="replays that differ from their step",
+    needs=[needs.some(lambda run: run.replayed_steps, "no step was replayed")],
+)
 def replays_that_differ(run: Run) -> list[Finding]:
     """Find the first replayed step of each rank whose results were not bitwise identical.
 
@@ -40,9 +53,8 @@ def _finding(info: ReplayInfo, rank: int, event: Event | None) -> Finding:
     if event is not None:
         what = f"{event.op_name} in {event.site} is the first op with a different result"
     since = "" if info.step == info.snapshot_step else " (or from an earlier step, to rebuild it)"
-    return Finding(
+    return error(
         rule="nondeterministic-step",
-        severity=Severity.ERROR,
         confidence=0.95 if event is not None else 0.9,
         step=info.step,
         rank=rank,
@@ -57,26 +69,3 @@ def _finding(info: ReplayInfo, rank: int, event: Event | None) -> Finding:
         "torch.use_deterministic_algorithms(True) names ops whose order varies",
         evidence=({"first_difference": info.first_difference},),
     )
-
-
-def _replayed_steps(run: Run) -> str | None:
-    return None if run.replayed_steps else "no step was replayed"
-
-
-RULES = (
-    Rule(
-        order=1110,
-        checks="replays that differ from their step",
-        find=replays_that_differ,
-        needs=(_replayed_steps,),
-        codes=(
-            Code(
-                name="nondeterministic-step",
-                means="A step replayed from the same state, batch and random generators gave a different result: "
-                "something uses unseeded randomness or data, or sums in a varying order.",
-                fix="Use the random generators of torch, numpy or random; `torch.use_deterministic_algorithms(True)` "
-                "names ops whose order varies.",
-            ),
-        ),
-    ),
-)

@@ -5,11 +5,12 @@ from __future__ import annotations
 import re
 import signal
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
+from roundoff.diagnose import needs
 from roundoff.diagnose.process.last_moment import CRASH_SIGNALS, PythonFrame, frames_in, users_frame
-from roundoff.diagnose.rule import Code, Effect, Rule
-from roundoff.runs import Anomaly, Finding, JsonValue, Run, Severity
+from roundoff.diagnose.rule import Code, FaultEffect, FindingText, error, rule
+from roundoff.runs import Anomaly, ExceptionDetail, Finding, JsonValue, Run, Severity
 
 _IN_WORKER = re.compile(r"Caught \w+ in DataLoader worker process (\d+)")
 _WORKER_DIED = re.compile(
@@ -24,15 +25,25 @@ _DEATHS = (*CRASH_SIGNALS, signal.SIGKILL)
 _REQUESTED_SIZE = re.compile(r"[Tt]ried to allocate ([\d.]+ ?\w+)")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Text:
-    """The words of a finding."""
-
-    title: str
-    why: str
-    fix: str
-
-
+@rule(
+    Code(
+        name="exception",
+        means="An uncaught exception ended the training. Errors of shape, dtype, device and memory are distinguished, "
+        "with the line of your code that they came through.",
+        fix="See the finding: it depends on the kind. The step and its batch are saved for `roundoff replay`.",
+        follows_from=(
+            FaultEffect.NONFINITE,
+            "step-on-scaled-gradients",
+            "step-on-nonfinite-gradients",
+            "loss-nonfinite",
+            "unused-parameter",
+            "collective-mismatch",
+        ),
+    ),
+    order=1620,
+    checks="exceptions that ended the training",
+    needs=[needs.some(lambda run: run.info.status != "running", "the training has not ended")],
+)
 def uncaught_exceptions(run: Run) -> list[Finding]:
     """Find the exception that ended the training of each rank; exceptions that the script caught do not count."""
     if run.info.status == "finished":
@@ -43,16 +54,13 @@ def uncaught_exceptions(run: Run) -> list[Finding]:
 
 
 def _finding(run: Run, rank: int, anomaly: Anomaly) -> Finding:
-    message = str(anomaly.detail.get("message", ""))
-    frames = _frames(anomaly, message)
+    detail = anomaly.detail_as(ExceptionDetail)
+    frames = _frames(detail)
     mine = users_frame(frames)
-    causes = anomaly.detail.get("causes")
-    led_to_it = " ".join(map(str, causes)) if isinstance(causes, Sequence) else ""
-    text = _describe_exception(anomaly.name or "exception", message, led_to_it, frames)
+    text = _describe_exception(anomaly.name or "exception", detail.message, " ".join(detail.causes), frames)
     stack: list[JsonValue] = [f"{frame.source} in {frame.function}" for frame in frames[:12]]
-    return Finding(
+    return error(
         rule="exception",
-        severity=Severity.ERROR,
         confidence=1.0,
         title=text.title,
         why=text.why,
@@ -60,10 +68,10 @@ def _finding(run: Run, rank: int, anomaly: Anomaly) -> Finding:
         step=anomaly.step,
         rank=rank,
         phase=anomaly.phase,
-        site=_site(run, rank, anomaly),
+        site=detail.site,
         op=_op(run, rank, anomaly),
         source=None if mine is None else mine.source,
-        evidence=({"message": message[:2000]}, {"python_stack": stack}),
+        evidence=({"message": detail.message[:2000]}, {"python_stack": stack}),
     )
 
 
@@ -79,19 +87,19 @@ def _as_note(finding: Finding) -> Finding:
     return replace(finding, severity=Severity.NOTE, fix="see what happened to the other rank")
 
 
-def _describe_exception(name: str, message: str, led_to_it: str, frames: Sequence[PythonFrame]) -> _Text:
+def _describe_exception(name: str, message: str, led_to_it: str, frames: Sequence[PythonFrame]) -> FindingText:
     frame = users_frame(frames) or next(iter(frames), None)
     where = "its traceback is not known" if frame is None else f"raised in {frame.function}, {frame.source}"
     if match := _IN_WORKER.search(message):
-        return _Text(
-            title=f"DataLoader worker {match[1]} raised {_last_line(message)}",
+        return FindingText(
+            title=f"DataLoader worker {match[1]} raised {(message.strip().splitlines() or [''])[-1][:200]}",
             why=where,
             fix="fix the dataset or its transforms; with num_workers=0 the exception is raised in the main process, "
             "where a debugger sees it",
         )
     if died := _WORKER_DIED.search(message):
         match = _WORKER_DIED.search(led_to_it) or died  # only the first to notice knows the signal
-        return _Text(
+        return FindingText(
             title=f"a DataLoader worker {match[1]}",
             why="it died without a Python exception: out of memory, a full /dev/shm, or a crash in a library",
             fix="try num_workers=0 to see the crash itself; use fewer workers or more shared memory if it was killed",
@@ -99,33 +107,22 @@ def _describe_exception(name: str, message: str, led_to_it: str, frames: Sequenc
     requested = f", requested {found[1]}" if (found := _REQUESTED_SIZE.search(message)) else ""
     if name == "MemoryError" or _NO_HOST_MEMORY.search(message):
         why = f"{_first_line(message) or name}; {where}{requested}"
-        return _Text(title="out of host memory", why=why, fix=_LESS_MEMORY)
+        return FindingText(title="out of host memory", why=why, fix=_LESS_MEMORY)
     if name == "OutOfMemoryError" or _NO_DEVICE_MEMORY.search(message):
-        return _Text(title="out of device memory", why=f"{_first_line(message)}; {where}", fix=_LESS_MEMORY)
+        return FindingText(title="out of device memory", why=f"{_first_line(message)}; {where}", fix=_LESS_MEMORY)
     first = _first_line(message)
     title = f"{name}: {first}" if first else name
-    return _Text(title=title, why=where, fix="look at that line with the values of this step")
+    return FindingText(title=title, why=where, fix="look at that line with the values of this step")
 
 
 _LESS_MEMORY = "use less memory: a smaller batch, gradient accumulation, activation checkpointing, a narrower format"
 
 
-def _frames(anomaly: Anomaly, message: str) -> list[PythonFrame]:
+def _frames(detail: ExceptionDetail) -> list[PythonFrame]:
     """Return the stack, innermost first; for an exception in a DataLoader worker, the worker's, from its message."""
-    if _IN_WORKER.search(message) and (inner := frames_in(message.splitlines())):
+    if _IN_WORKER.search(detail.message) and (inner := frames_in(detail.message.splitlines())):
         return inner[::-1]
-    traceback = anomaly.detail.get("traceback")
-    lines = [str(line) for line in traceback] if isinstance(traceback, Sequence) else []
-    return frames_in(lines)
-
-
-def _site(run: Run, rank: int, anomaly: Anomaly) -> str | None:
-    """Return the module that was running: the flight recorder never saw it return."""
-    if "site" in anomaly.detail:
-        site = anomaly.detail["site"]
-        return site if isinstance(site, str) else None
-    flight = run.flight(rank=rank)
-    return flight.site if flight is not None and flight.step == anomaly.step else None
+    return frames_in(detail.traceback)
 
 
 def _op(run: Run, rank: int, anomaly: Anomaly) -> str | None:
@@ -136,37 +133,3 @@ def _op(run: Run, rank: int, anomaly: Anomaly) -> str | None:
 
 def _first_line(message: str) -> str:
     return message.strip().partition("\n")[0][:200]
-
-
-def _last_line(message: str) -> str:
-    return (message.strip().splitlines() or [""])[-1][:200]
-
-
-def _has_ended(run: Run) -> str | None:
-    return None if run.info.status != "running" else "the training has not ended"
-
-
-RULES = (
-    Rule(
-        order=1620,
-        checks="exceptions that ended the training",
-        find=uncaught_exceptions,
-        needs=(_has_ended,),
-        codes=(
-            Code(
-                name="exception",
-                means="An uncaught exception ended the training. Errors of shape, dtype, device and memory are "
-                "distinguished, with the line of your code that they came through.",
-                fix="See the finding: it depends on the kind. The step and its batch are saved for `roundoff replay`.",
-                follows_from=(
-                    Effect.NONFINITE,
-                    "step-on-scaled-gradients",
-                    "step-on-nonfinite-gradients",
-                    "loss-nonfinite",
-                    "unused-parameter",
-                    "collective-mismatch",
-                ),
-            ),
-        ),
-    ),
-)

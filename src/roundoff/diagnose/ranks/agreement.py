@@ -4,38 +4,49 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeAlias
 
-import pyarrow.compute as pc
-
-from roundoff.diagnose.ranks.data_sharding import batch_hashes
-from roundoff.runs import Run
+from roundoff.runs import ParameterFacts, Run
 
 ByRank: TypeAlias = Mapping[int, int]
 """The hash of one tensor by rank."""
 
 
 def hashes_by_step(run: Run, kind: str) -> dict[int, dict[str, dict[int, int]]]:
-    """Return the hashes of a kind, by step, name and rank.
+    """Return the hashes of a kind, by step, name and rank; without those of parameters that are sharded by design.
 
     For gradients, those after the last backward of the step; for other kinds, the first of the step, because the replay
     of a recorded step writes them again.
     """
     found: dict[int, dict[str, dict[int, int]]] = {}
+    shards = sharded_parameters(run)
+    sites = {name.rpartition(".")[0] for name in shards}
     for rank in run.ranks:
         num_backwards = Counter(call.step for call in run.calls(rank=rank) if call.call == "backward")
         most = max(num_backwards.values(), default=1)
         table = run.hashes(rank=rank)
-        table = table.filter(pc.equal(table["kind"], kind))
+        table = table.take(table.texts("kind").equals(kind))
         seen: Counter[tuple[int, str]] = Counter()
-        columns = (table[name].to_pylist() for name in ("step", "name", "hash"))
+        columns = (table[name].to_list() for name in ("step", "name", "hash"))
         for step, name, number in zip(*columns, strict=True):
             last = (num_backwards.get(step) or most) if kind == "gradient" else 1
+            name = name.removeprefix("module.")
             seen[step, name] += 1
-            if seen[step, name] <= last:
-                found.setdefault(step, {}).setdefault(name.removeprefix("module."), {})[rank] = number
+            is_shard = name.rpartition(".")[0] in sites if kind == "buffer" else name in shards
+            if seen[step, name] <= last and not is_shard:
+                found.setdefault(step, {}).setdefault(name, {})[rank] = number
     return dict(sorted(found.items()))
+
+
+def batch_hashes(run: Run, rank: int) -> dict[int, str]:
+    """Return, by step, the hash of the first model input."""
+    found: dict[int, str] = {}
+    for batch in run.inputs(rank=rank):
+        hashes = [tensor.hash for tensor in batch.tensors if not tensor.is_target and tensor.hash]
+        if hashes:
+            found[batch.step] = hashes[0]
+    return found
 
 
 def differing_names(step: Mapping[str, ByRank]) -> list[str]:
@@ -47,6 +58,56 @@ def odd_rank(by_rank: ByRank) -> int:
     """Return the first rank whose hash differs from the most common one; of two ranks, the second."""
     usual, _ = Counter(by_rank.values()).most_common(1)[0]
     return next(rank for rank, number in sorted(by_rank.items()) if number != usual)
+
+
+def start_values(run: Run) -> dict[str, dict[int, ParameterFacts]]:
+    """Return the facts about each parameter at the start, by name and rank."""
+    found: dict[str, dict[int, ParameterFacts]] = {}
+    for rank in run.ranks:
+        for structure in run.structures(rank=rank)[:1]:
+            for fact in structure.parameters:
+                if fact.name is not None:
+                    found.setdefault(fact.name.removeprefix("module."), {})[rank] = fact
+    return found
+
+
+def sharded_parameters(run: Run) -> frozenset[str]:
+    """Return the parameters of which each rank holds another part: they differ between ranks by design.
+
+    A DTensor says so itself. By hand, ranks that share the work of one layer exchange activations in its forward, which
+    replicas do not. Then parameters that start differently are parts, and those next to them that start constant.
+    """
+    facts = start_values(run)
+    declared = {name for name, by_rank in facts.items() if any(fact.is_sharded for fact in by_rank.values())}
+    if not exchanges_activations(run):
+        return frozenset(declared)
+    differing = {name for name, by_rank in facts.items() if len({_start(fact) for fact in by_rank.values()}) > 1}
+    shards = declared | differing
+    sites = {name.rpartition(".")[0] for name in shards}
+    constant = {name for name, by_rank in facts.items() if all(fact.std == 0 for fact in by_rank.values())}
+    return frozenset(shards | {name for name in constant if name.rpartition(".")[0] in sites})
+
+
+def _start(fact: ParameterFacts) -> tuple[object, ...]:
+    return fact.shape, fact.mean, fact.std, fact.absmax
+
+
+def exchanges_activations(run: Run) -> bool:
+    """Say whether modules call collectives in forward, as the layers of tensor, sequence or expert parallelism do.
+
+    Broadcasts (of buffers) and SyncBatchNorm do not count: replicas use them, too.
+    """
+    step, rank = min(run.steps, default=None), min(run.ranks, default=0)
+    if step is None:
+        return False
+    kinds = {module.site: module.kind for s in run.structures(rank=rank)[:1] for module in s.modules}
+    return any(
+        event.op.startswith(("c10d.", "_c10d_functional."))
+        and not event.op.startswith(("c10d.broadcast", "c10d.barrier"))
+        and event.site in kinds
+        and kinds[event.site] not in ("SyncBatchNorm", "DistributedDataParallel")
+        for event in run.iter_events(step=step, rank=rank, phase="forward")
+    )
 
 
 def is_sharded(run: Run) -> bool:
@@ -133,14 +194,7 @@ def _agreement(
     for step, tensors in table.items():
         groups = _partition(tensors, ranks)
         if stretches and stretches[-1].groups == groups:
-            last = stretches[-1]
-            stretches[-1] = Stretch(
-                first_step=last.first_step,
-                last_step=step,
-                num_steps=last.num_steps + 1,
-                groups=groups,
-                differing=last.differing,
-            )
+            stretches[-1] = replace(stretches[-1], last_step=step, num_steps=stretches[-1].num_steps + 1)
         else:
             names = differing_names(tensors)
             stretches.append(Stretch(first_step=step, last_step=step, num_steps=1, groups=groups, differing=names))

@@ -9,27 +9,27 @@ from itertools import zip_longest
 from typing import Self
 
 from roundoff.errors import BisectError, TrialError
-from roundoff.experiments.bisect.changes import SubstitutedSites, WideSites
-from roundoff.experiments.bisect.options import BisectEvent, BisectOptions, OnEvent
+from roundoff.experiments.bisect.bisect_options import BisectEvent, BisectOptions, Change, OnEvent, SubstitutedSites
 from roundoff.experiments.trials.measurement import measurement_task
 from roundoff.experiments.trials.runner import TrialRunner, quote_log
 from roundoff.experiments.trials.targets import CommandTarget
-from roundoff.experiments.trials.trial import TrialResult, TrialTarget
-from roundoff.experiments.trials.trial_environment import APPLIED_NAME
+from roundoff.experiments.trials.trial import APPLIED_NAME, TrialResult, TrialTarget
+from roundoff.files import write_atomically
 from roundoff.precision import Recipe
 from roundoff.precision.recipe.named_recipes import recipe_named
 from roundoff.precision.recipe.recipe_environment import RecipeApplication, read_applied_recipes
 from roundoff.precision.recipe.toml import from_toml
 from roundoff.runs import to_json
-from roundoff.runs.files.atomic import write_atomically
 from roundoff.runs.files.plain_json import read_json_object
-from roundoff.sensitivity.effects import Effect, Sensitivity, most_suspicious
+from roundoff.sensitivity.effects import LossEffect, Sensitivity, most_suspicious
 from roundoff.switches import Listing, read_listing
 from roundoff.words import join_words
 
 MODEL_SITE = "<model>"
 """The code of the model itself, outside all its submodules."""
 _MAX_SHOWN = 6
+_MIN_ULPS = 16.0
+"""An op that differs less from another implementation is good: kernels add up in different orders."""
 _HOLDERS = frozenset({"Sequential", "ModuleList", "ModuleDict", "ParameterList", "ParameterDict"})
 """Modules that only contain others and compute nothing themselves."""
 
@@ -48,14 +48,16 @@ class Candidates:
     """Whether changing a module also changes the modules inside it."""
     own_kernels: tuple[str, ...] = ()
     """Operators among them for which the other implementation runs the same kernel."""
+    largest_difference: str = ""
+    """Which op differs most from the other implementation, and by how much, if rounding does not explain that."""
 
     def inside(self, modules: Iterable[str]) -> tuple[str, ...]:
         """Return the ops of these modules: the most suspicious of each module first, then the second ones."""
-        sites = dict.fromkeys(site for module in modules for site in self._covered(module))
+        sites = dict.fromkeys(site for module in modules for site in self._sites_with_ops(module))
         in_turn = zip_longest(*(self.ops[site] for site in sites))
         return tuple(op for ops in in_turn for op in ops if op is not None)
 
-    def _covered(self, module: str) -> list[str]:
+    def _sites_with_ops(self, module: str) -> list[str]:
         inner = [site for site in self.ops if self.covers_inner and site.startswith(f"{module}.")]
         return [module, *inner] if module in self.ops else inner
 
@@ -98,13 +100,15 @@ def candidates_from_step(measured: Sensitivity, *, sites: Mapping[str, str], fmt
 
     These are only modules of `sites`, which an override can name, and the code of the model itself.
     """
-    by_site: dict[str, list[Effect]] = {}
+    by_site: dict[str, list[LossEffect]] = {}
     for effect in measured.of(fmt):
         by_site.setdefault(effect.site, []).append(effect)
     named = {site: effects for site, effects in by_site.items() if site in sites or site == MODEL_SITE}
     ops = {site: _ops_by_suspicion(site, effects) for site, effects in named.items()}
     suspected = sorted(named, key=lambda site: -most_suspicious(named[site]))
-    return Candidates(modules=tuple(_override_key(site) for site in suspected), ops=ops, is_measured=True)
+    # The model's own code can only be named by its ops.
+    modules = tuple(f"{MODEL_SITE}:*" if site == MODEL_SITE else site for site in suspected)
+    return Candidates(modules=modules, ops=ops, is_measured=True)
 
 
 def candidates_from_listing(listing: Listing) -> Candidates:
@@ -118,19 +122,23 @@ def candidates_from_listing(listing: Listing) -> Candidates:
         is_measured=True,
         covers_inner=False,
         own_kernels=listing.own_kernels,
+        largest_difference=_largest_difference(listing),
     )
 
 
-def _ops_by_suspicion(site: str, effects: Sequence[Effect]) -> tuple[str, ...]:
-    by_op: dict[str, list[Effect]] = {}
+def _largest_difference(listing: Listing) -> str:
+    measured = [op for op in listing.ops if op.max_ulps is not None and op.max_ulps > _MIN_ULPS]
+    if not measured:
+        return ""
+    op = max(measured, key=lambda op: op.max_ulps or 0.0)
+    return f"{op.key} differs by {op.max_ulps:.3g} ulps from the other implementation"
+
+
+def _ops_by_suspicion(site: str, effects: Sequence[LossEffect]) -> tuple[str, ...]:
+    by_op: dict[str, list[LossEffect]] = {}
     for effect in effects:
         by_op.setdefault(effect.op, []).append(effect)
     return tuple(f"{site}:{op}" for op in sorted(by_op, key=lambda op: -most_suspicious(by_op[op])))
-
-
-def _override_key(site: str) -> str:
-    """Return the override that keeps a site wide; the model's own code can only be named by its ops."""
-    return f"{MODEL_SITE}:*" if site == MODEL_SITE else site
 
 
 def _matches(site: str, patterns: Sequence[str]) -> bool:
@@ -189,27 +197,13 @@ def narrow_format(recipe: Recipe) -> str:
     return recipe.operands.forward if recipe.compute == "operands" else recipe.compute_format
 
 
-def supports_op_overrides(recipe: Recipe) -> bool:
-    """Whether a recipe supports another format for a single op of a site."""
-    return recipe.compute not in ("autocast", "fixed") and recipe.arithmetic != "native"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Scope:
-    """What there is to search."""
-
-    candidates: Candidates
-    recipe: Recipe | None = None
-    """The bad recipe, as it was applied; None if it is not known or does not matter."""
-
-
 def check_command(target: TrialTarget, options: BisectOptions) -> None:
     """Raise if the target is a command and its sites are not given."""
     if isinstance(target, CommandTarget) and not options.sites and not options.auto:
         raise _sites_needed_error(target)
 
 
-def check_sites(trials: TrialRunner, change: WideSites | SubstitutedSites, options: BisectOptions) -> None:
+def check_sites(trials: TrialRunner, change: Change, options: BisectOptions) -> None:
     """Raise if a requested site does not exist; one step shows that, before any whole training."""
     as_it_is = change.setting(())
     if not options.sites or isinstance(trials.target, CommandTarget) or trials.is_known(as_it_is):
@@ -222,15 +216,15 @@ def check_sites(trials: TrialRunner, change: WideSites | SubstitutedSites, optio
         Candidates(modules=(*applied[0].sites, f"{MODEL_SITE}:*")).only(options.sites)
 
 
-def find_scope(
+def find_candidates(
     trials: TrialRunner,
     bad: TrialResult,
-    change: WideSites | SubstitutedSites,
+    change: Change,
     options: BisectOptions,
     *,
     on_event: OnEvent,
-) -> Scope:
-    """Return the sites to search, the most suspicious first; the bad run tells which recipe was applied.
+) -> tuple[Candidates, Recipe | None]:
+    """Return the sites to search, the most suspicious first, and the recipe that the bad run applied, if known.
 
     Raises:
         BisectError: the sites of the training are not known.
@@ -239,9 +233,9 @@ def find_scope(
     if isinstance(target, CommandTarget):
         if not options.sites:
             raise _sites_needed_error(target)
-        return Scope(candidates=Candidates(modules=options.sites))
+        return Candidates(modules=options.sites), None
     if isinstance(change, SubstitutedSites):
-        return Scope(candidates=list_ops(trials, change, on_event=on_event).only(options.sites))
+        return list_ops(trials, change, on_event=on_event).only(options.sites), None
     applied = _read_applied_recipe(target, bad)
     recipe = from_toml(applied.recipe_toml, where="the training's recipe", named=recipe_named)
     measured = measure_suspects(trials, fmt=narrow_format(recipe), on_event=on_event)
@@ -249,9 +243,9 @@ def find_scope(
         candidates = candidates_from_step(measured, sites=applied.sites, fmt=narrow_format(recipe))
     else:
         candidates = candidates_from_names(applied.sites)
-    if not supports_op_overrides(recipe):
+    if recipe.compute in ("autocast", "fixed") or recipe.arithmetic == "native":  # no formats for single ops
         candidates = candidates.without_ops()
-    return Scope(candidates=candidates.only(options.sites), recipe=recipe)
+    return candidates.only(options.sites), recipe
 
 
 def calls_apply_recipe(bad: TrialResult) -> bool:

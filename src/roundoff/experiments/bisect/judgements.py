@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Literal
 
 from roundoff.errors import BisectError
-from roundoff.runs.files.atomic import write_atomically
+from roundoff.files import write_atomically
 from roundoff.runs.files.lines import append_lines, drop_partial_line, read_lines
 from roundoff.runs.files.plain_json import JsonValue, to_json
 
@@ -103,13 +103,18 @@ class Budget:
     max_runs: int | None = None
     deadline_seconds: float | None = None
 
-    def exceeded(self, *, num_runs: int, seconds: float) -> Limit | None:
+    def limit_after(self, *, num_runs: int, seconds: float) -> Limit | None:
         """Return the limit that forbids another run, if any."""
         if self.max_runs is not None and num_runs >= self.max_runs:
             return "max_runs"
         if self.deadline_seconds is not None and seconds >= self.deadline_seconds:
             return "deadline_seconds"
         return None
+
+    def check(self, *, num_runs: int, began: float) -> None:
+        """Raise `OutOfBudget` if another run is not allowed; `began` is a time of `time.monotonic`."""
+        if limit := self.limit_after(num_runs=num_runs, seconds=time.monotonic() - began):
+            raise OutOfBudget(limit)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -130,7 +135,7 @@ class Judgements:
     num_cached: int = 0
     """Questions that were answered without any run."""
     _votes: dict[frozenset[str], Counter[bool]] = field(default_factory=dict)
-    _started: float = field(default_factory=time.monotonic)
+    _began: float = field(default_factory=time.monotonic)
 
     def remember(self, judgements: Iterable[Judgement]) -> None:
         """Add judgements of earlier runs."""
@@ -140,28 +145,27 @@ class Judgements:
     def __call__(self, sites: Sequence[str]) -> bool:
         """Say whether the property holds for these sites."""
         chosen = frozenset(sites)
-        answer = self._decided(chosen)
+        answer = self._majority(chosen)
         if answer is not None:
             self.num_cached += 1
             return answer
-        while (answer := self._decided(chosen)) is None:
+        while (answer := self._majority(chosen)) is None:
             self._run(chosen)
         return answer
 
     def smallest(self) -> frozenset[str] | None:
         """Return a smallest set for which the property is known to hold, or None."""
-        return min((sites for sites in self._votes if self._decided(sites)), key=len, default=None)
+        return min((sites for sites in self._votes if self._majority(sites)), key=len, default=None)
 
-    def _decided(self, sites: frozenset[str]) -> bool | None:
+    def _majority(self, sites: frozenset[str]) -> bool | None:
+        """Return what more than half of the runs say, whatever the others will; None if more runs are needed."""
         votes = self._votes.get(sites, Counter())
         if votes[True] == votes[False] or max(votes.values()) <= self.repeats // 2:
             return None
         return votes[True] > votes[False]
 
     def _run(self, sites: frozenset[str]) -> None:
-        seconds = time.monotonic() - self._started
-        if limit := self.budget.exceeded(num_runs=self.num_runs, seconds=seconds):
-            raise OutOfBudget(limit)
+        self.budget.check(num_runs=self.num_runs, began=self._began)
         judgement = Judgement(sites=sites, holds=bool(self.judge(sites)))
         self.num_runs += 1
         self.remember([judgement])

@@ -19,9 +19,10 @@ from pathlib import Path
 
 from roundoff.errors import RoundoffError
 from roundoff.experiments.engine.task import WorkerReply, error_in_one_line
+from roundoff.files import open_appending
 
 SHUTDOWN_SECONDS = 5.0
-"""How long a process that was asked to end may take before it is killed."""
+"""How long a process may take to end after SIGTERM before it is killed."""
 
 
 def run_task_process(packed: bytes, log: Path | None, writer: Connection) -> None:
@@ -67,7 +68,8 @@ def _end_with_parent() -> None:
 def _redirect_output(path: Path) -> None:
     """Redirect the output of this process to a file, including what native libraries print."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o666)
+    path.unlink(missing_ok=True)
+    descriptor = open_appending(path)
     for stream in (sys.stdout, sys.stderr):
         stream.flush()
     for standard in (1, 2):
@@ -75,12 +77,12 @@ def _redirect_output(path: Path) -> None:
     os.close(descriptor)
 
 
-_PRELOADED = ("roundoff.experiments.sweep.row_training", "roundoff.experiments.throughput.timed_training")
+_PRELOADED = ("roundoff.experiments.sweep.row_training", "roundoff.experiments.throughput")
 """What the fork server imports: everything that any task may need, because it starts only once."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Running:
+class _RunningTask:
     number: int
     log: Path | None
     process: BaseProcess
@@ -97,7 +99,7 @@ class ProcessPool:
 
     def __init__(self) -> None:
         self._context = _context()
-        self._running: dict[Connection, _Running] = {}
+        self._running: dict[Connection, _RunningTask] = {}
         self._num_started = 0
 
     def start(self, packed: bytes, *, log: Path | None) -> int:
@@ -109,7 +111,7 @@ class ProcessPool:
         writer.close()
         number = self._num_started
         self._num_started += 1
-        self._running[reader] = _Running(number=number, log=log, process=process, began=time.perf_counter())
+        self._running[reader] = _RunningTask(number=number, log=log, process=process, began=time.perf_counter())
         return number
 
     def next_answer(self) -> tuple[int, WorkerReply]:
@@ -121,7 +123,7 @@ class ProcessPool:
         return done.number, _collect_reply(done, reader)
 
     def close(self) -> None:
-        """Stop what is still running; processes that do not end when asked are killed."""
+        """Stop what is still running; processes that do not end in time are killed."""
         running = list(self._running.items())
         self._running.clear()
         for _, each in running:
@@ -143,7 +145,7 @@ def _context() -> BaseContext:
     return context
 
 
-def _collect_reply(done: _Running, reader: Connection) -> WorkerReply:
+def _collect_reply(done: _RunningTask, reader: Connection) -> WorkerReply:
     packed, failure, has_died = None, None, True
     with contextlib.suppress(EOFError):
         if reader.poll():
@@ -166,7 +168,7 @@ def _kill_if_alive(process: BaseProcess) -> None:
         process.join()
 
 
-def _leader(running: _Running) -> int:
+def _leader(running: _RunningTask) -> int:
     assert running.process.pid is not None
     return running.process.pid
 

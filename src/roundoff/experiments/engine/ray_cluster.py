@@ -89,7 +89,7 @@ def _restoring_sigterm() -> Iterator[None]:
 @contextmanager
 def _silencing_ray(ray: ModuleType) -> Iterator[None]:
     """Keep Ray from printing to stdout, which is for results, that a worker died: outcomes say that."""
-    module = ray._private.worker
+    module = ray._private.worker  # no option of Ray turns these lines off
     printing = module.print_to_stdstream
     module.print_to_stdstream = lambda *_, **__: None
     try:

@@ -8,19 +8,18 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
-from typing import Literal, get_args
+from typing import Literal
 
 from roundoff.errors import UsageError
 from roundoff.experiments.engine.process_pool import ProcessPool
 from roundoff.experiments.engine.task import OnOutcome, Task, TaskOutcome, WorkerReply, Workers, error_in_one_line
 
 Backend = Literal["pool", "ray"]
-BACKENDS: tuple[Backend, ...] = get_args(Backend)
 """Where tasks can run: in processes on this machine, or on a Ray cluster."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Attempt:
+class _TaskAttempt:
     place: int
     task: Task
     number: int = 1
@@ -36,7 +35,7 @@ def run_tasks(
 
     A call that raises counts as failed. A task whose process dies (killed, crashed, its machine lost) is retried up to
     `retries` times, on a cluster possibly on another machine. `on_result` is called in this process as soon as a task
-    is done. No process is left behind, however this ends.
+    is done. No process is left running, however this ends.
 
     With `jobs=0` the calls run in this process, one after another. This is for debugging: a crash ends everything.
 
@@ -51,7 +50,7 @@ def run_tasks(
         if on_result is not None:
             on_result(outcome)
 
-    waiting = deque(_Attempt(place=place, task=task) for place, task in enumerate(tasks))
+    waiting = deque(_TaskAttempt(place=place, task=task) for place, task in enumerate(tasks))
     if jobs < 1:
         _run_in_this_process(waiting, on=on, finish=finish)
     elif waiting:
@@ -61,7 +60,7 @@ def run_tasks(
 
 
 @contextmanager
-def connected(on: Backend) -> Iterator[None]:
+def connected_to(on: Backend) -> Iterator[None]:
     """Stay connected to the cluster inside the block, so that many calls of `run_tasks` share one connection.
 
     Raises:
@@ -77,7 +76,7 @@ def connected(on: Backend) -> Iterator[None]:
         yield
 
 
-def _run_in_this_process(waiting: Iterable[_Attempt], *, on: Backend, finish: _Finish) -> None:
+def _run_in_this_process(waiting: Iterable[_TaskAttempt], *, on: Backend, finish: _Finish) -> None:
     if on != "pool":
         raise UsageError.explain(
             "--jobs 0 does not work on a cluster.", why="0 jobs run everything in this process.", fix="--jobs 1"
@@ -91,8 +90,10 @@ def _run_in_this_process(waiting: Iterable[_Attempt], *, on: Backend, finish: _F
         finish(each.place, replace(outcome, seconds=time.perf_counter() - began))
 
 
-def _run_in_workers(waiting: deque[_Attempt], workers: Workers, *, jobs: int, retries: int, finish: _Finish) -> None:
-    running: dict[int, _Attempt] = {}
+def _run_in_workers(
+    waiting: deque[_TaskAttempt], workers: Workers, *, jobs: int, retries: int, finish: _Finish
+) -> None:
+    running: dict[int, _TaskAttempt] = {}
     while waiting or running:
         while waiting and len(running) < jobs:
             begun = waiting.popleft()
@@ -114,7 +115,7 @@ def _make_workers(on: Backend) -> Workers:
     return RayWorkers()
 
 
-def _make_outcome(done: _Attempt, answer: WorkerReply) -> TaskOutcome:
+def _make_outcome(done: _TaskAttempt, answer: WorkerReply) -> TaskOutcome:
     failure = answer.failure
     if failure is not None and done.number > 1:
         failure += f" ({done.number} tries)"

@@ -64,7 +64,7 @@ class Workers(Protocol):
         """Wait until an attempt ends; return its number and how it ended."""
 
     def close(self) -> None:
-        """Stop what is still running, and leave no process behind."""
+        """Stop everything that is still running."""
 
 
 def error_in_one_line(error: BaseException) -> str:

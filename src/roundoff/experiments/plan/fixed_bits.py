@@ -7,16 +7,14 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import Final, Literal
 
 import torch
 from torch import Tensor, nn
 
-from roundoff.experiments.engine.task import Task
-from roundoff.experiments.plan.assignment import FormatChoice, choose_formats
-from roundoff.experiments.plan.options import Target
 from roundoff.experiments.plan.paused_training import PausedStep, pausing_training
+from roundoff.experiments.plan.plan_session import Target
+from roundoff.experiments.plan.site_choices import FormatChoice, choose_formats
 from roundoff.kernels.rounding_rules import RANGES, FixedRule, Range
 from roundoff.kernels.scaled_fixed_point import quantize_fixed
 from roundoff.precision.fixed import FixedPointSettings, TensorSetting
@@ -64,21 +62,25 @@ class FixedPlan:
                 sites.setdefault(each.site, {})[each.kind] = own
         return FixedPointSettings(**usual, sites=sites)  # type: ignore[arg-type]
 
-    def recipe(self, *, name: str, description: str = "") -> Recipe:
+    def recipe(self, *, name: str) -> Recipe:
         """Return the recipe."""
-        return Recipe(name=name, description=description, compute="fixed", fixed=self.settings())
+        return Recipe(name=name, compute="fixed", fixed=self.settings())
 
-    def evidence(self) -> list[str]:
-        """Return what the choice is based on, line by line, the tensors that matter most first."""
+    def evidence(self) -> list[tuple[str, str]]:
+        """Return what the choice is based on, as facts with labels, the tensors that matter most first."""
         wider = Counter(f"{each.bits} bits" for each in self.choices)
         ranges = Counter(str(each.range) for each in self.choices)
         share = self.loss_change / abs(self.loss) if self.loss else 0.0
-        worst = sorted((each for each in self.choices if each.kind in ("weight", "activation")), key=_by_error)[:5]
+        forward = (each for each in self.choices if each.kind in ("weight", "activation"))
+        worst = sorted(forward, key=lambda choice: -choice.error)[:5]
         return [
-            f"expected  the loss {self.loss:.4g} changes by {self.loss_change:.2g} ({100 * share:.2g} %) in one step",
-            f"widths    {_join_counts(wider)}",
-            f"ranges    {_join_counts(ranges)}",
-            *(f"largest   {each.site or '<model>'} {each.kind}: {each.error:.2g}" for each in worst),
+            (
+                "expected",
+                f"the loss {self.loss:.4g} changes by {self.loss_change:.2g} ({100 * share:.2g} %) in one step",
+            ),
+            ("widths", _join_counts(wider)),
+            ("ranges", _join_counts(ranges)),
+            *(("largest", f"{each.site or '<model>'} {each.kind}: {each.error:.2g}") for each in worst),
         ]
 
     def _usual_range(self, kind: PlannedKind) -> Range:
@@ -86,30 +88,10 @@ class FixedPlan:
         return max(RANGES, key=lambda name: counts[name])
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FixedTask:
-    """The request, as it is sent to the process that measures."""
-
-    config: TrainConfig
-    bits: int
-    target: Target
-    step: int
-
-
-def fixed_task(config: TrainConfig, *, bits: int, target: Target, step: int, folder: Path) -> Task:
-    """Return the task that chooses bits and ranges for a training, and returns a `FixedPlan`."""
-    argument = FixedTask(config=config, bits=bits, target=target, step=step)
-    return Task(name="fixed", call=measure_and_choose_fixed, argument=argument, log=folder / "log.txt")
-
-
-def measure_and_choose_fixed(task: FixedTask) -> FixedPlan:
+def measure_and_choose_fixed(config: TrainConfig, *, bits: int, target: Target, step: int) -> FixedPlan:
     """Train for a few steps in float, then choose by what quantizing each tensor does to the loss of the next."""
-    with pausing_training(task.config, after=task.step) as paused:
-        return choose_fixed(paused, bits=task.bits, target=task.target)
-
-
-def _by_error(each: FixedChoice) -> float:
-    return -each.error
+    with pausing_training(config, after=step) as paused:
+        return choose_fixed(paused, bits=bits, target=target)
 
 
 def _join_counts(counts: Counter[str]) -> str:

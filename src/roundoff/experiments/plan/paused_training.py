@@ -14,7 +14,7 @@ from roundoff.train.config import TrainConfig
 from roundoff.train.data import Batch
 from roundoff.train.objective import loss_of
 from roundoff.train.ranks import joined_ranks, place_here
-from roundoff.train.trainer import Training
+from roundoff.train.trainer import Trainer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,7 +52,7 @@ def pausing_training(config: TrainConfig, *, after: int) -> Iterator[PausedStep]
         )
     alone = replace(config, recipe="fp32", loss_scale="recipe", runs=None, resume=None, workers=0)
     with joined_ranks(alone, place_here(alone)) as ranks:
-        training = Training(alone, ranks)
+        training = Trainer(alone, ranks)
         training.sampler.begin(epoch=0, first_step=0)
         batches: Iterator[Batch] = iter(training.batches)
         training.model.train()

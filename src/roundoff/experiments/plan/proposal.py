@@ -8,11 +8,19 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from roundoff.errors import PlanError
-from roundoff.experiments.plan.assignment import FormatChoice, choose_formats, format_choices
-from roundoff.experiments.plan.options import Target
-from roundoff.experiments.plan.site_formats import MODEL_SITE, Proposal, SiteOp, SitePlan, site_ops
+from roundoff.experiments.plan.plan_session import Target
+from roundoff.experiments.plan.site_choices import (
+    MODEL_SITE,
+    FormatChoice,
+    Proposal,
+    SiteOp,
+    SitePlan,
+    choose_formats,
+    format_choices,
+    site_ops,
+)
 from roundoff.formats import BlockFormat, format_named
-from roundoff.sensitivity.effects import Effect, Rounded, Sensitivity
+from roundoff.sensitivity.effects import LossEffect, Rounded, Sensitivity
 
 RiskKind = Literal["overflow", "headroom", "lost", "underflow"]
 
@@ -24,89 +32,6 @@ _MIN_GRADIENT_DB = 20.0
 """A gradient with an error of a tenth of its norm, from what became 0 or subnormal, has lost its direction."""
 _SCALED_ROOM = 2.0**6
 """With a loss scale a gradient is safe if its largest number exceeds the smallest normal one by this factor."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Risk:
-    """Why an op cannot take a format."""
-
-    kind: RiskKind
-    text: str
-    """`overflow: its result reaches 2.9e+06, the largest fp16 number is 65504`."""
-
-
-def risk_of(unit: SiteOp, fmt: str, *, loss_scale: float = 1.0) -> Risk | None:
-    """Return the most serious risk of a format at an op; None if there is none."""
-    effects = unit.effects.get(fmt, ())
-    # A format with its own scales does not overflow: large values are only less accurate.
-    has_scales = isinstance(format_named(fmt), BlockFormat)
-    too_large = None if has_scales else _overflow_risk(effects, fmt) or _headroom_risk(effects, fmt)
-    return too_large or _precision_risk(effects, fmt) or _underflow_risk(effects, fmt, loss_scale=loss_scale)
-
-
-def _overflow_risk(effects: Iterable[Effect], fmt: str) -> Risk | None:
-    largest = format_named(fmt).largest
-    for effect in effects:
-        if effect.value.overflow > 0:
-            text = f"overflow: its {effect.part} reaches {effect.absmax:.3g}, the largest {fmt} number is {largest:g}"
-            return Risk(kind="overflow", text=text)
-        if effect.gradient is not None and effect.gradient.overflow > 0:
-            reached = effect.gradient_absmax or 0.0
-            return Risk(
-                kind="overflow",
-                text=f"overflow: its gradient reaches {reached:.3g}, the largest {fmt} number is {largest:g}",
-            )
-    return None
-
-
-def _headroom_risk(effects: Iterable[Effect], fmt: str) -> Risk | None:
-    largest = format_named(fmt).largest
-    for effect in effects:
-        # Weights do not grow by that factor; what is computed from many of them may.
-        if effect.part != "weight" and effect.absmax * HEADROOM > largest:
-            text = (
-                f"near overflow: its {effect.part} reaches {effect.absmax:.3g}, the largest {fmt} number is {largest:g}"
-            )
-            return Risk(kind="headroom", text=text)
-    return None
-
-
-def _precision_risk(effects: Iterable[Effect], fmt: str) -> Risk | None:
-    for effect in effects:
-        if effect.value.snr_db < _MIN_VALUE_DB and effect.gradient is not None:
-            left = f"the signal-to-noise ratio is {effect.value.snr_db:.0f} dB"
-            text = f"underflow: of its {effect.part} {_lost_share_text(effect.value)} in {fmt}; {left}"
-            return Risk(kind="lost", text=text)
-    return None
-
-
-def _underflow_risk(effects: Iterable[Effect], fmt: str, *, loss_scale: float) -> Risk | None:
-    smallest = format_named(fmt).smallest_normal
-    for effect in effects:
-        gradient, reached = effect.gradient, effect.gradient_absmax or 0.0
-        if gradient is None or gradient.snr_db >= _MIN_GRADIENT_DB:
-            continue
-        if not gradient.underflow and not gradient.subnormal:
-            continue
-        if loss_scale > 1 and reached * loss_scale >= smallest * _SCALED_ROOM:
-            continue
-        text = f"underflow: of its gradients {_lost_share_text(gradient)} in {fmt}; the largest is {reached:.3g}"
-        return Risk(kind="underflow", text=text)
-    return None
-
-
-def _lost_share_text(rounded: Rounded) -> str:
-    """Describe which share of some numbers a format loses.
-
-    >>> _lost_share_text(Rounded(num_elements=4, overflow=0, underflow=0.25, subnormal=0.5, ulps=0, snr_db=3))
-    '25 % become 0 and 50 % subnormal'
-    """
-    words = [
-        f"{100 * share:.3g} % {word}"
-        for share, word in ((rounded.underflow, "become 0"), (rounded.subnormal, "subnormal"))
-        if share
-    ]
-    return " and ".join(words) or "much"
 
 
 _GLOBAL_SHARE = 0.25
@@ -139,7 +64,7 @@ def propose(
     """
     _check_measured(sensitivity, formats)
     units = [unit for unit in site_ops(sensitivity) if _is_planned(unit) and (not only_ops or unit.op in only_ops)]
-    narrowest = min(formats, key=lambda fmt: format_named(fmt).num_bits)
+    narrowest = min(formats, key=_width)
     scaling = None if is_scaled else _why_scaled(units, narrowest)
     scale = _loss_scale(units, narrowest) if is_scaled or scaling is not None else 1.0
     risks = {unit.key: {fmt: risk_of(unit, fmt, loss_scale=scale) for fmt in formats} for unit in units}
@@ -217,14 +142,14 @@ def _largest_gradient(units: Sequence[SiteOp], fmt: str) -> float:
 
 def _reason(unit: SiteOp, choice: FormatChoice, risks: Mapping[str, Risk | None], target: Target) -> str | None:
     """Return why an op did not take the narrowest format."""
-    bits = format_named(choice.fmt).num_bits
-    narrower = [fmt for fmt in risks if format_named(fmt).num_bits < bits]
+    bits = _width(choice.fmt)
+    narrower = [fmt for fmt in risks if _width(fmt) < bits]
     if not narrower:
         return None
     found = [risk.text for fmt in narrower if (risk := risks[fmt])]
     if found:
         return f"{unit.op} {found[-1]}"
-    fmt = max(narrower, key=lambda each: format_named(each).num_bits)
+    fmt = max(narrower, key=_width)
     moved = math.sqrt(unit.squared_change(fmt))
     why = "and the budget allows more" if target.is_budget else f"the target is {target}"
     return f"{unit.op} would change the loss by {moved:.2g} in {fmt}; {why}"
@@ -242,12 +167,13 @@ def _site_plan(
     formats = {unit.op: chosen[unit.key].fmt for unit in units}
     # Parameters are stored in the format of their site, so it is that of the ops that use them.
     weighty = [formats[unit.op] for unit in units if unit.has_weights]
-    fmt = _widest(formats.values()) if whole else _widest(weighty) if weighty else _narrowest(formats.values())
-    bits = format_named(fmt).num_bits
+    fmt = max(weighty, key=_width) if weighty else min(formats.values(), key=_width)
+    fmt = max(formats.values(), key=_width) if whole else fmt
+    bits = _width(fmt)
     plan = SitePlan(
         site=site,
         fmt=fmt,
-        ops={op: each for op, each in formats.items() if format_named(each).num_bits > bits},
+        ops={op: each for op, each in formats.items() if _width(each) > bits},
         reasons=tuple(reason for unit in units if (reason := reasons[unit.key])),
         all_ops=tuple(formats),
     )
@@ -280,9 +206,88 @@ def _most_common(
     return next(fmt for fmt in (default, *formats) if counts[fmt] == best)
 
 
-def _widest(formats: Iterable[str]) -> str:
-    return max(formats, key=lambda fmt: format_named(fmt).num_bits)
+def _width(fmt: str) -> float:
+    return format_named(fmt).num_bits
 
 
-def _narrowest(formats: Iterable[str]) -> str:
-    return min(formats, key=lambda fmt: format_named(fmt).num_bits)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Risk:
+    """Why an op cannot take a format."""
+
+    kind: RiskKind
+    text: str
+    """`overflow: its result reaches 2.9e+06, the largest fp16 number is 65504`."""
+
+
+def risk_of(unit: SiteOp, fmt: str, *, loss_scale: float = 1.0) -> Risk | None:
+    """Return the most serious risk of a format at an op; None if there is none."""
+    effects = unit.effects.get(fmt, ())
+    # A format with its own scales does not overflow: large values are only less accurate.
+    has_scales = isinstance(format_named(fmt), BlockFormat)
+    too_large = None if has_scales else _overflow_risk(effects, fmt) or _headroom_risk(effects, fmt)
+    return too_large or _precision_risk(effects, fmt) or _underflow_risk(effects, fmt, loss_scale=loss_scale)
+
+
+def _overflow_risk(effects: Iterable[LossEffect], fmt: str) -> Risk | None:
+    largest = format_named(fmt).largest
+    for effect in effects:
+        if effect.value.overflow > 0:
+            text = f"overflow: its {effect.part} reaches {effect.absmax:.3g}, the largest {fmt} number is {largest:g}"
+            return Risk(kind="overflow", text=text)
+        if effect.gradient is not None and effect.gradient.overflow > 0:
+            reached = effect.gradient_absmax or 0.0
+            return Risk(
+                kind="overflow",
+                text=f"overflow: its gradient reaches {reached:.3g}, the largest {fmt} number is {largest:g}",
+            )
+    return None
+
+
+def _headroom_risk(effects: Iterable[LossEffect], fmt: str) -> Risk | None:
+    largest = format_named(fmt).largest
+    for effect in effects:
+        # Weights do not grow by that factor; what is computed from many of them may.
+        if effect.part != "weight" and effect.absmax * HEADROOM > largest:
+            text = (
+                f"near overflow: its {effect.part} reaches {effect.absmax:.3g}, the largest {fmt} number is {largest:g}"
+            )
+            return Risk(kind="headroom", text=text)
+    return None
+
+
+def _precision_risk(effects: Iterable[LossEffect], fmt: str) -> Risk | None:
+    for effect in effects:
+        if effect.value.snr_db < _MIN_VALUE_DB and effect.gradient is not None:
+            left = f"the signal-to-noise ratio is {effect.value.snr_db:.0f} dB"
+            text = f"underflow: of its {effect.part} {_lost_share_text(effect.value)} in {fmt}; {left}"
+            return Risk(kind="lost", text=text)
+    return None
+
+
+def _underflow_risk(effects: Iterable[LossEffect], fmt: str, *, loss_scale: float) -> Risk | None:
+    smallest = format_named(fmt).smallest_normal
+    for effect in effects:
+        gradient, reached = effect.gradient, effect.gradient_absmax or 0.0
+        if gradient is None or gradient.snr_db >= _MIN_GRADIENT_DB:
+            continue
+        if not gradient.underflow and not gradient.subnormal:
+            continue
+        if loss_scale > 1 and reached * loss_scale >= smallest * _SCALED_ROOM:
+            continue
+        text = f"underflow: of its gradients {_lost_share_text(gradient)} in {fmt}; the largest is {reached:.3g}"
+        return Risk(kind="underflow", text=text)
+    return None
+
+
+def _lost_share_text(rounded: Rounded) -> str:
+    """Describe which share of some numbers a format loses.
+
+    >>> _lost_share_text(Rounded(num_elements=4, overflow=0, underflow=0.25, subnormal=0.5, ulps=0, snr_db=3))
+    '25 % become 0 and 50 % subnormal'
+    """
+    words = [
+        f"{100 * share:.3g} % {word}"
+        for share, word in ((rounded.underflow, "become 0"), (rounded.subnormal, "subnormal"))
+        if share
+    ]
+    return " and ".join(words) or "much"

@@ -3,65 +3,17 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from roundoff.errors import PlanError
-from roundoff.experiments.plan.site_formats import MODEL_SITE, WIDE, Proposal, SitePlan
+from roundoff.experiments.plan.site_choices import MODEL_SITE, WIDE, Proposal, SitePlan
 from roundoff.formats import format_named
 from roundoff.precision.compute.torch_ops import PRODUCTS, op_name
 from roundoff.precision.recipe.loss_scale_settings import DYNAMIC
 from roundoff.precision.recipe.recipe import Recipe
 from roundoff.precision.recipe.site_formats import names_an_op
 from roundoff.precision.recipe.toml import to_toml
-
-
-def overrides_of(proposal: Proposal) -> dict[str, str]:
-    """Return overrides by site and op: `{"blocks.1.attn:softmax": "fp32"}`.
-
-    An override covers all sites inside its own, and later ones win, so outer sites come first, and narrow sites inside
-    a wide one are named again. Norms are never narrowed: a recipe keeps their parameters separately, and wide is safe.
-    """
-    found: dict[str, str] = {}
-    formats: dict[str, str] = {}
-    for each in sorted(proposal.sites, key=_depth):
-        around = _inherited_format(each.site, formats, base=proposal.base_format)
-        narrow_norm = each.is_norm and each.fmt != WIDE
-        if each.fmt != around and each.site != MODEL_SITE and not narrow_norm:
-            found[pattern_of(each.site)] = each.fmt
-            formats[each.site] = each.fmt
-    for each in proposal.sites:
-        found |= {
-            f"{pattern_of(each.site)}:{op}": fmt for op, fmt in _op_overrides(each, base=proposal.base_format).items()
-        }
-    return found
-
-
-def _op_overrides(each: SitePlan, *, base: str) -> dict[str, str]:
-    """Return the ops that need their own override; the model's own code can only be named by its ops."""
-    if each.site == MODEL_SITE and each.fmt != base:
-        return {**dict.fromkeys(each.all_ops, each.fmt), **each.ops}
-    return dict(each.ops)
-
-
-def _depth(each: SitePlan) -> int:
-    return each.site.count(".")
-
-
-def _inherited_format(site: str, formats: dict[str, str], *, base: str) -> str:
-    parts = site.split(".")
-    around = (".".join(parts[:n]) for n in range(len(parts) - 1, 0, -1))
-    return next((formats[outer] for outer in around if outer in formats), base)
-
-
-def pattern_of(site: str) -> str:
-    """Return a pattern that matches only this site.
-
-    >>> pattern_of("heads.[a]")
-    'heads.[[]a]'
-    """
-    return re.sub(r"([*?[])", r"[\1]", site)
-
 
 _OPERANDS_AS = {"e4m3": "mxfp8", "e5m2": "mxfp8"}
 """Operands have a scale per tensor, which the measurement does not know; a format with its own scales comes closest."""
@@ -93,17 +45,19 @@ def rounded_ops(base: Recipe) -> frozenset[str] | None:
     return frozenset(op_name(function) for function in PRODUCTS)
 
 
-def planned_recipe(proposal: Proposal, base: Recipe, *, name: str, description: str = "", safe: bool = False) -> Recipe:
+def planned_recipe(proposal: Proposal, base: Recipe, *, name: str, safe: bool = False) -> Recipe:
     """Return the base recipe with the formats of the proposal.
 
     The loss is scaled if the proposal requires it. `safe` adds a loss scale and master weights, which no format of a
     site can replace.
     """
+    overrides = overrides_of(proposal)
+    if base.compute == "autocast":  # which has no overrides of single ops
+        overrides = {key: fmt for key, fmt in overrides.items() if not names_an_op(key)}
     recipe = replace(
         base,
         name=name,
-        description=description or base.description,
-        overrides={**base.overrides, **_reachable(overrides_of(proposal), base)},
+        overrides={**base.overrides, **overrides},
     )
     if base.compute == "cast":
         recipe = _cast_to(recipe, proposal.base_format)
@@ -138,11 +92,6 @@ def recipe_text(recipe: Recipe, proposal: Proposal, *, evidence: Sequence[str]) 
     return "\n".join(lines) + "\n"
 
 
-def _reachable(overrides: Mapping[str, str], base: Recipe) -> dict[str, str]:
-    """Return the overrides that the recipe supports: autocast has none for single ops."""
-    return {key: fmt for key, fmt in overrides.items() if base.compute != "autocast" or not names_an_op(key)}
-
-
 def _lacks_scale(recipe: Recipe) -> bool:
     """Whether a loss scale is missing; a format with the range of fp32, such as bf16, needs none."""
     return not recipe.loss_scale.may_skip and format_named(recipe.compute_format).largest < _LARGE
@@ -171,8 +120,48 @@ def _reasons_by_override(proposal: Proposal) -> dict[str, tuple[str, ...]]:
 def _table_lines(proposal: Proposal) -> Iterator[str]:
     width = max((len(each.site) for each in proposal.sites), default=0)
     for each in proposal.sites:
-        yield f"# {each.site.ljust(width)}  {_formats_text(each)}  {each.num_parameters:>10}  {each.loss_change:9.2e}"
+        formats = each.fmt + "".join(f", {op} {fmt}" for op, fmt in each.ops.items())
+        yield f"# {each.site.ljust(width)}  {formats}  {each.num_parameters:>10}  {each.loss_change:9.2e}"
 
 
-def _formats_text(each: SitePlan) -> str:
-    return each.fmt + "".join(f", {op} {fmt}" for op, fmt in each.ops.items())
+def overrides_of(proposal: Proposal) -> dict[str, str]:
+    """Return overrides by site and op: `{"blocks.1.attn:softmax": "fp32"}`.
+
+    An override covers all sites inside its own, and later ones win, so outer sites come first, and narrow sites inside
+    a wide one are named again. Norms are never narrowed: a recipe keeps their parameters separately, and wide is safe.
+    """
+    found: dict[str, str] = {}
+    formats: dict[str, str] = {}
+    for each in sorted(proposal.sites, key=lambda plan: plan.site.count(".")):
+        around = _inherited_format(each.site, formats, base=proposal.base_format)
+        narrow_norm = each.is_norm and each.fmt != WIDE
+        if each.fmt != around and each.site != MODEL_SITE and not narrow_norm:
+            found[pattern_of(each.site)] = each.fmt
+            formats[each.site] = each.fmt
+    for each in proposal.sites:
+        found |= {
+            f"{pattern_of(each.site)}:{op}": fmt for op, fmt in _op_overrides(each, base=proposal.base_format).items()
+        }
+    return found
+
+
+def _op_overrides(each: SitePlan, *, base: str) -> dict[str, str]:
+    """Return the ops that need their own override; the model's own code can only be named by its ops."""
+    if each.site == MODEL_SITE and each.fmt != base:
+        return {**dict.fromkeys(each.all_ops, each.fmt), **each.ops}
+    return dict(each.ops)
+
+
+def _inherited_format(site: str, formats: dict[str, str], *, base: str) -> str:
+    parts = site.split(".")
+    around = (".".join(parts[:n]) for n in range(len(parts) - 1, 0, -1))
+    return next((formats[outer] for outer in around if outer in formats), base)
+
+
+def pattern_of(site: str) -> str:
+    """Return a pattern that matches only this site.
+
+    >>> pattern_of("heads.[a]")
+    'heads.[[]a]'
+    """
+    return re.sub(r"([*?[])", r"[\1]", site)

@@ -10,12 +10,11 @@ from typing import Self
 from roundoff.errors import BisectError, PlanError
 from roundoff.experiments.bisect.judgements import Budget, OutOfBudget
 from roundoff.experiments.bisect.smallest import OnSearchProgress, SmallestSet, smallest_wide
-from roundoff.experiments.plan.options import PlanOptions
+from roundoff.experiments.plan.plan_session import PlanFolder, PlanOptions, PlanSession
 from roundoff.experiments.plan.proposal_recipe import can_be_safer
-from roundoff.experiments.plan.session import PlanFolder, PlanSession
-from roundoff.experiments.plan.site_formats import WIDE, Proposal
-from roundoff.experiments.trials.judges import LossJudge, final_loss, loss_judge
-from roundoff.experiments.trials.targets import TrainTarget
+from roundoff.experiments.plan.site_choices import WIDE, Proposal
+from roundoff.experiments.trials.judges import LossJudge, final_loss, loss_judge, trial_seeds
+from roundoff.experiments.trials.targets import own_seed
 from roundoff.experiments.trials.trial import TrialResult, TrialSetting
 from roundoff.precision.recipe.recipe import Recipe
 from roundoff.precision.recipe.toml import to_toml
@@ -81,12 +80,11 @@ class Verifier:
     @classmethod
     def for_session(cls, session: PlanSession, options: PlanOptions) -> Self:
         """Return the verifier of the recipes of a plan."""
-        training = session.trials.target
-        first = training.config.seed if isinstance(training, TrainTarget) else 0
+        own = own_seed(session.trials.target)
         return cls(
             run_trials=session.trials.run_all,
             folder=session.folder,
-            seeds=tuple(range(first, first + options.seeds)),
+            seeds=tuple(own if seed is None else seed for seed in trial_seeds(options.seeds)),
             num_steps=options.num_steps,
             budget=Budget(max_runs=options.max_runs, deadline_seconds=options.max_seconds),
         )
@@ -136,10 +134,8 @@ class Verifier:
 
     def _run(self, settings: Sequence[TrialSetting]) -> list[TrialResult]:
         requested = self._requested | {(setting.recipe, setting.seed) for setting in settings}
-        seconds = time.monotonic() - self._began
         if len(requested) > len(self._requested):
-            if limit := self.budget.exceeded(num_runs=len(requested) - 1, seconds=seconds):
-                raise OutOfBudget(limit)
+            self.budget.check(num_runs=len(requested) - 1, began=self._began)
             self._requested = requested
         return self.run_trials(settings)
 

@@ -48,7 +48,7 @@ def combinations(axes: Mapping[str, Axis]) -> Iterator[dict[str, str]]:
 def merge_settings(*settings: Settings) -> dict[str, Any]:
     """Return all settings together; later values win, and tables are merged.
 
-    The name of a recipe stands for a table based on it, so that axes can add to it.
+    The name of a recipe means a table based on it, so that axes can add to it.
 
     >>> merge_settings({"recipe": "fixed"}, {"recipe": {"fixed": {"weight": {"bits": 4}}}})
     {'recipe': {'base': 'fixed', 'fixed': {'weight': {'bits': 4}}}}
@@ -174,7 +174,7 @@ def check_names(settings: Mapping[str, Any], *, where: str) -> None:
         raise SweepError.explain(
             f"{where} has an unknown setting '{name}'.",
             why=f"settings are {', '.join(SWEEP_SETTINGS)}.",
-            fix=f"did you mean '{close[0]}'?" if close else "docs/sweeps.md explains them.",
+            fix=f"did you mean '{close[0]}'?" if close else "`roundoff docs sweeps` explains them.",
         )
 
 

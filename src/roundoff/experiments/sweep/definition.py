@@ -20,13 +20,14 @@ from __future__ import annotations
 import difflib
 import fnmatch
 import hashlib
-import json
 import re
 import tomllib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
+
+import tomli_w
 
 from roundoff.errors import RecipeError, SweepError
 from roundoff.experiments.sweep.axes import (
@@ -98,7 +99,7 @@ def _from_table(table: Mapping[str, Any], *, folder: Path) -> Recipe:
     base = table.get("base", "fp32")
     start = folder / base if isinstance(base, str) and base.endswith(".toml") else base
     name = str(base).removesuffix(".toml")
-    text = "".join(f"{_quote_key(key)} = {_inline_toml(value)}\n" for key, value in {**table, "base": name}.items())
+    text = tomli_w.dumps({**table, "base": name})
     return from_toml(text, where=_TABLE, named=lambda _: find_recipe(start), default_name=name)
 
 
@@ -106,19 +107,6 @@ def _about_a_table(error: RecipeError) -> str:
     """Return the error without file and line, which a table does not have."""
     text = re.sub(rf"^Recipe file '{_TABLE}'(?: line \d+)?:? ", "", str(error))
     return text.replace("has an unknown", "an unknown", 1) if text.startswith("has ") else text
-
-
-def _inline_toml(value: Any) -> str:
-    """Return a value from a TOML file as TOML, with tables in one line."""
-    if isinstance(value, Mapping):
-        return "{" + ", ".join(f"{_quote_key(key)} = {_inline_toml(item)}" for key, item in value.items()) + "}"
-    if isinstance(value, list):
-        return "[" + ", ".join(map(_inline_toml, value)) + "]"
-    return json.dumps(value, ensure_ascii=False)
-
-
-def _quote_key(key: str) -> str:
-    return json.dumps(key, ensure_ascii=False)
 
 
 _DO_NOT_CHANGE_A_ROW = ("name", "runs", "resume", "recipe", "timeout_seconds", "tensorboard")
@@ -162,10 +150,11 @@ class Sweep:
     axes: tuple[str, ...]
     trainings: tuple[PlannedTraining, ...]
 
-    def only(self, pattern: str) -> Sweep:
-        """Return the sweep with only the trainings that match a pattern; a `SweepError` if there are none."""
-        kept = tuple(training for training in self.trainings if training.matches(pattern))
-        if not kept:
+    def only(self, *patterns: str) -> Sweep:
+        """Return the sweep with only the trainings that match a pattern; a pattern without any is a `SweepError`."""
+        for pattern in patterns:
+            if any(training.matches(pattern) for training in self.trainings):
+                continue
             names = "; ".join(training.name for training in self.trainings[:6])
             more = len(self.trainings) - 6
             raise SweepError.explain(
@@ -173,9 +162,10 @@ class Sweep:
                 why=f"they are: {names}{f'; and {more} more' if more > 0 else ''}.",
                 fix="a pattern matches a label (O2), axis=label (recipe=O2) or all labels ('O2, *').",
             )
-        return replace(self, trainings=kept)
+        kept = (training for training in self.trainings if any(map(training.matches, patterns)))
+        return replace(self, trainings=tuple(kept))
 
-    def shortened(self, steps: int) -> Sweep:
+    def with_steps(self, steps: int) -> Sweep:
         """Return the sweep with every training stopped after this many steps."""
         short = (replace(each, config=replace(each.config, steps=steps)) for each in self.trainings)
         return replace(self, trainings=tuple(short))

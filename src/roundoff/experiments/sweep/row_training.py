@@ -4,22 +4,21 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
-from functools import partial
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import torch._dynamo  # noqa: F401  torch's optimizers import it when first used: here it is paid once for all rows
-
 from roundoff.precision import find_recipe
 from roundoff.precision.activations import UNCOMPRESSED, ActivationSettings, compress_activations
-from roundoff.runs import Metrics
 from roundoff.runs.files.lines import append_lines
+from roundoff.torch_private import load_compiler
 from roundoff.train.config import TrainConfig
 from roundoff.train.data import Batch
 from roundoff.train.ranks import joined_ranks, place_here
 from roundoff.train.result import TrainResult
-from roundoff.train.trainer import OnStep, Training, train
+from roundoff.train.trainer import OnStep, Trainer, train
+
+load_compiler()  # torch's optimizers do so when first used: here it is paid once for all rows
 
 
 def measure_saved_bytes(config: TrainConfig) -> int | None:
@@ -31,7 +30,7 @@ def measure_saved_bytes(config: TrainConfig) -> int | None:
         return None
     alone = replace(config, runs=None, resume=None, workers=0)
     with joined_ranks(alone, place_here(alone)) as ranks:
-        training = Training(alone, ranks)
+        training = Trainer(alone, ranks)
         training.sampler.begin(epoch=0, first_step=0)
         batches: Iterator[Batch] = iter(training.batches)
         batch = next(batches).to(ranks.device)
@@ -42,28 +41,14 @@ def measure_saved_bytes(config: TrainConfig) -> int | None:
     return report.bytes_before
 
 
-_TOLD_BY_OTHER_COLUMNS = "the loss was not finite"
+_IN_OTHER_COLUMNS = "the loss was not finite"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RowTask:
-    """One training, as it is sent to its process."""
-
-    config: TrainConfig
-    recipe_file: Path | None = None
-    """Where the recipe is, if it has no name."""
-    metrics_file: Path | None = None
-    """The file for the metrics of every step; what an earlier attempt left there is removed."""
-
-
-def train_row(task: RowTask) -> dict[str, Any]:
-    """Train, and return the measured fields of a `Row`."""
-    config = task.config
-    if task.recipe_file is not None:
-        config = replace(config, recipe=str(task.recipe_file))
+def train_row(config: TrainConfig, *, metrics_file: Path | None = None) -> dict[str, Any]:
+    """Train, write the metrics of every step to a new file, and return the measured fields of a `SweepRow`."""
     with warnings.catch_warnings(record=True) as warned:
         warnings.simplefilter("default")
-        result = train(config, on_step=_start_metrics_file(task.metrics_file))
+        result = train(config, on_step=_start_metrics_file(metrics_file))
     return {
         "top1": result.top1,
         "eval_loss": result.eval_loss,
@@ -83,11 +68,7 @@ def _start_metrics_file(path: Path | None) -> OnStep | None:
         return None
     path.parent.mkdir(parents=True, exist_ok=True)
     path.unlink(missing_ok=True)
-    return partial(_append_metrics, path)
-
-
-def _append_metrics(path: Path, metrics: Metrics) -> None:
-    append_lines(path, [metrics.to_text()])
+    return lambda metrics: append_lines(path, [metrics.to_text()])
 
 
 def _saved_activation_bytes(config: TrainConfig, result: TrainResult) -> int | None:
@@ -97,7 +78,7 @@ def _saved_activation_bytes(config: TrainConfig, result: TrainResult) -> int | N
 
 
 def _notes(result: TrainResult, warned: list[str]) -> list[str]:
-    notes = [note for note in result.notes if not note.startswith(_TOLD_BY_OTHER_COLUMNS)]
+    notes = [note for note in result.notes if not note.startswith(_IN_OTHER_COLUMNS)]
     if result.ended_nonfinite:
         notes.insert(0, "ended NaN" if result.losses and result.losses[-1] != result.losses[-1] else "ended non-finite")
     # Torch's warnings about itself do not help the reader of the table.

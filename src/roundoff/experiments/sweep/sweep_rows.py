@@ -5,14 +5,14 @@ from __future__ import annotations
 import csv
 import io
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from roundoff.runs import JsonValue
 from roundoff.runs.files.lines import append_lines, read_lines
-from roundoff.runs.files.plain_json import to_json
-from roundoff.words import plural
+from roundoff.runs.files.plain_json import object_from, to_json
+from roundoff.words import plural, size_text
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,10 +52,7 @@ class SweepRow:
     @classmethod
     def from_object(cls, value: Mapping[str, Any]) -> SweepRow:
         """Read what `to_object` wrote; a `ValueError` says what is missing. Unknown fields are ignored."""
-        known = {field.name for field in fields(cls)}
-        if not {"key", "labels", "settings"} <= set(value):
-            raise ValueError("it has no key, labels or settings")
-        return cls(**{name: item for name, item in value.items() if name in known})
+        return object_from(cls, value)
 
 
 def append_row(path: Path, row: SweepRow) -> None:
@@ -171,17 +168,3 @@ def rows_csv(rows: Sequence[SweepRow], axes: Sequence[str]) -> str:
         values = (getattr(row, name) for name in _CSV_COLUMNS)
         writer.writerow([*(row.labels.get(axis, "") for axis in axes), *("" if v is None else v for v in values)])
     return text.getvalue()
-
-
-def size_text(num_bytes: int) -> str:
-    """Return a number of bytes with three digits.
-
-    >>> size_text(1_234_567)
-    '1.23 MB'
-    """
-    value, unit = float(num_bytes), "B"
-    for larger in ("kB", "MB", "GB", "TB"):
-        if value < 1000:
-            break
-        value, unit = value / 1000, larger
-    return f"{value:.3g} {unit}"

@@ -111,6 +111,8 @@ class LossJudge:
 
     reference: Spread
     name: str = "loss"
+    is_two_sided: bool = False
+    """Whether a loss that is as much lower is bad too: a wrong op may also let a training learn faster."""
 
     @property
     def limit(self) -> float:
@@ -118,9 +120,15 @@ class LossJudge:
         return self.reference.mean + self.reference.margin
 
     @property
+    def lowest(self) -> float:
+        """The lowest loss that is good."""
+        return self.reference.mean - self.reference.margin if self.is_two_sided else -math.inf
+
+    @property
     def text(self) -> str:
         """What counts as bad, with numbers."""
-        return f"a loss above {self.limit:.4g} is bad; the reference has {self.reference.text}"
+        bad = f"outside {self.lowest:.4g} to {self.limit:.4g}" if self.is_two_sided else f"above {self.limit:.4g}"
+        return f"a loss {bad} is bad; the reference has {self.reference.text}"
 
     def __call__(self, result: TrialResult) -> Verdict:
         """Judge one trial."""
@@ -129,8 +137,13 @@ class LossJudge:
         loss = final_loss(result)
         if loss is None:
             raise _judge_error("loss", "no loss was observed")
-        is_bad = not loss <= self.limit
-        return Verdict(is_bad=is_bad, text=f"loss {loss:.4g}, {_limit_text(self.limit, 'at most')}", number=loss)
+        is_bad = not self.lowest <= loss <= self.limit
+        good = (
+            f"{self.lowest:.4g} to {self.limit:.4g} is good"
+            if self.is_two_sided
+            else f"at most {self.limit:.4g} is good"
+        )
+        return Verdict(is_bad=is_bad, text=f"loss {loss:.4g}, {good}", number=loss)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -157,7 +170,7 @@ class AccuracyJudge:
         if result.accuracy is None:
             raise _judge_error("accuracy", "it reports none; roundoff train does")
         is_bad = not result.accuracy >= self.limit
-        text = f"accuracy {result.accuracy:.4g}, {_limit_text(self.limit, 'at least')}"
+        text = f"accuracy {result.accuracy:.4g}, at least {self.limit:.4g} is good"
         return Verdict(is_bad=is_bad, text=text, number=result.accuracy)
 
 
@@ -203,9 +216,10 @@ def final_loss(result: TrialResult) -> float | None:
     return statistics.fmean(result.losses[-num_last:])
 
 
-def loss_judge(references: Sequence[TrialResult]) -> LossJudge:
+def loss_judge(references: Sequence[TrialResult], *, is_two_sided: bool = False) -> LossJudge:
     """Return the judge that knows how much the losses of good runs vary."""
-    return LossJudge(reference=Spread.of(_finite_numbers([final_loss(each) for each in references], "loss")))
+    losses = _finite_numbers([final_loss(each) for each in references], "loss")
+    return LossJudge(reference=Spread.of(losses), is_two_sided=is_two_sided)
 
 
 def accuracy_judge(references: Sequence[TrialResult]) -> AccuracyJudge:
@@ -226,10 +240,6 @@ def _ended_early(result: TrialResult) -> Verdict | None:
     return Verdict(is_bad=True, text=f"ended with exit code {result.exit_code}")
 
 
-def _limit_text(limit: float, word: str) -> str:
-    return f"{word} {limit:.4g} is good"
-
-
 def _judge_error(what: str, why: str) -> BisectError:
     return BisectError.explain(
         f"This training cannot be judged by its {what}.",
@@ -238,19 +248,28 @@ def _judge_error(what: str, why: str) -> BisectError:
     )
 
 
+_FIRST_OTHER_SEED = 1000
+"""Far from the others, because scripts derive other seeds from their own by adding small numbers, such as the rank."""
+
+
+def trial_seeds(number: int) -> list[int | None]:
+    """Return the seeds that measure noise: the training's own (None) and others; the same in a bisection and a plan."""
+    return [None, *range(_FIRST_OTHER_SEED, _FIRST_OTHER_SEED + number - 1)]
+
+
 References = Callable[[], Sequence[TrialResult]]
 """Trains the reference with several seeds when it is called; many searches need no reference."""
 
 
-def check_judge(asked: str) -> None:
+def check_judge(name: str) -> None:
     """Raise if the judge, or its rule, does not exist."""
-    kind, _, code = asked.partition(":")
-    if asked in JUDGES and not code:
+    kind, _, code = name.partition(":")
+    if name in JUDGES and not code:
         return
     if kind != "rule" or not code:
-        raise BisectError.explain(f"There is no judge '{asked}'.", why=f"the judges are {', '.join(JUDGES)}.")
+        raise BisectError.explain(f"There is no judge '{name}'.", why=f"the judges are {', '.join(JUDGES)}.")
     # Imported here: few searches need findings.
-    from roundoff.diagnose.rules import PROCEDURE
+    from roundoff.diagnose.diagnosis import PROCEDURE
 
     if code not in PROCEDURE:
         close = difflib.get_close_matches(code, PROCEDURE, n=1, cutoff=0.5)
@@ -261,22 +280,24 @@ def check_judge(asked: str) -> None:
         )
 
 
-def choose_judge(asked: str, *, bad: TrialResult, good: TrialResult, references: References) -> Judge:
+def choose_judge(
+    name: str, *, bad: TrialResult, good: TrialResult, references: References, is_two_sided: bool = False
+) -> Judge:
     """Return the requested judge; `auto` takes the first one that finds the bad run bad.
 
     If none does, it is the loss judge, whose verdict says how close the two runs are.
     """
-    if asked == "nonfinite":
+    if name == "nonfinite":
         return NonFiniteJudge()
-    if asked == "exit":
+    if name == "exit":
         return ExitJudge()
-    if asked.startswith("rule:"):
-        return RuleJudge(code=asked.removeprefix("rule:"))
-    if asked == "loss":
-        return loss_judge(references())
-    if asked == "accuracy":
+    if name.startswith("rule:"):
+        return RuleJudge(code=name.removeprefix("rule:"))
+    if name == "loss":
+        return loss_judge(references(), is_two_sided=is_two_sided)
+    if name == "accuracy":
         return accuracy_judge(references())
-    return _first_failing_judge(bad, good, references)
+    return _first_failing_judge(bad, good, references, is_two_sided=is_two_sided)
 
 
 def check_noise(judge: Judge, verdict: Verdict) -> None:
@@ -289,11 +310,12 @@ def check_noise(judge: Judge, verdict: Verdict) -> None:
         )
 
 
-def _first_failing_judge(bad: TrialResult, good: TrialResult, references: References) -> Judge:
+def _first_failing_judge(bad: TrialResult, good: TrialResult, references: References, *, is_two_sided: bool) -> Judge:
     for judge in (ExitJudge(), NonFiniteJudge()):
         if judge(bad).is_bad:
             return judge
-    by_loss = loss_judge(references()) if good.losses or good.eval_loss is not None else None
+    has_loss = bool(good.losses) or good.eval_loss is not None
+    by_loss = loss_judge(references(), is_two_sided=is_two_sided) if has_loss else None
     if by_loss is not None and by_loss(bad).is_bad:
         return by_loss
     by_accuracy = accuracy_judge(references()) if good.accuracy is not None else None

@@ -5,14 +5,14 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Self
 
 from roundoff.errors import PlanError
 from roundoff.experiments.engine.task import Task
-from roundoff.experiments.trials.targets import ScriptTarget, TrainTarget, trial_config
-from roundoff.experiments.trials.trial import TrialSetting, TrialTarget
-from roundoff.experiments.trials.trial_environment import APPLIED_NAME, steering_environment
+from roundoff.experiments.trials.targets import ScriptTarget, TrainTarget, trial_config, trial_task
+from roundoff.experiments.trials.trial import APPLIED_NAME, TrialSetting, TrialTarget, steering_environment
 from roundoff.runs import JsonValue
 from roundoff.sensitivity.effects import Sensitivity
 
@@ -35,16 +35,6 @@ class Measurement:
         return cls(sensitivity=Sensitivity.from_object(data["step"]), applies_recipes=bool(data["applies_recipes"]))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MeasurementRequest:
-    """One training to be measured, as it is sent to its process."""
-
-    target: TrialTarget
-    formats: tuple[str, ...]
-    step: int
-    folder: Path
-
-
 def measurement_task(target: TrialTarget, *, formats: tuple[str, ...], step: int, folder: Path) -> Task:
     """Return the task that measures one step of a training in fp32, and returns a `Measurement`."""
     if not isinstance(target, TrainTarget | ScriptTarget):
@@ -53,11 +43,12 @@ def measurement_task(target: TrialTarget, *, formats: tuple[str, ...], step: int
             why="a plan measures one step, and of a command only the exit status is known.",
             fix="name a script (roundoff plan train.py ...) or settings of roundoff train.",
         )
-    trial = MeasurementRequest(target=target, formats=formats, step=step, folder=folder.absolute())
-    return Task(name="measuring", call=run_measurement, argument=trial, log=folder / "log.txt")
+    return trial_task(partial(run_measurement, target, formats, step), folder)
 
 
-def run_measurement(trial: MeasurementRequest) -> Measurement:
+def run_measurement(
+    target: TrainTarget | ScriptTarget, formats: tuple[str, ...], step: int, folder: Path
+) -> Measurement:
     """Train in fp32 up to the step, and return its measurement.
 
     Raises:
@@ -66,32 +57,31 @@ def run_measurement(trial: MeasurementRequest) -> Measurement:
     """
     from roundoff.sensitivity.measuring import measuring_sensitivity
 
-    trial.folder.mkdir(parents=True, exist_ok=True)
-    setting = TrialSetting(recipe="fp32", steps=trial.step + 2)  # a step closes when the next one begins
+    folder.mkdir(parents=True, exist_ok=True)
+    setting = TrialSetting(recipe="fp32", steps=step + 2)  # a step closes when the next one begins
     ending = _EarlyExit()
     with (
-        steering_environment(setting, folder=trial.folder),
-        measuring_sensitivity(step=trial.step, formats=trial.formats, on_done=ending.leave) as measured,
+        steering_environment(setting, folder=folder),
+        measuring_sensitivity(step=step, formats=formats, on_done=ending.leave) as measured,
     ):
-        code = _train_until_measured(trial.target, setting)
+        code = _train_until_measured(target, setting)
         ending.has_left = True
     if code and not measured.sensitivities:
         raise PlanError.explain(
-            f"`{trial.target.name}` fails in fp32 before the end of step {trial.step}.",
-            why=f"it ended with exit code {code}; log: {trial.folder / 'log.txt'}",
+            f"`{target.name}` fails in fp32 before the end of step {step}.",
+            why=f"it ended with exit code {code}; log: {folder / 'log.txt'}",
             fix="check that it runs on its own.",
         )
-    return Measurement(sensitivity=measured.sensitivity, applies_recipes=(trial.folder / APPLIED_NAME).exists())
+    return Measurement(sensitivity=measured.sensitivity, applies_recipes=(folder / APPLIED_NAME).exists())
 
 
-def _train_until_measured(target: TrialTarget, setting: TrialSetting) -> int:
+def _train_until_measured(target: TrainTarget | ScriptTarget, setting: TrialSetting) -> int:
     if isinstance(target, TrainTarget):
         from roundoff.train.trainer import train
 
         with contextlib.suppress(SystemExit):
             train(trial_config(target.config, setting))
         return 0
-    assert isinstance(target, ScriptTarget)
     from roundoff.record.repeatable import repeatable
     from roundoff.record.script import run_script
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import textwrap
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +14,9 @@ from roundoff.experiments.engine.scheduler import Backend, run_tasks
 from roundoff.experiments.engine.task import Task, TaskOutcome
 from roundoff.experiments.experiment_folder import ExperimentFolder
 from roundoff.experiments.trials.trial import TrialResult, TrialSetting, TrialTarget
-from roundoff.runs import JsonValue, to_json
+from roundoff.runs import JsonValue
 from roundoff.runs.files.lines import append_lines, drop_partial_line, read_lines
+from roundoff.runs.files.plain_json import object_from, object_of, object_to_text, optional_field
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,7 +28,7 @@ class FinishedTrial:
     setting: TrialSetting
     result: TrialResult
     seconds: float
-    is_new: bool = False
+    is_new: bool = optional_field(False)
     """Whether it was run now, and not read from the folder."""
 
 
@@ -84,7 +85,7 @@ class TrialRunner:
             self._store(outcome, numbered[outcome.task.name])
 
         run_tasks(tasks, jobs=self._jobs, on=self._on, on_result=on_result)
-        return [self.finished(setting).result for setting in settings]
+        return [self.trial_of(setting).result for setting in settings]
 
     def was_requested(self, setting: TrialSetting) -> bool:
         """Whether this search has already requested the setting."""
@@ -106,7 +107,7 @@ class TrialRunner:
         result: TrialResult = self.run_task(self.target.task(setting, folder=self.folder.path / "apart"))
         return result
 
-    def finished(self, setting: TrialSetting) -> FinishedTrial:
+    def trial_of(self, setting: TrialSetting) -> FinishedTrial:
         """Return a trial that has been run."""
         return self._finished[_key(setting)]
 
@@ -126,7 +127,7 @@ class TrialRunner:
             seconds=outcome.seconds,
             is_new=True,
         )
-        append_lines(self.folder.trials, [to_json(_trial_object(trial))])
+        append_lines(self.folder.trials, [object_to_text(replace(trial, is_new=False))])
         self._finished[_key(setting)] = trial
         if self._on_trial is not None:
             self._on_trial(trial)
@@ -162,37 +163,8 @@ def _trial_error(outcome: TaskOutcome, target: TrialTarget) -> TrialError:
 
 
 def _key(setting: TrialSetting) -> str:
-    return json.dumps(_setting_object(setting), sort_keys=True)
+    return json.dumps(object_of(setting), sort_keys=True)
 
 
-def _setting_object(setting: TrialSetting) -> dict[str, JsonValue]:
-    changes = {field.name: getattr(setting, field.name) for field in fields(setting)}
-    return {name: dict(value) if isinstance(value, Mapping) else value for name, value in changes.items()}
-
-
-def _trial_object(trial: FinishedTrial) -> dict[str, JsonValue]:
-    result = {field.name: getattr(trial.result, field.name) for field in fields(trial.result)}
-    result["folder"] = None if trial.result.folder is None else str(trial.result.folder)
-    return {
-        "number": trial.number,
-        "seconds": trial.seconds,
-        "setting": _setting_object(trial.setting),
-        "result": result,
-    }
-
-
-def _parse_trial(line: dict[str, Any]) -> FinishedTrial:
-    try:
-        result = dict(line["result"])
-        folder = result.pop("folder")
-        return FinishedTrial(
-            number=int(line["number"]),
-            seconds=float(line["seconds"]),
-            setting=TrialSetting(**line["setting"]),
-            result=TrialResult(
-                **{**result, "losses": tuple(result["losses"]), "rules": tuple(result["rules"])},
-                folder=None if folder is None else Path(folder),
-            ),
-        )
-    except (KeyError, TypeError) as error:
-        raise ValueError(f"it is not a trial ({error})") from error
+def _parse_trial(line: Mapping[str, JsonValue]) -> FinishedTrial:
+    return object_from(FinishedTrial, line)

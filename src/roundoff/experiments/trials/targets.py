@@ -7,18 +7,30 @@ import hashlib
 import os
 import shlex
 import subprocess
-from collections.abc import Iterator
-from dataclasses import dataclass, field, fields, replace
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from roundoff.errors import BisectError, LossScaleError
 from roundoff.experiments.engine.task import Task
-from roundoff.experiments.trials.trial import TrialResult, TrialSetting
-from roundoff.experiments.trials.trial_environment import environment_variables, steering_environment
+from roundoff.experiments.trials.trial import (
+    TrialResult,
+    TrialSetting,
+    TrialTarget,
+    environment_variables,
+    steering_environment,
+)
 from roundoff.record.script import Script
 from roundoff.runs import Metrics, to_json
 from roundoff.train.config import TrainConfig
+
+
+def trial_task(run: Callable[[Path], Any], folder: Path) -> Task:
+    """Return the task that calls `run` with the folder of a trial, which has the log as well."""
+    return Task(name=folder.name, call=run, argument=folder.absolute(), log=folder / "log.txt")
+
 
 _NOT_STARTED = (126, 127)
 """The exit codes of a shell that cannot run a command: they say nothing about the training."""
@@ -45,26 +57,16 @@ class CommandTarget:
 
     def task(self, setting: TrialSetting, *, folder: Path) -> Task:
         """Return the task that runs the command once, changed by the setting."""
-        trial = CommandTrial(target=self, setting=setting, folder=folder.absolute())
-        return Task(name=folder.name, call=run_command_trial, argument=trial, log=folder / "log.txt")
+        return trial_task(partial(run_command_trial, self, setting), folder)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CommandTrial:
-    """One run of a command, as it is sent to its process."""
-
-    target: CommandTarget
-    setting: TrialSetting
-    folder: Path
-
-
-def run_command_trial(trial: CommandTrial) -> TrialResult:
+def run_command_trial(target: CommandTarget, setting: TrialSetting, folder: Path) -> TrialResult:
     """Run the command once; a signal that ends it counts as exit code 128 plus its number, as in a shell."""
     from roundoff.watch.process.ipc import die_with_parent
 
-    target, parent = trial.target, os.getpid()
-    trial.folder.mkdir(parents=True, exist_ok=True)
-    environment = {**os.environ, **environment_variables(trial.setting, folder=trial.folder)}
+    parent = os.getpid()
+    folder.mkdir(parents=True, exist_ok=True)
+    environment = {**os.environ, **environment_variables(setting, folder=folder)}
     try:
         ended = subprocess.run(
             target.words,
@@ -78,7 +80,7 @@ def run_command_trial(trial: CommandTrial) -> TrialResult:
     if ended.returncode in _NOT_STARTED:
         raise _not_started(target, f"it ended with {ended.returncode}, the exit code of a shell that finds no command.")
     code = ended.returncode if ended.returncode >= 0 else 128 - ended.returncode
-    return TrialResult(exit_code=code, folder=trial.folder)
+    return TrialResult(exit_code=code, folder=folder)
 
 
 def _not_started(target: CommandTarget, why: str) -> BisectError:
@@ -112,20 +114,10 @@ class ScriptTarget:
 
     def task(self, setting: TrialSetting, *, folder: Path) -> Task:
         """Return the task that runs the script once, changed by the setting."""
-        trial = ScriptTrial(target=self, setting=setting, folder=folder.absolute())
-        return Task(name=folder.name, call=run_script_trial, argument=trial, log=folder / "log.txt")
+        return trial_task(partial(run_script_trial, self, setting), folder)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ScriptTrial:
-    """One run of a script, as it is sent to its process."""
-
-    target: ScriptTarget
-    setting: TrialSetting
-    folder: Path
-
-
-def run_script_trial(trial: ScriptTrial) -> TrialResult:
+def run_script_trial(target: ScriptTarget, setting: TrialSetting, folder: Path) -> TrialResult:
     """Run the script once and return its result; an exception counts as exit code 1 and is in the log."""
     # Imported here: naming a script needs no torch.
     from roundoff.experiments.trials.watched_trial import (
@@ -136,16 +128,15 @@ def run_script_trial(trial: ScriptTrial) -> TrialResult:
     )
     from roundoff.record.repeatable import repeatable
     from roundoff.record.script import run_script
-    from roundoff.switches import switched, switches_in_environment
+    from roundoff.switches import switches_in_environment, switching
     from roundoff.watch.process.process_guard import ProcessGuard
     from roundoff.watch.watching import start_watching
 
-    target, setting = trial.target, trial.setting
     seed = target.seed if setting.seed is None else setting.seed
-    run_folder = empty_run_folder(trial.folder)
+    run_folder = empty_run_folder(folder)
     guard = ProcessGuard()
     try:
-        with contextlib.chdir(target.working_folder), steering_environment(setting, folder=trial.folder):
+        with contextlib.chdir(target.working_folder), steering_environment(setting, folder=folder):
             watch = start_watching(
                 to=run_folder,
                 settings=watch_settings(with_rules=target.with_rules),
@@ -154,9 +145,9 @@ def run_script_trial(trial: ScriptTrial) -> TrialResult:
                 guard=guard,
             )
             repeating = repeatable(seed=seed, deterministic=False, repeat_batch=False)
-            switching = switched(switches_in_environment())
+            switched_on = switching(switches_in_environment())
             shifting = shifting_seeds((seed or 0) - (target.seed or 0))
-            with watch.running(), ending_after(setting.steps, of=watch), repeating, shifting, switching:
+            with watch.running(), ending_after(setting.steps, of=watch), repeating, shifting, switched_on:
                 code = int(run_script(target.script, on_error=watch.note_exception))  # sys.exit(True) gives True
                 watch.training_failed = code != 0
     finally:
@@ -174,8 +165,9 @@ def ending_after(num_steps: int | None, *, of: Any) -> Iterator[None]:
     from torch.nn.modules.module import register_module_forward_pre_hook
 
     def leave_if_done(*_: object) -> None:
-        # The watch's own hook ran first, so it has already closed the previous step if this forward starts a new one.
-        if torch.is_grad_enabled() and of.step >= num_steps:
+        # The watch's own hook runs before this one or after it, so this forward may start a step that is not open yet.
+        # Leaving must not wait for a module inside: torch does not call the hooks that end a recipe's rounding then.
+        if torch.is_grad_enabled() and of.step + (of.clock.is_idle and of.clock.is_over) >= num_steps:
             raise SystemExit(0)
 
     hook = register_module_forward_pre_hook(leave_if_done)
@@ -203,13 +195,7 @@ class TrainTarget:
         """The command as the user gave it, or with the settings that differ from the defaults."""
         if self.words:
             return shlex.join(["roundoff", "train", *self.words])
-        usual = TrainConfig()
-        words = ["roundoff", "train"]
-        for setting in fields(TrainConfig):
-            value = getattr(self.config, setting.name)
-            if setting.name not in _SETTINGS_OF_THE_RUN and value != getattr(usual, setting.name):
-                words += _option(setting.name, value)
-        return shlex.join(words)
+        return self.config.command(without=_SETTINGS_OF_THE_RUN)
 
     @property
     def fingerprint(self) -> str:
@@ -223,44 +209,40 @@ class TrainTarget:
 
     def task(self, setting: TrialSetting, *, folder: Path) -> Task:
         """Return the task that trains once, changed by the setting."""
-        trial = TrainTrial(config=self.config, setting=setting, folder=folder.absolute(), with_rules=self.with_rules)
-        return Task(name=folder.name, call=run_training_trial, argument=trial, log=folder / "log.txt")
+        return trial_task(partial(run_training_trial, self, setting), folder)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TrainTrial:
-    """One training, as it is sent to its process."""
-
-    config: TrainConfig
-    setting: TrialSetting
-    folder: Path
-    with_rules: bool
-
-
-def run_training_trial(trial: TrainTrial) -> TrialResult:
+def run_training_trial(target: TrainTarget, setting: TrialSetting, folder: Path) -> TrialResult:
     """Train once. A loss scale that gives up counts as exit code 1; any other error is raised."""
     # Imported here: naming a training needs no torch.
-    from roundoff.switches import switched, switches_in_environment
+    from roundoff.switches import switches_in_environment, switching
     from roundoff.train.trainer import train
 
-    trial.folder.mkdir(parents=True, exist_ok=True)
+    folder.mkdir(parents=True, exist_ok=True)
     losses: list[float] = []
 
     def on_step(metrics: Metrics) -> None:
         losses.append(float("nan") if metrics.loss is None else metrics.loss)
 
-    config = trial_config(trial.config, trial.setting)
+    config = trial_config(target.config, setting)
     in_this_process = config.procs == 1
     with (
-        steering_environment(trial.setting, folder=trial.folder),
-        switched(switches_in_environment()),
-        _watch_for_findings(trial),
+        steering_environment(setting, folder=folder),
+        switching(switches_in_environment()),
+        _watch_for_findings(target, folder),
     ):
         try:
             result = train(config, on_step=on_step if in_this_process else None)
         except LossScaleError:
-            return _make_result(trial, losses=tuple(losses), exit_code=1)
-    return _make_result(trial, losses=result.losses, eval_loss=result.eval_loss, accuracy=result.top1)
+            return _make_result(target, folder, losses=tuple(losses), exit_code=1)
+    return _make_result(target, folder, losses=result.losses, eval_loss=result.eval_loss, accuracy=result.top1)
+
+
+def own_seed(target: TrialTarget) -> int:
+    """Return the seed of a trial whose setting has none."""
+    if isinstance(target, TrainTarget):
+        return target.config.seed
+    return (target.seed or 0) if isinstance(target, ScriptTarget) else 0
 
 
 def trial_config(config: TrainConfig, setting: TrialSetting) -> TrainConfig:
@@ -275,30 +257,20 @@ def trial_config(config: TrainConfig, setting: TrialSetting) -> TrainConfig:
     return replace(config, **changes)
 
 
-def _watch_for_findings(trial: TrainTrial) -> contextlib.AbstractContextManager[object]:
+def _watch_for_findings(target: TrainTarget, folder: Path) -> contextlib.AbstractContextManager[object]:
     """Return the watch over a trial that needs findings, or a block that does nothing."""
-    if not trial.with_rules:
+    if not target.with_rules:
         return contextlib.nullcontext()
     from roundoff.experiments.trials.watched_trial import empty_run_folder
     from roundoff.watch.watching import watching
 
-    return watching(to=empty_run_folder(trial.folder))
+    return watching(to=empty_run_folder(folder))
 
 
-def _make_result(trial: TrainTrial, **measured: Any) -> TrialResult:
+def _make_result(target: TrainTarget, folder: Path, **measured: Any) -> TrialResult:
     rules: tuple[str, ...] = ()
-    if trial.with_rules:
+    if target.with_rules:
         from roundoff.experiments.trials.watched_trial import RUN_NAME, rules_found_in
 
-        rules = rules_found_in(trial.folder / RUN_NAME)
-    return TrialResult(**measured, rules=rules, folder=trial.folder)
-
-
-def _option(name: str, value: Any) -> list[str]:
-    """Write a setting as a command-line option."""
-    if name == "lr_scaling":
-        return ["--no-lr-scaling"]
-    option = f"--{name.replace('_seconds', '').replace('_', '-')}"
-    if value is True:
-        return [option]
-    return [option, ",".join(value) if isinstance(value, tuple) else "none" if value is None else str(value)]
+        rules = rules_found_in(folder / RUN_NAME)
+    return TrialResult(**measured, rules=rules, folder=folder)

@@ -9,9 +9,13 @@ print(compressed.report())
 """
 
 from roundoff.precision.activations.activation_settings import UNCOMPRESSED, ActivationSettings
-from roundoff.precision.activations.compress import choose_bits, compress_activations
-from roundoff.precision.activations.module_hooks import CompressedActivations
-from roundoff.precision.activations.saved_bytes import ActivationReport, SiteBytes
+from roundoff.precision.activations.compress import (
+    ActivationReport,
+    CompressedActivations,
+    SiteBytes,
+    choose_bits,
+    compress_activations,
+)
 
 __all__ = [
     "UNCOMPRESSED",

@@ -5,11 +5,11 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from fnmatch import fnmatchcase
 from typing import Final
 
 from roundoff.errors import RecipeError
 from roundoff.kernels.group_codes import CODE_BITS, LONGEST_GROUP
+from roundoff.precision.recipe.fixed_point_settings import covers
 
 UNCOMPRESSED: Final = 32
 """This number of bits means no compression."""
@@ -61,18 +61,11 @@ def bits_by_site(settings: ActivationSettings, sites: Iterable[str]) -> dict[str
         return dict.fromkeys(sites, settings.bits)
     result = dict.fromkeys(sites, UNCOMPRESSED)
     for pattern, bits in settings.bits.items():
-        matched = [site for site in sites if _covers(pattern, site)]
+        matched = [site for site in sites if covers(pattern, site)]
         if not matched:
             raise _no_such_site(pattern, sites)
         result.update(dict.fromkeys(matched, bits))
     return result
-
-
-def _covers(pattern: str, site: str) -> bool:
-    """Return whether a pattern matches a site, or a site around it."""
-    parts = site.split(".")
-    around = (".".join(parts[:n]) for n in range(len(parts), 0, -1))
-    return any(pattern == outer or fnmatchcase(outer, pattern) for outer in around)
 
 
 def _no_such_site(pattern: str, sites: list[str]) -> RecipeError:

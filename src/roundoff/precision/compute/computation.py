@@ -5,13 +5,17 @@ from __future__ import annotations
 import contextlib
 import copy
 import dataclasses
+import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import AbstractContextManager
+from types import FrameType
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
+from torch.overrides import TorchFunctionMode
 from torch.utils.hooks import RemovableHandle
 
 from roundoff.precision.compute.sharded_weights import Action, Gathering
@@ -19,49 +23,72 @@ from roundoff.precision.recipe.recipe import Recipe
 from roundoff.precision.recipe.site_formats import dtype_of
 
 
-class InsideForward(threading.local):
-    """Whether this thread is inside a model's forward, or inside a module that was called on its own."""
+class OpenCalls(threading.local):
+    """What this thread has entered around calls of a model and of its parts, and has not left yet.
 
-    def __init__(self) -> None:
-        self.depth = 0
-        self.owner: nn.Module | None = None
-        self.num_calls = 0
-        """Nested calls of the owner."""
-        self.context: AbstractContextManager[Any] | None = None
-
-
-class Reentry:
-    """Hooks that enter the computation where a part of the model is called on its own.
-
-    Inside the model's forward they do nothing.
+    Torch runs no hooks when Ctrl-C or `sys.exit` ends a forward: what was entered then stays open, in a notebook for as
+    long as that runs. It is left at the next call, and a `ForwardMode` does nothing until then.
     """
 
-    def __init__(self, inside: InsideForward, computing: Callable[[], AbstractContextManager[Any]]) -> None:
-        self._inside = inside
+    def __init__(self) -> None:
+        self._entered: list[tuple[object, FrameType | None, AbstractContextManager[Any]]] = []
+
+    def __bool__(self) -> bool:
+        return bool(self._entered)
+
+    def enter(self, owner: object, context: AbstractContextManager[Any]) -> None:
+        """Enter a context for the call whose hook calls this; the owner leaves it."""
+        context.__enter__()
+        frame = None if torch.compiler.is_compiling() else sys._getframe(2)
+        self._entered.append((owner, frame, context))
+
+    def leave(self, owner: object) -> None:
+        """Leave the context that was entered last, if it is the owner's."""
+        if self._entered and self._entered[-1][0] is owner:
+            self._entered.pop()[2].__exit__(None, None, None)
+
+    def leave_ended(self) -> None:
+        """Leave the contexts of calls that have ended without running their hooks."""
+        while self._entered and self.has_ended():
+            self._entered.pop()[2].__exit__(None, None, None)
+
+    def has_ended(self) -> bool:
+        """Return whether the innermost call has ended: whether this call is not made from inside it."""
+        ended = self._entered[-1][1] if self._entered else None
+        if ended is None or torch.compiler.is_compiling():
+            return False
+        frame: FrameType | None = sys._getframe(1)
+        while frame is not None and frame is not ended:
+            frame = frame.f_back
+        return frame is None
+
+
+class ForwardMode(TorchFunctionMode):
+    """A mode that is on inside a model's forward only."""
+
+    def __init__(self, calls: OpenCalls) -> None:
+        super().__init__()
+        self._open_calls = calls
+
+
+class _Reentry:
+    """Hooks that enter the computation where a part of the model is called on its own.
+
+    Inside the model's forward they enter nothing.
+    """
+
+    def __init__(self, calls: OpenCalls, computing: Callable[[], AbstractContextManager[Any]]) -> None:
+        self._calls = calls
         self._computing = computing
 
     def before(self, module: nn.Module, args: Any) -> None:
-        """Enter the computation, unless this thread is inside already."""
-        inside = self._inside
-        if inside.depth:
-            inside.num_calls += inside.owner is module
-            return
-        context = self._computing()
-        context.__enter__()
-        inside.depth, inside.owner, inside.num_calls, inside.context = 1, module, 1, context
+        self._calls.leave_ended()
+        self._calls.enter(module, contextlib.nullcontext() if self._calls else self._computing())
 
     def after(self, module: nn.Module, args: Any, output: Any) -> None:
-        """Leave the computation if this module entered it."""
-        inside = self._inside
-        if inside.owner is not module:
-            return
-        inside.num_calls -= 1
-        if inside.num_calls == 0 and inside.context is not None:
-            context = inside.context
-            inside.depth, inside.owner, inside.context = 0, None, None
-            context.__exit__(None, None, None)
+        self._calls.leave(module)
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> Reentry:
+    def __deepcopy__(self, memo: dict[int, Any]) -> _Reentry:
         # A copied model computes in the same way, in the same threads.
         return self
 
@@ -81,7 +108,8 @@ class Computation:
     def __init__(self, recipe: Recipe) -> None:
         self.recipe = recipe
         self._hooks: list[RemovableHandle] = []
-        self._inside = InsideForward()
+        self.calls = OpenCalls()
+        """Of this model, whose forwards the computation is around."""
         self._on_gathered: dict[Tensor, list[Action]] = {}
 
     def attach(self, model: nn.Module) -> None:
@@ -129,38 +157,30 @@ class Computation:
         With `reenters`, its parts get hooks too: activation checkpointing calls them again in the backward pass, and
         some training loops call `model.features(x)`.
         """
-        self.bracket(model, inputs=self.enter_inputs, around=self._computing_outermost, outputs=self.leave_outputs)
+        self.bracket(model, inputs=self.enter_inputs, around=self.computing, outputs=self.leave_outputs)
         self._hooks += Gathering(self._on_gathered, pause=self.pause, carry=self.carry).attach(model)
         if not self.reenters:
             return
-        again = Reentry(self._inside, self.computing)
+        again = _Reentry(self.calls, self.computing)
         for module in model.modules():
             if module is not model:
-                self.keep(module.register_forward_pre_hook(again.before))
+                # Around what a site enters, which changes what the computation has set.
+                self.keep(module.register_forward_pre_hook(again.before, prepend=True))
                 self.keep(module.register_forward_hook(again.after, always_call=True))
-
-    @contextlib.contextmanager
-    def _computing_outermost(self) -> Iterator[None]:
-        self._inside.depth += 1
-        try:
-            with self.computing():
-                yield
-        finally:
-            self._inside.depth -= 1
 
     def bracket(
         self,
         module: nn.Module,
         *,
-        inputs: Callable[[Any], Any],
-        around: Callable[[], AbstractContextManager[Any]],
-        outputs: Callable[[Any], Any],
+        inputs: Callable[[Any], Any] = lambda values: values,
+        around: Callable[[], AbstractContextManager[Any]] = contextlib.nullcontext,
+        outputs: Callable[[Any], Any] = lambda values: values,
     ) -> None:
         """Make a module's forward run on `inputs(args)`, inside `around()`, and return `outputs(result)`."""
-        bracket = _Bracket(inputs, around, outputs)
+        bracket = _Bracket(self.calls, inputs, around, outputs)
         # `prepend` for the hook after the forward, so that the user's own hooks see the bracket's outputs.
-        self._hooks.append(module.register_forward_pre_hook(bracket.before, with_kwargs=True))
-        self._hooks.append(module.register_forward_hook(bracket.after, prepend=True, always_call=True))
+        self.keep(module.register_forward_pre_hook(bracket.before, with_kwargs=True))
+        self.keep(module.register_forward_hook(bracket.after, prepend=True, always_call=True))
 
     def keep(self, hook: RemovableHandle) -> None:
         """Remove this hook as well when the computation is detached."""
@@ -168,6 +188,7 @@ class Computation:
 
     def detach(self) -> None:
         """Remove all hooks."""
+        self.calls.leave_ended()
         while self._hooks:
             self._hooks.pop().remove()
 
@@ -177,35 +198,29 @@ class _Bracket:
 
     def __init__(
         self,
+        calls: OpenCalls,
         inputs: Callable[[Any], Any],
         around: Callable[[], AbstractContextManager[Any]],
         outputs: Callable[[Any], Any],
     ) -> None:
+        self._calls = calls
         self._inputs = inputs
         self._around = around
         self._outputs = outputs
-        self._open = _Open()
 
     def before(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any]:
+        self._calls.leave_ended()
         changed = self._inputs((args, kwargs))
-        context = self._around()
-        context.__enter__()
-        self._open.contexts.append(context)
+        self._calls.enter(self, self._around())
         return changed  # type: ignore[no-any-return]
 
     def after(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> Any:
-        if self._open.contexts:
-            self._open.contexts.pop().__exit__(None, None, None)
+        self._calls.leave(self)
         # After an exception there is no output.
         return None if output is None else self._outputs(output)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> _Bracket:
-        return _Bracket(self._inputs, self._around, self._outputs)
-
-
-class _Open(threading.local):
-    def __init__(self) -> None:
-        self.contexts: list[AbstractContextManager[Any]] = []
+        return _Bracket(self._calls, self._inputs, self._around, self._outputs)
 
 
 def cast_floats(values: Any, fmt: str) -> Any:

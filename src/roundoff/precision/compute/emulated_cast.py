@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from roundoff.formats import Format, format_named
-from roundoff.precision.compute.computation import Computation, map_floats
+from roundoff.precision.compute.computation import Computation, OpenCalls, map_floats
 from roundoff.precision.compute.emulated_ops import (
     CASTS,
     LISTS,
@@ -45,14 +45,21 @@ class RoundChosenOps(RoundResults):
     rounded operands; its result is rounded, and again to the format of the site.
     """
 
-    def __init__(self, scope: RoundingScope, policy: Policy, ops: OpOverrides, *, norms_narrow: bool = False) -> None:
-        super().__init__(scope, policy, norms_narrow=norms_narrow)
+    def __init__(
+        self, calls: OpenCalls, scope: RoundingScope, policy: Policy, ops: OpOverrides, *, norms_narrow: bool = False
+    ) -> None:
+        super().__init__(calls, scope, policy, norms_narrow=norms_narrow)
         self._ops = ops
 
     def __torch_function__(self, func: Function, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Call `func`, and round its result to the format of its override, or else of its site."""
         kwargs = kwargs or {}
-        if self._scope.paused or func in CASTS or getattr(func, "__name__", "") == "__get__":
+        if (
+            self._scope.paused
+            or self._open_calls.has_ended()
+            or func in CASTS
+            or getattr(func, "__name__", "") == "__get__"
+        ):
             return super().__torch_function__(func, types, args, kwargs)
         if inner := open_composite(func):
             with self:
@@ -64,20 +71,19 @@ class RoundChosenOps(RoundResults):
                 self._note_by_op(result)
             return result
         if fmt == "fp32":
-            return self._widely(func, args, kwargs)
-        return self._narrowly(func, args, kwargs, format_named(fmt))
+            return self._call_wide(func, args, kwargs)
+        return self._call_narrow(func, args, kwargs, format_named(fmt))
 
-    def _widely(self, func: Function, args: Any, kwargs: dict[str, Any]) -> Any:
+    def _call_wide(self, func: Function, args: Any, kwargs: dict[str, Any]) -> Any:
         result = func(*args, **kwargs)
         if self._scope.fmt is not None:
             result = self._stored_wide(result)
-            self._mark(result, wide=True)
+            mark(result, wide=True)
             self._note_by_op(result)
         return result
 
-    def _narrowly(self, func: Function, args: Any, kwargs: dict[str, Any], fmt: Format) -> Any:
-        scope = self._scope
-        around = scope.fmt
+    def _call_narrow(self, func: Function, args: Any, kwargs: dict[str, Any], fmt: Format) -> Any:
+        around = self._scope.fmt
         # A tensor that the op writes to must not be replaced by a rounded copy.
         written = [args[0]] if args and _writes(func) else []
         written += [kwargs["out"]] if "out" in kwargs else []
@@ -88,14 +94,11 @@ class RoundChosenOps(RoundResults):
 
         args, kwargs = map_floats((args, kwargs), narrow)
         result = func(*args, **kwargs)
-        try:
-            scope.enter(fmt)
+        with self._scope.entering(fmt):
             self._round_all(result)
-        finally:
-            scope.enter(around)
         if around is not None:
             self._round_all(result)
-            self._mark(result, wide=False)
+            mark(result, wide=False)
         return result
 
     def _note_by_op(self, result: Any) -> None:
@@ -160,21 +163,15 @@ class EmulatedCast(Computation):
             return inputs
         return map_floats(inputs, lambda x: round_with_gradient(x.float(), fmt))
 
-    def computing(self) -> AbstractContextManager[Any]:
-        """Round the results of all ops inside the model's forward."""
-        return self._emulating()
-
     @contextmanager
-    def _emulating(self) -> Iterator[None]:
+    def computing(self) -> Iterator[None]:
+        """Round the results of all ops inside the model's forward."""
         self._scope.paused = False  # an exception may have ended an earlier forward while paused
-        mode = self._mode()
-        with self._in_format(self._base), mode:
-            yield
-
-    def _mode(self) -> RoundResults:
+        mode = RoundResults(self.calls, self._scope, self._policy, norms_narrow=self._narrow_norms)
         if self._ops:
-            return RoundChosenOps(self._scope, self._policy, self._ops, norms_narrow=self._narrow_norms)
-        return RoundResults(self._scope, self._policy, norms_narrow=self._narrow_norms)
+            mode = RoundChosenOps(self.calls, self._scope, self._policy, self._ops, norms_narrow=self._narrow_norms)
+        with self._scope.entering(self._base), mode:
+            yield
 
     def pause(self, paused: bool) -> None:
         """Round nothing while paused."""
@@ -183,15 +180,6 @@ class EmulatedCast(Computation):
     def carry(self, before: Any, after: Any) -> None:
         """Keep wide tensors wide, and narrow ones narrow."""
         copy_marks(before, after)
-
-    @contextmanager
-    def _in_format(self, fmt: Format | None) -> Iterator[None]:
-        before = self._scope.fmt
-        self._scope.enter(fmt)
-        try:
-            yield
-        finally:
-            self._scope.enter(before)
 
     def _bracket_site(self, boundary: Boundary) -> None:
         inside, outside = _narrow_format(boundary.fmt), _narrow_format(boundary.around)
@@ -209,7 +197,7 @@ class EmulatedCast(Computation):
             with self._scope.pausing():
                 return map_floats(values, lambda x: round_with_gradient(x, outside))
 
-        self.bracket(boundary.module, inputs=into, around=lambda: self._in_format(inside), outputs=out_of)
+        self.bracket(boundary.module, inputs=into, around=partial(self._scope.entering, inside), outputs=out_of)
 
     def _round_weights(self, model: nn.Module) -> None:
         for parameter, fmt in formats_of_parameters(model, self.recipe).items():

@@ -11,10 +11,9 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 from torch.nn import functional as F
-from torch.overrides import TorchFunctionMode
 
 from roundoff.formats import Format
-from roundoff.precision.compute.computation import map_floats
+from roundoff.precision.compute.computation import ForwardMode, OpenCalls, map_floats
 from roundoff.precision.compute.graph_rounding import (
     GradientRounder,
     gradient_rounder,
@@ -70,11 +69,20 @@ class RoundingScope(threading.local):
         self.round_gradient: GradientRounder | None = None
         self.paused = False
 
-    def enter(self, fmt: Format | None) -> None:
-        """Round to `fmt` from now on."""
+    def _enter(self, fmt: Format | None) -> None:
         self.fmt = fmt
         self.dtype = None if fmt is None else dtype_of(fmt.name)
         self.round_gradient = None if fmt is None else gradient_rounder(fmt)
+
+    @contextmanager
+    def entering(self, fmt: Format | None) -> Iterator[None]:
+        """Round to `fmt` inside the block."""
+        before = self.fmt
+        self._enter(fmt)
+        try:
+            yield
+        finally:
+            self._enter(before)
 
     @contextmanager
     def pausing(self) -> Iterator[None]:
@@ -111,15 +119,15 @@ def _tensors_in(values: Any) -> list[Tensor]:
     return found
 
 
-class RoundResults(TorchFunctionMode):
+class RoundResults(ForwardMode):
     """Rounds the results of functions in place, and their gradients; storage stays fp32.
 
     The `dtype` of a narrow tensor reads as the emulated one, so that `x.to(y.dtype)` and `torch.finfo(x.dtype)` mean
     the same as on a device. There is one for each forward, which caches the rounded copies of wide weights.
     """
 
-    def __init__(self, scope: RoundingScope, policy: Policy, *, norms_narrow: bool = False) -> None:
-        super().__init__()
+    def __init__(self, calls: OpenCalls, scope: RoundingScope, policy: Policy, *, norms_narrow: bool = False) -> None:
+        super().__init__(calls)
         self._scope = scope
         self._policy = policy
         self._norms_narrow = norms_narrow
@@ -129,7 +137,7 @@ class RoundResults(TorchFunctionMode):
         """Call `func`, and round its result."""
         scope, policy = self._scope, self._policy
         kwargs = kwargs or {}
-        if scope.fmt is None or scope.paused:
+        if scope.fmt is None or scope.paused or self._open_calls.has_ended():
             return func(*args, **kwargs)
         if inner := open_composite(func):
             with self:
@@ -178,6 +186,7 @@ class RoundResults(TorchFunctionMode):
         return getattr(x, "_roundoff_wide", self._policy.starts_wide)
 
     def _mark(self, values: Any, *, wide: bool) -> None:
+        """Mark the results of a call; `RoundingPoints` only notes it."""
         mark(values, wide=wide)
 
     def _any_wide(self, args: Any) -> bool:
@@ -208,11 +217,11 @@ class RoundResults(TorchFunctionMode):
                 self._round(item)
 
     def _round(self, result: Tensor) -> None:
-        scope = self._scope
-        assert scope.fmt is not None
-        round_in_place(result, scope.fmt)
+        """Round a result and its gradient; `RoundingPoints` only notes it."""
+        assert self._scope.fmt is not None
+        round_in_place(result, self._scope.fmt)
         if result.requires_grad:
-            result.register_hook(scope.round_gradient)
+            result.register_hook(self._scope.round_gradient)
 
     def _stored_wide(self, result: Any) -> Any:
         """Convert a result that has the emulated dtype, for example of `torch.zeros(dtype=x.dtype)`, to fp32."""
@@ -233,7 +242,10 @@ class RoundResults(TorchFunctionMode):
         assert scope.fmt is not None
         dtype = CASTS[func] or self._first_dtype((kwargs.get("dtype"), *args[1:]))
         if dtype is None:
-            return self._marked_like(func(*args, **kwargs), source)
+            result = func(*args, **kwargs)
+            if hasattr(source, "_roundoff_wide"):
+                mark(result, wide=source._roundoff_wide)
+            return result
         if dtype is scope.dtype:
             if self._believed_dtype(source) is dtype:
                 return source
@@ -246,17 +258,10 @@ class RoundResults(TorchFunctionMode):
             mark(result, wide=True)
         return result
 
-    def _marked_like(self, result: Any, source: Tensor) -> Any:
-        if hasattr(source, "_roundoff_wide"):
-            mark(result, wide=source._roundoff_wide)
-        return result
-
     def _first_dtype(self, values: tuple[Any, ...]) -> torch.dtype | None:
-        return next(self._dtypes(values), None)
-
-    def _dtypes(self, values: tuple[Any, ...]) -> Iterator[torch.dtype]:
         for value in values:
             if isinstance(value, torch.dtype):
-                yield value
-            elif isinstance(value, Tensor):
-                yield self._believed_dtype(value)
+                return value
+            if isinstance(value, Tensor):
+                return self._believed_dtype(value)
+        return None

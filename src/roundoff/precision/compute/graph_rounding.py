@@ -14,14 +14,10 @@ import torch
 from torch import Tensor
 
 from roundoff.formats import Format, SmallFloat, format_named
-from roundoff.kernels.availability import compiled
-from roundoff.kernels.layout import DTYPE_CODES
+from roundoff.kernels.compiled import DTYPE_CODES, compiled_kernels
 from roundoff.kernels.rounding_rules import OVERFLOW_CODES, ROUNDING_CODES, holds, within
 from roundoff.precision.compute.sharded_weights import local_part
-
-# Calling the kernel directly costs a third of calling an op, so only watched steps use the op. The function is private
-# to torch: where it is missing, rounding is still correct, but no longer visible to modes.
-_num_dispatch_modes: Callable[[], int] = getattr(torch._C, "_len_torch_dispatch_stack", lambda: 0)
+from roundoff.torch_private import has_dispatch_modes
 
 
 class _Ops(NamedTuple):
@@ -31,25 +27,13 @@ class _Ops(NamedTuple):
     rounded: Callable[[Tensor, str], Tensor]
 
 
-def is_watched() -> bool:
-    """Whether a dispatch mode is active in this thread."""
-    return _num_dispatch_modes() > 0
-
-
-def round_visibly(x: Tensor, fmt: Format) -> None:
-    """Round in place, as the op `roundoff.round_`."""
-    _FORMATS[fmt.name] = fmt
-    _ops().round_(x, fmt.name)
-
-
-def rounded_visibly(x: Tensor, fmt: Format) -> Tensor:
-    """Return a rounded copy, as the op `roundoff.rounded`."""
-    _FORMATS[fmt.name] = fmt
-    return _ops().rounded(x, fmt.name)
-
-
 _FORMATS: dict[str, Format] = {}
 """Formats by name: an op cannot take objects as arguments."""
+
+
+def _ops_for(fmt: Format) -> _Ops:
+    _FORMATS[fmt.name] = fmt
+    return _ops()
 
 
 @functools.cache
@@ -63,11 +47,11 @@ def _ops() -> _Ops:
 
 
 def _round_op_(x: Tensor, name: str) -> Tensor:
-    return _format(name).rounded(x, rounding="nearest", key=0, overflow=None, out=x)
+    return _format(name).round_tensor(x, rounding="nearest", key=0, overflow=None, out=x)
 
 
 def _rounded_op(x: Tensor, name: str) -> Tensor:
-    return _format(name).rounded(x, rounding="nearest", key=0, overflow=None, out=None)
+    return _format(name).round_tensor(x, rounding="nearest", key=0, overflow=None, out=None)
 
 
 def _format(name: str) -> Format:
@@ -80,21 +64,21 @@ GradientRounder = Callable[[Tensor], Tensor]
 def round_in_place(x: Tensor, fmt: Format) -> None:
     """Round `x` without autograd noticing: a result that an op has saved for backward is rounded too."""
     data = local_part(x).data
-    if is_watched():
-        round_visibly(data, fmt)
+    if has_dispatch_modes():
+        _ops_for(fmt).round_(data, fmt.name)
     elif not _round_quickly(data, data, fmt):
-        fmt.rounded(data, rounding="nearest", key=0, overflow=None, out=data)
+        fmt.round_tensor(data, rounding="nearest", key=0, overflow=None, out=data)
 
 
 def round_without_gradient(x: Tensor, fmt: Format) -> Tensor:
     """Return `x` rounded to nearest, without a gradient."""
-    if is_watched():
-        return rounded_visibly(x.detach(), fmt)
+    if has_dispatch_modes():
+        return _ops_for(fmt).rounded(x.detach(), fmt.name)
     if x.is_contiguous():
         result = torch.empty_like(x, requires_grad=False)
         if _round_quickly(x, result, fmt):
             return result
-    return fmt.rounded(x, rounding="nearest", key=0, overflow=None, out=None)
+    return fmt.round_tensor(x, rounding="nearest", key=0, overflow=None, out=None)
 
 
 def _round_quickly(x: Tensor, out: Tensor, fmt: Format) -> bool:
@@ -116,7 +100,7 @@ def _round_quickly(x: Tensor, out: Tensor, fmt: Format) -> bool:
 @functools.cache
 def _quick_call(fmt: SmallFloat) -> Callable[[int, int, int], None] | None:
     """Return the compiled rounding of fp32 to nearest, a function of source, target and length, or None."""
-    kernels = compiled()
+    kernels = compiled_kernels()
     if kernels is None or holds(fmt.grid, torch.float32):
         return None
     grid = within(fmt.grid, torch.float32)
@@ -134,13 +118,10 @@ def gradient_rounder(fmt: Format) -> GradientRounder:
     """Return a tensor hook that rounds dense float gradients to a format."""
 
     def round_gradient(grad: Tensor) -> Tensor:
-        return round_without_gradient(grad, fmt) if _can_round(grad) else grad
+        can_round = grad.layout == torch.strided and grad.dtype in (torch.float32, torch.float64)
+        return round_without_gradient(grad, fmt) if can_round else grad
 
     return round_gradient
-
-
-def _can_round(x: Tensor) -> bool:
-    return x.layout == torch.strided and x.dtype in (torch.float32, torch.float64)
 
 
 class RoundedCopy(torch.autograd.Function):
@@ -155,7 +136,7 @@ class RoundedCopy(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
         """Round the gradient."""
-        return round_without_gradient(grad, ctx.fmt) if _can_round(grad) else grad, None
+        return gradient_rounder(ctx.fmt)(grad), None
 
 
 def round_with_gradient(x: Tensor, fmt: Format) -> Tensor:

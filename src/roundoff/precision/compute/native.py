@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import threading
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
@@ -10,10 +9,9 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.overrides import TorchFunctionMode
 
 from roundoff.errors import RecipeError
-from roundoff.precision.compute.computation import Computation, cast_floats, map_floats
+from roundoff.precision.compute.computation import Computation, ForwardMode, OpenCalls, cast_floats, map_floats
 from roundoff.precision.compute.torch_ops import PRODUCTS, WIDE, WIDEST, Function, open_composite
 from roundoff.precision.recipe.site_formats import (
     Boundary,
@@ -29,8 +27,7 @@ from roundoff.precision.recipe.site_formats import (
 class _ProductDtype(threading.local):
     """The dtype of products in this thread, at this moment; with fp32 nothing is cast."""
 
-    def __init__(self) -> None:
-        self.dtype = torch.float32
+    dtype = torch.float32
 
 
 class NativeLists(Computation):
@@ -47,13 +44,10 @@ class NativeLists(Computation):
         for boundary in boundaries(model, self.recipe):
             self._bracket_site(boundary.module, boundary.fmt)
 
-    def computing(self) -> AbstractContextManager[Any]:
-        """Cast operands inside the model's forward."""
-        return self._casting()
-
     @contextmanager
-    def _casting(self) -> Iterator[None]:
-        with self._in_format(self.recipe.compute_format), CastOperands(self._scope):
+    def computing(self) -> Iterator[None]:
+        """Cast operands inside the model's forward."""
+        with self._in_format(self.recipe.compute_format), CastOperands(self.calls, self._scope):
             yield
 
     @contextmanager
@@ -67,29 +61,24 @@ class NativeLists(Computation):
 
     def _bracket_site(self, module: nn.Module, fmt: str) -> None:
         native_dtype(fmt)
-        self.bracket(
-            module,
-            inputs=lambda values: cast_floats(values, fmt),
-            around=lambda: self._in_format(fmt),
-            outputs=lambda values: values,
-        )
+        self.bracket(module, inputs=lambda values: cast_floats(values, fmt), around=lambda: self._in_format(fmt))
 
 
-class CastOperands(TorchFunctionMode):
+class CastOperands(ForwardMode):
     """Casts the operands of functions, by their list.
 
     There is one for each forward, which caches the narrow copies of weights, so that a shared weight is cast once.
     """
 
-    def __init__(self, scope: _ProductDtype) -> None:
-        super().__init__()
+    def __init__(self, calls: OpenCalls, scope: _ProductDtype) -> None:
+        super().__init__(calls)
         self._scope = scope
         self._copies: dict[tuple[Tensor, bool, torch.dtype], Tensor] = {}
 
     def __torch_function__(self, func: Function, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Call `func` on operands of the right dtype."""
         kwargs = kwargs or {}
-        if self._scope.dtype is torch.float32:
+        if self._scope.dtype is torch.float32 or self._open_calls.has_ended():
             return func(*args, **kwargs)
         if func in PRODUCTS:
             args, kwargs = map_floats((args, kwargs), self._narrow)
@@ -171,8 +160,7 @@ class NativeCast(Computation):
         for parameter, fmt in formats_of_parameters(model, self.recipe).items():
             if parameter.is_floating_point():
                 parameter.data = parameter.data.to(native_dtype(fmt))
-        formats = formats_of_modules(model, self.recipe)
-        for module, fmt in formats.items():
+        for module, fmt in formats_of_modules(model, self.recipe).items():
             for name, buffer in module.named_buffers(recurse=False):
                 if buffer.is_floating_point():
                     module._buffers[name] = buffer.to(native_dtype(fmt))
@@ -183,6 +171,5 @@ class NativeCast(Computation):
         self.bracket(
             boundary.module,
             inputs=lambda values: cast_floats(values, boundary.fmt),
-            around=contextlib.nullcontext,
             outputs=lambda values: cast_floats(values, boundary.around),
         )

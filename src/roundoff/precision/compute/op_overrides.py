@@ -51,7 +51,7 @@ class OpOverrides:
     def __init__(self, model: nn.Module, overrides: Mapping[str, str]) -> None:
         self._sites = _sites(model)
         self._overrides = op_overrides(model, overrides)
-        self._running = _Running()
+        self._current = _CurrentSite()
         self._called: dict[str, set[str]] | None = {}
         """What each site called in the first forward; None afterwards."""
 
@@ -67,7 +67,7 @@ class OpOverrides:
 
     def format_of(self, function: Function) -> str | None:
         """Return the format of this call by the running site, or None if no override matches."""
-        site = self._running.site
+        site = self._current.ops
         if site is None:
             return None
         if self._called is not None:
@@ -76,11 +76,11 @@ class OpOverrides:
 
     @contextmanager
     def _in_site(self, ops: _SiteOps) -> Iterator[None]:
-        before, self._running.site = self._running.site, ops
+        before, self._current.ops = self._current.ops, ops
         try:
             yield
         finally:
-            self._running.site = before
+            self._current.ops = before
 
     def _leave_model(self, hand_on: Callable[[Any], Any], values: Any) -> Any:
         called, self._called = self._called, None
@@ -116,9 +116,8 @@ class _SiteOps:
         return self._known[function]
 
 
-class _Running(threading.local):
-    def __init__(self) -> None:
-        self.site: _SiteOps | None = None
+class _CurrentSite(threading.local):
+    ops: _SiteOps | None = None
 
 
 def op_overrides(model: nn.Module, overrides: Mapping[str, str]) -> list[OpOverride]:
@@ -137,18 +136,6 @@ def op_overrides(model: nn.Module, overrides: Mapping[str, str]) -> list[OpOverr
             _check(override, model)
             found.append(override)
     return found
-
-
-def refuse_op_overrides(overrides: Mapping[str, str], *, recipe: str, why: str) -> None:
-    """Raise if there is an override of an op."""
-    for key, fmt in overrides.items():
-        if names_an_op(key):
-            raise RecipeError.explain(
-                f'Recipe \'{recipe}\' cannot have the override "{key}" = "{fmt}" of an op.',
-                why=f"{why}.",
-                fix=f'override the whole site: "{key.rpartition(":")[0]}" = "{fmt}", or use arithmetic = "emulated" '
-                "with O1, O2, O3, half, bf16 or fp32.",
-            )
 
 
 def _check(override: OpOverride, model: nn.Module) -> None:

@@ -6,20 +6,21 @@ import fnmatch
 import threading
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from typing import Any, Final
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from torch.overrides import TorchFunctionMode
 
 from roundoff.errors import RecipeError
 from roundoff.formats import BlockFormat, Format, Rounding, format_named, round_to
-from roundoff.kernels.absmax import absmax
-from roundoff.precision.compute.computation import Computation
+from roundoff.kernels.summaries import absmax
+from roundoff.precision.compute.computation import Computation, ForwardMode, OpenCalls
 from roundoff.precision.compute.op_overrides import OpOverride, OpOverrides, op_overrides
+from roundoff.precision.compute.sharded_weights import rank
 from roundoff.precision.compute.torch_ops import Function, op_name, open_composite
 from roundoff.precision.recipe.recipe import OperandScaling, OperandSettings, Recipe
 from roundoff.precision.recipe.recipe_environment import is_frozen
@@ -51,7 +52,7 @@ class OperandScales:
         amax = found.value.float()
         frozen = is_frozen(num_steps=self._num_followed[key])
         if self._scaling == "delayed":
-            amax = self._delayed(amax, key, frozen=frozen)
+            amax = self._largest_recent(amax, key, frozen=frozen)
         elif frozen:
             amax = self._kept.setdefault(key, amax)
         if torch.is_grad_enabled() or key.endswith(".gradient"):
@@ -60,7 +61,8 @@ class OperandScales:
         # Rounding would saturate infinities: a tensor that has any becomes NaN instead, so that they are not hidden.
         return scale.masked_fill(found.num_nonfinite > 0, torch.nan)
 
-    def _delayed(self, amax: Tensor, key: str, *, frozen: bool) -> Tensor:
+    def _largest_recent(self, amax: Tensor, key: str, *, frozen: bool) -> Tensor:
+        """Return the largest magnitude of the last steps, or `amax` in the first one; add `amax` to the history."""
         history = self._histories.get(key)
         if history is None:
             history = self._histories[key] = torch.zeros(self._length, device=amax.device)
@@ -121,24 +123,16 @@ class OperandRounding(Computation):
         self._names = {parameter: site_of(name) for name, parameter in model.named_parameters()}
         for module, fmt, _ in boundaries(model, self.recipe):
             formats = None if fmt == "fp32" else replace(self.recipe.operands, forward=fmt, backward=fmt)
-            self.bracket(
-                module,
-                inputs=lambda values: values,
-                around=lambda formats=formats: self._rounding_to(formats),  # type: ignore[misc]
-                outputs=lambda values: values,
-            )
+            self.bracket(module, around=partial(self._rounding_to, formats))
         self._ops = OpOverrides(model, self.recipe.overrides)
         if self._ops:
             _check_products(op_overrides(model, self.recipe.overrides), self.recipe)
             self._ops.follow(self)
 
-    def computing(self) -> AbstractContextManager[Any]:
-        """Round operands inside the model's forward."""
-        return self._emulating()
-
     @contextmanager
-    def _emulating(self) -> Iterator[None]:
-        mode = RoundOperands(self._scope, self._scales, self._names, self._ops or None)
+    def computing(self) -> Iterator[None]:
+        """Round operands inside the model's forward."""
+        mode = RoundOperands(self.calls, self._scope, self._scales, self._names, self._ops or None)
         with self._rounding_to(self.recipe.operands), mode:
             yield
 
@@ -165,17 +159,21 @@ class OperandRounding(Computation):
 
 
 class _OperandScope(threading.local):
-    def __init__(self) -> None:
-        self.formats: OperandSettings | None = None
+    formats: OperandSettings | None = None
 
 
-class RoundOperands(TorchFunctionMode):
+class RoundOperands(ForwardMode):
     """Rounds the two operands of every product and the gradient of its result; there is one for each forward."""
 
     def __init__(
-        self, scope: _OperandScope, scales: OperandScales, names: Mapping[Any, str], ops: OpOverrides | None = None
+        self,
+        calls: OpenCalls,
+        scope: _OperandScope,
+        scales: OperandScales,
+        names: Mapping[Any, str],
+        ops: OpOverrides | None = None,
     ) -> None:
-        super().__init__()
+        super().__init__(calls)
         self._scope = scope
         self._ops = ops
         self._scales = scales
@@ -187,8 +185,8 @@ class RoundOperands(TorchFunctionMode):
         kwargs = kwargs or {}
         formats, places = self._scope.formats, _PRODUCTS.get(func)
         if self._ops is not None:
-            formats = self._overridden(func, formats)
-        if formats is None:
+            formats = self._formats_for(func, formats)
+        if formats is None or self._open_calls.has_ended():
             return func(*args, **kwargs)
         if places is None:
             if inner := open_composite(func):
@@ -207,7 +205,7 @@ class RoundOperands(TorchFunctionMode):
             result.register_hook(self._gradient_rounder(formats, result_axis, f"{key}.gradient"))
         return result
 
-    def _overridden(self, func: Function, formats: OperandSettings | None) -> OperandSettings | None:
+    def _formats_for(self, func: Function, formats: OperandSettings | None) -> OperandSettings | None:
         assert self._ops is not None
         fmt = self._ops.format_of(func)
         if fmt is None:
@@ -258,7 +256,7 @@ class _Operand(torch.autograd.Function):
 
 def _round_operand(x: Tensor, fmt: Format, scale: Tensor | None, *, stochastic: bool = False) -> Tensor:
     rounding: Rounding = "stochastic" if stochastic else "nearest"
-    stream = _rank() if stochastic else 0
+    stream = rank() if stochastic else 0
     if scale is None:
         return round_to(x, fmt, rounding=rounding, stream=stream)
     scaled = x.detach() * scale
@@ -270,8 +268,3 @@ def _with_axis(fmt: Format, axis: int, num_dims: int) -> Format:
     if not isinstance(fmt, BlockFormat):
         return fmt
     return replace(fmt, axis=axis if -num_dims <= axis < num_dims else -1)
-
-
-def _rank() -> int:
-    distributed = torch.distributed
-    return distributed.get_rank() if distributed.is_available() and distributed.is_initialized() else 0

@@ -1,4 +1,4 @@
-"""Weights sharded by FSDP2: the part of each rank, and the whole weights that a forward gathers."""
+"""Several ranks, and weights that FSDP2 shards over them: the part of each, and the whole that a forward gathers."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from torch import Tensor, nn
+from torch import Tensor, distributed, nn
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 from torch.utils.hooks import RemovableHandle
@@ -17,6 +17,16 @@ _Owned = tuple[nn.Module, str, Sequence[Action]]
 """A module, the name of one of its parameters, and the actions for the gathered tensor."""
 
 _PREPARED = "_roundoff_prepared"
+
+
+def is_distributed() -> bool:
+    """Whether this process is one of several ranks, or the only one of a group."""
+    return distributed.is_available() and distributed.is_initialized()
+
+
+def rank() -> int:
+    """Return the rank of this process; 0 without a group."""
+    return distributed.get_rank() if is_distributed() else 0
 
 
 def local_part(x: Tensor) -> Tensor:

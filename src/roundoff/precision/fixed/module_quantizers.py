@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -11,7 +10,9 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
+from roundoff.precision.compute.computation import map_floats
 from roundoff.precision.fixed.quantizer import PassCounter, Quantizer, quantize_both_ways
+from roundoff.torch_private import FLAT_WEIGHTS, flat_weights
 
 _STACK = "_fixed_point_hidden"  # stored in the module itself, so that a replica in another thread has its own
 
@@ -106,9 +107,8 @@ class ModuleQuantizers:
         for use in self.parameters:
             if use.pair.is_active:
                 self._quantize_parameter(module.get_submodule(use.child), use, hidden)
-        if hidden and isinstance(module, nn.RNNBase):
-            weights = [getattr(module, name) for name in module._flat_weights_names]
-            _replace_attribute(module.__dict__, "_flat_weights", weights, hidden, before=module._flat_weights)
+        if hidden and isinstance(module, nn.RNNBase) and (weights := flat_weights(module)) is not None:
+            _replace_attribute(module.__dict__, FLAT_WEIGHTS, weights, hidden, before=getattr(module, FLAT_WEIGHTS))
         if not module.training:
             for name, quantizer in self.statistics.items():
                 value = module._buffers.get(name)
@@ -128,7 +128,7 @@ class ModuleQuantizers:
                     quantizer.follow(_scale(module, quantizer), value)
         if not self.outputs or output is None:
             return None
-        return _each_tensor(output, _OutputQuantizer(self, module))
+        return map_floats(output, _OutputQuantizer(self, module))
 
     @staticmethod
     def _quantize_parameter(owner: nn.Module, use: ParameterUse, hidden: list[_Hidden]) -> None:
@@ -155,7 +155,7 @@ class _OutputQuantizer:
         self.place = 0
 
     def __call__(self, x: Tensor) -> Tensor:
-        if not x.is_floating_point() or x.dim() == 0:
+        if x.dim() == 0:
             return x  # a scalar is a loss, not an activation
         if self.place == len(self.quantizers.outputs):
             self.quantizers.add_output(self.module)
@@ -201,26 +201,6 @@ def _replace_attribute(
 ) -> None:
     hidden.append((space, name, before))
     space[name] = value
-
-
-def _each_tensor(output: Any, function: _OutputQuantizer) -> Any:
-    """Replace the tensors in an output: a tensor, or tuples, lists, dicts and dataclasses of them."""
-    if isinstance(output, Tensor):
-        return function(output)
-    if isinstance(output, tuple) and hasattr(output, "_fields"):
-        return type(output)(*(_each_tensor(item, function) for item in output))
-    if isinstance(output, tuple | list):
-        return type(output)(_each_tensor(item, function) for item in output)
-    if isinstance(output, dict):
-        for key, item in output.items():
-            output[key] = _each_tensor(item, function)
-        return output
-    if dataclasses.is_dataclass(output) and not isinstance(output, type):
-        changes = {
-            f.name: _each_tensor(getattr(output, f.name), function) for f in dataclasses.fields(output) if f.init
-        }
-        return dataclasses.replace(output, **changes)
-    return output
 
 
 QUANTIZERS = "_fixed_point"

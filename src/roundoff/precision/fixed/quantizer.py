@@ -15,9 +15,9 @@ from roundoff.errors import RecipeError
 from roundoff.kernels.random_numbers import draw_key
 from roundoff.kernels.rounding_rules import FixedRule, Follow, Rounding
 from roundoff.kernels.scaled_fixed_point import Quantized, follow_data_, quantize_fixed, zero_beyond_
-from roundoff.precision.recipe.fixed_point_settings import TensorKind
+from roundoff.precision.recipe.fixed_point_settings import TensorKind, TensorSetting
 from roundoff.precision.recipe.recipe_environment import is_frozen
-from roundoff.precision.recipe.tensor_setting import TensorSetting
+from roundoff.torch_private import version_of
 
 _TensorSettings = tuple[TensorSetting, TensorSetting]
 """The settings of a tensor and of its gradient."""
@@ -41,20 +41,15 @@ class QuantizedTensors:
             if key in self._found and self._found[key][0] is ref:
                 del self._found[key]
 
-        self._found[key] = (weakref.ref(x, forget), _version(x), settings)
+        self._found[key] = (weakref.ref(x, forget), version_of(x), settings)
 
     def get(self, x: Tensor) -> _TensorSettings | None:
         """Return the settings of a quantized tensor; None if it was not quantized, or was modified since."""
         ref, version, settings = self._found.get(id(x), (None, 0, None))
-        return settings if ref is not None and ref() is x and version == _version(x) else None
+        return settings if ref is not None and ref() is x and version == version_of(x) else None
 
     def __reduce__(self) -> tuple[Any, ...]:
         return QuantizedTensors, ()
-
-
-def _version(x: Tensor) -> int:
-    """Return the version of `x`, which every write increments; inference tensors have none."""
-    return -1 if x.is_inference() else x._version
 
 
 @dataclass(slots=True, eq=False)

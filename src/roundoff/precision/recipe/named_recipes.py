@@ -182,7 +182,7 @@ def _combine(recipe: Recipe, other: Recipe, *, whole: str) -> Recipe:
         raise RecipeError.explain(
             f"Invalid recipe '{whole}'.",
             why=f"'{other.name}' cannot be added to '{recipe.name}': only act2, act4, act8 and ascend-fp16 can, once.",
-            fix="for everything else write a TOML file: docs/recipes.md",
+            fix="for everything else write a TOML file: roundoff docs recipes",
         )
     return replace(
         recipe,

@@ -10,7 +10,10 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+import tomli_w
+
 from roundoff.errors import RecipeError
+from roundoff.files import read_bytes
 from roundoff.precision.recipe.fixed_point_settings import FixedPointSettings
 from roundoff.precision.recipe.loss_scale_settings import ScaleSettings, scale_settings
 from roundoff.precision.recipe.recipe import OperandSettings, Recipe
@@ -19,24 +22,31 @@ _TABLES = {"loss_scale": ScaleSettings, "operands": OperandSettings}
 _FREE_TABLES = ("fixed", "activation_sites", "overrides")
 
 
+_MAX_BYTES = 2**20
+"""A longer recipe file is refused."""
+
+
 def to_toml(recipe: Recipe) -> str:
     """Write every setting of a recipe.
 
     The tables `operands` and `fixed` are left out where the recipe does not use them and they have their defaults.
     """
-    plain, tables = [], []
+    plain: dict[str, Any] = {}
+    tables: dict[str, Any] = {}
     for field in dataclasses.fields(recipe):
         value = getattr(recipe, field.name)
         if field.name in _TABLES:
-            values = {f.name: getattr(value, f.name) for f in dataclasses.fields(value)}
             unused = field.name == "operands" and recipe.compute != "operands" and value == OperandSettings()
-            tables += [] if unused else _table(field.name, values)
+            tables |= {} if unused else {field.name: dataclasses.asdict(value)}
         elif field.name in _FREE_TABLES:
             entries = value.changes() if isinstance(value, FixedPointSettings) else value
-            tables += _table(field.name, entries) if entries else []
+            tables |= {field.name: entries} if entries else {}
         else:
-            plain.append(f"{field.name} = {_toml(value)}")
-    return "\n".join([*plain, *tables]) + "\n"
+            plain[field.name] = value
+    try:
+        return tomli_w.dumps(plain | tables)
+    except TypeError as error:
+        raise RecipeError.explain(f"Recipe '{recipe.name}' cannot be written as TOML.", why=f"{error}.") from error
 
 
 def read_recipe(path: Path, *, named: Callable[[str], Recipe]) -> Recipe:
@@ -46,7 +56,7 @@ def read_recipe(path: Path, *, named: Callable[[str], Recipe]) -> Recipe:
         RecipeError: the file cannot be read, or a setting is invalid; the message names file and line.
     """
     try:
-        text = path.read_text(encoding="utf-8")
+        text = read_bytes(path.resolve(), max_bytes=_MAX_BYTES).decode()
     except FileNotFoundError as error:
         raise RecipeError.explain(
             f"Recipe file '{path}' cannot be read.",
@@ -62,7 +72,7 @@ def from_toml(text: str, *, where: str, named: Callable[[str], Recipe], default_
     """Make a recipe from the text of a TOML file; errors refer to it as `where`."""
     try:
         data = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
+    except (ValueError, RecursionError) as error:
         raise RecipeError.explain(f"Recipe file '{where}' is not TOML.", why=f"{error}.") from error
     if not data:
         raise RecipeError.explain(
@@ -110,8 +120,21 @@ def _settings(key: str, value: Any, before: Any, *, where: str, text: str) -> An
         raise RecipeError.explain(f"Recipe setting {key} = {value!r} is invalid.", why="it must be a table.")
     fields = {f.name: f for f in dataclasses.fields(before)}
     _check_keys(value, set(fields), where=where, text=text, table=key)
-    numbers = {name: float(number) if fields[name].type == "float" else number for name, number in value.items()}
-    return dataclasses.replace(before, **numbers)
+    return dataclasses.replace(
+        before, **{name: _check_value(f"{key}.{name}", given, str(fields[name].type)) for name, given in value.items()}
+    )
+
+
+def _check_value(name: str, value: Any, kind: str) -> Any:
+    """Return a value of a setting if it has the type of its field; whole numbers are floats, too."""
+    try:
+        if kind == "float" and type(value) in (int, float):
+            return float(value)
+    except OverflowError:
+        pass
+    if kind not in ("float", "int", "bool", "str") or type(value).__name__ == kind:
+        return value
+    raise RecipeError.explain(f"Recipe setting {name} = {value!r:.80} is invalid.", why=f"allowed: a {kind}.")
 
 
 def _check_keys(data: Mapping[str, Any], allowed: set[str], *, where: str, text: str, table: str = "") -> None:
@@ -121,7 +144,7 @@ def _check_keys(data: Mapping[str, Any], allowed: set[str], *, where: str, text:
             raise RecipeError.explain(
                 f"Recipe file '{where}'{_line_of(what, text)} has an unknown setting '{what}'.",
                 why=f"known settings are {', '.join(sorted(allowed))}.",
-                fix="correct the name; docs/recipes.md describes the settings.",
+                fix="correct the name; `roundoff docs recipes` describes the settings.",
             )
 
 
@@ -137,25 +160,34 @@ def _line_of(message: str, text: str) -> str:
     return ""
 
 
-def _table(name: str, values: Mapping[str, Any]) -> list[str]:
-    return ["", f"[{name}]", *(f"{_key(key)} = {_toml(value)}" for key, value in values.items())]
+def settings_to_toml(settings: FixedPointSettings) -> str:
+    """Return the settings as TOML, with every field of every kind of tensor; it reads back as the same value.
+
+    >>> print(settings_to_toml(FixedPointSettings()).partition("[bias]")[0])
+    norms = "float"
+    <BLANKLINE>
+    [weight]
+    bits = 8
+    method = "auto"
+    range = "max"
+    float_scale = false
+    rounding = "nearest"
+    granularity = "tensor"
+    scale = "none"
+    compat = "none"
+    percentile = 99.9
+    """
+    return tomli_w.dumps(settings.to_dict())
 
 
-def _key(key: str) -> str:
-    return key if re.fullmatch(r"[A-Za-z0-9_-]+", key) else _toml(key)
+def settings_from_toml(text: str) -> FixedPointSettings:
+    """Read settings from TOML; missing fields have their defaults.
 
-
-def _toml(value: Any) -> str:
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    if isinstance(value, str):
-        return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
-    if isinstance(value, float):
-        return repr(value)
-    if isinstance(value, int):
-        return str(value)
-    if isinstance(value, Mapping):
-        return "{" + ", ".join(f"{_key(key)} = {_toml(item)}" for key, item in value.items()) + "}"
-    if isinstance(value, list | tuple):
-        return "[" + ", ".join(map(_toml, value)) + "]"
-    raise RecipeError.explain(f"A recipe cannot hold {value!r}.", why="TOML has no way to write it.")
+    Raises:
+        RecipeError: the text is not TOML, a name is unknown, or a value is invalid.
+    """
+    try:
+        plain = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise RecipeError.explain("The fixed-point settings are not TOML.", why=f"{error}.") from error
+    return FixedPointSettings.from_dict(plain)

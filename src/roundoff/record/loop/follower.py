@@ -1,7 +1,8 @@
-"""Follows a training loop: steps, running modules, the loss scale and interrupted calls are worked out here, once."""
+"""Follows a training loop: the one place that derives steps, running modules, the loss scale and interrupted calls."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 from weakref import ref
@@ -11,18 +12,83 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from roundoff.record.loop.calls import LoopCall, LoopCallKind, LossScaling
-from roundoff.record.loop.loss_scale import LossScale
-from roundoff.record.loop.module_stack import ModuleCall, ModuleStack
-from roundoff.record.loop.scaled_optimizer import as_scaled
+from roundoff.record.loop.loss_scale import LossScale, as_scaled
+from roundoff.record.loop.observer import FollowedModules
 from roundoff.record.loop.sites import Sites
 from roundoff.record.loop.step_clock import Phase, StepClock, find_leaves, has_optimizer
-from roundoff.record.torch_private import num_running_modules, num_running_steps
-from roundoff.runs import JsonValue
+from roundoff.runs import BackwardDetail
+from roundoff.torch_private import keyword_arguments, num_running_modules, num_running_steps
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True)
+class ModuleCall:
+    """One call of a module; not frozen, since that would make the most frequent hook slower."""
+
+    module: nn.Module
+    site: int
+    depth: int
+    """How many modules are running around it."""
+    is_by_loop: bool
+    """Whether the loop has called it: no module runs around it, and no backward."""
+
+    def keyword_arguments(self) -> dict[str, Any]:
+        """Return the keyword arguments of the call; only valid while it begins."""
+        return keyword_arguments()
+
+
+def is_in_training(module: nn.Module) -> bool:
+    """Say whether a module is in training mode; some, such as frozen scripted ones, have no mode."""
+    return bool(getattr(module, "training", False))
+
+
+class ModuleStack:
+    """The modules that are running, outermost first, as three lists: reading `sites[-1]` costs nothing."""
+
+    def __init__(self) -> None:
+        self.running: list[nn.Module] = []
+        self.sites: list[int] = []
+        self._calls: list[ModuleCall] = []
+
+    def push(self, module: nn.Module, site: int, is_by_loop: bool) -> ModuleCall:
+        """Take note that a module begins to run."""
+        running = self.running
+        call = ModuleCall(module, site, len(running), is_by_loop)
+        running.append(module)
+        self.sites.append(site)
+        self._calls.append(call)
+        return call
+
+    def pop(self, module: nn.Module) -> ModuleCall | None:
+        """Note that a module has ended, with those inside whose end was not reported; None if it never began."""
+        running = self.running
+        if running and running[-1] is module:  # the usual case first: this is called often
+            running.pop()
+            self.sites.pop()
+            return self._calls.pop()
+        if not self.is_running(module):
+            return None
+        while running.pop() is not module:
+            pass
+        depth = len(running)
+        call = self._calls[depth]
+        del self.sites[depth:], self._calls[depth:]
+        return call
+
+    def is_running(self, module: nn.Module) -> bool:
+        """Say whether a module runs; modules may compare in any way, so this goes by identity."""
+        return any(entry is module for entry in self.running)
+
+    def keep(self, num_modules: int) -> bool:
+        """Keep the outermost modules; say whether any were running and none is left."""
+        had_any = bool(self.running)
+        num_modules = max(num_modules, 0)
+        del self.running[num_modules:], self.sites[num_modules:], self._calls[num_modules:]
+        return had_any and not self.running
+
+
+@dataclass(slots=True, kw_only=True)
 class BackwardCall:
-    """One run of the autograd engine."""
+    """One run of the autograd engine; not frozen, since that would make a frequent hook slower."""
 
     roots: tuple[Any, ...]
     """What it starts from."""
@@ -35,7 +101,7 @@ class BackwardCall:
     loss: Tensor | None = None
     """The number it starts from, without its loss scale; None if it starts from something else."""
     scale: Tensor | None = None
-    """What the loss was multiplied with; None if with nothing."""
+    """The loss scale; None if the loss was not scaled."""
     is_scaled: bool = False
     """Whether a GradScaler made the root."""
 
@@ -44,19 +110,18 @@ class BackwardCall:
         """Whether the gradients go into `.grad`, rather than back to the caller."""
         return bool(self.arguments[1].get("accumulate_grad", True))
 
-    def detail(self) -> dict[str, JsonValue]:
-        """Return what a run says about it: only what is not as usual."""
-        notes = {
-            "is_part_of_forward": self.is_part_of_forward,
-            "is_scaled": self.is_scaled,
-            "returns_gradients": not self.accumulates,
-        }
-        return {name: True for name, holds in notes.items() if holds}
+    def detail(self) -> BackwardDetail:
+        """Return what is written about it."""
+        return BackwardDetail(
+            is_part_of_forward=self.is_part_of_forward,
+            is_scaled=self.is_scaled,
+            returns_gradients=not self.accumulates,
+        )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class StepAttempt:
-    """One call of an optimizer's `step`."""
+    """One call of an optimizer's `step`; not frozen, either."""
 
     optimizer: Optimizer
     is_nested: bool
@@ -83,8 +148,7 @@ class LoopFollower:
         self.clock.step = first_step
         self.leaves: list[ref[Tensor]] | None = None
         """What the first backward leads to; None before it."""
-        self.last_optimizer: Optimizer | None = None
-        """The last one that stepped, or that a scaler did not let step."""
+        self._last_optimizer: ref[Optimizer] | None = None
         self.num_steps = 0
         """How many steps have closed."""
         self.saw_training = False
@@ -92,13 +156,27 @@ class LoopFollower:
         self.has_other_threads = False
         """Whether something happened in a thread that is not followed."""
         self.ignores_loop = False
-        """Whether what the loop seems to do is our own doing, such as a replay."""
+        """Whether what happens now is our own doing, such as a replay."""
+        self.followed_modules = FollowedModules.ALL
+        """Which modules are followed; with FIRST, the end of a module is not seen."""
+        self.unannounced_calls: frozenset[LoopCallKind] = frozenset()
+        """Calls of the loop that are only followed when they have ended."""
+        self.is_quiet = False
+        """Whether the open step is followed by the `quiet_` methods, as far as it takes its usual course."""
+        self.is_undisturbed = False
+        """Whether nothing but the usual course of quiet steps was seen since this was set."""
+        self.quiet_seconds = 0.0
         self._step_is_open = False
 
     @property
     def step(self) -> int:
         """The step that is open now."""
         return self.clock.step
+
+    @property
+    def last_optimizer(self) -> Optimizer | None:
+        """The last one that stepped, or that a scaler did not let step; None if the script has dropped it."""
+        return None if self._last_optimizer is None else self._last_optimizer()
 
     @property
     def is_open(self) -> bool:
@@ -123,10 +201,10 @@ class LoopFollower:
         """A module has run, or raised (then `output` is None)."""
 
     def module_ignored(self) -> None:
-        """A module is about to run, by our own doing."""
+        """A module is about to run in a replay of ours."""
 
     def modules_interrupted(self) -> None:
-        """An exception ended the outermost module without a word, some time ago."""
+        """An exception has ended the outermost module, and torch called no hook."""
 
     def backward_began(self, backward: BackwardCall) -> None:
         """The autograd engine starts."""
@@ -158,6 +236,35 @@ class LoopFollower:
     def loop_called(self, call: LoopCall) -> None:
         """The loop has made a call other than of a model, backward or an optimizer's step."""
 
+    def took(self, seconds: float) -> None:
+        """Hooks took this long."""
+
+    # -- quiet steps: a subclass that has any overrides these ----------------------------------------------------------
+
+    def quiet_forward(self, module: nn.Module) -> bool:
+        """Follow a call of a model; False if this is not the usual course of a step."""
+        return False
+
+    def quiet_backward(self, roots: Sequence[Any], kwargs: dict[str, Any]) -> bool:
+        """Follow the start of the autograd engine."""
+        return False
+
+    def quiet_backward_leave(self) -> bool:
+        """Follow its end."""
+        return False
+
+    def quiet_step(self, optimizer: Optimizer) -> bool:
+        """Follow the start of an optimizer's step."""
+        return False
+
+    def quiet_step_leave(self, optimizer: Optimizer) -> bool:
+        """Follow its end."""
+        return False
+
+    def quiet_zero_grad(self, owner: Any) -> bool:
+        """Follow that gradients were cleared."""
+        return False
+
     # -- for subclasses ------------------------------------------------------------------------------------------------
 
     def failed(self, error: Exception) -> None:
@@ -184,19 +291,23 @@ class LoopFollower:
             self.module_ignored()
             return
         modules = self.modules
-        if module in modules.running:  # it calls itself, or was interrupted and never left
+        if modules.running and modules.is_running(
+            module
+        ):  # it calls itself, or an exception interrupted an earlier call
             self._forget_interrupted(num_modules=num_running_modules() - 1)
         stack = modules.sites
         is_by_loop = not stack and not self.clock.in_backward
         if is_by_loop:
             self._begin_forward()
         call = modules.push(module, self.sites.of_module(module, stack[-1] if stack else None), is_by_loop)
-        if is_by_loop and (self.opens_with_evaluation or torch.is_grad_enabled() or module.training):
+        if is_by_loop and (self.opens_with_evaluation or torch.is_grad_enabled() or is_in_training(module)):
             self._enter_step(module)
         self.module_called(call, args)
+        if self.followed_modules is FollowedModules.FIRST:
+            modules.keep(0)
 
     def forward_leave(self, module: nn.Module, output: Any) -> None:
-        """Pop the module's site, and those of modules inside it that never said that they ended."""
+        """Pop the module's site, and those of modules inside it whose end was not reported."""
         if self.ignores_loop:
             return
         call = self.modules.pop(module)
@@ -218,7 +329,7 @@ class LoopFollower:
         if not is_nested and (self.modules.running or clock.in_step):
             self._forget_interrupted(num_modules=num_running_modules(), num_steps=num_running_steps())
         loss = scale = None
-        is_scaled = not is_nested and self.loss_scale.is_scaled(roots)
+        is_scaled = not is_nested and self.loss_scale.has_scaled and self.loss_scale.is_scaled(roots)
         if not is_nested and not is_part_of_forward and roots and isinstance(roots[0], Tensor):
             plain = self.loss_scale.without_scale(roots[0])
             loss = plain if roots[0].numel() == 1 else None
@@ -266,11 +377,16 @@ class LoopFollower:
         """Count the attempt."""
         if self.ignores_loop:
             return
+        was_skipped = self._leave_step(optimizer)
+        self.optimizer_ended(StepAttempt(optimizer=optimizer, is_nested=self.clock.in_step, was_skipped=was_skipped))
+
+    def _leave_step(self, optimizer: Optimizer) -> bool:
+        """Note that an optimizer has ended its step, and say whether it left the weights as they were."""
         scaled = as_scaled(optimizer)
         was_skipped = scaled is not None and scaled.last_overflow is not None
         self.clock.step_leave(optimizer, skipped=was_skipped)
-        self.last_optimizer = optimizer
-        self.optimizer_ended(StepAttempt(optimizer=optimizer, is_nested=self.clock.in_step, was_skipped=was_skipped))
+        self._last_optimizer = ref(optimizer)
+        return was_skipped
 
     def step_skipped(self, optimizer: Optimizer) -> None:
         """Count the attempt that a scaler did not let through."""
@@ -280,7 +396,7 @@ class LoopFollower:
         if not self._step_is_open:
             self._enter_step(None)
         self.clock.step_leave(optimizer, skipped=True)
-        self.last_optimizer = optimizer
+        self._last_optimizer = ref(optimizer)
         self.optimizer_skipped(optimizer)
 
     def closure_enter(self) -> None:
@@ -315,13 +431,13 @@ class LoopFollower:
         if isinstance(call.detail, LossScaling):
             self.loss_scale.see_scaled(call.detail.scaled, call.detail.outputs)
         elif call.kind == "zero_grad":
-            self.clock.zero_grad()
+            self.clock.zero_grad(call.owner)
         elif call.kind == "load":
             self.sites.refresh()
         self.loop_called(call)
 
     def other_thread(self) -> None:
-        """Remember that there is more than what is followed."""
+        """Remember that another thread trains too."""
         self.has_other_threads = True
 
     # -- steps ---------------------------------------------------------------------------------------------------------
@@ -346,10 +462,10 @@ class LoopFollower:
             self.step_opened(module)
 
     def _forget_interrupted(self, *, num_modules: int, num_steps: int | None = None) -> None:
-        """Leave modules and optimizer steps that an exception ended without a word.
+        """Leave modules and optimizer steps that an exception ended without a hook.
 
-        Torch calls no hook for some exceptions (an interrupt, an error in another hook): how many really run is counted
-        on the Python stack, by the caller, where something does not fit.
+        Torch calls no hook for some exceptions (an interrupt, an error in another hook). When the hooks do not fit
+        together, the caller counts on the Python stack how many really run.
         """
         if self.modules.keep(num_modules):
             self.modules_interrupted()

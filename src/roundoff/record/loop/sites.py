@@ -1,19 +1,18 @@
-"""Names for the places of a model: modules become sites, parameters keep their names."""
+"""Names for the parts of a model: sites for modules, names for parameters."""
 
 from __future__ import annotations
 
 import gc
 from collections.abc import Iterator
 from typing import Any, cast
-from weakref import WeakKeyDictionary
 
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
-from roundoff.record.torch_private import WeakIdKeyDictionary, is_transformed
+from roundoff.record.identity import IdentityDict
+from roundoff.runs.records.event import LOOP as LOOP
+from roundoff.torch_private import WeakIdKeyDictionary, is_transformed
 
-LOOP = "<loop>"
-"""The site of code outside any module."""
 MODEL = "<model>"
 """The site of the first model's own forward, outside its children."""
 
@@ -27,7 +26,7 @@ _WRAPPERS = {
 
 
 class Sites:
-    """Gives every module a site and every parameter a name, as models are met.
+    """Gives every module a site and every parameter a name when its model is first used.
 
     The first model that owns parameters has bare names (`blocks.3.mlp`); every further one, and modules without
     parameters such as a criterion, are prefixed with their class (`CrossEntropyLoss:`). Wrappers are transparent.
@@ -36,20 +35,20 @@ class Sites:
     def __init__(self) -> None:
         self.names: list[str] = [LOOP]
         self._codes: dict[str, int] = {LOOP: 0}
-        self._modules: WeakKeyDictionary[nn.Module, int] = WeakKeyDictionary()
+        self._modules: IdentityDict[nn.Module, int] = IdentityDict()
         self._parameters = WeakIdKeyDictionary()
         self._parameter_sites = WeakIdKeyDictionary()
-        self._models: WeakKeyDictionary[nn.Module, str] = WeakKeyDictionary()
-        self._adopted: WeakKeyDictionary[nn.Module, str] = WeakKeyDictionary()
+        self._models: IdentityDict[nn.Module, str] = IdentityDict()
+        self._adopted: IdentityDict[nn.Module, str] = IdentityDict()
         self._first_is_taken = False
 
     @property
     def models(self) -> list[nn.Module]:
-        """The outermost modules met so far that are still alive."""
+        """The outermost modules used so far that are still alive."""
         return list(self._models)
 
     def parameters(self) -> Iterator[Tensor]:
-        """Give every parameter that has a name and a value, once."""
+        """Yield every parameter that has a name and a value, once."""
         seen: set[int] = set()
         for model in (*self._models, *self._adopted):
             for parameter in model.parameters():
@@ -60,7 +59,7 @@ class Sites:
                     yield parameter
 
     def code(self, name: str) -> int:
-        """Return the number of a site, given it anew if it was not known."""
+        """Return the number of a site; a new site gets the next number."""
         known = self._codes.get(name)
         if known is None:
             known = self._codes[name] = len(self.names)
@@ -83,7 +82,7 @@ class Sites:
             return
         inner = _unwrap(model)
         if inner is not model and inner in self._models:
-            self._modules[model] = self._modules[inner]  # it was met before it was wrapped
+            self._modules[model] = self._modules[inner]  # it was used before it was wrapped
             return
         bare = not self._first_is_taken and next(model.parameters(), None) is not None
         self._first_is_taken |= bare
@@ -106,14 +105,14 @@ class Sites:
             self._parameter_sites[stand_in] = self._parameter_sites[parameter]
 
     def refresh(self) -> None:
-        """Name what was added to known models since: replaced layers, new heads."""
+        """Name what was added to known models in the meantime: replaced layers, new heads."""
         for model, prefix in list(self._models.items()):
             self._name_tree(model, prefix, "", set())
 
-    def _name_tree(self, module: nn.Module, prefix: str, path: str, seen: set[nn.Module]) -> None:
-        if module in seen:
+    def _name_tree(self, module: nn.Module, prefix: str, path: str, seen: set[int]) -> None:
+        if id(module) in seen:
             return  # a module in two places has the name of the first
-        seen.add(module)
+        seen.add(id(module))
         wrapped = _WRAPPERS.get(_class_name(module))
         site = self.code(_site_name(prefix, path))
         self._modules.setdefault(module, site)
@@ -150,17 +149,17 @@ class Sites:
 
 
 def named_places(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
-    """Give every module of a model once, with its path; a wrapper has the path of what it wraps.
+    """Yield every module of a model once, with its path; a wrapper has the path of what it wraps.
 
     >>> [path for path, _ in named_places(nn.Sequential(nn.ReLU(), nn.Sequential(nn.Tanh())))]
     ['', '0', '1', '1.0']
     """
-    seen: set[nn.Module] = set()
+    seen: set[int] = set()
 
     def walk(module: nn.Module, path: str) -> Iterator[tuple[str, nn.Module]]:
-        if module in seen:
+        if id(module) in seen:
             return
-        seen.add(module)
+        seen.add(id(module))
         yield path, module
         wrapped = _WRAPPERS.get(_class_name(module))
         for name, child in module._modules.items():
@@ -191,15 +190,15 @@ def _outermost_owner(module: nn.Module) -> nn.Module:
     """Find the model that a module called from the loop belongs to (`model.encoder(x)`); itself if there is none."""
     if next(module.parameters(), None) is None:
         return module
-    passed = {module}
-    while (owner := _owner(module)) is not None and owner not in passed:
-        passed.add(owner)
+    passed = {id(module)}
+    while (owner := _owner(module)) is not None and id(owner) not in passed:
+        passed.add(id(owner))
         module = owner
     return module
 
 
 def _owner(module: nn.Module) -> nn.Module | None:
-    """Return a module that has `module` among its children; nothing but the garbage collector knows."""
+    """Return a module that has `module` among its children; only the garbage collector knows them."""
     for children in gc.get_referrers(module):
         if not _has_child(children, module):
             continue
@@ -215,7 +214,7 @@ def _has_child(value: Any, module: nn.Module) -> bool:
     if not issubclass(type(value), dict):
         return False
     children = list(value.values())
-    # type(), not isinstance: lazy proxies among the values must not be woken up
+    # type(), not isinstance: that would make lazy proxies among the values load what they stand for
     return any(child is module for child in children) and all(
         child is None or issubclass(type(child), nn.Module) for child in children
     )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 from collections.abc import Callable, Collection, Iterable
 from enum import IntEnum
 from typing import Any
@@ -11,8 +10,10 @@ from weakref import ref
 from torch import Tensor
 from torch.optim import Optimizer
 
+from roundoff.record.identity import live_instances
+
 _MAX_BACKWARDS = 512
-"""After this many backwards without a step or zero_grad a loop is taken for one that never steps."""
+"""After this many backwards without a step or zero_grad, the loop is assumed never to step."""
 
 
 class Phase(IntEnum):
@@ -31,7 +32,7 @@ class StepClock:
     """Knows the step, the microbatch and the phase at any moment.
 
     A step closes at the first grad-enabled forward after an optimizer-step attempt, so that clipping, schedulers and
-    evaluation in between belong to it. Another attempt closes it as well. A loop that never steps closes it at the
+    evaluation in between belong to it. Another attempt closes it as well. A loop that does not step closes it at the
     first forward after a zero_grad that followed a backward; one that has no optimizer at all, at the first forward
     after a backward.
     """
@@ -47,7 +48,7 @@ class StepClock:
         self.sees_modules = False
         """Whether the loop ever called a model; if not, its forward is made of plain functions."""
         self.hears_functions = False
-        """Whether somebody calls `forward` for a loop of plain functions."""
+        """Whether a mode calls `forward` for a loop of plain functions."""
         self._on_close = on_close
         self._has_optimizer = has_optimizer
         self._num_backwards = 0
@@ -57,6 +58,8 @@ class StepClock:
         self._is_part_of_forward = False
         self._phase_before = Phase.FORWARD
         self._ever_attempted = False
+        self._zeroed: set[int] = set()
+        """The ids of the optimizers and modules whose gradients were cleared in this step."""
         self._never_steps: bool | None = None
 
     @property
@@ -77,7 +80,7 @@ class StepClock:
     @property
     def is_over(self) -> bool:
         """Whether the next forward with gradients begins another step."""
-        return self._is_over()
+        return self.num_attempts > 0 or self._is_over()
 
     @property
     def ends_at_forward(self) -> bool:
@@ -94,6 +97,16 @@ class StepClock:
         if self._is_over():
             self._close()
         self.phase = Phase.FORWARD
+
+    @property
+    def is_nested(self) -> bool:
+        """Whether a backward or an optimizer's step runs inside another."""
+        return self._backward_depth + self._stepping > 1
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether neither a backward nor an optimizer's step is running."""
+        return not self._backward_depth and not self._stepping
 
     def resume(self) -> Phase:
         """Note that the loop computes with gradients again after a forward without, and return the phase it is in."""
@@ -131,8 +144,8 @@ class StepClock:
         return True
 
     def step_enter(self, optimizer: Optimizer) -> None:
-        """Note that an optimizer attempts a step."""
-        if self.num_attempts and not self._stepping:
+        """Note that an optimizer attempts a step; those that step during one backward, by hooks, make one together."""
+        if self.num_attempts and not self._stepping and not self.in_backward:
             self._close()
         self._stepping += 1
         self._ever_attempted = True
@@ -145,16 +158,21 @@ class StepClock:
         self._stepping = max(0, self._stepping - 1)
         self.optimizer = type(optimizer).__name__
         self.skipped = skipped
-        self.phase = Phase.OPTIMIZER
+        self.phase = Phase.BACKWARD if self.in_backward else Phase.OPTIMIZER
 
     def correct_depth(self, num_steps_running: int) -> None:
-        """Take note of how many optimizer steps are really running: one that raised never said that it ended."""
+        """Set how many optimizer steps are really running: the end of one that raised was not reported."""
         self._stepping = min(self._stepping, num_steps_running)
 
-    def zero_grad(self) -> None:
-        """Note that gradients were cleared."""
-        if self._num_backwards and not self.in_step:
+    def zero_grad(self, owner: object = None) -> None:
+        """Note that the gradients of an optimizer or a module were cleared.
+
+        The first to be cleared in a step is cleared again where the next begins. Where several models are trained, one
+        is cleared between the backwards of the others.
+        """
+        if self._num_backwards and not self.in_step and (not self._zeroed or id(owner) in self._zeroed):
             self._zeroed_after_backward = True
+        self._zeroed.add(id(owner))
 
     def _is_over(self) -> bool:
         if self.num_attempts or self._zeroed_after_backward:
@@ -167,10 +185,16 @@ class StepClock:
 
     def _close(self) -> None:
         self._on_close()
+        self.next_step()
+
+    def next_step(self) -> None:
+        """Begin the step after one that has closed."""
         self.step += 1
+        self.phase = Phase.FORWARD
         self.microbatch = 0
         self._num_backwards = 0
         self._zeroed_after_backward = False
+        self._zeroed.clear()
         self.num_attempts = 0
         self.optimizer = None
         self.skipped = False
@@ -195,7 +219,5 @@ def find_leaves(roots: Iterable[Any]) -> list[ref[Tensor]]:
 def has_optimizer(leaves: Collection[ref[Tensor]]) -> bool:
     """Say whether an optimizer of one of the leaves is alive; where none were found, any optimizer."""
     ours = {id(leaf) for reference in leaves if (leaf := reference()) is not None}
-    # type(), not isinstance: lazy proxies among the objects must not be woken up
-    optimizers = [found for found in gc.get_objects() if issubclass(type(found), Optimizer)]
-    groups = [group for optimizer in optimizers for group in getattr(optimizer, "param_groups", ())]
+    groups = [group for optimizer in live_instances(Optimizer) for group in getattr(optimizer, "param_groups", ())]
     return any(not leaves or id(parameter) in ours for group in groups for parameter in group["params"])

@@ -1,4 +1,4 @@
-"""Lets somebody run every op of a training in their own way, told where in the model the op belongs."""
+"""Hands every op of a training to a runner, with its place in the model."""
 
 from __future__ import annotations
 
@@ -10,14 +10,12 @@ from torch.autograd.graph import increment_version
 from torch.optim import Optimizer
 
 from roundoff.record.loop.calls import LoopCall
-from roundoff.record.loop.follower import BackwardCall, LoopFollower, StepAttempt
-from roundoff.record.loop.module_stack import ModuleCall
+from roundoff.record.loop.follower import BackwardCall, LoopFollower, ModuleCall, StepAttempt
 from roundoff.record.loop.observer import observing_loop
 from roundoff.record.loop.step_clock import PHASES, Phase
-from roundoff.record.ops.mode_switch import ModeSwitch
 from roundoff.record.ops.op_table import OpInfo, OpKind, describe_op
-from roundoff.record.ops.site_tracking import SiteTrackingMode
-from roundoff.record.torch_private import correct_mode_flags, is_only_mode, never_compiled
+from roundoff.record.ops.site_tracking import ModeSwitch, SiteTrackingMode
+from roundoff.torch_private import correct_mode_flags, is_only_mode, never_compiled
 
 
 class OpPlace(NamedTuple):
@@ -35,10 +33,10 @@ class OpPlace(NamedTuple):
 
 
 class OpRunner(Protocol):
-    """Who runs the ops."""
+    """Runs the ops in its own way, such as rounded."""
 
     def run_op(self, place: OpPlace, info: OpInfo, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Run `func` and return what it returned; what this raises reaches the training."""
+        """Run `func` and return its result; an exception raised here reaches the training."""
 
 
 class OpInterceptor(LoopFollower):
@@ -53,13 +51,13 @@ class OpInterceptor(LoopFollower):
         self._error: Exception | None = None
 
     def place_of(self, op: str) -> OpPlace:
-        """Return the place of an op that the code which is running now is about to call."""
+        """Return the place of an op that the running code is about to call."""
         stack = self.modules.sites
         return OpPlace(self.sites.names[stack[-1] if stack else 0], PHASES[self.clock.phase], op)
 
     @contextlib.contextmanager
     def running(self) -> Iterator[None]:
-        """Follow the loop inside the block; compiled models run eagerly in it, for compiled code shows no ops."""
+        """Follow the loop inside the block; compiled models run eagerly in it, because compiled code shows no ops."""
         try:
             with observing_loop(self):
                 self._switch.turn(on=True, listening=False)
@@ -73,20 +71,20 @@ class OpInterceptor(LoopFollower):
             raise self._error
 
     def failed(self, error: Exception) -> None:
-        """Keep the error for the end of the block: from here on places would be wrong."""
+        """Raise the error at the end of the block: from here on, places would be wrong."""
         self._error = self._error or error
         self._mode.paused = True
 
     # -- hooks of LoopFollower -----------------------------------------------------------------------------------------
 
     def module_called(self, call: ModuleCall, args: tuple[Any, ...]) -> None:
-        """Stop listening for a loop of plain functions, and see ops after the modes that the user has entered."""
+        """Note that this is not a loop of plain functions, and move below the modes that the user has entered."""
         if call.is_by_loop:
             self.clock.hears_functions = False
             self._switch.place_innermost()
 
     def backward_began(self, backward: BackwardCall) -> None:
-        """Have compiled code run eagerly."""
+        """Make compiled code run eagerly."""
         if not backward.is_nested:
             self._switch.place()
 
@@ -102,7 +100,7 @@ class OpInterceptor(LoopFollower):
         self._mode.begin_optimizer(attempt.optimizer)
 
     def optimizer_ended(self, attempt: StepAttempt) -> None:
-        """Forget them."""
+        """Forget which tensors belong to which parameters."""
         self._mode.end_optimizer()
         self._mode.await_forward()
 
@@ -111,7 +109,7 @@ class OpInterceptor(LoopFollower):
         self._mode.await_forward()
 
     def loop_called(self, call: LoopCall) -> None:
-        """Have what was compiled just now run eagerly; forget gradients that were cleared."""
+        """Make what was just compiled run eagerly; forget gradients that were cleared."""
         self._switch.place()
         if call.kind == "zero_grad":
             self._mode.end_optimizer()

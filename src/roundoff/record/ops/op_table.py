@@ -7,11 +7,10 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from roundoff.record.reference.op_call import list_tensors
-from roundoff.record.torch_private import is_composite
+from roundoff.torch_private import is_composite
 
 _HOLDS_GARBAGE = frozenset(
     {"empty", "empty_like", "empty_strided", "empty_permuted", "new_empty", "new_empty_strided", "resize_", "set_"}
@@ -23,10 +22,10 @@ _UNDECLARED_VIEWS = frozenset(
     }
 )  # fmt: skip
 _UNDECLARED_WRITES = {"native_batch_norm": (3, 4), "cudnn_batch_norm": (3, 4), "miopen_batch_norm": (3, 4)}
-"""Running statistics, which no schema says are written to."""
+"""Running statistics: they are written to, and no schema says so."""
 
 _SCRATCH = {"mkldnn_rnn_layer": (3,), "_cudnn_rnn": (3,), "miopen_rnn": (3,), "cudnn_batch_norm": (3,)}
-"""Returns that are memory for the backward to work with, partly never written to."""
+"""Returns that are scratch memory for the backward; parts of it are never written."""
 
 
 class OpKind(Enum):
@@ -38,7 +37,7 @@ class OpKind(Enum):
     MUTATED = "mutated"
     """Nothing is returned; arguments were written to (foreach, fused optimizers)."""
     COMPOSITE = "composite"
-    """It is made of other ops, which torch shows to nobody in inference mode unless it is taken apart."""
+    """It is made of other ops; in inference mode, torch shows those to a mode only if the op is decomposed."""
     COLLECTIVE = "collective"
     """Arguments are written to later, by another thread or device."""
 
@@ -57,11 +56,11 @@ class OpInfo:
     per_tensor: bool = False
     """Whether the nth tensor of the result belongs to the nth tensor of the first argument (foreach, fused)."""
     loses_versions: bool = False
-    """Whether torch forgets to count the writing as a new version of the tensors when a mode sees the op."""
+    """Whether torch does not raise the version counters of written tensors when a mode sees the op."""
 
 
 def describe_op(func: Any) -> OpInfo:
-    """Read an operator's schema; a higher-order operator has none and is taken by what it returns."""
+    """Read an operator's schema; a higher-order operator has none, so only what it returns is known."""
     schema = getattr(func, "_schema", None)
     if schema is None:
         return OpInfo(name=f"higher_order.{func.__name__}", kind=OpKind.RETURNED)
@@ -97,6 +96,15 @@ def _collective_kind(namespace: str, bare: str) -> OpKind:
     return OpKind.RETURNED if bare == "wait_tensor" else OpKind.NOTHING
 
 
+def computed_tensors(func: Any, info: OpInfo, args: Sequence[Any], kwargs: dict[str, Any], result: Any) -> list[Tensor]:
+    """Return the tensors that the op computed, flattened: what it returned but for views, or what it wrote to."""
+    if info.kind is OpKind.MUTATED:
+        return written_arguments(func, info, args, kwargs)
+    if info.views and isinstance(result, tuple):
+        result = [entry for index, entry in enumerate(result) if index not in info.views]
+    return list_tensors(result)
+
+
 def written_arguments(func: Any, info: OpInfo, args: Sequence[Any], kwargs: dict[str, Any]) -> list[Tensor]:
     """Return the tensors that the op writes to, flattened, in the order of its schema."""
     found: list[Tensor] = []
@@ -112,8 +120,3 @@ def read_arguments(func: Any, info: OpInfo, args: Sequence[Any], kwargs: dict[st
     """Return the tensors that go into the op, flattened; not those given by name to take the result (`out=`)."""
     written = {func._schema.arguments[position].name for position in info.mutated}
     return list_tensors([*args, *(value for name, value in kwargs.items() if name not in written)])
-
-
-def is_random(func: Any) -> bool:
-    """Say whether the op draws random numbers."""
-    return torch.Tag.nondeterministic_seeded in getattr(func, "tags", ())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import threading
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import fields, is_dataclass
 from types import FrameType
@@ -14,29 +15,32 @@ from torch import Tensor
 from torch.autograd.graph import increment_version
 from torch.optim import Optimizer
 
-from roundoff.kernels import row as columns
+from roundoff.kernels.compiled import READABLE_DTYPE_CODES
+from roundoff.kernels.host_copies import HostCopies
 from roundoff.record.event_selection import EventFilter, RecordingSettings
 from roundoff.record.loop.follower import LoopFollower
 from roundoff.record.loop.step_clock import PHASES, Phase
-from roundoff.record.ops.op_table import OpInfo, OpKind, describe_op, read_arguments, written_arguments
-from roundoff.record.ops.rows import Rows
+from roundoff.record.ops.op_table import OpInfo, OpKind, computed_tensors, describe_op, read_arguments
+from roundoff.record.ops.rows import StepRows
 from roundoff.record.ops.site_tracking import PLAIN, NameCodes, SiteTrackingMode
 from roundoff.record.reference import OpJudge
 from roundoff.record.reference.op_call import list_tensors
 from roundoff.record.source_lines import Sources
-from roundoff.record.torch_private import (
+from roundoff.torch_private import (
     has_function_modes,
     has_no_memory,
     hidden_from_modes,
     is_only_mode,
     is_transformed,
+    is_zero_tensor,
     keep_group_of,
     local_tensor,
     never_compiled,
+    sparse_values,
 )
 
 INPUT, PARAMETER, GRADIENT = range(3)
-"""Codes of what stands in the place of an op for tensors that no op computed."""
+"""Codes of the names that tensors have in place of an op, where no op computed them."""
 
 CUT = "aten.detach"
 """The one view that is an event: where a forward leaves the graph."""
@@ -47,7 +51,7 @@ _ROWS_PER_CHECK = 1024
 class OpRecorder(SiteTrackingMode):
     """Sees every op while it is pushed, and adds a row for each tensor that an op computed.
 
-    Whatever goes wrong here is handed to `follower.failed`, never to the training.
+    Errors raised here go to `follower.failed`, never to the training.
     """
 
     def __init__(
@@ -61,7 +65,8 @@ class OpRecorder(SiteTrackingMode):
         on_row: Callable[[Tensor, int], None] | None,
     ) -> None:
         super().__init__(follower, sources=sources)
-        self.rows = Rows()
+        self._copies = HostCopies()
+        self.rows = StepRows(self._copies)
         self.ops = NameCodes("input", "parameter", "gradient")
         self.outputs = NameCodes(*(f"output{i}" for i in range(8)))
         self.num_unreadable = 0
@@ -76,18 +81,19 @@ class OpRecorder(SiteTrackingMode):
         self._pending: list[tuple[Tensor, tuple[int, int, int, int, int, int, int, int]]] = []
         self._instruction = (0, 0)
         self._process = os.getpid()
+        self._one_at_a_time = threading.RLock()  # autograd has a thread for each accelerator
 
-    # -- what the session tells ----------------------------------------------------------------------------------------
+    # -- called by the session ----------------------------------------------------------------------------------------
 
     def new_microbatch(self) -> None:
         """Count ops from 0 again, except those of the optimizer, which belong to the whole step."""
         for phase in (Phase.FORWARD, Phase.BACKWARD, Phase.EVAL):
             self._counts[phase].clear()
 
-    def new_step(self) -> Rows:
-        """Hand over the rows of the step that ended and begin anew."""
+    def new_step(self) -> StepRows:
+        """Return the rows of the step that ended, and start with none."""
         self.take_pending()
-        rows, self.rows = self.rows, Rows()
+        rows, self.rows = self.rows, StepRows(self._copies)
         for counts in self._counts:
             counts.clear()
         self.forget_older_nodes()
@@ -97,7 +103,7 @@ class OpRecorder(SiteTrackingMode):
                   output: int = 0, microbatch: int = 0, has_source: bool = False) -> None:  # fmt: skip
         """Add a row for a tensor that is not an op's output: an input, a parameter, a gradient.
 
-        In a replay, one that `has_source` gets the line of the user's call that is made again.
+        In a replay, one with `has_source` gets the line of the user's call that is repeated.
         """
         op_code = self.ops.code(op)
         if self._wanted and not self._wanted.wants(PHASES[phase], self._sites.names[site], op):
@@ -109,16 +115,16 @@ class OpRecorder(SiteTrackingMode):
         self._add(x, phase, microbatch, site, op_code, nth, self._output(output), code, source)
 
     def take_pending(self) -> None:
-        """Read the tensors of collectives that were still under way when they were called."""
+        """Read the results of collectives that had not finished when they were called."""
         pending, self._pending = self._pending, []
         for x, key in pending:
             self._add(x, *key)
 
-    # -- what torch tells ----------------------------------------------------------------------------------------------
+    # -- called by torch ----------------------------------------------------------------------------------------------
 
     @never_compiled
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Run the op as it is and look at what it computed."""
+        """Run the op unchanged and summarize what it computed."""
         if self.paused and not self._hears_forward():
             return func(*args, **kwargs) if kwargs else func(*args)
         known = self._infos.get(func)
@@ -128,11 +134,12 @@ class OpRecorder(SiteTrackingMode):
         if info.kind is OpKind.NOTHING:
             result = func(*args, **kwargs) if kwargs else func(*args)
             self._note_node()
-            if info.name == CUT and self._instruction != _instruction(sys._getframe(1)):
+            if info.name == CUT and self._instruction != _instruction(sys._getframe().f_back):
                 self._note_cut(known[1], args[0])
             return result
-        self._instruction = _instruction(sys._getframe(1))
-        if info.kind is OpKind.COMPOSITE and is_only_mode():
+        self._instruction = _instruction(sys._getframe().f_back)
+        # not for tensors that implement ops themselves (nested ones, subclasses): they would call this mode again
+        if info.kind is OpKind.COMPOSITE and is_only_mode() and not types and not any(map(_is_nested, args)):
             with self:
                 return func.decompose(*args, **(kwargs or {}))
         saved = self._before(func, info, args, kwargs) if self._judge or self._inputs else None
@@ -140,11 +147,12 @@ class OpRecorder(SiteTrackingMode):
         if info.loses_versions:
             increment_version([x for x in args[0] if x.device.type == "cpu" and not x.is_inference()])
         try:
-            if self._computes or has_function_modes():
-                with hidden_from_modes():
+            with self._one_at_a_time:
+                if self._computes or has_function_modes():
+                    with hidden_from_modes():
+                        self._after(func, info, known[1], args, kwargs, result, saved)
+                else:
                     self._after(func, info, known[1], args, kwargs, result, saved)
-            else:
-                self._after(func, info, known[1], args, kwargs, result, saved)
         except Exception as error:
             self.paused = True
             self._follower.failed(error)
@@ -156,7 +164,7 @@ class OpRecorder(SiteTrackingMode):
         return known
 
     def _note_cut(self, op: int, x: Any) -> None:
-        """Add a row where a forward leaves the graph, if lines are asked for: no gradient will come past this one."""
+        """Add a row where a forward leaves the graph (`detach`), if lines are requested: no gradient passes here."""
         if self.paused or self._sources is None or self._clock.phase is not Phase.FORWARD:
             return
         if not x.requires_grad or not torch.is_grad_enabled():
@@ -201,12 +209,7 @@ class OpRecorder(SiteTrackingMode):
             for index, x in enumerate(saved[0]):
                 code = self.outputs.code(f"input{index}")
                 self._add(x, phase, microbatch, site, op, nth, code, parameter, source, is_result=False)
-        if info.kind is OpKind.MUTATED:
-            found = written_arguments(func, info, args, kwargs or {})
-        elif type(result) in PLAIN:
-            found = [result]
-        else:
-            found = _without_views(result, info)
+        found = [result] if type(result) in PLAIN else computed_tensors(func, info, args, kwargs or {}, result)
         introduced = None
         if self._judge is not None and saved is not None and saved[1] is not None:
             introduced = self._judge.after(saved[1], func, args, kwargs or {}, found)
@@ -242,29 +245,34 @@ class OpRecorder(SiteTrackingMode):
         try:
             place = self.rows.add(x, phase, microbatch, site, op, nth, output, parameter, source)
         except (RuntimeError, TypeError):
-            if x._is_zerotensor():  # what forward-mode differentiation has instead of a tensor full of zeros
+            if is_zero_tensor(x):  # forward-mode differentiation uses this in place of a tensor of zeros
                 with hidden_from_modes():
                     zeros = torch.zeros(x.shape, dtype=x.dtype, device=x.device)
                 return self._add(zeros, phase, microbatch, site, op, nth, output, parameter, source)
-            if x.dtype in columns.DTYPE_CODES and not has_no_memory(x):
+            if x.dtype in READABLE_DTYPE_CODES and not has_no_memory(x):
                 raise
             self.num_unreadable += 1
             return -1
         if not place % _ROWS_PER_CHECK and os.getpid() != self._process:
-            self.paused = True  # a worker of the user's, whose rows nobody will write
+            self.paused = True  # a worker process of the script: its rows are never written
         if self._on_row is not None:
             self._on_row(x, place)
-        if self._histograms and is_result:  # what goes into an op has come out of another
+        if self._histograms and is_result:  # an input is the output of another op, which was summarized there
             self.rows.histograms.add(x, place)
         return place
 
 
-def _instruction(frame: FrameType) -> tuple[int, int]:
-    """Return what tells an op that the user's code calls from one that torch calls in the course of another.
+def _instruction(frame: FrameType | None) -> tuple[int, int]:
+    """Return what distinguishes an op that the user's code calls from one that torch calls inside another op.
 
-    Autograd detaches results that it saves; that happens within the same instruction.
+    Autograd detaches results that it saves; that happens within the same instruction. Its threads for accelerators run
+    no Python code but ours.
     """
-    return id(frame), frame.f_lasti
+    return (0, 0) if frame is None else (id(frame), frame.f_lasti)
+
+
+def _is_nested(value: Any) -> bool:
+    return isinstance(value, Tensor) and value.is_nested
 
 
 def _readable(x: Tensor) -> Tensor | None:
@@ -274,22 +282,16 @@ def _readable(x: Tensor) -> Tensor | None:
         if local is not None:
             return _readable(local)
         if hasattr(type(x), "__torch_dispatch__") and type(x).__torch_dispatch__ is not Tensor.__torch_dispatch__:
-            return None  # a subclass that computes with something else than its own memory
+            return None  # a subclass that does not compute with its own memory
     if x.layout is torch.sparse_coo:
-        return x._values()
+        return sparse_values(x)
     if x.layout is not torch.strided or x.is_meta:
         return None
     return x
 
 
-def _without_views(result: Any, info: OpInfo) -> list[Tensor]:
-    if info.views and isinstance(result, tuple):
-        result = [entry for index, entry in enumerate(result) if index not in info.views]
-    return list_tensors(result)
-
-
 class NamedTensors:
-    """Hands the recorder what no op computes: parameters, inputs of models, and gradients as an optimizer sees them."""
+    """Gives the recorder what no op computes: parameters, inputs of models, and gradients as an optimizer sees them."""
 
     def __init__(self, recorder: OpRecorder, follower: LoopFollower) -> None:
         self._recorder = recorder
@@ -325,7 +327,7 @@ class NamedTensors:
                 )
 
     def take_gradients(self, optimizer: Optimizer | None) -> None:
-        """Take the gradients of one optimizer's parameters, or of all models where nobody steps; once a step."""
+        """Take the gradients of one optimizer's parameters, or of all models if no optimizer steps; once a step."""
         if self._gradients_taken:
             return
         self._gradients_taken = True
@@ -343,7 +345,7 @@ class NamedTensors:
 
 
 def _tensors_of_batch(value: Any) -> Iterator[Tensor]:
-    """Give the tensors of a batch, looking into lists, tuples, mappings and dataclasses."""
+    """Yield the tensors of a batch, looking into lists, tuples, mappings and dataclasses."""
     if isinstance(value, Tensor):
         yield value
     elif isinstance(value, (list, tuple, Mapping)):

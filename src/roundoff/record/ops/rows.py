@@ -1,9 +1,10 @@
-"""Events of one step, gathered without building anything per event but one tuple; made into columns at the end."""
+"""The events of one step: one tuple per event while it runs, columns at the end."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -11,25 +12,25 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from roundoff.kernels import histogram
+from roundoff.kernels import histogram, summarize
 from roundoff.kernels import row as columns
-from roundoff.kernels.availability import compiled
-from roundoff.kernels.summaries import histogram_torch, summarize_torch
+from roundoff.kernels.compiled import READABLE_DTYPE_CODES, compiled_kernels
+from roundoff.kernels.host_copies import HostCopies
 from roundoff.record.loop.step_clock import PHASES
 from roundoff.record.reference import IntroducedError
-from roundoff.record.torch_private import hidden_from_modes
 from roundoff.runs import EventColumns, Interned, shape_to_text
+from roundoff.torch_private import hidden_from_modes
 
 MAX_ELEMENTS = 2**15
-"""Of a larger tensor slices at even distances are counted: a picture needs no more, and 16 bits hold every count."""
+"""Of a larger tensor, evenly spaced slices are counted: that is enough for a picture, and 16 bits hold every count."""
 
 
 class Histograms:
-    """Counts by the place of their events; those of tensors elsewhere than on the CPU are fetched at the end."""
+    """Counts by the place of their events; tensors on an accelerator are counted when their copies arrive."""
 
-    def __init__(self) -> None:
+    def __init__(self, copies: HostCopies | None = None) -> None:
         self._counts: dict[int, npt.NDArray[np.uint16]] = {}
-        self._on_device: list[tuple[int, Tensor]] = []
+        self._copies = copies or HostCopies()
 
     def add(self, x: Tensor, place: int) -> None:
         """Count the elements of a tensor of floating-point numbers; others have no exponents."""
@@ -38,13 +39,16 @@ class Histograms:
         with hidden_from_modes():
             part = sample_slices(x.detach())
             if part.is_cpu:
-                self._counts[place] = histogram(part).astype(np.uint16)
+                self._count(place, part)
             else:
-                self._on_device.append((place, histogram_torch(part)))
+                self._copies.add(part, partial(self._count, place))
+
+    def _count(self, place: int, part: Tensor) -> None:
+        self._counts[place] = histogram(part).astype(np.uint16)
 
     def column(self, num_rows: int) -> npt.NDArray[np.uint16] | None:
         """Return a line of counts for each event, masked where there are none; None if there are none at all."""
-        self._fetch()
+        self._copies.deliver()
         if not self._counts:
             return None
         values = np.zeros((num_rows, columns.NUM_HISTOGRAM_BUCKETS), dtype=np.uint16)
@@ -53,16 +57,9 @@ class Histograms:
             values[place], missing[place] = counts, False
         return np.ma.MaskedArray(values, mask=missing)
 
-    def _fetch(self) -> None:
-        if self._on_device:
-            fetched = torch.stack([counts.to(torch.int64) for _, counts in self._on_device]).cpu().numpy()
-            for (place, _), counts in zip(self._on_device, fetched, strict=True):
-                self._counts[place] = counts.astype(np.uint16)
-            self._on_device.clear()
-
 
 def sample_slices(x: Tensor) -> Tensor:
-    """Return a tensor that is not too large as it is, and of a large one slices of its longest dimensions.
+    """Return a small tensor as it is, and slices of the longest dimensions of a large one.
 
     >>> sample_slices(torch.zeros(2**20, 2)).shape
     torch.Size([16384, 2])
@@ -78,7 +75,7 @@ _BLOCK = 1024
 _ROW_BYTES = columns.ROW_WIDTH * 8
 
 
-class EventKey(NamedTuple):
+class RowKey(NamedTuple):
     """Where an event belongs, as codes of names; -1 where there is none."""
 
     phase: int
@@ -94,27 +91,27 @@ class EventKey(NamedTuple):
     device: torch.device
 
 
-_NUM_CODES = EventKey._fields.index("dtype")
+_NUM_CODES = RowKey._fields.index("dtype")
 _make_key = tuple.__new__
-"""Makes an `EventKey` of a tuple, several times as fast as calling the class."""
+"""Makes a `RowKey` of a tuple, several times as fast as calling the class."""
 
 
-class Rows:
-    """Summaries of tensors with the keys they belong to.
+class StepRows:
+    """Summaries of a step's tensors with the keys they belong to.
 
-    Tensors on the CPU are read at once by the compiled kernel; those elsewhere are reduced on their device, and the
-    results are copied together when the rows are taken.
+    Tensors on the CPU are read at once by the compiled kernel; those elsewhere are copied without waiting, and their
+    copies are read when the rows are taken.
     """
 
-    def __init__(self) -> None:
-        self.histograms = Histograms()
+    def __init__(self, copies: HostCopies | None = None) -> None:
+        self._copies = copies or HostCopies()
+        self.histograms = Histograms(self._copies)
         self._blocks: list[npt.NDArray[np.float64]] = []
-        self._keys: list[EventKey] = []
-        self._errors: dict[int, IntroducedError] = {}
-        self._on_device: dict[torch.device, list[tuple[int, Tensor]]] = {}
+        self._keys: list[RowKey] = []
+        self._errors: dict[int, tuple[float, float]] = {}
         self._address = 0
         self._free = 0
-        kernels = compiled()
+        kernels = compiled_kernels()
         self._summarize = kernels.summarize if kernels else None
 
     def __len__(self) -> int:
@@ -129,7 +126,7 @@ class Rows:
             self._address = block.ctypes.data
             self._free = _BLOCK
         dtype, shape, device = x.dtype, x.shape, x.device
-        code = columns.DTYPE_CODES.get(dtype)
+        code = READABLE_DTYPE_CODES.get(dtype)
         place = len(self._keys)
         if code is not None and self._summarize is not None and device.type == "cpu" and not x.is_neg():
             address = x.data_ptr()
@@ -138,41 +135,45 @@ class Rows:
             self._summarize(address, code, shape, x.stride(), self._address)
         else:
             with hidden_from_modes():
-                numbers = summarize_torch(x.detach())
-            self._on_device.setdefault(device, []).append((place, numbers))
+                if device.type == "cpu":
+                    self._summarize_into(place, x)
+                else:
+                    self._copies.add(x, partial(self._summarize_into, place))
         self._address += _ROW_BYTES
         self._free -= 1
         key = (phase, microbatch, site, op, nth, output, parameter, source, dtype, shape, device)
-        self._keys.append(_make_key(EventKey, key))
+        self._keys.append(_make_key(RowKey, key))
         return place
 
+    def _summarize_into(self, place: int, x: Tensor) -> None:
+        self._blocks[place // _BLOCK][place % _BLOCK] = summarize(x)
+
     def note_introduced(self, place: int, error: IntroducedError) -> None:
-        """Keep the error that the op of an event introduced; it is read when the rows are."""
-        self._errors[place] = error
+        """Keep the error that the op of an event introduced."""
+        if error.worst.is_cpu:
+            self._errors[place] = (error.max_ulps, error.rms_ulps)
+        else:
+            self._copies.add(torch.stack((error.worst, error.mean_square)), partial(self._note_fetched, place))
+
+    def _note_fetched(self, place: int, numbers: Tensor) -> None:
+        worst, mean_square = numbers.tolist()
+        self._errors[place] = (worst, math.sqrt(mean_square))
 
     def content_hash(self, place: int) -> int:
         """Return the hash of the event's tensor; waits for its device."""
-        self._fetch()
+        self._copies.deliver()
         return int(self._blocks[place // _BLOCK][place % _BLOCK, columns.HASH : columns.HASH + 1].view(np.uint64)[0])
 
     def numbers(self) -> npt.NDArray[np.float64]:
         """Return all rows so far, one line each; waits for devices."""
-        self._fetch()
+        self._copies.deliver()
         if not self._keys:
             return np.empty((0, columns.ROW_WIDTH))
         return np.concatenate(self._blocks)[: len(self._keys)]
 
-    def keys(self) -> Sequence[EventKey]:
+    def keys(self) -> Sequence[RowKey]:
         """Return the keys of all rows so far."""
         return self._keys
-
-    def _fetch(self) -> None:
-        for waiting in self._on_device.values():
-            places = [place for place, _ in waiting]
-            numbers = torch.stack([row.to(torch.float64) for _, row in waiting]).cpu().numpy()
-            for place, row in zip(places, numbers, strict=True):
-                self._blocks[place // _BLOCK][place % _BLOCK] = row
-        self._on_device.clear()
 
     def to_columns(self, step: int, *, sites: Sequence[str], ops: Sequence[str], outputs: Sequence[str],
                    parameters: Sequence[str], sources: Sequence[str]) -> EventColumns:  # fmt: skip
@@ -180,7 +181,7 @@ class Rows:
         numbers = self.numbers()
         num_rows = len(self._keys)
         table = np.array([key[:_NUM_CODES] for key in self._keys], dtype=np.int32).reshape(num_rows, _NUM_CODES)
-        codes = dict(zip(EventKey._fields, table.T, strict=False))
+        codes = dict(zip(RowKey._fields, table.T, strict=False))
         counts = numbers[:, columns.NUM_NAN : columns.NUM_SUBNORMAL + 1].astype(np.int64)
         num_elements = np.fromiter((key.shape.numel() for key in self._keys), dtype=np.int64, count=num_rows)
         num_finite = num_elements * _numbers_per_element(self._keys) - counts[:, :3].sum(axis=1)
@@ -214,20 +215,20 @@ class Rows:
             hash=np.ascontiguousarray(numbers[:, columns.HASH]).view(np.uint64),
             sketch=_to_float32(numbers[:, columns.SKETCH :]),
             histogram=self.histograms.column(num_rows),
-            introduced_ulps=self._error_column(lambda error: error.max_ulps),
-            introduced_rms_ulps=self._error_column(lambda error: error.rms_ulps),
+            introduced_ulps=self._error_column(0),
+            introduced_rms_ulps=self._error_column(1),
         )
 
-    def _error_column(self, number: Callable[[IntroducedError], float]) -> npt.NDArray[np.float32] | None:
+    def _error_column(self, number: int) -> npt.NDArray[np.float32] | None:
         if not self._errors:
             return None
         values, missing = np.zeros(len(self._keys), dtype=np.float32), np.ones(len(self._keys), dtype=bool)
         for place, error in self._errors.items():
-            values[place], missing[place] = number(error), False
+            values[place], missing[place] = error[number], False
         return np.ma.MaskedArray(values, mask=missing)
 
 
-def _numbers_per_element(keys: Sequence[EventKey]) -> npt.NDArray[np.int64]:
+def _numbers_per_element(keys: Sequence[RowKey]) -> npt.NDArray[np.int64]:
     """Numbers per element: two for complex dtypes."""
     return np.fromiter((2 if key.dtype.is_complex else 1 for key in keys), dtype=np.int64, count=len(keys))
 

@@ -1,7 +1,7 @@
-"""Walking over large tensors in pieces that stay in the cache.
+"""Goes through large tensors in pieces that fit into the cache.
 
-A temporary of a megabyte and more comes from fresh pages every time: 4 ns an element on the machine this was
-measured on, where the arithmetic itself costs .2.
+A temporary of a megabyte or more is allocated from new pages each time: 4 ns per element when it was measured, while
+the arithmetic itself took 0.2 ns.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ CHUNK = 1 << 16
 
 
 def in_chunks(tensors: Sequence[Tensor], shape: Sequence[int]) -> Iterator[list[Tensor]]:
-    """Go through `tensors`, broadcast to `shape`, in parts of about 65536 elements each.
+    """Yield `tensors`, broadcast to `shape`, in parts of about 65536 elements each.
 
     A tensor without dimensions stays as it is: ops treat it as a number.
     """

@@ -57,7 +57,7 @@ class _Geometry:
         )
         return cls(kernel=kernel, stride=stride, padding=padding, dilation=dilation, output=(rows, columns))
 
-    def padded(self, x: Tensor) -> Tensor:
+    def pad(self, x: Tensor) -> Tensor:
         rows, columns = self.padding
         return pad(x, (columns, columns, rows, rows)) if rows or columns else x
 
@@ -91,7 +91,7 @@ class _Geometry:
 def _forward(geometry: _Geometry, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     num_out = weight.shape[0]
     matrix = weight.to(torch.float64).flatten(1)
-    padded = geometry.padded(x)
+    padded = geometry.pad(x)
     output = matrix.new_empty(num_out, x.shape[0], *geometry.output)
     scratch = matrix.new_empty(0)
     for part in geometry.groups_of_samples(weight, x.shape[0]):
@@ -106,7 +106,7 @@ def _backward(geometry: _Geometry, call: OpCall) -> list[Tensor | None]:
     grad, x, weight = call.get("grad_output"), call.get("input"), call.get("weight")
     needs_input, needs_weight, needs_bias = call.get("output_mask")
     matrix = weight.to(torch.float64).flatten(1).t()
-    padded = geometry.padded(x)
+    padded = geometry.pad(x)
     into_x = matrix.new_zeros(padded.shape) if needs_input else None
     into_weight = matrix.new_zeros(weight.shape[0], matrix.shape[0]) if needs_weight else None
     scratch, scratch_errors = matrix.new_empty(0), matrix.new_empty(0)
@@ -116,7 +116,7 @@ def _backward(geometry: _Geometry, call: OpCall) -> list[Tensor | None]:
             into_weight.addmm_(errors, _matrix(geometry.columns(padded[part]), 3, scratch).t())
         if into_x is not None:
             columns = scratch.resize_(matrix.shape[0], errors.shape[1])
-            _spread(geometry, torch.mm(matrix, errors, out=columns), into_x[part])
+            _add_columns_(geometry, torch.mm(matrix, errors, out=columns), into_x[part])
     top, left = geometry.padding
     return [
         None if into_x is None else into_x[:, :, top : top + x.shape[2], left : left + x.shape[3]],
@@ -125,7 +125,7 @@ def _backward(geometry: _Geometry, call: OpCall) -> list[Tensor | None]:
     ]
 
 
-def _spread(geometry: _Geometry, columns: Tensor, padded: Tensor) -> None:
+def _add_columns_(geometry: _Geometry, columns: Tensor, padded: Tensor) -> None:
     """Add up the columns at the places that the kernel read them from."""
     samples, channels = padded.shape[:2]
     columns = columns.view(channels, *geometry.kernel, samples, *geometry.output)

@@ -1,4 +1,4 @@
-"""The distance between what an op gave and what it should have given, in ulps of the format it gave it in."""
+"""The distance between the result of an op and the exact one, in ulps of the result's format."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from roundoff.record.reference.chunks import CHUNK, in_chunks
 class IntroducedError:
     """What one op added to the error of one output, in units of the output format's eps.
 
-    The numbers stay on the op's device until somebody reads them: read them when the step is over.
+    The numbers stay on the op's device until they are read; read them after the step, so that nothing waits.
     """
 
     worst: Tensor
@@ -36,7 +36,7 @@ class ErrorTally:
     """Collects the error of one output, part by part.
 
     An error is counted in units of `scale * eps`, at least the smallest subnormal, so that underflow counts as the
-    rounding it is; in fp32 and bf16 at least the smallest normal number, below which many kernels give 0. Overflow is
+    rounding it is; in fp32 and bf16 at least the smallest normal number, below which many kernels return 0. Overflow is
     not rounding: an infinity of the right sign, where the reference is beyond the format's largest number, counts 0, as
     do two NaNs; 8-bit formats may have NaN or their largest number there. Any other disagreement about being finite
     counts as infinite.
@@ -63,6 +63,11 @@ class ErrorTally:
             return
         for part in in_chunks([out, reference] if scale is None else [out, reference, scale], out.shape):
             self._add(*part)
+
+    def ulps_of_each(self, out: Tensor, reference: Tensor, scale: Tensor | None = None) -> Tensor:
+        """Return the error of each element, without counting it."""
+        size = reference.abs() if scale is None else scale
+        return self._carefully(out.to(reference), reference, size).div_(self._eps)
 
     def result(self) -> IntroducedError | None:
         """Return what was collected, or None where nothing was."""

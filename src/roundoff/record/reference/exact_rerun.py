@@ -1,4 +1,4 @@
-"""Running a call again, exactly: in fp64, piece by piece where the op allows it."""
+"""Runs a call again more exactly: in fp64, piece by piece if the op allows it."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ from roundoff.record.reference.chunks import CHUNK, in_chunks
 from roundoff.record.reference.convolution import can_convolve, convolve
 from roundoff.record.reference.lstm import can_unroll, unroll
 from roundoff.record.reference.op_call import PRODUCTS, OpCall, replace_tensors
-from roundoff.record.torch_private import OpOverload
+from roundoff.torch_private import OpOverload
 
 
 def has_something_to_judge(op: Any) -> bool:
-    """Say whether an op computes numbers that those of a more exact run can be compared with."""
+    """Return whether an op computes numbers that can be compared with a more exact run."""
     if not computes_numbers(op):
         return False
     name = op.overloadpacket.__name__
-    return not (_JUMPING.match(name) or _SOLVING.match(name) or op._overloadname.endswith("_mode"))
+    return not (_JUMPING.match(name) or _SOLVING.match(name) or op.name().endswith("_mode"))
 
 
 def computes_numbers(op: Any) -> bool:
-    """Say whether an op computes numbers from numbers, the same ones every time, and may run a second time.
+    """Return whether an op computes numbers from numbers, deterministically, and may run a second time.
 
-    Random ops are left alone, except those that draw numbers only for a `dropout_p` that is not 0.
+    Random ops are excluded, except those that draw numbers only if their `dropout_p` is not 0.
     """
     if not isinstance(op, OpOverload) or op.is_view or op.namespace in _FOREIGN:
         return False
@@ -54,7 +54,7 @@ _CONSTANT = frozenset({
 # fmt: on
 
 _JUMPING = re.compile(r"floor_divide|remainder|nextafter|nan_to_num|grid_sampler|_?fake_quantize|_fused_moving_avg")
-"""Functions that jump, where a number inside is off by a rounding or with the format; so does `div` with a mode."""
+"""Discontinuous functions: a rounding error in their input can change the result by a lot; so can `div` with a mode."""
 _SOLVING = re.compile(
     r"_?linalg_(?!vector_norm)|_?lu_|.*(cholesky|(?<!w)eig|svd|qrf|ormqr|triangular_solve|lstsq)"  # not weight, gelu_
 )
@@ -89,7 +89,7 @@ def pieces(call: OpCall, outputs: Sequence[Tensor]) -> Iterator[Piece]:
 
 
 def as_computed(call: OpCall, num_results: int) -> OpCall:
-    """Some convolutions compute the gradient of the weight along with that of the bias, whether asked to or not."""
+    """Return the call as it was computed: some convolutions compute the weight's gradient along with the bias's."""
     mask = call.get("output_mask")
     if mask is None or sum(mask) == num_results:
         return call
@@ -116,14 +116,16 @@ def run_in_fp64(call: OpCall) -> list[Tensor]:
     """Return the results of the call with every float argument made fp64; the call's own tensors stay as they are.
 
     Products of 16-bit numbers are exact in fp32, and their sums are off by less than a thousandth of an ulp of theirs.
-    So on the CPU their matrix products are taken in fp32, at half the price, unless they overflow there.
+    So on the CPU their matrix products are computed in fp32, in half the time, unless they overflow there.
     """
     if call.signature.name in PRODUCTS and all(map(_is_short, call.tensors())) and _fp32_is_exact():
         results = with_floats_as(call, torch.float32).run()
         if all(math.isfinite(result.sum()) for result in results):
             return results
     if call.signature.name == "embedding":
-        return [call.get("weight")[call.get("indices")].to(torch.float64)]  # the whole table may be large
+        return [
+            call.get("weight")[call.get("indices")].to(torch.float64)
+        ]  # converting the whole embedding table could take too much memory
     if can_convolve(call):
         return convolve(call)
     if can_unroll(call):
@@ -141,11 +143,11 @@ def _is_short(tensor: Tensor) -> bool:
 
 
 def _fp32_is_exact() -> bool:
-    """Say whether the user has left fp32 products on the CPU as they are: they can be told to use bf16 inside."""
+    """Return whether fp32 products on the CPU are computed in fp32: the user can make torch use bf16 inside."""
     backends: Any = torch.backends
     settings = (backends, backends.mkldnn.matmul, backends.mkldnn.conv)
-    asked = {setting.fp32_precision for setting in settings}
-    return asked <= {"none", "ieee"}
+    requested = {setting.fp32_precision for setting in settings}
+    return requested <= {"none", "ieee"}
 
 
 def with_floats_as(call: OpCall, dtype: torch.dtype | None) -> OpCall:

@@ -13,11 +13,12 @@ from typing import Any, Literal, Protocol
 import torch
 from torch import Tensor, nn
 
+from roundoff.kernels.compiled import where_fp64_is
 from roundoff.record.reference.error_tally import ErrorTally, IntroducedError
 from roundoff.record.reference.exact_rerun import Piece, has_something_to_judge, pieces, run_again, run_in_fp64
 from roundoff.record.reference.op_call import OpCall, Signature, list_tensors
 from roundoff.record.reference.output_scales import scales
-from roundoff.record.torch_private import OpOverload
+from roundoff.torch_private import OpOverload, aten_op
 
 __all__ = ["IntroducedError", "OpJudge", "OverwrittenValues", "Reference", "ReferenceKind"]
 
@@ -32,39 +33,39 @@ class OverwrittenValues:
 
 
 class OpJudge(Protocol):
-    """Who looks at each op of a recording, before and after."""
+    """Sees each op of a recording, before and after it runs."""
 
     not_judged: dict[str, str]
     """Why ops were not judged, by name."""
 
     def before(self, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Look at the arguments; what comes back is handed to `after`, and None means that the op is of no interest."""
+        """See the arguments; the returned value is passed to `after`, and None skips the op."""
 
     def after(
         self, saved: Any, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any], outputs: Sequence[Tensor]
     ) -> list[IntroducedError | None] | None:
-        """Look at the results, and say what error is in each of them, if that is known."""
+        """See the results; return the error in each of them, or None if it is unknown."""
 
 
 class Reference:
-    """Runs ops again, more exactly, and says what error each of them introduced.
+    """Runs ops again, more exactly, and returns the error that each of them introduced.
 
     Call it below autograd, from `__torch_dispatch__`, around the op. It reads the op's tensors and writes only to
-    copies of its own; random numbers stay untouched. What it cannot run again it gives up on, with a reason.
+    copies of its own, and draws no random numbers.
 
-    `not_judged` holds those reasons by name of the op. Ops that have nothing to judge (views, comparisons, random
-    numbers, collectives, fp64 results) are not in it.
+    `not_judged` holds why an op could not be run again, by its name. Ops that have nothing to judge (views,
+    comparisons, random numbers, collectives, fp64 results) are not in it.
     """
 
     def __init__(self, kind: ReferenceKind, *, run: Callable[[OpCall], list[Tensor]] | None = None) -> None:
-        """Judge by the same op in fp64 or on the CPU, or by what `run` makes of a call."""
+        """Compare with the same op in fp64 or on the CPU, or with what `run` returns for a call."""
         self.not_judged: dict[str, str] = {}
         self._kind = kind
         self._run_otherwise = run or (run_again if kind == "cpu" else run_in_fp64)
         self._signatures: dict[Any, Signature | None] = {}
 
     def before(self, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> OverwrittenValues | None:
-        """Copy what the op is about to overwrite; None where it cannot be judged or there is nothing to judge."""
+        """Copy what the op is about to overwrite; None if it cannot be judged or has nothing to judge."""
         try:
             signature = self._signature(func)
             if signature is None:
@@ -139,18 +140,19 @@ class Reference:
                 raise ValueError("it draws random numbers")
 
     def _as_copy(self, call: OpCall) -> OpCall:
-        """Return a cast or copy as the clone of its source: on a wider format nothing more is left of it."""
+        """Return a cast or copy as a clone of its source: in a wider format nothing else remains of it."""
         source = call.get("self")
         if "src" in call.signature.names:
             source = call.get("src").expand(source.shape) if isinstance(source, Tensor) else call.get("src")
-        clone = torch.ops.aten.clone.default if isinstance(source, Tensor) else torch.ops.aten._foreach_clone.default
-        signature = self._signature(clone)
+        is_one = isinstance(source, Tensor)
+        # not every torch has an op that clones a list: the product with 1 has the same numbers
+        signature = self._signature(torch.ops.aten.clone.default if is_one else aten_op("_foreach_mul.Scalar"))
         assert signature is not None
-        return OpCall(signature=signature, args=(source,), kwargs={})
+        return OpCall(signature=signature, args=(source,) if is_one else (source, 1), kwargs={})
 
     def _home(self, tensor: Tensor) -> Tensor:
-        """Return the tensor where it can be computed with: on the CPU, if asked for or where its device has no fp64."""
-        return tensor.cpu() if self._kind == "cpu" or tensor.device.type in _WITHOUT_FP64 else tensor
+        """Return the tensor on a device that can compute with it: the CPU if requested, or if its own has no fp64."""
+        return tensor.cpu() if self._kind == "cpu" else where_fp64_is(tensor)
 
     def _can_judge(self, output: Tensor) -> bool:
         if not output.is_floating_point() or not output.numel() or not _is_plain(output):
@@ -173,12 +175,12 @@ def _changes_device(call: OpCall) -> bool:
     if call.signature.name not in _COPIES:
         return False
     devices = {tensor.device for tensor in call.tensors()}
-    asked = call.get("device")
-    return len(devices) > 1 or (asked is not None and torch.device(asked) not in devices)
+    requested = call.get("device")
+    return len(devices) > 1 or (requested is not None and torch.device(requested) not in devices)
 
 
 def _save(call: OpCall, tensors: Sequence[Tensor]) -> OverwrittenValues | None:
-    """Copy what the op overwrites and reads, also through another tensor; None where written tensors overlap."""
+    """Copy what the op both reads and overwrites, also through another tensor; None if written tensors overlap."""
     written = [tensor for name in call.signature.written for tensor in list_tensors(call.get(name))]
     storages = {tensor.untyped_storage().data_ptr() for tensor in written}
     if len(storages) < len(written) and _overlap(written):
@@ -202,5 +204,4 @@ def _overlap(tensors: Sequence[Tensor]) -> bool:
 
 _PLAIN = (Tensor, nn.Parameter)
 _SAVED_NOTHING = OverwrittenValues(overwritten={})
-_WITHOUT_FP64 = frozenset({"mps"})
 _COPIES = frozenset({"_to_copy", "clone", "copy"})

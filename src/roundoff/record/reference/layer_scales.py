@@ -1,4 +1,4 @@
-"""What one ulp is for normalisations: their error comes from the mean that they take away.
+"""How large one ulp is for normalisations and attention: the former lose digits when they subtract the mean.
 
 A row whose mean is far larger than its spread loses digits in `x - mean`, whatever the kernel does, and the gradients
 of weight and bias are long sums whose terms cancel.
@@ -16,7 +16,7 @@ from roundoff.record.reference.op_call import OpCall
 
 
 def amax(x: Tensor, dims: tuple[int, ...]) -> Tensor:
-    """Return the largest size of an element over `dims`, which stay as 1; over all of `x` where it has but one."""
+    """Return the largest absolute value over `dims`, which keep size 1; over all of `x` if it has one dimension."""
     if x.dim() < 2:
         return x.abs().amax()
     return torch.maximum(x.amax(dims, keepdim=True), x.amin(dims, keepdim=True).neg_())
@@ -31,7 +31,7 @@ def inner_eps(dtype: torch.dtype) -> float:
     return min(1.0, torch.finfo(torch.float32).eps / torch.finfo(dtype).eps)
 
 
-# What one ulp is in fused attention and its gradients. A weight is as inexact as the score it comes from is
+# How large one ulp is in fused attention and its gradients. A weight is as inexact as the score it comes from is
 # large, and the gradients contain that of softmax, p * (dp - sum(p * dp)), which cancels where a query
 # attends to few keys. The sizes of all terms are added up head by head, so that no more than one head's
 # table of queries and keys is in memory.
@@ -39,7 +39,7 @@ def inner_eps(dtype: torch.dtype) -> float:
 Head = tuple[int, int]
 
 _SMALLEST_WEIGHT = 1e-30
-"""Far enough above fp32's smallest normal number, below which kernels take a weight for 0."""
+"""Well above fp32's smallest normal number, below which kernels treat a weight as 0."""
 
 
 def attention(call: OpCall, references: Sequence[Tensor]) -> list[Tensor | None]:
@@ -174,7 +174,7 @@ def _widest(call: OpCall) -> Tensor | float:
 
 
 def _drop_unrequested(call: OpCall, found: list[Tensor | None]) -> list[Tensor | None]:
-    """Leave out what the call was told not to compute."""
+    """Leave out the results that the call does not request."""
     mask: Sequence[bool] | None = call.get("output_mask")
     return found if mask is None else [scale for scale, wanted in zip(found, mask, strict=False) if wanted]
 

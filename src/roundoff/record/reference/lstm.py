@@ -1,7 +1,7 @@
-"""One LSTM layer and its gradient in fp64, which the fused CPU kernel does not have.
+"""One LSTM layer and its gradient in fp64: the fused CPU kernel has no fp64 version.
 
-The gradient is taken at states computed in fp64, not at those the kernel saved: a little of the forward's rounding
-counts as the gradient's.
+The gradient is taken at states computed in fp64, not at those the kernel saved: a small part of the
+forward's rounding error is counted as the gradient's.
 """
 
 from __future__ import annotations

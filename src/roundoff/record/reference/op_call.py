@@ -9,12 +9,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from roundoff.record.torch_private import OpOverload
+from roundoff.torch_private import OpOverload
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Signature:
-    """What an overload's schema says, read once: schemas are rebuilt by torch every time they are asked for."""
+    """The schema of an overload, read once: torch builds it again each time it is requested."""
 
     op: OpOverload
     name: str  # the bare name: aten._foreach_add_.List is `add`
@@ -45,7 +45,7 @@ class Signature:
             views=frozenset(i for i, r in enumerate(schema.returns) if r.alias_info and not r.alias_info.is_write),
             is_foreach=is_foreach,
             is_pointwise=torch.Tag.pointwise in tags or (is_foreach and name not in _FOREACH_REDUCTIONS),
-            is_out=torch.Tag.out in tags,
+            is_out=any(a.is_out for a in schema.arguments),
         )
 
 
@@ -66,7 +66,7 @@ class OpCall:
         return self.args[place] if place < len(self.args) else self.signature.defaults.get(name)
 
     def items(self) -> Iterator[tuple[str, Any]]:
-        """Go through the arguments that were passed, with their names."""
+        """Yield the arguments that were passed, with their names."""
         yield from zip(self.signature.names, self.args, strict=False)
         yield from self.kwargs.items()
 
@@ -87,7 +87,7 @@ class OpCall:
         return self.change(lambda _, value: replace_tensors(value, change))
 
     def run(self) -> list[Tensor]:
-        """Run the op and return the tensors it computes, in order; those it wrote where it returns nothing."""
+        """Run the op and return the tensors it computes, in order; those it wrote to if it returns nothing."""
         result = self.signature.op(*self.args, **self.kwargs)
         if self.signature.views and isinstance(result, tuple):
             result = [entry for place, entry in enumerate(result) if place not in self.signature.views]
@@ -118,4 +118,4 @@ _NUMBERS = {"number", "Optional[number]", "List[number]"}
 _FOREACH_REDUCTIONS = {"norm", "max", "powsum"}
 
 PRODUCTS = frozenset({"mm", "bmm", "addmm", "baddbmm", "convolution", "convolution_backward"})
-"""Bare names of the ops that take most of a step's time; all of them add up in fp32 or wider."""
+"""Bare names of the ops that take most of a step's time; all of them accumulate in fp32 or wider."""

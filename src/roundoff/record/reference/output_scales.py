@@ -1,4 +1,4 @@
-"""How large one ulp is: the size of the numbers that an op puts together to get each element of its result.
+"""How large one ulp is: the size of the numbers that an op combines into each element of its result.
 
 A sum of large numbers that cancel cannot be more exact than its format allows for those large numbers, and the op is
 not to blame for that. So an error is measured against
@@ -84,7 +84,7 @@ def _log_softmax_backward(call: OpCall, references: Sequence[Tensor]) -> list[Te
 
 
 def _lstm_backward(call: OpCall, references: Sequence[Tensor]) -> list[Tensor | None]:
-    """The fused kernel computes in the format of its input and gives the gradients in fp32."""
+    """The fused kernel computes in the format of its input and returns the gradients in fp32."""
     return [amax(reference, (-1,)) / inner_eps(call.get("input").dtype) for reference in references]
 
 
@@ -111,7 +111,7 @@ def _glu_backward(call: OpCall, references: Sequence[Tensor]) -> list[Tensor | N
 
 
 def _largest_of_head(call: OpCall, references: Sequence[Tensor]) -> list[Tensor | None]:
-    """A query that attends to one key has gradient 0, and its error comes from the other numbers of its head."""
+    """The gradient of a query that attends to one key is 0, so its error comes from the other numbers of its head."""
     return [amax(reference, (-2, -1)) for reference in references]
 
 

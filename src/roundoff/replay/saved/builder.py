@@ -59,27 +59,27 @@ class Builder:
     def __call__(self) -> Built:
         """Call the function and check what it returns."""
         if self._function is None:
-            self._function = self._imported()
+            self._function = self._import_function()
         try:
             made = self._function()
         except Exception as error:
-            raise self._failed("raised", error) from error
-        return self._checked(made)
+            raise self._failure("raised", error) from error
+        return self._check_result(made)
 
-    def _imported(self) -> Callable[[], Any]:
+    def _import_function(self) -> Callable[[], Any]:
         try:
             module = self._module_in_file() if self._module is None else self._module_by_name(self._module)
         except ReplayError:
             raise
         except Exception as error:
-            raise self._failed("could not be imported:", error) from error
+            raise self._failure("could not be imported:", error) from error
         function = getattr(module, self._name, None)
         if not callable(function):
             names = [name for name, value in vars(module).items() if callable(value) and not name.startswith("_")]
             raise ReplayError.explain(
                 f"'{self._file}' has no function '{self._name}'.",
                 why=f"it has {', '.join(names[:8])}." if names else "it has no functions.",
-                fix="write a function that returns the model: docs/watch.md",
+                fix="write a function that returns the model: roundoff docs watch",
             )
         return function  # type: ignore[no-any-return]
 
@@ -97,7 +97,7 @@ class Builder:
         sys.path.insert(0, str(Path.cwd()))
         return importlib.import_module(name)
 
-    def _failed(self, how: str, error: Exception) -> ReplayError:
+    def _failure(self, how: str, error: Exception) -> ReplayError:
         frames = traceback.extract_tb(error.__traceback__)
         inside = [frame for frame in frames if Path(frame.filename).resolve() == self._file.resolve()]
         where = f" (line {inside[-1].lineno})" if inside else ""
@@ -107,7 +107,7 @@ class Builder:
             fix="call it on its own: it must work without arguments.",
         )
 
-    def _checked(self, made: Any) -> Built:
+    def _check_result(self, made: Any) -> Built:
         parts = made if isinstance(made, tuple) else (made,)
         models, optimizers, loss = (*parts, None, None)[:3]
         built = Built(models=_all_of(models, nn.Module), optimizers=_all_of(optimizers, Optimizer), loss=loss)

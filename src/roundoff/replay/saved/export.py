@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import base64
+import contextlib
 import math
+import os
 import re
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
@@ -13,11 +15,18 @@ from typing import Any
 import torch
 
 from roundoff.errors import ReplayError
+from roundoff.files import read_bytes, write_atomically
+from roundoff.record.device_check import MIN_ULPS, CheckedOp
+from roundoff.replay.op_catcher import overload_name, save_argument, save_tensor
 from roundoff.runs import JsonValue, Origin, Run, TensorFile, TensorWriter
+from roundoff.torch_private import OpOverload
 
 _EMBEDDED_BYTES = 16 * 2**10
 """Tensors up to this size are embedded in the script itself."""
-_PLAIN_NAMES = re.compile(r"torch\.[a-z][a-z0-9_]*")
+_OVERLOADS = re.compile(r"(aten|prims)::([A-Za-z_][A-Za-z0-9_]*)\.([A-Za-z_][A-Za-z0-9_]*)", re.ASCII)
+_FILE_OPS = frozenset({"from_file", "save"})
+_PLAIN_NAMES = re.compile(r"torch\.([a-z][a-z0-9_]*)", re.ASCII)
+_CONSTANTS = (torch.dtype, torch.layout, torch.memory_format)
 _DEVICES = re.compile(r"device\(type='([a-z]+)'(?:, index=(\d+))?\)")
 
 
@@ -38,25 +47,99 @@ def export_repro(replayed: Run, *, to: Path, rank: int = 0) -> list[Path]:
             fix="roundoff diagnose RUN shows where it came from.",
         )
     _check_exportable(origin)
-    if to.exists():
-        raise ReplayError.explain(f"'{to}' already exists.", fix="choose another file, or remove this one.")
-    if not to.parent.is_dir():
-        raise ReplayError.explain(f"'{to}' cannot be written.", why=f"there is no folder '{to.parent}'.")
+    _check_free(to)
     tensors = replayed.origin_tensors(rank=rank)
     arguments = {name: _source_of(name, value, tensors) for name, value in origin.arguments.items()}
+    where = (origin.site, origin.phase, f"step {origin.step}", origin.source)
+    with _writing_tensors(to) as file:
+        for key in tensors:
+            entry = tensors.entry(key)
+            file.add(key, tensors[key], dtype=entry.dtype, shape=entry.shape)
+    return _write_script(
+        to,
+        _SCRIPT,
+        overload=origin.overload,
+        where=_place_text(where, replayed.info.packages.get("torch", "unknown")),
+        arguments=arguments,
+        num_outputs=origin.num_outputs,
+    )
+
+
+def export_check(op: CheckedOp, *, to: Path) -> list[Path]:
+    """Write a script that runs a checked op on its device, twice, and holds the result against the exact one.
+
+    The script needs only torch. It exits with 1 if the error is large or the two results differ.
+
+    Raises:
+        ReplayError: its arguments were too large to keep, or a script cannot hold them.
+    """
+    if op.call is None:
+        raise ReplayError.explain(f"'{op.overload}' cannot be exported.", why="its tensors were too large to keep.")
+    _check_free(to)
+    with _writing_tensors(to) as file:
+        given = {name: save_argument(file, name, value) for name, value in op.call.items()}
+        for number, (reference, scale) in enumerate(op.exact()):
+            save_tensor(file, f"exact{number}", reference)
+            save_tensor(file, f"scale{number}", scale)
+    tensors = TensorFile(to.with_suffix(".safetensors"))
+    try:
+        arguments = {name: _source_of(name, value, tensors) for name, value in given.items()}
+    except ReplayError:
+        tensors.path.unlink()
+        raise
+    return _write_script(
+        to,
+        _CHECK_SCRIPT,
+        overload=overload_name(op.call.signature.op),
+        where=_place_text((op.place.site, op.place.phase, f"step {op.step}"), torch.__version__),
+        arguments=arguments,
+        device=op.device,
+        max_ulps=MIN_ULPS,
+    )
+
+
+def _check_free(path: Path) -> None:
+    if os.path.lexists(path):
+        raise ReplayError.explain(f"'{path}' already exists.", fix="choose another file, or remove this one.")
+    if not path.parent.is_dir():
+        raise ReplayError.explain(f"'{path}' cannot be written.", why=f"there is no folder '{path.parent}'.")
+
+
+@contextlib.contextmanager
+def _writing_tensors(to: Path) -> Iterator[TensorWriter]:
+    path = to.with_suffix(".safetensors")
+    try:
+        with TensorWriter(path) as file:
+            yield file
+    except OSError as error:
+        raise _unwritable_error(path, error) from error
+
+
+def _write_script(to: Path, template: str, *, overload: str, arguments: Mapping[str, str], **values: Any) -> list[Path]:
+    """Write a script for the tensors that lie next to it; small ones move into it."""
     tensors_path = to.with_suffix(".safetensors")
-    _write_tensors(tensors, tensors_path)
     written = [to, tensors_path]
-    data: bytes | None = None
+    data = f"Path(__file__).with_name({tensors_path.name!r}).read_bytes()"
     if tensors_path.stat().st_size <= _EMBEDDED_BYTES:
-        data = tensors_path.read_bytes()
+        data = "".join(_data_lines(read_bytes(tensors_path)))
         tensors_path.unlink()
         written = [to]
+    text = template.format(
+        overload=overload,
+        op=overload.replace("::", "."),
+        reading=_READING.format(data=data),
+        arguments="".join(f"    {name!r}: {source},\n" for name, source in arguments.items()),
+        **values,
+    )
     try:
-        to.write_text(_script(origin, arguments, replayed.info.packages, data, tensors_path.name))
+        write_atomically(to, text.encode())
     except OSError as error:
         raise _unwritable_error(to, error) from error
     return written
+
+
+def _place_text(parts: Sequence[str | None], version: Any) -> str:
+    return ", ".join(part for part in parts if part) + f", with torch {version}"
 
 
 def is_exportable(origin: Origin) -> bool:
@@ -65,16 +148,26 @@ def is_exportable(origin: Origin) -> bool:
 
 
 def _check_exportable(origin: Origin) -> None:
-    namespace, _, name = origin.overload.partition("::")
-    packet, _, overload = name.partition(".")
+    namespace = origin.overload.partition("::")[0]
     if not is_exportable(origin):
         raise ReplayError.explain(
             f"'{origin.op}' cannot be exported.",
             why=f"it is an op of '{namespace}', not of torch, and the script needs only torch.",
             fix="run the whole step again: roundoff replay RUN --builder FILE.py:function",
         )
-    if not hasattr(getattr(getattr(torch.ops, namespace), packet, None), overload):
-        raise ReplayError.explain(f"This torch has no op '{origin.overload}'.", why="it was saved by another version.")
+    if _find_overload(origin.overload) is None:
+        raise ReplayError.explain(
+            f"This torch has no op {origin.overload!r:.100}.", why="it was saved by another version, or is not a name."
+        )
+
+
+def _find_overload(text: str) -> OpOverload | None:
+    """Return the op of torch with exactly this name: the text comes from a file and goes into a script."""
+    match = _OVERLOADS.fullmatch(text)
+    if match is None or match[2] in _FILE_OPS:
+        return None
+    found = getattr(getattr(getattr(torch.ops, match[1]), match[2], None), match[3], None)
+    return found if isinstance(found, OpOverload) else None
 
 
 def _source_of(name: str, value: JsonValue, tensors: TensorFile) -> str:
@@ -82,17 +175,23 @@ def _source_of(name: str, value: JsonValue, tensors: TensorFile) -> str:
     if isinstance(value, (list, tuple)):
         return f"[{', '.join(_source_of(name, item, tensors) for item in value)}]"
     if isinstance(value, Mapping) and "tensor" in value:
-        if value["tensor"] not in tensors:
+        key = value["tensor"]
+        if not isinstance(key, str) or key not in tensors:
             raise _argument_error(name, "its tensor was not saved: its dtype cannot be written to a file")
-        key: Any = value["tensor"]
-        stride: Any = value.get("stride")
-        layout = f", stride={tuple(stride)}" if stride and _has_no_overlap(tensors.entry(key).shape, stride) else ""
-        return f"tensor({key!r}{layout})"
+        return f"tensor({key!r}{_layout(name, tensors.entry(key).shape, value.get('stride'))})"
     if isinstance(value, Mapping):
         return _source_of_other(name, str(value.get("repr")))
     if isinstance(value, float):
         return f"float({str(value)!r})" if value != value or value in (float("inf"), -float("inf")) else repr(value)
     return repr(value)
+
+
+def _layout(name: str, shape: Sequence[int], stride: JsonValue) -> str:
+    if not stride:
+        return ""
+    if not isinstance(stride, list) or len(stride) != len(shape) or not all(type(step) is int for step in stride):
+        raise _argument_error(name, "its strides are invalid")
+    return f", stride={tuple(stride)}" if _has_no_overlap(shape, stride) else ""
 
 
 def _has_no_overlap(shape: Sequence[int], stride: Sequence[int]) -> bool:
@@ -102,37 +201,11 @@ def _has_no_overlap(shape: Sequence[int], stride: Sequence[int]) -> bool:
 
 
 def _source_of_other(name: str, text: str) -> str:
-    if _PLAIN_NAMES.fullmatch(text) and hasattr(torch, text.removeprefix("torch.")):
+    if (match := _PLAIN_NAMES.fullmatch(text)) and isinstance(getattr(torch, match[1], None), _CONSTANTS):
         return text
     if match := _DEVICES.fullmatch(text):
         return f"torch.device({match[1] + (':' + match[2] if match[2] else '')!r})"
-    raise _argument_error(name, f"{text} cannot be written as Python source")
-
-
-def _write_tensors(tensors: TensorFile, path: Path) -> None:
-    try:
-        with TensorWriter(path) as file:
-            for key in tensors:
-                entry = tensors.entry(key)
-                file.add(key, tensors[key], dtype=entry.dtype, shape=entry.shape)
-    except OSError as error:
-        raise _unwritable_error(path, error) from error
-
-
-def _script(
-    origin: Origin, arguments: Mapping[str, str], packages: Mapping[str, Any], data: bytes | None, tensors_name: str
-) -> str:
-    return _SCRIPT.format(
-        overload=origin.overload,
-        op=origin.overload.replace("::", "."),
-        where=", ".join(part for part in (origin.site, origin.phase, f"step {origin.step}", origin.source) if part)
-        + f", with torch {packages.get('torch', 'unknown')}",
-        data="".join(_data_lines(data))
-        if data is not None
-        else f"Path(__file__).with_name({tensors_name!r}).read_bytes()",
-        arguments="".join(f"    {name!r}: {source},\n" for name, source in arguments.items()),
-        num_outputs=origin.num_outputs,
-    )
+    raise _argument_error(name, f"{text[:100]!r} cannot be written as Python source")
 
 
 def _data_lines(data: bytes) -> Iterator[str]:
@@ -154,12 +227,7 @@ def _unwritable_error(path: Path, error: OSError) -> ReplayError:
     return ReplayError.explain(f"'{path}' cannot be written.", why=f"{error.strerror}.")
 
 
-_SCRIPT = '''\
-"""{overload} returns values that are not finite from inputs that are.
-
-Needs only torch. Exits with 1 if the values are not finite again.
-"""
-
+_READING = '''\
 import base64
 import json
 import sys
@@ -196,7 +264,15 @@ def tensors_in(value):
     if isinstance(value, torch.Tensor):
         return [value]
     return [x for part in value for x in tensors_in(part)] if isinstance(value, (list, tuple)) else []
+'''
 
+_SCRIPT = '''\
+"""{overload} returns values that are not finite from inputs that are.
+
+Needs only torch. Exits with 1 if the values are not finite again.
+"""
+
+{reading}
 
 def describe(x, places):
     """Say how many values are not finite, and which values are at the places."""
@@ -236,5 +312,61 @@ for number, now in enumerate(outputs[:{num_outputs}]):
         print(f"  saved   {{describe(saved, places)}}  ({{'the same' if same else 'not the same'}})")
     if exact is not None and exact.shape == now.shape:
         print(f"  fp64    {{describe(exact, places)}}")
+sys.exit(1 if is_bad else 0)
+'''
+
+_CHECK_SCRIPT = '''\
+"""{overload} on a device, held against the exact result of the same inputs.
+
+Needs only torch. Takes the device as an argument, by default {device}. Exits with 1 if the error is large, or if two
+runs give different bits.
+"""
+
+{reading}
+
+def put(value, device):
+    if isinstance(value, torch.Tensor):
+        return value.to(device, copy=True)
+    return [put(part, device) for part in value] if isinstance(value, (list, tuple)) else value
+
+
+def run(device):
+    """Return the tensors that the op computes on a device, on the host."""
+    given = {{name: put(value, device) for name, value in arguments.items()}}
+    result = op(**given)
+    written = [a.name for a in op._schema.arguments if a.alias_info is not None and a.alias_info.is_write]
+    return [x.cpu() for x in tensors_in(result) or [x for name in written for x in tensors_in(given.get(name))]]
+
+
+arguments = {{
+{arguments}}}
+op = torch.ops.{op}
+device = sys.argv[1] if len(sys.argv) > 1 else {device!r}
+
+print(f"{overload}, torch {{torch.__version__}}, on {{device}}")
+print("  seen in    ", {where!r})
+for name, value in arguments.items():
+    for x in tensors_in(value):
+        print(f"  {{name:<12}}{{str(x.dtype)[6:]:<10}}{{list(x.shape)}}")
+    if not tensors_in(value):
+        print(f"  {{name:<12}}{{value}}")
+
+is_bad = False
+for number, (first, second) in enumerate(zip(run(device), run(device))):
+    same = bool(((first == second) | (first.isnan() & second.isnan())).all())
+    is_bad |= not same
+    text = "" if same else "; a second run differs"
+    if first.is_floating_point() and f"exact{{number}}" in HEADER:
+        exact, scale = tensor(f"exact{{number}}").double(), tensor(f"scale{{number}}").double()
+        info = torch.finfo(first.dtype)
+        agrees = (first == exact) | (first.isnan() & exact.isnan()) | (first.isinf() & (exact.abs() > info.max))
+        unit = scale.clamp(min=info.smallest_normal / info.eps) * info.eps
+        ulps = (first.double() - exact).abs().masked_fill(agrees, 0) / unit
+        worst = float(ulps.max()) if ulps.numel() else 0.0
+        is_bad |= not worst <= {max_ulps}
+        place = tuple(int(i) for i in torch.unravel_index(ulps.argmax(), ulps.shape)) if ulps.numel() else ()
+        found = f"at {{list(place)}}: {{first[place]:.9g}}, exactly {{exact[place]:.9g}}"
+        text = f"largest error {{worst:.4g}} ulps, {{found}}{{text}}"
+    print(f"output{{number}}  {{text or 'the same twice'}}")
 sys.exit(1 if is_bad else 0)
 '''

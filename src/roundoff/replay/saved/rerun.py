@@ -21,18 +21,19 @@ from roundoff.precision.optimizer import RecipeOptimizer
 from roundoff.record.event_selection import RecordingSettings
 from roundoff.record.loop.sites import Sites
 from roundoff.record.session import Recording
-from roundoff.record.torch_private import hidden_from_modes
 from roundoff.replay.arguments import ExternalTensor
 from roundoff.replay.player import ReplayOutcome, replay_sources, replay_steps
 from roundoff.replay.saved.builder import Built
 from roundoff.replay.saved.saved_step import load_state, models_of, read_saved_tape
 from roundoff.replay.saved.state_names import StateNames
 from roundoff.replay.saved.tape_json import SavedCall, SavedTape
-from roundoff.replay.saved.tape_reader import TapeReader, read_external_tensors
-from roundoff.replay.snapshots import Snapshot
+from roundoff.replay.saved.tape_reader import Devices, TapeReader, read_external_tensors
+from roundoff.replay.snapshots import ReplayPath, Snapshot
 from roundoff.replay.state import Training, TrainingState
-from roundoff.replay.step_tape import LoopEntry, StepTape
+from roundoff.replay.step_tape import LoopEntry, StepEntry, StepTape
+from roundoff.replay.what_if import UNCHANGED, Change, play_changed
 from roundoff.runs import Event, EventKey, JsonValue, Run, RunWriter
+from roundoff.torch_private import hidden_from_modes
 
 _MAX_SKIPS = 12
 """How often a recipe may skip the step and try a smaller loss scale."""
@@ -112,6 +113,55 @@ def rerun_step(
         return attempt.compare_with_saved(keep_in=to)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlayedChange:
+    """What came of playing a saved step several times with something changed."""
+
+    text: str
+    """What was changed: `a tenth of the learning rate`."""
+    is_good: bool
+    """Whether losses and weights stayed finite."""
+    losses: tuple[float, ...]
+    """Those of each time, up to the first that is bad."""
+
+
+def play_with_changes(
+    replayed: Run,
+    *,
+    build: Callable[[], Built],
+    changes: Sequence[Callable[[Training, Sites], Change]],
+    repeat: int,
+    rank: int = 0,
+) -> list[PlayedChange]:
+    """Play a saved step several times, its weights going on from one time to the next: as it was, and with each change.
+
+    Args:
+        replayed: the folder of the replayed step.
+        build: builds the models; called once for each change.
+        changes: make a change for a newly built training.
+        repeat: how many times in a row.
+        rank: whose files to read.
+    """
+    tape = read_saved_tape(replayed, rank=rank)
+    played: list[PlayedChange] = []
+    for make in (lambda *_: UNCHANGED, *changes):
+        attempt = _Attempt(replayed, tape, build(), recipe=None, loss_scale=None, rank=rank)
+        training, sites, path = attempt.start(times=repeat)
+        change = make(training, sites)
+        if change.name in ("rate", "clip") and not any(isinstance(each, StepEntry) for each in path[1][0].entries):
+            raise ReplayError.explain(
+                f"The step cannot be played with {change.text}.",
+                why="no optimizer of the builder steps in it by itself: through a scaler, or with the builder's loss.",
+                fix="if the builder returns no optimizer, let it return (model, optimizer).",
+            )
+        try:
+            is_good, losses = play_changed(training, path, change)
+        except Exception as error:
+            raise _failed_error(error) from error
+        played.append(PlayedChange(text=change.text, is_good=is_good, losses=tuple(losses)))
+    return played
+
+
 class _Attempt:
     """One attempt at the step, with a newly built model."""
 
@@ -134,7 +184,8 @@ class _Attempt:
         # It never steps. With an optimizer, a recording treats several backwards as one step.
         self._idle = None if built.optimizers else torch.optim.SGD(_parameters(self._names.models), lr=0.0)
         self._recipes = self._with_recipe(loss_scale)
-        external = read_external_tensors(tape["outside"], batch, is_wide=recipe is not None)
+        devices = Devices(self._names.models)
+        external = read_external_tensors(tape["outside"], batch, is_wide=recipe is not None, devices=devices)
         if built.loss is None:
             if tape["untold"] is not None:
                 raise _loss_needed_error(tape["untold"])
@@ -153,19 +204,22 @@ class _Attempt:
         """The recipe's loss scale."""
         return self._recipes[0].scale if self._recipes else 1.0
 
-    def run(self, folder: Path) -> ReplayOutcome:
-        """Run the step and record it into the folder."""
-        self._folder = folder
-        training = Training()
-        sites = Sites()
+    def start(self, *, times: int = 1) -> tuple[Training, Sites, ReplayPath]:
+        """Return the training, the names of its modules, and what to play from its state, several times in a row."""
+        training, sites, state = Training(), Sites(), TrainingState()
         for model in self._names.models:
             training.add_model(model)
             sites.add_model(model)
         for optimizer in self._recipes or self._names.optimizers:
             training.add_optimizer(optimizer)
-        state = TrainingState()
         state.take(training)
         state.take_gradients()
+        return training, sites, (Snapshot(self._step.step, state), [self._step] * times)
+
+    def run(self, folder: Path) -> ReplayOutcome:
+        """Run the step and record it into the folder."""
+        self._folder = folder
+        training, sites, path = self.start()
         writer = RunWriter.create(folder, self._replayed.info)
         sources = replay_sources()
         session = Recording(
@@ -178,9 +232,7 @@ class _Attempt:
                 yield
             self.was_skipped = self.scale > 1 and any(optimizer.num_skips for optimizer in self._recipes)
 
-        return replay_steps(
-            training, Snapshot(self._step.step, state), [self._step], around_last=around, sources=sources
-        )
+        return replay_steps(training, *path, around_last=around, sources=sources)
 
     def compare_with_saved(self, *, keep_in: Path | None) -> Rerun:
         """Compare the recording with what was saved; keep it in a folder if one is given."""

@@ -16,7 +16,7 @@ from roundoff.replay.saved.state_names import ModulePlace, StateNames, model_pre
 from roundoff.replay.saved.tape_json import SavedGenerators, SavedModel, SavedTape
 from roundoff.replay.state import parameters_of
 from roundoff.runs import JsonValue, Origin, Run, TensorFile
-from roundoff.words import plural
+from roundoff.words import join_names, plural
 
 _FIELDS: dict[str, type] = {
     "step": int, "models": list, "optimizers": list, "optimizer_values": dict, "scalers": list, "generators": dict,
@@ -261,6 +261,4 @@ def _without_prefix(key: str) -> str:
 
 
 def _join_names(keys: Iterable[str]) -> str:
-    names = [f"'{_without_prefix(key)}'" for key in keys]
-    more = f" and {len(names) - _MAX_NAMED} more" if len(names) > _MAX_NAMED else ""
-    return ", ".join(names[:_MAX_NAMED]) + more
+    return join_names([f"'{_without_prefix(key)}'" for key in keys], at_most=_MAX_NAMED)

@@ -12,8 +12,7 @@ from torch.optim import Optimizer
 
 from roundoff.record.loop.sites import Sites, named_places
 from roundoff.record.tensor_bytes import bytes_of, file_dtype
-from roundoff.record.torch_private import clip_module
-from roundoff.replay.arguments import Container, ExternalTensor, Result
+from roundoff.replay.arguments import Container, ExternalTensor, Live, Result
 from roundoff.replay.generators import Generators
 from roundoff.replay.saved.state_names import StateNames, optimizer_prefix
 from roundoff.replay.saved.tape_json import (
@@ -41,11 +40,12 @@ from roundoff.replay.step_tape import (
     TapeEntry,
 )
 from roundoff.runs import JsonValue, RunWriter, TensorWriter
+from roundoff.torch_private import clip_function, device_of_scaler
 
 T = TypeVar("T")
 
 CLIPS: dict[Literal["clip_grads_with_norm", "clip_grad_value"], Callable[..., Any]] = {
-    "clip_grads_with_norm": getattr(*clip_module()),
+    "clip_grads_with_norm": clip_function(),
     "clip_grad_value": torch.nn.utils.clip_grad_value_,
 }
 """The functions that may clip gradients. The first is private: it does the work of `clip_grad_norm_`."""
@@ -116,6 +116,7 @@ class StepInputsWriter:
                 "requires_grad": external.requires_grad,
                 "stride": list(external.copy.stride()) if external.copy.layout is torch.strided else [],
                 "in_batch": number in tape_writer.in_batch,
+                "device": str(external.copy.device),
             }
             for number, external in enumerate(tape.external)
         ]
@@ -164,8 +165,7 @@ def _write_generators(file: TensorWriter, generators: Generators) -> SavedGenera
 
 
 def _describe_scaler(scaler: torch.amp.GradScaler) -> dict[str, Any]:
-    # Private: the constructor needs the device, and the state dict does not hold it.
-    return {"device": scaler._device, **scaler.state_dict()}
+    return {"device": device_of_scaler(scaler), **scaler.state_dict()}  # the constructor needs it
 
 
 def _describe_model(model: nn.Module) -> SavedModel:
@@ -251,6 +251,8 @@ class TapeWriter:
         }  # fmt: skip
 
     def _model_call(self, call: ModelEntry) -> SavedModelCall:
+        if call.replaced:
+            raise NotSerializable("the step calls a module with other weights than its own")
         self.generators.append(call.generators[0])
         return {
             "call": "model", "module": self.value(call.module), "args": self.value(call.args),
@@ -297,6 +299,8 @@ class TapeWriter:
             if self._is_computing:
                 self.in_batch.add(number)
             return {"outside": number}
+        if isinstance(value, Live):
+            return self.value(value.get())
         if isinstance(value, Tensor):
             return {"state": _require(self._names.key_of(value), f"a {type(value).__name__} that belongs to no model")}
         if isinstance(value, nn.Module):

@@ -119,6 +119,8 @@ class SavedExternalTensor(TypedDict):
     stride: list[int]
     in_batch: bool
     """Whether a model or function used it, as opposed to backward or clipping."""
+    device: NotRequired[str]
+    """Where it was; older versions did not say."""
 
 
 SavedModel = TypedDict(

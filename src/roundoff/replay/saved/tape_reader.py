@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from roundoff.errors import ReplayError
@@ -45,8 +45,26 @@ from roundoff.runs import TensorFile
 _NARROW = (torch.float16, torch.bfloat16)
 
 
+class Devices:
+    """Where the tensors of a saved step go: to the devices of the models that were built, if they were not on the CPU.
+
+    So a step that was saved on an accelerator runs on another one, or on the CPU, if the builder puts the model there.
+    """
+
+    def __init__(self, models: Iterable[nn.Module]) -> None:
+        used = {x.device for model in models for x in (*model.parameters(), *model.buffers())}
+        self._by_name = {str(device): device for device in used}
+        others = sorted(str(device) for device in used if device.type != "cpu")
+        self._usual = self._by_name[others[0]] if others else torch.device("cpu")
+
+    def find(self, saved: str) -> torch.device:
+        """Return the device for one that had this name."""
+        is_cpu = str(saved).partition(":")[0] == "cpu"
+        return torch.device("cpu") if is_cpu else self._by_name.get(saved, self._usual)
+
+
 def read_external_tensors(
-    tensors: Sequence[SavedExternalTensor], batch: TensorFile, *, is_wide: bool
+    tensors: Sequence[SavedExternalTensor], batch: TensorFile, *, is_wide: bool, devices: Devices | None = None
 ) -> list[ExternalTensor]:
     """Return the external tensors of the step, with the memory layout that they had.
 
@@ -54,8 +72,10 @@ def read_external_tensors(
         tensors: what the saved step says about them.
         batch: the file with the tensors.
         is_wide: turn 16-bit floats into fp32, which a recipe starts from.
+        devices: where to put them; on the CPU by default.
     """
     found = []
+    devices = devices or Devices(())
     for number, facts in enumerate(tensors):
         key = f"outside{number}"
         if key not in batch:
@@ -66,8 +86,9 @@ def read_external_tensors(
         if is_wide and x.dtype in _NARROW:
             x = x.float()
         try:
-            found.append(ExternalTensor(_lay_out(x, facts["stride"]).requires_grad_(facts["requires_grad"])))
-        except (KeyError, TypeError, ValueError, RuntimeError) as error:
+            placed = _lay_out(x, facts["stride"]).to(devices.find(facts.get("device", "cpu")))
+            found.append(ExternalTensor(placed.requires_grad_(facts["requires_grad"])))
+        except (KeyError, TypeError, ValueError, RuntimeError, OverflowError) as error:
             raise _unreadable_error(f"the tensor '{key}' does not match its description: {error}") from error
     return found
 
@@ -105,6 +126,7 @@ class TapeReader:
         self._batch = batch
         self._on_loss = on_loss
         self._recipes = recipes
+        self._devices = Devices(names.models)
         self._num_models = 0
         self._scalers: list[torch.amp.GradScaler] = []
         self._made_by: list[SavedModelCall | SavedFunctionCall] = []
@@ -113,9 +135,9 @@ class TapeReader:
     def read(self, tape: SavedTape) -> StepTape:
         """Return the step, without the calls that need an optimizer if none was built."""
         try:
-            self._scalers = [_scaler(facts) for facts in tape["scalers"]]
+            self._scalers = [_scaler(facts, self._devices) for facts in tape["scalers"]]
             return StepTape(tape["step"], self._entries(tape["calls"]), list(self._external))
-        except (KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
+        except (KeyError, TypeError, ValueError, IndexError, AttributeError, OverflowError, RecursionError) as error:
             raise _unreadable_error(f"{type(error).__name__}: {error}") from error
 
     def _entries(self, calls: Sequence[SavedCall]) -> list[TapeEntry]:
@@ -126,7 +148,9 @@ class TapeReader:
                     entries.extend(self._entries(closure))
             elif call["call"] != "zero_grad" or self._value(call["of"]) is not None:
                 if call["call"] == "backward" and call["loss"] is not None:
-                    entries.append(LoopEntry(self._on_loss, (self._unscaled(self._value(call["roots"])[0]),), {}, None))
+                    entries.append(
+                        LoopEntry(self._on_loss, (self._undo_scaling(self._value(call["roots"])[0]),), {}, None)
+                    )
                 entries.append(self._entry(call))
         return entries
 
@@ -160,7 +184,7 @@ class TapeReader:
     def _backward(self, call: SavedBackward, line: SavedLine) -> TapeEntry:
         roots = self._value(call["roots"])
         if self._recipes:
-            return LoopEntry(self._recipes[0].backward, (self._unscaled(roots[0]),), {}, line)
+            return LoopEntry(self._recipes[0].backward, (self._undo_scaling(roots[0]),), {}, line)
         loss = None
         if call["loss"] is not None:
             dtype, value = call["loss"]
@@ -193,7 +217,7 @@ class TapeReader:
             return LoopEntry(args[0].step if method == "step" else _nothing, (), {}, line)
         return LoopEntry(getattr(self._scalers[call["scaler"]], method), args, kwargs, line)
 
-    def _unscaled(self, root: Any) -> Any:
+    def _undo_scaling(self, root: Any) -> Any:
         """Return the loss that a scaler multiplied to get the root of a backward; without a scaler, the root itself."""
         made_by = self._made_by[root.number] if self._scalers and isinstance(root, Result) else None
         if made_by is None or made_by.get("name") != "torch.Tensor.mul":
@@ -234,7 +258,9 @@ class TapeReader:
         if self._recipes:
             return Ambient(ambient["gradients"], ())  # the recipe decides what is narrow
         casts = tuple(
-            (kind, enabled, _torch_constant(dtype, torch.dtype)) for kind, enabled, dtype in ambient["autocast"]
+            (self._devices.find(kind).type, enabled, _torch_constant(dtype, torch.dtype))
+            for kind, enabled, dtype in ambient["autocast"]
+            if enabled or self._devices.find(kind).type == kind
         )
         return Ambient(ambient["gradients"], casts)
 
@@ -250,7 +276,7 @@ _READERS: dict[str, Callable[[TapeReader, Any], Any]] = {
     "dtype": lambda reader, name: _torch_constant(name, torch.dtype),
     "memory_format": lambda reader, name: _torch_constant(name, torch.memory_format),
     "layout": lambda reader, name: _torch_constant(name, torch.layout),
-    "device": lambda reader, name: torch.device(name),
+    "device": lambda reader, name: reader._devices.find(name),
     "slice": lambda reader, parts: slice(*(reader._value(part) for part in parts)),
     "ellipsis": lambda reader, _: ...,
 }
@@ -264,10 +290,11 @@ def _torch_constant(name: str, kind: type[Any]) -> Any:
     return found
 
 
-def _scaler(facts: Mapping[str, Any]) -> torch.amp.GradScaler:
-    scaler = torch.amp.GradScaler(facts["device"])
+def _scaler(facts: Mapping[str, Any], devices: Devices) -> torch.amp.GradScaler:
+    device = devices.find(facts["device"])
+    scaler = torch.amp.GradScaler(device.type)
     scaler.load_state_dict({key: value for key, value in facts.items() if key != "device"})
-    scaler.scale(torch.zeros((), device=facts["device"]))  # it creates its tensors on first use
+    scaler.scale(torch.zeros((), device=device))  # it creates its tensors on first use
     return scaler
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import overrides
 
-from roundoff.record.torch_private import weight_norm_function
+from roundoff.torch_private import weight_norm_function
 
 _MAKERS = (
     "arange", "as_tensor", "empty", "empty_like", "eye", "full", "full_like", "linspace", "logspace", "multinomial",
@@ -17,6 +17,31 @@ _MAKERS = (
     "tensor", "tril_indices", "triu_indices", "zeros", "zeros_like",
 )  # fmt: skip
 """Functions that create tensors, which torch does not list among those that can be overridden."""
+
+
+_ATTRIBUTES = frozenset({"H", "T", "data", "grad", "imag", "mH", "mT", "real"})
+_BINARY = (
+    "add", "and", "div", "floordiv", "lshift", "matmul", "mod", "mul", "or", "pow", "rshift", "sub", "truediv", "xor"
+)  # fmt: skip
+_OPERATORS = frozenset(
+    {f"__{prefix}{name}__" for prefix in ("", "r", "i") for name in _BINARY}
+    | {f"__{name}__" for name in ["eq", "ge", "getitem", "gt", "invert", "le", "lt", "ne", "reversed", "setitem"]}
+)
+_OTHER_WORK = frozenset({
+    "apply_", "backward", "const_data_ptr", "data_ptr", "from_file", "is_pinned", "is_shared", "map2_", "map_",
+    "module_load", "numpy", "pin_memory", "register_hook", "register_post_accumulate_grad_hook", "resize", "resize_",
+    "resize_as", "resize_as_", "resize_as_sparse_", "set_", "share_memory_", "sparse_resize_",
+    "sparse_resize_and_clear_", "storage", "storage_type", "tolist", "untyped_storage",
+})  # fmt: skip
+"""Functions that call what they are given, or get at memory or other processes: no step is made of them."""
+
+
+def _computes(name: str) -> bool:
+    """Return whether a function only computes tensors from tensors; of special methods, only operators do."""
+    *_, owner, last = name.split(".")
+    if last == "__get__":
+        return owner in _ATTRIBUTES
+    return last in _OPERATORS or not (last.startswith("__") or last in _OTHER_WORK)
 
 
 def name_of_function(function: Callable[..., Any]) -> str | None:
@@ -42,10 +67,11 @@ def _functions() -> dict[str, Callable[..., Any]]:
     for functions in overrides.get_overridable_functions().values():
         for function in functions:
             name = overrides.resolve_name(function)
-            if name is not None:
+            if name is not None and _computes(name):
                 found[name] = function
     found["torch.autograd.grad"] = torch.autograd.grad
-    found["torch._weight_norm"] = weight_norm_function()
+    if (weight_norm := weight_norm_function()) is not None:
+        found["torch._weight_norm"] = weight_norm
     for name in ("grad", "data"):
         found[f"torch.Tensor.{name}.__set__"] = getattr(torch.Tensor, name).__set__
     return found

@@ -3,7 +3,11 @@
 
 const charts = (() => {
   const PRINTED_WIDTH = 680;
-  const config = { responsive: true, displaylogo: false, modeBarButtonsToRemove: ["select2d", "lasso2d"] };
+  // Without `showSendToCloud: false` plotly's menu offers to upload the chart.
+  const config = {
+    responsive: true, displaylogo: false, showSendToCloud: false, plotlyServerURL: "",
+    modeBarButtonsToRemove: ["select2d", "lasso2d"],
+  };
   const figures = new Map(); // what was drawn where, to be drawn again in other colours
   const waiting = new Map(); // what is still out of view
 
@@ -12,7 +16,7 @@ const charts = (() => {
     return block && JSON.parse(block.textContent);
   }
 
-  // Plotly takes some tags and links in any text for markup; names of the run are shown as they are.
+  // Plotly interprets some tags and links in any text; names from the run must be shown as they are.
   function plain(text) {
     return String(text).replace(/&/g, "&amp;").replace(/</g, "&lt;").replace(/>/g, "&gt;");
   }
@@ -63,6 +67,7 @@ const charts = (() => {
     return Plotly.react(place, styled(figure.data), layoutOf(place, figure), config);
   }
 
+  // Drawing all charts of a page at once would block it for seconds: only those near the window are drawn.
   const observer = new IntersectionObserver(
     (entries) => {
       for (const entry of entries) {
@@ -93,11 +98,12 @@ const charts = (() => {
   for (const place of document.querySelectorAll(".plot")) place.style.minHeight = `${place.dataset.height}px`;
   for (const place of document.querySelectorAll("[data-chart]")) drawWhenSeen(place, () => read(place.dataset.chart));
 
-  // Plotly is the last script of the page, and the largest: tables and lists answer before it is there.
+  // Plotly is the last and largest script of the page: tables and lists work before it has loaded.
   addEventListener("DOMContentLoaded", () => {
     for (const place of waiting.keys()) observer.observe(place);
   });
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", drawAgain);
+  // Browsers print charts at the size they have on the screen, which may be wider than the paper.
   addEventListener("beforeprint", () => {
     document.documentElement.classList.add("printing");
     drawAll();

@@ -1,4 +1,4 @@
-// One tensor's magnitudes by powers of two, over what each format holds; chosen by step, kind, site and name.
+// The magnitudes of one tensor by powers of two, above the range of each format; selected by step, kind, site and name.
 "use strict";
 
 (() => {
@@ -16,7 +16,7 @@
     return made;
   }
 
-  // What can be chosen
+  // The lists to select from
 
   function offer(select, values, textOf, chosen) {
     const known = [...new Set(values)];
@@ -26,7 +26,7 @@
     return select.value;
   }
 
-  // Each list offers what there is under the choices before it; a choice that is still there is kept.
+  // Each list offers what exists for the selections before it; a selection that still exists is kept.
   function offerAll(wanted) {
     let places = data.tensors.map((_, place) => place);
     const narrow = (name, textOf) => {
@@ -109,7 +109,7 @@
     };
   }
 
-  // The same in numbers
+  // The same as numbers
 
   function cutsTable(tensor) {
     const heads = ["format", "above its largest", "become 0", "lose precision"];

@@ -1,4 +1,4 @@
-// What moves on a page: tables sort by their headings and are filtered by their box. Without a script they are tables still.
+// Tables sort by their headings and are filtered by their box; without JavaScript they are still readable.
 "use strict";
 
 function valueOf(row, place) {
@@ -29,7 +29,7 @@ function makeSortable(table) {
   headings.forEach((heading, place) => {
     heading.querySelector("button").addEventListener("click", () => {
       const before = heading.getAttribute("aria-sort");
-      // The first click shows large numbers first: the best is what one looks for.
+      // The first click on a column of numbers shows the largest first: usually those matter.
       const first = heading.classList.contains("number") ? "descending" : "ascending";
       const other = first === "ascending" ? "descending" : "ascending";
       const now = before === first ? other : first;
@@ -40,7 +40,7 @@ function makeSortable(table) {
   });
 }
 
-// A row stays if it shows every word of the box; what is folded away (which innerText leaves out) does not count.
+// A row stays if it shows every word of the box; innerText leaves out what is folded, which does not count.
 function makeFilterable(area) {
   const box = area.querySelector("input");
   const count = area.querySelector("output");

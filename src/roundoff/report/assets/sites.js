@@ -1,5 +1,5 @@
-// The tree of sites: a box leaves those whose names hold every word, with the branches that lead to them. Links to a row
-// of a table show it even where a filter hides it.
+// The tree of sites: the filter shows those whose names contain every word, with the branches that lead to them. Links to
+// a row of a table show it even if a filter hides it.
 "use strict";
 
 (() => {

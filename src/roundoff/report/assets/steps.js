@@ -1,11 +1,11 @@
-// One recorded step: its results along the order of computing, the way of its bad values, and a table of all of it.
+// One recorded step: its results in the order of computation, the path of its bad values, and a table.
 "use strict";
 
 (() => {
   const data = charts.read("steps");
   if (!data) return;
 
-  const MOST_LANES = 14;
+  const MAX_LANES = 14;
   const ROWS_AT_ONCE = 200;
   const PHASES = ["forward", "backward", "optimizer", "eval"];
   const byId = (name) => document.getElementById(name);
@@ -112,11 +112,11 @@
   function flowChart() {
     const rows = [step.origin, ...step.flow.map((pair) => pair[1])].filter((row) => row !== null);
     const sites = [...new Set(rows.map((row) => textOf("site", row)))];
-    const lanes = sites.slice(0, MOST_LANES);
+    const lanes = sites.slice(0, MAX_LANES);
     const others = sites.length - lanes.length;
     const laneOf = (row) => {
       const lane = lanes.indexOf(textOf("site", row));
-      return lane < 0 ? MOST_LANES : lane;
+      return lane < 0 ? MAX_LANES : lane;
     };
     const x = [];
     const y = [];
@@ -247,7 +247,7 @@
     shown.focus({ preventScroll: true });
   }
 
-  // What ties them together
+  // Selecting a step
 
   function drawTimeline() {
     charts.drawWhenSeen(byId("step-chart"), timeline);
@@ -262,7 +262,7 @@
     const thinned = shown < step.num_results ? `${shown} of ${step.num_results} results are shown. ` : `${shown} results. `;
     const words = step.origin === null ? "" : `Bad values begin at ${placeOf(step.origin)} and reach ${reached.size} later results.`;
     byId("step-words").textContent = thinned + words;
-    byId("step-words").dataset.step = step.label; // for paper, where the list of steps is not
+    byId("step-words").dataset.step = step.label; // printed pages do not show the list of steps
     toOrigin.hidden = step.origin === null;
     byId("step-flow-figure").hidden = step.origin === null;
     drawTimeline();
@@ -274,7 +274,7 @@
     byId(name).on?.("plotly_click", (event) => showRow(event.points[0].customdata));
   }
 
-  // Plotly gives a place its `on` when it first draws there.
+  // Plotly adds `on` to an element when it first draws there.
   for (const name of ["step-chart", "step-flow"]) {
     const watcher = new MutationObserver(() => {
       if (!byId(name).on) return;

@@ -8,14 +8,12 @@ from dataclasses import dataclass
 from statistics import median
 
 from roundoff.checkpoints.checkpoint import Role
-from roundoff.checkpoints.pair.unpaired_tensors import UnpairedTensor
+from roundoff.checkpoints.pair.pairing import UnpairedTensor
 from roundoff.compare.checkpoints.checkpoint_comparison import SUSPICIOUS, CheckpointComparison
 from roundoff.compare.checkpoints.compared_pair import ComparedPair, PairKind
-from roundoff.compare.checkpoints.swaps import GUESSED
 from roundoff.diagnose.wording import format_short
 from roundoff.report.comparisons.comparison_report import ComparisonReport, pair_cells
-from roundoff.report.html_table import Column, TableRow
-from roundoff.report.parts import Facts, Note, Part, Sentence, Table
+from roundoff.report.parts import Facts, Note, Part, Sentence, TableColumn, TablePart, TableRow
 from roundoff.runs import JsonValue
 from roundoff.words import join_names, plural
 
@@ -41,11 +39,6 @@ class ComparedCheckpoints(ComparisonReport):
         """The heading of the page."""
         return "Two checkpoints"
 
-    @property
-    def differs(self) -> bool:
-        """Whether a tensor differs by more than formats explain, or has no counterpart."""
-        return self.comparison.differs
-
     def parts(self) -> list[Part]:
         """Return the verdict, the tensors that differ, those without a counterpart, and how they were paired."""
         found = self.comparison
@@ -58,10 +51,12 @@ class ComparedCheckpoints(ComparisonReport):
         parts.append(Facts(list(_unpaired_facts(found)), label_width=_LABEL_WIDTH, overflow="cut"))
         return [*parts, Note(_how_paired(found))]
 
-    def tables(self) -> list[Table]:
+    def tables(self) -> list[TablePart]:
         """Return every pair of tensors, and those without a counterpart."""
         bad = {kind.value for kind in SUSPICIOUS} | {"only reference", "only candidate"}
-        columns = [Column(name=name, is_number=name not in WORDS, is_on_console=name in ON_CONSOLE) for name in HEADER]
+        columns = [
+            TableColumn(name=name, is_number=name not in WORDS, is_on_console=name in ON_CONSOLE) for name in HEADER
+        ]
         rows = [
             TableRow(
                 cells=pair_cells(HEADER, row, words=WORDS),
@@ -69,7 +64,7 @@ class ComparedCheckpoints(ComparisonReport):
             )
             for row in checkpoint_rows(self.comparison)
         ]
-        return [Table(title="Tensors", columns=columns, rows=rows, noun="tensors")]
+        return [TablePart(title="Tensors", columns=columns, rows=rows, noun="tensors")]
 
     def csv_rows(self) -> list[Sequence[object]]:
         """Return every pair, the header first."""
@@ -224,7 +219,7 @@ def _why(each: UnpairedTensor) -> str:
 
 
 def _how_paired(found: CheckpointComparison) -> str:
-    guessed = [each for each in found.pairs if each.pair.by in GUESSED]
+    guessed = [each for each in found.pairs if each.pair.by.is_guess]
     how = f"{found.formats[0]} against {found.formats[1]}"
     others = sum(not each.matters for each in (*found.only_reference, *found.only_candidate))
     if others:

@@ -9,9 +9,10 @@ from dataclasses import dataclass
 from roundoff.compare.curves.curve import CurveShape, ShapeKind
 from roundoff.compare.curves.curve_comparison import CurveComparison, DivergedStretch
 from roundoff.report.comparisons.comparison_report import ComparisonReport
-from roundoff.report.html_table import Cell, Column, TableRow
-from roundoff.report.parts import CurvePicture, Facts, Note, Part, Sentence, Table
+from roundoff.report.loss_curve import format_loss
+from roundoff.report.parts import Cell, CurvePicture, Facts, Note, Part, Sentence, TableColumn, TablePart, TableRow
 from roundoff.runs import JsonValue
+from roundoff.runs.files.plain_json import object_of
 from roundoff.words import plural
 
 MAX_ROWS = 2000
@@ -29,11 +30,6 @@ class ComparedCurves(ComparisonReport):
     def title(self) -> str:
         """The heading of the page."""
         return f"{self.comparison.reference.name} against {self.comparison.candidate.name}"
-
-    @property
-    def differs(self) -> bool:
-        """Whether the candidate leaves the reference by more than its noise."""
-        return self.comparison.differs
 
     def parts(self) -> list[Part]:
         """Return the verdict, both curves, and how far apart they end."""
@@ -55,13 +51,15 @@ class ComparedCurves(ComparisonReport):
             Facts([("at the end", _ends(comparison))], label_width=11),
         ]
 
-    def tables(self) -> list[Table]:
+    def tables(self) -> list[TablePart]:
         """Return every step that both curves have; a page has some of many, at even distances."""
         rows = [_table_row(row) for row in curve_rows(self.comparison)]
         every = -(-len(rows) // MAX_ROWS)
         note = f"One of {every} steps is listed; roundoff compare --csv writes them all." if every > 1 else ""
-        columns = [Column(name=name, is_number=name != "apart") for name in _COLUMNS]
-        return [Table(title="Steps", columns=columns, rows=rows, noun="steps", page_rows=rows[::every], page_note=note)]
+        columns = [TableColumn(name=name, is_number=name != "apart") for name in _COLUMNS]
+        return [
+            TablePart(title="Steps", columns=columns, rows=rows, noun="steps", page_rows=rows[::every], page_note=note)
+        ]
 
     def csv_rows(self) -> list[Sequence[object]]:
         """Return every step with exact numbers, the header first."""
@@ -69,7 +67,29 @@ class ComparedCurves(ComparisonReport):
 
     def to_object(self) -> dict[str, JsonValue]:
         """Return the comparison as a JSON object."""
-        return curves_object(self.comparison)
+        comparison = self.comparison
+        return {
+            "reference": comparison.reference.name,
+            "candidate": comparison.candidate.name,
+            "verdict": curves_verdict(comparison),
+            "differs": comparison.differs,
+            "first_divergence": comparison.first_divergence,
+            "num_compared": len(comparison.points),
+            "num_identical": comparison.num_identical,
+            "stretches": [object_of(stretch) for stretch in comparison.stretches],
+            "spikes": list(comparison.spikes),
+            "shapes": {
+                "reference": object_of(comparison.reference_shape),
+                "candidate": object_of(comparison.candidate_shape),
+            },
+            "end": {
+                "reference": comparison.end_reference,
+                "candidate": comparison.end_candidate,
+                "noise": comparison.end_noise,
+            },
+            "shared_noise": comparison.shared_noise,
+            "is_interpolated": comparison.is_interpolated,
+        }
 
 
 def curves_verdict(comparison: CurveComparison) -> str:
@@ -91,12 +111,13 @@ def shape_text(shape: CurveShape) -> str:
     >>> shape_text(CurveShape(kind=ShapeKind.FALLING, since=60, start=2.3, end=0.5, lowest=0.4))
     'falls from 2.3 to 0.5, flat since step 60'
     """
-    way = f"from {_number(shape.start)} to {_number(shape.end)}"
+    way = f"from {format_loss(shape.start)} to {format_loss(shape.end)}"
     text = {
         ShapeKind.FALLING: f"falls {way}" + (f", flat since step {shape.since}" if shape.since is not None else ""),
-        ShapeKind.FLAT: f"is flat around {_number(shape.end)}",
-        ShapeKind.RISING: f"rises since step {shape.since}, to {_number(shape.end)} from {_number(shape.lowest)}",
-        ShapeKind.EXPLODED: f"explodes at step {shape.since}, to {_number(shape.end)}",
+        ShapeKind.FLAT: f"is flat around {format_loss(shape.end)}",
+        ShapeKind.RISING: f"rises since step {shape.since}, to {format_loss(shape.end)} from "
+        f"{format_loss(shape.lowest)}",
+        ShapeKind.EXPLODED: f"explodes at step {shape.since}, to {format_loss(shape.end)}",
         ShapeKind.SPIKING: f"goes {way}, with {_spikes(shape)}",
         ShapeKind.NON_FINITE: f"is not finite since step {shape.since}",
     }[shape.kind]
@@ -122,7 +143,7 @@ def _leaves(stretch: DivergedStretch) -> str:
         )
     side = "above" if stretch.candidate > stretch.reference else "below"
     rest = "and stays" if stretch.lasts else f"until step {stretch.last_step},"
-    means = f"{_number(stretch.candidate)} against {_number(stretch.reference)} on average"
+    means = f"{format_loss(stretch.candidate)} against {format_loss(stretch.reference)} on average"
     return f"The candidate leaves the reference at step {stretch.first_step} {rest} {side} it: {means}."
 
 
@@ -147,11 +168,11 @@ def _further(comparison: CurveComparison) -> Iterator[str]:
 
 def _ends(comparison: CurveComparison) -> str:
     reference, candidate = comparison.end_reference, comparison.end_candidate
-    text = f"{_number(reference)} against {_number(candidate)}"
+    text = f"{format_loss(reference)} against {format_loss(candidate)}"
     if reference == candidate or not (math.isfinite(reference) and math.isfinite(candidate)):
         return text
     share = f"{100 * (candidate - reference) / abs(reference):+.2g} %" if reference else f"{candidate - reference:+.3g}"
-    return f"{text} ({share}; single values scatter by {_number(comparison.end_noise)})"
+    return f"{text} ({share}; single values scatter by {format_loss(comparison.end_noise)})"
 
 
 def _bounds(reference: list[float], candidate: list[float]) -> tuple[float, float]:
@@ -168,58 +189,6 @@ def _bounds(reference: list[float], candidate: list[float]) -> tuple[float, floa
 def _spikes(shape: CurveShape) -> str:
     steps = ", ".join(map(str, shape.spikes[:3])) + (", ..." if len(shape.spikes) > 3 else "")
     return f"{'a spike' if len(shape.spikes) == 1 else f'{len(shape.spikes)} spikes'} at step {steps}"
-
-
-def _number(value: float) -> str:
-    return "NaN" if math.isnan(value) else f"{value:.3g}"
-
-
-def curves_object(comparison: CurveComparison) -> dict[str, JsonValue]:
-    """Return the comparison as a JSON object."""
-    return {
-        "reference": comparison.reference.name,
-        "candidate": comparison.candidate.name,
-        "verdict": curves_verdict(comparison),
-        "differs": comparison.differs,
-        "first_divergence": comparison.first_divergence,
-        "num_compared": len(comparison.points),
-        "num_identical": comparison.num_identical,
-        "stretches": [
-            {
-                "first_step": stretch.first_step,
-                "last_step": stretch.last_step,
-                "reference": stretch.reference,
-                "candidate": stretch.candidate,
-                "lasts": stretch.lasts,
-            }
-            for stretch in comparison.stretches
-        ],
-        "spikes": list(comparison.spikes),
-        "shapes": {
-            "reference": _shape_object(comparison.reference_shape),
-            "candidate": _shape_object(comparison.candidate_shape),
-        },
-        "end": {
-            "reference": comparison.end_reference,
-            "candidate": comparison.end_candidate,
-            "noise": comparison.end_noise,
-        },
-        "shared_noise": comparison.shared_noise,
-        "is_interpolated": comparison.is_interpolated,
-    }
-
-
-def _shape_object(shape: CurveShape) -> JsonValue:
-    return {
-        "kind": str(shape.kind),
-        "since": shape.since,
-        "start": shape.start,
-        "end": shape.end,
-        "lowest": shape.lowest,
-        "spikes": list(shape.spikes),
-        "num_nonfinite": shape.num_nonfinite,
-        "first_nonfinite": shape.first_nonfinite,
-    }
 
 
 def _table_row(row: tuple[int, float, float, float, float, bool]) -> TableRow:

@@ -1,4 +1,4 @@
-"""Two compared runs: where the candidate first differs, the losses, the differences along the steps, every tensor."""
+"""Two compared runs: where the candidate first differs, the losses, the differences along the steps; or two steps."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from typing import TYPE_CHECKING
 from roundoff.compare.runs.divergence import ComparedTensor, UnpairedOp
 from roundoff.diagnose.wording import format_distinct, format_of
 from roundoff.report.comparisons.comparison_report import ComparisonReport
-from roundoff.report.html_table import Cell, Column, Mark, TableRow, table
 from roundoff.report.loss_curve import loss_curve
 from roundoff.report.markup import Html, join_html, tag
 from roundoff.report.page import section
-from roundoff.report.parts import Facts, Note, Part, Sentence, Table
+from roundoff.report.parts import Cell, Facts, Mark, Note, Part, Sentence, TableColumn, TablePart, TableRow, table
 from roundoff.runs import Finding, JsonValue, Severity
 from roundoff.words import join_names
 
 if TYPE_CHECKING:
     from roundoff.compare.runs.run_comparison import RunComparison
+    from roundoff.compare.runs.step_pair import Growth, ParameterMove, StepPairComparison
     from roundoff.compare.settings.setting_difference import SettingDifference
 
 MAX_UNPAIRED = 6
@@ -55,7 +55,7 @@ class ComparedRuns(ComparisonReport):
         """Say where the candidate first differs, or by how much it does where formats explain it."""
         return run_parts(self.comparison, self.finding)
 
-    def tables(self) -> list[Table]:
+    def tables(self) -> list[TablePart]:
         """Return the tensors, and the settings that differ."""
         found = [tensors_table(self.comparison.rows, self.finding)]
         return [*found, settings_table(self.comparison.settings)] if self.comparison.settings else found
@@ -185,7 +185,7 @@ def _losses(comparison: RunComparison) -> Html:
     losses = comparison.losses
     if losses is None or not losses.points:
         return join_html()
-    columns = [Column(name="run"), Column(name="loss")]
+    columns = [TableColumn(name="run"), TableColumn(name="loss")]
     rows = [
         TableRow(cells=(Cell(shown="reference"), Cell(shown=loss_curve([p.reference for p in losses.points])))),
         TableRow(cells=(Cell(shown="candidate"), Cell(shown=loss_curve([p.candidate for p in losses.points])))),
@@ -232,7 +232,7 @@ def _share(relative: float) -> float:
     return min(1.0, 1 - math.log10(min(relative, 1.0)) / math.log10(_FLOOR)) if math.isfinite(relative) else 1.0
 
 
-def settings_table(settings: Sequence[SettingDifference]) -> Table:
+def settings_table(settings: Sequence[SettingDifference]) -> TablePart:
     """Return the settings that differ."""
     names = ("setting", "kind", "reference", "candidate")
     rows = [
@@ -244,26 +244,26 @@ def settings_table(settings: Sequence[SettingDifference]) -> Table:
         )
         for setting in settings
     ]
-    columns = [Column(name=name) for name in names]
-    return Table(title="Settings that differ", columns=columns, rows=rows, noun="settings")
+    columns = [TableColumn(name=name) for name in names]
+    return TablePart(title="Settings that differ", columns=columns, rows=rows, noun="settings")
 
 
 _COLUMNS = (
-    Column(name="step", is_number=True),
-    Column(name="phase"),
-    Column(name="site"),
-    Column(name="op"),
-    Column(name="shape", is_on_console=False),
-    Column(name="relative", is_number=True),
-    Column(name="inherited", is_number=True),
-    Column(name="excess", is_number=True),
-    Column(name="reference absmax", is_number=True, is_on_console=False),
-    Column(name="candidate absmax", is_number=True, is_on_console=False),
-    Column(name="formats", is_on_console=False),
+    TableColumn(name="step", is_number=True),
+    TableColumn(name="phase"),
+    TableColumn(name="site"),
+    TableColumn(name="op"),
+    TableColumn(name="shape", is_on_console=False),
+    TableColumn(name="relative", is_number=True),
+    TableColumn(name="inherited", is_number=True),
+    TableColumn(name="excess", is_number=True),
+    TableColumn(name="reference absmax", is_number=True, is_on_console=False),
+    TableColumn(name="candidate absmax", is_number=True, is_on_console=False),
+    TableColumn(name="formats", is_on_console=False),
 )
 
 
-def tensors_table(rows: Sequence[ComparedTensor], finding: Finding | None, *, most: int = MAX_TENSOR_ROWS) -> Table:
+def tensors_table(rows: Sequence[ComparedTensor], finding: Finding | None, *, most: int = MAX_TENSOR_ROWS) -> TablePart:
     """Return the tensors that differ, the one that the finding is about marked; a page lists equal ones after them."""
     differing = [row for row in rows if not row.is_equal]
     shown = [*differing, *(row for row in rows if row.is_equal)][:most]
@@ -276,7 +276,7 @@ def tensors_table(rows: Sequence[ComparedTensor], finding: Finding | None, *, mo
         return TableRow(cells=_cells(row), mark=mark, anchor=DIVERGENCE if row is origin else None)
 
     left_out = len(rows) - len(shown)
-    return Table(
+    return TablePart(
         title="Tensors",
         columns=_COLUMNS,
         rows=[table_row(row) for row in differing],
@@ -311,3 +311,127 @@ def is_origin(row: ComparedTensor, finding: Finding | None) -> bool:
     if finding is None or finding.step is None:
         return False
     return (row.step, row.phase, row.site, row.op) == (finding.step, finding.phase, finding.site, finding.op)
+
+
+# -- two steps ---------------------------------------------------------------------------------------------------------
+
+
+MAX_PARAMETERS = 5
+MAX_GROWTHS = 40
+_LABEL_WIDTH = 11
+
+
+@dataclass(frozen=True)
+class ComparedSteps(ComparisonReport):
+    """A comparison of two steps, of one run or of two."""
+
+    comparison: StepPairComparison
+
+    @property
+    def title(self) -> str:
+        """The heading of the page."""
+        return f"Step {self.comparison.candidate_step} against step {self.comparison.reference_step}"
+
+    @property
+    def differs(self) -> bool:
+        """Two steps of a training always differ, which is no finding."""
+        return False
+
+    def parts(self) -> list[Part]:
+        """Say how many weights changed, which did not, which most, and where values begin to grow."""
+        moved = self._changed_moves()
+        still = [move.parameter for move in self.comparison.moves if move.is_equal]
+        span = f"from step {self.comparison.reference_step} to step {self.comparison.candidate_step}"
+        facts = [("unchanged", join_names(still, at_most=MAX_PARAMETERS))] if still and moved else []
+        facts += [("changed", _describe_move(move)) for move in moved[:MAX_PARAMETERS]]
+        return [
+            Sentence(f"{len(moved)} of {len(self.comparison.moves)} parameters changed {span}."),
+            Facts(facts, label_width=_LABEL_WIDTH),
+            Note(self._growth_sentence()),
+        ]
+
+    def tables(self) -> list[TablePart]:
+        """Return every parameter, those that changed most first, and the results that grew most."""
+        unchanged = [move for move in self.comparison.moves if move.is_equal]
+        growths = sorted(self.comparison.growths, key=lambda growth: -growth.ratio)[:MAX_GROWTHS]
+        found = [_parameters_table([*self._changed_moves(), *unchanged])]
+        return [*found, _growths_table(growths)] if growths else found
+
+    def to_object(self) -> dict[str, JsonValue]:
+        """Return the comparison as a JSON object."""
+        first = self.comparison.first_growth
+        return {
+            "reference_step": self.comparison.reference_step,
+            "candidate_step": self.comparison.candidate_step,
+            "parameters": [asdict(move) for move in self.comparison.moves],
+            "first_growth": None if first is None else asdict(first),
+            "growths": [asdict(growth) for growth in self.comparison.growths],
+        }
+
+    def _changed_moves(self) -> list[ParameterMove]:
+        """Return the parameters that changed, most of all first; a change from zero has no size and comes last."""
+        moved = [move for move in self.comparison.moves if not move.is_equal]
+        return sorted(moved, key=lambda move: -move.relative if math.isfinite(move.relative) else 0.0)
+
+    def _growth_sentence(self) -> str:
+        if not self.comparison.growths:
+            return "The ops of these steps were not recorded, so only norms could be compared."
+        first = self.comparison.first_growth
+        if first is not None:
+            return f"values begin to grow here: {_describe_growth(first)}"
+        largest = max(self.comparison.growths, key=lambda growth: growth.ratio)
+        return f"no result grew much; the most: {_describe_growth(largest)}"
+
+
+def _describe_move(move: ParameterMove) -> str:
+    if math.isinf(move.relative):
+        return f"{move.parameter}   from zero"
+    share = f"{100 * move.relative:.3g} %" if move.relative >= 1e-4 else f"{move.relative:.2g}"
+    return f"{move.parameter}   by {share}"
+
+
+def _describe_growth(growth: Growth) -> str:
+    place = f"{growth.site} / {growth.op}, {growth.phase}"
+    source = f"   {growth.source}" if growth.source else ""
+    return f"{place}: {growth.reference_absmax:.3g} -> {growth.candidate_absmax:.3g}{source}"
+
+
+def _parameters_table(moves: list[ParameterMove]) -> TablePart:
+    rows = [
+        TableRow(
+            cells=[
+                Cell(shown=move.parameter, value=move.parameter),
+                Cell(shown="" if move.is_equal else f"{move.relative:.3g}", value=move.relative),
+                Cell(shown="unchanged" if move.is_equal else "", value="unchanged" if move.is_equal else ""),
+            ]
+        )
+        for move in moves
+    ]
+    columns = [TableColumn(name="parameter"), TableColumn(name="change", is_number=True), TableColumn(name="note")]
+    return TablePart(title="Parameters", columns=columns, rows=rows, noun="parameters")
+
+
+def _growths_table(growths: list[Growth]) -> TablePart:
+    columns = [
+        TableColumn(name="phase"),
+        TableColumn(name="site"),
+        TableColumn(name="op"),
+        TableColumn(name="reference absmax", is_number=True),
+        TableColumn(name="candidate absmax", is_number=True),
+        TableColumn(name="ratio", is_number=True),
+        TableColumn(name="source"),
+    ]
+    rows = [
+        TableRow(
+            cells=[
+                *(Cell(shown=text, value=text) for text in (growth.phase, growth.site, growth.op)),
+                *(
+                    Cell(shown=f"{number:.3g}", value=number)
+                    for number in (growth.reference_absmax, growth.candidate_absmax, growth.ratio)
+                ),
+                Cell(shown=growth.source or "", value=growth.source or ""),
+            ]
+        )
+        for growth in growths
+    ]
+    return TablePart(title="Results that grew most", columns=columns, rows=rows, noun="results")

@@ -5,18 +5,18 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from roundoff.compare.tensors.tensor_comparison import TensorPair, TensorsComparison, TensorVerdict
+from roundoff.checkpoints.lazy_tensor import StoredTensor
+from roundoff.compare.tensors.tensor_comparison import JudgedPair, TensorsComparison, TensorVerdict
 from roundoff.compare.tensors.tensor_distance import TensorDistance
-from roundoff.compare.tensors.tensor_files import SavedTensor
 from roundoff.diagnose.wording import format_of, format_short
 from roundoff.report.comparisons.comparison_report import ComparisonReport, pair_cells
-from roundoff.report.html_table import Cell, Column, TableRow
-from roundoff.report.parts import Note, Part, Sentence, Table
+from roundoff.report.parts import Cell, Note, Part, Sentence, TableColumn, TablePart, TableRow
 from roundoff.runs import JsonValue
+from roundoff.runs.files.plain_json import object_of
 from roundoff.words import join_names, plural
 
 MAX_LINES = 8
-"""So many pairs that differ get a line of their own."""
+"""At most this many pairs that differ get a line of their own."""
 
 HEADER = (
     "verdict", "reference", "candidate", "shape", "dtype", "paired by",
@@ -40,22 +40,18 @@ class ComparedTensors(ComparisonReport):
         """The heading of the page."""
         return "Saved tensors"
 
-    @property
-    def differs(self) -> bool:
-        """Whether a tensor differs by more than formats explain, or has no counterpart."""
-        return self.comparison.differs
-
     def parts(self) -> list[Part]:
         """Return the first tensor that differs, what is before it, and what has no counterpart."""
         return [Sentence(tensors_sentence(self.comparison)), *(Note(text) for text in _further(self.comparison))]
 
-    def tables(self) -> list[Table]:
+    def tables(self) -> list[TablePart]:
         """Return every pair of tensors, and those without a counterpart."""
         columns = [
-            Column(name=name, is_number=name not in WORDS, is_on_console=name in ON_CONSOLE) for name in ("#", *HEADER)
+            TableColumn(name=name, is_number=name not in WORDS, is_on_console=name in ON_CONSOLE)
+            for name in ("#", *HEADER)
         ]
         rows = [_table_row(number, row) for number, row in enumerate(tensors_rows(self.comparison))]
-        return [Table(title="Tensors", columns=columns, rows=rows, noun="tensors")]
+        return [TablePart(title="Tensors", columns=columns, rows=rows, noun="tensors")]
 
     def csv_rows(self) -> list[Sequence[object]]:
         """Return every pair with exact numbers, the header first."""
@@ -67,7 +63,17 @@ class ComparedTensors(ComparisonReport):
 
     def to_object(self) -> Mapping[str, JsonValue]:
         """Return the comparison as a JSON object."""
-        return tensors_object(self.comparison)
+        found = self.comparison
+        return {
+            "sentence": tensors_sentence(found),
+            "reference": found.reference,
+            "candidate": found.candidate,
+            "differs": found.differs,
+            "first": None if found.first is None else found.first.reference,
+            "pairs": list(map(_pair, found.pairs)),
+            "only_reference": list(map(_tensor, found.only_reference)),
+            "only_candidate": list(map(_tensor, found.only_candidate)),
+        }
 
 
 def tensors_sentence(found: TensorsComparison) -> str:
@@ -96,7 +102,7 @@ def printable(name: str) -> str:
     return "".join(letter if letter.isprintable() else "?" for letter in name)
 
 
-def _row(pair: TensorPair, number: Callable[[float], str]) -> tuple[str, ...]:
+def _row(pair: JudgedPair, number: Callable[[float], str]) -> tuple[str, ...]:
     shapes = _shape(pair.shapes[0]) if pair.shapes[0] == pair.shapes[1] else " ".join(map(_shape, pair.shapes))
     dtypes = pair.dtypes[0] if pair.dtypes[0] == pair.dtypes[1] else " ".join(pair.dtypes)
     head = (pair.verdict.value, printable(pair.reference), printable(pair.candidate), shapes, dtypes, pair.by)
@@ -129,7 +135,7 @@ def _but_unpaired(found: TensorsComparison) -> str:
     return f", but {' and '.join(parts)} {'has' if num == 1 else 'have'} no counterpart" if parts else ""
 
 
-def _how_far(pair: TensorPair, far: TensorDistance) -> str:
+def _how_far(pair: JudgedPair, far: TensorDistance) -> str:
     if far.num_unlike:
         values = "" if far.values is None else f": {far.values[0]:g} against {far.values[1]:g}"
         are = "1 value is" if far.num_unlike == 1 else f"{far.num_unlike} values are"
@@ -169,7 +175,7 @@ def _further(found: TensorsComparison) -> Iterator[str]:
         yield f"{plural(len(by_order), 'pair')} {rest} on order and shape alone: --map FILE decides"
 
 
-def _before(pairs: Sequence[TensorPair]) -> str:
+def _before(pairs: Sequence[JudgedPair]) -> str:
     if not pairs:
         return "it is the first of all"
     equal = sum(pair.verdict is TensorVerdict.EQUAL for pair in pairs)
@@ -181,7 +187,7 @@ def _before(pairs: Sequence[TensorPair]) -> str:
     return f"{plural(len(pairs), 'pair')} before it {agree}{some} within {format_short(most)} ulp"
 
 
-def _names(pair: TensorPair) -> str:
+def _names(pair: JudgedPair) -> str:
     reference, candidate = printable(pair.reference), printable(pair.candidate)
     return reference if reference == candidate else f"{reference} = {candidate}"
 
@@ -194,27 +200,13 @@ def _place(position: Sequence[int] | None) -> str:
     return "" if position is None else f"[{', '.join(map(str, position))}]"
 
 
-def tensors_object(found: TensorsComparison) -> Mapping[str, JsonValue]:
-    """Return a comparison as plain JSON."""
-    return {
-        "sentence": tensors_sentence(found),
-        "reference": found.reference,
-        "candidate": found.candidate,
-        "differs": found.differs,
-        "first": None if found.first is None else found.first.reference,
-        "pairs": [_pair(pair) for pair in found.pairs],
-        "only_reference": [_tensor(tensor) for tensor in found.only_reference],
-        "only_candidate": [_tensor(tensor) for tensor in found.only_candidate],
-    }
-
-
 def _table_row(number: int, row: tuple[str, ...]) -> TableRow:
     cells = [Cell(shown=str(number), value=float(number))]
     cells += pair_cells(HEADER, row, words=WORDS)
     return TableRow(cells=cells, mark=None if row[0] in FINE else "bad")
 
 
-def _pair(pair: TensorPair) -> Mapping[str, JsonValue]:
+def _pair(pair: JudgedPair) -> Mapping[str, JsonValue]:
     return {
         "reference": pair.reference,
         "candidate": pair.candidate,
@@ -222,25 +214,9 @@ def _pair(pair: TensorPair) -> Mapping[str, JsonValue]:
         "verdict": pair.verdict.value,
         "shapes": [list(shape) for shape in pair.shapes],
         "dtypes": list(pair.dtypes),
-        **({} if pair.distance is None else _distance(pair.distance)),
+        **({} if pair.distance is None else object_of(pair.distance)),
     }
 
 
-def _distance(far: TensorDistance) -> Mapping[str, JsonValue]:
-    return {
-        "max_abs": far.max_abs,
-        "relative": far.relative,
-        "ulps": far.ulps,
-        "unit": far.unit,
-        "cosine": far.cosine,
-        "position": None if far.position is None else list(far.position),
-        "values": None if far.values is None else list(far.values),
-        "channel": far.channel,
-        "num_different": far.num_different,
-        "num_nonfinite": list(far.num_nonfinite),
-        "num_unlike": far.num_unlike,
-    }
-
-
-def _tensor(tensor: SavedTensor) -> Mapping[str, JsonValue]:
+def _tensor(tensor: StoredTensor) -> Mapping[str, JsonValue]:
     return {"name": tensor.name, "shape": list(tensor.shape), "dtype": tensor.dtype}

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Mapping, Sequence
+from typing import Any
 
-from roundoff.report.html_table import Cell
 from roundoff.report.markup import Html
 from roundoff.report.page import facts, page
-from roundoff.report.parts import WIDTH, Part, Table, to_html, to_text
+from roundoff.report.parts import WIDTH, Cell, Part, TablePart, to_html, to_text
 from roundoff.runs import JsonValue
 
 
 class ComparisonReport(ABC):
     """A comparison of a reference with a candidate, ready to be shown."""
+
+    comparison: Any
+    """What was found; `differs` says whether by more than formats and noise explain."""
 
     @property
     @abstractmethod
@@ -21,16 +24,16 @@ class ComparisonReport(ABC):
         """The heading of the page."""
 
     @property
-    @abstractmethod
     def differs(self) -> bool:
         """Whether the candidate differs by more than formats and noise explain."""
+        return bool(self.comparison.differs)
 
     @abstractmethod
     def parts(self) -> list[Part]:
         """Return the answer: the verdict first, then what else fits on a screen."""
 
     @abstractmethod
-    def tables(self) -> list[Table]:
+    def tables(self) -> list[TablePart]:
         """Return everything that was compared."""
 
     @abstractmethod

@@ -8,7 +8,7 @@ from contextlib import suppress
 from statistics import median
 
 from roundoff.compare.runs.divergence import ComparedTensor
-from roundoff.diagnose.run_view import RunView
+from roundoff.diagnose.diagnosis import RunView
 from roundoff.errors import RunFolderError
 from roundoff.report.charts import Trace, chart, figure, text, vertical_line
 from roundoff.report.comparisons.compared_runs import DIVERGENCE, comparison_facts, is_origin, run_parts, tensors_table
@@ -18,7 +18,7 @@ from roundoff.report.parts import table_html, to_html
 from roundoff.report.run_page.section import Section
 from roundoff.runs import CachedRun, Finding, JsonValue
 
-Tell = Callable[[CachedRun], str]
+Describe = Callable[[CachedRun], str]
 
 
 def side_by_side_section(view: RunView) -> Section | None:
@@ -29,10 +29,10 @@ def side_by_side_section(view: RunView) -> Section | None:
 
 
 def side_by_side(reference: CachedRun, candidate: CachedRun) -> Html:
-    """Return a table with a column for each run; what neither of them tells is left out, what differs is marked."""
+    """Return a table with a column for each run; what neither of them has is left out, what differs is marked."""
     rows = []
-    for name, tell in _FACTS.items():
-        reference_text, candidate_text = _describe(tell, reference), _describe(tell, candidate)
+    for name, describe in _FACTS.items():
+        reference_text, candidate_text = _describe(describe, reference), _describe(describe, candidate)
         if reference_text or candidate_text:
             cells = (tag("td", reference_text or "-"), tag("td", candidate_text or "-"))
             rows.append(
@@ -48,54 +48,20 @@ def side_by_side(reference: CachedRun, candidate: CachedRun) -> Html:
     return tag("div", table, class_="scrolling", tabindex=0, role="region", aria_label="the runs side by side")
 
 
-def _describe(tell: Tell, run: CachedRun) -> str:
-    with suppress(RunFolderError):  # the sections about the file tell of it
-        return tell(run)
+def _describe(describe: Describe, run: CachedRun) -> str:
+    with suppress(RunFolderError):  # the sections about the file report it
+        return describe(run)
     return ""
 
 
-def _losses(run: CachedRun) -> list[float]:
-    return [each.loss for each in run.metrics() if each.loss is not None]
-
-
-def _steps(run: CachedRun) -> str:
-    metrics = run.metrics()
-    return str(metrics[-1].step + 1) if metrics else ""
-
-
-def _first_loss(run: CachedRun) -> str:
-    return "".join(f"{loss:.6g}" for loss in _losses(run)[:1])
-
-
-def _last_loss(run: CachedRun) -> str:
-    return "".join(f"{loss:.6g}" for loss in _losses(run)[-1:])
+def _metric_values(run: CachedRun, name: str) -> list[float]:
+    """Return the values of one of the metrics, in the order of the steps."""
+    return [value for each in run.metrics() if (value := getattr(each, name)) is not None]
 
 
 def _lowest_loss(run: CachedRun) -> str:
-    finite = [each for each in run.metrics() if each.loss is not None and math.isfinite(each.loss)]
-    best = min(finite, key=lambda each: each.loss or 0.0, default=None)
-    return "" if best is None else f"{best.loss:.6g} in step {best.step}"
-
-
-def _last_eval_loss(run: CachedRun) -> str:
-    return "".join([f"{each.eval_loss:.6g}" for each in run.metrics() if each.eval_loss is not None][-1:])
-
-
-def _num_nonfinite(run: CachedRun) -> str:
-    return str(sum(not math.isfinite(loss) for loss in _losses(run)) or "")
-
-
-def _num_skipped(run: CachedRun) -> str:
-    return str(sum(each.skipped for each in run.metrics()) or "")
-
-
-def _last_scale(run: CachedRun) -> str:
-    return "".join([f"{each.loss_scale:g}" for each in run.metrics() if each.loss_scale is not None][-1:])
-
-
-def _seconds(run: CachedRun) -> str:
-    known = [each.seconds for each in run.metrics() if each.seconds is not None]
-    return f"{median(known):.2g} s" if known else ""
+    finite = [(each.loss, each.step) for each in run.metrics() if each.loss is not None and math.isfinite(each.loss)]
+    return f"{min(finite)[0]:.6g} in step {min(finite)[1]}" if finite else ""
 
 
 def _verdict(run: CachedRun) -> str:
@@ -103,24 +69,21 @@ def _verdict(run: CachedRun) -> str:
     return "" if findings is None else findings[0].title if findings else "nothing found"
 
 
-def _recipe(run: CachedRun) -> str:
-    return run.info.recipe or ""
-
-
-_FACTS: dict[str, Tell] = {
+_FACTS: dict[str, Describe] = {
     "status": lambda run: run.info.status,
     "own verdict": _verdict,
-    "recipe": _recipe,
-    "steps": _steps,
-    "first loss": _first_loss,
+    "recipe": lambda run: run.info.recipe or "",
+    "steps": lambda run: "".join(str(each.step + 1) for each in run.metrics()[-1:]),
+    "first loss": lambda run: "".join(f"{loss:.6g}" for loss in _metric_values(run, "loss")[:1]),
     "lowest loss": _lowest_loss,
-    "last loss": _last_loss,
-    "last evaluation loss": _last_eval_loss,
-    "non-finite losses": _num_nonfinite,
-    "skipped steps": _num_skipped,
-    "last loss scale": _last_scale,
-    "median step time": _seconds,
+    "last loss": lambda run: "".join(f"{loss:.6g}" for loss in _metric_values(run, "loss")[-1:]),
+    "last evaluation loss": lambda run: "".join(f"{loss:.6g}" for loss in _metric_values(run, "eval_loss")[-1:]),
+    "non-finite losses": lambda run: str(sum(not math.isfinite(loss) for loss in _metric_values(run, "loss")) or ""),
+    "skipped steps": lambda run: str(sum(each.skipped for each in run.metrics()) or ""),
+    "last loss scale": lambda run: "".join(f"{scale:g}" for scale in _metric_values(run, "loss_scale")[-1:]),
+    "median step time": lambda run: f"{median(known):.2g} s" if (known := _metric_values(run, "seconds")) else "",
 }
+"""What is shown of each run; an empty text is left out."""
 
 
 MAX_POINTS = 3000

@@ -2,19 +2,46 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 
-from roundoff.diagnose.run_view import RunView
+from roundoff.diagnose.diagnosis import RunView
 from roundoff.errors import RunFolderError
 from roundoff.report.markup import Html, tag
 from roundoff.report.page import asset, facts, page
+from roundoff.report.run_page.against_reference import compared_section, side_by_side_section
+from roundoff.report.run_page.exponents import exponents_section
+from roundoff.report.run_page.findings import verdict_section
+from roundoff.report.run_page.rank_matrix import ranks_section
+from roundoff.report.run_page.recorded_ops import steps_section
 from roundoff.report.run_page.section import Section, section_html
-from roundoff.report.run_page.sections import SECTIONS, SectionMaker
+from roundoff.report.run_page.setup import recipe_section, settings_section
+from roundoff.report.run_page.site_tree import sites_section
+from roundoff.report.run_page.training_curves import loss_section, norms_section
+from roundoff.report.run_page.training_data import data_section
+
+SectionMaker = Callable[[RunView], Section | None]
+
+SECTIONS: tuple[SectionMaker, ...] = (
+    verdict_section,
+    compared_section,
+    side_by_side_section,
+    loss_section,
+    norms_section,
+    steps_section,
+    sites_section,
+    exponents_section,
+    data_section,
+    ranks_section,
+    recipe_section,
+    settings_section,
+)
+"""Each returns its part of the page, or None where the run holds nothing of the kind; a new one gets a line here."""
+
 
 SCRIPTS = ("charts.js", "steps.js", "sites.js", "exponents.js")
 
@@ -85,7 +112,7 @@ def _summary(view: RunView) -> dict[str, str]:
         "recipe": info.recipe,
         "started": info.started[:19].replace("T", " "),
     }
-    with suppress(RunFolderError):  # the sections tell of it
+    with suppress(RunFolderError):  # the sections report it
         metrics, recorded = view.run.metrics(), {*view.run.steps, *view.run.replayed_steps}
         summary |= {"steps": str(metrics[-1].step + 1 if metrics else 0), "recorded steps": str(len(recorded))}
     return {name: value for name, value in summary.items() if value}

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from roundoff.diagnose.run_view import RunView
-from roundoff.report.findings_text import describe_answer, failure_lines, findings_text, place_in_words
+from roundoff.diagnose.diagnosis import RunView, coverage_of
+from roundoff.report.findings_text import describe_answer, failure_lines, not_found_text, place_in_words, tried_text
 from roundoff.report.markup import Html, join_html, tag
 from roundoff.report.run_page.section import Section
 from roundoff.runs import RULE_FAILED, Answer, Finding, JsonValue, RuleAnswer, Severity, to_json
@@ -13,7 +13,7 @@ from roundoff.words import plural
 
 MAX_FINDINGS = 60
 MAX_EVIDENCE = 40
-"""So many measurements of a finding are listed."""
+"""At most this many measurements of a finding are listed."""
 
 
 def verdict_section(view: RunView) -> Section:
@@ -22,7 +22,7 @@ def verdict_section(view: RunView) -> Section:
     shown = findings[:MAX_FINDINGS]
     left_out = len(findings) - len(shown)
     is_clean = all(finding.severity is Severity.NOTE for finding in view.findings)
-    words = "Nothing found so far." if view.run.info.status == "running" else findings_text(())
+    words = "Nothing found so far." if view.run.info.status == "running" else not_found_text(coverage_of(view.run))
     nothing = [tag("p", words, class_="verdict clean")] if is_clean else []
     failed = [tag("p", line, class_="failed") for line in failure_lines(view.answers, view.failures)]
     cards = [_finding(finding, is_first=not place and not is_clean) for place, finding in enumerate(shown)]
@@ -64,6 +64,7 @@ def _finding(finding: Finding, *, is_first: bool) -> Html:
 def _body(finding: Finding) -> Html:
     return join_html(
         *(tag("p", line) for line in finding.why.split("\n")),
+        *_labelled_line("tried", tried_text(finding)),
         *_labelled_line("fix", finding.fix),
         *_labelled_line("source", finding.source),
         _jump(finding),

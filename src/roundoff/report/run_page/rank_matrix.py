@@ -5,8 +5,8 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 
+from roundoff.diagnose.diagnosis import RunView
 from roundoff.diagnose.ranks.agreement import INPUT, Agreement, Stretch, rank_agreement
-from roundoff.diagnose.run_view import RunView
 from roundoff.report.markup import Html, join_html, tag
 from roundoff.report.run_page.section import Section
 from roundoff.words import join_names, plural
@@ -36,7 +36,7 @@ def ranks_section(view: RunView) -> Section | None:
         key="ranks",
         title="Ranks",
         body=join_html(
-            tag("ul", *map(_sentence, found), class_="told"),
+            tag("ul", *map(_sentence, found), class_="agreement"),
             tag("p", _EXPLAINED, class_="faint"),
             _matrix(found, columns[:MAX_COLUMNS], places[:MAX_RANKS]),
         ),

@@ -6,133 +6,29 @@ import itertools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
-import pyarrow as pa
-import pyarrow.compute as pc
 
+from roundoff.diagnose.diagnosis import RunView
 from roundoff.diagnose.nonfinite.origin import BadFlow, bad_flow
-from roundoff.diagnose.run_view import RunView
 from roundoff.diagnose.wording import FORMATS, largest_of
 from roundoff.formats import SmallFloat, format_named
 from roundoff.report.markup import Html, tag
-from roundoff.report.run_page.chosen_steps import ChosenStep, choose_steps, room_for
-from roundoff.report.run_page.section import Section
-from roundoff.runs import JsonValue
+from roundoff.report.run_page.section import ChosenStep, Section, choose_steps, room_for
+from roundoff.runs import JsonValue, Rows
 
 Mask: TypeAlias = npt.NDArray[np.bool_]
 
 MAX_FLOWS = 12
 """Bad values are traced from op to op in at most this many steps."""
 _AROUND = 10
-"""So many results on either side of the origin are kept."""
+"""This many results on either side of the origin are kept."""
 _COLUMNS = (
     "step", "microbatch", "phase", "site", "op", "nth", "output", "order", "parameter", "source", "dtype", "shape",
     "num_elements", "min", "max", "num_nan", "num_posinf", "num_neginf", "num_zero", "num_subnormal", "introduced_ulps",
 )  # fmt: skip
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StepRows:
-    """The results of one step in the order in which they came about, as far as there is room for them."""
-
-    chosen: ChosenStep
-    rows: pa.Table
-    """With the further columns `place` (among all results of the step), `absmax` and `nonfinite`."""
-    num_results: int
-    flow: BadFlow | None
-    is_flow_known: bool
-    """Whether bad values were followed, where there are some."""
-
-
-def step_rows(steps: Sequence[ChosenStep]) -> list[StepRows]:
-    """Read the results of all steps, one pass over each folder, and keep of each what is bad, extreme or even."""
-    tables = _tables(steps)
-    room = room_for(steps, [table.num_rows for table in tables])
-    by_weight = sorted(range(len(steps)), key=lambda place: not steps[place].is_telling)
-    bad = [place for place in by_weight if _has_bad(tables[place])]
-    flows = {place: _bad_flow(steps[place]) for place in bad[:MAX_FLOWS]}
-    return [
-        StepRows(
-            chosen=steps[place],
-            rows=_thin_rows(table, most=room[place], flow=flows.get(place)),
-            num_results=table.num_rows,
-            flow=flows.get(place),
-            is_flow_known=place in flows or place not in bad,
-        )
-        for place, table in enumerate(tables)
-    ]
-
-
-def _bad_flow(step: ChosenStep) -> BadFlow | None:
-    return bad_flow(step.holder, step=step.step, rank=step.rank)
-
-
-def _tables(steps: Sequence[ChosenStep]) -> list[pa.Table]:
-    """Return the results of each step; steps of one folder are read together."""
-    found: dict[int, pa.Table] = {}
-    holders = {id(step.holder): step.holder for step in steps}
-    for key, holder in holders.items():
-        mine = [place for place, step in enumerate(steps) if id(step.holder) == key]
-        table = holder.events(step=sorted({steps[place].step for place in mine}), columns=_COLUMNS)
-        table = table.filter(pc.starts_with(table["output"], "output")).combine_chunks()
-        keys = {(steps[place].step, steps[place].rank): place for place in mine}
-        for at, rows in _split(table):
-            if at in keys:
-                found[keys[at]] = _add_measures(rows)
-        found |= {place: _add_measures(table.slice(0, 0)) for place in mine if place not in found}
-    return [found[place] for place in range(len(steps))]
-
-
-def _split(table: pa.Table) -> list[tuple[tuple[int, int], pa.Table]]:
-    """Return (step, rank) and its rows, in their order within the step."""
-    if not table.num_rows:
-        return []
-    steps, ranks = table["step"].to_numpy(), table["rank"].to_numpy()
-    places = np.lexsort((table["order"].to_numpy(), ranks, steps))
-    keys = np.stack([steps[places], ranks[places]])
-    starts = [0, *(np.flatnonzero(np.any(np.diff(keys), axis=0)) + 1).tolist(), len(places)]
-    ordered = table.take(pa.array(places))
-    return [
-        ((int(keys[0, begin]), int(keys[1, begin])), ordered.slice(begin, end - begin))
-        for begin, end in itertools.pairwise(starts)
-    ]
-
-
-def _add_measures(rows: pa.Table) -> pa.Table:
-    absmax = np.fmax(np.abs(rows["min"].to_numpy()), np.abs(rows["max"].to_numpy()))
-    nonfinite = pc.add(pc.add(rows["num_nan"], rows["num_posinf"]), rows["num_neginf"])
-    added: dict[str, Any] = {"place": np.arange(rows.num_rows), "absmax": absmax, "nonfinite": nonfinite}
-    for name, values in added.items():
-        rows = rows.append_column(name, values if isinstance(values, pa.ChunkedArray) else pa.array(values))
-    return rows
-
-
-def _has_bad(rows: pa.Table) -> bool:
-    return bool(pc.any(pc.greater(rows["nonfinite"], 0)).as_py())
-
-
-def _thin_rows(rows: pa.Table, *, most: int, flow: BadFlow | None) -> pa.Table:
-    """Keep what matters, then the largest magnitudes, then results at even distances, until `most` are kept."""
-    if rows.num_rows <= most:
-        return rows
-    orders, absmax = rows["order"].to_numpy(), rows["absmax"].to_numpy()
-    wanted = np.zeros(rows.num_rows)
-    even = np.linspace(0, rows.num_rows - 1, max(2, most // 2)).astype(int)
-    wanted[even] = 1
-    largest = np.argsort(-np.nan_to_num(absmax, nan=0.0))[: most // 4]
-    wanted[largest] = 2
-    wanted[rows["nonfinite"].to_numpy() > 0] = 3
-    if flow is not None and flow.start is not None:
-        start = int(np.searchsorted(orders, flow.start))
-        wanted[np.isin(orders, list(flow.came_from))] = 4
-        wanted[max(0, start - _AROUND) : start + _AROUND] = 5
-        wanted[orders == flow.start] = 6
-    # A stable sort: among those that matter alike the earlier ones are kept.
-    kept = np.sort(np.argsort(-wanted, kind="stable")[:most])
-    return rows.take(pa.array(kept))
 
 
 LIMITS = ("fp32", "bf16", "fp16", "e5m2", "e4m3")
@@ -143,18 +39,18 @@ _NAMED = ("phase", "site", "op", "dtype", "shape", "source", "parameter")
 
 def steps_section(view: RunView) -> Section:
     """Show the steps that were recorded or replayed; say so where there is none."""
-    choice = choose_steps(view)
-    if not choice.steps:
+    steps, notes = choose_steps(view)
+    if not steps:
         words = "No step was recorded, so there are no ops to show. To record one:  roundoff record --steps 0 SCRIPT"
         return Section(key="steps", title="Ops of a step", body=tag("p", words))
-    found = step_rows(choice.steps)
+    found = step_rows(steps)
     return Section(
         key="steps",
         title="Ops of a step",
         short="Ops",
         body=_body(found, first=_first(view, found)),
         data={"steps": {"limits": _limits(), **_values(found)}},
-        thinned=[*choice.notes, *_left_out(found)],
+        thinned=[*notes, *_left_out(found)],
     )
 
 
@@ -168,7 +64,7 @@ def _first(view: RunView, found: Sequence[StepRows]) -> int:
 
 def _body(found: Sequence[StepRows], *, first: int) -> Html:
     options = [tag("option", _label(each), value=place, selected=place == first) for place, each in enumerate(found)]
-    narrow = any("16" in name for each in found for name in each.rows["dtype"].unique().to_pylist())
+    narrow = any("16" in name for each in found for name in each.rows["dtype"].unique())
     formats = [tag("option", name, selected=name == ("fp16" if narrow else "none")) for name in ("none", *LIMITS)]
     controls = tag(
         "p",
@@ -226,18 +122,17 @@ def _values(found: Sequence[StepRows]) -> dict[str, JsonValue]:
 def _step(each: StepRows, codes: dict[str, dict[str, int]]) -> dict[str, JsonValue]:
     rows = each.rows
     columns: dict[str, JsonValue] = {
-        name: [codes[name].setdefault(text or "", len(codes[name])) for text in rows[name].to_pylist()]
-        for name in _NAMED
+        name: [codes[name].setdefault(text or "", len(codes[name])) for text in rows[name].to_list()] for name in _NAMED
     }
-    elements = rows["num_elements"].to_pylist()
-    columns |= {name: rows[name].to_pylist() for name in ("place", "nth", "nonfinite", "absmax")}
+    elements = rows["num_elements"].to_list()
+    columns |= {name: rows[name].to_list() for name in ("place", "nth", "nonfinite", "absmax")}
     columns |= {
-        short: [count / max(1, size) for count, size in zip(rows[name].to_pylist(), elements, strict=True)]
+        short: [count / max(1, size) for count, size in zip(rows[name].to_list(), elements, strict=True)]
         for short, name in (("zero", "num_zero"), ("subnormal", "num_subnormal"))
     }
-    if any(rows["microbatch"].to_pylist()):
-        columns["microbatch"] = rows["microbatch"].to_pylist()
-    introduced = rows["introduced_ulps"].to_pylist()
+    if any(rows["microbatch"].to_list()):
+        columns["microbatch"] = rows["microbatch"].to_list()
+    introduced = rows["introduced_ulps"].to_list()
     if any(error is not None and math.isfinite(error) for error in introduced):
         columns["introduced"] = introduced
     return {
@@ -256,7 +151,7 @@ def _flow(each: StepRows) -> dict[str, JsonValue]:
     flow = each.flow
     if flow is None or flow.start is None:
         return {"origin": None, "flow": []}
-    row_of = {order: row for row, order in enumerate(each.rows["order"].to_pylist())}
+    row_of = {order: row for row, order in enumerate(each.rows["order"].to_list())}
     known = [(flow.came_from[order], order) for order in flow.came_from if order in row_of]
     pairs: list[JsonValue] = [[_nearest(before, flow.came_from, row_of), row_of[order]] for before, order in known]
     return {"origin": row_of.get(flow.start), "flow": pairs}
@@ -268,7 +163,7 @@ def _masks(each: StepRows) -> list[JsonValue]:
         return []
     flow = each.flow
     bad = {flow.start, *flow.came_from, *flow.others} if flow is not None else set()
-    counts, orders = each.rows["nonfinite"].to_pylist(), each.rows["order"].to_pylist()
+    counts, orders = each.rows["nonfinite"].to_list(), each.rows["order"].to_list()
     return [row for row, (count, order) in enumerate(zip(counts, orders, strict=True)) if count and order not in bad]
 
 
@@ -291,3 +186,98 @@ def _left_out(found: Sequence[StepRows]) -> list[str]:
     if any(not each.is_flow_known for each in found):
         notes.append("Bad values were traced to their origin only in the first steps that have any.")
     return notes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepRows:
+    """The results of one step in the order in which they were computed, as far as there is room for them."""
+
+    chosen: ChosenStep
+    rows: Rows
+    """With the further columns `place` (among all results of the step), `absmax` and `nonfinite`."""
+    num_results: int
+    flow: BadFlow | None
+    is_flow_known: bool
+    """Whether bad values were followed, where there are some."""
+
+
+def step_rows(steps: Sequence[ChosenStep]) -> list[StepRows]:
+    """Read the results of all steps, one pass over each folder, and keep of each what is bad, extreme or even."""
+    tables = _tables(steps)
+    room = room_for(steps, [table.num_rows for table in tables])
+    by_weight = sorted(range(len(steps)), key=lambda place: not steps[place].is_telling)
+    bad = [place for place in by_weight if _has_bad(tables[place])]
+    flowing = [(place, steps[place]) for place in bad[:MAX_FLOWS]]
+    flows = {place: bad_flow(step.holder, step=step.step, rank=step.rank) for place, step in flowing}
+    return [
+        StepRows(
+            chosen=steps[place],
+            rows=_thin_rows(table, most=room[place], flow=flows.get(place)),
+            num_results=table.num_rows,
+            flow=flows.get(place),
+            is_flow_known=place in flows or place not in bad,
+        )
+        for place, table in enumerate(tables)
+    ]
+
+
+def _tables(steps: Sequence[ChosenStep]) -> list[Rows]:
+    """Return the results of each step; steps of one folder are read together."""
+    found: dict[int, Rows] = {}
+    holders = {id(step.holder): step.holder for step in steps}
+    for key, holder in holders.items():
+        mine = [place for place, step in enumerate(steps) if id(step.holder) == key]
+        table = holder.events(step=sorted({steps[place].step for place in mine}), columns=_COLUMNS)
+        table = table.take(table.texts("output").starts_with("output"))
+        keys = {(steps[place].step, steps[place].rank): place for place in mine}
+        for at, rows in _split_by_step(table):
+            if at in keys:
+                found[keys[at]] = _add_measures(rows)
+        found |= {place: _add_measures(table.take(slice(0))) for place in mine if place not in found}
+    return [found[place] for place in range(len(steps))]
+
+
+def _split_by_step(table: Rows) -> list[tuple[tuple[int, int], Rows]]:
+    """Return (step, rank) and its rows, in their order within the step."""
+    if not table.num_rows:
+        return []
+    steps, ranks = table.numbers("step"), table.numbers("rank")
+    places = np.lexsort((table.numbers("order"), ranks, steps))
+    keys = np.stack([steps[places], ranks[places]])
+    starts = [0, *(np.flatnonzero(np.any(np.diff(keys), axis=0)) + 1).tolist(), len(places)]
+    ordered = table.take(places)
+    return [
+        ((int(keys[0, begin]), int(keys[1, begin])), ordered.take(slice(begin, end)))
+        for begin, end in itertools.pairwise(starts)
+    ]
+
+
+def _add_measures(rows: Rows) -> Rows:
+    absmax = np.fmax(np.abs(rows.numbers("min")), np.abs(rows.numbers("max")))
+    nonfinite = rows.numbers("num_nan") + rows.numbers("num_posinf") + rows.numbers("num_neginf")
+    return rows.with_numbers(place=np.arange(rows.num_rows), absmax=absmax, nonfinite=nonfinite)
+
+
+def _has_bad(rows: Rows) -> bool:
+    return bool((rows.numbers("nonfinite") > 0).any())
+
+
+def _thin_rows(rows: Rows, *, most: int, flow: BadFlow | None) -> Rows:
+    """Keep what matters, then the largest magnitudes, then results at even distances, until `most` are kept."""
+    if rows.num_rows <= most:
+        return rows
+    orders, absmax = rows.numbers("order"), rows.numbers("absmax")
+    wanted = np.zeros(rows.num_rows)
+    even = np.linspace(0, rows.num_rows - 1, max(2, most // 2)).astype(int)
+    wanted[even] = 1
+    largest = np.argsort(-np.nan_to_num(absmax, nan=0.0))[: most // 4]
+    wanted[largest] = 2
+    wanted[rows.numbers("nonfinite") > 0] = 3
+    if flow is not None and flow.start is not None:
+        start = int(np.searchsorted(orders, flow.start))
+        wanted[np.isin(orders, list(flow.came_from))] = 4
+        wanted[max(0, start - _AROUND) : start + _AROUND] = 5
+        wanted[orders == flow.start] = 6
+    # A stable sort: among those that matter alike the earlier ones are kept.
+    kept = np.sort(np.argsort(-wanted, kind="stable")[:most])
+    return rows.take(kept)

@@ -1,18 +1,20 @@
-"""How the run was set up: recipe, optimizers, environment, and what differs from the reference."""
+"""How the run was set up: recipe, its plan, optimizers, environment, and what differs from the reference."""
 
 from __future__ import annotations
 
+import itertools
+import re
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
-from roundoff.diagnose.planned_recipe import PlannedRecipe, overrides_of, planned_recipe
-from roundoff.diagnose.run_view import RunView
+from roundoff.diagnose.diagnosis import RunView
 from roundoff.report.comparisons.compared_runs import settings_table
-from roundoff.report.html_table import Cell, Column, TableRow, table
 from roundoff.report.markup import Html, join_html, tag
 from roundoff.report.page import facts
-from roundoff.report.parts import table_html
+from roundoff.report.parts import Cell, TableColumn, TableRow, table, table_html
 from roundoff.report.run_page.section import Section
 from roundoff.runs import JsonValue, OptimizerFacts, RunInfo, to_json
 
@@ -146,7 +148,11 @@ def _overrides(toml: str, plan: PlannedRecipe | None) -> Html:
     if not found:
         return tag("p", "The recipe has no overrides: all sites use the same formats.")
     reasons = plan.reasons if plan is not None else {}
-    columns = [Column(name="site or op"), Column(name="format"), *([Column(name="why")] if reasons else [])]
+    columns = [
+        TableColumn(name="site or op"),
+        TableColumn(name="format"),
+        *([TableColumn(name="why")] if reasons else []),
+    ]
     rows = [
         TableRow(
             cells=[Cell(shown=text, value=text) for text in (site, fmt, *([reasons.get(site, "")] if reasons else []))]
@@ -166,3 +172,85 @@ def _evidence(plan: PlannedRecipe) -> list[Html]:
 
 def _value(value: JsonValue) -> str:
     return value if isinstance(value, str) else to_json(value)
+
+
+_MAX_FOLDERS = 500
+_MAX_BYTES = 2**20
+_NAMES_ONLY = ("name", "description")
+"""Settings that do not make a recipe different."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlannedRecipe:
+    """The recipe file of a plan, with its evidence."""
+
+    path: Path
+    text: str
+    evidence: str
+    """What was measured, expected and tried."""
+    reasons: Mapping[str, str] = field(default_factory=dict)
+    """Why each override is there, by site or op."""
+
+
+def planned_recipe(run_folder: Path, toml: str) -> PlannedRecipe | None:
+    """Return the plan whose recipe has the settings of `toml`; None without one, or if `toml` is invalid."""
+    wanted = _recipe_settings(toml)
+    if not wanted:
+        return None
+    for path in _files_around(run_folder):
+        text = _text(path)
+        if text and _recipe_settings(text) == wanted:
+            return PlannedRecipe(path=path, text=text, evidence=_first_comments(text), reasons=_reasons(text))
+    return None
+
+
+def overrides_of(toml: str) -> dict[str, str]:
+    """Return the formats of a recipe's overrides, by site or op."""
+    overrides = _recipe_settings(toml).get("overrides", {})
+    return {str(site): str(fmt) for site, fmt in overrides.items()} if isinstance(overrides, Mapping) else {}
+
+
+def _recipe_settings(toml: str) -> dict[str, Any]:
+    try:
+        return {key: value for key, value in tomllib.loads(toml).items() if key not in _NAMES_ONLY}
+    except tomllib.TOMLDecodeError:
+        return {}
+
+
+def _files_around(run_folder: Path) -> Iterator[Path]:
+    """Yield the recipes of plan folders: those that contain the run as a trial, and those next to it."""
+    folder = run_folder.resolve()
+    siblings = sorted(itertools.islice(folder.parent.glob("*/plan.json"), _MAX_FOLDERS))
+    for plan in (*(parent / "plan.json" for parent in folder.parents[:4]), *siblings):
+        recipe = plan.with_name("recipe.toml")
+        if plan.is_file() and recipe.is_file():
+            yield recipe
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8") if path.stat().st_size <= _MAX_BYTES else ""
+    except (OSError, UnicodeDecodeError):
+        return ""
+
+
+def _first_comments(text: str) -> str:
+    """Return the comments at the start of the file."""
+    lines = itertools.takewhile(lambda line: line.startswith("#"), text.splitlines())
+    return "\n".join(line.removeprefix("#").removeprefix(" ") for line in lines)
+
+
+def _reasons(text: str) -> dict[str, str]:
+    """Return the comments above each override."""
+    found: dict[str, str] = {}
+    comments: list[str] = []
+    for line in text.partition("[overrides]\n")[2].splitlines():
+        named = re.match(r'("?)(.+?)\1 = ', line)
+        if line.startswith("#"):
+            comments.append(line.removeprefix("# "))
+        elif named is None:
+            break  # what follows the overrides is about all sites
+        else:
+            found[named[2]] = "; ".join(comments)
+            comments = []
+    return found

@@ -5,12 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 
+from roundoff.diagnose.diagnosis import RunView
 from roundoff.diagnose.numbers.site_ranges import DEEPEST, LOSING, NARROW, SiteNode, SiteRange, site_ranges, site_tree
-from roundoff.diagnose.run_view import RunView
-from roundoff.report.html_table import percent
 from roundoff.report.markup import Html, join_html, tag
-from roundoff.report.run_page.chosen_steps import choose_steps
-from roundoff.report.run_page.section import Section
+from roundoff.report.parts import percent
+from roundoff.report.run_page.section import Section, choose_steps
 
 MAX_SITES = 1500
 _DIFFERS = (
@@ -19,7 +18,7 @@ _DIFFERS = (
 )
 NUM_LEVELS = 5
 UNFOLDED = 40
-"""A tree with no more sites than that is shown whole; of a larger one the first levels."""
+"""A tree with at most this many sites is shown whole, of a larger one only the first levels."""
 
 _EXPLAINED = (
     "Each line is a site with everything inside it, over the recorded steps. Introduced: the largest error that an op "
@@ -32,7 +31,7 @@ _EXPLAINED = (
 
 def sites_section(view: RunView) -> Section | None:
     """Show the tree of sites; None if no step was recorded."""
-    steps = {(step.step, id(step.holder)): step for step in choose_steps(view).steps}.values()
+    steps = {(step.step, id(step.holder)): step for step in choose_steps(view)[0]}.values()
     ranges = site_ranges((step.step, step.holder) for step in steps)
     if not ranges:
         return None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping
 
-from roundoff.diagnose.run_view import RunView
+from roundoff.diagnose.diagnosis import RunView
 from roundoff.report.charts import Curve, Trace, chart, figure, line, marks, vertical_line
 from roundoff.report.loss_curve import loss_sentence
 from roundoff.report.markup import Html, join_html, tag
@@ -16,7 +16,7 @@ MAX_MARKS_OF_NORMS = 300
 
 
 def norms_section(view: RunView) -> Section | None:
-    """Draw what each step came to, a chart for each kind that the run tells; None if it tells none."""
+    """Draw what was measured of each step, a chart for each kind; None if nothing was."""
     metrics = view.run.metrics()
     charts: list[tuple[Html, str, JsonValue]] = []
     for name, words, traces, y, is_log in (
@@ -46,10 +46,9 @@ def _norms(view: RunView) -> list[Trace]:
     metrics, curves = view.run.metrics(), []
     steps = [each.step for each in metrics]
     if view.reference is not None:
-        candidate = view.reference.metrics()
-        their_steps, values = [each.step for each in candidate], [each.grad_norm for each in candidate]
-        name = "gradients of the reference"
-        curves.append(Curve(name=name, steps=their_steps, values=values, colour="--reference", dash="dot"))
+        reference = view.reference.metrics()
+        of_reference = {each.step: each.grad_norm for each in reference}
+        curves.append(_curve("gradients of the reference", of_reference, colour="--reference", dash="dot"))
     curves.append(Curve(name="gradients", steps=steps, values=[each.grad_norm for each in metrics]))
     updates = [each.update_norm for each in metrics]
     curves.append(Curve(name="updates", steps=steps, values=updates, colour="--second"))
@@ -84,11 +83,11 @@ def _rate(view: RunView) -> list[Trace]:
 
 MAX_MARKS = 300
 MAX_VERTICAL_LINES = 4
-"""So many findings get a line across the chart; more would hide it."""
+"""At most this many findings get a line across the chart; more would hide it."""
 
 
 def loss_section(view: RunView) -> Section | None:
-    """Draw the loss; None if the run tells none."""
+    """Draw the loss; None if the run has none."""
     by_step = _losses(view.run)
     if not by_step:
         return None
@@ -129,12 +128,12 @@ def _curves(view: RunView) -> list[Trace]:
     return [line(curve) for curve in found if not curve.is_empty]
 
 
-def _curve(name: str, values: Mapping[int, float], *, colour: str) -> Curve:
-    return Curve(name=name, steps=list(values), values=list(values.values()), colour=colour)
+def _curve(name: str, values: Mapping[int, float | None], *, colour: str, dash: str = "solid") -> Curve:
+    return Curve(name=name, steps=list(values), values=list(values.values()), colour=colour, dash=dash)
 
 
 def _anomalies(view: RunView, losses: Mapping[int, float]) -> list[Trace]:
-    """Return the marks of what the watch saw, and of non-finite losses; those stand above the curves."""
+    """Return the marks of what the watch saw, and of non-finite losses, which are above the curves."""
     above = _above(losses.values(), () if view.reference is None else _losses(view.reference).values())
     points: list[tuple[int, float | None, str]] = []
     for rank, anomaly in view.run.anomalies()[:MAX_MARKS]:

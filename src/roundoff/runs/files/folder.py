@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from roundoff.errors import RunFolderError
+from roundoff.files import make_folder
 
 VERSION = 2
 """The version of the folder this code writes, and the newest it reads."""
@@ -50,7 +51,9 @@ anomalies_path = FileName("anomalies-rank{rank}.jsonl")
 memory_path = FileName("memory-rank{rank}.jsonl")
 structure_path = FileName("structure-rank{rank}.jsonl")
 inputs_path = FileName("inputs-rank{rank}.jsonl")
+criteria_path = FileName("criteria-rank{rank}.jsonl")
 failures_path = FileName("failures-rank{rank}.jsonl")
+gaps_path = FileName("gaps-rank{rank}.jsonl")
 ending_path = FileName("ending-rank{rank}.json")
 flight_path = FileName("flight-rank{rank}.bin")
 crash_path = FileName("crash-rank{rank}.txt")
@@ -73,8 +76,8 @@ origin_path = FileName("origin-rank{rank}.json")
 origin_tensors_path = FileName("origin-rank{rank}.safetensors")
 
 _OF_RANK = (
-    metrics_path, calls_path, anomalies_path, memory_path, structure_path, inputs_path, failures_path,
-    ending_path, tensors_path, *part_paths.values(),
+    metrics_path, calls_path, anomalies_path, memory_path, structure_path, inputs_path, criteria_path,
+    failures_path, ending_path, tensors_path, *part_paths.values(),
 )  # fmt: skip
 """The files by which a rank is known to have written."""
 
@@ -95,29 +98,20 @@ def next_free_name(base: Path | str, stem: str) -> Path:
     try:
         base.mkdir(parents=True, exist_ok=True)
         number = max((int(match[1]) for match, _ in _find_matching(base, taken)), default=0) + 1
-        while not _try_make(base / f"{stem}-{number}"):
+        while not make_folder(base / f"{stem}-{number}"):
             number += 1
-    except OSError as error:
+    except (OSError, MemoryError) as error:
         raise unwritable_error(base, error) from error
     return base / f"{stem}-{number}"
 
 
-def unwritable_error(folder: Path, error: OSError) -> RunFolderError:
+def unwritable_error(folder: Path, error: OSError | MemoryError) -> RunFolderError:
     """Say that no run can be written there."""
     return RunFolderError.explain(
         f"No run can be written to '{folder}'.",
-        why=f"{error.filename}: {error.strerror}.",
+        why=f"{error.filename or folder}: {error.strerror}." if isinstance(error, OSError) else "memory ran out.",
         fix="name a folder on a disk that can be written to.",
     )
-
-
-def _try_make(folder: Path) -> bool:
-    """Make a folder, or return False if the name is taken."""
-    try:
-        folder.mkdir()
-    except FileExistsError:
-        return False
-    return True
 
 
 def _find_matching(folder: Path, pattern: re.Pattern[str]) -> Iterator[tuple[re.Match[str], Path]]:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from roundoff.errors import RunFolderError
-from roundoff.runs.files.atomic import naming, write_all, write_atomically
+from roundoff.files import append_text, open_reading, read_bytes, write_atomically
 from roundoff.runs.files.plain_json import JsonValue, from_json
 
 T = TypeVar("T")
@@ -23,20 +23,14 @@ _TAIL_BYTES = 2**16
 def append_lines(path: Path, lines: Iterable[str]) -> None:
     """Add `lines` at the end of the file in one write; the file is made if need be, its folder is not.
 
-    The file is opened anew each time, so that a folder that was removed is noticed.
+    The file is opened again each time, so that a folder that was removed is noticed.
     """
-    data = "".join(f"{line}\n" for line in lines).encode()
-    with naming(path):
-        descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
-        try:
-            write_all(descriptor, data)
-        finally:
-            os.close(descriptor)
+    append_text(path, "".join(f"{line}\n" for line in lines))
 
 
 def drop_partial_line(path: Path) -> None:
     """Remove an incomplete last line, because the next one would be appended to it."""
-    data = path.read_bytes()
+    data = read_bytes(path)
     if not data.endswith(b"\n"):
         write_atomically(path, data[: data.rfind(b"\n") + 1])
 
@@ -50,7 +44,7 @@ def read_lines(path: Path, parse: Callable[[dict[str, JsonValue]], T]) -> Iterat
     for number, line in enumerate(_raw_lines(path), start=1):
         try:
             item = parse(_object(line))
-        except (ValueError, RecursionError) as error:
+        except (ValueError, OverflowError, RecursionError) as error:
             if _is_cut_off(line):
                 return
             raise _invalid_line_error(path, f"line {number}", error) from error
@@ -65,7 +59,7 @@ def read_last_line(path: Path, parse: Callable[[dict[str, JsonValue]], T]) -> T 
     for line in reversed(_tail(path)):
         try:
             return parse(_object(line))
-        except (ValueError, RecursionError) as error:
+        except (ValueError, OverflowError, RecursionError) as error:
             if not _is_cut_off(line):
                 raise _invalid_line_error(path, "last line", error) from error
     last = collections.deque(read_lines(path, parse), maxlen=1)
@@ -74,7 +68,7 @@ def read_last_line(path: Path, parse: Callable[[dict[str, JsonValue]], T]) -> T 
 
 def _raw_lines(path: Path) -> Iterator[bytes]:
     try:
-        with path.open("rb") as file:
+        with os.fdopen(open_reading(path), "rb") as file:
             while line := file.readline(MAX_LINE_BYTES):
                 yield line
     except FileNotFoundError:
@@ -86,7 +80,7 @@ def _raw_lines(path: Path) -> Iterator[bytes]:
 def _tail(path: Path) -> list[bytes]:
     """Return the whole lines (and one that may be cut off) among the last 64 KiB."""
     try:
-        with path.open("rb") as file:
+        with os.fdopen(open_reading(path), "rb") as file:
             size = file.seek(0, os.SEEK_END)
             file.seek(max(0, size - _TAIL_BYTES))
             lines = file.read(_TAIL_BYTES).splitlines(keepends=True)

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias, TypeVar, cast
 import numpy as np
 
 from roundoff.errors import RunFolderError
+from roundoff.files import read_bytes
 
 if TYPE_CHECKING:
     JsonValue: TypeAlias = "bool | int | float | str | Sequence[JsonValue] | Mapping[str, JsonValue] | None"
@@ -27,6 +28,13 @@ else:
 MAX_JSON_BYTES = 64 * 2**20
 """A JSON file beyond this size is refused: ours are a few kilobytes."""
 
+_LONG_TEXT = 2**19
+_VALUE_BYTES, _FREE_BYTES = 90, 40 * 2**20
+"""Shorter texts are not checked; the most memory a value takes; what a text may take beyond three times its size."""
+
+_encode = json.JSONEncoder(allow_nan=False).encode
+"""`json.dumps` would make an encoder for every line."""
+_ATOMS = frozenset({str, int, float, bool, type(None)})
 _WORDS = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
 
 
@@ -36,7 +44,10 @@ def to_json(value: JsonValue, *, indent: int | None = None) -> str:
     >>> to_json({"loss": float("nan"), "lr": [0.1, float("-inf")]})
     '{"loss": "nan", "lr": [0.1, "-inf"]}'
     """
-    return json.dumps(_without_nonfinite(value), allow_nan=False, indent=indent)
+    try:
+        return _encode(value) if indent is None else json.dumps(value, allow_nan=False, indent=indent)
+    except (ValueError, TypeError):  # few values need it, and many lines are written
+        return json.dumps(_without_nonfinite(value), allow_nan=False, indent=indent)
 
 
 def from_json(text: str | bytes) -> JsonValue:
@@ -47,20 +58,23 @@ def from_json(text: str | bytes) -> JsonValue:
     >>> from_json('{"loss": "inf", "note": "infinite"}')
     {'loss': inf, 'note': 'infinite'}
     """
-    value: JsonValue = json.loads(text)
     written = text if isinstance(text, bytes) else text.encode()
+    if (
+        len(written) > _LONG_TEXT
+        and _VALUE_BYTES * sum(written.count(sign) for sign in b"[{,:") > 3 * len(written) + _FREE_BYTES
+    ):
+        raise ValueError("it holds too many values for its size")
+    value: JsonValue = json.loads(text)
     return _with_nonfinite(value) if b'nan"' in written or b'inf"' in written else value
 
 
 def read_json_object(path: Path) -> dict[str, JsonValue]:
     """Read a file that holds one JSON object; a `RunFolderError` names the file and what is wrong with it."""
     try:
-        if (size := path.stat().st_size) > MAX_JSON_BYTES:
-            raise _invalid_json_error(path, f"it has {size} bytes, and no more than {MAX_JSON_BYTES} are read.")
-        value = from_json(path.read_bytes())
+        value = from_json(read_bytes(path, max_bytes=MAX_JSON_BYTES))
     except OSError as error:
         raise _invalid_json_error(path, f"{error.strerror}.") from error
-    except (ValueError, RecursionError) as error:
+    except (ValueError, OverflowError, RecursionError) as error:
         raise _invalid_json_error(path, f"it is not JSON ({error}).") from error
     if not isinstance(value, dict):
         raise _invalid_json_error(path, "it does not hold a JSON object.")
@@ -97,20 +111,34 @@ T = TypeVar("T")
 Check: TypeAlias = Callable[[JsonValue, str], Any]
 
 
-def omitted(default: T) -> T:
+def optional_field(default: T) -> T:
     """Return the default of a dataclass's field that `object_of` leaves out when it holds its default."""
     return field(default=default, metadata={"is_omitted": True})
 
 
 def object_of(value: Any) -> dict[str, JsonValue]:
     """Return the fields of a dataclass, and of dataclasses in them, as a JSON object."""
-    found = ((each, getattr(value, each.name)) for each in fields(value))
-    return {each.name: _as_json(item) for each, item in found if not each.metadata or item != each.default}
+    found: dict[str, JsonValue] = {}
+    for name, omitted in _written_fields(cast(Any, type(value))):
+        item = getattr(value, name)
+        if omitted is MISSING or item != omitted:
+            found[name] = item if type(item) in _ATOMS else _as_json(item)
+    return found
+
+
+@functools.cache
+def _written_fields(cls: Any) -> tuple[tuple[str, Any], ...]:
+    """Return the name of each field, and the value with which it is left out or MISSING; many lines are written."""
+    return tuple((each.name, each.default if each.metadata else MISSING) for each in fields(cls))
 
 
 def _as_json(value: Any) -> Any:
     if isinstance(value, tuple):
         return tuple(map(_as_json, value))
+    if isinstance(value, Mapping):
+        return dict(value)
+    if isinstance(value, Path):
+        return str(value)
     return object_of(value) if is_dataclass(value) else value
 
 
@@ -119,7 +147,7 @@ def object_to_text(value: Any) -> str:
     return to_json(object_of(value))
 
 
-def object_from(cls: type[T], value: JsonValue) -> T:
+def object_from(cls: type[T], value: JsonValue | Mapping[str, Any]) -> T:
     """Build a dataclass from a JSON object; a `ValueError` names the field that is missing or holds something else.
 
     Fields that `cls` does not know are ignored: a newer version may have added them. Fields with a default may be
@@ -134,6 +162,12 @@ def object_from(cls: type[T], value: JsonValue) -> T:
         elif is_required:
             raise ValueError(f"'{name}' is missing")
     return cls(**found)
+
+
+def with_detail(value: Mapping[str, JsonValue], cls: type[T]) -> dict[str, Any]:
+    """Return a JSON object whose `detail` is built as this class: which one it is depends on the rest of the object."""
+    detail = value.get("detail", {})
+    return {**value, "detail": object_from(cls, detail) if isinstance(detail, Mapping) else detail}
 
 
 def object_from_values(cls: type[T], values: Mapping[str, Any]) -> T:
@@ -172,8 +206,10 @@ def _check_of(hint: Any) -> Check:
     """Return what turns a JSON value into a value of this type, or raises a `ValueError` that names the field."""
     origin = typing.get_origin(hint) or hint
     if origin in (typing.Union, types.UnionType):
-        (option,) = (option for option in typing.get_args(hint) if option is not type(None))
-        check = _check_of(option)
+        options = tuple(option for option in typing.get_args(hint) if option is not type(None))
+        if len(options) > 1:  # the record's own `from_object` has chosen the class
+            return lambda value, name: value if isinstance(value, options) else _raise_wrong_type(value, name)
+        check = _check_of(options[0])
         return lambda value, name: None if value is None else check(value, name)
     if origin is object:
         return lambda value, name: value
@@ -181,6 +217,8 @@ def _check_of(hint: Any) -> Check:
         return _float
     if origin is str:
         return _str
+    if origin is Path:
+        return lambda value, name: Path(_str(value, name))
     if origin in (int, bool):
         return lambda value, name: value if type(value) is origin else _raise_wrong_type(value, name)
     if origin is tuple:
@@ -194,13 +232,24 @@ def _check_of(hint: Any) -> Check:
         return lambda value, name: origin(value)
     assert isinstance(origin, type), f"no check for {hint}"
     assert is_dataclass(origin), f"no check for {hint}"
-    return lambda value, name: object_from(origin, value) if isinstance(value, dict) else _raise_wrong_type(value, name)
+    return functools.partial(_dataclass, origin)
+
+
+def _dataclass(cls: type[T], value: Any, name: str) -> T:
+    if isinstance(value, cls):
+        return value
+    return object_from(cls, value) if isinstance(value, dict) else _raise_wrong_type(value, name)
+
+
+_MAX_FLOAT = 2**1023
 
 
 def _float(value: JsonValue, name: str) -> float:
     if type(value) is float:
         return value
-    return float(value) if type(value) is int else _raise_wrong_type(value, name)
+    if type(value) is int and abs(value) < _MAX_FLOAT:
+        return float(value)
+    return _raise_wrong_type(value, name)
 
 
 def _str(value: JsonValue, name: str) -> str:

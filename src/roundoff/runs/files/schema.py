@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
-import pyarrow as pa
+import numpy as np
 
 ColumnType: TypeAlias = Literal[
     "int16",
@@ -37,28 +37,16 @@ class Column:
     nullable: bool = False
 
     @property
-    def arrow_type(self) -> pa.DataType:
-        """The type that pyarrow reads and writes."""
-        match self.type:
-            case "fixed_size_binary(64)":
-                return pa.binary(64)
-            case "fixed_size_binary(128)":
-                return pa.binary(128)
-            case _:
-                return pa.type_for_alias(self.type)
+    def num_bytes(self) -> int | None:
+        """How many bytes each value has, where it is bytes."""
+        return int(self.type.partition("(")[2][:-1]) if self.type.startswith("fixed") else None
 
     @property
-    def encoding(self) -> str | None:
-        """The parquet encoding, or None where a dictionary is used.
-
-        Numbers with noise in their last bits have their bytes split into streams: sign and exponent compress,
-        and so does the empty half of a float64 that was a float32. Counters are kept as differences.
-        """
+    def dtype(self) -> np.dtype[Any] | None:
+        """What an array of the values has; None for texts."""
         if self.type == "string":
             return None
-        if self.type == "uint64":
-            return "PLAIN"
-        return "DELTA_BINARY_PACKED" if self.type.startswith("int") else "BYTE_STREAM_SPLIT"
+        return np.dtype(self.type if self.num_bytes is None else f"V{self.num_bytes}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,11 +55,6 @@ class Table:
 
     name: str
     columns: tuple[Column, ...]
-
-    @cached_property
-    def arrow(self) -> pa.Schema:
-        """The columns as pyarrow reads and writes them."""
-        return pa.schema([pa.field(c.name, c.arrow_type, nullable=c.nullable) for c in self.columns])
 
     @cached_property
     def names(self) -> tuple[str, ...]:

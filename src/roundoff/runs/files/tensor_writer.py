@@ -14,14 +14,13 @@ import mmap
 import os
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
-from roundoff.runs.files.atomic import naming, temporary_name, write_atomically
-from roundoff.runs.files.tensor_file import TENSOR_DTYPES
+from roundoff.files import NewFile, make_folder, naming, write_atomically
+from roundoff.tensor_header import TENSOR_DTYPES
 
 _BUFFER_BYTES = 2**20
 _ALIGNMENT = 4096
@@ -29,18 +28,17 @@ _DIRECT = getattr(os, "O_DIRECT", 0)
 
 
 class BulkFile:
-    """Takes bytes in order, after room that is left for a head; `finish` writes the head and makes all of it last."""
+    """Takes bytes in order, after room that is left for a header; `finish` writes the header and syncs the file."""
 
     def __init__(self, path: Path, *, room_for_head: int) -> None:
-        self._path = path
         self._size = room_for_head
         self._buffer = mmap.mmap(-1, _BUFFER_BYTES)  # anonymous memory begins at a page
         self._written = room_for_head // _ALIGNMENT * _ALIGNMENT
         self._filled = room_for_head - self._written
-        self._descriptor = _open(path)
+        self._file = _new_file(path)
 
     def append(self, content: memoryview) -> None:
-        """Append `content`; nothing of it is needed when this returns."""
+        """Append `content`; its memory may be reused when this returns."""
         self._size += len(content)
         while content:
             taken = min(_BUFFER_BYTES - self._filled, len(content))
@@ -51,33 +49,41 @@ class BulkFile:
                 self._empty(_BUFFER_BYTES)
 
     def finish(self, head: bytes) -> None:
-        """Write what is left, then `head` into the room at the front; sync and close."""
-        self._empty(-(-self._filled // _ALIGNMENT) * _ALIGNMENT)
-        _go_through_the_cache(self._descriptor)
-        os.ftruncate(self._descriptor, self._size)
-        _write_at(self._descriptor, memoryview(head), 0)
-        os.fsync(self._descriptor)
-        self.close()
+        """Write what is left, then `head` into the room at the front; sync the file and give it its name."""
+        self._write_rest()
+        _write_at(self._file.descriptor, memoryview(head), 0)
+        self._file.commit()
 
-    def close(self) -> None:
-        """Give the file up as it is."""
-        if self._descriptor >= 0:
-            os.close(self._descriptor)
-            self._descriptor = -1
+    def content(self, start: int) -> Iterator[memoryview]:
+        """Write what is left, and yield everything from `start` on."""
+        self._write_rest()
+        while chunk := os.pread(self._file.descriptor, _BUFFER_BYTES, start):
+            yield memoryview(chunk)
+            start += len(chunk)
+
+    def discard(self) -> None:
+        """Remove the file."""
+        self._file.discard()
+
+    def _write_rest(self) -> None:
+        self._empty(-(-self._filled // _ALIGNMENT) * _ALIGNMENT)
+        _go_through_the_cache(self._file.descriptor)
+        os.ftruncate(self._file.descriptor, self._size)
 
     def _empty(self, num_bytes: int) -> None:
         with memoryview(self._buffer) as everything, everything[:num_bytes] as part:
-            _write_at(self._descriptor, part, self._written)
+            _write_at(self._file.descriptor, part, self._written)
         self._written += num_bytes
         self._filled = 0
 
 
-def _open(path: Path) -> int:
-    flags = os.O_RDWR | os.O_CREAT | os.O_TRUNC
+def _new_file(path: Path) -> NewFile:
     try:
-        return os.open(path, flags | _DIRECT, 0o666)
-    except OSError:  # a file system that insists on its cache, or a folder that cannot be written: this one tells
-        return os.open(path, flags, 0o666)
+        return NewFile(path, flags=_DIRECT)
+    except (
+        OSError
+    ):  # a file system without direct writes, or a folder that cannot be written: opening normally shows which
+        return NewFile(path)
 
 
 def _write_at(descriptor: int, content: memoryview, offset: int) -> None:
@@ -153,21 +159,16 @@ class TensorWriter:
             self.discard()
 
     def discard(self) -> None:
-        """Leave no file."""
+        """Remove the file."""
         self._is_done = True
         self._held.clear()
         if self._bulk is not None:
-            with contextlib.suppress(OSError):
-                self._bulk.close()
-            with contextlib.suppress(OSError):
-                temporary_name(self._path).unlink()
+            self._bulk.discard()
 
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         if kind is None:
             self.close()
         else:
@@ -197,8 +198,8 @@ class TensorWriter:
             return
         with self._removing_on_failure():
             if self._bulk is None:
-                self._path.parent.mkdir(exist_ok=True)
-                self._bulk = BulkFile(temporary_name(self._path), room_for_head=8 + RESERVED_BYTES)
+                make_folder(self._path.parent)
+                self._bulk = BulkFile(self._path, room_for_head=8 + RESERVED_BYTES)
                 self._bulk.append(memoryview(b"".join(self._held)))
                 self._held.clear()
             self._bulk.append(content)
@@ -206,12 +207,11 @@ class TensorWriter:
     def _finish(self) -> None:
         with self._removing_on_failure():
             if self._bulk is None:
-                self._path.parent.mkdir(exist_ok=True)
+                make_folder(self._path.parent)
                 write_atomically(self._path, b"".join([self._header(), *self._held]))
                 self._held.clear()
             else:
                 self._finish_bulk(self._bulk, self._header(padded_to=8 + RESERVED_BYTES))
-                temporary_name(self._path).replace(self._path)
             self._is_done = True
 
     def _finish_bulk(self, bulk: BulkFile, header: bytes) -> None:
@@ -219,19 +219,14 @@ class TensorWriter:
         if len(header) == 8 + RESERVED_BYTES:
             bulk.finish(header)
             return
-        bulk.finish(b"")
-        grown = temporary_name(temporary_name(self._path))
+        grown = BulkFile(self._path, room_for_head=len(header))
         try:
-            copy = BulkFile(grown, room_for_head=len(header))
-            with temporary_name(self._path).open("rb", buffering=0) as file:
-                file.seek(8 + RESERVED_BYTES)
-                while chunk := file.read(2**20):
-                    copy.append(memoryview(chunk))
-            copy.finish(header)
-            grown.replace(temporary_name(self._path))
-        except BaseException:
-            grown.unlink(missing_ok=True)
-            raise
+            for chunk in bulk.content(8 + RESERVED_BYTES):
+                grown.append(chunk)
+            grown.finish(header)
+        finally:
+            grown.discard()
+            bulk.discard()
 
     def _header(self, *, padded_to: int = 0) -> bytes:
         """Return the length and the header, padded with spaces to a multiple of 8 and to at least `padded_to`."""

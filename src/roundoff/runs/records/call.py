@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias, TypeVar, get_args
 
-from roundoff.runs.files.plain_json import JsonValue, object_from, object_from_values, omitted
+from roundoff.runs.files.plain_json import JsonValue, object_from, object_from_values, optional_field, with_detail
 
 CallKind: TypeAlias = Literal[
     "forward", "zero_grad", "backward", "unscale", "clip", "step", "scheduler",
@@ -16,34 +16,34 @@ CallKind: TypeAlias = Literal[
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NoDetail:
-    """Nothing more is known about the call, or it is of a kind that a newer version added."""
+    """Nothing more is known about the call or anomaly, or a newer version added its kind."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ForwardDetail:
     """A call of a model by the loop."""
 
-    site: str = omitted("")
+    site: str = optional_field("")
     training: bool = False
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class ZeroGradDetail:
-    """A call of zero_grad."""
+    """A call of zero_grad; not frozen, since one is made in every step."""
 
-    of: str | None = omitted(None)
-    """The class of the optimizer or module."""
+    of: str | None = optional_field(None)
+    """The name of the optimizer, or the class of the module."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BackwardDetail:
     """A run of the autograd engine."""
 
-    is_part_of_forward: bool = omitted(False)
+    is_part_of_forward: bool = optional_field(False)
     """Whether its result is differentiated again."""
-    is_scaled: bool = omitted(False)
+    is_scaled: bool = optional_field(False)
     """Whether a scaler made the loss it starts from."""
-    returns_gradients: bool = omitted(False)
+    returns_gradients: bool = optional_field(False)
     """Whether it adds to no gradient (`torch.autograd.grad`)."""
 
 
@@ -51,25 +51,25 @@ class BackwardDetail:
 class ClipDetail:
     """A clipping of gradients, by norm or by value."""
 
-    max_norm: float | None = omitted(None)
-    total_norm: float | None = omitted(None)
-    max_value: float | None = omitted(None)
+    max_norm: float | None = optional_field(None)
+    total_norm: float | None = optional_field(None)
+    max_value: float | None = optional_field(None)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class StepDetail:
-    """An optimizer's step."""
+    """An optimizer's step; not frozen, since one is made in every step."""
 
-    optimizer: str | None = omitted(None)
+    optimizer: str | None = optional_field(None)
     """Its class, and `#2` for a second one of the same."""
-    lr: tuple[float, ...] | None = omitted(None)
+    lr: tuple[float, ...] | None = optional_field(None)
     """Of each group; None for a skipped step."""
-    skipped: bool = omitted(False)
-    by_scaler: bool = omitted(False)
+    skipped: bool = optional_field(False)
+    by_scaler: bool = optional_field(False)
     """Whether a scaler called it."""
-    num_carried: int = omitted(0)
+    num_carried: int = optional_field(0)
     """How many parameters still had the gradient that the step before had used."""
-    is_fresh: bool = omitted(False)
+    is_fresh: bool = optional_field(False)
     """Whether the optimizer had no state yet."""
 
 
@@ -77,7 +77,7 @@ class StepDetail:
 class SchedulerDetail:
     """A learning-rate scheduler's step."""
 
-    scheduler: str | None = omitted(None)
+    scheduler: str | None = optional_field(None)
     """Its class."""
     initial: bool = False
     """Whether it is the step that the scheduler takes when it is made."""
@@ -88,19 +88,19 @@ class SchedulerDetail:
 class ModeDetail:
     """A call of train() or eval(); or an evaluation by `roundoff train`, with its results."""
 
-    module: str | None = omitted(None)
+    module: str | None = optional_field(None)
     """The class of the module."""
-    epoch: int | None = omitted(None)
-    loss: float | None = omitted(None)
-    top1: float | None = omitted(None)
-    top5: float | None = omitted(None)
+    epoch: int | None = optional_field(None)
+    loss: float | None = optional_field(None)
+    top1: float | None = optional_field(None)
+    top5: float | None = optional_field(None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadDetail:
     """A load_state_dict into a model or optimizer."""
 
-    into: str | None = omitted(None)
+    into: str | None = optional_field(None)
     """The class."""
     num_missing: int = 0
     num_unexpected: int = 0
@@ -127,7 +127,7 @@ class ReadDetail:
 class SaveDetail:
     """A checkpoint that was written."""
 
-    path: str | None = omitted(None)
+    path: str | None = optional_field(None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -145,9 +145,9 @@ class ArrayContent:
 class EpochDetail:
     """A pass through a DataLoader."""
 
-    loader: int | None = omitted(None)
+    loader: int | None = optional_field(None)
     """Its number, in the order in which loaders were first used."""
-    sampler: str | None = omitted(None)
+    sampler: str | None = optional_field(None)
     """Its class."""
     replacement: bool = False
     num_samples: int | None = None
@@ -155,7 +155,7 @@ class EpochDetail:
     batch_size: int | None = None
     set_epoch: int | None = None
     shuffle: bool | None = None
-    content: tuple[ArrayContent, ...] | None = omitted(None)
+    content: tuple[ArrayContent, ...] | None = optional_field(None)
 
 
 CallDetail: TypeAlias = (
@@ -188,37 +188,24 @@ def call_detail(kind: CallKind, values: Mapping[str, Any]) -> CallDetail:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _CallLine:
+class Call:
+    """Something the loop did: zero_grad, backward, unscale, clip, step, scheduler, train, eval, load, save, ..."""
+
     step: int
     call: CallKind
     microbatch: int = 0
     seconds: float = 0.0
     """When it happened, in seconds since the run started."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Call(_CallLine):
-    """Something the loop did: zero_grad, backward, unscale, clip, step, scheduler, train, eval, load, save, ..."""
-
     detail: CallDetail = field(default_factory=NoDetail)
     """Of the class that `CALL_DETAILS` names for this kind of call, or `NoDetail`."""
 
     @classmethod
     def from_object(cls, value: Mapping[str, JsonValue]) -> Call | None:
         """Read a call; None of a kind that only a newer version knows. Fields that one added are left out."""
-        if isinstance(value.get("call"), str) and value["call"] not in get_args(CallKind):
+        kind = value.get("call")
+        if isinstance(kind, str) and kind not in get_args(CallKind):
             return None
-        line, detail = object_from(_CallLine, value), value.get("detail", {})
-        if not isinstance(detail, Mapping):
-            raise ValueError(f"'detail' holds {detail!r:.80}")
-        kind = CALL_DETAILS.get(line.call, NoDetail)
-        return cls(
-            step=line.step,
-            call=line.call,
-            microbatch=line.microbatch,
-            seconds=line.seconds,
-            detail=object_from(kind, detail),
-        )
+        return object_from(cls, with_detail(value, CALL_DETAILS.get(str(kind), NoDetail)))
 
     def detail_as(self, kind: type[D]) -> D:
         """Return the detail as one of this kind; all its defaults if the call is of another kind."""

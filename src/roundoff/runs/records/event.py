@@ -10,9 +10,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-import pyarrow as pa
 
+from roundoff.runs.files.columns import Rows
 from roundoff.runs.files.plain_json import JsonValue
+
+LOOP = "<loop>"
+"""The site of code outside any module."""
 
 
 class EventKey(NamedTuple):
@@ -99,7 +102,7 @@ class Event:
 
     @property
     def histogram(self) -> npt.NDArray[np.uint16] | None:
-        """How many elements fall in each of the 32 buckets of exponents; None where it was not requested."""
+        """How many elements are in each of the 64 buckets of exponents; None if it was not requested."""
         return None if self.histogram_bytes is None else np.frombuffer(self.histogram_bytes, dtype="<u2")
 
     def to_object(self) -> dict[str, JsonValue]:
@@ -128,16 +131,17 @@ def shape_from_text(text: str) -> tuple[int, ...]:
     return tuple(map(int, text.split("x"))) if text else ()
 
 
-def events_of(table: pa.Table) -> Iterator[Event]:
+def events_of(rows: Rows) -> Iterator[Event]:
     """Yield the rows of a whole events table (every column, and rank) as events."""
-    for batch in table.to_batches(max_chunksize=8192):
-        columns = [_values(batch, field.name) for field in fields(Event)]
+    for begin in range(0, rows.num_rows, 8192):
+        some = rows.take(slice(begin, begin + 8192))
+        columns = [_values(some, field.name) for field in fields(Event)]
         for row in zip(*columns, strict=True):
             yield Event(**dict(zip(_FIELD_NAMES, row, strict=True)))
 
 
-def _values(batch: pa.RecordBatch, field: str) -> list[Any]:
-    values: list[Any] = batch.column(field.removesuffix("_bytes")).to_pylist()
+def _values(rows: Rows, field: str) -> list[Any]:
+    values: list[Any] = rows[field.removesuffix("_bytes")].to_list()
     return [shape_from_text(text) for text in values] if field == "shape" else values
 
 

@@ -7,7 +7,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
-CheckKind: TypeAlias = Literal["probe", "fact", "rule"]
+from roundoff.words import join_names, plural
+
+CheckKind: TypeAlias = Literal["probe", "fact", "part", "rule"]
 
 MAX_TRACEBACK_CHARACTERS = 8000
 MAX_LISTED = 3
@@ -15,7 +17,7 @@ MAX_LISTED = 3
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Failure:
-    """One check that raised: a probe, a fact about the training, or a rule of the diagnosis."""
+    """One check that raised: a probe, a fact about the training, a part of the watch, or a rule of the diagnosis."""
 
     check: CheckKind
     name: str
@@ -48,7 +50,6 @@ def failures_line(failures: Sequence[Failure]) -> str | None:
     """
     if not failures:
         return None
-    count = "1 check" if len(failures) == 1 else f"{len(failures)} checks"
     distinct = list(dict.fromkeys(f"{each.check} {each.name} ({each.error})" for each in failures))
-    more = f" and {len(distinct) - MAX_LISTED} more" if len(distinct) > MAX_LISTED else ""
-    return f"{count} failed inside roundoff; please report: {', '.join(distinct[:MAX_LISTED])}{more}"
+    listed = join_names(distinct, at_most=MAX_LISTED)
+    return f"{plural(len(failures), 'check')} failed inside roundoff; please report: {listed}"

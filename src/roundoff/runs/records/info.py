@@ -8,9 +8,12 @@ from pathlib import Path
 from typing import Literal, TypeAlias
 
 from roundoff.errors import RunFolderError
-from roundoff.runs.files.atomic import write_atomically
+from roundoff.files import write_atomically
 from roundoff.runs.files.folder import READABLE_BY, VERSION, ending_path, info_path
-from roundoff.runs.files.plain_json import JsonValue, object_from, object_of, read_json_object, to_json
+from roundoff.runs.files.plain_json import JsonValue, object_from, object_of, optional_field, read_json_object, to_json
+
+SIMULATORS = frozenset({"gymnasium", "gym", "pettingzoo", "dm_env", "procgen", "envpool"})
+"""Packages that a script imports to learn from what its own actions lead to; listed in run.json only if it does."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,15 +36,15 @@ class Ending:
     memory_bytes: int | None = None
     """All the memory there is for it: the machine's, or its control group's limit."""
     num_oom_kills: int | None = None
-    """How many processes the kernel killed for want of memory while it ran; None where the kernel does not say."""
+    """How many processes the kernel killed for lack of memory while it ran; None if the kernel does not report it."""
     seconds_without_progress: float | None = None
-    """Of the longest hang: how long it got nowhere; None if it never hung."""
+    """How long it made no progress in its longest hang; None if it never hung."""
     has_gone_on: bool = False
     """Whether it went on again after the hang."""
     was_stopped: bool = False
     """Whether it was ended because it hung."""
     was_over: bool = False
-    """Whether the training had ended before, and all was said about it: only the process had not."""
+    """Whether the training had ended and was reported before: only the process had not ended."""
     native_seconds: float | None = None
     """How long it took to get the native stacks."""
     is_sync: bool = False
@@ -81,6 +84,8 @@ class RunInfo:
     settings: Mapping[str, JsonValue] = field(default_factory=dict)
     environment: Mapping[str, JsonValue] = field(default_factory=dict)
     """What decides how numbers come out: variables of a fixed list, torch's switches and seed, as step 0 began."""
+    stores_data: bool = optional_field(True)
+    """Whether samples, batches and other tensors may be in the run; the writer leaves them out otherwise."""
 
 
 def write_info(folder: Path, info: RunInfo) -> None:

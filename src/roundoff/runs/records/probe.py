@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, TypeAlias, TypeVar
+from typing import Literal, TypeAlias, TypeVar
 
-from roundoff.runs.files.plain_json import JsonValue, object_from, object_from_values, omitted
+from roundoff.runs.files.plain_json import JsonValue, object_from, optional_field
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,13 +61,35 @@ class BatchMixingProbe:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class TokenFlowProbe:
+    """Tokens of a row were changed, in eval mode: which scores changed with them. None where that was not tried."""
+
+    step: int
+    probe: Literal["token-flow"] = "token-flow"
+    length: int
+    """The number of tokens in a row."""
+    is_next_token: bool
+    """Whether the target of each position is the token after it."""
+    sees_later: bool | None
+    """Whether scores change with a token that comes later."""
+    sees_first: bool | None
+    """Whether the scores at the last position change with the first token."""
+    sees_order: bool | None
+    """Whether they change when the first two tokens are swapped; None where a row has one score in all."""
+    sees_padding: bool | None
+    """Whether the scores of real tokens change with what a mask hides."""
+    sees_tokens: bool | None
+    """Whether they change with other real tokens."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SlopeOfParameter:
     """The slope of the loss along the gradient of one parameter, as a multiple of what the gradient says."""
 
     site: str
     parameter: str | None
     ratio: float | None
-    ratio_further: float | None = omitted(None)
+    ratio_further: float | None = optional_field(None)
     """The same over a walk three times as long."""
 
 
@@ -84,7 +106,7 @@ class DirectionProbe:
     ratio: float
     functions: tuple[str, ...]
     """The user's own autograd functions in the graph."""
-    by_site: tuple[SlopeOfParameter, ...] = omitted(())
+    by_site: tuple[SlopeOfParameter, ...] = optional_field(())
     """By parameter; only if there are such functions, or the ratio is off."""
 
 
@@ -143,6 +165,16 @@ class SpikeProbe:
     """With the batch of the step before it."""
     earlier_state: float | None
     """In the state before that step."""
+    previous: float | None = None
+    """The step before it, played again in its own state."""
+    previous_in_training: float | None = None
+    """The loss that it had in the training: another one means that the loop depends on more than its tensors."""
+    changed_attributes: tuple[str, ...] = ()
+    """Attributes of modules that the script had changed since: `<model>.gain was 1.0, is -60.0`."""
+    with_changed: float | None = None
+    """The loss of the step, played again with them."""
+    changed_shapes: tuple[str, ...] = ()
+    """Shapes of samples that differ from all steps before it: `(2, 1) to (6, 1)`."""
     batch_size: int | None
     worst_sample: int | None
     """The sample of its batch with the largest loss."""
@@ -150,9 +182,30 @@ class SpikeProbe:
     """What that sample costs by itself."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WhatIfProbe:
+    """The steps that led to a bad one, played again with one thing changed."""
+
+    step: int
+    """The bad step, the last that was played."""
+    probe: Literal["what-if"] = "what-if"
+    first_step: int
+    """The first step that was played."""
+    change: str
+    """`rate`, `clip`, `wide` or `wide-site`."""
+    text: str
+    """What was changed: `a tenth of the learning rate`."""
+    is_good: bool
+    """Whether losses and weights stayed finite, and a loss that had jumped did not."""
+    is_spike: bool
+    """Whether the bad step is one whose loss jumped."""
+    losses: tuple[float | None, ...]
+    """The losses of the steps, up to the first that is bad."""
+
+
 Probe: TypeAlias = (
-    EvalModeProbe | HalfBatchProbe | OverfitProbe | BatchMixingProbe | DirectionProbe | AveragesProbe | WideProbe
-    | SpikeProbe
+    EvalModeProbe | HalfBatchProbe | OverfitProbe | BatchMixingProbe | TokenFlowProbe | DirectionProbe | AveragesProbe
+    | WideProbe | SpikeProbe | WhatIfProbe
 )  # fmt: skip
 P = TypeVar("P", bound=Probe)
 
@@ -161,10 +214,12 @@ PROBE_TYPES: Mapping[str, type[Probe]] = {
     "half-batch": HalfBatchProbe,
     "overfit": OverfitProbe,
     "batch-mixing": BatchMixingProbe,
+    "token-flow": TokenFlowProbe,
     "direction": DirectionProbe,
     "averages": AveragesProbe,
     "wide": WideProbe,
     "spike": SpikeProbe,
+    "what-if": WhatIfProbe,
 }
 
 
@@ -172,8 +227,3 @@ def probe_from(value: Mapping[str, JsonValue]) -> Probe | None:
     """Read what a probe measured; None of a probe that only a newer version knows."""
     kind = PROBE_TYPES.get(str(value.get("probe")))
     return None if kind is None else object_from(kind, value)
-
-
-def probe_of(values: Mapping[str, Any]) -> Probe:
-    """Return what a probe measured; a value that its kind has no field for is a mistake of our own code."""
-    return object_from_values(PROBE_TYPES[values["probe"]], values)

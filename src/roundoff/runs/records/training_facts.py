@@ -29,6 +29,8 @@ class TensorFacts:
     """The same of rows of whole numbers, without the equal values that a row begins or ends with: no padding."""
     is_target: bool = False
     """Whether the loss was computed from it, not by way of a model."""
+    is_only_first: bool = False
+    """Whether the step also computes tensors that go there, as a state that begins with zeros."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,6 +49,46 @@ class BatchFacts:
     """Whether each row of the criterion's first argument adds up to 1; None if it has none."""
     num_classes: int | None = None
     """The size of the criterion's class dimension."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CriterionCall:
+    """One call of a loss function in a step that was replayed, wherever it was made: what it was fed with."""
+
+    step: int
+    function: str
+    """`cross_entropy`, or `sub` and `mul` where every sample meets every other in a difference or product."""
+    source: str | None = None
+    settings: Mapping[str, JsonValue] = field(default_factory=dict)
+    """`reduction`, `ignore_index`, `log_target`, `label_smoothing`, as far as they are plain values."""
+    is_weighted: bool = False
+    """Whether classes or samples have weights of their own."""
+    input_shape: tuple[int, ...] = ()
+    input_dtype: str = ""
+    target_shape: tuple[int, ...] = ()
+    target_dtype: str = ""
+    made_by: str = ""
+    """`softmax`, `sigmoid` or `log_softmax`, if one of these made the input; else empty."""
+    value: float | None = None
+    """The loss; None where it was not reduced to one number."""
+    input_min: float | None = None
+    input_max: float | None = None
+    rows_sum_to_one: bool | None = None
+    rows_are_logarithms: bool | None = None
+    """Whether the exponentials of each row add up to 1."""
+    target_min: float | None = None
+    target_max: float | None = None
+    num_targets: int = 0
+    num_counted: int | None = None
+    """How many class indices are not the ignored one; None if the targets are none."""
+    offsets: Mapping[str, float] = field(default_factory=dict)
+    """Which share of the targets is the token k places later in the row that went into a model, by k."""
+    padding: int | None = None
+    """The id that rows of targets end with, in runs of different length, and that is nowhere else in them."""
+    padding_share: float = 0.0
+    """Its share of the targets that count."""
+    never_target: int | None = None
+    """The id that most rows of a language model end with, as its mask says, if it is no target anywhere."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,6 +119,8 @@ class ParameterFacts:
     is_zero: bool = False
     attribute: str | None = None
     """The plain attribute of a model that holds it, `body.layers[2].weight`, where no model owns it."""
+    is_sharded: bool = False
+    """Whether it is a DTensor of which each rank holds a part."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

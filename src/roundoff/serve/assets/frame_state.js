@@ -1,8 +1,8 @@
-// How a page of a run is being read: what is folded open, filtered, chosen, sorted, scrolled; taken from one and given to another.
+// The state of a page as the reader left it (unfolded, filtered, selected, sorted, scrolled), moved from one page to another.
 "use strict";
 
 const reading = (() => {
-  // Things are known again by their section, what they are and which one of these; folds by what they say, too.
+  // Elements are identified by section, kind and position; folds also by their text.
   function keyed(page, selector, wordsOf = () => "") {
     const seen = new Map();
     return [...page.querySelectorAll(selector)].map((element) => {
@@ -20,7 +20,7 @@ const reading = (() => {
   const areas = (page) => keyed(page, ".scrolling");
   const shownOption = (choice) => choice.selectedOptions[0]?.textContent;
 
-  // The section at the top of the window, and how far into it one has read: what grows above it moves nothing.
+  // The section at the top of the window, and the offset in it: content that grows above does not move the reader.
   function placeIn(page) {
     const above = [...page.querySelectorAll("section[id]")].filter((section) => section.getBoundingClientRect().top <= 60);
     const section = above.at(-1);
@@ -28,11 +28,11 @@ const reading = (() => {
     return section ? { key: section.id, offset: -section.getBoundingClientRect().top } : { key: null, offset: top };
   }
 
-  // A chart is zoomed if one of its axes has a range that its data does not ask for.
+  // A chart is zoomed if one of its axes has a range that its data does not set.
   function zoomOf(page, place) {
-    const asked = page.getElementById(`data-${place.dataset.chart}`);
-    if (!asked || !place.layout) return null;
-    const before = JSON.parse(asked.textContent).layout;
+    const block = page.getElementById(`data-${place.dataset.chart}`);
+    if (!block || !place.layout) return null;
+    const before = JSON.parse(block.textContent).layout;
     const axes = Object.keys(place.layout).filter((name) => /^[xy]axis/.test(name));
     const isZoomed = (name) => place.layout[name].autorange === false && !before[name]?.range;
     const ranges = axes.filter(isZoomed).map((name) => [`${name}.range`, [...place.layout[name].range]]);
@@ -41,7 +41,7 @@ const reading = (() => {
 
   const zoomed = (page) => [...page.querySelectorAll("[data-chart]")].map((place) => [place.dataset.chart, zoomOf(page, place)]);
 
-  // To be called when the charts are there; one that is drawn later comes as it is.
+  // Called when the visible charts are drawn; later ones keep their own ranges.
   function giveZoom(page, state) {
     for (const place of page.querySelectorAll("[data-chart].js-plotly-plot")) {
       const ranges = state.zoomed.get(place.dataset.chart);
@@ -76,7 +76,7 @@ const reading = (() => {
 
   function giveOrder(page, key, direction) {
     for (let nth = 0; nth < 2; nth += 1) {
-      const heading = new Map(sorted(page)).get(key); // a click may write the headings anew
+      const heading = new Map(sorted(page)).get(key); // a click may replace the headings
       if (!heading || heading.getAttribute("aria-sort") === direction) return;
       heading.querySelector("button")?.click();
     }
@@ -96,7 +96,7 @@ const reading = (() => {
     page.scrollingElement.scrollTop = begin + place.offset;
   }
 
-  // Whoever types goes on typing, where the cursor was: at the end of what is written.
+  // A reader who was typing can continue: focusing a box puts the cursor at the end of its text.
   function giveFocus(frame, state) {
     frame.focus();
     new Map(boxes(frame.contentDocument)).get(state.focused)?.focus({ preventScroll: true });

@@ -1,4 +1,4 @@
-// The list of runs: searched, filtered, sorted, picked from; the rows that changed on the server are changed here.
+// The list of runs: search, filters, sorting and selection; rows that changed on the server are updated.
 "use strict";
 
 (() => {
@@ -8,7 +8,7 @@
   const [search, onlyState, onlyFindings] = [byId("search"), byId("only-state"), byId("only-findings")];
   const rows = () => [...table.tBodies[0].rows];
   const picks = []; // names in the order in which they were picked: the first is the reference
-  const STEPS = 5; // the column that tells how far a run is
+  const STEPS = 5; // the column of the number of steps
   let order = null;
 
   // What is shown
@@ -25,7 +25,7 @@
 
   function filter() {
     const all = rows();
-    for (const row of all) row.hidden = false; // a hidden row has no text
+    for (const row of all) row.hidden = false; // innerText of a hidden row is empty
     for (const row of all) row.hidden = !isWanted(row);
     const shown = all.filter((row) => !row.hidden).length;
     byId("count").textContent = shown === all.length ? `${all.length} runs` : `${shown} of ${all.length} runs`;
@@ -36,7 +36,7 @@
 
   function sort() {
     if (!order) return;
-    const focused = document.activeElement; // a row that is moved loses it
+    const focused = document.activeElement; // moving a row in the document takes the focus away
     sortRows(table, rows(), order.place, order.direction);
     if (table.contains(focused)) focused.focus({ preventScroll: true });
   }
@@ -51,20 +51,20 @@
     }
   }
 
-  // What was asked for stays in the address, so that it can be reloaded and sent.
+  // Filters are kept in the URL, so that it can be reloaded and shared.
   function keepInAddress() {
-    const asked = new URLSearchParams();
-    if (search.value) asked.set("search", search.value);
-    if (onlyState.value) asked.set("state", onlyState.value);
-    if (onlyFindings.value) asked.set("findings", onlyFindings.value);
-    history.replaceState(null, "", asked.size ? `#${asked}` : location.pathname);
+    const filters = new URLSearchParams();
+    if (search.value) filters.set("search", search.value);
+    if (onlyState.value) filters.set("state", onlyState.value);
+    if (onlyFindings.value) filters.set("findings", onlyFindings.value);
+    history.replaceState(null, "", filters.size ? `#${filters}` : location.pathname);
   }
 
   function takeFromAddress() {
-    const asked = new URLSearchParams(location.hash.slice(1));
-    search.value = asked.get("search") || "";
-    onlyState.value = asked.get("state") || "";
-    onlyFindings.value = asked.get("findings") || "";
+    const filters = new URLSearchParams(location.hash.slice(1));
+    search.value = filters.get("search") || "";
+    onlyState.value = filters.get("state") || "";
+    onlyFindings.value = filters.get("findings") || "";
     if (onlyState.selectedIndex < 0) onlyState.value = "";
     if (onlyFindings.selectedIndex < 0) onlyFindings.value = "";
   }
@@ -92,7 +92,7 @@
     showPicks();
   }
 
-  // What changed on the server
+  // Updates from the server
 
   function take(fresh) {
     const known = new Map(rows().map((row) => [row.dataset.run, row]));
@@ -114,7 +114,7 @@
     showPicks();
   }
 
-  // Cells that are as they were stay, with what has the focus in them, and the pick.
+  // Unchanged cells are kept, so that focus and selection in them are not lost.
   function update(old, row) {
     const hasBox = (cell) => cell.querySelector("input") !== null;
     const isNews = old.dataset.state !== row.dataset.state || old.cells[STEPS].innerText !== row.cells[STEPS].innerText;
@@ -125,7 +125,7 @@
     Object.assign(old.dataset, row.dataset);
     texts.delete(old);
     old.classList.remove("changed");
-    void old.offsetWidth; // so that the animation begins anew
+    void old.offsetWidth; // reading it forces a reflow, without which the animation does not restart
     old.classList.toggle("changed", isNews);
   }
 
@@ -165,7 +165,7 @@
   });
   for (const control of [search, onlyState, onlyFindings]) control.addEventListener("input", filter);
   search.addEventListener("keydown", (event) => {
-    if (event.key === "Enter") event.preventDefault(); // it would send the form
+    if (event.key === "Enter") event.preventDefault(); // it would submit the form
     if (event.key !== "Escape") return;
     search.value = "";
     filter();
@@ -186,7 +186,7 @@
     location.href = `/compare?${new URLSearchParams({ reference: picks[0], candidate: picks[1] })}`;
   });
 
-  for (const box of table.querySelectorAll("input[name=run]:checked")) pick(box); // a browser may remember them
+  for (const box of table.querySelectorAll("input[name=run]:checked")) pick(box); // browsers restore checked boxes when a page is reloaded
   byId("filters").hidden = false;
   takeFromAddress();
   showMoments();

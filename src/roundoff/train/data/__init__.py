@@ -1,7 +1,15 @@
 """Training data: images or text, as batches that depend only on their draw."""
 
-from roundoff.train.data.batch import IGNORED, PADDING, Batch, Draw, Samples
-from roundoff.train.data.loader import EvalSampler, TrainSampler, loader_of
+from roundoff.train.data.batch_loading import (
+    IGNORED,
+    PADDING,
+    Batch,
+    Draw,
+    EvalSampler,
+    Samples,
+    TrainSampler,
+    loader_of,
+)
 from roundoff.train.data.sources import Data, load_data
 
 __all__ = [

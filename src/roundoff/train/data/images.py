@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from roundoff.train.data.batch import Batch, Draw, targets_at
+from roundoff.train.data.batch_loading import Batch, Draw, targets_at
 
 _JITTER = 0.4
 _GREY = (0.299, 0.587, 0.114)

@@ -45,7 +45,7 @@ def build_hugging_face(name: str, data: Data, *, context: int) -> nn.Module:
     if data.image_size:
         settings.update(num_labels=data.num_classes, num_channels=data.channels, image_size=data.image_size)
     make: Any = transformers.AutoModelForImageClassification if data.image_size else transformers.AutoModelForCausalLM
-    if transformers.CONFIG_MAPPING[kind] not in make._model_mapping:
+    if transformers.CONFIG_MAPPING[kind] not in make._model_mapping:  # the only list of what it can make
         raise TrainError.explain(
             f"The model 'hf:{name}' cannot be trained on this data.",
             why=f"transformers has no {'image classifier' if data.image_size else 'text model'} of type {kind}.",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from torch import Tensor, nn
 
@@ -61,11 +61,10 @@ class ResNet(nn.Module):
     def __init__(
         self,
         stem: nn.Module,
-        block: Callable[[int, int, int], BasicBlock | Bottleneck],
+        block: type[BasicBlock] | type[Bottleneck],
         *,
         num_blocks: Sequence[int],
         width: int,
-        expansion: int,
         num_classes: int,
     ) -> None:
         super().__init__()
@@ -77,7 +76,7 @@ class ResNet(nn.Module):
             for nth in range(count):
                 stride = 2 if stage > 0 and nth == 0 else 1
                 blocks.append(block(channels, width * 2**stage, stride))
-                channels = width * 2**stage * expansion
+                channels = width * 2**stage * block.expansion
             stages.append(nn.Sequential(*blocks))
         self.stages = nn.Sequential(*stages)
         self.pool = nn.AdaptiveAvgPool2d(1)
@@ -93,38 +92,22 @@ class ResNet(nn.Module):
 
 def resnet_small(*, num_classes: int, channels: int, width: int) -> ResNet:
     """Return 3 stages of one block each for images of 7 to 64 pixels: 78 thousand parameters at width 16."""
-    return ResNet(
-        _stem(channels, width, kernel=3, stride=1),
-        BasicBlock,
-        num_blocks=(1, 1, 1),
-        width=width,
-        expansion=BasicBlock.expansion,
-        num_classes=num_classes,
-    )
+    stem = _stem(channels, width, kernel=3, stride=1)
+    return ResNet(stem, BasicBlock, num_blocks=(1, 1, 1), width=width, num_classes=num_classes)
 
 
 def resnet18(*, num_classes: int, channels: int) -> ResNet:
     """Return the 18-layer network: 11.7 million parameters for 1000 classes of colour images."""
-    return ResNet(
-        nn.Sequential(_stem(channels, 64, kernel=7, stride=2), nn.MaxPool2d(3, 2, padding=1)),
-        BasicBlock,
-        num_blocks=(2, 2, 2, 2),
-        width=64,
-        expansion=BasicBlock.expansion,
-        num_classes=num_classes,
-    )
+    return ResNet(_large_stem(channels), BasicBlock, num_blocks=(2, 2, 2, 2), width=64, num_classes=num_classes)
 
 
 def resnet50(*, num_classes: int, channels: int) -> ResNet:
     """Return the 50-layer network: 25.6 million parameters for 1000 classes of colour images."""
-    return ResNet(
-        nn.Sequential(_stem(channels, 64, kernel=7, stride=2), nn.MaxPool2d(3, 2, padding=1)),
-        Bottleneck,
-        num_blocks=(3, 4, 6, 3),
-        width=64,
-        expansion=Bottleneck.expansion,
-        num_classes=num_classes,
-    )
+    return ResNet(_large_stem(channels), Bottleneck, num_blocks=(3, 4, 6, 3), width=64, num_classes=num_classes)
+
+
+def _large_stem(channels: int) -> nn.Sequential:
+    return nn.Sequential(_stem(channels, 64, kernel=7, stride=2), nn.MaxPool2d(3, 2, padding=1))
 
 
 def _stem(channels: int, width: int, *, kernel: int, stride: int) -> nn.Sequential:

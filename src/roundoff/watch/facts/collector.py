@@ -4,61 +4,75 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Any, TypeVar
+from weakref import WeakSet, ref
 
 from torch import Tensor
 from torch.optim import Optimizer
 
+from roundoff.kernels.host_copies import HostCopies, Reading
 from roundoff.record.loop.sites import Sites
 from roundoff.record.process_info import note_environment
-from roundoff.record.torch_private import hidden_from_modes
+from roundoff.replay.arguments import DroppedByScript
 from roundoff.replay.state import Training
 from roundoff.replay.step_tape import StepTape
-from roundoff.runs import Failure, RunWriter
+from roundoff.runs import AveragesProbe, BatchFacts, Failure, HashColumns, RunWriter
 from roundoff.watch.budget import TimeBudget
 from roundoff.watch.facts.step_batch import BatchSamples, batch_facts_of, criterion_input_facts
-from roundoff.watch.facts.structure import optimizer_names, start_values, structure_of
+from roundoff.watch.facts.structure import OptimizerNames, start_values, structure_of
 from roundoff.watch.facts.tensor_hashes import RankHashes
 from roundoff.watch.facts.weight_averages import WeightAverages
+from roundoff.watch.journal import is_kept
+
+_Result = TypeVar("_Result")
 
 _BATCH_PART = 0.1
 """The share of the budget that looking at batches may take."""
+_DENSE_STEPS = 1000
+"""From then on, batches are described in ever fewer steps."""
 _MAX_TARGETS = 16
 _SECOND_LOOK = 10
 """The step after which the structure is described again: what has not changed by then does not learn."""
 
 
 class FactCollector:
-    """Describes the training when it begins and when it changes, and its batches as far as the budget allows."""
+    """Describes the training when it begins and when it changes, and its batches as far as the budget allows.
+
+    To be called where no mode of the user's sees it. What is on an accelerator is read when `copies` are delivered.
+    """
 
     def __init__(
-        self, writer: RunWriter, training: Training, *, sites: Sites, budget: TimeBudget, kept_batches: int
+        self,
+        writer: RunWriter,
+        training: Training,
+        *,
+        sites: Sites,
+        budget: TimeBudget,
+        kept_batches: int,
+        copies: HostCopies | None = None,
     ) -> None:
         self._writer = writer
         self._training = training
         self._sites = sites
         self._budget = budget
-        self._hashes = RankHashes(writer)
+        self._copies = copies or HostCopies()
+        self._hashes = RankHashes(writer, self._copies)
         self._samples = BatchSamples(writer, sites=sites, most=kept_batches)
         self._averages = WeightAverages(training, sites)
         self._starts: dict[int, tuple[float, float, float]] = {}
         self._resumed: set[int] = set()
         self._known = (-1, -1, -1)
         self._criterion_input: dict[str, Any] = {}
-        self._stepped: dict[int, Optimizer] = {}
+        self.optimizer_name = OptimizerNames().of
+        self._stepped: WeakSet[Optimizer] = WeakSet()
         self._targets: list[Tensor] = []
         self._failed: set[str] = set()
-
-    def drop_references(self) -> None:
-        """Let go of a training that has ended, so that its memory can be freed."""
-        self._stepped.clear()
 
     def begin(self) -> None:
         """Note the start values, before the first step changes them, and the environment."""
         note_environment(self._writer)
-        with hidden_from_modes():
-            self._starts = start_values(self._training.tensors())
-            self._resumed = {id(optimizer) for optimizer in self._training.optimizers if optimizer.state}
+        self._starts = start_values(self._training.tensors())
+        self._resumed = {id(optimizer) for optimizer in self._training.optimizers if optimizer.state}
 
     def see_criterion(self, args: tuple[Any, ...]) -> None:
         """Look at the arguments of a loss function."""
@@ -67,16 +81,11 @@ class FactCollector:
         if len(args) > 1 and isinstance(args[1], Tensor) and not args[1].requires_grad:
             self._targets = [*self._targets, args[1]][-_MAX_TARGETS:]
 
-    def optimizer_name(self, optimizer: Optimizer) -> str:
-        """Return the name of an optimizer that steps: its class, numbered from the second one on."""
-        self._stepped.setdefault(id(optimizer), optimizer)
-        return optimizer_names(self._stepped.values())[id(optimizer)]
-
     def gradients_ready(self, step: int, optimizer: Optimizer | None = None) -> None:
         """Hash the gradients: after backward, and (with the optimizer that will use them) after clipping."""
         if optimizer is not None:
-            with hidden_from_modes():
-                self._collect("averages", step, lambda: self._averages.step_begins(step))
+            self._stepped.add(optimizer)
+            self._collect("averages", step, lambda: self._averages.step_begins(step))
         if self._hashes.wants(step):
             kind = "gradient" if optimizer is None else "clipped"
             gradients = ((name, x.grad) for name, x in self._parameters())
@@ -87,17 +96,17 @@ class FactCollector:
         if fully or self._hashes.wants(step):
             self._collect("hashes", step, lambda: self._hashes.write(step, "buffer", self._training.buffers()))
 
-    def end_attempt(self, tape: StepTape, *, reached: Iterable[Tensor], fully: bool) -> None:
+    def end_attempt(self, tape: StepTape, *, leaves: Iterable[ref[Tensor]], fully: bool) -> None:
         """Collect what is due at the end of a step: structure, batch, samples, weight averages, hashes of weights."""
         step = tape.step
-        with hidden_from_modes():
-            self._collect("structure", step, lambda: self._see_structure(step, reached))
+        self._collect("structure", step, lambda: self._see_structure(step, leaves))
+        if tape.entries:
             self._collect("batch", step, lambda: self._see_batch(tape, fully=fully))
             self._collect("samples", step, lambda: self._samples.see(tape, targets=self._targets))
-            self._targets = []
-            self._collect("averages", step, lambda: self._see_averages(step))
-            if self._hashes.wants(step):
-                self._collect("hashes", step, lambda: self._hashes.write(step, "parameter", self._parameters()))
+        self._targets = []
+        self._collect("averages", step, lambda: self._see_averages(step))
+        if self._hashes.wants(step):
+            self._collect("hashes", step, lambda: self._hashes.write(step, "parameter", self._parameters()))
 
     def _collect(self, name: str, step: int, look: Callable[[], None]) -> None:
         """Collect one fact; one that fails because of us is noted in the run and not tried again."""
@@ -106,42 +115,68 @@ class FactCollector:
         try:
             look()
         except Exception as error:
-            self._failed.add(name)
-            self._writer.write(Failure.of(error, check="fact", name=name, step=step))
+            self._fail(name, step, error)
 
-    def _see_structure(self, step: int, reached: Iterable[Tensor]) -> None:
+    def _read(self, name: str, step: int, reading: Reading[_Result], then: Callable[[_Result], Any]) -> None:
+        """Read tensors for a fact, and do something with it; it may fail then."""
+
+        def guarded() -> Reading[None]:
+            try:
+                then((yield from reading))
+            except Exception as error:
+                self._fail(name, step, error)
+
+        self._copies.read(guarded())
+
+    def _fail(self, name: str, step: int, error: Exception) -> None:
+        if isinstance(error, DroppedByScript):
+            return  # what the step used is gone already
+        self._failed.add(name)
+        self._writer.write(Failure.of(error, check="fact", name=name, step=step))
+
+    def _see_structure(self, step: int, leaves: Iterable[ref[Tensor]]) -> None:
         """Describe the training if models, optimizers or groups were added, and once more after some steps."""
         groups = [group for optimizer in self._training.optimizers for group in optimizer.param_groups]
         known = (len(self._training.models), len(self._training.optimizers), len(groups))
         if known == self._known and step != _SECOND_LOOK:
             return
         self._known = known
-        self._writer.write(
-            structure_of(
-                self._training,
-                step=step,
-                sites=self._sites,
-                reached=reached,
-                starts=self._starts,
-                resumed=self._resumed,
-                stepped=set(self._stepped),
-            )
+        structure = structure_of(
+            self._training,
+            step=step,
+            sites=self._sites,
+            reached=[leaf for kept in leaves if (leaf := kept()) is not None],
+            starts=self._starts,
+            resumed=self._resumed,
+            stepped=self._stepped,
+            name_of=self.optimizer_name,
         )
+        self._read("structure", step, structure, self._writer.write)
 
     def _see_batch(self, tape: StepTape, *, fully: bool) -> None:
-        if not fully and not self._budget.has_room("batch", part=_BATCH_PART):
+        if not fully and not (
+            is_kept(tape.step, dense=_DENSE_STEPS) and self._budget.has_room("batch", part=_BATCH_PART)
+        ):
             return
         began = time.perf_counter()
-        facts, samples = batch_facts_of(tape, self._sites, targets=self._targets, criterion_input=self._criterion_input)
-        self._writer.write(facts)
-        if samples is not None:
-            self._writer.write_hashes(samples)
+
+        def write(found: tuple[BatchFacts, HashColumns | None]) -> None:
+            facts, samples = found
+            self._writer.write(facts)
+            if samples is not None:
+                self._writer.write_hashes(samples)
+
+        facts = batch_facts_of(tape, self._sites, targets=self._targets, criterion_input=self._criterion_input)
+        self._read("batch", tape.step, facts, write)
         self._budget.spend(time.perf_counter() - began, "batch")
 
     def _see_averages(self, step: int) -> None:
-        seen = self._averages.step_ended(step) if self._writer.info.ranks == 1 else None
+        if self._writer.info.ranks == 1:
+            self._read("averages", step, self._averages.step_ended(step), self._write_averages)
+
+    def _write_averages(self, seen: AveragesProbe | None) -> None:
         if seen is not None:
-            self._writer.write_probe({"step": step, **seen})
+            self._writer.write(seen)
 
     def _parameters(self) -> Iterable[tuple[str, Tensor]]:
         for x in self._training.tensors():

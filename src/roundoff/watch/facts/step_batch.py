@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from roundoff.kernels import row as columns
+from roundoff.kernels.compiled import widest_float
+from roundoff.kernels.host_copies import Reading
 from roundoff.kernels.summaries import summarize
 from roundoff.record.loop.sites import Sites
 from roundoff.record.tensor_bytes import bytes_of, file_dtype
-from roundoff.replay.arguments import ExternalTensor, external_tensors_in
+from roundoff.replay.arguments import ExternalTensor, Result, external_tensors_in, references
 from roundoff.replay.step_tape import FunctionEntry, ModelEntry, StepTape, TapeEntry, flatten_entries
+from roundoff.replay.swapping import local_part
 from roundoff.replay.tape_recorder import is_loss_name
 from roundoff.runs import BatchFacts, HashColumns, JsonValue, RunWriter, TensorFacts
 from roundoff.watch.facts.tensor_hashes import hash_columns, hash_in, hash_of
@@ -30,7 +34,7 @@ _MAX_BYTES = 4 * 2**20
 
 def batch_facts_of(
     tape: StepTape, sites: Sites, *, targets: Sequence[Tensor], criterion_input: dict[str, Any]
-) -> tuple[BatchFacts, HashColumns | None]:
+) -> Reading[tuple[BatchFacts, HashColumns | None]]:
     """Describe the external tensors of a step, and hash each sample.
 
     Args:
@@ -46,13 +50,22 @@ def batch_facts_of(
         for entry in flatten_entries(tape.entries):
             if is_loss(entry):
                 criterion = entry  # type: ignore[assignment]
-        for place, x, is_target in external_tensors(tape, sites):
-            tensors.append(_tensor_facts(place, x, is_target=is_target))
+        computed = _computed_places(tape, sites)
+        external = list(external_tensors(tape, sites))
+        answers = [x for x in criterion_input.values() if isinstance(x, Tensor)]
+    host = yield [*(x for _, x, _ in external), *(x.detach() for x in targets), *answers]
+    with torch.no_grad():
+        host_targets = host[len(external) : len(external) + len(targets)]
+        if answers:
+            criterion_input = {**criterion_input, "rows_sum_to_one": bool(host[-1])}
+        for (place, _, is_target), x in zip(external, host, strict=False):
+            found = _tensor_facts(place, x, is_target=is_target)
+            tensors.append(replace(found, is_only_first=True) if place in computed else found)
             hashes += [(place, number) for number in _sample_hashes(x)]
         facts = BatchFacts(
             step=tape.step,
             tensors=tuple(tensors),
-            targets=tuple(_tensor_facts("target", x.detach(), is_target=True) for x in targets),
+            targets=tuple(_tensor_facts("target", x, is_target=True) for x in host_targets),
             **_criterion_facts(criterion),
             **criterion_input,
         )
@@ -64,9 +77,9 @@ def external_tensors(tape: StepTape, sites: Sites) -> Iterator[tuple[str, Tensor
     met: set[int] = set()
     for entry in flatten_entries(tape.entries):
         for place, external in _external_of(entry, sites):
-            if id(external) not in met:
+            if id(external) not in met and not external.copy.is_nested:  # which has no shape to describe
                 met.add(id(external))
-                yield place, external.copy, is_loss(entry)
+                yield place, local_part(external.copy), is_loss(entry)
 
 
 def is_loss(entry: TapeEntry) -> bool:
@@ -76,7 +89,24 @@ def is_loss(entry: TapeEntry) -> bool:
     return isinstance(entry, ModelEntry) and type(entry.module).__module__ == "torch.nn.modules.loss"
 
 
+def _computed_places(tape: StepTape, sites: Sites) -> set[str]:
+    """Return the arguments of models that take tensors which the step has computed itself."""
+    return {
+        place
+        for entry in flatten_entries(tape.entries)
+        if isinstance(entry, ModelEntry)
+        for place, value in _arguments_of(entry, sites)
+        if any(isinstance(found, Result) for found in references(value))
+    }
+
+
 def _external_of(entry: TapeEntry, sites: Sites) -> Iterator[tuple[str, ExternalTensor]]:
+    for place, value in _arguments_of(entry, sites):
+        for external in external_tensors_in(value):
+            yield place, external
+
+
+def _arguments_of(entry: TapeEntry, sites: Sites) -> Iterator[tuple[str, Any]]:
     if isinstance(entry, ModelEntry):
         name = sites.names[sites.of_module(entry.module, 0)]
     elif isinstance(entry, FunctionEntry):
@@ -84,11 +114,9 @@ def _external_of(entry: TapeEntry, sites: Sites) -> Iterator[tuple[str, External
     else:
         return
     for index, value in enumerate(entry.args):
-        for external in external_tensors_in(value):
-            yield f"{name}[{index}]", external
+        yield f"{name}[{index}]", value
     for key, value in entry.kwargs.items():
-        for external in external_tensors_in(value):
-            yield f"{name}:{key}", external
+        yield f"{name}:{key}", value
 
 
 def _tensor_facts(place: str, x: Tensor, *, is_target: bool) -> TensorFacts:
@@ -137,7 +165,8 @@ def _inner_counts(x: Tensor) -> dict[str, int]:
 
 
 def _sample_hashes(x: Tensor) -> list[int]:
-    if x.dim() < 2 or x.shape[0] > _MAX_HASHED_SAMPLES or not x.numel() or x.is_complex():
+    is_plain = x.layout is torch.strided and not x.is_complex()
+    if x.dim() < 2 or x.shape[0] > _MAX_HASHED_SAMPLES or not x.numel() or not is_plain:
         return []
     return [hash_of(sample) for sample in x]
 
@@ -155,13 +184,16 @@ def _criterion_facts(call: FunctionEntry | ModelEntry | None) -> dict[str, Any]:
 
 
 def criterion_input_facts(x: Any) -> dict[str, Any]:
-    """Describe the first argument of a criterion: the number of classes, and whether its rows are probabilities."""
+    """Describe the first argument of a criterion: the number of classes, and whether its rows are probabilities.
+
+    On an accelerator that stays a tensor, so that nothing waits for it.
+    """
     if not isinstance(x, Tensor) or x.dim() < 2 or not x.is_floating_point():
         return {}
     with torch.no_grad():
-        sums = x.detach().double().sum(1)
-        is_probability = bool(((sums - 1).abs() < 1e-3).all()) and bool((x >= 0).all())
-    return {"rows_sum_to_one": is_probability, "num_classes": x.shape[1]}
+        sums = x.detach().to(widest_float(x.device)).sum(1)
+        is_probability = ((sums - 1).abs() < 1e-3).all() & (x >= 0).all()
+    return {"rows_sum_to_one": bool(is_probability) if x.is_cpu else is_probability, "num_classes": x.shape[1]}
 
 
 class BatchSamples:
@@ -178,7 +210,7 @@ class BatchSamples:
         if self._next >= self._most:
             return
         found: dict[str, Tensor] = {}
-        for key, x in self._named(tape, targets):
+        for key, x in self._name_tensors(tape, targets):
             part = _first_samples(x)
             if part is not None and len(found) < _MAX_TENSORS:
                 found.setdefault(key, part)
@@ -189,7 +221,7 @@ class BatchSamples:
                 file.add(key, bytes_of(part), dtype=str(file_dtype(part)), shape=tuple(part.shape))
         self._next += 1
 
-    def _named(self, tape: StepTape, targets: Sequence[Tensor]) -> Iterator[tuple[str, Tensor]]:
+    def _name_tensors(self, tape: StepTape, targets: Sequence[Tensor]) -> Iterator[tuple[str, Tensor]]:
         """Yield the target of the loss, then the inputs of models, named after their first use."""
         external = list(external_tensors(tape, self._sites))
         given = targets or [x for place, x, is_target in external if is_target or place.endswith(":labels")]

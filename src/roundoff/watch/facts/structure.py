@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections import Counter
+from collections.abc import Callable, Container, Iterable, Iterator
 from typing import Any
 
 import torch
@@ -11,11 +12,15 @@ from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 
 from roundoff.kernels import row as columns
+from roundoff.kernels.host_copies import Reading
 from roundoff.kernels.summaries import summarize
+from roundoff.precision import to_toml
+from roundoff.precision.optimizer import RecipeOptimizer
+from roundoff.record.identity import IdentityDict
 from roundoff.record.loop.sites import LOOP, Sites, named_places
-from roundoff.record.torch_private import has_no_memory
 from roundoff.replay.state import Training, outermost_optimizers, parameters_of
 from roundoff.runs import JsonValue, ModuleFacts, OptimizerFacts, ParameterFacts, Structure
+from roundoff.torch_private import has_no_memory, storage_of
 
 _MAX_SETTING_ITEMS = 8
 """Longer lists among the attributes of a module are no settings."""
@@ -32,8 +37,9 @@ def structure_of(
     reached: Iterable[Tensor],
     starts: dict[int, tuple[float, float, float]],
     resumed: set[int],
-    stepped: set[int],
-) -> Structure:
+    stepped: Container[Optimizer],
+    name_of: Callable[[Optimizer], str],
+) -> Reading[Structure]:
     """Describe the training.
 
     Args:
@@ -43,60 +49,66 @@ def structure_of(
         reached: the leaves that backward reached.
         starts: mean, std and absmax of tensors before the first step, by id.
         resumed: the ids of optimizers that had state before their first step.
-        stepped: the ids of optimizers that have stepped.
+        stepped: the optimizers that have stepped.
+        name_of: returns the name of an optimizer.
     """
     reached = list(reached)
     trained = {id(x) for x in reached} | {id(p) for model in training.models for p in model.parameters()}
-    optimizers = [o for o in outermost_optimizers(training.optimizers) if id(o) in stepped or _holds_any(o, trained)]
-    names = optimizer_names(optimizers)
+    optimizers = [o for o in outermost_optimizers(training.optimizers) if o in stepped or _holds_any(o, trained)]
+    names = {id(optimizer): name_of(optimizer) for optimizer in optimizers}
+    with torch.no_grad():
+        parameters = [p for model in training.models for p in model.parameters()]
+        of_optimizers = [p for optimizer in optimizers for p in parameters_of(optimizer)]
+        asked = _questions([*parameters, *of_optimizers, *reached], training.modules())
+    answers = {key: bool(answer) for key, answer in zip(asked, (yield list(asked.values())), strict=True)}
     with torch.no_grad():
         return Structure(
             step=step,
-            parameters=tuple(_parameters(training, optimizers, names, sites, reached, starts)),
-            modules=tuple(_modules(training, sites)),
+            parameters=tuple(_parameters(training, optimizers, names, sites, reached, starts, answers)),
+            modules=tuple(_modules(training, sites, answers)),
             optimizers=tuple(
                 OptimizerFacts(
                     name=names[id(optimizer)],
                     groups=tuple(_group(group) for group in optimizer.param_groups),
                     has_state=id(optimizer) in resumed,
-                    recipe=_recipe_of(optimizer),
+                    recipe=to_toml(optimizer.recipe) if isinstance(optimizer, RecipeOptimizer) else None,
                 )
                 for optimizer in optimizers
             ),
         )
 
 
-def _recipe_of(optimizer: Optimizer) -> str | None:
-    recipe = getattr(optimizer, "recipe", None)
-    if recipe is None:
-        return None
-    from roundoff.precision import Recipe, to_toml  # loaded already, if there is a recipe
-
-    return to_toml(recipe) if isinstance(recipe, Recipe) else None
+def _stand_ins(optimizer: Optimizer) -> list[tuple[Tensor, Tensor]]:
+    return optimizer.stand_ins if isinstance(optimizer, RecipeOptimizer) else []
 
 
 def _holds_any(optimizer: Optimizer, tensors: set[int]) -> bool:
-    return any(
-        id(p) in tensors for p in (*parameters_of(optimizer), *(p for p, _ in getattr(optimizer, "stand_ins", ())))
-    )
+    return any(id(p) in tensors for p in (*parameters_of(optimizer), *(p for p, _ in _stand_ins(optimizer))))
 
 
-def optimizer_names(optimizers: Iterable[Optimizer]) -> dict[int, str]:
-    """Name optimizers after their classes, numbered from the second of a class on; by id."""
-    counts: dict[str, int] = {}
-    names: dict[int, str] = {}
-    for optimizer in optimizers:
-        kind = type(optimizer).__name__
-        counts[kind] = counts.get(kind, 0) + 1
-        names[id(optimizer)] = kind if counts[kind] == 1 else f"{kind}#{counts[kind]}"
-    return names
+class OptimizerNames:
+    """Names optimizers after their classes, numbered from the second of a class on, in the order of first use."""
+
+    def __init__(self) -> None:
+        self._names: IdentityDict[Optimizer, str] = IdentityDict()
+        self._num_of_class: Counter[str] = Counter()
+
+    def of(self, optimizer: Optimizer) -> str:
+        """Return the name of an optimizer."""
+        name = self._names.get(optimizer)
+        if name is None:
+            kind = type(optimizer).__name__
+            self._num_of_class[kind] += 1
+            number = self._num_of_class[kind]
+            name = self._names[optimizer] = kind if number == 1 else f"{kind}#{number}"
+        return name
 
 
 def start_values(tensors: Iterable[Tensor]) -> dict[int, tuple[float, float, float]]:
     """Return mean, std and absmax of each tensor, by id; one pass over their memory."""
     found: dict[int, tuple[float, float, float]] = {}
     for x in tensors:
-        if x.is_floating_point() and x.numel() and not x.is_meta and type(x.data) in (Tensor, nn.Parameter):
+        if _is_plain(x) and x.is_floating_point() and x.numel():
             row = summarize(x.detach())
             mean = float(row[columns.SUM]) / x.numel()
             variance = max(float(row[columns.SUM_SQUARES]) / x.numel() - mean * mean, 0.0)
@@ -111,11 +123,12 @@ def _parameters(
     sites: Sites,
     reached: list[Tensor],
     starts: dict[int, tuple[float, float, float]],
+    answers: dict[int, bool],
 ) -> Iterable[ParameterFacts]:
     holders: dict[int, list[str]] = {}
     stand_ins: dict[int, Tensor] = {}
     for optimizer in optimizers:
-        for parameter, stand_in in getattr(optimizer, "stand_ins", ()):
+        for parameter, stand_in in _stand_ins(optimizer):
             stand_ins[id(stand_in)] = parameter
         for held in parameters_of(optimizer):
             owner = stand_ins.get(id(held), held)
@@ -133,6 +146,7 @@ def _parameters(
         site, name = sites.of_parameter(parameter)
         tied = memory.setdefault(_memory_of(parameter), name or LOOP) if parameter.numel() else name
         mean, std, absmax = starts.get(id(parameter), (None, None, None))
+        num_distinct = _num_distinct_rows(parameter) if answers.get(id(parameter)) else None  # they nearly never repeat
         yield ParameterFacts(
             name=name,
             site=sites.names[site],
@@ -146,32 +160,49 @@ def _parameters(
             mean=mean,
             std=std,
             absmax=absmax,
-            equal_rows=_num_distinct_rows(parameter) == 1,
-            num_distinct_rows=_num_distinct_rows(parameter),
+            equal_rows=num_distinct == 1,
+            num_distinct_rows=num_distinct,
             is_zero=absmax == 0.0,
             attribute=attributes.get(id(parameter)),
+            is_sharded=any(placement.is_shard() for placement in getattr(parameter, "placements", ())),
         )
 
 
 def _memory_of(x: Tensor) -> tuple[int, int]:
     try:
-        return int(x.untyped_storage()._cdata), int(x.storage_offset())
+        return storage_of(x), int(x.storage_offset())
     except (NotImplementedError, RuntimeError):
         return id(x), 0
 
 
-def _num_distinct_rows(x: Tensor) -> int | None:
-    if x.dim() < 2 or x.shape[0] < 2 or not x.numel() or x.is_meta or has_no_memory(x):
+def _questions(parameters: Iterable[Tensor], modules: Iterable[nn.Module]) -> dict[int, Tensor]:
+    """Return, by id, whether the first two rows of parameters are equal, and whether statistics are untouched."""
+    asked = {id(x): _rows_repeat(x) for x in parameters}
+    asked |= {id(module): _has_start_statistics(module) for module in modules}
+    return {key: answer for key, answer in asked.items() if answer is not None}
+
+
+def _rows_repeat(x: Tensor) -> Tensor | None:
+    if is_lazy(x) or not _is_plain(x) or x.dim() < 2 or x.shape[0] < 2 or not x.numel():
         return None
-    if type(x.data) not in (Tensor, nn.Parameter):
-        return None
-    rows = x.detach().flatten(1)
-    if float(rows[0, 0]) != float(rows[1, 0]) or not torch.equal(rows[0], rows[1]):
+    first, second = x.detach()[:2].flatten(1)
+    if x.is_cpu and not torch.equal(first[:1], second[:1]):
         return None  # nearly always
+    do_repeat: Tensor = (first == second).all()
+    return do_repeat
+
+
+def _num_distinct_rows(x: Tensor) -> int:
+    rows = x.detach().flatten(1)
     return 1 if bool((rows == rows[:1]).all()) else len(torch.unique(rows, dim=0))
 
 
-def _modules(training: Training, sites: Sites) -> Iterable[ModuleFacts]:
+def _is_plain(x: Tensor) -> bool:
+    """Say whether a tensor has memory that can be read as it is."""
+    return type(x.data) in (Tensor, nn.Parameter) and not x.is_meta and not has_no_memory(x)
+
+
+def _modules(training: Training, sites: Sites, answers: dict[int, bool]) -> Iterable[ModuleFacts]:
     for module in training.modules():
         site = sites.names[sites.of_module(module, 0)]
         yield ModuleFacts(
@@ -179,15 +210,16 @@ def _modules(training: Training, sites: Sites) -> Iterable[ModuleFacts]:
             kind=type(module).__name__,
             training=module.training,
             settings=_settings(module),
-            has_start_statistics=_has_start_statistics(module),
+            has_start_statistics=answers.get(id(module)),
         )
 
 
-def _has_start_statistics(module: nn.Module) -> bool | None:
-    mean, variance = getattr(module, "running_mean", None), getattr(module, "running_var", None)
+def _has_start_statistics(module: nn.Module) -> Tensor | None:
+    buffers = dict(module.named_buffers(recurse=False))  # not getattr: a module may answer to any name, or raise
+    mean, variance = buffers.get("running_mean"), buffers.get("running_var")
     if not isinstance(mean, Tensor) or not isinstance(variance, Tensor) or mean.is_meta or is_lazy(mean):
         return None
-    return not mean.any() and bool((variance == 1).all())
+    return (mean == 0).all() & (variance == 1).all()
 
 
 def _settings(module: nn.Module) -> dict[str, JsonValue]:

@@ -13,10 +13,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from roundoff.kernels import row as columns
+from roundoff.kernels.host_copies import HostCopies, Reading
 from roundoff.kernels.summaries import summarize
-from roundoff.record.torch_private import hidden_from_modes, keep_process_group, local_tensor
 from roundoff.replay.rank_consensus import num_ranks
-from roundoff.runs import HashColumns, Interned, RunWriter
+from roundoff.runs import Failure, HashColumns, Interned, RunWriter
+from roundoff.torch_private import hidden_from_modes, keep_process_group, local_tensor
 
 _STEPS_IN_FULL = 20
 _INTERVAL = 10
@@ -47,8 +48,9 @@ def hash_columns(step: int, kind: str, hashes: Sequence[tuple[str, int]]) -> Has
 class RankHashes:
     """Writes hashes in the first steps and in every tenth step after that, in the same steps on every rank."""
 
-    def __init__(self, writer: RunWriter) -> None:
+    def __init__(self, writer: RunWriter, copies: HostCopies | None = None) -> None:
         self._writer = writer
+        self._copies = copies or HostCopies()
         self._num_steps = 0
         self._last_step = -1
 
@@ -64,13 +66,22 @@ class RankHashes:
         return self._num_steps <= _MAX_STEPS
 
     def write(self, step: int, kind: str, tensors: Iterable[tuple[str, Tensor | None]]) -> None:
-        """Write the hashes of named tensors."""
-        found: list[tuple[str, int]] = []
+        """Write the hashes of named tensors; of those on an accelerator when the copies are delivered."""
+        self._copies.read(self._write(step, kind, tensors))
+
+    def _write(self, step: int, kind: str, tensors: Iterable[tuple[str, Tensor | None]]) -> Reading[None]:
+        found: dict[str, Tensor] = {}
         with hidden_from_modes():
             for name, x in tensors:
                 local = None if x is None else local_tensor(x)
                 plain = x if local is None else local
                 if plain is not None and not plain.is_sparse and not plain.is_meta:
-                    found.append((name, hash_of(plain.detach())))
-        if found:
-            self._writer.write_hashes(hash_columns(step, kind, found))
+                    found[name] = plain.detach()
+        host = yield list(found.values())
+        try:
+            with hidden_from_modes():
+                hashes = [(name, hash_of(x)) for name, x in zip(found, host, strict=True)]
+            if hashes:
+                self._writer.write_hashes(hash_columns(step, kind, hashes))
+        except Exception as error:  # whoever delivers the copies has others to deliver
+            self._writer.write(Failure.of(error, check="fact", name="hashes", step=step))

@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from roundoff.replay.state import parameters_of
+from roundoff.torch_private import foreach_norm
 
 
 class UnclearedGradients:
@@ -22,7 +23,7 @@ class UnclearedGradients:
         self._used: list[tuple[ref[Tensor], ref[Tensor], int]] = []
         self._carried: dict[int, ref[Tensor]] = {}
 
-    def used(self, optimizer: Optimizer) -> None:
+    def note_used(self, optimizer: Optimizer) -> None:
         """Remember the gradients that an optimizer has just stepped on, as they are now."""
         parameters = parameters_of(optimizer)
         ids = {id(p) for p in parameters}
@@ -42,12 +43,14 @@ class UnclearedGradients:
         norms = _norms([grad for _, grad in kept])
         self._carried = {known: ref(grad) for (known, grad), norm in zip(kept, norms, strict=True) if norm}
 
-    def cleared(self) -> None:
+    def note_cleared(self) -> None:
         """Note a zero_grad after the step began."""
         self._carried.clear()
 
     def num_in(self, optimizer: Optimizer) -> int:
         """Return how many parameters of an optimizer have such a gradient; gradients replaced since do not count."""
+        if not self._carried:
+            return 0
         parameters = parameters_of(optimizer)
         return sum((kept := self._carried.get(id(p))) is not None and kept() is p.grad for p in parameters)
 
@@ -56,5 +59,5 @@ def _norms(gradients: Sequence[Tensor]) -> list[float]:
     if not gradients:
         return []
     with torch.no_grad():
-        norms = torch._foreach_norm([x.detach() for x in gradients], 2)
+        norms = foreach_norm([x.detach() for x in gradients], 2)
         return [float(value) for value in torch.stack([norm.float().to(norms[0].device) for norm in norms]).tolist()]

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import gc
-from typing import Any
 from weakref import ref
 
 import torch
 from torch import Tensor, nn
 
+from roundoff.kernels.compiled import widest_float
+from roundoff.kernels.host_copies import Reading
 from roundoff.record.loop.sites import Sites
-from roundoff.record.torch_private import has_no_memory
 from roundoff.replay.state import Training, parameters_of
-from roundoff.runs import JsonValue
+from roundoff.runs import AveragesProbe, WeightCopy
+from roundoff.torch_private import has_no_memory, storage_of
 
 FIRST_STEP, LAST_STEP = 4, 19
 """Copies are searched for after the first of these steps, and compared after the last."""
@@ -28,7 +29,7 @@ class WeightAverages:
     def __init__(self, training: Training, sites: Sites) -> None:
         self._training = training
         self._sites = sites
-        self._weight: Tensor | None = None
+        self._weight: ref[Tensor] | None = None
         self._start: Tensor | None = None
         self._after: tuple[int, Tensor] | None = None
         self._copies: list[tuple[ref[Tensor], Tensor, int]] = []
@@ -36,73 +37,92 @@ class WeightAverages:
 
     def step_begins(self, step: int) -> None:
         """Check whether the weight was only scaled since the optimizer wrote it, as weight decay by hand does."""
-        weight, after = self._weight, self._after
+        weight, after = self._followed_weight(), self._after
         if weight is None or after is None or not FIRST_STEP < step <= LAST_STEP or weight._version == after[0]:
             return
         if torch.equal(weight.detach(), after[1]):
             return  # clamped within its limits, or swapped out and back by a replay
-        scale = float((weight.detach().double() * after[1].double()).sum() / after[1].double().square().sum())
-        rest = weight.detach().double() - scale * after[1].double()
-        if float(rest.norm()) <= 1e-5 * float(after[1].double().norm()):
+        wide = widest_float(weight.device)
+        now, left = weight.detach().to(wide), after[1].to(wide)
+        scale = float((now * left).sum() / left.square().sum())
+        if float((now - scale * left).norm()) <= 1e-5 * float(left.norm()):
             self._scales.append(scale)
 
-    def step_ended(self, step: int) -> dict[str, JsonValue] | None:
+    def step_ended(self, step: int) -> Reading[AveragesProbe | None]:
         """Keep the weight as the optimizer left it; after the last step, return what the copies did."""
         if step == FIRST_STEP:
-            self._begin()
-        weight = self._weight
-        if weight is None or not FIRST_STEP <= step <= LAST_STEP:
-            return None
-        if step < LAST_STEP:
+            yield from self._begin()
+        weight = self._followed_weight()
+        if weight is not None and FIRST_STEP <= step < LAST_STEP:
             self._after = (weight._version, weight.detach().clone())
             return None
-        found = self._describe(weight)
-        self._weight = self._start = self._after = None
-        self._copies = []
+        found = None
+        if weight is not None and step == LAST_STEP:
+            found = yield from self._describe(weight, step)
+        if step >= LAST_STEP:
+            self.drop()
         return found
 
-    def _begin(self) -> None:
+    def drop(self) -> None:
+        """Let go of what was kept."""
+        self._weight = self._start = self._after = None
+        self._copies = []
+
+    def _followed_weight(self) -> Tensor | None:
+        """Return the weight, unless the script has dropped it."""
+        return None if self._weight is None else self._weight()
+
+    def _begin(self) -> Reading[None]:
         held = [p for one in self._training.optimizers for p in parameters_of(one)]
         wanted = [p for p in held if p.requires_grad and p.dim() >= 2 and 1 < p.numel() <= _MAX_ELEMENTS]
         wanted = [p for p in wanted if type(p) is nn.Parameter and not has_no_memory(p)]
         weight = next((p for p in wanted if self._sites.of_parameter(p)[1] is not None), None)
         if weight is None:
             return
-        self._weight, self._start = weight, weight.detach().clone()
-        norm = float(weight.detach().norm())
-        for x in gc.get_objects():
-            if type(x) not in (Tensor, nn.Parameter) or not _is_like(x, weight) or len(self._copies) >= _MAX_COPIES:
-                continue
-            if float((x.detach() - weight.detach()).norm()) <= _MAX_DISTANCE * norm:
-                self._copies.append((ref(x), x.detach().clone(), x._version))
+        self._weight, self._start = ref(weight), weight.detach().clone()
+        found = [x for x in gc.get_objects() if type(x) in (Tensor, nn.Parameter) and _is_like(x, weight)]
+        distances = [(x.detach() - weight.detach()).norm() for x in found]
+        norm, *apart = map(float, (yield [weight.detach().norm(), *distances]))
+        near = [x for x, distance in zip(found, apart, strict=True) if distance <= _MAX_DISTANCE * norm]
+        self._copies = [(ref(x), x.detach().clone(), x._version) for x in near[:_MAX_COPIES]]
 
-    def _describe(self, weight: Tensor) -> dict[str, JsonValue] | None:
+    def _describe(self, weight: Tensor, step: int) -> Reading[AveragesProbe | None]:
         assert self._start is not None
-        moved = float((weight.detach() - self._start).norm())
-        copies: list[JsonValue] = []
+        written: list[tuple[int, Tensor]] = []
         for reference, before, version in self._copies:
             x = reference()
             # An average is written in every step; the watch's own snapshots are written less often and do not count.
             if x is not None and x.shape == before.shape and x._version - version >= LAST_STEP - FIRST_STEP:
-                copies.append({"num_writes": x._version - version, "moved": float((x.detach() - before).norm())})
-        scales: list[JsonValue] = [*self._scales]
-        if not copies and not scales:
+                written.append((x._version - version, (x.detach() - before).norm()))
+        distances = [(weight.detach() - self._start).norm(), *(distance for _, distance in written)]
+        moved, *distances_of_copies = map(float, (yield distances))
+        copies = [
+            WeightCopy(num_writes=num, moved=distance)
+            for (num, _), distance in zip(written, distances_of_copies, strict=True)
+        ]
+        if not copies and not self._scales:
             return None
-        return {
-            "probe": "averages", "parameter": self._sites.of_parameter(weight)[1], "moved": moved, "copies": copies,
-            "scales": scales, "num_holders": _num_holders(weight, self._training),
-        }  # fmt: skip
+        return AveragesProbe(
+            step=step,
+            parameter=self._sites.of_parameter(weight)[1],
+            moved=moved,
+            copies=tuple(copies),
+            scales=tuple(self._scales),
+            num_holders=_num_holders(weight, self._training),
+        )
 
 
 def _is_like(x: Tensor, weight: Tensor) -> bool:
-    same = x.shape == weight.shape and x.dtype == weight.dtype and x.device == weight.device and not x.is_inference()
-    return same and not has_no_memory(x) and x.untyped_storage()._cdata != weight.untyped_storage()._cdata
+    if has_no_memory(x) or x.is_inference() or x.shape != weight.shape:
+        return False
+    same = x.dtype == weight.dtype and x.device == weight.device
+    return same and storage_of(x) != storage_of(weight)
 
 
 def _num_holders(weight: Tensor, training: Training) -> int:
     """Count what shares the memory of the weight: tensors of a stored state dict, shallow copies of its model."""
     known = {id(module) for module in training.modules()}
-    memory: Any = weight.untyped_storage()._cdata
+    memory = storage_of(weight)
     count = 0
     for x in gc.get_objects():
         if x is weight or not issubclass(type(x), (Tensor, nn.Module)):
@@ -110,8 +130,8 @@ def _num_holders(weight: Tensor, training: Training) -> int:
         if isinstance(x, nn.Module):
             count += id(x) not in known and any(p is weight for p in vars(x).get("_parameters", {}).values())
             count += id(x) not in known and _shares_children(x, training)
-        elif type(x) in (Tensor, nn.Parameter) and x.shape == weight.shape and not has_no_memory(x):
-            count += x.untyped_storage()._cdata == memory
+        elif type(x) in (Tensor, nn.Parameter) and not has_no_memory(x) and x.shape == weight.shape:
+            count += storage_of(x) == memory
     return count
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -10,23 +11,24 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 
+from roundoff.kernels.compiled import widest_float
 from roundoff.record.loop.sites import LOOP
 from roundoff.replay.arguments import external_tensors_in, tensors_of
 from roundoff.replay.replayed_step import ReplayedStep
 from roundoff.replay.step_tape import FunctionEntry, ModelEntry, flatten_entries
-from roundoff.runs import JsonValue
+from roundoff.runs import BatchMixingProbe
 from roundoff.watch.facts.step_batch import is_loss
 
 
-def batch_mixing(step: ReplayedStep) -> dict[str, JsonValue] | None:
+def batch_mixing(step: ReplayedStep) -> BatchMixingProbe | None:
     """Change one sample, in eval mode, and check whether the outputs of others change."""
     size = step.batch_size
-    if size is None or _are_related(step, size):
+    if size is None or _are_related(step, size) or _learns_inside(step):
         return None
     sample = size // 2
     dependent = _dependent(step, sample, dim=0, size=size)
     if not dependent:
-        return {"sample": sample, "changed": [], "site": None}
+        return BatchMixingProbe(step=step.tape.step, sample=sample, changed=(), site=None)
     if not _repeats(step):
         return None  # outputs that differ anyway say nothing
     entries = [entry for entry in flatten_entries(step.tape.entries) if isinstance(entry, ModelEntry)]
@@ -34,8 +36,8 @@ def batch_mixing(step: ReplayedStep) -> dict[str, JsonValue] | None:
     widths = {copy.shape[1] for copy in inputs if copy.dim() > 1 and copy.shape[0] == size}
     if len(widths) == 1 and (width := widths.pop()) > 1 and _dependent(step, width // 2, dim=1, size=width) == []:
         return None  # here the first dimension is time, and samples are the second
-    changed: list[JsonValue] = [*dependent]
-    return {"sample": sample, "changed": changed, "site": _first_mixing_site(step, sample, size)}
+    site = _first_mixing_site(step, sample, size)
+    return BatchMixingProbe(step=step.tape.step, sample=sample, changed=tuple(dependent), site=site)
 
 
 def _dependent(step: ReplayedStep, sample: int, *, dim: int, size: int) -> list[int] | None:
@@ -63,9 +65,15 @@ def _are_related(step: ReplayedStep, size: int) -> bool:
     given = [x.copy for call in calls for x in external_tensors_in((call.args, call.kwargs))]
     kept = [buffer for call in calls for buffer in call.module.buffers()]
     squares = [x for x in (*given[1:], *kept) if x.shape == (size, size) and x.is_floating_point()]
-    if any(bool(x.isfinite().all()) for x in squares):  # with -inf it would be a mask over time
+    # with -inf it would be a mask over time; the neighbours of a graph may be sparse
+    if any(x.layout is not torch.strided or bool(x.isfinite().all()) for x in squares):
         return True
     return any(_are_edges(x, size) for x in given[1:])
+
+
+def _learns_inside(step: ReplayedStep) -> bool:
+    """Say whether a model is called with weights that the step has computed, which depend on all samples."""
+    return any(isinstance(entry, ModelEntry) and entry.replaced for entry in flatten_entries(step.tape.entries))
 
 
 def _are_edges(x: Tensor, size: int) -> bool:
@@ -93,12 +101,14 @@ def _outputs(step: ReplayedStep, change: Callable[[Tensor], Tensor] | None) -> l
     calls = [entry for entry in flatten_entries(step.tape.entries) if isinstance(entry, ModelEntry)]
     pairs = zip(calls, player.outputs, strict=False)
     outputs = [x for call, output in pairs if not is_loss(call) for x in tensors_of(output)]
-    return [x.detach().double() for x in outputs if x.is_floating_point()]
+    return [x.detach().to(widest_float(x.device)) for x in outputs if x.is_floating_point()]
 
 
 def _disturb(x: Tensor, sample: int, dim: int, size: int) -> Tensor:
-    if x.dim() <= dim or x.shape[dim] != size:
+    if x.dim() <= dim or x.shape[dim] != size or x.layout is not torch.strided:
         return x
+    if x.is_floating_point() and bool((x == -math.inf).any()):
+        return x  # a mask over time, as long as the batch is large
     x = x.clone()
     chosen = x.select(dim, sample)
     if x.is_floating_point():
@@ -151,4 +161,4 @@ class _Trail:
     def _stop(self, module: nn.Module | None, values: Any) -> None:
         for x in tensors_of(values):
             if x.is_floating_point() and x.dim() and x.shape[0] == self._size:
-                self.stops.append((module, x.detach().double()))
+                self.stops.append((module, x.detach().to(widest_float(x.device))))

@@ -10,10 +10,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from roundoff.kernels.compiled import has_fp64
 from roundoff.replay.replayed_step import ReplayedStep, mean_loss
 from roundoff.replay.state import Training
 from roundoff.replay.step_tape import StepTape, flatten_entries
-from roundoff.runs import JsonValue
+from roundoff.runs import DirectionProbe, SlopeOfParameter, WideProbe, ZeroShares
+from roundoff.torch_private import forward_class
 
 _STEP_LENGTH = 1e-4
 """Of the finite difference along the gradient, whose own error is the square of this."""
@@ -21,39 +23,39 @@ _IS_OFF = 0.02
 """If the derivative is off by more than this, it is measured parameter by parameter."""
 
 
-def gradient_direction(step: ReplayedStep) -> dict[str, JsonValue] | None:
+def gradient_direction(step: ReplayedStep) -> DirectionProbe | None:
     """Move along the gradient in fp64 and check whether the loss changes as much as the gradient says."""
-    if _is_narrow(step.tape):
+    if _is_narrow(step.tape) or not _can_be_fp64(step.training):
         return None
     with step.in_state(), _in_fp64(step.training):
         player = step.play(change=_widen, stops_at_step=True)
         known = _custom_functions(player.roots)
         with _noting_identities(known) as identities:
             step.play(change=_widen, forward_only=True)
-        functions = sorted({kind.__name__ for kind in known - identities})
+        functions = tuple(sorted({kind.__name__ for kind in known - identities}))
         parameters = [p for p in step.training.tensors() if p.requires_grad and p.grad is not None]
         gradients = [p.grad.detach().clone() for p in parameters if p.grad is not None]
-        norm = math.sqrt(math.fsum(float(g.square().sum()) for g in gradients))
+        norm = math.sqrt(math.fsum(float(g.abs().square().sum()) for g in gradients))
         if not norm or not math.isfinite(norm):
             return None
         measured = _slope(step, parameters, [g / norm for g in gradients])
         ratio = measured / norm
-        found: dict[str, JsonValue] = {
-            "expected": norm, "measured": measured, "ratio": ratio, "functions": list(functions),
-        }  # fmt: skip
+        by_site: tuple[SlopeOfParameter, ...] = ()
         if functions or abs(ratio - 1) > _IS_OFF:  # a small wrong part may hide behind a large correct one
-            found["by_site"] = [_slope_of(step, p, g) for p, g in zip(parameters, gradients, strict=True)]
-        return found
+            by_site = tuple(_slope_of(step, p, g) for p, g in zip(parameters, gradients, strict=True))
+        return DirectionProbe(
+            step=step.tape.step, expected=norm, measured=measured, ratio=ratio, functions=functions, by_site=by_site
+        )
 
 
-def _slope_of(step: ReplayedStep, parameter: Tensor, gradient: Tensor) -> dict[str, JsonValue]:
+def _slope_of(step: ReplayedStep, parameter: Tensor, gradient: Tensor) -> SlopeOfParameter:
     norm = float(gradient.norm())
     site, name = step.sites.of_parameter(parameter)
     ratio, further = (
         _slope(step, [parameter], [gradient / norm], length=length) / norm if norm else None
         for length in (_STEP_LENGTH, 3 * _STEP_LENGTH)
     )
-    return {"site": step.sites.names[site], "parameter": name, "ratio": ratio, "ratio_further": further}
+    return SlopeOfParameter(site=step.sites.names[site], parameter=name, ratio=ratio, ratio_further=further)
 
 
 def _slope(
@@ -71,10 +73,12 @@ def _slope(
     return (losses[0] - losses[1]) / (2 * length)
 
 
-def fp64_step(step: ReplayedStep) -> dict[str, JsonValue] | None:
+def fp64_step(step: ReplayedStep) -> WideProbe | None:
     """Compute the gradients of a narrow step in fp64 as well, and count the zeros that only the format made."""
     if not _is_narrow(step.tape) and all(x.dtype in (torch.float32, torch.float64) or not x.is_floating_point()
                                           for x in step.training.tensors()):  # fmt: skip
+        return None
+    if not _can_be_fp64(step.training):
         return None
     with step.in_state():
         narrow_loss = mean_loss(step.play(stops_at_step=True))
@@ -82,15 +86,12 @@ def fp64_step(step: ReplayedStep) -> dict[str, JsonValue] | None:
     with step.in_state(), _in_fp64(step.training):
         wide_loss = mean_loss(step.play(change=_widen, stops_at_step=True, autocasts=False))
         wide = _zero_shares(step)
-    return {
-        "loss": narrow_loss,
-        "wide_loss": wide_loss,
-        "parameters": [
-            {"name": name, "zero_share": share, "subnormal_share": subnormal, "wide_zero_share": wide[name][0]}
-            for name, (share, subnormal) in narrow.items()
-            if name in wide
-        ],
-    }
+    shares = tuple(
+        ZeroShares(name=name, zero_share=share, subnormal_share=subnormal, wide_zero_share=wide[name][0])
+        for name, (share, subnormal) in narrow.items()
+        if name in wide
+    )
+    return WideProbe(step=step.tape.step, loss=narrow_loss, wide_loss=wide_loss, parameters=shares)
 
 
 def _zero_shares(step: ReplayedStep) -> dict[str, tuple[float, float]]:
@@ -99,18 +100,18 @@ def _zero_shares(step: ReplayedStep) -> dict[str, tuple[float, float]]:
         name = step.sites.of_parameter(p)[1]
         if p.grad is not None and name is not None and p.numel():
             tiny = torch.finfo(p.grad.dtype).tiny
-            zeros = float((p.grad == 0).double().mean())
-            shares[name] = (zeros, float((p.grad.abs() < tiny).double().mean()) - zeros)
+            zeros = float((p.grad == 0).sum()) / p.numel()
+            shares[name] = (zeros, float((p.grad.abs() < tiny).sum()) / p.numel() - zeros)
     return shares
 
 
 @contextlib.contextmanager
 def _in_fp64(training: Training) -> Iterator[None]:
     """Hold every parameter and buffer in fp64 inside the block."""
-    floats = [(x, x.dtype) for x in training.tensors() if x.is_floating_point()]
+    floats = [(x, x.dtype) for x in training.tensors() if x.is_floating_point() or x.is_complex()]
     try:
         for x, _ in floats:
-            x.data = x.data.double()
+            x.data = _widen(x.data)
             x.grad = None
         yield
     finally:
@@ -119,7 +120,13 @@ def _in_fp64(training: Training) -> Iterator[None]:
             x.data = x.data.to(dtype)
 
 
+def _can_be_fp64(training: Training) -> bool:
+    return all(has_fp64(device) for device in {x.device for x in training.tensors()})
+
+
 def _widen(x: Tensor) -> Tensor:
+    if x.is_complex():
+        return x.to(torch.complex128)
     return x.double() if x.is_floating_point() else x
 
 
@@ -129,7 +136,7 @@ def _is_narrow(tape: StepTape) -> bool:
 
 def _is_torchs(node: Any) -> bool:
     """Say whether an autograd function is torch's own, such as the one that calls backward hooks of modules."""
-    return getattr(node, "_forward_cls", type(node)).__module__.partition(".")[0] == "torch"
+    return bool(forward_class(node).__module__.partition(".")[0] == "torch")
 
 
 def _custom_functions(roots: Sequence[Tensor]) -> set[Any]:
@@ -140,7 +147,7 @@ def _custom_functions(roots: Sequence[Tensor]) -> set[Any]:
     while waiting:
         node = waiting.pop()
         if isinstance(node, torch.autograd.function.BackwardCFunction) and not _is_torchs(node):
-            found.add(node._forward_cls)  # type: ignore[attr-defined]
+            found.add(forward_class(node))
         for following, _ in node.next_functions:
             if following is not None and following not in seen:
                 seen.add(following)

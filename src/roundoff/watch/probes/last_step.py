@@ -3,27 +3,26 @@
 from __future__ import annotations
 
 import contextlib
-import sys
 import time
 from collections.abc import Callable, Iterator
-from types import FrameType
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
-from torch import nn
 
 from roundoff.record.loop.sites import LOOP, Sites
 from roundoff.record.ops.op_table import describe_op
 from roundoff.record.source_lines import Sources
-from roundoff.record.torch_private import DispatchMode, push_mode, remove_mode
+from roundoff.replay.criterion_calls import criterion_calls
 from roundoff.replay.player import replay_sources
 from roundoff.replay.replayed_step import ReplayedCodeRaised, ReplayedStep, cut_batch, mean_loss
-from roundoff.runs import Failure, JsonValue, RunWriter
+from roundoff.runs import EvalModeProbe, Failure, HalfBatchProbe, OverfitProbe, Probe, RandomOp, RunWriter
+from roundoff.torch_private import DispatchMode, calls_of_modules, push_mode, remove_mode
 from roundoff.watch.probes.batch_mixing import batch_mixing
 from roundoff.watch.probes.fp64_step import fp64_step, gradient_direction
+from roundoff.watch.probes.token_flow import token_flow
 
 _OVERFIT_STEPS = 40
-Probe = Callable[[ReplayedStep], dict[str, JsonValue] | None]
+RunProbe: TypeAlias = Callable[[ReplayedStep], Probe | None]
 
 
 class LastStepProbes:
@@ -43,6 +42,7 @@ class LastStepProbes:
             is_suspicious: the loss did not go down, so also check whether one batch can be learned.
         """
         deadline = time.monotonic() + self._seconds
+        self._see_criteria(step)
         for name, probe in _probes_for(step, is_suspicious=is_suspicious, until=deadline).items():
             if time.monotonic() > deadline:
                 self._writer.note(f"Probes were cut short after {self._seconds:g} s.")
@@ -55,25 +55,35 @@ class LastStepProbes:
                 self._writer.write(Failure.of(error, check="probe", name=name, step=step.tape.step))
                 continue
             if found is not None:
-                self._writer.write_probe({"step": step.tape.step, "probe": name, **found})
+                self._writer.write(found)
+
+    def _see_criteria(self, step: ReplayedStep) -> None:
+        """Look at the loss functions once more: a later phase of the training may use others."""
+        try:
+            for call in criterion_calls(step):
+                self._writer.write(call)
+        except ReplayedCodeRaised:
+            return
+        except Exception as error:
+            self._writer.write(Failure.of(error, check="fact", name="criteria", step=step.tape.step))
 
 
-def _probes_for(step: ReplayedStep, *, is_suspicious: bool, until: float) -> dict[str, Probe]:
+def _probes_for(step: ReplayedStep, *, is_suspicious: bool, until: float) -> dict[str, RunProbe]:
     """Return the probes that make sense for a step, by name, in the order in which to run them."""
-    probes: dict[str, Probe] = {"eval-mode": _eval_mode, "half-batch": _half_batch}
+    probes: dict[str, RunProbe] = {"eval-mode": _eval_mode, "half-batch": _half_batch}
     if is_suspicious:
         probes["overfit"] = lambda step: _overfit(step, until=until)
     if not step.rounds_on_purpose:
-        probes |= {"batch-mixing": batch_mixing, "direction": gradient_direction}
+        probes |= {"batch-mixing": batch_mixing, "token-flow": token_flow, "direction": gradient_direction}
     return probes | {"wide": fp64_step}
 
 
-def _half_batch(step: ReplayedStep) -> dict[str, JsonValue] | None:
+def _half_batch(step: ReplayedStep) -> HalfBatchProbe | None:
     """Play the step in eval mode with each half of the batch: a mean stays, a sum halves."""
     size = step.batch_size
     if size is None or size < 4:
         return None
-    halves: list[JsonValue] = []
+    halves: list[float | None] = []
     for part in (slice(0, size // 2), slice(size // 2, size)):
         with step.in_state():
             player = step.play(
@@ -82,34 +92,34 @@ def _half_batch(step: ReplayedStep) -> dict[str, JsonValue] | None:
             halves.append(mean_loss(player))
     with step.in_state():
         whole = mean_loss(step.play(forward_only=True, is_training=False))
-    return {"loss": whole, "halves": halves}
+    return HalfBatchProbe(step=step.tape.step, loss=whole, halves=tuple(halves))
 
 
-def _eval_mode(step: ReplayedStep) -> dict[str, JsonValue] | None:
+def _eval_mode(step: ReplayedStep) -> EvalModeProbe:
     """Play the same batch in train mode and, twice, in eval mode."""
     with step.in_state():
         train = mean_loss(step.play(forward_only=True))
     sources = replay_sources()
     with step.in_state(), noting_random_ops(step.sites, sources) as random_ops:
         once = mean_loss(step.play(forward_only=True, is_training=False, sources=sources))
-        drawn: list[JsonValue] = [*random_ops]  # copied here: leaving the block restores every list
+        drawn = tuple(random_ops)  # copied here: leaving the block restores every list
     with step.in_state():
         torch.manual_seed(1)
         again = mean_loss(step.play(forward_only=True, is_training=False, keeps_generators=False))
-    return {"train_loss": train, "eval_loss": once, "eval_again": again, "random_ops": drawn}
+    return EvalModeProbe(step=step.tape.step, train_loss=train, eval_loss=once, eval_again=again, random_ops=drawn)
 
 
-def _overfit(step: ReplayedStep, *, until: float) -> dict[str, JsonValue] | None:
+def _overfit(step: ReplayedStep, *, until: float) -> OverfitProbe | None:
     """Take the step again and again with the same batch: any model that can learn learns that."""
-    losses: list[JsonValue] = []
+    losses: list[float | None] = []
     with step.in_state():
         while len(losses) < _OVERFIT_STEPS and time.monotonic() < until:
             losses.append(mean_loss(step.play()))
-    return {"losses": losses} if len(losses) > 1 else None
+    return OverfitProbe(step=step.tape.step, losses=tuple(losses)) if len(losses) > 1 else None
 
 
 @contextlib.contextmanager
-def noting_random_ops(sites: Sites, sources: Sources) -> Iterator[list[dict[str, JsonValue]]]:
+def noting_random_ops(sites: Sites, sources: Sources) -> Iterator[list[RandomOp]]:
     """Yield a list that grows inside the block by the site, op and source of every random op."""
     mode = _RandomOps(sites, sources)
     push_mode(mode)
@@ -124,7 +134,7 @@ class _RandomOps(DispatchMode):
 
     def __init__(self, sites: Sites, sources: Sources) -> None:
         super().__init__()
-        self.found: list[dict[str, JsonValue]] = []
+        self.found: list[RandomOp] = []
         self._sites = sites
         self._sources = sources
 
@@ -132,18 +142,13 @@ class _RandomOps(DispatchMode):
         if torch.Tag.nondeterministic_seeded in func.tags and not _draws_nothing(func, args, kwargs or {}):
             place = self._sources.here()
             source = self._sources.lines[place] if place >= 0 else None
-            self.found.append({"site": self._site(), "op": describe_op(func).name, "source": source})
+            self.found.append(RandomOp(site=self._site(), op=describe_op(func).name, source=source))
         return func(*args, **kwargs) if kwargs else func(*args)
 
     def _site(self) -> str:
         """Return the site of the innermost module whose call is on the stack: here no module hooks say which it is."""
-        frame: FrameType | None = sys._getframe(1)
-        while frame is not None:
-            module = frame.f_locals.get("self")
-            if isinstance(module, nn.Module) and frame.f_code.co_name in ("_call_impl", "_wrapped_call_impl"):
-                return self._sites.names[self._sites.of_module(module, 0)]
-            frame = frame.f_back
-        return LOOP
+        module = next(calls_of_modules(), None)
+        return LOOP if module is None else self._sites.names[self._sites.of_module(module, 0)]
 
 
 def _draws_nothing(func: Any, args: Any, kwargs: dict[str, Any]) -> bool:

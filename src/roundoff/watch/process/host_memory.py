@@ -10,6 +10,7 @@ from pathlib import Path
 
 _CGROUPS = Path("/sys/fs/cgroup")
 _NO_LIMIT = 2**60
+_USUAL_BYTES = 2 * 2**30
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,6 +37,12 @@ def read_memory(process: int) -> HostMemory:
     return HostMemory(
         rss_bytes=_rss(process), available_bytes=available, total_bytes=total, num_oom_kills=_num_oom_kills()
     )
+
+
+def default_memory_bytes() -> int:
+    """Return how much memory snapshots and replays may take by default: a quarter of what is free now."""
+    available = read_memory(os.getpid()).available_bytes
+    return _USUAL_BYTES if available is None else available // 4
 
 
 def _rss(process: int) -> int | None:

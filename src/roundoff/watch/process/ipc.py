@@ -10,6 +10,7 @@ import os
 import resource
 import signal
 import sys
+import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -17,6 +18,8 @@ _SIGNAL, _THREAD, _IS_ANSWERED, _IS_CLOSED, _LENGTH = range(5)
 """Words of 32 bits at the start of the page; csrc/crash.cpp uses the same layout."""
 _TEXT = 64
 _SIZE = 16 * 1024
+_FLIGHT_SIZE = 2**20
+"""Room for what runs/flight.py notes, which is not imported here: the parent forks before anything large is loaded."""
 _PR_SET_PDEATHSIG = 1
 _PR_SET_PTRACER = 0x59616D61
 WAKE_SIGNAL = getattr(signal, "SIGRTMAX", 64) - 4
@@ -46,6 +49,8 @@ class SharedPage:
 
     def __init__(self) -> None:
         self.memory = mmap.mmap(-1, _SIZE)
+        self.flight = mmap.mmap(-1, _FLIGHT_SIZE)
+        """What the child is doing; it costs memory only as far as it is used."""
         self._words = memoryview(self.memory).cast("i")
 
     @property
@@ -83,6 +88,62 @@ class SharedPage:
     def close(self) -> None:
         """Note that the child has reported on the run."""
         self._words[_IS_CLOSED] = 1
+
+
+class GroupSentinel:
+    """A process that does nothing but be sent signals: one that reaches it was sent to all processes, the child too.
+
+    A signal sent to the parent alone must be forwarded, one sent to the process group (or by a scheduler to every
+    process of a job) must not, or the child would receive it twice. Nothing else distinguishes them.
+    """
+
+    def __init__(self) -> None:
+        self._process = self._fork()
+
+    def has_received(self, number: int) -> bool:
+        """Say whether a signal that this process has just received reached the sentinel, too."""
+        deadline = time.monotonic() + 0.1  # it may be a moment later
+        while not self._is_pending(number):
+            if time.monotonic() > deadline or self._process is None:
+                return False
+            time.sleep(0.005)
+        self.close()
+        self._process = self._fork()  # which has no pending signals
+        return True
+
+    def close(self) -> None:
+        """End the sentinel."""
+        if self._process is not None:
+            with contextlib.suppress(OSError):
+                os.kill(self._process, signal.SIGKILL)
+                os.waitpid(self._process, 0)
+            self._process = None
+
+    def _is_pending(self, number: int) -> bool:
+        with contextlib.suppress(OSError, ValueError):
+            for line in Path(f"/proc/{self._process}/status").read_text().splitlines():
+                if line.startswith(("ShdPnd:", "SigPnd:")) and int(line.split()[1], 16) >> (number - 1) & 1:
+                    return True
+        return False
+
+    def _fork(self) -> int | None:
+        if sys.platform != "linux":
+            return None
+        parent = os.getpid()
+        try:
+            process = os.fork()
+        except OSError:
+            return None
+        if process == 0:
+            try:
+                signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+                die_with_parent(parent)
+                os.closerange(0, max(map(int, os.listdir("/proc/self/fd"))) + 1)  # nothing reads or waits for it
+                while True:
+                    time.sleep(10**6)
+            finally:
+                os._exit(0)
+        return process
 
 
 def can_supervise() -> bool:

@@ -9,8 +9,8 @@ from typing import Any
 import torch
 
 from roundoff.record.ops.op_table import describe_op
-from roundoff.record.torch_private import DispatchMode
 from roundoff.runs.flight import FlightRecorder
+from roundoff.torch_private import DispatchMode
 
 
 @contextlib.contextmanager

@@ -5,11 +5,13 @@ from __future__ import annotations
 import contextlib
 import faulthandler
 import os
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 
+from roundoff.files import open_appending
 from roundoff.runs.files.folder import crash_path, flight_path
-from roundoff.runs.flight import TOTAL_BYTES, FlightRecorder
+from roundoff.runs.flight import FlightRecorder
 from roundoff.watch.process.ipc import STACKS_SIGNAL, WAKE_SIGNAL, RunLocation, SharedPage, let_trace
 
 MAX_WAIT_SECONDS = 40.0
@@ -41,7 +43,7 @@ class ProcessGuard:
     """
 
     def __init__(self, page: SharedPage | None = None, *, parent: int | None = None) -> None:
-        self.flight = FlightRecorder(bytearray(TOTAL_BYTES))
+        self.flight = FlightRecorder()
         """Notes what runs: in the run folder once the guard was started, nowhere before."""
         self._page = page
         self._parent = parent
@@ -51,17 +53,25 @@ class ProcessGuard:
     def start(self, folder: Path, *, rank: int, is_sync: bool = False, has_ops: bool = False) -> None:
         """Begin to note what runs, and choose where stacks are written if the process crashes or hangs."""
         folder = folder.absolute()
-        with contextlib.suppress(OSError):
-            self.flight = FlightRecorder.create(flight_path(folder, rank=rank))
+        with contextlib.suppress(OSError, MemoryError):
+            shared = None if self._page is None else self._page.flight
+            self.flight = FlightRecorder.create(flight_path(folder, rank=rank), shared=shared)
         # In a process that is not our child, a faulthandler that the user has set up stays as it is.
         if self._page is not None or not faulthandler.is_enabled():
-            with contextlib.suppress(OSError):
+            with contextlib.suppress(OSError, MemoryError):
                 self._stacks = crash_path(folder, rank=rank)
-                flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND
-                self._descriptor = os.open(self._stacks, flags, 0o666)
+                self._descriptor = open_appending(self._stacks)
                 self._catch_crashes(self._descriptor)
         if self._page is not None:
             self._page.announce(RunLocation(folder=str(folder), rank=rank, is_sync=is_sync, has_ops=has_ops))
+
+    def move_to(self, folder: Path) -> None:
+        """Take note that the run folder was moved; the files in it are open, and stay so."""
+        if self._stacks is not None:
+            self._stacks = folder / self._stacks.name
+        location = None if self._page is None else self._page.location()
+        if self._page is not None and location is not None:
+            self._page.announce(replace(location, folder=str(folder)))
 
     def close(self) -> None:
         """Note that the run is over and reported; crashes are still caught, since processes also crash at exit."""
@@ -70,11 +80,12 @@ class ProcessGuard:
             self._page.close()
         elif self._descriptor is not None and self._stacks is not None:
             faulthandler.disable()
-            is_empty = os.fstat(self._descriptor).st_size == 0
-            os.close(self._descriptor)
-            self._descriptor = None
-            if is_empty:
-                self._stacks.unlink(missing_ok=True)
+            descriptor, self._descriptor = self._descriptor, None
+            with contextlib.suppress(OSError, MemoryError):
+                is_empty = os.fstat(descriptor).st_size == 0
+                os.close(descriptor)
+                if is_empty:
+                    self._stacks.unlink(missing_ok=True)
 
     def _catch_crashes(self, descriptor: int) -> None:
         # Our own handler is installed first: faulthandler writes its stacks and then calls the previous handler.
@@ -98,6 +109,6 @@ def _use_signal_stack() -> None:
 
 
 def _kernels() -> ModuleType | None:
-    from roundoff.kernels import compiled  # imports torch, which a guard that is never started does not need
+    from roundoff.kernels import compiled_kernels  # imports torch, which a guard that is never started does not need
 
-    return compiled()
+    return compiled_kernels()

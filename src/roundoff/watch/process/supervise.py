@@ -18,10 +18,11 @@ if TYPE_CHECKING:
 OnEnding = Callable[[Path, int, "Ending"], None]
 """Called with run folder, rank and ending if there is something to report: a crash, a hang, an unexpected exit."""
 
+_FAULTS = {"SIGSEGV", "SIGBUS", "SIGFPE", "SIGILL", "SIGTRAP", "SIGSYS", "SIGKILL", "SIGSTOP", "SIGPIPE"}
+"""Signals that mean this process itself, or that cannot be waited for."""
 _WAITED_FOR: Sequence[int] = (
-    signal.SIGCHLD, signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2,
-    WAKE_SIGNAL,
-) if can_supervise() else ()  # fmt: skip
+    [*(number for number in signal.Signals if number.name not in _FAULTS), WAKE_SIGNAL] if can_supervise() else []
+)
 
 
 def supervise(
@@ -35,9 +36,9 @@ def supervise(
 
     The child exits through `SystemExit` with that code. If a signal kills it, this process dies by the same signal, so
     that shells and launchers see what they would have seen without it; a child that was stopped because it hung (no
-    progress for `hang_after` seconds) returns 1. Signals sent to this process are forwarded, and the child never
-    outlives it. Call it before torch is loaded: a fork copies no threads. Where a system cannot fork, `child_main` runs
-    in this process.
+    progress for `hang_after` seconds) returns 1. Signals sent to this process alone are forwarded, it is suspended
+    together with the child, and the child never outlives it. Call it before torch is loaded: a fork copies no threads.
+    Where a system cannot fork, `child_main` runs in this process.
     """
     page, parent = SharedPage(), os.getpid()
     os.environ["ROUNDOFF_LAUNCHER"] = f"{parent}:{os.getppid()}"  # by which ranks recognize that they belong together

@@ -1,1 +1,0 @@
-"""Which way of starting a training is the fastest on this machine."""

@@ -1,0 +1,235 @@
+"""Sees every loss function that a replayed step calls, in the loop, inside a model or in a loss module of the user's.
+
+What a criterion is fed with is described, not judged: shapes, who made the scores, whether rows add up to 1, how the
+targets relate to the token ids that went into a model.
+"""
+
+from __future__ import annotations
+
+import inspect
+import itertools
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from roundoff.kernels.compiled import widest_float
+from roundoff.record.source_lines import Sources
+from roundoff.replay.arguments import external_tensors_in
+from roundoff.replay.player import replay_sources
+from roundoff.replay.replayed_step import ReplayedStep
+from roundoff.replay.step_tape import ModelEntry, StepTape, flatten_entries
+from roundoff.replay.tape_recorder import is_loss_name
+from roundoff.runs import CriterionCall
+from roundoff.torch_private import FunctionMode, hidden_from_modes
+
+_MAX_CALLS = 32
+_MAX_ELEMENTS = 2**24
+"""Larger arguments are described by their shapes only."""
+_PAIRS = {
+    **dict.fromkeys(("sub", "subtract", "__sub__", "__rsub__", "rsub"), "sub"),
+    **dict.fromkeys(("mul", "multiply", "__mul__", "__rmul__"), "mul"),
+}
+"""Differences and products, by which losses are written by hand."""
+_OFFSETS = range(-2, 4)
+_ALL, _MOST = 0.99, 0.8
+"""The shares that count as all, and as most."""
+_SETTINGS = ("reduction", "ignore_index", "log_target", "label_smoothing")
+_MAKES_PROBABILITIES = {"Softmax": "softmax", "Sigmoid": "sigmoid", "LogSoftmax": "log_softmax"}
+_KEEPS_VALUES = frozenset({
+    "View", "UnsafeView", "ReshapeAlias", "Squeeze", "Unsqueeze", "Transpose", "T", "Permute", "Select", "Slice",
+    "Index", "Clone", "Alias", "Expand", "ToCopy", "Gather", "Cat", "Stack", "Unbind",
+})  # fmt: skip
+"""Nodes of the graph, as autograd names them, that move numbers and do not change them."""
+
+
+def criterion_calls(step: ReplayedStep) -> list[CriterionCall]:
+    """Play the forward of a step, and describe the calls of loss functions in it."""
+    sources = replay_sources()
+    watcher = CriterionWatcher(step.tape, sources)
+    with step.in_state(), watcher:
+        step.play(forward_only=True, sources=sources)
+    if watcher.failure is not None:
+        raise watcher.failure
+    return watcher.found
+
+
+class CriterionWatcher(FunctionMode):
+    """Describes the calls of loss functions in its block; those inside another torch function belong to that one.
+
+    Args:
+        tape: of the step that is replayed.
+        sources: which line of the user's code is running.
+    """
+
+    def __init__(self, tape: StepTape, sources: Sources) -> None:
+        super().__init__()
+        self.found: list[CriterionCall] = []
+        self.failure: Exception | None = None
+        self._step = tape.step
+        self._sources = sources
+        self._ids = token_ids(tape)
+        self._masks = [external.copy for external in tape.external if _is_mask(external.copy)]
+
+    def __torch_function__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
+        """Make the call, and describe it if it computes a loss."""
+        result = func(*args, **(kwargs or {}))
+        name = getattr(func, "__name__", "")
+        if len(self.found) < _MAX_CALLS and torch.is_grad_enabled() and self.failure is None:
+            try:
+                given = _arguments(func, name, args, kwargs or {})
+                if given is not None and type(result) is Tensor:
+                    with hidden_from_modes(), torch.no_grad():
+                        self.found.append(self._describe(_PAIRS.get(name, name), given, result))
+            except Exception as error:
+                self.failure = error  # ours: the step itself goes on
+        return result
+
+    def _describe(self, name: str, given: dict[str, Any], result: Tensor) -> CriterionCall:
+        scores, target = given["input"].detach(), given["target"].detach()
+        line = self._sources.here()
+        return CriterionCall(
+            step=self._step,
+            function=name,
+            source=self._sources.lines[line] if line >= 0 else None,
+            settings={key: given[key] for key in _SETTINGS if _is_plain(given.get(key))},
+            is_weighted=given.get("weight") is not None,
+            input_shape=tuple(scores.shape),
+            input_dtype=str(scores.dtype).removeprefix("torch."),
+            target_shape=tuple(target.shape),
+            target_dtype=str(target.dtype).removeprefix("torch."),
+            made_by=_maker_of(given["input"]),
+            value=float(result.detach()) if result.numel() == 1 else None,
+            num_targets=target.numel(),
+            **self._values(scores, target, given.get("ignore_index")),
+        )
+
+    def _values(self, scores: Tensor, target: Tensor, ignored: Any) -> dict[str, Any]:
+        if not scores.numel() or not target.numel() or max(scores.numel(), target.numel()) > _MAX_ELEMENTS:
+            return {}
+        found: dict[str, Any] = {"target_min": float(target.min()), "target_max": float(target.max())}
+        if scores.is_floating_point():
+            axis = 1 if scores.dim() > 1 else 0
+            wide = scores.to(widest_float(scores.device))
+            found |= {
+                "input_min": float(scores.min()),
+                "input_max": float(scores.max()),
+                "rows_sum_to_one": _all_near(wide.sum(axis), 1.0) or _all_near(wide.sum(-1), 1.0),
+                "rows_are_logarithms": _all_near(wide.logsumexp(axis), 0.0) or _all_near(wide.logsumexp(-1), 0.0),
+            }
+        if not target.is_floating_point():
+            is_counted = target != (ignored if isinstance(ignored, int) else -100)
+            found["num_counted"] = int(is_counted.sum())
+            found["offsets"] = self._offsets(target, is_counted)
+            found |= self._padding(scores, target, is_counted)
+            if found["offsets"].get("1", 0.0) > _ALL:
+                found["never_target"] = self._never_target(target[is_counted])
+        return found
+
+    def _padding(self, scores: Tensor, target: Tensor, is_counted: Tensor) -> dict[str, Any]:
+        """Return the id that rows of targets end with in runs of different length, and its share of the counted."""
+        num_rows = next((len(ids) for ids in self._ids if not target.numel() % len(ids)), None)
+        if scores.dim() > 2 or num_rows is None:
+            num_rows = len(target)
+        rows = target.reshape(num_rows, -1)
+        if num_rows < 2 or rows.shape[1] < 3:
+            return {}
+        values, counts = rows[:, -1].unique(return_counts=True)
+        padding = values[counts.argmax()]
+        runs = (rows == padding).flip(1).cumprod(1).sum(1)
+        is_run_only = int(runs.sum()) == int((rows == padding).sum())
+        if not is_run_only or len(runs.unique()) < 2 or int((runs > 1).sum()) < num_rows / 3:
+            return {}
+        share = float((runs.sum() * bool(is_counted.reshape(num_rows, -1)[rows == padding].all())) / is_counted.sum())
+        return {"padding": int(padding), "padding_share": share}
+
+    def _never_target(self, counted: Tensor) -> int | None:
+        """Return the id that most rows end with, as the mask says, if it is no target anywhere."""
+        for ids, mask in ((ids, mask) for ids in self._ids for mask in self._masks if mask.shape == ids.shape):
+            ends = mask.long().cumsum(1).argmax(1)
+            values, counts = ids.gather(1, ends[:, None]).unique(return_counts=True)
+            last = values[counts.argmax()]
+            if int(counts.max()) > _MOST * len(ids) and not bool((counted == last).any()):
+                return int(last)
+        return None
+
+    def _offsets(self, target: Tensor, is_counted: Tensor) -> dict[str, float]:
+        """Return the share of targets that are the token k places later in the row, for the ids of a model that fit."""
+        for ids in self._ids:
+            num_rows, length = ids.shape
+            if target.numel() % num_rows or not length - 2 <= target.numel() // num_rows <= length:
+                continue
+            rows, counted = target.reshape(num_rows, -1), is_counted.reshape(num_rows, -1)
+            shares = {}
+            for offset in _OFFSETS:
+                first, end = max(0, -offset), min(rows.shape[1], length - offset)
+                same = (rows[:, first:end] == ids[:, first + offset : end + offset])[counted[:, first:end]]
+                shares[str(offset)] = float(same.sum()) / same.numel() if same.numel() else 0.0
+            return shares
+        return {}
+
+
+def _arguments(func: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any] | None:
+    """Return the arguments by name, of a loss function, or of a pair of which one side stretches the other."""
+    if is_loss_name(name):
+        try:
+            given = inspect.signature(func).bind(*args, **kwargs).arguments
+        except (TypeError, ValueError):
+            given = dict(zip(("input", "target"), args, strict=False), **kwargs)
+        given.setdefault("ignore_index", -100 if name in ("cross_entropy", "nll_loss") else None)
+        given.setdefault("reduction", "mean")
+        return dict(given) if _is_whole(given.get("input")) and _is_whole(given.get("target")) else None
+    if name in _PAIRS and len(args) == 2 and all(map(_is_whole, args)):
+        scores, target = args if args[0].requires_grad else args[::-1]
+        if scores.requires_grad and not target.requires_grad and _is_stretched(scores, target):
+            return {"input": scores, "target": target}
+    return None
+
+
+def _is_whole(x: Any) -> bool:
+    """Say whether this is a tensor whose numbers are all here: looking at a sharded one would take a collective."""
+    return type(x) in (Tensor, torch.nn.Parameter) and x.layout is torch.strided and not x.is_complex()
+
+
+def _is_stretched(one: Tensor, other: Tensor) -> bool:
+    """Say whether one number a sample meets the numbers of all samples, because one side has a dimension more."""
+    short, long = sorted((one, other), key=lambda x: x.dim())
+    return short.dim() == 1 and len(short) > 1 and tuple(long.shape) == (len(short), 1)
+
+
+def _all_near(x: Tensor, value: float) -> bool:
+    return bool(((x - value).abs() < 1e-2).all())  # half precision cannot do better
+
+
+def _is_plain(value: Any) -> bool:
+    return value is not None and isinstance(value, (bool, int, float, str))
+
+
+def _maker_of(x: Tensor) -> str:
+    """Return what last changed the numbers of a tensor, if that is a softmax, a sigmoid or a log_softmax."""
+    node = x.grad_fn
+    while node is not None:
+        name = node.name().rstrip("0123456789").removesuffix("Backward").removeprefix("Safe")
+        if name not in _KEEPS_VALUES:
+            return _MAKES_PROBABILITIES.get(name, "")
+        node = node.next_functions[0][0] if node.next_functions else None
+    return ""
+
+
+def _is_mask(x: Tensor) -> bool:
+    return x.dim() == 2 and x.layout is torch.strided and not x.is_complex() and bool(((x == 0) | (x == 1)).all())
+
+
+def token_ids(tape: StepTape) -> Sequence[Tensor]:
+    """Return the rows of whole numbers that went into the models of a step, each once; no labels, no masks."""
+    found: dict[int, Tensor] = {}
+    for entry in flatten_entries(tape.entries):
+        if isinstance(entry, ModelEntry):
+            named = ((key, value) for key, value in entry.kwargs.items() if key != "labels")
+            for _, value in itertools.chain(enumerate(entry.args), named):
+                for external in external_tensors_in(value):
+                    x = external.copy
+                    if x.dtype in (torch.int64, torch.int32) and x.dim() == 2 and x.shape[1] > 3 and not _is_mask(x):
+                        found[id(external)] = x
+    return list(found.values())

@@ -1,1 +1,0 @@
-"""The switch `substitute`: chosen ops run through another implementation."""

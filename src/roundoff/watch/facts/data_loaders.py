@@ -1,0 +1,119 @@
+"""The DataLoaders of a script and what their data sets hold: a pass over known data is told from one over new data."""
+
+from __future__ import annotations
+
+import itertools
+import weakref
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.data import Dataset
+
+from roundoff.kernels import row as columns
+from roundoff.kernels.summaries import summarize
+from roundoff.runs import ArrayContent
+from roundoff.watch.facts.tensor_hashes import hash_in
+
+
+@dataclass(slots=True, kw_only=True)
+class _KnownLoader:
+    loader: weakref.ref[Any]
+    dataset: weakref.ref[Any] | None
+    """None if the data set cannot be referred to weakly, as a list."""
+    content: tuple[ArrayContent, ...]
+    number: int
+
+
+class LoaderNumbers:
+    """Gives each DataLoader a number; one that takes the place of another over the same data gets that one's.
+
+    Many scripts make a loader anew for each epoch. Those that are alive at the same time are different loaders.
+    """
+
+    def __init__(self) -> None:
+        self._known: list[_KnownLoader] = []
+
+    def number_of(self, loader: Any, content: tuple[ArrayContent, ...]) -> int:
+        """Return the number of a loader; `content` describes what its data set holds in memory."""
+        dataset = loader.dataset
+        for known in self._known:
+            before = known.loader()
+            is_successor = before is None and (
+                (known.dataset is not None and known.dataset() is dataset)
+                or (bool(content) and known.content == content)
+            )
+            if before is loader or is_successor:
+                known.loader, known.content = weakref.ref(loader), content
+                return known.number
+        number = len(self._known)
+        self._known.append(
+            _KnownLoader(loader=weakref.ref(loader), dataset=_weakly(dataset), content=content, number=number)
+        )
+        return number
+
+
+def _weakly(value: Any) -> weakref.ref[Any] | None:
+    try:
+        return weakref.ref(value)
+    except TypeError:
+        return None
+
+
+# -- what a data set holds ---------------------------------------------------------------------------------------------
+
+
+_MAX_ARRAYS = 8
+_MAX_ELEMENTS = 2**18
+"""At most this much of an array is read, from its beginning: code that changes samples changes these too."""
+_MAX_DEPTH = 3
+
+
+def dataset_content(dataset: Any) -> tuple[ArrayContent, ...]:
+    """Describe the tensors and arrays in a data set: name and address; hash, mean and std of their beginnings."""
+    arrays = itertools.islice(_arrays("", dataset, _MAX_DEPTH), _MAX_ARRAYS)
+    return tuple(_describe_array(name, array) for name, array in arrays)
+
+
+def _arrays(name: str, value: Any, depth: int) -> Iterator[tuple[str, Any]]:
+    if isinstance(value, (Tensor, np.ndarray)):
+        if _is_numbers(value):
+            yield name, value
+    elif depth and isinstance(value, (list, tuple)):
+        for index, item in enumerate(value[:_MAX_ARRAYS]):
+            yield from _arrays(f"{name}[{index}]", item, depth - 1)
+    elif depth and isinstance(value, dict):
+        for key, item in list(value.items())[:_MAX_ARRAYS]:
+            yield from _arrays(f"{name}[{key!r}]", item, depth - 1)
+    elif depth and isinstance(value, Dataset):
+        for key, item in vars(value).items():
+            yield from _arrays(f"{name}.{key}".removeprefix("."), item, depth - 1)
+
+
+def _is_numbers(value: Any) -> bool:
+    if isinstance(value, Tensor):
+        is_plain = type(value) is Tensor and value.layout is torch.strided and value.device.type == "cpu"
+        return is_plain and not value.is_complex() and value.numel() > 0
+    return value.dtype.kind in "fiu" and value.size > 0
+
+
+def _beginning(array: Any) -> Tensor:
+    count = array.numel() if isinstance(array, Tensor) else array.size
+    if len(array.shape) and count > _MAX_ELEMENTS:
+        array = array[: max(1, _MAX_ELEMENTS * array.shape[0] // count)]
+    return array.detach() if isinstance(array, Tensor) else torch.from_numpy(np.array(array))
+
+
+def _address(array: Any) -> int:
+    return int(array.data_ptr() if isinstance(array, Tensor) else array.ctypes.data)
+
+
+def _describe_array(name: str, array: Any) -> ArrayContent:
+    x = _beginning(array)
+    row = summarize(x)
+    mean = float(row[columns.SUM]) / x.numel()
+    variance = max(float(row[columns.SUM_SQUARES]) / x.numel() - mean * mean, 0.0)
+    return ArrayContent(hash=f"{hash_in(row):016x}", mean=mean, std=variance**0.5, name=name, address=_address(array))

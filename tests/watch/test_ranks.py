@@ -1,0 +1,29 @@
+"""Several ranks under watch: whatever fails on one of them, the training of all ends as it does without us."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.watch.script_server import ScriptServer
+
+SCRIPT = Path(__file__).parent / "ranks" / "one_rank_stops.py"
+
+
+@pytest.mark.parametrize("moment", ["replay-folder", "state", "first-events", "users-code", "watch", "flush"])
+def test_a_rank_that_stops_replaying_at_any_moment_harms_no_other(
+    moment: str, server: ScriptServer, tmp_path: Path
+) -> None:
+    bare = server.run([SCRIPT, "weights.pt", moment], folder=tmp_path / "bare", ranks=2)
+    watched = server.run(
+        [SCRIPT, "weights.pt", moment], folder=tmp_path / "watched", ranks=2, watched=["--name", "run"]
+    )
+    assert bare.codes == [0, 0], bare.stderr
+    assert watched.codes == [0, 0], watched.stderr
+    for rank in range(2):
+        name = f"weights.pt.{rank}"
+        assert (tmp_path / "watched" / name).read_bytes() == (tmp_path / "bare" / name).read_bytes()
+    assert watched.seconds < 60
+    last = next(line for line in watched.stderr.splitlines() if line.startswith("Not everything was watched: "))
+    assert "rank 1" in last
