@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from roundoff.runs import Run
 from tests.watch.script_server import ScriptServer
 
 SCRIPT = Path(__file__).parent / "ranks" / "one_rank_stops.py"
@@ -27,3 +28,12 @@ def test_a_rank_that_stops_replaying_at_any_moment_harms_no_other(
     assert watched.seconds < 60
     last = next(line for line in watched.stderr.splitlines() if line.startswith("Not everything was watched: "))
     assert "rank 1" in last
+
+
+def test_the_diagnosis_waits_for_a_rank_that_is_late(server: ScriptServer, tmp_path: Path) -> None:
+    script = SCRIPT.with_name("one_rank_is_late.py")
+    ended = server.run([script], folder=tmp_path, ranks=2, watched=["--name", "run"])
+    assert ended.codes == [1, 0], ended.stderr
+    answers = Run.open(tmp_path / "runs" / "run").rule_answers()
+    reason = next(answer.reason for answer in answers if "unused-parameter" in answer.codes)
+    assert reason == "no model is wrapped in DistributedDataParallel"

@@ -285,13 +285,14 @@ def _in_folder(folder: Path) -> Iterator[None]:
 def _report(watch: Watch, folder: Path, *, as_json: bool) -> Diagnosis | None:
     """Diagnose the run that has ended and print the verdict."""
     from roundoff.errors import RoundoffError
+    from roundoff.record.process_info import local_ranks
     from roundoff.runs import Run
     from roundoff.watch.process.child_monitor import wait_for_endings
 
     for complaint in watch.complaints:
         echo(f"roundoff: {complaint}", err=True)
     with suppress(RoundoffError, OSError, MemoryError):
-        others = [rank for rank in Run.open(folder).ranks if rank != 0]
+        others = {*Run.open(folder).ranks, *local_ranks()} - {watch.rank}  # one that is late has left no files yet
         wait_for_endings(folder, ranks=others)  # what they saw is part of the run
     return _diagnose(folder, watch=watch, as_json=as_json)
 

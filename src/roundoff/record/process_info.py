@@ -149,6 +149,12 @@ def world_size() -> int:
     return _from_launcher("WORLD_SIZE", 1)
 
 
+def local_ranks() -> range:
+    """Return the ranks that a launcher has started on this machine; none without a launcher that says so."""
+    first = _from_launcher("RANK", 0) - _from_launcher("LOCAL_RANK", 0)
+    return range(first, first + _from_launcher("LOCAL_WORLD_SIZE", 0))
+
+
 def _from_launcher(name: str, otherwise: int) -> int:
     value = os.environ.get(name, "")
     return int(value) if value.isdecimal() else otherwise
