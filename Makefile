@@ -4,7 +4,7 @@
 # are used.
 #
 #   make demo               see it work, in about a minute
-#   make test               the whole test suite, with every fault script
+#   make test               the whole test suite, with every fault script; up to three failures are repeated, and listed
 #   make test-fast          the same without the slow tests: about two minutes
 #   make check              formatting, lint and types
 #   make format             fix the formatting, and the lint that can be fixed automatically
@@ -81,7 +81,8 @@ wheel: $(DEMO_STAMP)
 	@$(PYTHON) .ci/check_wheel.py dist/roundoff-*.whl
 
 test: $(STAMP) chromium
-	$(PYTHON) -m pytest -n 2 --dist worksteal
+	@rm -f .pytest_cache/v/cache/lastfailed
+	$(PYTHON) -m pytest -n 2 --dist worksteal || { [ $$? = 1 ] && $(PYTHON) -m tests.repeat_failed; }
 
 test-fast: $(STAMP) chromium
 	$(PYTHON) -m pytest -n 2 --dist worksteal -m "not slow"
