@@ -76,6 +76,25 @@ def test_modules_and_optimizers_come_with_their_settings(tmp_path: Path):
     )
 
 
+def test_models_that_have_died_are_not_described_again(tmp_path: Path):
+    def train() -> None:
+        model = nn.Linear(3, 1)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        for _ in range(3):
+            optimizer.zero_grad()
+            model(torch.randn(4, 3)).square().mean().backward()
+            optimizer.step()
+
+    with watching(to=tmp_path / "a"):
+        train()
+        train()
+    looks = Run.open(tmp_path / "a").structures()
+    assert [(look.step, [optimizer.name for optimizer in look.optimizers]) for look in looks] == [
+        (0, ["SGD"]),
+        (3, ["SGD#2"]),
+    ]
+
+
 def test_batches_are_described_with_their_labels_and_the_loss_they_meet(tmp_path: Path):
     _, (first, second, _) = facts(tmp_path / "a")
     ids, labels = first.tensors

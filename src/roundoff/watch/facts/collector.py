@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from roundoff.kernels.host_copies import HostCopies, Reading
+from roundoff.record.identity import IdentityDict
 from roundoff.record.loop.sites import Sites
 from roundoff.record.process_info import note_environment
 from roundoff.replay.arguments import DroppedByScript
@@ -61,7 +62,9 @@ class FactCollector:
         self._averages = WeightAverages(training, sites)
         self._starts: dict[int, tuple[float, float, float]] = {}
         self._resumed: set[int] = set()
-        self._known = (-1, -1, -1)
+        self._has_structure = False
+        self._described: IdentityDict[object, int] = IdentityDict()
+        """Models, and optimizers with their numbers of groups, that have been described."""
         self._criterion_input: dict[str, Any] = {}
         self.optimizer_name = OptimizerNames().of
         self._stepped: WeakSet[Optimizer] = WeakSet()
@@ -136,11 +139,15 @@ class FactCollector:
 
     def _see_structure(self, step: int, leaves: Iterable[ref[Tensor]]) -> None:
         """Describe the training if models, optimizers or groups were added, and once more after some steps."""
-        groups = [group for optimizer in self._training.optimizers for group in optimizer.param_groups]
-        known = (len(self._training.models), len(self._training.optimizers), len(groups))
-        if known == self._known and step != _SECOND_LOOK:
+        sizes: list[tuple[object, int]] = [(model, 0) for model in self._training.models]
+        sizes += [(optimizer, len(optimizer.param_groups)) for optimizer in self._training.optimizers]
+        new = [(found, size) for found, size in sizes if self._described.get(found) != size]
+        is_due = not self._has_structure or (step == _SECOND_LOOK and sizes)
+        if not new and not is_due:  # of models that died there is nothing left to describe
             return
-        self._known = known
+        self._has_structure = True
+        for found, size in new:
+            self._described[found] = size
         structure = structure_of(
             self._training,
             step=step,
