@@ -94,7 +94,7 @@ def test_nothing_is_told_of_a_healthy_process(tmp_path: Path):
 def test_of_two_ranks_that_hang_the_one_is_named_that_the_other_waits_for(tmp_path: Path):
     (tmp_path / "train.py").write_text(TWO_RANKS)
     launch = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    run_in(tmp_path, *launch, "-m", "roundoff", "run", "--hang-after", "4", "--on-anomaly", "stop", "train.py")
+    run_in(tmp_path, *launch, "-m", "roundoff", "run", "--hang-after", "8", "--on-anomaly", "stop", "train.py")
     run = Run.open(tmp_path / "runs" / "train-1")
     findings = run.findings()
     assert findings is not None

@@ -11,6 +11,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
 from roundoff.diagnose import data, loop, loss, model, nonfinite, numbers, process, ranks
+from roundoff.diagnose.quoted_code import quote_code
 from roundoff.diagnose.rule import Code, FaultEffect, Rule, note
 from roundoff.diagnose.trials import with_trials
 from roundoff.errors import RoundoffError
@@ -159,10 +160,13 @@ class Diagnosis:
         return all(answer.answer is not Answer.FAILED for answer in self.answers)
 
 
-def diagnose_and_save(run: Run, *, reference: Run | None = None, gaps: Sequence[Gap] = ()) -> Diagnosis:
+def diagnose_and_save(
+    run: Run, *, reference: Run | None = None, gaps: Sequence[Gap] = (), code_is_at_hand: bool = False
+) -> Diagnosis:
     """Diagnose a run, also against a reference if there is one, and write the result into its folder.
 
-    `gaps` are those that could not be written into the run.
+    `gaps` are those that could not be written into the run; `code_is_at_hand` says that its script ran here just now,
+    so that findings can quote its lines.
     """
     rules: tuple[Rule, ...] = RULES
     if reference is not None:
@@ -170,6 +174,7 @@ def diagnose_and_save(run: Run, *, reference: Run | None = None, gaps: Sequence[
 
         rules = (*RULES, reference_rule(reference))
     diagnosis = diagnose_run(run, rules=rules, gaps=gaps)
+    diagnosis = replace(diagnosis, findings=tuple(quote_code(run, diagnosis.findings, is_at_hand=code_is_at_hand)))
     run.write_findings(diagnosis.findings, answers=diagnosis.answers, failures=diagnosis.failures)
     return diagnosis
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, cast
 
 from roundoff.report.loss_curve import curve_lines
-from roundoff.report.parts import WIDTH, Facts, Note, Part, Sentence, to_text
+from roundoff.report.parts import WIDTH, Code, Facts, Note, Part, Sentence, to_text
 from roundoff.runs import RULE_FAILED, Answer, Failure, Finding, RuleAnswer, Severity, failures_line
 from roundoff.words import join_words, plural
 
@@ -101,9 +101,21 @@ def finding_parts(finding: Finding) -> list[Part]:
     related = [("also", _end_sentence(f"{each.rule}: {each.title}")) for each in finding.related[:MAX_RELATED]]
     return [
         Sentence(place_in_words(finding), source=finding.source),
+        *code_of(finding),
         *(Note(_end_sentence(paragraph)) for paragraph in (first, *further)),
         Facts([*([("tried", tried)] if tried else []), ("fix", _end_sentence(finding.fix)), *related]),
     ]
+
+
+def code_of(finding: Finding) -> list[Code]:
+    """Return the lines of code that a finding quotes, if it does."""
+    for item in finding.evidence:
+        if isinstance(item, dict) and isinstance(lines := item.get("code"), list) and lines:
+            number = (finding.source or "").rpartition(":")[2]
+            first = item.get("from_line")
+            if number.isdecimal() and isinstance(first, int):
+                return [Code(lines=[str(line) for line in lines], from_line=first, marked=int(number))]
+    return []
 
 
 def tried_text(finding: Finding) -> str | None:

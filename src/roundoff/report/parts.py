@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import sys
+import textwrap
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -99,6 +100,15 @@ class Sentence:
     """The line of code that it is about, shown at the right."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Code:
+    """Lines of a source file, one of them marked."""
+
+    lines: Sequence[str]
+    from_line: int
+    marked: int
+
+
 @dataclass(frozen=True, slots=True)
 class Heading:
     """A title for the parts after it."""
@@ -152,7 +162,7 @@ class TablePart:
     page_note: str = ""
 
 
-Part = Sentence | Heading | Note | Facts | CurvePicture | TablePart
+Part = Sentence | Code | Heading | Note | Facts | CurvePicture | TablePart
 
 
 def to_text(parts: Sequence[Part], *, width: int = WIDTH) -> str:
@@ -169,6 +179,8 @@ def _lines(part: Part, width: int) -> list[str]:
     match part:
         case Sentence():
             return _sentence_lines(part, width)
+        case Code():
+            return [f"{_INDENT}{line}"[:width].rstrip() for line in code_lines(part)]
         case Heading(text):
             return ["", text]
         case Note(text):
@@ -179,6 +191,21 @@ def _lines(part: Part, width: int) -> list[str]:
             return [f"{_INDENT}{label:<11}{sparkline(values, low=low, high=high)}  {text}"]
         case TablePart():
             return _table_lines(part)
+
+
+def code_lines(code: Code) -> list[str]:
+    """Return lines of code with their numbers, without the indentation that all of them share.
+
+    >>> code_lines(Code(lines=["    for x in data:", "        y = f(x)"], from_line=9, marked=10))
+    ['   9 | for x in data:', '> 10 |     y = f(x)']
+    """
+    lines = textwrap.dedent("\n".join(code.lines)).split("\n")
+    numbers = range(code.from_line, code.from_line + len(lines))
+    digits = len(str(numbers[-1]))
+    return [
+        f"{'>' if number == code.marked else ' '} {number:>{digits}} | {line}".rstrip()
+        for number, line in zip(numbers, lines, strict=True)
+    ]
 
 
 def _sentence_lines(sentence: Sentence, width: int) -> list[str]:
@@ -214,6 +241,8 @@ def _element(part: Part) -> Html:
     match part:
         case Sentence(text, source):
             return tag("p", text, *([" ", tag("code", source)] if source else []), class_="verdict")
+        case Code():
+            return tag("pre", "\n".join(code_lines(part)), class_="code")
         case Heading(text):
             return tag("h2", text)
         case Note(text):

@@ -316,7 +316,7 @@ class Watch(LoopFollower):
         """Diagnose what was seen; return the findings, which go into findings.json, and the screen to print."""
         run = Run.open(self.folder)
         with self.diagnosing():
-            diagnosis = diagnose_and_save(run, gaps=self.gaps)
+            diagnosis = diagnose_and_save(run, gaps=self.gaps, code_is_at_hand=True)
         screen = verdict_text(run, diagnosis, watched=self.watched_text(), draws=False)
         complaints = [f"roundoff: {complaint}" for complaint in self.complaints]
         return tuple(diagnosis.findings), "\n".join([*complaints, screen])

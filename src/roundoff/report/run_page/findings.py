@@ -5,8 +5,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from roundoff.diagnose.diagnosis import RunView, coverage_of
-from roundoff.report.findings_text import describe_answer, failure_lines, not_found_text, place_in_words, tried_text
+from roundoff.report.findings_text import (
+    code_of,
+    describe_answer,
+    failure_lines,
+    not_found_text,
+    place_in_words,
+    tried_text,
+)
 from roundoff.report.markup import Html, join_html, tag
+from roundoff.report.parts import to_html
 from roundoff.report.run_page.section import Section
 from roundoff.runs import RULE_FAILED, Answer, Finding, JsonValue, RuleAnswer, Severity, to_json
 from roundoff.words import plural
@@ -67,6 +75,7 @@ def _body(finding: Finding) -> Html:
         *_labelled_line("tried", tried_text(finding)),
         *_labelled_line("fix", finding.fix),
         *_labelled_line("source", finding.source),
+        to_html(code_of(finding)),
         _jump(finding),
         _evidence(finding),
         *(_related_html(other) for other in finding.related),
@@ -87,10 +96,11 @@ def _jump(finding: Finding) -> Html:
 
 
 def _evidence(finding: Finding) -> Html:
-    if not finding.evidence:
+    evidence = [value for value in finding.evidence if not (isinstance(value, dict) and "code" in value)]
+    if not evidence:
         return join_html()
-    shown = [tag("li", _measurement(value)) for value in finding.evidence[:MAX_EVIDENCE]]
-    left_out = len(finding.evidence) - len(shown)
+    shown = [tag("li", _measurement(value)) for value in evidence[:MAX_EVIDENCE]]
+    left_out = len(evidence) - len(shown)
     more = [tag("li", f"and {left_out} more in findings.json")] if left_out else []
     confidence = f"evidence, confidence {100 * finding.confidence:.0f} %"
     return tag("details", tag("summary", confidence), tag("ul", *shown, *more), class_="evidence")
