@@ -75,3 +75,12 @@ def test_a_graph_of_an_earlier_step_is_carried_on_as_long_as_it_is_there() -> No
 def test_references_are_found_however_deep() -> None:
     known, x = notes(), torch.ones(1)
     assert len(list(references(known.note({"a": [x, (torch.zeros(1), Pair(torch.zeros(2), 1))]})))) == 3
+
+
+def test_a_generator_of_the_scripts_own_draws_the_same_numbers_again_and_is_not_touched() -> None:
+    generator = torch.Generator().manual_seed(3)
+    noted = ArgumentNotes(lambda _: False).note({"generator": generator})
+    first, after = torch.randn(4, generator=generator), generator.get_state()
+    for _ in range(2):
+        assert torch.equal(torch.randn(4, **fill_in(noted, [], lambda _: first)), first)
+    assert torch.equal(generator.get_state(), after)

@@ -59,6 +59,21 @@ class EarlierStepTensor(ExternalTensor):
         self.number = number
 
 
+class GeneratorState:
+    """The state of a random generator of the script's own before a call drew from it."""
+
+    __slots__ = ("device", "state")
+
+    def __init__(self, generator: torch.Generator) -> None:
+        self.device, self.state = generator.device, generator.get_state()
+
+    def new_copy(self) -> torch.Generator:
+        """Return a generator that draws the same numbers; the script's own is not touched."""
+        generator = torch.Generator(self.device)
+        generator.set_state(self.state)
+        return generator
+
+
 class NotReplayable(RuntimeError):
     """A step cannot be played again; its text says why."""
 
@@ -245,6 +260,10 @@ class ArgumentNotes:
         kind = type(value)  # not the value: what makes another one must not keep its tensors alive
         if isinstance(value, (nn.Module, Optimizer)):
             return self.note_live(value)
+        if isinstance(value, torch.Generator):
+            before = GeneratorState(value)
+            self.num_bytes += before.state.numel()
+            return before
         if isinstance(value, tuple) and hasattr(value, "_fields"):
             return Container(lambda parts: kind(*parts), [self.note(item) for item in value])
         if isinstance(value, Mapping) and next(tensors_of(value), None) is not None:
@@ -292,7 +311,7 @@ def fill_in(value: Any, results: list[Tensor], tensor_for: Callable[[ExternalTen
         return {key: fill_in(item, results, tensor_for) for key, item in value.items()}
     if kind is Container:
         return value.make(fill_in(value.parts, results, tensor_for))
-    return resolve(value)
+    return value.new_copy() if kind is GeneratorState else resolve(value)
 
 
 def adopt_state(value: Any, known: Mapping[ExternalTensor, Tensor]) -> Any:
