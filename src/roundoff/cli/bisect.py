@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from roundoff.cli.console.options import PATH
-from roundoff.cli.console.screen import echo
+from roundoff.cli.options import PATH
+from roundoff.cli.terminal import echo
 from roundoff.cli.training_argument import training_named, training_options
 from roundoff.errors import UsageError
 from roundoff.progress import ProgressBar

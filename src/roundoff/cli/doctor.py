@@ -18,9 +18,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from roundoff.cli.console.exit_codes import without_torch
-from roundoff.cli.console.options import json_option
-from roundoff.cli.console.screen import columns, echo
+from roundoff.cli.options import json_option
+from roundoff.cli.terminal import columns, echo, without_torch
 from roundoff.words import plural, wrap
 
 if TYPE_CHECKING:

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, NoReturn
 
 import click
 
-from roundoff.cli.console.options import PATH, backend_options, fills, json_option, name_option, runs_option
-from roundoff.cli.console.screen import columns, echo
+from roundoff.cli.options import PATH, backend_options, fills, json_option, name_option, runs_option
+from roundoff.cli.terminal import columns, echo
 from roundoff.errors import UsageError
 from roundoff.files import write_output
 from roundoff.progress import ProgressBar

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from roundoff.cli.console.options import Command, json_option
-from roundoff.cli.console.screen import echo
+from roundoff.cli.options import Command, json_option
+from roundoff.cli.terminal import echo
 from roundoff.cli.train import settings_of, train_command
 from roundoff.errors import UsageError
 from roundoff.words import plural, text_table

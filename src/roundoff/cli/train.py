@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from roundoff.cli.console.options import PATH, json_option, name_option, runs_option
-from roundoff.cli.console.screen import columns, echo
+from roundoff.cli.options import PATH, json_option, name_option, runs_option
+from roundoff.cli.terminal import columns, echo
 from roundoff.words import plural
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import click
 
-from roundoff.cli.console import options
+from roundoff.cli import options
 from roundoff.errors import UsageError
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from roundoff.cli.console.screen import can_draw, columns, show_plainly
+from roundoff.cli.terminal import can_draw, columns, show_plainly
 from roundoff.progress import is_live, waiting
 
 
