@@ -10,8 +10,7 @@ from roundoff.errors import PlanError
 from roundoff.experiments.plan.site_choices import WIDE, Proposal, SitePlan
 from roundoff.formats import format_named
 from roundoff.precision.compute.torch_ops import PRODUCTS, op_name
-from roundoff.precision.recipe.loss_scale_settings import DYNAMIC
-from roundoff.precision.recipe.recipe import Recipe
+from roundoff.precision.recipe.recipe import DYNAMIC, Recipe
 from roundoff.precision.recipe.site_formats import names_an_op
 from roundoff.precision.recipe.toml import to_toml
 from roundoff.runs.records.event import MODEL
